@@ -73,6 +73,24 @@ class Team:
         (home / delivery).mkdir()
         self.at_ms: dict[str, int] = {}
 
+    def await_busy(self, worker) -> None:
+        """Wait until a worker has handled a batch from now on, and has more to do.
+
+        On a busy machine all that was there may be handled before anybody looks, and
+        nothing more would come.
+        """
+        before = len(worker.journal.handled)
+
+        def is_busy():
+            handled = len(self.fleet.journal.handled)
+            produced = self.domain.of(self.topic)
+            if sum(produced.values()) - handled < BATCH * len(produced):
+                self.domain.produce(self.topic, 2 * BATCH)
+                return False
+            return len(worker.journal.handled) > before + BATCH
+
+        eventually(is_busy, f"{worker.client_id} is busy")
+
     def await_end(self) -> None:
         produced = self.domain.of(self.topic)
 
@@ -122,11 +140,7 @@ def crash(domain, tmp_path_factory):
             domain.wait_owned(team.group_id, team.topic, by=by)
         for team in teams.values():
             victim = team.fleet.workers[1]
-            before = len(victim.journal.handled)
-            eventually(
-                lambda w=victim, n=before: len(w.journal.handled) > n + BATCH,
-                "the victim is busy",
-            )
+            team.await_busy(victim)
             team.at_ms["killed"] = wall_ms()
             victim.kill()
         for team in teams.values():

@@ -57,10 +57,14 @@ def test_the_count_changes_under_load(broker, unique, delivery, via):
                     _resize(domain, group, topic, before=before, after=after)
             finally:
                 producer.stop()
-            eventually(
-                lambda: len(set(handled)) == sum(domain.of(topic).values()),
-                "all records",
-            )
+            try:
+                eventually(
+                    lambda: len(set(handled)) == sum(domain.of(topic).values()),
+                    "all records",
+                )
+            except AssertionError as late:
+                found = _findings(domain, Key(group, topic, 0), handled, members)
+                raise AssertionError("\n".join([str(late), *found])) from late
         finally:
             for member in members:
                 member.close()
@@ -68,6 +72,22 @@ def test_the_count_changes_under_load(broker, unique, delivery, via):
         ended = [e for m in members for e in m.seen.named("claim_ended")]
         assert not any(each.fields["ending"].was_lost for each in ended)
         assert all(member.seen.named("engine_failed") == [] for member in members)
+
+
+def _findings(domain, first, handled, members):
+    """Yield what shows why records are missing: where, their keys, and events."""
+    for place, count in sorted(domain.of(first.topic).items()):
+        missing = sorted({(place.partition, n) for n in range(count)} - set(handled))
+        if missing:
+            key = first._replace(partition=place.partition)
+            yield f"{key} lacks {len(missing)} of {count}: {missing[:3]}..{missing[-1]}"
+            yield from map(str, domain.history().tenures(first.group_id).get(key, ()))
+            for t, world in domain.history().worlds.items():
+                if key in world.keys:
+                    yield f"partition {t} has {world.keys[key]}"
+    for member in members:
+        yield f"{member.marshal}, thread ended by {member.error!r}"
+        yield from map(str, member.seen.events)
 
 
 def _resize(domain, group, topic, *, before, after):

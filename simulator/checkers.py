@@ -66,6 +66,8 @@ class Violation(AssertionError):
 
 Head = tuple[int | None, int | None, bytes | None]
 """Position, first offset not granted and topic id of a key."""
+Sets = tuple[tuple[bytes, int], ...]
+"""Set positions of a key, the last one last: op_id and position (PROTOCOL 8.5)."""
 EntryCheck = Callable[[int, Stored, Transitions], None]
 """Called with every record: coordinating partition, record, what it did."""
 
@@ -98,6 +100,10 @@ class LogWatcher:
     Attributes:
         worlds: The fold so far, one per coordinating partition.
         topic_ids: Id of the topic that a claim is of, by key and token.
+        sets: What had set the position of a claim's key, in the log that accepted the
+            claim, by key and token. A log that goes back may lose them.
+        starts: Highest position that a key without one has begun with, by key and what
+            had set its position: the group's committed offset (PROTOCOL 5.6).
         claims: Number of accepted claims and resumes so far, but for checkpoints.
         losses: What ended claims were granted and did not say they were done with.
         is_strict: Whether what it finds is raised; without, it only goes on.
@@ -122,10 +128,14 @@ class LogWatcher:
         """
         self.worlds = [WorldState(number) for number in range(partitions)]
         self.topic_ids: dict[tuple[Key, Token], bytes | None] = {}
+        self.sets: dict[tuple[Key, Token], Sets] = {}
+        self.starts: dict[tuple[Key, Sets], int] = {}
         self.claims = 0
         self.losses: list[Loss] = []
         self.is_strict = True
         self.on_entry: EntryCheck | None = None
+        # Those of each operation, itself the last; of what it has only locked, too.
+        self._sets: dict[tuple[Key, bytes], Sets] = {}
         self._books = [LossBook(number) for number in range(partitions)]
         self._judges = [LogJudge(world) for world in self.worlds]
         self._kafka = kafka
@@ -184,6 +194,9 @@ class LogWatcher:
                 None if each is None else each.position for each in (was, known)
             )
             moved = known is not None and new != old
+            if key is not None and old is None and new is not None:
+                place = key, self.sets_of(key, world)
+                self.starts[place] = max(new, self.starts.get(place, 0))
             if self._on_fold is not None:
                 owner = None if was is None else was.owner
                 age_ms = 0 if was is None else world.now_ms - was.renewed_ms
@@ -223,6 +236,23 @@ class LogWatcher:
         if transition.effect in CLAIMS and key is not None and token is not None:
             self.claims += key.group_id != CHECKPOINT_GROUP
             self.topic_ids[key, token] = world.keys[key].topic_id
+            self.sets[key, token] = self.sets_of(key, world)
+        lock = None if key not in world.keys else world.keys[key].lock
+        if transition.effect == "staged" and key is not None and lock is not None:
+            one = lock.op_id, lock.position
+            self._sets[key, lock.op_id] = (*self.sets_of(key, world), one)
+
+    def set_to(self, key: Key) -> int:
+        """Return the highest position that any operation was to set a key to."""
+        ends = (each[-1][1] for (of, _), each in self._sets.items() if of == key)
+        return max(ends, default=0)
+
+    def sets_of(self, key: Key, world: WorldState) -> Sets:
+        """Return what has set the position of a key, by what a log has of it now."""
+        known = world.keys.get(key)
+        if known is None or known.previous is None:
+            return ()
+        return self._sets.get((key, known.previous.op_id), ())
 
     def refold(self, partition: int) -> None:
         """Forget a partition that was truncated, and read it from its start.
@@ -472,18 +502,15 @@ class HandOuts:
         excused = {"S4"} if is_excused else frozenset()
         self._judge_one(HAND_OUT, key, token=token, first=offset, excused=excused)
 
-    def done(
-        self, key: Key, token: Token | None, *, offset: int, is_judged: bool = True
-    ) -> None:
+    def done(self, key: Key, token: Token | None, *, offset: int) -> None:
         """Record that an application has processed a record."""
         assert token is not None
         place = key, self._watcher.topic_ids.get((key, token))
         known = self._judge.keys[key]
-        # The log may have lost the claim since: it counts where no position was set.
+        # It counts where no position was set since.
         if known.rounds.get(token, known.round) == known.round:
             self.processed.setdefault(place, set()).add(offset)
-        if is_judged:
-            self._judge_one(PROCESS, key, token=token, first=offset)
+        self._judge_one(PROCESS, key, token=token, first=offset)
 
     def check_losses(self, *, most: int) -> None:
         """What was granted and never handed out is listed, and within the bound.

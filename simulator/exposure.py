@@ -4,6 +4,9 @@ An owner that lost a claim or a grant with the log's end cannot know it yet, so 
 may be handed out twice, at most once or not. What is demanded is a report: some engine
 reports the range (``grant_exposed``), unless the process that had it ended before it
 could.
+
+A set position that a log has lost counts no more: what its claims handed out is
+compared with what is handed out by the log as it was before.
 """
 
 from collections import defaultdict
@@ -13,7 +16,7 @@ import attrs
 from kafka_marshal.protocol.log_judge import Place
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing.node import Node
-from simulator.checkers import Violation
+from simulator.checkers import Sets, Violation
 
 
 @attrs.frozen
@@ -23,10 +26,16 @@ class _HandOut:
     Attributes:
         name: The process that got it.
         cuts: Of how many cuts of its coordinating partition that process knew.
+        sets: What had set the position before its claim.
     """
 
     name: str
     cuts: int
+    sets: Sets
+
+    def is_set_again(self, after: "_HandOut") -> bool:
+        """Return whether a set position lets a later hand-out repeat this one."""
+        return bool(after.sets) and after.sets[-1] not in self.sets
 
 
 @attrs.frozen
@@ -49,28 +58,59 @@ class Exposures:
     def __init__(self) -> None:
         """Start with nothing lost."""
         self.excused_count = 0
-        self._handed: dict[tuple[Place, int], _HandOut] = {}
+        self._handed: dict[tuple[Place, int], dict[Sets, _HandOut]] = defaultdict(dict)
+        self._processed: dict[tuple[Place, Sets], set[int]] = defaultdict(set)
         self._twice: list[_Twice] = []
         self._told: dict[Key, set[int]] = defaultdict(set)
         self._ended: dict[tuple[str, Key], int] = {}
 
-    def on_handed(self, name: str, place: Place, *, offset: int, cuts: int) -> None:
+    def on_handed(
+        self, name: str, place: Place, *, offset: int, cuts: int, sets: Sets = ()
+    ) -> None:
         """Take one record that a process may work on, knowing of so many cuts.
+
+        Args:
+            name: The process.
+            place: Key and topic of the record.
+            offset: Its offset.
+            cuts: Of how many cuts of the key's partition the process knows.
+            sets: What had set the position before its claim.
 
         Raises:
             Violation: Another one had it before, by the very same log.
         """
-        this = _HandOut(name, cuts)
-        other = self._handed.setdefault((place, offset), this)
-        if other is this:
-            return
-        if other.cuts == cuts:
-            raise Violation("S3", f"{place[0]}: {offset} handed out twice by one log")
-        before, after = sorted((this, other), key=lambda each: each.cuts)
-        self._twice.append(
-            _Twice(place=place, offset=offset, before=before, after=after)
-        )
-        self._handed[place, offset] = after
+        this = _HandOut(name, cuts, sets)
+        handed = self._handed[place, offset]
+        for other in handed.values():
+            before, after = sorted((other, this), key=lambda each: each.cuts)
+            if before.is_set_again(after):
+                continue
+            if other.cuts == cuts:
+                text = f"{place[0]}: {offset} handed out twice by one log"
+                raise Violation("S3", text)
+            self._twice.append(
+                _Twice(place=place, offset=offset, before=before, after=after)
+            )
+        if sets not in handed or handed[sets].cuts < cuts:
+            handed[sets] = this
+
+    def on_processed(self, place: Place, *, offset: int, sets: Sets) -> None:
+        """Record that a process is done with a record that its claim let it have."""
+        self._processed[place, sets].add(offset)
+
+    def processed(self, place: Place, sets: Sets) -> set[int]:
+        """Return what is done with, by a log in which these set the position.
+
+        All that is below the last one of them is left out; what other claims have
+        processed does not count.
+        """
+        skipped = range(sets[-1][1]) if sets else ()
+        return {*skipped, *self._processed[place, sets]}
+
+    def processed_by_any(self, place: Place) -> set[int]:
+        """Return what any claim has processed, also of a log that lost all about it."""
+        found = [done for (of, _), done in self._processed.items() if of == place]
+        return set().union(*found)
 
     def on_reported(self, key: Key, *, first: int, last: int) -> None:
         """Record that an engine reported a range."""

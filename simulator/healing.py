@@ -338,8 +338,7 @@ class Healing(Liveness):
         if world.plan.delivery is Delivery.AT_MOST_ONCE:
             return
         for key, (start, end) in self._ends().items():
-            done = world.hand_outs.processed.get((key, world.topic_id), set())
-            missed = set(range(start, end)) - done
+            missed = set(range(start, end)) - world.processed(key)
             if missed:
                 raise Violation("6.1", f"{key}: never processed: {sorted(missed)}")
 

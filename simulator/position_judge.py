@@ -4,10 +4,18 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from kafka_marshal.protocol.records import ResolvePosition, StagePosition
+from kafka_marshal.protocol.records import (
+    DecidePosition,
+    ReleaseGroup,
+    ResolvePosition,
+    StagePosition,
+)
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
 from simulator.checkers import Folded, Violation
+
+OF_OPERATION = (ReleaseGroup, StagePosition, DecidePosition, ResolvePosition)
+"""Records that a set position consists of."""
 
 
 @attrs.define(eq=False)
@@ -19,16 +27,20 @@ class Asked:
         locked: Keys that it has locked.
         moved: Keys that it has moved, with the position before that.
         kept: Keys that it had locked and did not move.
+        has_lost: Whether a log has lost a record of it, so that it may be mixed (8.6).
     """
 
     targets: Mapping[Key, int]
     locked: set[Key] = attrs.field(factory=set)
     moved: dict[Key, int | None] = attrs.field(factory=dict)
     kept: set[Key] = attrs.field(factory=set)
+    has_lost: bool = False
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some keys moved and others never will."""
+        """Whether some keys moved and others never will, though nothing was lost."""
+        if self.has_lost:
+            return False
         if self.moved and self.kept:
             return True
         is_over = bool(self.moved) and not self.locked
@@ -49,6 +61,11 @@ class PositionJudge:
     def ask(self, op_id: bytes, targets: Mapping[Key, int]) -> None:
         """Take what an admin was asked for; more than once if it is repeated."""
         self.operations.setdefault(op_id, Asked(targets))
+
+    def on_lost(self, record: object) -> None:
+        """Take a record that a log has lost."""
+        if isinstance(record, OF_OPERATION) and record.op_id in self.operations:
+            self.operations[record.op_id].has_lost = True
 
     def take(self, folded: Folded) -> None:
         """Judge a transition.

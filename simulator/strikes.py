@@ -379,7 +379,10 @@ class Strikes:
         return 1 + (0, *begun.values())[-2:][0]
 
     def _note_lost(self, lost: Sequence[Stored]) -> None:
-        kinds = {type(decode(each.value)) for each in lost}
+        records = [decode(each.value) for each in lost]
+        for record in records:
+            self._world.positions.on_lost(record)
+        kinds = {type(each) for each in records}
         if ClaimingMessages in kinds:
             self._world.coverage.note("truncated_grant")
         if ClaimingPartition in kinds:

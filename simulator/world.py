@@ -19,6 +19,7 @@ from kafka_marshal.testing.node import Cluster, Node
 from simulator.base import GROUP, TOPIC, BaseWorld
 from simulator.checkers import (
     Folded,
+    Sets,
     Violation,
     check_leases,
 )
@@ -329,12 +330,14 @@ class World(BaseWorld):
 
     def on_processed(self, name: str, key: Key, *, record: Record) -> None:
         """Record that an application has processed a record."""
-        is_judged = not self.is_truncating
+        offset, token = record.offset, record.token
+        if self.is_truncating:
+            place, sets = (key, record.value), self._sets_before(key, token)
+            self.exposures.on_processed(place, offset=offset, sets=sets)
+            return
         with self._judging():
-            offset, token = record.offset, record.token
-            self.hand_outs.done(key, token, offset=offset, is_judged=is_judged)
-        if is_judged:
-            self.chronicle.on_processed(name, key, record=record)
+            self.hand_outs.done(key, token, offset=offset)
+        self.chronicle.on_processed(name, key, record=record)
 
     def on_sought(self, name: str, key: Key, *, token: Token, offset: int) -> None:
         """Record that a process has read that its seek is done (6.6)."""
@@ -350,7 +353,29 @@ class World(BaseWorld):
         cuts = self.cuts.known_to(node, self.place_of(key))
         for record in records:
             place = key, record.value
-            self.exposures.on_handed(name, place, offset=record.offset, cuts=cuts)
+            sets = self._sets_before(key, record.token)
+            self.exposures.on_handed(
+                name, place, offset=record.offset, cuts=cuts, sets=sets
+            )
+
+    def _sets_before(self, key: Key, token: Token | None) -> Sets:
+        """Return what had set the position of a key before a claim of it was won."""
+        assert token is not None
+        return self.watcher.sets.get((key, token), ())
+
+    def processed(self, key: Key) -> set[int]:
+        """Return what is done with of a key, in the topic that there is now."""
+        place = key, self.topic_id
+        if not self.is_truncating:
+            return self.hand_outs.processed.get(place, set())
+        watcher, exposures = self.watcher, self.exposures
+        sets = watcher.sets_of(key, watcher.worlds[self.place_of(key)])
+        # A key that its log has lost begins with the committed offset, which has what
+        # lost claims have processed, and what lost set positions have left out.
+        start = watcher.starts.get((key, sets), 0)
+        before = {*range(watcher.set_to(key)), *exposures.processed_by_any(place)}
+        before.intersection_update(range(start))
+        return before | exposures.processed(place, sets)
 
     def on_started(self, node: Node) -> None:
         """Record that a process starts: it reads the logs as they are."""

@@ -11,10 +11,12 @@ class Member:
     Attributes:
         marshal: Its connection.
         seen: Every event of it.
+        error: What has ended its thread before it was closed, None if nothing has.
     """
 
     def __init__(self, domain, group, name, *, topic, handled, delivery):
         self.seen = Recorder()
+        self.error: BaseException | None = None
         self.marshal = domain.marshal(group, name, observer=self.seen)
         self._consumer = self.marshal.consumer(topic, delivery=delivery)
         self._ends = threading.Event()
@@ -23,6 +25,13 @@ class Member:
         self._thread.start()
 
     def _run(self):
+        try:
+            self._handle()
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def _handle(self):
         while not self._ends.is_set():
             for records in self._consumer.poll(20).values():
                 for record in records:

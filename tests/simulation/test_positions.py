@@ -11,9 +11,11 @@ import variants
 from seedkit import found_by
 
 from kafka_marshal.config import Delivery
+from kafka_marshal.engine.own_grants import OwnGrants
+from kafka_marshal.engine.rebuilding import Rebuilder
 from simulator.campaign import CampaignOptions, run_seeds
 from simulator.coverage import SET
-from simulator.plan import MINUTE_MS, POSITIONS, RECREATE
+from simulator.plan import MINUTE_MS, POSITIONS, RECREATE, TRUNCATE
 from simulator.sidecar.simulate import simulate_hosted
 from simulator.simulate import simulate
 
@@ -59,6 +61,23 @@ def test_positions_of_a_topic_that_is_created_again(delivery):
         simulate(seed, delivery=delivery, faults=faults, duration_ms=3 * MINUTE_MS)
 
 
+# In each a log lost a set position, or grants from before one (PROTOCOL 7.5).
+LOST = [
+    pytest.param(107987328198425, ("failover", "stop"), 4, id="several-at-most-once"),
+    pytest.param(196459536769894, (), 2, id="at-most-once"),
+    pytest.param(44495460054662, (), 2, id="at-least-once"),
+    pytest.param(156075421870508, (), 4, id="lost-grants-of-a-released-key"),
+    pytest.param(186358674492321, ("cut", "slow"), 2, id="set-again-by-its-lock"),
+    pytest.param(48, (), 3, id="a-lost-key-begins-at-the-committed-offset"),
+]
+
+
+@pytest.mark.parametrize(("seed", "beside", "minutes"), LOST)
+def test_a_log_may_lose_a_set_position(seed, beside, minutes):
+    faults = tuple(sorted({POSITIONS, TRUNCATE, *beside}))
+    assert simulate(seed, faults=faults, duration_ms=minutes * MINUTE_MS).claims > 0
+
+
 HOSTED = slices.slice_of(quick=6, full=100)
 
 
@@ -81,6 +100,24 @@ def test_a_seed_repeats_byte_for_byte():
 BROKEN = variants.listed("broken set positions of fleets")
 LATE = (POSITIONS, "late", "copies", "crash", "stop")
 PAUSED = (POSITIONS, "pause", "cut", "churn", "delay")
+LOSING = (POSITIONS, TRUNCATE)
+
+
+def report_no_lost_grants(patch):
+    """A process that had offsets which the log has lost reports none of them."""
+    patch.setattr(Rebuilder, "_expose", lambda *_: None)
+
+
+def forget_released_grants(patch):
+    """A process reports lost grants only of keys that it still owned."""
+    patch.setattr(OwnGrants, "take", lambda *_: None)
+
+
+def rely_on_a_lock(patch):
+    """Nobody reports grants by a set position that its lock repeats."""
+    patch.setattr(Rebuilder, "_expose_locked", lambda *_: None)
+
+
 VARIANTS = [
     pytest.param(variants.leave_it_to_the_admin, 1, (POSITIONS,), id="no-members"),
     pytest.param(variants.resolve_without_the_home, 4, LATE, id="without-the-home"),
@@ -88,6 +125,10 @@ VARIANTS = [
     pytest.param(variants.drop_the_verdict_with_the_pause, 20, LATE, id="drop-verdict"),
     pytest.param(variants.resolve_any_lock, 3, LATE, id="resolve-any-lock"),
     pytest.param(variants.resolve_one_key, 1, LATE, id="resolve-one-key"),
+    pytest.param(variants.resolve_one_key, 1, LOSING, id="resolve-one-key-of-a-loss"),
+    pytest.param(report_no_lost_grants, 0, LOSING, id="no-report"),
+    pytest.param(forget_released_grants, 70, (*LOSING, "pause"), id="forget-grants"),
+    pytest.param(rely_on_a_lock, 198, LOSING, id="rely-on-lock"),
 ]
 
 

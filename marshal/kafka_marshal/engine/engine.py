@@ -430,6 +430,8 @@ class Engine:
             self.context.observe("state_reset", fields)
             for session in self._sessions.values():
                 session.forget(partition)
+            place_of = self.context.partition_of
+            self.rebuilder.grants.forget(lambda key: place_of(key) == partition)
 
     def _notify_checkpointer(
         self, partition: int, transitions: tuple[Transition, ...], *, now_ms: int
@@ -461,8 +463,7 @@ class Engine:
         own = self._sessions.get(record.incarnation)
         if own is not None and own.claimant.group_id == record.group_id:
             own.on_own(transitions, now_ms, partition=partition)
-            if first.effect == "released" and first.key is not None:
-                self.layout.on_released(first.key)
+            self._note_own(first, partition)
         for session in self._by_group.get(record.group_id, ()):
             if session is own:
                 continue
@@ -473,6 +474,16 @@ class Engine:
                     session.on_member(transition, now_ms, partition=partition)
                 else:
                     session.on_foreign(transition, partition=partition)
+
+    def _note_own(self, first: Transition, partition: int) -> None:
+        """Record what a record of this process did to a key."""
+        if first.key is None:
+            return
+        if first.effect == "released":
+            self.layout.on_released(first.key)
+        elif first.effect == "granted":
+            world = self.context.replicas[partition].world
+            self.rebuilder.grants.take(world, first.key)
 
     def _route_imports(self, transitions: tuple[Transition, ...], now_ms: int) -> None:
         """Have the sessions claim keys that were imported (PROTOCOL 10.4)."""

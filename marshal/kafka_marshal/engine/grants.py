@@ -91,6 +91,7 @@ class GrantRequester(ABC):
             first=first,
             last=last,
             mark=progress.done,
+            token=claim.token,
         )
         sent = self._send(holding, request)
         if sent is None:

@@ -24,7 +24,7 @@ from kafka_marshal.protocol.granting import GrantRequest
 from kafka_marshal.protocol.layout import used_count
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.snapshot import digest, from_bytes
-from kafka_marshal.protocol.state import Transition, WorldState
+from kafka_marshal.protocol.state import KeyState, Transition, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry, Owner, TopicPartition
 
 from .context import Context
@@ -37,6 +37,7 @@ from .kept_states import (
     WentBack,
     restore,
 )
+from .own_grants import OwnGrants
 from .proxy_grants import PendingGrant, ProxyGrants, draw_grantee
 from .session import Session
 
@@ -116,18 +117,32 @@ class _Truncated:
             because they have ended.
         keys: Grants of each key, by topic id: offsets of a topic mean nothing for
             another topic of the same name.
+        own: Next offset that was not granted to this process, the owner or not.
         taken: Lowest start offset of new owners since, in the same topic.
     """
 
     leader_epoch: int
     is_kept: bool = False
     keys: dict[_Place, _Granted] = attrs.field(factory=dict)
+    own: dict[_Place, int] = attrs.field(factory=dict)
     taken: dict[_Place, int] = attrs.field(factory=dict)
 
     def remember(self, place: _Place, owner: Owner | None, granted: int) -> None:
         """Record grants; the first owner and the highest offset count."""
         before = self.keys.get(place, _Granted(owner, 0))
         self.keys[place] = _Granted(before.owner, max(before.granted, granted))
+
+    def remember_own(self, keys: Mapping[Key, KeyState], own: OwnGrants) -> None:
+        """Record what this process was granted, by the set positions of a state."""
+        for key, known in keys.items():
+            place, end = (key, known.topic_id), own.end(key, known)
+            if end > self.own.get(place, 0):
+                self.own[place] = end
+
+    def granted(self, place: _Place) -> int:
+        """Return the next offset that was granted to nobody before the truncation."""
+        granted = self.keys[place].granted if place in self.keys else 0
+        return max(granted, self.own.get(place, 0))
 
     def skip_to(self, world: WorldState) -> None:
         """Start from a state; takeovers in skipped entries count from offset 0."""
@@ -147,6 +162,7 @@ class Rebuilder:
         log_start_missing: Partitions whose logs begin above 0 without a fitting kept
             state, with the first offset of their logs.
         sources: Sources of kept states, in order of preference.
+        grants: What sessions of this process were granted.
     """
 
     def __init__(
@@ -158,6 +174,7 @@ class Rebuilder:
     ) -> None:
         self.log_start_missing: dict[int, int] = {}
         self.sources = tuple(sources)
+        self.grants = OwnGrants()
         self._context = context
         self._requests = requests
         self._unplaced = set(context.replicas)
@@ -366,6 +383,7 @@ class Rebuilder:
         for key, known in replica.world.keys.items():
             if known.granted is not None:
                 truncated.remember((key, known.topic_id), known.owner, known.granted)
+        truncated.remember_own(replica.world.keys, self.grants)
         for lost in list(self._lost_grants):
             if lost.partition == partition:
                 # Grants not restored in the log yet are still lost.
@@ -407,13 +425,36 @@ class Rebuilder:
         """Compare a refolded partition with its grants before (PROTOCOL 7.5)."""
         world = self._context.replicas[partition].world
         truncated = self._truncated.pop(partition, None) or _Truncated(-1)
+        if truncated.keys and not truncated.is_kept:
+            # Grants that a lost set position had replaced count again.
+            truncated.remember_own(world.keys, self.grants)
+            self._expose_locked(world)
         ours = {session.claimant.owner: session for session in sessions}
+        self._restore_ours(world, truncated, ours=ours)
+        for place, (owner, _) in truncated.keys.items():
+            granted = 0
+            if owner in ours or truncated.is_kept:
+                granted = truncated.granted(place)
+            elif self._context.partition_of(place[0]) == partition:
+                granted = truncated.own.get(place, 0)
+            if granted:
+                self._report(world, truncated, place=place, granted=granted, ours=ours)
+
+    def _restore_ours(
+        self,
+        world: WorldState,
+        truncated: _Truncated,
+        *,
+        ours: Mapping[Owner, Session],
+    ) -> None:
+        """Find lost grants of keys that this process owns, to request them again."""
+        partition = world.partition
         for key, known in world.keys.items():
             session = None if known.owner is None else ours.get(known.owner)
             if session is None or session.claimant.group_id != key.group_id:
                 continue
             place = key, known.topic_id
-            granted = truncated.keys[place].granted if place in truncated.keys else 0
+            granted = truncated.granted(place)
             reached = known.next_unclaimed() or 0
             if self._context.partition_of(key) != partition:
                 # PROTOCOL 10.9: it has moved; an epoch says nothing in another log.
@@ -431,28 +472,43 @@ class Rebuilder:
                 self._lost_grants.append(lost)
             else:
                 session.release_ghost(key, known.epoch, partition=partition)
-        for place, (owner, granted) in truncated.keys.items():
-            key, topic_id = place
-            now = world.keys.get(key)
-            if owner not in ours and not truncated.is_kept:
-                continue
-            if place in truncated.taken:
-                self._expose(key, truncated.taken[place], granted)
-            elif now is not None and now.topic_id != topic_id:
-                # The log has another topic, and claims of earlier ones do not count.
-                if topic_id not in now.retired_topic_ids:
-                    self._expose(key, None, granted)
-            elif now is None or now.owner not in ours:
-                head = None if now is None else now.next_unclaimed()
-                if owner is not None and now is not None and now.owner == owner:
-                    # A live owner restores its grants in the log itself.
-                    self._foreign_grants.append(
-                        _ForeignGrant(
-                            key=key, owner=owner, granted=granted, reached=head or 0
-                        )
+
+    def _report(
+        self,
+        world: WorldState,
+        truncated: _Truncated,
+        *,
+        place: _Place,
+        granted: int,
+        ours: Mapping[Owner, Session],
+    ) -> None:
+        """Report lost grants of a key, unless an owner restores them."""
+        (key, topic_id), owner = place, truncated.keys[place].owner
+        now = world.keys.get(key)
+        if place in truncated.taken:
+            self._expose(key, truncated.taken[place], granted)
+        elif now is not None and now.topic_id != topic_id:
+            # The log has another topic, and claims of earlier ones do not count.
+            if topic_id not in now.retired_topic_ids:
+                self._expose(key, None, granted)
+        elif now is None or now.owner not in ours:
+            head = None if now is None else now.next_unclaimed()
+            if owner is not None and now is not None and now.owner == owner:
+                # A live owner restores its grants in the log itself.
+                self._foreign_grants.append(
+                    _ForeignGrant(
+                        key=key, owner=owner, granted=granted, reached=head or 0
                     )
-                else:
-                    self._expose(key, head, granted)
+                )
+            else:
+                self._expose(key, head, granted)
+
+    def _expose_locked(self, world: WorldState) -> None:
+        """Report grants by a set position that is lost, and that its lock repeats."""
+        for key, known in world.keys.items():
+            if known.lock is not None:
+                end = self.grants.end_by_lock(key, known)
+                self._expose(key, known.lock.position, end)
 
     def compare_all(self, sessions: Iterable[Session]) -> None:
         """Compare all started partitions with the grants that kept states show."""

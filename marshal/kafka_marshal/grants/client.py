@@ -14,7 +14,7 @@ from kafka_marshal.protocol.granting import (
     Refusal,
     refusal_of,
 )
-from kafka_marshal.protocol.types import Key, OffsetRange, Owner
+from kafka_marshal.protocol.types import Key, OffsetRange, Owner, Token
 
 PAUSED_MS = 500
 """How long to wait, while the group is paused, before the next request."""
@@ -63,6 +63,7 @@ class ClaimRef:
             grantee=grantee,
             first=wanted.first,
             last=wanted.last,
+            token=Token.parse(self.token),
         )
 
 

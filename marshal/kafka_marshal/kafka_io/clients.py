@@ -264,16 +264,20 @@ class AdminClient:
         """Retry until success, a permanent error or the deadline."""
         try:
             while True:
+                client = None
                 try:
-                    box["answer"] = work(self._connect(deadline, watch))
+                    client = self._connect(deadline, watch)
+                    box["answer"] = work(client)
                 except Exception as error:  # noqa: BLE001 - raised in call()
                     left_s = deadline - time.monotonic()
-                    is_passing = getattr(error, "retriable", False)
+                    # Another call may have closed the client under this one.
+                    was_dropped = client is not None and self._is_dropped(client)
+                    is_passing = was_dropped or getattr(error, "retriable", False)
                     is_over = watch.is_stopped or left_s <= _RETRY_INTERVAL_S
                     if not is_passing or is_over:
                         box["error"] = error
                         return
-                    self._drop_if_outdated(error)
+                    self._drop_if_outdated(client, error)
                     time.sleep(_RETRY_INTERVAL_S)
                 else:
                     return
@@ -290,6 +294,8 @@ class AdminClient:
             timeouts = {
                 "request_timeout_ms": _REQUEST_TIMEOUT_MS,
                 "bootstrap_timeout_ms": left_ms,
+                # By default five: the sixth call at a time would fail at once.
+                "max_in_flight_requests_per_connection": 2 * _CALLS_MAX,
             }
             config = self._settings.client_config() | timeouts
             client = new_client(KafkaAdminClient, config, watch=watch)
@@ -309,8 +315,13 @@ class AdminClient:
                 raise _closed()
             return self._client
 
-    def _drop_if_outdated(self, error: Exception) -> None:
-        """Drop a client whose metadata may be out of date.
+    def _is_dropped(self, client: Any) -> bool:
+        """Return whether a call has dropped a client, and another one may be made."""
+        with self._lock:
+            return not self._is_closed and self._client is not client
+
+    def _drop_if_outdated(self, client: Any, error: Exception) -> None:
+        """Drop a client whose metadata may be out of date, unless it was dropped.
 
         kafka-python caches a group's coordinator for ever, and never returns to the
         bootstrap addresses once all brokers that it knows are gone.
@@ -319,9 +330,10 @@ class AdminClient:
         if is_answer and not isinstance(error, kafka_errors.NotCoordinatorError):
             return
         with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+            if client is None or self._client is not client:
+                return
+            self._client = None
+        client.close()
 
     def _late(self, doing: str, timeout_ms: int, *, why: str = "") -> CoordinationError:
         return CoordinationError(

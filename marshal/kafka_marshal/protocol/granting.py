@@ -15,7 +15,7 @@ from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.protocol.losses import mark_to_tags
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.state import ACCEPTED, IGNORED, KeyState, Transition
-from kafka_marshal.protocol.types import Key, OffsetRange, Owner
+from kafka_marshal.protocol.types import Key, OffsetRange, Owner, Token
 
 REQUESTS_IN_FLIGHT_MAX = 64
 # As many as hide a round trip and save requests are used: the time of a few round trips
@@ -100,6 +100,9 @@ class GrantRequest:
         first: First offset wanted.
         last: Last offset wanted.
         mark: All granted offsets below are processed, for the tags; None if unknown.
+        token: Token of the claim, None if unknown. Not in the record: a process that
+            appends it elsewhere than the claim was read compares it before. Epochs of
+            two coordinating partitions may be equal (PROTOCOL 10).
     """
 
     key: Key
@@ -109,6 +112,7 @@ class GrantRequest:
     first: int
     last: int
     mark: int | None = None
+    token: Token | None = None
 
     def within(self, span: int, *, head: int | None) -> "GrantRequest":
         """Return the request cut to what ``span`` allows the log to grant.

@@ -42,6 +42,9 @@ TopicName = Annotated[
 ]
 Word = Annotated[str, msgspec.Meta(max_length=200)]
 Words = Annotated[str, msgspec.Meta(max_length=1_000)]
+TokenText = Annotated[
+    str, msgspec.Meta(pattern=r"^[0-9]{1,10}\.[0-9]{1,10}\.[0-9]{1,20}$(?!\n)")
+]
 Number = Annotated[int, msgspec.Meta(ge=0, le=_NUMBER_MAX)]
 PartitionNumber = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Pid = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
@@ -410,6 +413,8 @@ class GrantRequest(Message, frozen=True, kw_only=True):
         last: Last offset wanted; not beyond the end of the partition's log.
         done: As in ``Progress``; for the tags.
         timeout_ms: How long to wait for the verdict.
+        token: Token of the claim; None from an earlier release. In another coordinating
+            partition an equal epoch is another claim.
         request: Number of the request among those of the grantee. A repeated number
             returns the original answer and grants nothing more, until the sidecar
             restarts, and for the last 64 requests of the grantee.
@@ -427,6 +432,7 @@ class GrantRequest(Message, frozen=True, kw_only=True):
     timeout_ms: WaitMs
     done: Number | None = None
     request: Number | None = None
+    token: TokenText | None = None
 
 
 class GrantResponse(Message, frozen=True, kw_only=True):

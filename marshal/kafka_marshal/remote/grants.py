@@ -6,7 +6,7 @@ sidecar was restarted meanwhile, the grant is lost: nobody processes it.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import attrs
@@ -20,7 +20,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.protocol.granting import AtMostOnce, GrantRequest, GrantVerdict
 from kafka_marshal.protocol.state import ACCEPTED
-from kafka_marshal.protocol.types import Key, OffsetRange, Owner
+from kafka_marshal.protocol.types import Key, OffsetRange, Owner, Token
 from kafka_marshal.remote import api
 from kafka_marshal.remote.context import RemoteContext
 
@@ -55,11 +55,16 @@ def encode_request(
         timeout_ms=timeout_ms,
         done=request.mark,
         request=number,
+        token=None if request.token is None else str(request.token),
     )
 
 
 def decode_request(group_id: str, message: api.GrantRequest) -> GrantRequest:
-    """Return the request of a client of the sidecar."""
+    """Return the request of a client of the sidecar.
+
+    Raises:
+        ValueError: A number of its token is out of range.
+    """
     return GrantRequest(
         key=Key(group_id, message.topic, message.partition),
         owner=Owner(message.client_id, bytes.fromhex(message.incarnation)),
@@ -68,6 +73,7 @@ def decode_request(group_id: str, message: api.GrantRequest) -> GrantRequest:
         first=message.first,
         last=message.last,
         mark=message.done,
+        token=None if message.token is None else Token.parse(message.token),
     )
 
 
@@ -109,6 +115,16 @@ class _Sent:
     seq: int
     sent_ms: int
     answer: GrantVerdict | MarshalError | None = None
+
+
+def _is_granted(sent: _Sent) -> bool:
+    return isinstance(sent.answer, GrantVerdict) and sent.answer.granted is not None
+
+
+def _is_awaited(waiting: Iterable[_Sent]) -> bool:
+    """Return whether another request of the first one's holding has no answer."""
+    first, *others = waiting
+    return any(s.answer is None and s.holding is first.holding for s in others)
 
 
 class SidecarGrantRequester(GrantRequester):
@@ -193,11 +209,18 @@ class SidecarGrantRequester(GrantRequester):
             self._on_answer(sent, answer)
 
     def _on_answer(self, sent: "_Sent", answer: GrantVerdict | MarshalError) -> None:
-        """Apply the answers of a key in the order of the requests: ranges ascend."""
+        """Apply the answers of a key in the order of the requests: ranges ascend.
+
+        What is not granted makes the holding forget the requests behind it. One of
+        those may have overtaken it, and be granted: so it waits for their answers, else
+        the key could be given back before these.
+        """
         sent.answer = answer
         key = sent.holding.key
         waiting = self._sent.get(key, deque())
         while waiting and waiting[0].answer is not None:
+            if not _is_granted(waiting[0]) and _is_awaited(waiting):
+                return
             first = waiting.popleft()
             if isinstance(first.answer, GrantVerdict):
                 self._on_verdict(first, first.answer)

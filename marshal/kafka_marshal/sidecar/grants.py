@@ -21,7 +21,7 @@ from kafka_marshal.errors import ClaimRejected, ConfigurationError, Coordination
 from kafka_marshal.ports import DataLog
 from kafka_marshal.protocol.claiming import grant_secret
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
-from kafka_marshal.protocol.state import IGNORED, KeyState
+from kafka_marshal.protocol.state import IGNORED, WorldState
 from kafka_marshal.protocol.types import OffsetRange, TopicPartition
 from kafka_marshal.sidecar.http_errors import WRONG_SECRET
 
@@ -130,8 +130,10 @@ class Grants:
         """
         request = numbered.request
         key, client_id = request.key, request.owner.client_id
-        known = self._known(request)
-        if known is None or known.epoch < request.epoch:
+        world = self._place(request)
+        known = world.keys.get(key)
+        is_unread = known is None or known.epoch < request.epoch
+        if known is None or is_unread or _is_later(request, world):
             raise CoordinationError(
                 f"this sidecar has not read the claim of {key.topic_partition} at log "
                 f"offset {request.epoch} yet; ask again in a moment"
@@ -185,11 +187,17 @@ class Grants:
 
     def _verdict_if_over(self, request: GrantRequest) -> GrantVerdict | None:
         """Return the verdict if the claim has ended, None if the log must decide."""
-        known = self._known(request)
+        world = self._place(request)
+        known = world.keys.get(request.key)
+        if _is_later(request, world):
+            return None
         verdict = request.verdict_if_over(known)
-        if verdict is not None or known is None or known.epoch >= request.epoch:
+        if verdict is not None or known is None:
             return verdict
-        if self._is_unread(request):
+        if known.epoch == request.epoch:
+            if request.token in {None, world.token(request.key)}:
+                return None
+        elif self._is_unread(request):
             return None
         # It stood in the partition that the key has moved from.
         return GrantVerdict(
@@ -201,7 +209,10 @@ class Grants:
 
     def _is_unread(self, request: GrantRequest) -> bool:
         """Return whether the claim may be in a part of the log that is not read yet."""
-        known, key = self._known(request), request.key
+        key, world = request.key, self._place(request)
+        known = world.keys.get(key)
+        if _is_later(request, world):
+            return True
         if known is not None and known.epoch >= request.epoch:
             return False
         # Epochs of two coordinating partitions do not compare (PROTOCOL 10).
@@ -209,14 +220,22 @@ class Grants:
         has_moved = known is not None and (world.layout is not None or not known.epoch)
         return not has_moved or world.next_offset <= request.epoch
 
-    def _known(self, request: GrantRequest) -> KeyState | None:
-        """Return the key in the partition of the claim, else where it is now."""
+    def _place(self, request: GrantRequest) -> WorldState:
+        """Return the partition of the claim, else that where the key is now."""
         key, claim = request.key, (request.epoch, request.owner)
         for replica in self._context.replicas.values():
             known = replica.world.keys.get(key)
-            if known is not None and (known.epoch, known.owner) == claim:
-                return known
-        return self._context.replica_of(key).world.keys.get(key)
+            if known is None or (known.epoch, known.owner) != claim:
+                continue
+            if request.token in {None, replica.world.token(key)}:
+                return replica.world
+        return self._context.replica_of(key).world
+
+
+def _is_later(request: GrantRequest, world: WorldState) -> bool:
+    """Return whether a claim is later than what a partition has of its key."""
+    token = world.token(request.key)
+    return request.token is not None and token is not None and token < request.token
 
 
 @attrs.define(eq=False, kw_only=True)

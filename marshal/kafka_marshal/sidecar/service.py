@@ -869,15 +869,19 @@ def _grant_request(group_id: str, message: api.GrantRequest) -> NumberedRequest:
     """Return the request in a message.
 
     Raises:
-        ConfigurationError: It requests nothing, or names no group.
+        ConfigurationError: It requests nothing, or names no group or token.
     """
     require_name("group_id", group_id)
+    try:
+        request = decode_request(group_id, message)
+    except ValueError as error:
+        raise ConfigurationError(str(error), setting="token") from error
     if message.last < message.first:
         raise ConfigurationError(
             f"offsets {message.first} to {message.last} are none", setting="last"
         )
     return NumberedRequest(
-        request=decode_request(group_id, message),
+        request=request,
         secret=bytes.fromhex(message.secret),
         number=message.request,
     )

@@ -12,16 +12,23 @@ from enginekit import (
     lines,
     of,
     owning,
+    pause_for,
     spec,
     values,
     world,
+    write,
 )
 from keptkit import Shelf, kept
+from logkit import OP, decide, resolve, stage
 
 from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.errors import ClaimLost, LogUnreadable, TopicMisconfigured
 from kafka_marshal.ports import WrongSetting
-from kafka_marshal.protocol.records import ClaimingMessages, ReleasingPartition
+from kafka_marshal.protocol.records import (
+    ClaimingMessages,
+    ReleasingPartition,
+    ResolvePosition,
+)
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing.fakestore import AppendFate
 
@@ -360,6 +367,57 @@ def test_a_second_truncation_remembers_the_first(cluster):
     assert fold(cluster).keys[KEY].granted >= granted
     exposed = node.observer.named("grant_exposed")
     assert len(exposed) + len(of(cluster, "a", ClaimingMessages)) >= 1
+
+
+def granted_and_released(cluster):
+    """Return a node that released a key for a pause, and what it had been granted."""
+    node = owning(cluster, delivery=AMO, most=5, batches=1)
+    polled(node, cluster)
+    pause_for(cluster, 6 * H, op=OP)
+    read = node.engine.context.replicas[0].world.keys
+    cluster.run_until(lambda: read[KEY].owner is None, 3 * H)
+    return node, read[KEY].granted
+
+
+def test_lost_grants_of_a_key_that_was_released_are_exposed(cluster):
+    node, granted = granted_and_released(cluster)
+    truncate(cluster, end=1)
+    cluster.run(3 * H)
+    (event,) = node.observer.named("grant_exposed")
+    assert event.fields == {"key": KEY, "first": 0, "last": granted - 1}
+
+
+def set_to_0(cluster, node):
+    """Set the position of a key that nobody owns to 0, and let a node read it."""
+    for record in (stage((0, 0)), decide(), resolve(commit=True)):
+        write(cluster, record)
+    read = node.engine.context.replicas[0].world.keys
+    cluster.run_until(lambda: read[KEY].granted == 0, H)
+
+
+def test_grants_of_before_a_lost_set_position_are_requested_again(cluster):
+    """The set position had replaced them, and the log has neither any more."""
+    node, granted = granted_and_released(cluster)
+    set_to_0(cluster, node)
+    truncate(cluster, end=offset_of(cluster, "a", ClaimingMessages, "granted"))
+    cluster.run_until(lambda: fold(cluster).keys[KEY].granted == granted, 5 * H)
+    cluster.run_until(held_by(node, 1), 5 * H)
+    assert polled(node, cluster)[0][0] == granted
+    assert not node.observer.named("grant_exposed")
+
+
+def test_grants_by_a_lost_set_position_that_is_set_again_are_exposed(cluster):
+    """Its lock is left in the log, so members set it once more."""
+    node, _ = granted_and_released(cluster)
+    set_to_0(cluster, node)
+    cluster.run_until(held_by(node, 1), 5 * H)
+    again = polled(node, cluster)[0]
+    truncate(cluster, end=offset_of(cluster, "admin", ResolvePosition, "position_set"))
+    cluster.run_until(lambda: node.observer.named("grant_exposed"), 3 * H)
+    (event,) = node.observer.named("grant_exposed")
+    assert event.fields == {"key": KEY, "first": 0, "last": again[-1]}
+    cluster.run_until(held_by(node, 1), 8 * H)
+    assert polled(node, cluster)[0][0] == 0
 
 
 def test_nothing_is_claimed_before_the_refold_ends():

@@ -10,6 +10,7 @@ import pytest
 from kafka import errors
 
 from kafka_marshal.errors import MarshalError
+from kafka_marshal.kafka_io import clients
 from kafka_marshal.kafka_io.clients import AdminClient, ConnectionWatch
 from kafka_marshal.kafka_io.faults import Access
 from kafka_marshal.kafka_io.settings import ConnectionConfig
@@ -136,3 +137,77 @@ def test_close_does_not_wait_for_a_call_that_connects(silent_broker):
         closing.join(60)
         assert not closing.is_alive()
         assert not ended
+
+
+class FakeClient:
+    """Counts how often it was closed."""
+
+    def __init__(self, config):
+        self.config = config
+        self.closed_count = 0
+
+    def close(self):
+        self.closed_count += 1
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Return the clients that are made instead of kafka-python's."""
+    found = []
+
+    def make(kind, config, **_):
+        found.append(FakeClient(config))
+        return found[-1]
+
+    monkeypatch.setattr(clients, "new_client", make)
+    return found
+
+
+def test_a_call_whose_client_another_call_has_closed_is_repeated(made):
+    """It fails with whatever kafka-python meets then, and drops no other client."""
+    admin = AdminClient(ConnectionConfig("127.0.0.1:1"))
+    has_begun, may_fail = threading.Event(), threading.Event()
+
+    def call(work):
+        return admin.call(work, doing="Asking", access=Access.READ, timeout_ms=60_000)
+
+    def slow(client):
+        if client is made[0]:
+            has_begun.set()
+            assert may_fail.wait(60)
+            raise RuntimeError("NetworkSelector closed!")
+        return client
+
+    def failing(client):
+        if client is made[0]:
+            raise errors.NodeNotReadyError("connecting")
+        return client
+
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(call(slow)), daemon=True)
+    thread.start()
+    assert has_begun.wait(60)
+    assert call(failing) is made[1]
+    may_fail.set()
+    thread.join(60)
+    assert answers == [made[1]]
+    assert [each.closed_count for each in made] == [1, 0]
+
+
+def test_as_many_requests_are_in_flight_as_there_are_calls(made):
+    """Of a sidecar's clients, each may ask for the end of a log at the same time."""
+    admin = AdminClient(ConnectionConfig("127.0.0.1:1"))
+    admin.call(lambda _: None, doing="Asking", access=Access.READ, timeout_ms=60_000)
+    most = made[0].config["max_in_flight_requests_per_connection"]
+    assert most >= clients._CALLS_MAX
+
+
+def test_a_fault_that_does_not_pass_is_raised(made):
+    admin = AdminClient(ConnectionConfig("127.0.0.1:1"))
+
+    def fail(client):
+        raise RuntimeError("a bug")
+
+    with pytest.raises(MarshalError, match="a bug"):
+        admin.call(fail, doing="Asking", access=Access.READ, timeout_ms=60_000)
+    assert [each.closed_count for each in made] == [0]

@@ -3,7 +3,7 @@
 import pytest
 import variants
 from enginekit import AMO, T0, H, values
-from remotekit import GRANTEE, SECRET, RemoteRig, granted, key, lost
+from remotekit import GRANTEE, SECRET, RemoteRig, granted, key, lost, releasing
 
 from kafka_marshal.errors import (
     ClaimLost,
@@ -12,7 +12,7 @@ from kafka_marshal.errors import (
     InvalidTransition,
 )
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
-from kafka_marshal.protocol.types import OffsetRange, Owner
+from kafka_marshal.protocol.types import OffsetRange, Owner, Token
 from kafka_marshal.remote.grants import (
     VERDICT_MS_MAX,
     decode_request,
@@ -53,6 +53,7 @@ def test_a_request_names_claim_and_process(rig, consumer):
     assert (ask.client_id, ask.epoch, ask.grantee) == ("host-a", 5, GRANTEE.hex())
     assert (ask.first, ask.last, ask.done) == (0, 3, 0)
     assert ask.secret == SECRET, "as it was assigned"
+    assert ask.token == str(rig.session.holdings[key()].claim.token)
     assert values(consumer.poll()) == {0: [0, 1, 2, 3]}
 
 
@@ -119,6 +120,19 @@ def test_one_that_overtook_the_other_was_granted_both(rig, consumer):
     rig.answer(late, granted(0, 7))
     assert values(consumer.poll(0, 8)) == {0: [0, 1, 2, 3, 4, 5, 6, 7]}
     assert progress(rig).next_first >= 8
+
+
+def test_one_that_overtook_a_refused_one_is_waited_for(rig, consumer):
+    """The key moves: it is given back once nothing of it is requested or granted."""
+    consumer.poll()
+    rig.session.grants.request(rig.session.holdings[key()], 7)
+    rig.send(releasing(reason="moving"))
+    rig.answer(granted(None, None, head=8, outcome="refused", reason="moving"))
+    rig.session.tick(rig.now_ms)
+    assert key() in rig.session.holdings
+    rig.answer(granted(0, 7))
+    assert values(consumer.poll(0, 8)) == {0: [0, 1, 2, 3, 4, 5, 6, 7]}
+    assert rig.events("grant_lost") == []
 
 
 def test_one_without_an_answer_is_asked_again(rig, consumer):
@@ -237,8 +251,8 @@ def test_grants_are_for_at_most_once(rig):
 # --- messages
 
 
-@pytest.mark.parametrize("mark", [None, 3])
-def test_a_request_survives_its_message(mark):
+@pytest.mark.parametrize(("mark", "token"), [(None, None), (3, Token(7, 0, 5))])
+def test_a_request_survives_its_message(mark, token):
     request = GrantRequest(
         key=key(),
         owner=Owner("host-a", b"i" * 16),
@@ -247,6 +261,7 @@ def test_a_request_survives_its_message(mark):
         first=1,
         last=4,
         mark=mark,
+        token=token,
     )
     message = encode_request(request, secret=b"s" * 16, number=2, timeout_ms=100)
     assert decode_request("g", message) == request

@@ -414,3 +414,50 @@ def test_the_claim_of_a_key_that_moved_is_over():
     assert grants.has_read(request)
     pending = grants.send(numbered, note=lambda _: None)
     assert pending.verdict.reason == "not_owner"
+
+
+def test_a_request_of_a_claim_before_the_key_moved_is_over_at_an_equal_epoch():
+    """The log would grant it to the new claim, which did not ask for it."""
+    change = Change(2, 4)
+    (key,) = change.moving()
+    source, target = change.place(key), change.target(key)
+    (epoch,) = change.claimed(key)
+    owner, before = Owner("c1", ident("c1")), source.state.token(key)
+    replicas = {t: SimpleNamespace(world=s) for t, s in enumerate(change.states)}
+
+    def place(key):
+        return replicas[partition_of(by_partition(change.states), key)]
+
+    context = SimpleNamespace(replicas=replicas, replica_of=place, now_ms=0)
+    grants = grants_module.Grants(context, requests=None, data=None)
+
+    def asked(token):
+        return GrantRequest(
+            key=key,
+            owner=owner,
+            epoch=epoch,
+            grantee=ident("task"),
+            first=0,
+            last=4,
+            token=token,
+        )
+
+    assert not grants.is_over(asked(before))
+    later = before._replace(era=before.era + 1)
+    assert not grants.is_over(asked(later))
+    assert not grants.has_read(asked(later))
+    numbered = NumberedRequest(request=asked(later), secret=b"", number=None)
+    with pytest.raises(CoordinationError, match="has not read the claim"):
+        grants.require_secret(numbered)
+    change.fence()
+    change.released(key)
+    change.imported(key)
+    known = target.state.keys[key]
+    known.owner, known.epoch = owner, epoch
+    now = target.state.token(key)
+    assert (now.offset, now > before) == (epoch, True)
+    assert not grants.is_over(asked(now))
+    assert grants.is_over(asked(before))
+    numbered = NumberedRequest(request=asked(before), secret=b"", number=None)
+    pending = grants.send(numbered, note=lambda _: None)
+    assert pending.verdict.reason == "not_owner"

@@ -1,7 +1,7 @@
 """What the log accepts, and what applications get, reaches the judges step by step."""
 
 import pytest
-from logkit import KEY, beat, claim, messages
+from logkit import KEY, OP, beat, claim, decide, messages, pause, resolve, stage
 
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.testing.node import Cluster
@@ -101,3 +101,23 @@ def test_the_log_judge_raises_where_it_is_strict(alo):
     with pytest.raises(Violation, match=r"S1.*without effect") as caught:
         alo.write(claim("c4"))
     assert caught.value.judge == LOG
+
+
+def test_a_set_position_counts_until_the_log_loses_it(alo):
+    watcher, log = alo.watcher, alo.cluster.kafka.log(alo.cluster.place(0))
+    alo.hand_out(0, 1)
+    for offset in (0, 1):
+        alo.hand_outs.done(KEY, alo.token, offset=offset)
+    alo.write(beat(alo.epoch, 2))
+    end = log.end
+    alo.write(pause(alo.cluster.clock.wall_ms() + 60_000))
+    alo.cluster.clock.advance(4 * alo.cluster.config.heartbeat_interval_ms)
+    for record in (stage((0, 5)), decide(), resolve(commit=True), claim("c2")):
+        alo.write(record)
+    assert watcher.sets_of(KEY, watcher.worlds[0]) == ((OP, 5),)
+    tokens = {token: sets for (_, token), sets in watcher.sets.items()}
+    assert tokens == {alo.token: (), watcher.worlds[0].token(KEY): ((OP, 5),)}
+    alo.cluster.kafka.truncate(alo.cluster.place(0), end=end, leader=1)
+    watcher.refold(0)
+    assert watcher.sets_of(KEY, watcher.worlds[0]) == ()
+    assert (watcher.set_to(KEY), watcher.starts) == (5, {(KEY, ()): 2})

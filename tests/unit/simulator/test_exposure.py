@@ -60,6 +60,63 @@ def test_a_process_that_ended_before_it_could_report_is_excused(settled, is_excu
     assert exposures.excused_count == is_excused
 
 
+FIRST, SECOND = (b"first", 2), (b"second", 0)
+
+
+def hand(exposures, *hands):
+    """Hand out one offset to each, as a log with some set positions lets it."""
+    for name, cuts, sets in hands:
+        exposures.on_handed(name, PLACE, offset=4, cuts=cuts, sets=sets)
+
+
+@pytest.mark.parametrize("cuts", [0, 1])
+def test_a_set_position_lets_offsets_be_handed_out_again(cuts):
+    exposures = Exposures()
+    hand(exposures, ("a", 0, ()), ("b", cuts, (FIRST,)), ("c", 1, (FIRST, SECOND)))
+    exposures.judge()
+
+
+def test_twice_since_the_same_set_position_is_never_right():
+    exposures = Exposures()
+    hand(exposures, ("a", 0, ()), ("b", 0, (FIRST,)))
+    with pytest.raises(Violation, match="S3"):
+        hand(exposures, ("c", 0, (FIRST,)))
+
+
+def test_by_the_claim_of_before_a_set_position_is_never_right():
+    exposures = Exposures()
+    hand(exposures, ("a", 0, (FIRST,)))
+    with pytest.raises(Violation, match="S3"):
+        hand(exposures, ("b", 0, ()))
+
+
+@pytest.mark.parametrize("now", [(), (FIRST,)], ids=["lost", "set-again"])
+def test_offsets_of_a_set_position_that_is_lost_must_be_reported(now):
+    exposures = Exposures()
+    hand(exposures, ("a", 0, (FIRST,)), ("b", 1, now))
+    with pytest.raises(Violation, match=r"7\.5.*handed out to a and.*to b"):
+        exposures.judge()
+
+
+def test_a_lost_set_position_excuses_nothing_from_before_it():
+    exposures = Exposures()
+    hand(exposures, ("a", 0, ()), ("b", 0, (FIRST,)), ("c", 1, ()))
+    exposures.on_ended("b", KEY, cuts=0)
+    with pytest.raises(Violation, match=r"7\.5.*handed out to a and.*to c"):
+        exposures.judge()
+
+
+def test_a_set_position_that_is_lost_leaves_nothing_out():
+    exposures = Exposures()
+    exposures.on_processed(PLACE, offset=1, sets=())
+    exposures.on_processed(PLACE, offset=3, sets=(FIRST,))
+    assert exposures.processed(PLACE, ()) == {1}
+    assert exposures.processed(PLACE, (FIRST,)) == {0, 1, 3}
+    assert exposures.processed(PLACE, (FIRST, SECOND)) == set()
+    assert exposures.processed_by_any(PLACE) == {1, 3}
+    assert exposures.processed_by_any((KEY, None)) == set()
+
+
 def test_which_processes_detect_a_cut():
     cluster, cuts = Cluster(), Cuts()
     node = cluster.node("a")

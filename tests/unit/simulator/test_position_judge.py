@@ -72,6 +72,23 @@ def test_a_commit_of_keys_that_were_never_locked_is_mixed():
         take(judge, COMMIT, "position_set", KEY, position=2)
 
 
+@pytest.mark.parametrize("record", [STAGED, decide(), COMMIT, ABORT])
+def test_an_operation_that_a_log_has_lost_records_of_may_be_mixed(record):
+    judge = locked()
+    judge.on_lost(record)
+    take(judge, COMMIT, "position_set", KEY, position=2)
+    take(judge, ABORT, "unlocked", SECOND)
+
+
+def test_what_else_a_log_loses_excuses_nothing():
+    judge = locked()
+    for record in (beat(1), resolve(commit=True, op=b"another".ljust(16, b"."))):
+        judge.on_lost(record)
+    take(judge, COMMIT, "position_set", KEY, position=2)
+    with pytest.raises(Violation, match="S8"):
+        take(judge, ABORT, "unlocked", SECOND)
+
+
 @pytest.mark.parametrize(
     ("record", "effect"), [(STAGED, "staged"), (COMMIT, "position_set")]
 )
