@@ -5,6 +5,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from pyspark.sql.datasource import InputPartition
@@ -85,7 +86,7 @@ def test_options_are_checked_when_the_source_is_made():
 def test_a_stream_is_refused_on_first_use():
     """PySpark hides what ``streamReader`` raises behind an error of its own."""
     source = MarshalDataSource(BASE)
-    reader = source.streamReader(source.schema())
+    reader: Any = source.streamReader(source.schema())
     reader.initialOffset()
     with pytest.raises(ConfigurationError, match="name the group"):
         reader.latestOffset({}, reader.getDefaultReadLimit())
