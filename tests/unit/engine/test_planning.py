@@ -25,6 +25,7 @@ from kafka_marshal.engine.planning import Debounce, PlanFollower, SettledKeys
 from kafka_marshal.engine.replica import Replica
 from kafka_marshal.protocol.planner import MemberView
 from kafka_marshal.protocol.records import (
+    BatchHeartbeat,
     ClaimingPartition,
     Member,
     Plan,
@@ -42,8 +43,8 @@ def cluster():
     return cluster
 
 
-def start(cluster, *names, **rest):
-    return [cluster.node(name, spec=spec(**rest)) for name in names]
+def start(cluster, *names, group_id="g", **rest):
+    return [cluster.node(name, group_id=group_id, spec=spec(**rest)) for name in names]
 
 
 def counts(cluster):
@@ -90,6 +91,32 @@ def test_a_group_that_does_not_change_writes_no_plan(cluster):
     count = len(plans(cluster))
     cluster.run(20 * H)
     assert len(plans(cluster)) == count
+
+
+def test_a_change_of_one_group_writes_nothing_for_another(cluster):
+    write(cluster, settings(group="other", policy="planner"))
+    others = start(cluster, "x", "y", group_id="other")
+    start(cluster, "a", "b")
+    cluster.run_until(balanced(cluster, 6, 6, 6, 6), 4 * H)
+    cluster.run(4 * H)
+    since = end(cluster)
+    held = [set(node.held) for node in others]
+    start(cluster, "c")
+    cluster.run_until(balanced(cluster, 4, 4, 4, 6, 6), 4 * H)
+    write(cluster, settings(2, policy="planner", debounce_ms=0))
+    cluster.crash(cluster.nodes[-1])
+    cluster.run_until(lambda: len(cluster.nodes[-2].held) == 6, 4 * H)
+    written = Counter(
+        (line.record.group_id, type(line.record))
+        for line in lines(cluster)
+        if line.offset >= since and line.record is not None
+    )
+    assert written["g", Plan] >= 2
+    assert {kind for group, kind in written if group == "other"} == {
+        BatchHeartbeat,
+        Member,
+    }
+    assert [set(node.held) for node in others] == held
 
 
 def test_a_member_that_joins_gets_its_share_by_as_many_moves(cluster):
