@@ -64,7 +64,10 @@ def test_the_next_in_turn_plans_and_only_the_keys_of_the_dead_move(
         assert shown["lag"] == 0
         diff = cli.json("plan", "show", group, "--diff", "1")
         assert {row["to"] for row in diff["changes"]} <= {"w2", "w3"}
-        assert diff["overtaken_count"] > 0
+        # The first plan may have named any of the four.
+        gone = [row for row in diff["changes"] if row["source"] in {"w0", "w1"}]
+        assert gone
+        assert {row["state"] for row in gone} <= {"overtaken", None}
         then = cli.json("plan", "show", group, "--diff", "1", "--at=-1ms")
         assert then["changes"] == diff["changes"]
         owners, entries = domain.owners(group), entries_of(domain)

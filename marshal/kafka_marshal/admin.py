@@ -23,9 +23,9 @@ from kafka_marshal.admin_reset import (
     write_state_reset,
 )
 from kafka_marshal.altering import Altering
+from kafka_marshal.arguments import require_name
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
-from kafka_marshal.config import require_name
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS, format_command
 from kafka_marshal.draining import Draining
 from kafka_marshal.engine.checkpoint_reader import has_checkpoints

@@ -15,10 +15,10 @@ from signal import SIGINT, SIGTERM, Signals
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
+from kafka_marshal.arguments import require_number
 from kafka_marshal.batches import Batch, Committable, CommitToken
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.client import CLOSE_MS_MAX, OPEN_MS_MAX, Marshal
-from kafka_marshal.config import require_number
 from kafka_marshal.consumer import ASK_MS_MAX, Consumer
 from kafka_marshal.engine.dispatcher import FETCH_SLICE_MS
 from kafka_marshal.errors import InvalidTransition, MarshalError

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kafka_marshal.arguments import require_name, require_number
 from kafka_marshal.closing import Closing
 from kafka_marshal.config import (
     MAX_POLL_RECORDS,
@@ -20,8 +21,6 @@ from kafka_marshal.config import (
     OnTopics,
     OnWarm,
     checked_labels,
-    require_name,
-    require_number,
 )
 from kafka_marshal.defaults import CHECKPOINT_INTERVAL_MS
 from kafka_marshal.errors import (

@@ -10,16 +10,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from kafka_marshal.batches import Batch, Committable, CommitToken, runs_of
-from kafka_marshal.closing import Closing
-from kafka_marshal.config import (
-    Callbacks,
-    ConsumerConfig,
+from kafka_marshal.arguments import (
     require_count,
     require_number,
     to_partition,
     to_whole,
 )
+from kafka_marshal.batches import Batch, Committable, CommitToken, runs_of
+from kafka_marshal.closing import Closing
+from kafka_marshal.config import Callbacks, ConsumerConfig
 from kafka_marshal.errors import (
     ClaimLost,
     InvalidTransition,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 import attrs
 
 from kafka_marshal.admin_connection import AdminConnection
-from kafka_marshal.config import require_name, to_whole
+from kafka_marshal.arguments import require_name, to_whole
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.engine.replica import Replica

@@ -16,7 +16,7 @@ from typing import Protocol
 import attrs
 import msgspec
 
-from kafka_marshal.config import to_whole
+from kafka_marshal.arguments import to_whole
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import (
     ClaimRejected,

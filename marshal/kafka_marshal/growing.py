@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import attrs
 
 from kafka_marshal.admin_connection import AdminConnection
-from kafka_marshal.config import to_whole
+from kafka_marshal.arguments import to_whole
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.kept_states import POLL_MS
 from kafka_marshal.errors import (

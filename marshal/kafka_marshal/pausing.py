@@ -10,8 +10,8 @@ from typing import Any
 
 import attrs
 
+from kafka_marshal.arguments import to_whole
 from kafka_marshal.clock import instant
-from kafka_marshal.config import to_whole
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.engine.kept_states import POLL_MS

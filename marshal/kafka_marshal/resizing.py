@@ -15,7 +15,7 @@ import attrs
 import msgspec
 
 from kafka_marshal.admin_connection import AdminConnection
-from kafka_marshal.config import to_whole
+from kafka_marshal.arguments import to_whole
 from kafka_marshal.defaults import format_command
 from kafka_marshal.engine.config_check import unformatted
 from kafka_marshal.engine.follower import Awaited, Follower

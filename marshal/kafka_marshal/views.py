@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kafka_marshal.arguments import to_whole
 from kafka_marshal.clock import SystemClock, instant
 from kafka_marshal.closing import Closing
-from kafka_marshal.config import to_whole
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.engine.checkpoint_reader import (
     FirstKnown,

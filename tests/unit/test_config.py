@@ -2,7 +2,6 @@
 
 import pickle
 import re
-from typing import NamedTuple
 
 import pytest
 
@@ -13,7 +12,6 @@ from kafka_marshal.config import (
     ConsumerConfig,
     Delivery,
     checked_labels,
-    to_partition,
     topic_pattern,
 )
 from kafka_marshal.errors import ConfigurationError
@@ -131,15 +129,6 @@ def test_callbacks_are_functions(name):
         with pytest.raises(ConfigurationError, match=text) as raised:
             callbacks.require_fit(counts_topics=False)
         assert raised.value.setting == name
-
-
-def test_a_partition_of_another_library_is_one():
-    class Other(NamedTuple):
-        topic: str
-        partition: int
-
-    found = to_partition(Other("t", 3))
-    assert (type(found), found) == (TopicPartition, ("t", 3))
 
 
 def test_whole_topics_are_reported_only_where_the_policy_counts_them():

@@ -13,7 +13,8 @@ from typing import Literal
 
 import attrs
 
-from kafka_marshal.config import Membership, checked_labels, require_name
+from kafka_marshal.arguments import require_name
+from kafka_marshal.config import Membership, checked_labels
 from kafka_marshal.defaults import CHECKPOINT_INTERVAL_MS
 from kafka_marshal.engine.checkpointing import checked_interval_ms
 from kafka_marshal.errors import ConfigurationError

@@ -5,7 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kafka_marshal.config import Membership, require_name
+from kafka_marshal.arguments import require_name
+from kafka_marshal.config import Membership
 from kafka_marshal.engine.proxy_grants import OnVerdict, PendingGrant
 from kafka_marshal.engine.waits import await_news
 from kafka_marshal.errors import (
