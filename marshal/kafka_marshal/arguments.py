@@ -23,16 +23,19 @@ def require_name(setting: str, name: object) -> None:
         )
 
 
-def require_number(setting: str, value: object) -> None:
-    """Raise unless a setting is a number.
+def require_number(setting: str, value: object, *, least: float | None = None) -> None:
+    """Raise unless a setting is a number, and not too small.
 
     Raises:
-        ConfigurationError: It is something else, such as the text of a duration.
+        ConfigurationError: It is something else, such as the text of a duration, or
+            less than ``least``.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigurationError(
             f"{setting} must be a number, not {value!r}", setting=setting
         )
+    if least is not None and value < least:
+        raise _too_small(setting, least)
 
 
 def to_whole(setting: str, value: object) -> int:
@@ -48,14 +51,18 @@ def to_whole(setting: str, value: object) -> int:
     return index(value)
 
 
-def require_count(setting: str, value: int, *, least: int = 1) -> None:
+def require_count(setting: str, value: object, *, least: float = 1) -> None:
     """Raise unless a setting is a whole number, and not too small.
 
     Raises:
         ConfigurationError: It is something else, or less than ``least``.
     """
     if to_whole(setting, value) < least:
-        raise ConfigurationError(f"{setting} must be at least {least}", setting=setting)
+        raise _too_small(setting, least)
+
+
+def _too_small(setting: str, least: float) -> ConfigurationError:
+    return ConfigurationError(f"{setting} must be at least {least}", setting=setting)
 
 
 def to_partition(given: object) -> TopicPartition:

@@ -234,14 +234,8 @@ class ConsumerConfig:
             value = getattr(self, name)
             if value is None:
                 continue
-            if name.endswith("_ms"):
-                require_number(name, value)
-                if value < least:
-                    raise ConfigurationError(
-                        f"{name} must be at least {least}", setting=name
-                    )
-            else:
-                require_count(name, value, least=least)
+            check = require_number if name.endswith("_ms") else require_count
+            check(name, value, least=least)
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices:

@@ -413,8 +413,8 @@ class GrantRequest(Message, frozen=True, kw_only=True):
         last: Last offset wanted; not beyond the end of the partition's log.
         done: As in ``Progress``; for the tags.
         timeout_ms: How long to wait for the verdict.
-        token: Token of the claim; None from an earlier release. In another coordinating
-            partition an equal epoch is another claim.
+        token: Token of the claim, None if the client does not know it. In another
+            coordinating partition an equal epoch is another claim.
         request: Number of the request among those of the grantee. A repeated number
             returns the original answer and grants nothing more, until the sidecar
             restarts, and for the last 64 requests of the grantee.

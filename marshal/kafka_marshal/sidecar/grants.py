@@ -132,8 +132,7 @@ class Grants:
         key, client_id = request.key, request.owner.client_id
         world = self._place(request)
         known = world.keys.get(key)
-        is_unread = known is None or known.epoch < request.epoch
-        if known is None or is_unread or _is_later(request, world):
+        if known is None or known.epoch < request.epoch or _is_later(request, world):
             raise CoordinationError(
                 f"this sidecar has not read the claim of {key.topic_partition} at log "
                 f"offset {request.epoch} yet; ask again in a moment"

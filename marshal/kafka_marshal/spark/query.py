@@ -95,7 +95,7 @@ class Cluster:
         if bound.time_ms is not None:
             times_ms = dict.fromkeys(partitions, bound.time_ms)
         for place, offset in self._offsets.at_times(times_ms, ASK_MS_MAX).items():
-            if offset is None and bound.is_strict and _is_start(bound):
+            if offset is None and bound.is_strict and bound.option in STARTS:
                 raise ConfigurationError(
                     f"option {bound.option}: {place} has no record as young as "
                     f"{times_ms[place]}; choose an earlier time, or set "
@@ -224,10 +224,6 @@ class Query:
         """Leave the group. Idempotent."""
         self.marshal.close(timeout_ms=CLOSE_MS_MAX)
         self.cluster.close()
-
-
-def _is_start(bound: Bound) -> bool:
-    return bound.option in STARTS
 
 
 def _starts(
