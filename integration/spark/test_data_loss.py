@@ -8,6 +8,8 @@ from sparkkit import cells, every, keeping
 from waiting import eventually
 
 from kafka_marshal import TopicPartition
+from kafka_marshal.spark.options import parse
+from kafka_marshal.spark.query import Cluster
 from kafka_marshal.testing.broker import EmbeddedBroker
 
 H_MS = 2_000
@@ -73,6 +75,21 @@ def test_a_topic_of_a_pattern_is_deleted(kit, domain, unique):
     with pytest.raises(Exception, match="the query does not read it"):
         kit.drained(kit.stream(group, **pattern))
     assert kit.drained(frame) == []
+
+
+def test_partitions_of_a_deleted_topic_have_no_ends(domain):
+    """A query plans its next batch without them, at once."""
+    gone, kept = domain.data_topic(1, records_each=20), domain.data_topic(1)
+    places = [TopicPartition(name, 0) for name in (gone, kept)]
+    servers = {"kafka.bootstrap.servers": domain.servers}
+    cluster = Cluster(parse(servers | {"subscribe": f"{gone},{kept}"}))
+    try:
+        assert cluster.ends(places) == {places[0]: 20, places[1]: 0}
+        domain.kafka.delete_topics([gone])
+        eventually(lambda: not domain.topics.describe(gone).exists, "the topic's end")
+        assert cluster.ends(places) == cluster.starts(places) == {places[1]: 0}
+    finally:
+        cluster.close()
 
 
 def cut_off(domain, broker, *, files, topic):

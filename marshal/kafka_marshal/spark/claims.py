@@ -115,7 +115,7 @@ class Ranges(Protocol):
 
 
 class Logs(Protocol):
-    """Queries of the data partitions' logs."""
+    """Queries of the data partitions' logs; those that do not exist are absent."""
 
     def partitions(self) -> list[TopicPartition]:
         """Return the existing partitions of the topics that are read."""
@@ -125,7 +125,7 @@ class Logs(Protocol):
         """Return the log start offsets."""
         ...
 
-    def ends(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+    def ends(self, partitions: list[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Return the readable ends."""
         ...
 
@@ -196,7 +196,7 @@ class Claims:
     _absent: dict[str, float] = attrs.field(factory=dict)
     # Partitions of the checkpoint that are not read; None until that is known.
     _unread: AbstractSet[TopicPartition] | None = None
-    _target: dict[TopicPartition, int] | None = None
+    _target: Mapping[TopicPartition, int] | None = None
     _pinned: AbstractSet[TopicPartition] | None = None
     _is_settled: bool = False
     _owner: Owner | None = None
@@ -394,10 +394,13 @@ class Claims:
     def _restart_all(
         self, places: dict[TopicPartition, Mark], restarting: list[TopicPartition]
     ) -> None:
-        """Restart these partitions at their log starts."""
+        """Restart these partitions at their log starts; drop those that are deleted."""
         starts = self.logs.starts(restarting) if restarting else {}
-        for partition, first in starts.items():
-            mark = places[partition]._replace(begin=first, next=first)
+        for partition in restarting:
+            mark, first = places.pop(partition), starts.get(partition)
+            if first is None:
+                continue
+            mark = mark._replace(begin=first, next=first)
             places[partition] = self._restarted[partition] = mark
             self._seen[partition] = mark.token
 
@@ -445,6 +448,8 @@ class Claims:
         )
         spans = {}
         for partition, end in ends.items():
+            if partition not in places:
+                continue
             first = places[partition].next
             if self._target is not None:
                 end = min(end, self._target[partition])  # noqa: PLW2901

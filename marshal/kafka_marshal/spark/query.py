@@ -131,7 +131,7 @@ class Cluster:
                 log_start=logs[place].start,
                 log_end=logs[place].end,
             )
-        return {**offsets, **(self.ends(beyond) if beyond else {})}
+        return {**offsets, **self._offsets.ends(beyond, ASK_MS_MAX)}
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         """Return Kafka's ids of topics in hex; topics without one are absent."""
@@ -142,16 +142,19 @@ class Cluster:
     def ranges(
         self, partitions: Sequence[TopicPartition]
     ) -> Mapping[TopicPartition, LogRange]:
-        """Return the offset range of each partition, with uncommitted records."""
+        """Return offset ranges of partitions that exist, with uncommitted records."""
         return self._data.ranges(partitions, ASK_MS_MAX)
 
-    def ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the readable end of each partition."""
-        return self._offsets.ends(partitions, ASK_MS_MAX)
+    def ends(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, int]:
+        """Return the readable ends of partitions that exist."""
+        level = self._options.config.isolation_level
+        return self._data.ends(partitions, ASK_MS_MAX, isolation_level=level)
 
     def starts(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the log start offset of each partition."""
-        return self._offsets.starts(partitions, ASK_MS_MAX)
+        """Return the log start offsets of partitions that exist."""
+        return {place: there.start for place, there in self.ranges(partitions).items()}
 
     def close(self) -> None:
         """Close all connections. Idempotent."""

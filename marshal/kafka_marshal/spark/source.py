@@ -65,7 +65,7 @@ class MarshalBatchReader(DataSourceReader):
             firsts = cluster.within(start, cluster.resolve(start, places))
             end = options.end or Bound(LATEST)
             ends = cluster.within(end, cluster.resolve(end, places))
-            starts = cluster.starts(places)
+            starts = cluster.resolve(Bound(EARLIEST), places)
         finally:
             cluster.close()
         planned_ranges = [

@@ -36,11 +36,10 @@ class Logs:
 
     def starts(self, partitions):
         found = self.data.ranges(list(partitions), 1_000)
-        return {each: found[each].start for each in partitions}
+        return {place: there.start for place, there in found.items()}
 
     def ends(self, partitions):
-        found = self.data.ranges(list(partitions), 1_000)
-        return {each: found[each].end for each in partitions}
+        return self.data.ends(list(partitions), 1_000)
 
     def ranges(self, partitions):
         return self.data.ranges(list(partitions), 1_000)
@@ -563,6 +562,31 @@ def test_a_running_query_notices_a_deleted_topic(is_strict, caplog):
     assert query.batch() == {0: [5]}
     (reported,) = jumps(caplog)
     assert "was deleted" in reported.message
+
+
+@pytest.mark.parametrize("look", ["starts", "ends", "ranges"])
+def test_a_topic_that_is_deleted_while_a_batch_is_planned(monkeypatch, look):
+    """Between two looks at the cluster: the batch is of the other topic."""
+    cluster = world(records=(20,))
+    cluster.fill("u", (5,))
+    query = Query(cluster, [], fails_on_data_loss=False, topics=("t", "u"))
+    cluster.run_until(lambda: len(query.ranges.held()) == 2, 4 * H)
+    if look != "starts":
+        query.batch()
+    if look == "ranges":
+        cut_off(cluster, 0)
+    cluster.kafka.produce(TopicPartition("u", 0), b"later")
+    ask = getattr(query.claims.logs, look)
+
+    def deleting(partitions):
+        cluster.kafka.delete_topic("t")
+        return ask(partitions)
+
+    monkeypatch.setattr(query.claims.logs, look, deleting)
+    assert query.plan()
+    monkeypatch.undo()
+    (first,) = {min(offsets) for offsets in query.read().values()}
+    assert first == (0 if look == "starts" else 5)
 
 
 def jumps(caplog):

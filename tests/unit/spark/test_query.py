@@ -32,6 +32,10 @@ class Data:
     def ranges(self, partitions, timeout_ms):
         return dict.fromkeys(partitions, LogRange(10, 25))
 
+    def ends(self, partitions, timeout_ms, *, isolation_level):
+        end = {"read_committed": 20, "read_uncommitted": 25}[isolation_level]
+        return dict.fromkeys(partitions, end)
+
     def close(self, timeout_ms):
         pass
 

@@ -147,9 +147,6 @@ class Logs:
     def within(self, bound, offsets):
         return offsets
 
-    def starts(self, partitions):
-        return dict.fromkeys(partitions, 10)
-
     def topic_ids(self, topics):
         return dict.fromkeys(topics, "ab")
 
