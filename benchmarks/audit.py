@@ -37,7 +37,7 @@ from support import (
 )
 
 from kafka_marshal import Admin, World
-from kafka_marshal.admin import Format
+from kafka_marshal.admin.formatting import Format
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.hashing import coordinating_partition
 from kafka_marshal.protocol.records import ClaimingPartition, Heartbeat

@@ -40,7 +40,7 @@ from support import (
 )
 
 from kafka_marshal import Admin, Marshal
-from kafka_marshal.admin import Format
+from kafka_marshal.admin.formatting import Format
 from kafka_marshal.testing.producing import Producing, create_topic
 
 GROUP_DELAY = "group.initial.rebalance.delay.ms"

@@ -47,7 +47,7 @@ from support import (
 )
 
 from kafka_marshal import Admin, Consumer, Delivery, Marshal
-from kafka_marshal.admin import Format
+from kafka_marshal.admin.formatting import Format
 from kafka_marshal.testing.producing import create_topic
 
 PARTITIONS = 8

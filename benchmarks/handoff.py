@@ -51,7 +51,7 @@ from support import (
 )
 
 from kafka_marshal import Admin, Marshal
-from kafka_marshal.admin import Format
+from kafka_marshal.admin.formatting import Format
 from kafka_marshal.testing.producing import create_topic
 
 H_MS = 3_000

@@ -33,7 +33,7 @@ from support import (
 )
 
 from kafka_marshal import Admin
-from kafka_marshal.admin import Format
+from kafka_marshal.admin.formatting import Format
 from kafka_marshal.testing.producing import create_topic
 
 GROUP = "idle"

@@ -25,7 +25,7 @@ from support import (
 )
 
 from kafka_marshal import Admin
-from kafka_marshal.admin import Format
+from kafka_marshal.admin.formatting import Format
 from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.engine import Holding
 from kafka_marshal.engine.heartbeats import Heartbeater

@@ -31,7 +31,7 @@ from support import (
 )
 
 from kafka_marshal import Admin, Key, World
-from kafka_marshal.admin import Format
+from kafka_marshal.admin.formatting import Format
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log

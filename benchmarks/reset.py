@@ -38,7 +38,7 @@ from support import (
 )
 
 from kafka_marshal import Admin, Marshal, PositionSpec
-from kafka_marshal.admin import Format
+from kafka_marshal.admin.formatting import Format
 from kafka_marshal.testing.producing import Producing, create_topic
 
 H_MS = 5_000

@@ -43,7 +43,7 @@ from support import (
 )
 
 from kafka_marshal import Admin, Marshal
-from kafka_marshal.admin import Format
+from kafka_marshal.admin.formatting import Format
 from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.types import Key

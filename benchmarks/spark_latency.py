@@ -29,7 +29,7 @@ from support import (
 )
 
 from kafka_marshal import Admin, Delivery, Marshal
-from kafka_marshal.admin import Format
+from kafka_marshal.admin.formatting import Format
 from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.grants import (
     ClaimRef,

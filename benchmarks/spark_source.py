@@ -54,7 +54,7 @@ from support import (
 )
 
 from kafka_marshal import Admin
-from kafka_marshal.admin import Format
+from kafka_marshal.admin.formatting import Format
 from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.slices import CHUNK_BYTES
 from kafka_marshal.protocol.types import TopicPartition

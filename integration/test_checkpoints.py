@@ -15,7 +15,7 @@ from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.views import LogScan
+from kafka_marshal.views.world import LogScan
 
 INTERVAL_MS = 1_000
 # Each test reads by both: on another transport a client has an engine of its own.
@@ -287,7 +287,7 @@ def test_a_topic_is_upgraded_under_running_clients(broker, unique):
     ) as old:
         old.make_coordination_topic(len(TS))
         with old.admin() as admin:
-            from kafka_marshal.admin import Format
+            from kafka_marshal.admin.formatting import Format
 
             wanted = Format(partition_count=len(TS), heartbeat_interval_ms=old.h_ms)
             config = admin.format_topic(wanted)

@@ -422,7 +422,7 @@ main()
 # What a list of a log does without, over librdkafka; each takes 10 ms or more to load.
 UNUSED = {
     *("kafka", "aiokafka", "rich", "pydantic", "httpx", "tomllib", "re2"),
-    *("kafka_marshal.admin", "kafka_marshal.consumer", "kafka_marshal.config"),
+    *("kafka_marshal.admin.client", "kafka_marshal.consumer", "kafka_marshal.config"),
     *("kafka_marshal.engine.session", "kafka_marshal.protocol.planner"),
 }
 

@@ -25,7 +25,7 @@ from slices import HANG_S
 from waiting import eventually
 
 from kafka_marshal import Admin, Token, TopicPartition, World
-from kafka_marshal.admin import Format
+from kafka_marshal.admin.formatting import Format
 from kafka_marshal.kafka_io import ConnectionConfig, KafkaTopicAdmin
 from kafka_marshal.testing.jars import cache_dir
 

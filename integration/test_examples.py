@@ -17,7 +17,7 @@ from kafka import TopicPartition as Place
 from waiting import eventually
 
 from kafka_marshal import Admin
-from kafka_marshal.admin import Format
+from kafka_marshal.admin.formatting import Format
 from kafka_marshal.testing.producing import Producing, create_topic
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"

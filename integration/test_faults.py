@@ -24,7 +24,7 @@ from kafka_marshal import (
     TopicPartition,
     WrongCluster,
 )
-from kafka_marshal.admin import Format
+from kafka_marshal.admin.formatting import Format
 from kafka_marshal.engine import rebuilding
 from kafka_marshal.kafka_io import ConnectionConfig, open_data_log
 from kafka_marshal.protocol.codec import encode

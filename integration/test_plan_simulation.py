@@ -6,7 +6,7 @@ from fleet import Fleet
 from slices import slice_of
 from waiting import eventually
 
-from kafka_marshal.plan_simulation import Changes, simulate
+from kafka_marshal.views.plan_simulation import Changes, simulate
 
 KILLS = slice_of(quick=2, full=100)
 PARTITIONS = 13

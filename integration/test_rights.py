@@ -16,7 +16,7 @@ from domain import Domain, Recorder, opened
 from waiting import eventually
 
 from kafka_marshal import Admin, CoordinationError, LogUnwritable, Marshal, World
-from kafka_marshal.admin import Format
+from kafka_marshal.admin.formatting import Format
 from kafka_marshal.errors import LogUnreadable
 from kafka_marshal.testing.broker import EmbeddedBroker, free_ports
 

@@ -21,11 +21,10 @@ from kafka_marshal import (
     Delivery,
     GroupPaused,
     PositionSpec,
-    group_reset,
-    set_position,
 )
-from kafka_marshal.finishing import open_operations
-from kafka_marshal.group_reset import read_plan, write_plan
+from kafka_marshal.admin import group_reset, set_position
+from kafka_marshal.admin.finishing import open_operations
+from kafka_marshal.admin.group_reset import read_plan, write_plan
 from kafka_marshal.protocol.hashing import coordinating_partition
 
 PROGRAM = Path(__file__).parent / "support" / "reset_program.py"

@@ -105,7 +105,7 @@ def test_there_is_no_such_topic(domain):
 OPENING = """
 import sys
 from kafka_marshal import TopicPartition, World
-from kafka_marshal.log_ends import LogEnds
+from kafka_marshal.views.log_ends import LogEnds
 servers, topic, transport = sys.argv[1:]
 World.open(servers, coordination_topic=topic, transport=transport, state_dir="")
 missing = TopicPartition(topic, 1_000)

@@ -12,10 +12,16 @@ from functools import partial
 import attrs
 from msgspec.structs import replace
 
+from kafka_marshal.admin.finishing import Resolution
+from kafka_marshal.admin.pausing import Sender
+from kafka_marshal.admin.set_position import (
+    PositionPlan,
+    SetPosition,
+    Target,
+    plan_undo,
+)
 from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.follower import Follower
-from kafka_marshal.finishing import Resolution
-from kafka_marshal.pausing import Sender
 from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.codec import OP_ID_BYTES, decode
 from kafka_marshal.protocol.records import (
@@ -26,7 +32,6 @@ from kafka_marshal.protocol.records import (
     StagePosition,
 )
 from kafka_marshal.protocol.types import Key, TopicPartition
-from kafka_marshal.set_position import PositionPlan, SetPosition, Target, plan_undo
 from kafka_marshal.testing.node import Cluster
 from simulator.base import GROUP
 from simulator.checkers import Violation

@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from kafka_marshal.admin.resizing import Resizing
 from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import LogUnreadable, MarshalError
@@ -34,7 +35,6 @@ from kafka_marshal.protocol.records import (
     ReleasingPartition,
 )
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.resizing import Resizing
 from kafka_marshal.testing.node import Cluster
 from simulator.base import TOPIC, BaseWorld
 from simulator.checkers import Folded, LogWatcher, Violation

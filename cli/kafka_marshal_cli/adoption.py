@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from kafka_marshal.admin.pausing import current_person
 from kafka_marshal.client import Marshal
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.errors import (
@@ -23,12 +24,11 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.kafka_io import ConnectionConfig, KafkaDataLog
 from kafka_marshal.kafka_io.data import GroupOffsets, KafkaGroups
-from kafka_marshal.pausing import current_person
 from kafka_marshal.ports import DataReader, LogRange
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.types import OFFSET_MAX, PARTITION_MAX, TopicPartition
-from kafka_marshal.views import World
+from kafka_marshal.views.world import World
 
 
 class Action(Enum):

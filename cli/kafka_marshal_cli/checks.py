@@ -16,8 +16,8 @@ from pathlib import Path
 import attrs
 
 from kafka_marshal import World
-from kafka_marshal.admin import TopicReport, set_command
-from kafka_marshal.growing import command
+from kafka_marshal.admin.client import TopicReport, set_command
+from kafka_marshal.admin.growing import command
 from kafka_marshal_cli.render import abbreviated, duration
 
 

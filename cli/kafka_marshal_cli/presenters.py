@@ -26,7 +26,7 @@ from kafka_marshal_cli.render import (
 
 if TYPE_CHECKING:
     from kafka_marshal import Record, World
-    from kafka_marshal.growing import SourceReport
+    from kafka_marshal.admin.growing import SourceReport
     from kafka_marshal.protocol.group_plan import Uncovered
     from kafka_marshal.protocol.items import Growth
     from kafka_marshal_cli.adoption import AdoptionPlan
@@ -154,7 +154,7 @@ def operation_rows(world: "World", *, group_id: str | None = None) -> list[Row]:
 
     Its client is known while its pause lasts; afterwards anybody may end it.
     """
-    from kafka_marshal.finishing import open_operations
+    from kafka_marshal.admin.finishing import open_operations
 
     return [
         {

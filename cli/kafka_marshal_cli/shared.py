@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kafka_marshal import Admin, Key, World, WorldWatch
     from kafka_marshal.ports import LogRange
     from kafka_marshal.protocol import types
-    from kafka_marshal.views import LogScan
+    from kafka_marshal.views.world import LogScan
     from kafka_marshal_cli.presenters import Row
 
 TIMEOUT_MS_DEFAULT = 30_000
@@ -254,7 +254,7 @@ class Call:
             at: The moment; one of offsets must name ``partition``.
             partition: Read only this coordinating partition; None for all.
         """
-        from kafka_marshal.views import LogScan
+        from kafka_marshal.views.world import LogScan
 
         if at is not None:
             at.require_partition()
@@ -287,7 +287,7 @@ class Call:
         self, partitions: "Collection[types.TopicPartition]"
     ) -> "dict[types.TopicPartition, int]":
         """Return the log ends of data partitions, as far as they are known."""
-        from kafka_marshal.log_ends import LogEnds
+        from kafka_marshal.views.log_ends import LogEnds
 
         with LogEnds(**self.connection()) as ends:
             return ends.of(partitions)

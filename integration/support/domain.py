@@ -20,7 +20,7 @@ from sidecars import Sidecar, start_sidecar
 from waiting import eventually
 
 from kafka_marshal import Admin, Marshal, TopicPartition, World
-from kafka_marshal.admin import Format
+from kafka_marshal.admin.formatting import Format
 from kafka_marshal.kafka_io import ConnectionConfig, KafkaTopicAdmin
 from kafka_marshal.kafka_io.topic_rules import coordination_configs
 from kafka_marshal.ports import Event, Observer

@@ -10,8 +10,8 @@ import sys
 import time
 
 from kafka_marshal import Admin
+from kafka_marshal.admin.group_reset import read_plan
 from kafka_marshal.engine.follower import Follower
-from kafka_marshal.group_reset import read_plan
 
 SETTLE_S = 5
 

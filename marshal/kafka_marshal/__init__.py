@@ -5,7 +5,8 @@ from importlib import import_module
 # Type checkers treat it as typing's own, whose import doubles the start of a probe.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from kafka_marshal.admin import Admin as Admin
+    from kafka_marshal.admin.client import Admin as Admin
+    from kafka_marshal.admin.group_reset import PositionSpec as PositionSpec
     from kafka_marshal.aio import AsyncConsumer as AsyncConsumer
     from kafka_marshal.aio import AsyncMarshal as AsyncMarshal
     from kafka_marshal.batches import Batch as Batch
@@ -34,10 +35,8 @@ if TYPE_CHECKING:
     from kafka_marshal.errors import TopicMisconfigured as TopicMisconfigured
     from kafka_marshal.errors import UnknownTopicId as UnknownTopicId
     from kafka_marshal.errors import WrongCluster as WrongCluster
-    from kafka_marshal.group_reset import PositionSpec as PositionSpec
     from kafka_marshal.history.reading import GroupHistory as GroupHistory
     from kafka_marshal.history.reading import KeyHistory as KeyHistory
-    from kafka_marshal.loss_report import Losses as Losses
     from kafka_marshal.ports import Event as Event
     from kafka_marshal.ports import Observer as Observer
     from kafka_marshal.ports import Record as Record
@@ -46,15 +45,16 @@ if TYPE_CHECKING:
     from kafka_marshal.protocol.types import Key as Key
     from kafka_marshal.protocol.types import Token as Token
     from kafka_marshal.protocol.types import TopicPartition as TopicPartition
-    from kafka_marshal.views import World as World
-    from kafka_marshal.watch import WorldWatch as WorldWatch
+    from kafka_marshal.views.losses import Losses as Losses
+    from kafka_marshal.views.watch import WorldWatch as WorldWatch
+    from kafka_marshal.views.world import World as World
 
     __version__: str
 
 # Names are imported on first use: the pure core must be importable without a Kafka
 # client.
 _HOMES = {
-    "Admin": "kafka_marshal.admin",
+    "Admin": "kafka_marshal.admin.client",
     "AsyncConsumer": "kafka_marshal.aio",
     "AsyncMarshal": "kafka_marshal.aio",
     "HeldClaim": "kafka_marshal.claims",
@@ -81,7 +81,7 @@ _HOMES = {
     "TopicMisconfigured": "kafka_marshal.errors",
     "UnknownTopicId": "kafka_marshal.errors",
     "WrongCluster": "kafka_marshal.errors",
-    "PositionSpec": "kafka_marshal.group_reset",
+    "PositionSpec": "kafka_marshal.admin.group_reset",
     "Batch": "kafka_marshal.batches",
     "CommitToken": "kafka_marshal.batches",
     "Event": "kafka_marshal.ports",
@@ -94,9 +94,9 @@ _HOMES = {
     "Loss": "kafka_marshal.protocol.losses",
     "GroupHistory": "kafka_marshal.history.reading",
     "KeyHistory": "kafka_marshal.history.reading",
-    "Losses": "kafka_marshal.loss_report",
-    "World": "kafka_marshal.views",
-    "WorldWatch": "kafka_marshal.watch",
+    "Losses": "kafka_marshal.views.losses",
+    "World": "kafka_marshal.views.world",
+    "WorldWatch": "kafka_marshal.views.watch",
 }
 
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - they are strings

@@ -18,7 +18,6 @@ from logkit import (
 )
 from pastlogs import cluster_of
 
-from kafka_marshal import views
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.layout import (
     digest_of,
@@ -28,6 +27,7 @@ from kafka_marshal.protocol.layout import (
     place_of,
 )
 from kafka_marshal.protocol.types import Key
+from kafka_marshal.views import world as views
 
 LEVEL = 2
 

@@ -6,8 +6,8 @@ from enginekit import fold, world, write
 from logkit import release
 from resizekit import TIMEOUT_MS, Died, Waiting, hold, key
 
-from kafka_marshal.growing import Growing
-from kafka_marshal.pausing import Sender
+from kafka_marshal.admin.growing import Growing
+from kafka_marshal.admin.pausing import Sender
 from kafka_marshal.protocol.codec import decode
 from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.records import DataGrowth

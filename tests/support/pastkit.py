@@ -5,11 +5,11 @@ from itertools import takewhile
 import pytest
 from enginekit import checkpointed, owning, world, write
 
-from kafka_marshal import views
 from kafka_marshal.protocol.codec import header_of
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import CheckpointBegin, CheckpointEnd
 from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.views import world as views
 
 
 class Past:

@@ -2,8 +2,9 @@
 
 from enginekit import H, fold, world
 
+from kafka_marshal.admin.pausing import Sender
+from kafka_marshal.admin.set_position import PositionPlan, SetPosition, Target
 from kafka_marshal.engine.follower import Follower
-from kafka_marshal.pausing import Sender
 from kafka_marshal.protocol.hashing import coordinating_partition, home_partition
 from kafka_marshal.protocol.records import (
     ClaimingMessages,
@@ -11,7 +12,6 @@ from kafka_marshal.protocol.records import (
     ReleasingPartition,
 )
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.set_position import PositionPlan, SetPosition, Target
 
 K = 4
 KEYS = 6

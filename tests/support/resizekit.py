@@ -4,11 +4,11 @@ from enginekit import fold, world, write
 from logkit import claim, messages, release
 from positionkit import Died, Stepping
 
+from kafka_marshal.admin.pausing import Sender
+from kafka_marshal.admin.resizing import Resizing
 from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
-from kafka_marshal.pausing import Sender
 from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.resizing import Resizing
 
 TIMEOUT_MS = 30_000
 KEYS = 24

@@ -1,9 +1,9 @@
 """A scan of logs in memory, as commands that read a log to its end are given it."""
 
 from kafka_marshal.engine.kept_states import Restored
-from kafka_marshal.past import Prefix
 from kafka_marshal.ports import runs_of
 from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.views.past import Prefix
 
 
 class FakeScan:

@@ -6,7 +6,7 @@ from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.clock import VirtualClock
 from kafka_marshal.testing.fakelog import FakeKafka
-from kafka_marshal.watch import WorldWatch
+from kafka_marshal.views.watch import WorldWatch
 
 TOPIC = "__marshal"
 

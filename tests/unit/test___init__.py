@@ -48,7 +48,8 @@ def test_the_core_needs_no_kafka_client():
 
 
 @pytest.mark.parametrize(
-    "module", ["kafka_marshal.client", "kafka_marshal.views", "kafka_marshal.watch"]
+    "module",
+    ["kafka_marshal.client", "kafka_marshal.views.world", "kafka_marshal.views.watch"],
 )
 def test_a_client_library_is_imported_when_a_log_is_opened(module):
     program = (

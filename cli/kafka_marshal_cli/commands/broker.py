@@ -17,7 +17,7 @@ import attrs
 import typer
 
 from kafka_marshal import Admin, CoordinationError
-from kafka_marshal.admin import Format
+from kafka_marshal.admin.formatting import Format
 from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.shared import Call, command, emit, notify

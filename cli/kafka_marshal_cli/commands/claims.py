@@ -25,7 +25,7 @@ from kafka_marshal_cli.shared import (
 )
 
 if TYPE_CHECKING:
-    from kafka_marshal.admin_reset import ForgetPlan
+    from kafka_marshal.admin.state_reset import ForgetPlan
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -184,7 +184,7 @@ def explain(
 
 def _notify_waiting(call: Call, key: Key) -> None:
     """Note that a new partition of a topic that has grown waits for an old one."""
-    from kafka_marshal.growing import waiting
+    from kafka_marshal.admin.growing import waiting
 
     for each in waiting(by_partition(call.world().partitions), key.group_id):
         if each.topic != key.topic or key.partition not in each.waiting:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from kafka_marshal import CoordinationError, TopicPartition, World, WorldWatch
 from kafka_marshal.clock import instant
-from kafka_marshal.watch import Change
+from kafka_marshal.views.watch import Change
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.follow_loop import Idle, Outages, check_reader, ending_in_order
 from kafka_marshal_cli.render import (

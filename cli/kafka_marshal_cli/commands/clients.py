@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from kafka_marshal import ConfigurationError, DeadlineExceeded
+from kafka_marshal.admin.draining import DirectiveResult
+from kafka_marshal.admin.fencing import ClientProcess, FenceResult
 from kafka_marshal.clock import instant
-from kafka_marshal.draining import DirectiveResult
-from kafka_marshal.fencing import ClientProcess, FenceResult
 from kafka_marshal.identity import forget_client, state_home
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal_cli import confirmation, parsing, presenters

@@ -10,7 +10,7 @@ import attrs
 import typer
 
 from kafka_marshal import MarshalError, World, __version__, native
-from kafka_marshal.admin import UNCLEAN, remedy, set_command
+from kafka_marshal.admin.client import UNCLEAN, remedy, set_command
 from kafka_marshal.defaults import format_command
 from kafka_marshal.identity import state_home
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS

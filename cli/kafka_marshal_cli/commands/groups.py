@@ -33,7 +33,7 @@ from kafka_marshal_cli.shared import (
 
 if TYPE_CHECKING:
     from kafka_marshal import Admin, World
-    from kafka_marshal.admin import PauseResult
+    from kafka_marshal.admin.pausing import PauseResult
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -126,7 +126,7 @@ def describe(call: Call, group: Group, *, at: Moment | None) -> None:
     unknown. With --at these and AGE NOW are left out, and silent clients may be
     missing.
     """
-    from kafka_marshal.plan_view import standby_rows
+    from kafka_marshal.views.plan import standby_rows
 
     world = call.formatted_world(at, has_members=True)
     pauses = world.pauses(group)
@@ -163,7 +163,7 @@ def describe(call: Call, group: Group, *, at: Moment | None) -> None:
 
 def _waiting(world: "World", group: str) -> list[Section]:
     """Return the new partitions of topics that grew, which wait; nothing for none."""
-    from kafka_marshal.growing import waiting
+    from kafka_marshal.admin.growing import waiting
 
     rows = presenters.growth_source_rows(waiting(by_partition(world.partitions), group))
     _, *columns = presenters.GROWTH_SOURCE_COLUMNS
@@ -172,7 +172,7 @@ def _waiting(world: "World", group: str) -> list[Section]:
 
 def _uncovered(call: Call, world: "World", group: str) -> list[presenters.Row]:
     """Return the keys that no member can claim; of the past, those ever claimed."""
-    from kafka_marshal.plan_simulation import closed_topics, uncovered_now
+    from kafka_marshal.views.plan_simulation import closed_topics, uncovered_now
 
     topics = closed_topics(world, group)
     counts: dict[str, int] = {}

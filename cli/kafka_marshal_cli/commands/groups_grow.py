@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from kafka_marshal import Admin, ConfigurationError, CoordinationError
-from kafka_marshal.growing import (
+from kafka_marshal.admin.growing import (
     ADD,
     ANNOUNCE,
     END,

@@ -13,8 +13,8 @@ from kafka_marshal import (
     PositionError,
     PositionSpec,
 )
-from kafka_marshal.finishing import Progress
-from kafka_marshal.group_reset import (
+from kafka_marshal.admin.finishing import Progress
+from kafka_marshal.admin.group_reset import (
     PartitionReset,
     ResetPlan,
     ResetResult,

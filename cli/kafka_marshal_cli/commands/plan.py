@@ -8,22 +8,22 @@ import typer
 
 from kafka_marshal import ClaimRejected, ConfigurationError
 from kafka_marshal.clock import instant
-from kafka_marshal.plan_simulation import (
-    Changes,
-    NewMember,
-    Simulation,
-    group_topics,
-    simulate,
-)
-from kafka_marshal.plan_view import (
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS, home_partition
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.views.plan import (
     DIVERGED,
     explain_key,
     plan_object,
     verify_plan,
     view_plan,
 )
-from kafka_marshal.protocol.hashing import RESERVED_TOPICS, home_partition
-from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.views.plan_simulation import (
+    Changes,
+    NewMember,
+    Simulation,
+    group_topics,
+    simulate,
+)
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import (
@@ -188,7 +188,7 @@ def _show_changes(
     at: Moment | None,
 ) -> None:
     """Show what changed since the plan of a generation."""
-    from kafka_marshal.plan_view import find_plan, plan_changes
+    from kafka_marshal.views.plan import find_plan, plan_changes
 
     view = view_plan(world, group, partition_counts=counts)
     home = home_partition(group, partition_count=world.config().partition_count)

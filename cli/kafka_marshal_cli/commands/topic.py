@@ -7,12 +7,13 @@ import attrs
 import typer
 
 from kafka_marshal import LogUnreadable, TopicMisconfigured, World, WrongCluster
-from kafka_marshal.admin import (
+from kafka_marshal.admin.client import (
     HEARTBEAT_MS_DEFAULT,
     PARTITIONS_DEFAULT,
     Format,
     TopicReport,
 )
+from kafka_marshal.admin.resizing import ResizePlan, wait_text
 from kafka_marshal.defaults import format_command
 from kafka_marshal.protocol.layout import is_final, moving_keys
 from kafka_marshal.protocol.layout_steps import Progress, next_steps, progress_of, read
@@ -20,7 +21,6 @@ from kafka_marshal.protocol.placement import by_partition, leading
 from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.text import record_to_object
-from kafka_marshal.resizing import ResizePlan, wait_text
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.parsing import Moment

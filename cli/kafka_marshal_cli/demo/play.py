@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from kafka_marshal import Admin, ConfigurationError
-from kafka_marshal.admin import Format
+from kafka_marshal.admin.formatting import Format
 from kafka_marshal.testing.broker import EmbeddedBroker
 from kafka_marshal.testing.jars import KAFKA_VERSION, cache_dir
 from kafka_marshal_cli.demo.show import DELIVERIES, Show

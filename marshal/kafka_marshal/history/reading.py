@@ -19,7 +19,6 @@ from kafka_marshal.history import wording
 from kafka_marshal.history.actions import Action, ActionLog
 from kafka_marshal.history.chain import CLAIMS_MAX, EVENTS_MAX, KeyChain, KeyEvent, Move
 from kafka_marshal.history.rows import Interval, PauseRow
-from kafka_marshal.past import Since
 from kafka_marshal.protocol.codec import person_of
 from kafka_marshal.protocol.fold_beats import fold_beats
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP, home_partition
@@ -28,7 +27,8 @@ from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import DecidePosition
 from kafka_marshal.protocol.state import ACCEPTED, GroupState, Transitions, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry
-from kafka_marshal.views import (
+from kafka_marshal.views.past import Since
+from kafka_marshal.views.world import (
     TIMEOUT_MS,
     LogScan,
     World,

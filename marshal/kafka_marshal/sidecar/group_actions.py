@@ -16,21 +16,21 @@ from datetime import UTC, timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from kafka_marshal.admin import Admin
-from kafka_marshal.errors import (
-    ClaimRejected,
-    ConfigurationError,
-    CoordinationError,
-    DeadlineExceeded,
-    MarshalError,
-)
-from kafka_marshal.group_reset import (
+from kafka_marshal.admin.client import Admin
+from kafka_marshal.admin.group_reset import (
     RULES,
     PartitionReset,
     PositionSpec,
     ResetPlan,
     ResetResult,
     stored_plan,
+)
+from kafka_marshal.errors import (
+    ClaimRejected,
+    ConfigurationError,
+    CoordinationError,
+    DeadlineExceeded,
+    MarshalError,
 )
 from kafka_marshal.history.reading import GroupHistory
 from kafka_marshal.history.wording import action_to_object

@@ -15,8 +15,6 @@ from kafka_marshal.errors import (
     CoordinationError,
     DeadlineExceeded,
 )
-from kafka_marshal.plan_simulation import group_topics
-from kafka_marshal.plan_view import plan_object, view_plan
 from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
 from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
@@ -38,7 +36,9 @@ from kafka_marshal.sidecar.lease_journal import boot_id
 from kafka_marshal.sidecar.process_monitor import Caller, DeathWatch, Peer
 from kafka_marshal.sidecar.registry import ClientRegistry
 from kafka_marshal.sidecar.warming import handoff_row
-from kafka_marshal.views import World
+from kafka_marshal.views.plan import plan_object, view_plan
+from kafka_marshal.views.plan_simulation import group_topics
+from kafka_marshal.views.world import World
 
 LOOKUP_MS_MAX = 10_000
 CLAIM_MS_MAX = 1_000

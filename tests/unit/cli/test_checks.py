@@ -11,7 +11,7 @@ import pytest
 from logkit import KEY, H, Log, growth, member
 
 from kafka_marshal import World
-from kafka_marshal.admin import TopicReport
+from kafka_marshal.admin.formatting import TopicReport
 from kafka_marshal.kafka_io.topic_rules import ClusterInfo, TopicDescription
 from kafka_marshal_cli import checks
 from kafka_marshal_cli.checks import Check, ClockReading, Result

@@ -56,7 +56,7 @@ def modules_of(done):
         (["groups", "list", "--help"], [*KAFKA, "rich", f"{COMMANDS}.groups_reset"]),
         (
             ["log", "replay", os.devnull],
-            [*HEAVY, "kafka_marshal.views", "kafka_marshal.engine"],
+            [*HEAVY, "kafka_marshal.views.world", "kafka_marshal.engine"],
         ),
     ],
     ids=lambda value: " ".join(value) if value[0] not in KAFKA else "",

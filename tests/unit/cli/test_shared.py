@@ -10,7 +10,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kafka_marshal import ConfigurationError, TopicMisconfigured, admin
+from kafka_marshal import ConfigurationError, TopicMisconfigured
+from kafka_marshal.admin import client
 from kafka_marshal_cli import shared
 from kafka_marshal_cli.render import Answer, Section, column
 from kafka_marshal_cli.shared import (
@@ -100,7 +101,7 @@ def test_defaults_and_environment():
 def test_a_command_that_writes_has_a_person(monkeypatch):
     calls = []
     made = []
-    monkeypatch.setattr(admin, "Admin", lambda *_, **given: made.append(given))
+    monkeypatch.setattr(client, "Admin", lambda *_, **given: made.append(given))
     arguments = ([], ["--as", "ada"])
     for each in arguments:
         run(lambda call, *_: calls.append(call), *each, writes=True)

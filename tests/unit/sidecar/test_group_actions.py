@@ -7,25 +7,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_marshal.admin import PauseResult
-from kafka_marshal.errors import (
-    ClaimRejected,
-    ConfigurationError,
-    CoordinationError,
-    DeadlineExceeded,
-)
-from kafka_marshal.group_reset import (
+from kafka_marshal.admin.group_reset import (
     PartitionReset,
     PositionSpec,
     ResetPlan,
     ResetResult,
     write_plan,
 )
+from kafka_marshal.admin.pausing import PauseResult
+from kafka_marshal.admin.set_position import PositionPlan, Target
+from kafka_marshal.errors import (
+    ClaimRejected,
+    ConfigurationError,
+    CoordinationError,
+    DeadlineExceeded,
+)
 from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.remote import api
-from kafka_marshal.set_position import PositionPlan, Target
 from kafka_marshal.sidecar import group_actions
 from kafka_marshal.sidecar.group_actions import (
     TIMEOUT_MS,

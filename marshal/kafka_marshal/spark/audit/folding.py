@@ -27,7 +27,6 @@ from kafka_marshal.errors import (
 from kafka_marshal.history.historian import Historian
 from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
 from kafka_marshal.kafka_io.topiclog import TopicLog
-from kafka_marshal.past import up_to
 from kafka_marshal.ports import CoordinationLog
 from kafka_marshal.protocol.codec import decode, encode
 from kafka_marshal.protocol.records import Member
@@ -41,7 +40,8 @@ from kafka_marshal.spark.audit.rows import (
     staged,
     state_row,
 )
-from kafka_marshal.views import unknown_text
+from kafka_marshal.views.past import up_to
+from kafka_marshal.views.world import unknown_text
 
 POLL_MS = 1_000
 VERSION = 1

@@ -11,7 +11,7 @@ from logkit import KEY, Log, beat, release
 from typer.testing import CliRunner
 
 from kafka_marshal import Key, LogUnreadable, World
-from kafka_marshal.admin_reset import ForgetPlan
+from kafka_marshal.admin.state_reset import ForgetPlan
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.shared import Call

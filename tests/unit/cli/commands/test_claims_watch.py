@@ -14,7 +14,7 @@ from watchkit import Story
 
 from kafka_marshal import CoordinationError, Key, TopicPartition
 from kafka_marshal.protocol.records import ReleaseGroup
-from kafka_marshal.watch import Change
+from kafka_marshal.views.watch import Change
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.claims_watch import (
     DRAWN_EVERY_S_MAX,

@@ -8,8 +8,8 @@ from logkit import OP, Log, direct, ident, member
 from typer.testing import CliRunner
 
 from kafka_marshal import Key, World
-from kafka_marshal.draining import DirectiveResult, Subject
-from kafka_marshal.fencing import ClientProcess, FenceResult, OwnedKey
+from kafka_marshal.admin.draining import DirectiveResult, Subject
+from kafka_marshal.admin.fencing import ClientProcess, FenceResult, OwnedKey
 from kafka_marshal.identity import Identity
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.shared import Call

@@ -8,7 +8,7 @@ from logkit import Log
 from typer.testing import CliRunner
 
 from kafka_marshal import CoordinationError, World, native
-from kafka_marshal.admin import TopicReport
+from kafka_marshal.admin.formatting import TopicReport
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io import Choice, record_batches
 from kafka_marshal.kafka_io.topic_rules import ClusterInfo, Problem, TopicDescription

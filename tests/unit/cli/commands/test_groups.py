@@ -24,10 +24,10 @@ from logkit import (
 from typer.testing import CliRunner
 
 from kafka_marshal import CoordinationError, Key, TopicPartition, World
-from kafka_marshal.admin import PauseResult
+from kafka_marshal.admin.group_settings import plan_settings
+from kafka_marshal.admin.growing import waiting
+from kafka_marshal.admin.pausing import PauseResult
 from kafka_marshal.engine.pause_notes import PauseNote
-from kafka_marshal.group_settings import plan_settings
-from kafka_marshal.growing import waiting
 from kafka_marshal.protocol.placement import by_partition
 from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal_cli.assembly import app

@@ -8,7 +8,7 @@ from growkit import Died, Tool, at, growths, keyed, partitions, records
 from typer.testing import CliRunner
 
 from kafka_marshal import World
-from kafka_marshal.growing import SETTLE_MS
+from kafka_marshal.admin.growing import SETTLE_MS
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.shared import Call

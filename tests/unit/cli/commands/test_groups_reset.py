@@ -17,17 +17,17 @@ from kafka_marshal import (
     TopicPartition,
     World,
 )
-from kafka_marshal.finishing import Progress
-from kafka_marshal.group_reset import (
+from kafka_marshal.admin.finishing import Progress
+from kafka_marshal.admin.group_reset import (
     PartitionReset,
     ResetPlan,
     ResetResult,
     read_plan,
     write_plan,
 )
+from kafka_marshal.admin.set_position import PositionPlan, Target
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.set_position import PositionPlan, Target
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands import groups_reset
 from kafka_marshal_cli.commands.groups_reset import Printer, spec_of

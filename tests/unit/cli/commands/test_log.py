@@ -12,7 +12,7 @@ from scankit import FakeScan
 from typer.testing import CliRunner
 
 from kafka_marshal import World
-from kafka_marshal.admin_reset import KeyChange, StateResetPlan
+from kafka_marshal.admin.state_reset import KeyChange, StateResetPlan
 from kafka_marshal.clock import instant
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.types import Key

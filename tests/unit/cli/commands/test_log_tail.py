@@ -25,7 +25,7 @@ from kafka_marshal import Key
 from kafka_marshal.protocol.codec import person_to_tags
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.text import object_to_entry
-from kafka_marshal.watch import EarlyStates, Folded, WorldWatch
+from kafka_marshal.views.watch import EarlyStates, Folded, WorldWatch
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.log_tail import TYPES, text_line, verdict
 from kafka_marshal_cli.shared import Call

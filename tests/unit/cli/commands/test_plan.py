@@ -9,13 +9,13 @@ from logkit import H, Log, beat, member, planned, settings
 from typer.testing import CliRunner
 
 from kafka_marshal import ConfigurationError, Key, World
+from kafka_marshal.admin.rebalancing import Rebalance
 from kafka_marshal.engine.kept_states import Restored
-from kafka_marshal.plan_simulation import NewMember
-from kafka_marshal.plan_view import Verification
 from kafka_marshal.protocol.group_plan import Move
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.rebalancing import Rebalance
+from kafka_marshal.views.plan import Verification
+from kafka_marshal.views.plan_simulation import NewMember
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.plan import new_member
 from kafka_marshal_cli.exits import ExitCode

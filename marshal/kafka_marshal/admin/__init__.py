@@ -1,0 +1,1 @@
+"""What admins do: formats, pauses, set positions, drains, changes of a layout."""

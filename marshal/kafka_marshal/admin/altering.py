@@ -1,0 +1,237 @@
+"""Changes of the Config by an admin: interval, limits, feature level (PROTOCOL 4.12).
+
+Each writes the next Config, to coordinating partition 0 first, which decides. Each key
+is judged by the Config of its own partition, so that an interrupted change is safe, and
+repeating it completes it.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+import msgspec
+
+from kafka_marshal.admin.connection import AdminConnection
+from kafka_marshal.admin.formatting import check_interval, check_limits
+from kafka_marshal.admin.state_reset import (
+    UpgradePlan,
+    plan_upgrade,
+    require_members,
+    settled_config,
+    write_config,
+    write_upgrade,
+)
+from kafka_marshal.engine.config_check import (
+    require_level,
+    require_newest,
+    require_no_change,
+)
+from kafka_marshal.errors import ConfigurationError, MalformedRecord
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config
+from kafka_marshal.protocol.state import WorldState, is_forgettable
+
+COUNTED = ("keys", "groups")
+
+
+@attrs.frozen(kw_only=True)
+class Exceeded:
+    """A coordinating partition that has more than a limit allows.
+
+    Attributes:
+        partition: The coordinating partition.
+        limit: Name of the limit.
+        count: What it has now; only new ones are refused.
+    """
+
+    partition: int
+    limit: str
+    count: int
+
+
+@attrs.frozen(kw_only=True)
+class AlterPlan:
+    """The effect of a change of heartbeat interval and limits.
+
+    Attributes:
+        config: The Config that is written; the one in force where nothing changes.
+        before: The Config of coordinating partition 0 now.
+        partitions: Partitions that it is written to.
+        forgotten_count: Keys that a lower ``forget_ms`` drops soon.
+        exceeded: Limits that are exceeded already.
+    """
+
+    config: Config
+    before: Config
+    partitions: tuple[int, ...]
+    forgotten_count: int
+    exceeded: tuple[Exceeded, ...]
+
+    @property
+    def changes(self) -> dict[str, tuple[int, int]]:
+        """What changes: name, value now and value then."""
+        before, then = self.before, self.config
+        values = {
+            "heartbeat_interval_ms": (
+                before.heartbeat_interval_ms,
+                then.heartbeat_interval_ms,
+            )
+        }
+        values |= {
+            name: (before.limit(name), then.limit(name)) for name in LIMIT_DEFAULTS
+        }
+        return {name: (one, two) for name, (one, two) in values.items() if one != two}
+
+
+def plan_alter(
+    worlds: Sequence[WorldState],
+    *,
+    heartbeat_interval_ms: int | None,
+    limits: Mapping[str, int],
+    era: int,
+    tags: bytes | msgspec.UnsetType = msgspec.UNSET,
+) -> AlterPlan:
+    """Return the plan of a change; what an interrupted one left is completed with it.
+
+    Args:
+        worlds: The worlds of the coordinating partitions.
+        heartbeat_interval_ms: The new interval; None keeps it.
+        limits: New limits by name; others stay.
+        era: Wall time in seconds.
+        tags: Tags of a new Config.
+
+    Raises:
+        ConfigurationError: A value is not allowed, or the topic's level is too low.
+    """
+    by_partition = {world.partition: world for world in worlds}
+    first = settled_config(by_partition, 0)
+    interval_ms = heartbeat_interval_ms or first.heartbeat_interval_ms
+    if heartbeat_interval_ms is not None:
+        check_interval(heartbeat_interval_ms)
+    check_limits(limits)
+    if interval_ms < first.heartbeat_interval_ms:
+        require_level(first, "a lower heartbeat interval")
+    wanted = msgspec.structs.replace(
+        first,
+        heartbeat_interval_ms=interval_ms,
+        limits=msgspec.structs.replace(first.limits, **limits),
+    )
+    if wanted != first:
+        wanted = msgspec.structs.replace(
+            wanted,
+            generation=first.generation + 1,
+            era=max(first.era + 1, era),
+            tags=tags,
+        )
+    try:
+        encode(wanted)
+    except MalformedRecord as error:
+        raise ConfigurationError(
+            f"a limit is out of its bounds: {error}; see docs/PROTOCOL.md, 3.6",
+            setting="limits",
+        ) from error
+    own = [by_partition[t] for t in range(first.partition_count)]
+    behind = tuple(
+        world.partition
+        for world in own
+        if settled_config(by_partition, world.partition).generation < wanted.generation
+    )
+    return AlterPlan(
+        config=wanted,
+        before=first,
+        partitions=behind,
+        forgotten_count=sum(_forgotten_count(world, first, wanted) for world in own),
+        exceeded=tuple(each for world in own for each in _exceeded(world, wanted)),
+    )
+
+
+def _forgotten_count(world: WorldState, before: Config, config: Config) -> int:
+    """Return how many keys a Config drops for their silence that stay under another."""
+    if config.limit("forget_ms") >= before.limit("forget_ms"):
+        return 0
+    latest_ms = world.now_ms - config.limit("forget_ms")
+    return sum(
+        is_forgettable(known) and known.active_ms < latest_ms
+        for known in world.keys.values()
+    )
+
+
+def _exceeded(world: WorldState, config: Config) -> list[Exceeded]:
+    counts = {"keys": len(world.keys), "groups": len(world.groups)}
+    return [
+        Exceeded(partition=world.partition, limit=name, count=counts[name])
+        for name in COUNTED
+        if counts[name] > config.limit(name)
+    ]
+
+
+class Altering(AdminConnection):
+    """Changes the Config of the topic, as a part of ``Admin``; for one thread."""
+
+    def alter_topic(
+        self,
+        *,
+        heartbeat_interval_ms: int | None = None,
+        limits: Mapping[str, int] | None = None,
+        execute: bool = False,
+    ) -> AlterPlan:
+        """Change the heartbeat interval or limits of the topic while members run.
+
+        A lower interval holds for each key from its first renewal on that ends no lease
+        earlier: takeovers keep the old pace for up to two old intervals.
+
+        Args:
+            heartbeat_interval_ms: The new interval; None keeps it.
+            limits: New limits by name; others stay.
+            execute: Whether to execute the plan.
+
+        Raises:
+            ConfigurationError: A value is not allowed, or the topic has a feature level
+                below 2.
+            ClaimRejected: A change of the number of partitions is open, or partition 0
+                has lost the newest Config.
+            LogUnwritable: A partition accepted another Config; repeat it.
+            DeadlineExceeded: No verdict in time; repeating it completes it.
+        """
+        follower = self._read()
+        require_no_change(follower.by_partition)
+        require_newest(follower.by_partition, follower.topic)
+        plan = plan_alter(
+            follower.worlds,
+            heartbeat_interval_ms=heartbeat_interval_ms,
+            limits=limits or {},
+            era=follower.wall_s,
+            tags=self._sender.tags,
+        )
+        if execute:
+            write_config(
+                follower,
+                plan.config,
+                partitions=plan.partitions,
+                timeout_ms=self._timeout_ms,
+            )
+        return plan
+
+    def upgrade_topic(
+        self, *, execute: bool = False, ignore_members: bool = False
+    ) -> UpgradePlan:
+        """Raise the feature level of the topic to that of this release.
+
+        Args:
+            execute: Whether to execute the plan.
+            ignore_members: Whether to continue although live members would halt.
+
+        Raises:
+            ClaimRejected: Live members would halt, a change of the number of
+                partitions is open, or partition 0 has lost the newest Config.
+        """
+        follower = self._read()
+        require_no_change(follower.by_partition)
+        require_newest(follower.by_partition, follower.topic)
+        plan = plan_upgrade(follower.by_partition)
+        if execute:
+            if not ignore_members:
+                require_members(plan)
+            write_upgrade(
+                follower, plan, tags=self._sender.tags, timeout_ms=self._timeout_ms
+            )
+        return plan

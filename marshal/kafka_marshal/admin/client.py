@@ -1,0 +1,820 @@
+"""Admin operations: formatting the coordination topic, pausing groups, queries.
+
+Admins read the coordination log by themselves and join no group.
+"""
+
+import os
+import socket
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from kafka_marshal.admin.altering import Altering
+from kafka_marshal.admin.draining import Draining
+from kafka_marshal.admin.fencing import (
+    ClientProcess,
+    FenceResult,
+    processes_of,
+    require_fencing,
+    select,
+    write_fences,
+)
+from kafka_marshal.admin.finishing import OnProgress, ignore_progress, require_resolved
+from kafka_marshal.admin.formatting import (
+    HEARTBEAT_MS_DEFAULT,
+    PARTITIONS_DEFAULT,
+    Format,
+    TopicReport,
+    format_log,
+)
+from kafka_marshal.admin.group_reset import (
+    GroupResets,
+    PositionSpec,
+    ResetPlan,
+    ResetResult,
+    write_plan,
+)
+from kafka_marshal.admin.group_settings import (
+    SettingsChange,
+    plan_settings,
+    write_settings,
+)
+from kafka_marshal.admin.growing import Growing
+from kafka_marshal.admin.pausing import (
+    ENDED,
+    PauseOperation,
+    PauseResult,
+    Sender,
+    current_person,
+    ending,
+    held_keys,
+    in_order,
+    op_id_of,
+    parse_topics,
+    period_of,
+    refusal,
+    scope_of_topics,
+)
+from kafka_marshal.admin.rebalancing import Rebalancing
+from kafka_marshal.admin.resizing import Resizing
+from kafka_marshal.admin.set_position import PositionPlan
+from kafka_marshal.admin.state_reset import (
+    ForgetPlan,
+    StateResetPlan,
+    find_checkpoint,
+    plan_forgetting,
+    plan_state_reset,
+    require_harmless,
+    topics_of,
+    write_forgetting,
+    write_state_reset,
+)
+from kafka_marshal.arguments import require_name
+from kafka_marshal.clock import SystemClock
+from kafka_marshal.closing import Closing
+from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS, format_command
+from kafka_marshal.engine.checkpoint_reader import has_checkpoints
+from kafka_marshal.errors import (
+    ClaimRejected,
+    ConfigurationError,
+    LogUnreadable,
+    TopicMisconfigured,
+)
+from kafka_marshal.identity import home_of
+from kafka_marshal.kafka_io import (
+    Choice,
+    ClusterInfo,
+    ConnectionConfig,
+    KafkaTopicAdmin,
+    Problem,
+    TopicDescription,
+    choose,
+    is_retention_finite,
+    open_coordination_log,
+    problems,
+    set_command,
+)
+from kafka_marshal.kafka_io.data import KafkaDataLog, KafkaOffsets
+from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.records import Config, Scope
+from kafka_marshal.protocol.text import scope_texts
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.views.log_ends import LogEnds
+from kafka_marshal.views.world import World
+
+TIMEOUT_MS = 30_000
+CLOSE_MS_MAX = 1_000
+UNCLEAN = "unclean.leader.election.enable"
+
+
+class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
+    """Formats the coordination topic and pauses groups. A context manager.
+
+    One thread uses it at a time.
+
+    Args:
+        bootstrap_servers: Addresses of the cluster.
+        coordination_topic: Name of the coordination topic.
+        options: Security and connection options.
+        transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
+        client_id: Name of the admin in the log.
+        person: Person for whom the admin writes, as its records name them; by default
+            ``MARSHAL_AS`` of the environment, else the name of the user; ``""`` for
+            none.
+        state_dir: Directory with the snapshots to read the log from; None for the
+            user's, ``""`` for none.
+        timeout_ms: Longest time of each step.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str] = SERVERS,
+        *,
+        coordination_topic: str = COORDINATION_TOPIC,
+        options: Mapping[str, Any] | None = None,
+        transport: str = "auto",
+        client_id: str | None = None,
+        person: str | None = None,
+        state_dir: str | Path | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> None:
+        self._settings = ConnectionConfig(
+            bootstrap_servers,
+            coordination_topic=coordination_topic,
+            options=options,
+            transport=transport,
+        )
+        name = client_id or _default_client_id()
+        require_name("client_id", name)
+        self._sender = Sender(name, current_person() if person is None else person)
+        self._state_home = home_of(state_dir)
+        self._timeout_ms = timeout_ms
+        self._clock = SystemClock()
+        self._topics = KafkaTopicAdmin(self._settings)
+        self._offsets = KafkaOffsets(self._settings)
+        self._log_ends = LogEnds(
+            bootstrap_servers,
+            coordination_topic=coordination_topic,
+            options=options,
+            transport=transport,
+            timeout_ms=timeout_ms,
+        )
+        self._data = KafkaDataLog(self._settings)
+
+    @property
+    def transport(self) -> Choice:
+        """The transport for reading and writing the log, and why it was chosen.
+
+        Raises:
+            ConfigurationError: The requested transport cannot be used.
+        """
+        return choose(self._settings)
+
+    # --- the coordination topic
+
+    def describe_topic(self) -> tuple[TopicDescription, tuple[Problem, ...]]:
+        """Return the cluster's description of the coordination topic, and its problems.
+
+        The second part has one item per violated setting of PROTOCOL 2.1.
+        """
+        cluster = self.cluster()
+        found = self._topics.describe(
+            self._settings.coordination_topic, timeout_ms=self._timeout_ms
+        )
+        wrong = problems(
+            found,
+            broker_count=len(cluster.brokers),
+            has_checkpoints=is_retention_finite(found) and self._has_checkpoints(),
+        )
+        return found, wrong
+
+    def cluster(self) -> ClusterInfo:
+        """Return the cluster's id, controller and brokers."""
+        return self._topics.cluster(timeout_ms=self._timeout_ms)
+
+    def report_topic(self) -> TopicReport:
+        """Return ``describe_topic`` as far as the ACLs allow, with a note."""
+        cluster = self.cluster()
+        try:
+            found, wrong = self.describe_topic()
+        except LogUnreadable as refusal:
+            # Settings need DESCRIBE_CONFIGS, which ordinary members may not have.
+            found = self._topics.describe_bare(
+                self._settings.coordination_topic, timeout_ms=self._timeout_ms
+            )
+            return TopicReport(cluster, found, (), note=str(refusal))
+        return TopicReport(cluster, found, wrong)
+
+    def risk_of(self, topic: str) -> str | None:
+        """Return why a data topic may lose records by its settings, or None.
+
+        Both guarantees hold for records that Kafka keeps. If this principal may not
+        read the settings, no risk is reported.
+
+        Raises:
+            LogUnreadable: This principal may not describe the topic.
+            CoordinationError: The cluster did not answer.
+        """
+        try:
+            found = self._topics.describe(topic, timeout_ms=self._timeout_ms)
+        except LogUnreadable:
+            found = self._topics.describe_bare(topic, timeout_ms=self._timeout_ms)
+        if not found.exists:
+            return "it does not exist any more"
+        if found.leaderless:
+            return f"partition {found.leaderless[0]} has no leader"
+        unclean = found.configs.get(UNCLEAN, "false")
+        return None if unclean == "false" else UNCLEAN
+
+    def format_topic(
+        self, wanted: Format | None = None, *, ignore_formatted: bool = False
+    ) -> Config:
+        """Create and format the coordination topic; complete a torn format.
+
+        The Config of coordinating partition 0 is written first and decides; the process
+        that wins there writes the others (PROTOCOL 2.2).
+
+        Raises:
+            TopicMisconfigured: The topic is formatted already, or with other settings,
+                or breaks PROTOCOL 2.1.
+        """
+        chosen = wanted or Format()
+        topic = self._settings.coordination_topic
+        found, wrong = self.describe_topic()
+        if found.exists and wrong:
+            # Do not format a topic that can lose claims, or give them wrong times.
+            texts = tuple(each.text for each in wrong)
+            raise TopicMisconfigured(
+                f"topic {topic} exists with settings that the protocol forbids "
+                f"({'; '.join(texts)}); correct them (marshal doctor shows how), or "
+                f"delete the topic, then run: {format_command(topic)}",
+                problems=texts,
+            )
+        if not found.exists:
+            self._topics.create_coordination_topic(
+                partitions=chosen.partition_count, timeout_ms=self._timeout_ms
+            )
+        follower = self._follow()
+        cluster_id = self._topics.cluster_id(timeout_ms=self._timeout_ms)
+        return format_log(
+            follower,
+            chosen,
+            cluster_id=cluster_id,
+            ignore_formatted=ignore_formatted,
+            tags=self._sender.tags,
+            timeout_ms=self._timeout_ms,
+        )
+
+    # --- overriding
+
+    def reset_state(
+        self,
+        partition: int,
+        *,
+        checkpoint_id: str | None = None,
+        execute: bool = False,
+        allow_held: bool = False,
+        allow_reprocess: bool = False,
+    ) -> StateResetPlan:
+        """Replace the state of a coordinating partition by that of a checkpoint.
+
+        Args:
+            partition: The coordinating partition.
+            checkpoint_id: Id of the checkpoint, in hex; None for the newest.
+            execute: Whether to execute the plan.
+            allow_held: Whether to take keys away from live clients.
+            allow_reprocess: Whether records may be handed out again.
+
+        Raises:
+            ClaimRejected: It would take keys or repeat records, and that is not
+                allowed; or a set position is not resolved.
+        """
+        log = open_coordination_log(
+            self._settings, heartbeat_interval_ms=None, timeout_ms=self._timeout_ms
+        )
+        try:
+            kept = find_checkpoint(
+                log,
+                partition,
+                checkpoint_id=checkpoint_id,
+                timeout_ms=self._timeout_ms,
+            )
+        finally:
+            log.close(self._timeout_ms)
+        follower = self._read()
+        now_ms, limit_ms = self._clock.now_ms(), self._timeout_ms
+        plan = plan_state_reset(follower.replicas[partition], kept, now_ms=now_ms)
+        if execute:
+            require_resolved(follower.worlds)
+            require_harmless(
+                plan, allow_held=allow_held, allow_reprocess=allow_reprocess
+            )
+            write_state_reset(follower, kept, sender=self._sender, timeout_ms=limit_ms)
+        return plan
+
+    def forget_keys(
+        self,
+        group_id: str,
+        *,
+        topic: str | None = None,
+        execute: bool = False,
+        allow_existing: bool = False,
+    ) -> ForgetPlan:
+        """Drop keys of a group without an owner, with their positions and grants.
+
+        Args:
+            group_id: The group.
+            topic: Only keys of this data topic.
+            execute: Whether to execute the plan.
+            allow_existing: Whether to drop keys of topics that still exist in the
+                cluster: the group starts these again as if it had never read them, so
+                records are processed again, also at most once.
+
+        Returns:
+            The keys that were dropped, or would be.
+
+        Raises:
+            ConfigurationError: The topic has a feature level below 2.
+            ClaimRejected: The log has no such keys.
+        """
+        require_name("group_id", group_id)
+        self._settled()
+        topics = topics_of(self._follow().worlds, group_id, topic=topic)
+        if not topics:
+            raise ClaimRejected(
+                f"group {group_id!r} has no such keys in the log; see: marshal claims "
+                f"list --group {group_id}",
+                reason="unknown_key",
+            )
+        existing = []
+        if not allow_existing:
+            existing = [t for t in topics if self.partition_count(t) is not None]
+        follower, now_ms = self._follow(), self._clock.now_ms()
+        plan = plan_forgetting(
+            follower.replicas.values(),
+            group_id,
+            topics=topics,
+            existing=existing,
+            now_ms=now_ms,
+        )
+        if execute:
+            done = write_forgetting(
+                follower,
+                plan,
+                sender=self._sender,
+                timeout_ms=self._timeout_ms,
+            )
+            keys = tuple(each for each in plan.keys if each[0] in done)
+            plan = attrs.evolve(plan, keys=keys)
+        return plan
+
+    # --- pausing a group
+
+    def pause_group(
+        self,
+        group_id: str,
+        *,
+        for_ms: int | None = None,
+        until_ms: int | None = None,
+        begin_ms: int | None = None,
+        topics: Sequence[str] | None = None,
+        reason: str | None = None,
+        wait_ms: int = 0,
+        dry_run: bool = False,
+    ) -> PauseResult:
+        """Pause a group: its owners finish uncommitted records and release their keys.
+
+        Args:
+            group_id: The group.
+            for_ms: Length of the pause, from its begin, or from the later of wall time
+                and log time. It is renewed each third of that time until this method
+                returns.
+            until_ms: End of the pause in epoch ms, instead of ``for_ms``.
+            begin_ms: Begin in epoch ms, up to 30 days ahead; by default it begins at
+                once. The pause begins by itself, also if this process is gone.
+            topics: Only these topics, or some partitions of them, like ``orders:0,1``;
+                the rest of the group goes on.
+            reason: Stored in the log, for people.
+            wait_ms: How long to wait until no paused key has an owner.
+            dry_run: Only check, and return what would be paused.
+
+        Raises:
+            GroupPaused: Another operation holds the whole group.
+            ClaimRejected: Another operation ended the pause meanwhile, or no more can
+                be scheduled.
+            ConfigurationError: The period is invalid, or needs feature level 2.
+        """
+        require_name("group_id", group_id)
+        config = self._settled()
+        if begin_ms is not None and wait_ms:
+            raise ConfigurationError(
+                "a pause that begins later cannot be waited for", setting="wait_ms"
+            )
+        period = period_of(
+            config,
+            for_ms,
+            until_ms=until_ms,
+            begin_ms=begin_ms,
+            wall_ms=self._clock.wall_ms(),
+        )
+        wanted = None if topics is None else parse_topics(topics)
+        scope = None if wanted is None else scope_of_topics(config, wanted)
+        operation = PauseOperation(
+            self._follow(),
+            self._clock,
+            self._sender,
+            group_id=group_id,
+            partition_count=config.partition_count,
+            period=period,
+            reason=reason,
+            scope=scope,
+        )
+        if not dry_run:
+            operation.begin(self._timeout_ms)
+            if wait_ms:
+                operation.hold_until(lambda: not self._held(group_id, scope), wait_ms)
+        return PauseResult(
+            op_id="" if dry_run else operation.op_id.hex(),
+            until_ms=operation.planned_end_ms() if dry_run else operation.end_ms(),
+            held=self._held(group_id, scope),
+            begin_ms=period.begin_ms,
+            topics=scope_texts(scope),
+        )
+
+    def resume_group(
+        self,
+        group_id: str,
+        *,
+        operation: str | None = None,
+        reason: str | None = None,
+    ) -> int:
+        """End a group's pause; return the number of partitions it was ended in.
+
+        Scheduled pauses that are due end with it. Where the group is not paused, its
+        only scheduled pause is cancelled.
+
+        Args:
+            group_id: The group.
+            operation: Id of the pause to end or to cancel, in hex.
+            reason: Stored in the log, for people.
+
+        Raises:
+            ClaimRejected: The group is not paused, or several pauses are scheduled.
+        """
+        require_name("group_id", group_id)
+        config = self._settled()
+        follower, wall_ms = self._follow(), self._clock.wall_ms()
+        op_id = None if operation is None else op_id_of(operation)
+        chosen = ending(follower, group_id, op_id=op_id, wall_ms=wall_ms)
+        home = home_partition(group_id, partition_count=config.partition_count)
+        for partition in in_order(chosen, home=home):
+            for each in chosen[partition]:
+                self._end_pause(group_id, each, partition=partition, reason=reason)
+        return len(chosen)
+
+    def _end_pause(
+        self, group_id: str, op_id: bytes, *, partition: int, reason: str | None
+    ) -> None:
+        follower = self._follow()
+        record = self._sender.record(group_id, op_id, expire_ms=ENDED, reason=reason)
+        sent = follower.append(partition, record)
+        follower.await_all([sent], self._timeout_ms)
+        verdict = sent.transition
+        assert verdict is not None  # else the wait would have raised
+        if not sent.is_accepted and verdict.reason != "op_over":
+            raise refusal(follower, sent, group_id=group_id)
+
+    # --- settings of a group
+
+    def set_group(
+        self,
+        group_id: str,
+        changes: Mapping[str, int | str | None],
+        *,
+        reason: str | None = None,
+        execute: bool = False,
+    ) -> SettingsChange:
+        """Change how a group's members share and hand off partitions.
+
+        Members apply the change as they read it. Settings that are not named stay.
+
+        Args:
+            group_id: The group.
+            changes: ``policy``, ``debounce_ms``, ``handoff_ms``, ``handoffs_max`` and
+                ``grace_ms``, some of them; None for the default of a setting.
+            reason: Stored in the log, for people.
+            execute: Whether to write the change.
+
+        Raises:
+            ConfigurationError: A value is invalid, or the feature level below 2.
+            ClaimRejected: Somebody else changed the settings meanwhile.
+        """
+        require_name("group_id", group_id)
+        config, follower = self._settled(), self._follow()
+        home = home_partition(group_id, partition_count=config.partition_count)
+        world = follower.replicas[home].world
+        change = plan_settings(world, group_id, changes=changes)
+        if execute and change.is_changed:
+            write_settings(
+                follower,
+                change,
+                sender=self._sender,
+                home=home,
+                reason=reason,
+                timeout_ms=self._timeout_ms,
+            )
+        return change
+
+    # --- fencing a client
+
+    def client_processes(
+        self, group_id: str, client_id: str
+    ) -> tuple[ClientProcess, ...]:
+        """Return the processes of a client that the log knows, fenced ones included."""
+        require_name("client_id", client_id)
+        require_name("group_id", group_id)
+        return self._processes(group_id, client_id, self._settled())
+
+    def fence_client(
+        self,
+        group_id: str,
+        client_id: str,
+        *,
+        incarnations: Collection[str] | None = None,
+        reason: str | None = None,
+        wait_ms: int = 0,
+    ) -> FenceResult:
+        """End the claims of a client's processes for good, whatever these do.
+
+        A process that reads its fence stops and releases its keys at once. The keys of
+        one that hangs are free once it is stale, at most two heartbeat intervals after
+        the fence. A new process of the client claims as usual. Repeating is harmless.
+
+        Args:
+            group_id: The group.
+            client_id: The client.
+            incarnations: Only these processes, in hex; by default all that own keys or
+                announced themselves lately.
+            reason: Stored in the log, for people.
+            wait_ms: How long to wait until they hold no key any more.
+
+        Raises:
+            ClaimRejected: The log knows no such client, or no such process of it.
+            ConfigurationError: The topic has a feature level below 2.
+            LogUnwritable: A coordinating partition refused the fence.
+        """
+        require_name("client_id", client_id)
+        require_name("group_id", group_id)
+        config = self._settled()
+        require_fencing(group_id, config)
+        owner = (group_id, client_id)
+        chosen = select(
+            self._processes(*owner, config), owner=owner, incarnations=incarnations
+        )
+        is_changed = write_fences(
+            self._follow(),
+            chosen,
+            sender=self._sender,
+            owner=owner,
+            partition_count=config.partition_count,
+            reason=reason,
+            timeout_ms=self._timeout_ms,
+        )
+        names = {process.incarnation for process in chosen}
+
+        def result() -> FenceResult:
+            found = self._processes(*owner, config)
+            return FenceResult(
+                group_id=group_id,
+                client_id=client_id,
+                is_changed=is_changed,
+                processes=tuple(each for each in found if each.incarnation in names),
+            )
+
+        if wait_ms:
+            self._follow().follow_until(lambda: not result().held, wait_ms)
+        return result()
+
+    def held(self, group_id: str) -> tuple[Key, ...]:
+        """Return the group's keys that are owned and not stale, by estimate."""
+        return self._held(group_id, None)
+
+    def _held(self, group_id: str, scope: Scope | None) -> tuple[Key, ...]:
+        now_ms = self._clock.now_ms()
+        return held_keys(self._follow(), group_id, now_ms=now_ms, scope=scope)
+
+    # --- resetting a group
+
+    def plan_reset(
+        self,
+        group_id: str,
+        spec: PositionSpec,
+        *,
+        topics: Sequence[str] | None = None,
+        clamp: bool = False,
+        allow_reprocess: bool = False,
+    ) -> ResetPlan:
+        """Return what a reset of a group to new positions does; nothing is written.
+
+        Args:
+            group_id: The group.
+            spec: The new positions.
+            topics: Topics, or ``topic:0,1`` for some partitions; None for all topics
+                of the group. Positions of a file bring their own.
+            clamp: Whether a position outside of its log becomes the nearest one
+                inside, as with Kafka's tool; otherwise it is refused.
+            allow_reprocess: Whether partitions at most once may go back, so that
+                records are handed out again.
+
+        Raises:
+            ConfigurationError: A topic or partition does not exist.
+            PositionError: A position lies outside of its log.
+            ClaimRejected: The log has no positions of the group; or a partition that
+                is to be shifted has none.
+        """
+        return self._resets(group_id).plan(
+            group_id,
+            spec,
+            topics=topics,
+            is_clamped=clamp,
+            allows_reprocess=allow_reprocess,
+        )
+
+    def plan_undo(
+        self, op_id: str, *, partial: bool = False, allow_reprocess: bool = False
+    ) -> ResetPlan:
+        """Return what the undo of a reset does; nothing is written.
+
+        Partitions without a position before the reset stay as they are; they are in
+        ``positions.left_out``.
+
+        Args:
+            op_id: The operation, in hex.
+            partial: Whether to undo what is left, where other operations, recreated
+                topics or forgetting have taken some of its partitions.
+            allow_reprocess: As in ``plan_reset``.
+
+        Raises:
+            ClaimRejected: The log does not show what was before, or not of all.
+        """
+        return self._resets().plan_undo(
+            op_id, is_partial=partial, allows_reprocess=allow_reprocess
+        )
+
+    def describe_plan(self, plan: PositionPlan) -> ResetPlan:
+        """Return what a stored plan does now (``read_plan``); nothing is written.
+
+        Raises:
+            ClaimRejected: A topic was deleted or created again since.
+            PositionError: A position is beyond the end of its log now.
+        """
+        return self._resets(plan.group_id).describe(plan)
+
+    def execute(
+        self,
+        plan: ResetPlan | PositionPlan,
+        *,
+        plan_file: str | Path | None = None,
+        reason: str | None = None,
+        drain_ms: int | None = None,
+        on_progress: OnProgress = ignore_progress,
+    ) -> ResetResult:
+        """Set the positions of a plan, all or none; or continue where an admin died.
+
+        The group is paused, releases its keys, and continues by itself from the new
+        positions. Kafka's committed offsets are then written, best effort.
+
+        Args:
+            plan: The plan; that of a file, to continue (``read_plan``).
+            plan_file: File to store the plan in before the first record. Without one
+                an operation whose admin dies can only be finished (``finish``).
+            reason: Stored in the log, for people.
+            drain_ms: Longest wait until the group has released its keys; by default
+                two heartbeat intervals, after which no owner counts, and a step's time.
+            on_progress: Called with each step, on this thread.
+
+        Raises:
+            ConfigurationError: The plan cannot be stored; nothing was written.
+            ClaimRejected: Nothing is set: another operation is not resolved, or a
+                partition at most once would go back, or the positions have changed
+                since an undo was planned.
+            GroupPaused: Nothing is set: another operation holds the group.
+            DeadlineExceeded: The group did not release its keys, and nothing is set;
+                or the log did not answer: execute the plan again.
+        """
+        positions = plan.positions if isinstance(plan, ResetPlan) else plan
+        resets = self._resets(positions.group_id)
+        if plan_file is not None:
+            write_plan(Path(plan_file), positions)
+        return resets.execute(
+            positions, reason=reason, drain_ms=drain_ms, on_progress=on_progress
+        )
+
+    def undo(
+        self,
+        op_id: str,
+        *,
+        partial: bool = False,
+        allow_reprocess: bool = False,
+        plan_file: str | Path | None = None,
+        reason: str | None = None,
+        on_progress: OnProgress = ignore_progress,
+    ) -> ResetResult:
+        """Set a group back to where it was before an operation.
+
+        It is an operation of its own, and can be undone; see ``plan_undo`` and
+        ``execute`` for arguments and errors.
+        """
+        plan = self.plan_undo(op_id, partial=partial, allow_reprocess=allow_reprocess)
+        return self.execute(
+            plan, plan_file=plan_file, reason=reason, on_progress=on_progress
+        )
+
+    def finish(
+        self,
+        group_id: str,
+        *,
+        reason: str | None = None,
+        on_progress: OnProgress = ignore_progress,
+    ) -> tuple[ResetResult, ...]:
+        """End the resets of a group that are not resolved, as the log decided them.
+
+        A committed one is applied everywhere, any other is aborted, also if its admin
+        is alive. Members of any group do this by themselves once its pause is over.
+
+        Raises:
+            DeadlineExceeded: The log did not answer; call it again.
+        """
+        return self._resets(group_id).finish(
+            group_id, reason=reason, on_progress=on_progress
+        )
+
+    # --- internals
+
+    def _processes(
+        self, group_id: str, client_id: str, config: Config
+    ) -> tuple[ClientProcess, ...]:
+        follower, now_ms = self._follow(), self._clock.now_ms()
+        replicas = [follower.replicas[t] for t in range(config.partition_count)]
+        return processes_of(replicas, (group_id, client_id), now_ms=now_ms)
+
+    def _resets(self, group_id: str | None = None) -> GroupResets:
+        """Return resets over the log as it is now."""
+        if group_id is not None:
+            require_name("group_id", group_id)
+        config = self._settled()
+        return GroupResets(
+            self._follow(),
+            self._clock,
+            self._sender,
+            data=self._data,
+            times=self._offsets,
+            config=config,
+            timeout_ms=self._timeout_ms,
+        )
+
+    def _has_checkpoints(self) -> bool:
+        """Return whether each coordinating partition has a checkpoint to start from."""
+        log = open_coordination_log(
+            self._settings, heartbeat_interval_ms=None, timeout_ms=self._timeout_ms
+        )
+        try:
+            return has_checkpoints(log, timeout_ms=self._timeout_ms)
+        finally:
+            log.close(self._timeout_ms)
+
+    def close(self) -> None:
+        """Close every connection. Idempotent."""
+        self._is_closed = True
+        self._close_follower()
+        self._topics.close()
+        self._offsets.close(CLOSE_MS_MAX)
+        self._log_ends.close(timeout_ms=CLOSE_MS_MAX)
+        self._data.close(CLOSE_MS_MAX)
+
+
+def remedy(problem: Problem, topic: str, *, servers: str) -> str:
+    """Return the command, or the action, that corrects a problem of a topic."""
+    if problem.setting is None:
+        return "kafka-topics --describe, then bring back or add brokers"
+    change = {"setting": problem.setting, "value": problem.value}
+    return set_command(topic, servers, **change)
+
+
+def _default_client_id() -> str:
+    host = "".join(c for c in socket.gethostname() if c.isalnum() or c in "._-")
+    return f"admin-{host or 'host'}-{os.getpid()}"[:200]
+
+
+__all__ = [
+    "HEARTBEAT_MS_DEFAULT",
+    "PARTITIONS_DEFAULT",
+    "Admin",
+    "Format",
+    "PauseResult",
+    "TopicReport",
+    "World",
+    "set_command",
+]

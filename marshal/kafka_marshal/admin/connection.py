@@ -1,0 +1,99 @@
+"""The connections of an admin, which follows the log without claiming."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from kafka_marshal.admin.pausing import Sender
+from kafka_marshal.engine.checkpoint_reader import kept_in
+from kafka_marshal.engine.config_check import agreed_config
+from kafka_marshal.engine.follower import Follower
+from kafka_marshal.errors import InvalidTransition
+from kafka_marshal.kafka_io import (
+    ConnectionConfig,
+    KafkaTopicAdmin,
+    open_coordination_log,
+)
+from kafka_marshal.ports import Clock
+from kafka_marshal.protocol.records import Config
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.snapshots import open_store
+from kafka_marshal.views.log_ends import LogEnds
+
+
+class AdminConnection:
+    """Follows the log, and describes topics; the base of each part of ``Admin``.
+
+    For one thread. The log is opened with its first use.
+    """
+
+    _settings: ConnectionConfig
+    _sender: Sender
+    _clock: Clock
+    _topics: KafkaTopicAdmin
+    _log_ends: LogEnds
+    _state_home: Path | None
+    _timeout_ms: int
+    _follower: Follower | None = None
+    _cluster_id: str | None = None
+    _is_closed: bool = False
+
+    def partition_count(self, topic: str) -> int | None:
+        """Return the number of partitions of a data topic; None if it does not exist.
+
+        Raises:
+            LogUnreadable: This principal may not describe the topic.
+            CoordinationError: The cluster did not answer.
+        """
+        found = self._topics.describe_bare(topic, timeout_ms=self._timeout_ms)
+        return found.partition_count if found.exists else None
+
+    def log_ends(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """Return the log ends that are known; see ``LogEnds.of``."""
+        return self._log_ends.of(partitions)
+
+    def _follow(self) -> Follower:
+        """Return the follower of the log, however far it has read.
+
+        Raises:
+            InvalidTransition: This is closed.
+        """
+        if self._is_closed:
+            raise InvalidTransition("the Admin is closed; open another one")
+        if self._follower is None:
+            log = open_coordination_log(self._settings, timeout_ms=self._timeout_ms)
+            self._cluster_id = log.cluster_id
+            store = open_store(self._state_home, log.cluster_id, topic_id=log.topic_id)
+            self._follower = Follower(log, self._clock, sources=kept_in(store))
+        return self._follower
+
+    def _follow_again(self) -> Follower:
+        """Close the follower; return one of all Kafka partitions that there are now."""
+        self._close_follower()
+        return self._follow()
+
+    def _read(self) -> Follower:
+        """Return the follower of the log, which has read it to its end."""
+        follower = self._follow()
+        follower.catch_up(self._timeout_ms)
+        config = follower.worlds[0].config
+        if config is not None and config.partition_count > len(follower.worlds):
+            # The number of partitions has grown since the log was opened.
+            follower = self._follow_again()
+            follower.catch_up(self._timeout_ms)
+        return follower
+
+    def _settled(self) -> Config:
+        """Read to the log's end; return the agreed Config."""
+        follower = self._read()
+        return agreed_config(
+            follower.by_partition,
+            cluster_id=self._cluster_id,
+            topic=self._settings.coordination_topic,
+        )
+
+    def _close_follower(self) -> None:
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None

@@ -1,0 +1,493 @@
+"""Drains and cordons clients and hosts (PROTOCOL 9.7)."""
+
+import secrets
+from collections.abc import Callable, Collection, Iterable
+
+import attrs
+
+from kafka_marshal.admin.connection import AdminConnection
+from kafka_marshal.admin.pausing import ENDED, HOST_CHARS_MAX, Sender, op_id_of
+from kafka_marshal.arguments import require_name, to_whole
+from kafka_marshal.engine.config_check import require_level
+from kafka_marshal.engine.follower import Awaited, Follower
+from kafka_marshal.engine.replica import Replica
+from kafka_marshal.errors import ClaimRejected, ConfigurationError, DeadlineExceeded
+from kafka_marshal.ports import Clock
+from kafka_marshal.protocol.hashing import (
+    CHECKPOINT_GROUP,
+    RESERVED_TOPICS,
+    home_partition,
+)
+from kafka_marshal.protocol.items import StandingDirective
+from kafka_marshal.protocol.records import (
+    CORDON,
+    DRAIN,
+    Action,
+    Config,
+    Directive,
+)
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import Key
+
+
+@attrs.frozen(kw_only=True)
+class Subject:
+    """Whom a directive names: one client, or all members on a host.
+
+    Attributes:
+        group_id: Only in this group; None for all groups.
+        client_id: The client, or None.
+        host: The host, or None.
+    """
+
+    group_id: str | None = None
+    client_id: str | None = None
+    host: str | None = None
+
+    def __str__(self) -> str:
+        """Return it for messages."""
+        what = f"client {self.client_id!r}" if self.client_id else f"host {self.host!r}"
+        return what if self.group_id is None else f"{what} in group {self.group_id!r}"
+
+    @property
+    def written_to(self) -> str:
+        """The group of its records."""
+        return self.group_id or CHECKPOINT_GROUP
+
+    def is_named_by(self, group_id: str, directive: StandingDirective) -> bool:
+        """Return whether a directive of a group names it; without a group, of any."""
+        is_same = (directive.client, directive.host) == (self.client_id, self.host)
+        return is_same and self.group_id in {None, group_id}
+
+    def homes(self, partition_count: int) -> list[int]:
+        """Return the coordinating partitions that its records go to."""
+        if self.group_id is None:
+            return [*range(partition_count)]
+        return [home_partition(self.group_id, partition_count=partition_count)]
+
+
+@attrs.frozen(kw_only=True)
+class DirectiveResult:
+    """What a drain or a cordon applied.
+
+    Attributes:
+        operation: Its id, in hex: ends it early, and completes it if repeated. Empty
+            of a dry run that was given none.
+        action: ``drain`` or ``cordon``.
+        subject: Whom it names.
+        until_ms: Its end, epoch ms.
+        members: Group and client of each live member that it names.
+        held: Keys that these own and are not stale for, by estimate.
+    """
+
+    operation: str
+    action: Action
+    subject: Subject
+    until_ms: int
+    members: tuple[tuple[str, str], ...]
+    held: tuple[Key, ...]
+
+
+def check_subject(subject: Subject, config: Config) -> None:
+    """Refuse what no directive can name, or a level without directives.
+
+    Raises:
+        ConfigurationError: That is so.
+    """
+    if (subject.client_id is None) == (subject.host is None):
+        raise ConfigurationError(
+            "name either a client, or a host for all members on it",
+            setting="client_id",
+        )
+    for setting in ("client_id", "group_id"):
+        name = getattr(subject, setting)
+        if name is not None:
+            require_name(setting, name)
+    if subject.host is not None and not 0 < len(subject.host) <= HOST_CHARS_MAX:
+        raise ConfigurationError(
+            f"a host has 1 to {HOST_CHARS_MAX} characters", setting="host"
+        )
+    if subject.group_id == CHECKPOINT_GROUP:
+        raise ConfigurationError(
+            f"group {CHECKPOINT_GROUP!r} has no members; leave the group out to name "
+            "those of all groups",
+            setting="group_id",
+        )
+    require_level(config, "a drain or cordon")
+
+
+def check_length(for_ms: int, config: Config) -> None:
+    """Refuse a length that no directive can have.
+
+    Raises:
+        ConfigurationError: That is so.
+    """
+    to_whole("for_ms", for_ms)
+    longest_ms = config.limit("max_pause_ms")
+    if not 0 < for_ms <= longest_ms:
+        raise ConfigurationError(
+            f"a directive lasts 1 to {longest_ms} ms, not {for_ms}", setting="for_ms"
+        )
+
+
+def members_of(
+    replicas: Collection[Replica], subject: Subject, *, now_ms: int
+) -> tuple[tuple[str, str], ...]:
+    """Return group and client of the live members that a directive names.
+
+    Args:
+        replicas: Every coordinating partition, folded to its end.
+        subject: Whom the directive names.
+        now_ms: Local time, to estimate ages.
+    """
+    found = set()
+    for replica in replicas:
+        world = replica.world
+        if world.config is None:
+            continue
+        log_ms = replica.log_ms(now_ms)
+        limit_ms = 2 * world.config.heartbeat_interval_ms
+        for member in world.soft.members.values():
+            record = member.record
+            is_live = not record.draining and log_ms - member.seen_ms <= limit_ms
+            is_named = (
+                record.client_id == subject.client_id
+                if subject.host is None
+                else record.host == subject.host
+            )
+            if is_live and is_named and subject.group_id in {None, record.group_id}:
+                found.add((record.group_id, record.client_id))
+    return tuple(sorted(found))
+
+
+def held_by(
+    replicas: Iterable[Replica],
+    members: Collection[tuple[str, str]],
+    *,
+    now_ms: int,
+) -> tuple[Key, ...]:
+    """Return the keys that members own and are not stale for, by estimate."""
+    found = []
+    for replica in replicas:
+        for key, known in replica.held(now_ms):
+            owner = known.owner
+            is_named = owner and (key.group_id, owner.client_id) in members
+            if is_named and key.topic not in RESERVED_TOPICS:  # a planner may stay one
+                found.append(key)
+    return tuple(sorted(found))
+
+
+def write_directive(
+    follower: Follower,
+    *,
+    clock: Clock,
+    sender: Sender,
+    subject: Subject,
+    action: Action,
+    for_ms: int,
+    config: Config,
+    op_id: bytes | None,
+    reason: str | None,
+    timeout_ms: int,
+) -> tuple[bytes, int]:
+    """Write a directive where it belongs; return its op_id and its end, epoch ms.
+
+    Raises:
+        ClaimRejected: The operation is over or asks for something else, or there
+            are too many directives.
+        DeadlineExceeded: No verdict in time; repeating it completes it.
+    """
+    op_id = secrets.token_bytes(16) if op_id is None else op_id
+    sent, until_ms = [], 0
+    for t in subject.homes(config.partition_count):
+        world = follower.replicas[t].world
+        end_ms = max(clock.wall_ms(), world.append_time_ms) + for_ms
+        until_ms = max(until_ms, end_ms)
+        record = Directive(
+            **sender.fields(subject.written_to),
+            op_id=op_id,
+            client=subject.client_id,
+            host=subject.host,
+            action=action,
+            msg_expire_time=end_ms,
+            reason=reason,
+        )
+        sent.append(follower.append(t, record))
+    try:
+        follower.await_all(sent, timeout_ms)
+    except DeadlineExceeded as error:
+        raise DeadlineExceeded(
+            f"{error}; to complete it, repeat it with the operation {op_id.hex()}"
+        ) from error
+    for item in sent:
+        if not item.is_accepted:
+            raise _refusal(item, op_id)
+    return op_id, until_ms
+
+
+_WHY = {
+    "op_over": "that operation is over; leave --operation out to begin another one",
+    "busy": "that operation asks for something else; repeat it as it was",
+    "expired": "it was over before it was read; choose a longer one, or check the "
+    "clock of this host",
+    "importing": "directives are being moved to other coordinating partitions; see: "
+    "marshal topic info, then repeat it",
+    "limits": "there are too many directives; end some with: marshal clients uncordon",
+}
+
+
+def _refusal(item: Awaited, op_id: bytes) -> Exception:
+    reason = None if item.transition is None else item.transition.reason
+    if reason in _WHY:
+        return ClaimRejected(
+            f"operation {op_id.hex()} was refused ({reason}): {_WHY[reason]}",
+            reason=reason,
+        )
+    return item.unwritable("the directive", left="others may have it")
+
+
+def end_directives(
+    follower: Follower,
+    *,
+    subject: Subject | None,
+    op_id: bytes | None,
+    sender: Sender,
+    reason: str | None,
+    timeout_ms: int,
+) -> int:
+    """End directives wherever they are in force; return in how many partitions.
+
+    Args:
+        follower: Every coordinating partition, folded to its end.
+        subject: End those that name it, in its group or, without one, in any; None
+            for any subject.
+        op_id: End this operation only, or None.
+        sender: Sends the records.
+        reason: Stored in the log, for people.
+        timeout_ms: Longest wait for the verdicts.
+
+    Raises:
+        ClaimRejected: No such directive is in force.
+        LogUnwritable: A partition refused its end.
+    """
+    sent = []
+    for world in follower.worlds:
+        for group_id, each in standing_in(world):
+            is_named = subject is None or subject.is_named_by(group_id, each)
+            if is_named and op_id in {None, each.op_id}:
+                record = Directive(
+                    **sender.fields(group_id),
+                    op_id=each.op_id,
+                    client=each.client,
+                    host=each.host,
+                    action=each.action,
+                    msg_expire_time=ENDED,
+                    reason=reason,
+                )
+                sent.append(follower.append(world.partition, record))
+    if not sent:
+        what = str(subject) if op_id is None else f"operation {op_id.hex()}"
+        raise ClaimRejected(
+            f"no drain or cordon of {what} is in force; see: marshal clients list",
+            reason="not_directed",
+        )
+    follower.await_all(sent, timeout_ms)
+    for item in sent:
+        verdict = item.transition
+        if not item.is_accepted and (verdict is None or verdict.reason != "op_over"):
+            raise item.unwritable("the end of the directive")
+    return len(sent)
+
+
+def standing_in(world: WorldState) -> list[tuple[str, StandingDirective]]:
+    """Return the directives in force in a coordinating partition, with their groups."""
+    return [
+        (group_id, each)
+        for group_id in sorted({group_id for group_id, _ in world.directed})
+        for each in world.groups[group_id].directives
+    ]
+
+
+class Draining(AdminConnection):
+    """Drains and cordons, as a part of ``Admin``; for one thread."""
+
+    def drain(
+        self,
+        client_id: str | None = None,
+        *,
+        host: str | None = None,
+        group_id: str | None = None,
+        for_ms: int,
+        operation: str | None = None,
+        reason: str | None = None,
+        wait_ms: int = 0,
+        on_progress: Callable[[int], None] | None = None,
+        dry_run: bool = False,
+    ) -> DirectiveResult:
+        """Let a client, or all members on a host, hand off what others can take.
+
+        Until the end they take nothing new either. What nobody else may take stays
+        where it is. No claim is refused for it.
+
+        Args:
+            client_id: The client; None with ``host``.
+            host: The host that the members announce; None with ``client_id``.
+            group_id: Only in this group; None for all groups.
+            for_ms: How long, at most ``max_pause_ms``.
+            operation: Id of an operation to complete or to extend, in hex.
+            reason: Stored in the log, for people.
+            wait_ms: How long to wait until they hold nothing any more.
+            on_progress: Called on this thread with the number of keys that they
+                hold, at first and when it changes, while waiting.
+            dry_run: Write nothing, and wait for nothing: only check, and return whom it
+                would name and what these hold.
+
+        Raises:
+            ConfigurationError: A name or the length is not valid, or the topic has a
+                feature level below 2.
+            ClaimRejected: No live member is meant; or the operation is over, or asks
+                for something else.
+            LogUnwritable: A coordinating partition refused it.
+            DeadlineExceeded: No verdict in time; the message has the operation, and
+                repeating that completes it.
+        """
+        subject = Subject(group_id=group_id, client_id=client_id, host=host)
+        result = self._direct(
+            subject,
+            DRAIN,
+            for_ms=for_ms,
+            operation=operation,
+            reason=reason,
+            dry_run=dry_run,
+        )
+        if dry_run or not wait_ms:
+            return result
+        reported: int | None = None
+
+        def is_done() -> bool:
+            nonlocal reported
+            count = len(self._held_by(result.members))
+            if on_progress is not None and count != reported:
+                on_progress(count)
+            reported = count
+            return not count
+
+        self._follow().follow_until(is_done, wait_ms)
+        return attrs.evolve(result, held=self._held_by(result.members))
+
+    def cordon(
+        self,
+        client_id: str | None = None,
+        *,
+        host: str | None = None,
+        group_id: str | None = None,
+        for_ms: int,
+        operation: str | None = None,
+        reason: str | None = None,
+        dry_run: bool = False,
+    ) -> DirectiveResult:
+        """Let a client, or all members on a host, take no more than they have.
+
+        They keep what is within their share. Arguments and errors are those of
+        ``drain``.
+        """
+        subject = Subject(group_id=group_id, client_id=client_id, host=host)
+        return self._direct(
+            subject,
+            CORDON,
+            for_ms=for_ms,
+            operation=operation,
+            reason=reason,
+            dry_run=dry_run,
+        )
+
+    def uncordon(
+        self,
+        client_id: str | None = None,
+        *,
+        host: str | None = None,
+        group_id: str | None = None,
+        operation: str | None = None,
+        reason: str | None = None,
+    ) -> int:
+        """End drains and cordons; return in how many coordinating partitions.
+
+        Args:
+            client_id: End those of this client; None with ``host`` or ``operation``.
+            host: End those of this host; None with ``client_id`` or ``operation``.
+            group_id: End only those in this group; None for all.
+            operation: End only this operation, its id in hex; None for all that name
+                the client or the host.
+            reason: Stored in the log, for people.
+
+        Raises:
+            ConfigurationError: There is neither a client, a host nor an operation.
+            ClaimRejected: No such directive is in force.
+            LogUnwritable: A coordinating partition refused its end.
+            DeadlineExceeded: No verdict in time; repeating it completes it.
+        """
+        op_id = None if operation is None else op_id_of(operation)
+        subject = None
+        if client_id is not None or host is not None or op_id is None:
+            subject = Subject(group_id=group_id, client_id=client_id, host=host)
+        config = self._settled()
+        if subject is not None:
+            check_subject(subject, config)
+        return end_directives(
+            self._follow(),
+            subject=subject,
+            op_id=op_id,
+            sender=self._sender,
+            reason=reason,
+            timeout_ms=self._timeout_ms,
+        )
+
+    def _direct(
+        self,
+        subject: Subject,
+        action: Action,
+        *,
+        for_ms: int,
+        operation: str | None,
+        reason: str | None,
+        dry_run: bool,
+    ) -> DirectiveResult:
+        config = self._settled()
+        check_subject(subject, config)
+        check_length(for_ms, config)
+        follower = self._follow()
+        replicas = follower.replicas.values()
+        op_id = None if operation is None else op_id_of(operation)
+        members = members_of(replicas, subject, now_ms=self._clock.now_ms())
+        if not members and op_id is None:
+            raise ClaimRejected(
+                f"no live member matches {subject}; see: marshal clients list",
+                reason="unknown_client",
+            )
+        if dry_run:
+            until_ms = self._clock.wall_ms() + for_ms
+        else:
+            op_id, until_ms = write_directive(
+                follower,
+                clock=self._clock,
+                sender=self._sender,
+                subject=subject,
+                action=action,
+                for_ms=for_ms,
+                config=config,
+                op_id=op_id,
+                reason=reason,
+                timeout_ms=self._timeout_ms,
+            )
+        return DirectiveResult(
+            operation="" if op_id is None else op_id.hex(),
+            action=action,
+            subject=subject,
+            until_ms=until_ms,
+            members=members,
+            held=self._held_by(members),
+        )
+
+    def _held_by(self, members: Collection[tuple[str, str]]) -> tuple[Key, ...]:
+        replicas = self._follow().replicas.values()
+        return held_by(replicas, members, now_ms=self._clock.now_ms())

@@ -1,0 +1,247 @@
+"""Fences processes of a client in all coordinating partitions (PROTOCOL 4.13)."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from operator import attrgetter
+
+import attrs
+
+from kafka_marshal.admin.pausing import Sender
+from kafka_marshal.engine.config_check import require_level
+from kafka_marshal.engine.follower import Follower
+from kafka_marshal.engine.replica import Replica
+from kafka_marshal.errors import ClaimRejected, ConfigurationError
+from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP, home_partition
+from kafka_marshal.protocol.records import Config, FencingClient
+from kafka_marshal.protocol.state import MemberState, WorldState
+from kafka_marshal.protocol.types import Key
+
+
+@attrs.frozen
+class OwnedKey:
+    """A key of a process, and how long the process may keep it.
+
+    Attributes:
+        key: The key.
+        remaining_ms: Time until the owner is stale, by estimate, if it renews no more;
+            0 if it is stale.
+    """
+
+    key: Key
+    remaining_ms: int
+
+
+@attrs.frozen(kw_only=True)
+class ClientProcess:
+    """One process of a client, as the log knows it.
+
+    Attributes:
+        incarnation: Identifies the process, in hex.
+        host: Where it runs, None if it never announced itself.
+        is_announced: Whether it announced itself within two heartbeat intervals.
+        owned: Keys that it owns by the log, stale ones included.
+        fenced: Offset of its fence, by coordinating partition.
+        is_fenced: Whether all coordinating partitions have its fence.
+    """
+
+    incarnation: str
+    host: str | None
+    is_announced: bool
+    owned: tuple[OwnedKey, ...]
+    fenced: dict[int, int]
+    is_fenced: bool
+
+    @property
+    def held(self) -> tuple[OwnedKey, ...]:
+        """The keys that it owns and is not stale for, by estimate."""
+        return tuple(each for each in self.owned if each.remaining_ms)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it holds keys, or announces itself."""
+        return self.is_announced or bool(self.held)
+
+
+@attrs.frozen(kw_only=True)
+class FenceResult:
+    """What a fence applied.
+
+    Attributes:
+        group_id: The group.
+        client_id: The client.
+        is_changed: Whether a process was fenced that was not fenced before.
+        processes: Its processes, with the keys that they still own.
+    """
+
+    group_id: str
+    client_id: str
+    is_changed: bool
+    processes: tuple[ClientProcess, ...]
+
+    @property
+    def held(self) -> tuple[OwnedKey, ...]:
+        """The keys that are not free yet, by estimate."""
+        return tuple(key for process in self.processes for key in process.held)
+
+
+def processes_of(
+    replicas: Collection[Replica], owner: tuple[str, str], *, now_ms: int
+) -> tuple[ClientProcess, ...]:
+    """Return the processes of a client that own keys, were announced or are fenced.
+
+    Args:
+        replicas: Every coordinating partition, folded to its end.
+        owner: Group and client.
+        now_ms: Local time, to estimate ages.
+    """
+    found: defaultdict[bytes, _Traces] = defaultdict(_Traces)
+    for replica in replicas:
+        world, log_ms = replica.world, replica.log_ms(now_ms)
+        for key, known in world.keys.items():
+            by = known.owner
+            if by is not None and (key.group_id, by.client_id) == owner:
+                left = OwnedKey(key, known.remaining_ms(log_ms))
+                found[by.incarnation].owned.append(left)
+        for (group, name, incarnation), member in world.soft.members.items():
+            if (group, name) == owner:
+                found[incarnation].host = member.record.host
+                found[incarnation].is_announced = _is_recent(member, world, log_ms)
+        for (group, name, incarnation), offset in world.fences.items():
+            if (group, name) == owner:
+                found[incarnation].fenced[world.partition] = offset
+    return tuple(
+        ClientProcess(
+            incarnation=incarnation.hex(),
+            host=traces.host,
+            is_announced=traces.is_announced,
+            owned=tuple(sorted(traces.owned, key=attrgetter("key"))),
+            fenced=traces.fenced,
+            is_fenced=len(traces.fenced) == len(replicas),
+        )
+        for incarnation, traces in sorted(found.items())
+    )
+
+
+@attrs.define
+class _Traces:
+    """What the coordinating partitions have of one process."""
+
+    owned: list[OwnedKey] = attrs.field(factory=list)
+    host: str | None = None
+    is_announced: bool = False
+    fenced: dict[int, int] = attrs.field(factory=dict)
+
+
+def _is_recent(member: MemberState, world: WorldState, log_ms: int) -> bool:
+    config = world.config
+    limit_ms = 0 if config is None else 2 * config.heartbeat_interval_ms
+    return not member.record.draining and log_ms - member.seen_ms <= limit_ms
+
+
+def require_fencing(group_id: str, config: Config) -> None:
+    """Refuse to fence in a group, or under a level, that has no fences.
+
+    Raises:
+        ConfigurationError: That is so.
+    """
+    if group_id == CHECKPOINT_GROUP:
+        raise ConfigurationError(
+            f"group {CHECKPOINT_GROUP!r} owns nothing but checkpoints, whose claims "
+            "end by themselves",
+            setting="group_id",
+        )
+    require_level(config, "a fence")
+
+
+def select(
+    processes: Collection[ClientProcess],
+    *,
+    owner: tuple[str, str],
+    incarnations: Collection[str] | None,
+) -> list[ClientProcess]:
+    """Return the processes to fence: the named ones, else all that may hold a key.
+
+    Args:
+        processes: The processes of the client.
+        owner: Group and client.
+        incarnations: Incarnations in hex, or None.
+
+    Raises:
+        ClaimRejected: The log knows no such client or process.
+    """
+    group_id, client_id = owner
+    known = {process.incarnation: process for process in processes}
+    unknown = [each for each in incarnations or () if each not in known]
+    if not known or unknown:
+        which = f"process {unknown[0]!r} of client" if unknown else "client"
+        raise ClaimRejected(
+            f"the log knows no {which} {client_id!r} in group {group_id!r}; the "
+            "clients of a sidecar are not in the log: fence the sidecar, or stop the "
+            f"client on its host; see: marshal clients list --group {group_id}",
+            reason="unknown_client",
+        )
+    if incarnations is not None:
+        return [known[each] for each in incarnations]
+    return [process for process in processes if process.owned or process.is_announced]
+
+
+def write_fences(
+    follower: Follower,
+    processes: Iterable[ClientProcess],
+    *,
+    sender: Sender,
+    owner: tuple[str, str],
+    partition_count: int,
+    reason: str | None,
+    timeout_ms: int,
+) -> bool:
+    """Fence processes where they are not yet: on the group's home, then elsewhere.
+
+    Repeating it is harmless, so that after an error the command can be run again.
+
+    Args:
+        follower: Follows the log, and has read it to its end.
+        processes: The processes.
+        sender: Sender of the records.
+        owner: Group and client.
+        partition_count: Number of coordinating partitions.
+        reason: Stored in the log, for people.
+        timeout_ms: Longest time of each of the two steps.
+
+    Returns:
+        Whether anything was written.
+
+    Raises:
+        LogUnwritable: A coordinating partition refused a fence.
+        DeadlineExceeded: No verdict in time; records may still be appended.
+    """
+    group_id, client_id = owner
+    home = home_partition(group_id, partition_count=partition_count)
+    places = [
+        (each, t)
+        for each in processes
+        for t in range(partition_count)
+        if t not in each.fenced
+    ]
+    for is_home in (True, False):
+        sent = [
+            follower.append(
+                t,
+                FencingClient(
+                    **sender.fields(group_id),
+                    fenced=client_id,
+                    fenced_incarnation=bytes.fromhex(process.incarnation),
+                    reason=reason,
+                ),
+            )
+            for process, t in places
+            if (t == home) is is_home
+        ]
+        follower.await_all(sent, timeout_ms)
+        for item in sent:
+            if not item.is_accepted:
+                raise item.unwritable(
+                    f"the fence of client {client_id!r}",
+                    left="others may have it, and fencing again is harmless",
+                )
+    return bool(places)

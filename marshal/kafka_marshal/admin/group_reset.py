@@ -1,0 +1,889 @@
+"""Resets of a group to new positions: planned, executed and undone (PROTOCOL 8.7).
+
+A plan is made of what the cluster and the coordination log have; making one writes
+nothing. Executing it is ``SetPosition``: all partitions are set, or none.
+"""
+
+import csv
+import io
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+import msgspec
+
+from kafka_marshal.admin.finishing import (
+    OnProgress,
+    PositionResult,
+    Resolution,
+    open_operations,
+)
+from kafka_marshal.admin.pausing import Sender, parse_topics
+from kafka_marshal.admin.set_position import (
+    PositionPlan,
+    SetPosition,
+    Target,
+    plan_undo,
+)
+from kafka_marshal.arguments import to_whole
+from kafka_marshal.engine.follower import Follower
+from kafka_marshal.errors import (
+    ClaimRejected,
+    ConfigurationError,
+    CoordinationError,
+    GroupPaused,
+    PositionError,
+)
+from kafka_marshal.ports import Clock, DataLog, LogRange, TopicInfo
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS
+from kafka_marshal.protocol.placement import keys_of
+from kafka_marshal.protocol.records import Config
+from kafka_marshal.protocol.resolving import COMMITTED
+from kafka_marshal.protocol.state import KeyState, WorldState
+from kafka_marshal.protocol.types import Key, TopicPartition
+
+EARLIEST, LATEST, CURRENT = "earliest", "latest", "current"
+OFFSET, SHIFT, TIME, OFFSETS = "offset", "shift", "time", "offsets"
+FENCE = "fence"
+RULES: Mapping[str, str] = {
+    "to_earliest": EARLIEST,
+    "to_latest": LATEST,
+    "to_current": CURRENT,
+    "to_offset": OFFSET,
+    "shift_by": SHIFT,
+    "to_datetime": TIME,
+    "by_duration": TIME,
+    "offsets": OFFSETS,
+}
+"""Kinds of a ``PositionSpec`` by the names that commands and requests have for them."""
+_CSV_COLUMNS = 3
+DRAIN_INTERVALS = 2
+"""Heartbeat intervals after which an owner that does not release is stale."""
+PAUSE_MS_MIN = 30_000
+"""Length of the pause at least; it is renewed while the admin lives."""
+_REFUSALS = (ClaimRejected, GroupPaused, ConfigurationError)
+"""Errors of an execution after which nothing of the operation is left."""
+
+
+@attrs.frozen
+class PositionSpec:
+    """A rule for new positions, as the options of Kafka's own tool have them.
+
+    Attributes:
+        kind: ``earliest``, ``latest``, ``current``, ``offset``, ``shift``, ``time``,
+            ``offsets`` or ``fence``.
+        value: The offset, the number of records to shift by, or the time in epoch ms.
+        offsets: Offset by partition, of ``offsets``.
+        keys: State of the group's keys at the moment of ``fence``.
+    """
+
+    kind: str
+    value: int = 0
+    offsets: Mapping[TopicPartition, int] = attrs.field(factory=dict)
+    keys: Mapping[TopicPartition, KeyState] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        for value in (self.value, *self.offsets.values()):
+            to_whole(self.kind, value)
+
+    @classmethod
+    def earliest(cls) -> "PositionSpec":
+        """Return the log start of each partition."""
+        return cls(EARLIEST)
+
+    @classmethod
+    def latest(cls) -> "PositionSpec":
+        """Return the log end of each partition."""
+        return cls(LATEST)
+
+    @classmethod
+    def current(cls) -> "PositionSpec":
+        """Return the positions as they are; the log end where there is none."""
+        return cls(CURRENT)
+
+    @classmethod
+    def to_offset(cls, offset: int) -> "PositionSpec":
+        """Return one offset for every partition."""
+        return cls(OFFSET, offset)
+
+    @classmethod
+    def shift_by(cls, count: int) -> "PositionSpec":
+        """Return the positions as they are, plus a number of records."""
+        return cls(SHIFT, count)
+
+    @classmethod
+    def to_time(cls, time_ms: int) -> "PositionSpec":
+        """Return the first record at or after a time, else the log end."""
+        return cls(TIME, time_ms)
+
+    @classmethod
+    def from_offsets(cls, offsets: Mapping[TopicPartition, int]) -> "PositionSpec":
+        """Return an offset of its own for each partition."""
+        return cls(OFFSETS, offsets=dict(offsets))
+
+    @classmethod
+    def to_fence(cls, worlds: Iterable[WorldState], group_id: str) -> "PositionSpec":
+        """Return where a group was at a moment of the log.
+
+        Partitions that had no position then, or are of a topic that was created again
+        since, stay as they are.
+
+        Args:
+            worlds: The coordinating partitions as of then, as in ``World.partitions``.
+            group_id: The group.
+        """
+        found = keys_of(worlds, group_id)
+        return cls(FENCE, keys={key.topic_partition: found[key] for key in found})
+
+    @classmethod
+    def of(cls, rule: str, value: int) -> "PositionSpec":
+        """Return a rule by its name in ``RULES``.
+
+        Args:
+            rule: The name; not ``offsets``.
+            value: The offset, count, or time in epoch ms; ignored by a rule without.
+        """
+        kind = RULES[rule]
+        return cls(kind, 0 if kind in {EARLIEST, LATEST, CURRENT} else value)
+
+
+@attrs.frozen(kw_only=True)
+class PartitionReset:
+    """What a reset does to one partition.
+
+    Attributes:
+        partition: Topic and partition.
+        before: Position now, at most once the larger of position and granted; None if
+            neither the log nor Kafka's committed offsets have one.
+        after: Position after the reset.
+        log_range: Log start and end.
+        repeats: Whether records that were granted at most once are handed out again.
+        is_clamped: Whether the wanted position was outside of the log.
+    """
+
+    partition: TopicPartition
+    before: int | None
+    after: int
+    log_range: LogRange
+    repeats: bool
+    is_clamped: bool = False
+
+    @property
+    def lag_before(self) -> int | None:
+        """Records behind the position now; None if that is unknown."""
+        return None if self.before is None else max(0, self.log_range.end - self.before)
+
+    @property
+    def lag_after(self) -> int:
+        """Records behind the position after the reset."""
+        return max(0, self.log_range.end - self.after)
+
+    @property
+    def note(self) -> str | None:
+        """A remark for people, None if there is nothing to note."""
+        if self.repeats:
+            return "handed out again"
+        return "clamped" if self.is_clamped else None
+
+
+@attrs.frozen(kw_only=True)
+class ResetPlan:
+    """A reset of a group, as it can be shown before anything is written.
+
+    Attributes:
+        positions: The positions to set, as a file stores them.
+        partitions: The effect on each partition, sorted.
+    """
+
+    positions: PositionPlan
+    partitions: tuple[PartitionReset, ...]
+
+    @property
+    def op_id(self) -> str:
+        """Identifies the plan, its operation and its undo, in hex."""
+        return self.positions.op_id
+
+    @property
+    def group_id(self) -> str:
+        """The group."""
+        return self.positions.group_id
+
+    @property
+    def repeats_count(self) -> int:
+        """Partitions where records are handed out again, at most once."""
+        return sum(each.repeats for each in self.partitions)
+
+    def executed(self, result: "ResetResult | None") -> tuple[PartitionReset, ...]:
+        """Return the effect with the positions that the reset replaced in fact.
+
+        Without a result that is the plan: owners may go on until the group is paused.
+        """
+        moved = {} if result is None else result.moved
+        return tuple(
+            attrs.evolve(row, before=moved[row.partition][0])
+            if row.partition in moved
+            else row
+            for row in self.partitions
+        )
+
+    def to_csv(self) -> str:
+        """Return lines of topic, partition and offset, as Kafka's tool exports them."""
+        return "".join(
+            f"{row.partition.topic},{row.partition.partition},{row.after}\n"
+            for row in self.partitions
+        )
+
+
+@attrs.frozen(kw_only=True)
+class ResetResult:
+    """Result of an executed reset.
+
+    Attributes:
+        op_id: Identifies the operation for its undo, in hex.
+        group_id: The group.
+        outcome: ``committed`` or ``aborted``; ``unknown`` of an operation that ended so
+            long ago that the log no longer shows it.
+        moved: Positions before and after, by partition.
+        mirror_error: Why Kafka's committed offsets were not written; None if they were,
+            or if nothing was committed.
+    """
+
+    op_id: str
+    group_id: str
+    outcome: str
+    moved: Mapping[TopicPartition, tuple[int | None, int]]
+    mirror_error: str | None = None
+
+    def require_committed(self) -> None:
+        """Refuse a result that set nothing.
+
+        Raises:
+            ClaimRejected: The operation was not committed.
+        """
+        if self.outcome != COMMITTED:
+            raise ClaimRejected(
+                f"operation {self.op_id} was {self.outcome}: it set nothing; plan it "
+                "again",
+                reason=self.outcome,
+            )
+
+
+@attrs.frozen(kw_only=True)
+class Facts:
+    """What the cluster knows about the partitions to reset.
+
+    Attributes:
+        topics: Partition count and id by topic.
+        ranges: Log start and end by partition.
+        committed: Kafka's committed offsets of the group; missing where unknown.
+        at_time: First offset at or after the time of the spec, None if there is none.
+    """
+
+    topics: Mapping[str, TopicInfo]
+    ranges: Mapping[TopicPartition, LogRange]
+    committed: Mapping[TopicPartition, int | None] = attrs.field(factory=dict)
+    at_time: Mapping[TopicPartition, int | None] = attrs.field(factory=dict)
+
+
+# --- which partitions
+
+
+def topics_of_group(worlds: Iterable[WorldState], group_id: str) -> tuple[str, ...]:
+    """Return the data topics of which a group has keys, sorted.
+
+    Raises:
+        ClaimRejected: The log has none.
+    """
+    found = {key.topic for key in keys_of(worlds, group_id)} - RESERVED_TOPICS
+    if not found:
+        raise ClaimRejected(
+            f"group {group_id!r} has no positions in the log; name its "
+            "topics; see: marshal groups list",
+            reason="unknown_group",
+        )
+    return tuple(sorted(found))
+
+
+def partitions_of(
+    wanted: Mapping[str, frozenset[int] | None], topics: Mapping[str, TopicInfo]
+) -> tuple[TopicPartition, ...]:
+    """Return the partitions to reset, sorted.
+
+    Raises:
+        ConfigurationError: The cluster does not have one of them.
+    """
+    found = []
+    for topic, numbers in wanted.items():
+        info = topics.get(topic)
+        if info is None:
+            raise ConfigurationError(
+                f"topic {topic!r} does not exist; name other topics, or drop "
+                "its keys with: marshal claims forget",
+                setting="topics",
+            )
+        count = info.partition_count
+        chosen = range(count) if numbers is None else sorted(numbers)
+        if chosen and chosen[-1] >= count:
+            raise ConfigurationError(
+                f"topic {topic!r} has partitions 0 to {count - 1}, and no partition "
+                f"{chosen[-1]}",
+                setting="topics",
+            )
+        found += [TopicPartition(topic, number) for number in chosen]
+    return tuple(sorted(found))
+
+
+# --- the plan
+
+
+def plan_reset(
+    worlds: Iterable[WorldState],
+    spec: PositionSpec,
+    *,
+    group_id: str,
+    op_id: str,
+    partitions: Sequence[TopicPartition],
+    facts: Facts,
+    is_clamped: bool = False,
+    allows_reprocess: bool = False,
+) -> ResetPlan:
+    """Return the plan of a reset; nothing is written.
+
+    Args:
+        worlds: All coordinating partitions, folded to their ends.
+        spec: The new positions.
+        group_id: The group.
+        op_id: Identifies the operation, in hex.
+        partitions: The partitions to reset.
+        facts: What the cluster knows about them.
+        is_clamped: Whether a position outside of its log becomes the nearest one
+            inside, as with Kafka's tool.
+        allows_reprocess: Whether partitions at most once may go back.
+
+    Raises:
+        PositionError: A position lies outside of its log.
+        ClaimRejected: A partition to shift has no position.
+        ConfigurationError: There is nothing to reset.
+    """
+    known = keys_of(worlds, group_id)
+    rows, left_out = [], []
+    for place in partitions:
+        state = known.get(Key(group_id, *place))
+        state = _of_topic(state, facts.topics[place.topic])
+        before = _start(state, facts.committed.get(place))
+        wanted = _position(spec, place, before=before, facts=facts)
+        if wanted is None:
+            left_out.append(place)
+            continue
+        after = _within(wanted, place, facts.ranges[place], is_clamped=is_clamped)
+        rows.append(
+            PartitionReset(
+                partition=place,
+                before=before,
+                after=after,
+                log_range=facts.ranges[place],
+                repeats=state is not None and state.repeats_from(after),
+                is_clamped=after != wanted,
+            )
+        )
+    positions = PositionPlan(
+        op_id=op_id,
+        group_id=group_id,
+        targets=tuple(
+            Target(
+                topic=row.partition.topic,
+                topic_id=_hex(facts.topics[row.partition.topic].topic_id),
+                partition=row.partition.partition,
+                position=row.after,
+            )
+            for row in rows
+        ),
+        allows_reprocess=allows_reprocess,
+        left_out=tuple(left_out),
+    )
+    return ResetPlan(positions=positions, partitions=tuple(rows))
+
+
+def describe_plan(
+    worlds: Iterable[WorldState],
+    positions: PositionPlan,
+    *,
+    facts: Facts,
+    is_partial: bool = False,
+) -> ResetPlan:
+    """Return the effect of positions that are given, as of an undo.
+
+    Args:
+        worlds: All coordinating partitions, folded to their ends.
+        positions: The positions.
+        facts: What the cluster knows about their partitions.
+        is_partial: Whether to leave out partitions of topics that were created again.
+
+    Raises:
+        PositionError: A position is beyond the end of its log.
+        ClaimRejected: A topic was created again since.
+    """
+    known = keys_of(worlds, positions.group_id)
+    rows, targets = [], []
+    for target in positions.targets:
+        place = TopicPartition(target.topic, target.partition)
+        info, log_range = facts.topics.get(target.topic), facts.ranges.get(place)
+        is_same = info is not None and target.topic_id in {None, _hex(info.topic_id)}
+        if log_range is None or not is_same:
+            if is_partial:
+                continue
+            raise ClaimRejected(
+                f"{place} is not the partition that had this position: its topic was "
+                "deleted or created again; partial=True leaves it out",
+                reason="old_topic",
+            )
+        if target.position > log_range.end:
+            choice = (
+                "its log has lost its end since; choose another one with: marshal "
+                f"groups reset {positions.group_id} --topic {place.topic}:"
+                f"{place.partition} --to-latest"
+            )
+            raise _outside(target.position, place, log_range, choice)
+        targets.append(target)
+        state = known.get(Key(positions.group_id, *place))
+        rows.append(
+            PartitionReset(
+                partition=place,
+                before=_start(state, facts.committed.get(place)),
+                after=target.position,
+                log_range=log_range,
+                repeats=state is not None and state.repeats_from(target.position),
+            )
+        )
+    positions = msgspec.structs.replace(positions, targets=tuple(targets))
+    return ResetPlan(positions=positions, partitions=tuple(rows))
+
+
+def _hex(topic_id: bytes | None) -> str | None:
+    return None if topic_id is None else topic_id.hex()
+
+
+def _of_topic(state: KeyState | None, info: TopicInfo) -> KeyState | None:
+    """Return a key unless it is of an earlier topic of this name."""
+    if state is None or None in {state.topic_id, info.topic_id}:
+        return state
+    return state if state.topic_id == info.topic_id else None
+
+
+def _start(state: KeyState | None, committed: int | None) -> int | None:
+    """Return where the next claim would start (PROTOCOL 5.6), None if unknown."""
+    if state is None:
+        return committed
+    known = state.next_unclaimed()
+    if known is None and not state.retired_topic_ids:
+        return committed
+    return known
+
+
+def _position(
+    spec: PositionSpec, place: TopicPartition, *, before: int | None, facts: Facts
+) -> int | None:
+    start, end = facts.ranges[place]
+    if spec.kind == SHIFT:
+        if before is None:
+            raise ClaimRejected(
+                f"{place} has no position to shift; set it to an offset, or "
+                "to the earliest or latest one",
+                reason="unknown_position",
+            )
+        return before + spec.value
+    if spec.kind == TIME:
+        found = facts.at_time.get(place)
+        return end if found is None else found
+    if spec.kind == FENCE:
+        return _start(_of_topic(spec.keys.get(place), facts.topics[place.topic]), None)
+    return {
+        EARLIEST: start,
+        LATEST: end,
+        CURRENT: end if before is None else before,
+        OFFSET: spec.value,
+        OFFSETS: spec.offsets.get(place, end),
+    }[spec.kind]
+
+
+def _within(
+    position: int, place: TopicPartition, log_range: LogRange, *, is_clamped: bool
+) -> int:
+    nearest = min(max(position, log_range.start), log_range.end)
+    if nearest != position and not is_clamped:
+        choice = "choose one of these, or the nearest one with clamp=True"
+        raise _outside(position, place, log_range, choice)
+    return nearest
+
+
+def _outside(
+    position: int, place: TopicPartition, log_range: LogRange, what_next: str
+) -> PositionError:
+    return PositionError(
+        f"position {position} of {place} lies outside of its log, which has the "
+        f"positions {log_range.start} to {log_range.end}; nothing was written; "
+        f"{what_next}",
+        requested=position,
+        log_start=log_range.start,
+        log_end=log_range.end,
+        partition=place,
+    )
+
+
+def group_of_operation(worlds: Iterable[WorldState], op_id: str) -> str:
+    """Return the group whose positions an operation set, or is setting.
+
+    Raises:
+        ConfigurationError: It is no id.
+        ClaimRejected: No group shows the operation.
+    """
+    try:
+        wanted = bytes.fromhex(op_id)
+    except ValueError:
+        raise ConfigurationError(
+            f"{op_id!r} is no operation; it has 32 hex digits", setting="ID"
+        ) from None
+    for world in worlds:
+        for key, known in world.keys.items():
+            if known.before(wanted) is not None:
+                return key.group_id
+    raise ClaimRejected(
+        f"no partition shows what it was before operation {op_id}: it was not "
+        "committed, or later ones have set its partitions; see: marshal groups "
+        "history",
+        reason="unknown_operation",
+    )
+
+
+# --- files
+
+
+def read_positions(path: Path) -> dict[TopicPartition, int]:
+    """Return the positions of a file: Kafka's CSV, or a plan.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is neither.
+    """
+    text = _read(path)
+    if text.lstrip().startswith(b"{"):
+        plan = PositionPlan.from_bytes(text)
+        return {TopicPartition(t.topic, t.partition): t.position for t in plan.targets}
+    found: dict[TopicPartition, int] = {}
+    try:
+        lines = list(csv.reader(io.StringIO(text.decode())))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise _bad_file(path, str(error)) from error
+    for number, line in enumerate(lines, 1):
+        values = [each.strip() for each in line]
+        if not any(values):
+            continue
+        is_whole = len(values) == _CSV_COLUMNS and all(
+            each.isascii() and each.isdigit() for each in values[1:]
+        )
+        if not is_whole:
+            raise _bad_file(path, f"line {number} is not topic,partition,offset")
+        place = TopicPartition(values[0], int(values[1]))
+        if place in found:
+            raise _bad_file(path, f"line {number} names {place} again")
+        found[place] = int(values[2])
+    if not found:
+        raise _bad_file(path, "it has no positions")
+    return found
+
+
+def read_plan(path: str | Path) -> PositionPlan:
+    """Return the plan of a file.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is no plan.
+    """
+    return PositionPlan.from_bytes(_read(Path(path)))
+
+
+def write_plan(path: Path, plan: PositionPlan) -> None:
+    """Store a plan before its first record, so that a later process can continue it.
+
+    Raises:
+        ConfigurationError: The file cannot be written, or has another plan.
+    """
+    with suppress(ConfigurationError):
+        if read_plan(path) == plan:
+            return
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.format(plan.to_bytes(), indent=2) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ConfigurationError(
+            f"the plan cannot be stored in {str(path)!r}: {error}; name a file that "
+            "does not exist, in a writable directory",
+            setting="plan_file",
+        ) from error
+
+
+@contextmanager
+def stored_plan(
+    plan: ResetPlan,
+    file: Path,
+    *,
+    on_open: Callable[[BaseException, str], None],
+    is_kept: bool = False,
+) -> Iterator[Path]:
+    """Remove the file of a plan after its execution, unless the operation may be open.
+
+    Args:
+        plan: The plan.
+        file: Where ``execute`` stores it.
+        on_open: Called with the error and the command that continues the operation, if
+            it may be open.
+        is_kept: Whether the file stays in any case.
+    """
+    try:
+        yield file
+    except BaseException as error:
+        if not isinstance(error, _REFUSALS):
+            command = (
+                f"marshal groups reset {plan.group_id} --continue {file} --execute"
+            )
+            on_open(error, command)
+            raise
+        _remove(file, is_kept=is_kept)
+        raise
+    _remove(file, is_kept=is_kept)
+
+
+def _remove(file: Path, *, is_kept: bool) -> None:
+    if not is_kept:
+        with suppress(OSError):
+            file.unlink()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _bad_file(path, str(error)) from error
+
+
+def _bad_file(path: Path, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{str(path)!r} cannot be used: {why}; it has lines of topic,partition,offset, "
+        "or is a plan of marshal groups reset",
+        setting="offsets",
+    )
+
+
+# --- in the cluster
+
+
+class Times(Protocol):
+    """Look-ups of offsets by time."""
+
+    def at_times(
+        self, times_ms: Mapping[TopicPartition, int], timeout_ms: int
+    ) -> Mapping[TopicPartition, int | None]:
+        """Return the first offset at or after each time; None if there is none."""
+        ...
+
+
+class GroupResets:
+    """Plans and executes resets of groups. For one thread."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        clock: Clock,
+        sender: Sender,
+        *,
+        data: DataLog,
+        times: Times,
+        config: Config,
+        timeout_ms: int,
+    ) -> None:
+        """Prepare; nothing is read or written yet.
+
+        Args:
+            follower: Follows the log, and has read it to its end.
+            clock: Local and wall time.
+            sender: Sender of the records.
+            data: Look-ups of data topics, and Kafka's committed offsets.
+            times: Look-ups by time.
+            config: The Config of all coordinating partitions.
+            timeout_ms: Longest time of each step.
+        """
+        self._follower = follower
+        self._clock = clock
+        self._sender = sender
+        self._data = data
+        self._times = times
+        self._config = config
+        self._timeout_ms = timeout_ms
+
+    def plan(
+        self,
+        group_id: str,
+        spec: object,
+        *,
+        topics: Sequence[str] | None,
+        is_clamped: bool,
+        allows_reprocess: bool,
+    ) -> ResetPlan:
+        """Return the plan of a reset; see ``Admin.plan_reset``."""
+        if not isinstance(spec, PositionSpec):
+            raise ConfigurationError(
+                f"{spec!r} is no PositionSpec; give one, like PositionSpec.earliest()",
+                setting="spec",
+            )
+        if spec.kind == OFFSETS:
+            wanted = _topics_named(spec.offsets)
+        elif topics is None:
+            wanted = dict.fromkeys(topics_of_group(self._follower.worlds, group_id))
+        else:
+            wanted = parse_topics(topics)
+        infos = self._data.describe(sorted(wanted), self._timeout_ms)
+        partitions = partitions_of(wanted, infos)
+        return plan_reset(
+            self._follower.worlds,
+            spec,
+            group_id=group_id,
+            op_id=secrets.token_hex(16),
+            partitions=partitions,
+            facts=self._facts(group_id, partitions, infos=infos, spec=spec),
+            is_clamped=is_clamped,
+            allows_reprocess=allows_reprocess,
+        )
+
+    def plan_undo(
+        self, op_id: str, *, is_partial: bool, allows_reprocess: bool
+    ) -> ResetPlan:
+        """Return the plan of an undo; see ``Admin.plan_undo``."""
+        worlds = self._follower.worlds
+        positions = plan_undo(
+            worlds,
+            group_id=group_of_operation(worlds, op_id),
+            op_id=op_id,
+            new_op_id=secrets.token_hex(16),
+            is_partial=is_partial,
+        )
+        positions = msgspec.structs.replace(
+            positions, allows_reprocess=allows_reprocess
+        )
+        return self.describe(positions, is_partial=is_partial)
+
+    def describe(
+        self, positions: PositionPlan, *, is_partial: bool = False
+    ) -> ResetPlan:
+        """Return the effect of a plan; see ``Admin.describe_plan``."""
+        partitions = [TopicPartition(t.topic, t.partition) for t in positions.targets]
+        infos = self._data.describe(
+            sorted({each.topic for each in partitions}), self._timeout_ms
+        )
+        facts = self._facts(positions.group_id, partitions, infos=infos)
+        worlds = self._follower.worlds
+        return describe_plan(worlds, positions, facts=facts, is_partial=is_partial)
+
+    def execute(
+        self,
+        positions: PositionPlan,
+        *,
+        reason: str | None,
+        drain_ms: int | None,
+        on_progress: OnProgress,
+    ) -> ResetResult:
+        """Set the positions of a plan, or continue; see ``Admin.execute``."""
+        interval_ms = self._config.heartbeat_interval_ms
+        if drain_ms is None:
+            drain_ms = DRAIN_INTERVALS * interval_ms + self._timeout_ms
+        operation = SetPosition(
+            self._follower,
+            self._clock,
+            self._sender,
+            plan=positions,
+            config=self._config,
+            for_ms=min(
+                max(PAUSE_MS_MIN, interval_ms), self._config.limit("max_pause_ms")
+            ),
+            reason=reason,
+            on_progress=on_progress,
+        )
+        result = operation.run(self._timeout_ms, drain_ms=drain_ms)
+        return self._mirrored(positions.group_id, result)
+
+    def finish(
+        self, group_id: str, *, reason: str | None, on_progress: OnProgress
+    ) -> tuple[ResetResult, ...]:
+        """End the open operations of a group; see ``Admin.finish``."""
+        results = []
+        for each in open_operations(self._follower.worlds, group_id):
+            resolution = Resolution(
+                self._follower,
+                self._sender,
+                group_id=group_id,
+                op_id=each.op_id,
+                config=self._config,
+                reason=reason,
+                on_progress=on_progress,
+            )
+            result = resolution.finish(self._timeout_ms)
+            results.append(self._mirrored(group_id, result))
+        return tuple(results)
+
+    def _facts(
+        self,
+        group_id: str,
+        partitions: Sequence[TopicPartition],
+        *,
+        infos: Mapping[str, TopicInfo],
+        spec: PositionSpec | None = None,
+    ) -> Facts:
+        known = keys_of(self._follower.worlds, group_id)
+        without = [
+            place
+            for place in partitions
+            if _start(known.get(Key(group_id, *place)), None) is None
+        ]
+        at_time: Mapping[TopicPartition, int | None] = {}
+        if spec is not None and spec.kind == TIME:
+            times = dict.fromkeys(partitions, spec.value)
+            at_time = self._times.at_times(times, self._timeout_ms)
+        return Facts(
+            topics=infos,
+            ranges=self._data.ranges(partitions, self._timeout_ms),
+            committed=self._data.committed(
+                group_id, without, timeout_ms=self._timeout_ms
+            ),
+            at_time=at_time,
+        )
+
+    def _mirrored(self, group_id: str, result: PositionResult) -> ResetResult:
+        """Write the positions of a commit to Kafka, best effort (PROTOCOL 5.7)."""
+        moved = {key.topic_partition: change for key, change in result.moved.items()}
+        offsets = {place: after for place, (_, after) in moved.items()}
+        failure = None
+        try:
+            self._data.commit(group_id, offsets, timeout_ms=self._timeout_ms)
+        except CoordinationError as error:
+            failure = str(error)
+        return ResetResult(
+            op_id=result.op_id,
+            group_id=group_id,
+            outcome=result.outcome,
+            moved=moved,
+            mirror_error=failure,
+        )
+
+
+def _topics_named(
+    offsets: Mapping[TopicPartition, int],
+) -> dict[str, frozenset[int] | None]:
+    found: dict[str, frozenset[int] | None] = {}
+    for place in offsets:
+        found[place.topic] = (found.get(place.topic) or frozenset()) | {place.partition}
+    return found

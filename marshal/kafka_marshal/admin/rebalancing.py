@@ -1,0 +1,220 @@
+"""Spreads the partitions of a group over racks and hosts, by a Plan (PROTOCOL 9.2).
+
+Planners never move a partition for that alone. A person may ask for it: the command
+writes a Plan as any planner does, and the log decides whether it is the next one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+
+from kafka_marshal.admin.connection import AdminConnection
+from kafka_marshal.admin.pausing import Sender
+from kafka_marshal.clock import SystemClock
+from kafka_marshal.engine.follower import Awaited, Follower
+from kafka_marshal.errors import ClaimRejected
+from kafka_marshal.protocol.group_plan import PLANNER_VERSION, Move, Uncovered
+from kafka_marshal.protocol.hashing import key_partition
+from kafka_marshal.protocol.plans import Reading, digest_of, situation_of, slices_of
+from kafka_marshal.protocol.records import Plan
+from kafka_marshal.protocol.settings import FAIR, PLANNER
+from kafka_marshal.protocol.spreading import spread
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.views.world import elapsed_ms_of
+
+# How often a Plan is made again, where another one was earlier.
+ATTEMPTS_MAX = 5
+
+
+@attrs.frozen(kw_only=True)
+class Rebalance:
+    """What spreads a group, and whether it was written.
+
+    Attributes:
+        group_id: The group.
+        follows: Generation of the Plan in force when it was made.
+        moves: Partitions that change hands; of free ones ``source`` is None.
+        uncovered: Partitions that no member can have.
+        is_missing: Whether the Plan in force does not name all of that already.
+        is_written: Whether it is the next Plan.
+    """
+
+    group_id: str
+    follows: int
+    moves: tuple[Move, ...]
+    uncovered: tuple[Uncovered, ...]
+    is_missing: bool
+    is_written: bool = False
+
+
+def rebalance(
+    follower: Follower,
+    group_id: str,
+    *,
+    counts: Callable[[Sequence[str]], Mapping[str, int]],
+    elapsed_ms: Callable[[], Sequence[int]],
+    sender: Sender | None,
+    timeout_ms: int,
+) -> Rebalance:
+    """Find the moves that spread a group, and write them as its next Plan.
+
+    Args:
+        follower: Follows the log.
+        group_id: The group.
+        counts: Returns how many partitions topics have.
+        elapsed_ms: Returns the time since the last entry of each coordinating
+            partition, in order.
+        sender: Sender of the records; None writes nothing.
+        timeout_ms: Longest time of each wait.
+
+    Raises:
+        ClaimRejected: The group does not follow Plans; or other Plans were earlier
+            again and again; or the number of coordinating partitions is being changed.
+        LogUnwritable: The log has no room for another group.
+        DeadlineExceeded: No verdict in time; the record may still be appended.
+    """
+    for _ in range(ATTEMPTS_MAX):
+        follower.catch_up(timeout_ms)
+        found, records = _plan(
+            follower, group_id, counts=counts, elapsed_ms=elapsed_ms(), sender=sender
+        )
+        if not records:
+            return found
+        sent = [follower.append(home, record) for home, record in records]
+        follower.await_all(sent, timeout_ms)
+        if all(each.is_accepted for each in sent):
+            return attrs.evolve(found, is_written=True)
+        refused = next(each for each in sent if not each.is_accepted)
+        if not _is_overtaken(refused):
+            raise refused.unwritable(f"the plan of group {group_id!r}")
+    raise ClaimRejected(
+        f"{ATTEMPTS_MAX} plans of group {group_id} were overtaken by those of its "
+        f"planners, so members are changing; try again, or see: marshal plan show "
+        f"{group_id}",
+        reason="plan_overtaken",
+    )
+
+
+def _is_overtaken(sent: Awaited) -> bool:
+    return sent.transition is not None and sent.transition.reason == "plan_overtaken"
+
+
+def _plan(
+    follower: Follower,
+    group_id: str,
+    *,
+    counts: Callable[[Sequence[str]], Mapping[str, int]],
+    elapsed_ms: Sequence[int],
+    sender: Sender | None,
+) -> tuple[Rebalance, list[tuple[int, Plan]]]:
+    """Return the moves, and the records that ask for them, if any are missing."""
+    worlds = tuple(follower.worlds)
+    _require_rest(worlds)
+    reading = Reading(
+        group_id=group_id,
+        worlds=worlds,
+        elapsed_ms=tuple(elapsed_ms),
+        counts={},
+        partition_of=lambda key: _partition_of(key, reading.config.partition_count),
+    )
+    home = worlds[reading.home]
+    _require_planned(home.settings_of(group_id).policy, group_id)
+    states = reading.members()
+    topics = sorted({topic for each in states.values() for topic in each.record.topics})
+    reading = attrs.evolve(reading, counts=counts(topics))
+    situation = situation_of(reading, states)
+    result = spread(situation.given)
+    entries = situation.entries(result)
+    follows = home.plan_generation(group_id)
+    found = Rebalance(
+        group_id=group_id,
+        follows=follows,
+        moves=tuple(
+            Move(key, situation.holders[key], to) for key, to in sorted(entries.items())
+        ),
+        uncovered=result.uncovered,
+        is_missing=entries != situation.standing,
+    )
+    if sender is None or not found.is_missing:
+        return found, []
+    slices = slices_of(situation.counts, entries, coordinators=len(worlds))
+    digest = digest_of(situation.given, is_spread=True)
+    records = [
+        Plan(
+            **sender.fields(group_id),
+            follows=follows + number,
+            number=number,
+            slice_count=len(slices),
+            planner_version=PLANNER_VERSION,
+            vector=reading.vector,
+            input_digest=digest,
+            topics=each.topics,
+            moves=each.moves,
+        )
+        for number, each in enumerate(slices)
+    ]
+    return found, [(reading.home, record) for record in records]
+
+
+def _partition_of(key: Key, partition_count: int) -> int:
+    return key_partition(*key.topic_partition, partition_count=partition_count)
+
+
+def _require_rest(worlds: Sequence[WorldState]) -> None:
+    if any(each.layout is not None for each in worlds):
+        raise ClaimRejected(
+            "the number of coordinating partitions is being changed, and nobody plans "
+            "meanwhile; see: marshal topic info",
+            reason="busy",
+        )
+
+
+def _require_planned(policy: str | None, group_id: str) -> None:
+    if policy != PLANNER:
+        raise ClaimRejected(
+            f"group {group_id} has policy {policy or FAIR!r}, and its members do not "
+            f"follow plans; run: marshal groups set {group_id} --policy planner "
+            "--execute",
+            reason="not_planned",
+        )
+
+
+class Rebalancing(AdminConnection):
+    """Spreads groups, as a part of ``Admin``; for one thread."""
+
+    def spread_group(self, group_id: str, *, execute: bool = False) -> Rebalance:
+        """Move partitions of a group so that racks and hosts have equal parts of each.
+
+        Counts of members stay equal, and as few partitions move as that takes. Members
+        follow it as any Plan, and planners leave it as it is.
+
+        Args:
+            group_id: The group; its policy must be ``planner``.
+            execute: Whether to write the Plan.
+
+        Raises:
+            ClaimRejected: The group has another policy; or plans of its members were
+                earlier again and again.
+        """
+        follower, clock = self._follow(), SystemClock()
+
+        def counts(topics: Sequence[str]) -> Mapping[str, int]:
+            found = {topic: self.partition_count(topic) for topic in topics}
+            return {topic: n for topic, n in found.items() if n is not None}
+
+        def elapsed_ms() -> Sequence[int]:
+            now_ms, wall_ms = clock.now_ms(), clock.wall_ms()
+            return [
+                max(0, elapsed_ms_of(each, now_ms, wall_ms=wall_ms))
+                for each in follower.replicas.values()
+            ]
+
+        return rebalance(
+            follower,
+            group_id,
+            counts=counts,
+            elapsed_ms=elapsed_ms,
+            sender=self._sender if execute else None,
+            timeout_ms=self._timeout_ms,
+        )

@@ -1,0 +1,794 @@
+"""Changes of the number of coordinating partitions by an admin (PROTOCOL 10).
+
+The fence of coordinating partition 0 is the commit point. Before it nothing is written
+that a later change would find; after it the change only goes forward, and any process
+can continue it: an admin that runs the same command, or members. So a change is refused
+before anything is written where it could not end, or would lose something, all of it
+judged from one reading of the log.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import msgspec
+
+from kafka_marshal.admin.connection import AdminConnection
+from kafka_marshal.admin.pausing import Sender
+from kafka_marshal.arguments import to_whole
+from kafka_marshal.defaults import format_command
+from kafka_marshal.engine.config_check import unformatted
+from kafka_marshal.engine.follower import Awaited, Follower
+from kafka_marshal.engine.kept_states import POLL_MS
+from kafka_marshal.errors import (
+    ClaimRejected,
+    ConfigurationError,
+    DeadlineExceeded,
+    LogUnreadable,
+)
+from kafka_marshal.ports import Clock
+from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP, RESERVED_TOPICS
+from kafka_marshal.protocol.labels import LAYOUT_LABEL
+from kafka_marshal.protocol.layout import COUNT_MAX, is_step, place_of
+from kafka_marshal.protocol.layout_steps import (
+    FINAL_AFTER_MS,
+    Change,
+    Moving,
+    Progress,
+    Reading,
+    Steps,
+    Wait,
+    done_of,
+    fence_of,
+    fences_of,
+    final_of,
+    groups_import_of,
+    import_of,
+    is_over,
+    is_torn,
+    members_of,
+    next_steps,
+    progress_of,
+    read,
+)
+from kafka_marshal.protocol.lease import Freshness
+from kafka_marshal.protocol.records import (
+    SECOND_LEVEL,
+    SUPPORTED_LEVEL,
+    Config,
+    Member,
+    Record,
+)
+from kafka_marshal.protocol.state import WorldState
+
+IN_FLIGHT_MAX = 64
+"""Most records that are appended before their verdicts are waited for."""
+SHOW_MS = 1_000
+"""How often progress is shown."""
+WAITS_SHOWN_MAX = 5
+OnResize = Callable[[Progress], None]
+NAMED_MAX = 3
+"""Most names that a message lists."""
+
+
+@attrs.frozen(kw_only=True)
+class Move:
+    """Keys that move from one coordinating partition to another.
+
+    Attributes:
+        source: Where they are.
+        target: Where they are placed by the new number.
+        key_count: Their number.
+        held_count: Those of them with an owner that is not stale, by estimate.
+    """
+
+    source: int
+    target: int
+    key_count: int
+    held_count: int
+
+
+@attrs.frozen(kw_only=True)
+class Obstacle:
+    """Why a change is not begun.
+
+    Attributes:
+        reason: One word: ``busy``, ``torn``, ``level``, ``unread``, ``paused``,
+            ``unresolved``, ``members`` or ``limits``.
+        text: What stands in the way, and what to run.
+    """
+
+    reason: str
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class ResizePlan:
+    """The effect of a change of the number of coordinating partitions.
+
+    Attributes:
+        before: The Config of coordinating partition 0 now.
+        to_count: The number after the change.
+        change: The open change to that number, which is continued; None for a new one.
+        moves: Keys that move, by source and target.
+        obstacles: Why a new change is not begun; empty if nothing prevents it.
+        lagging: Group and client of live members that do not follow a change.
+        partition_count: Kafka partitions that the coordination topic has.
+    """
+
+    before: Config
+    to_count: int
+    change: Change | None
+    moves: tuple[Move, ...]
+    obstacles: tuple[Obstacle, ...]
+    lagging: tuple[tuple[str, str], ...]
+    partition_count: int
+
+    @property
+    def from_count(self) -> int:
+        """The number before the change."""
+        if self.change is not None:
+            return self.change.from_count
+        return self.before.partition_count
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to do."""
+        return self.change is not None or self.from_count != self.to_count
+
+    @property
+    def added_count(self) -> int:
+        """Kafka partitions that are added to the topic first."""
+        return max(0, self.to_count - self.partition_count)
+
+    @property
+    def moving_count(self) -> int:
+        """Keys that move."""
+        return sum(move.key_count for move in self.moves)
+
+    @property
+    def dead_owner_ms(self) -> int:
+        """How long a moving key stays unusable at most, if its owner has died.
+
+        A key of a live owner is unusable for three round trips, after its owner has
+        finished what it works on.
+        """
+        return 2 * self.before.heartbeat_interval_ms
+
+    def require(self) -> None:
+        """Refuse what must not be begun.
+
+        Raises:
+            ClaimRejected: With the first obstacle, and the number of all others.
+        """
+        if not self.obstacles:
+            return
+        first, *others = self.obstacles
+        more = f" (and {len(others)} more: see --dry-run)" if others else ""
+        raise ClaimRejected(f"{first.text}{more}", reason=first.reason)
+
+
+def plan_resize(
+    follower: Follower,
+    to_count: int,
+    *,
+    now_ms: int,
+    wall_ms: int,
+    ignore_members: bool = False,
+) -> ResizePlan:
+    """Return the plan of a change; an open one to the same number is continued.
+
+    Args:
+        follower: Follows the log, and has read it to its end.
+        to_count: The new number of coordinating partitions.
+        now_ms: Local time.
+        wall_ms: Wall time; both estimate which owners and members are gone.
+        ignore_members: Whether to leave members behind that do not follow.
+
+    Raises:
+        ConfigurationError: The number is not allowed.
+        TopicMisconfigured: The topic is not formatted.
+    """
+    worlds = follower.by_partition
+    before = worlds[0].config
+    if before is None:
+        raise unformatted(worlds.values(), follower.topic)
+    change = _open_change(follower, to_count)
+    elapsed_ms = {
+        t: max(replica.elapsed_ms(now_ms), wall_ms - replica.world.append_time_ms)
+        for t, replica in follower.replicas.items()
+    }
+    lagging = _lagging(worlds.values(), elapsed_ms)
+    moves: tuple[Move, ...] = ()
+    obstacles: list[Obstacle] = []
+    if change is not None:
+        obstacles += _torn(worlds, change)
+        if change.to_count != to_count:
+            obstacles.append(_busy(change))
+    elif to_count != before.partition_count:
+        _require_count(before.partition_count, to_count)
+        moves = _moves(worlds, before.partition_count, to_count, elapsed_ms=elapsed_ms)
+        obstacles += [
+            *_topic_obstacles(follower, before, to_count),
+            *_group_obstacles(worlds, before.partition_count, elapsed_ms),
+            *([] if ignore_members else _members(lagging)),
+            *_limits(worlds, before, to_count),
+        ]
+    return ResizePlan(
+        before=before,
+        to_count=to_count,
+        change=change,
+        moves=moves,
+        obstacles=tuple(obstacles),
+        lagging=lagging,
+        partition_count=len(worlds),
+    )
+
+
+def _open_change(follower: Follower, to_count: int) -> Change | None:
+    """Return the change that is open, None without one.
+
+    One that partition 0 has ended is open for the same number only, and not if another
+    one has followed: the fence of the next one does what it has left (PROTOCOL 10.2),
+    but for a partition that lacks it.
+    """
+    worlds = follower.by_partition
+    reading = read(worlds, unread=follower.log_start_missing)
+    if reading is None:
+        return None
+    change, first = reading.change, worlds[0].config
+    if first is None or not is_over(reading.known, change):
+        return change
+    if first.generation > change.generation:
+        return None
+    return None if change.to_count != to_count and not fences_of(reading) else change
+
+
+def _require_count(from_count: int, to_count: int) -> None:
+    to_whole("partition_count", to_count)
+    if not 1 <= to_count <= COUNT_MAX:
+        raise ConfigurationError(
+            f"partitions must be 1 to {COUNT_MAX}, not {to_count}",
+            setting="partition_count",
+        )
+    if not is_step(from_count, to_count):
+        raise ConfigurationError(
+            f"the number of coordinating partitions cannot change from {from_count} to "
+            f"{to_count}: one must be a multiple of the other, for example "
+            f"{2 * from_count}; other numbers take two changes",
+            setting="partition_count",
+        )
+
+
+def _torn(worlds: Mapping[int, WorldState], change: Change) -> list[Obstacle]:
+    if not is_torn(worlds, change):
+        return []
+    text = (
+        "coordinating partitions have the Configs of two changes of one generation "
+        "(torn_layout): nobody can claim safely; compare them with: marshal topic info"
+    )
+    return [Obstacle(reason="torn", text=text)]
+
+
+def _busy(change: Change) -> Obstacle:
+    text = (
+        f"a change from {change.from_count} to {change.to_count} coordinating "
+        f"partitions is open; complete it first: marshal topic resize --partitions "
+        f"{change.to_count} --execute"
+    )
+    return Obstacle(reason="busy", text=text)
+
+
+def _topic_obstacles(
+    follower: Follower, before: Config, to_count: int
+) -> list[Obstacle]:
+    """Return what the topic lacks for any change."""
+    found = []
+    if before.feature_level < SECOND_LEVEL:
+        text = (
+            f"a change needs feature level {SECOND_LEVEL}, and the topic has "
+            f"{before.feature_level}; run: marshal topic upgrade --execute"
+        )
+        found.append(Obstacle(reason="level", text=text))
+    concerned = range(max(before.partition_count, to_count))
+    unread = [t for t in concerned if _is_unread(follower, t, before)]
+    if unread:
+        text = (
+            f"the state of coordinating partitions {unread} is not known, since their "
+            "logs have lost their beginning, or need a newer release; see: marshal "
+            "doctor"
+        )
+        found.append(Obstacle(reason="unread", text=text))
+    worlds = follower.by_partition
+    return [*found, *_config_obstacles(worlds, before, topic=follower.topic)]
+
+
+def _is_unread(follower: Follower, partition: int, before: Config) -> bool:
+    """Return whether what a partition lacks of its state prevents a change.
+
+    One that comes into use begins with the fence, unless what is left of its log shows
+    a later Config than partition 0 has.
+    """
+    replica = follower.replicas.get(partition)
+    if replica is not None and replica.world.halted is not None:
+        return True
+    if partition not in follower.log_start_missing:
+        return False
+    config = None if replica is None else replica.world.config
+    is_ahead = config is not None and config.generation > before.generation
+    return is_ahead or partition < before.partition_count
+
+
+def _config_obstacles(
+    worlds: Mapping[int, WorldState], before: Config, *, topic: str
+) -> Iterator[Obstacle]:
+    """Yield partitions in which the fence would not be accepted, or should not be."""
+    torn, ahead, below = [], [], []
+    for t in range(before.partition_count):
+        config = worlds[t].config if t in worlds else None
+        if config is None or config.format_id != before.format_id:
+            torn.append(t)
+        elif config.generation > before.generation:
+            ahead.append(t)
+        elif config.generation == before.generation:
+            if config.partition_count != before.partition_count:
+                ahead.append(t)
+        elif config.feature_level < SECOND_LEVEL:
+            below.append(t)
+    if torn:
+        text = (
+            f"torn_format: coordinating partitions {torn} do not have the format of "
+            f"partition 0; run: {format_command(topic)}"
+        )
+        yield Obstacle(reason="torn", text=text)
+    if ahead:
+        text = (
+            f"coordinating partitions {ahead} have a later Config than partition 0, "
+            "whose log has lost its end: a change would be a second one of that "
+            "generation; compare them with: marshal topic info"
+        )
+        yield Obstacle(reason="torn", text=text)
+    if below:
+        text = (
+            f"coordinating partitions {below} have an earlier feature level than "
+            f"partition 0; to complete its upgrade, run: {format_command(topic)}"
+        )
+        yield Obstacle(reason="level", text=text)
+
+
+def _group_obstacles(
+    worlds: Mapping[int, WorldState], from_count: int, elapsed_ms: Mapping[int, int]
+) -> list[Obstacle]:
+    """Return pauses, which do not move, and set positions.
+
+    A pause that the next record would end is none: in an idle partition there may be no
+    other record than the fence.
+    """
+    paused: set[str] = set()
+    unresolved: set[str] = set()
+    for t in range(min(from_count, len(worlds))):
+        unresolved |= {group_id for group_id, _ in worlds[t].locked}
+        wall_ms = worlds[t].append_time_ms + elapsed_ms[t]
+        for group_id, group in worlds[t].groups.items():
+            ends = [each.until_ms for each in group.pauses]
+            ends += [each.until_ms for each in group.scheduled]
+            if any(wall_ms < until_ms for until_ms in ends):
+                paused.add(group_id)
+            if group.unresolved:
+                unresolved.add(group_id)
+    found = []
+    if paused:
+        text = (
+            f"groups are paused, or will be: {_some(paused)}; a change would let a "
+            "pause end early; end it with: marshal groups resume GROUP"
+        )
+        found.append(Obstacle(reason="paused", text=text))
+    if unresolved:
+        text = (
+            f"positions of groups are being set: {_some(unresolved)}; end that with: "
+            "marshal groups finish GROUP"
+        )
+        found.append(Obstacle(reason="unresolved", text=text))
+    return found
+
+
+def _lagging(
+    worlds: Iterable[WorldState], elapsed_ms: Mapping[int, int]
+) -> tuple[tuple[str, str], ...]:
+    """Return live members that do not announce the generation that they act on."""
+    return tuple(
+        sorted(
+            {
+                (group_id, client_id)
+                for (group_id, client_id, _), member in members_of(
+                    worlds, elapsed_ms
+                ).items()
+                if LAYOUT_LABEL not in member.record.labels
+            }
+        )
+    )
+
+
+def _members(lagging: Sequence[tuple[str, str]]) -> list[Obstacle]:
+    if not lagging:
+        return []
+    text = (
+        f"{len(lagging)} live members do not follow a change, for example "
+        f"{'/'.join(lagging[0])}: their release is too old, and they would claim "
+        "nothing any more; upgrade them first, or leave them behind with "
+        "--ignore-members"
+    )
+    return [Obstacle(reason="members", text=text)]
+
+
+def _moves(
+    worlds: Mapping[int, WorldState],
+    from_count: int,
+    to_count: int,
+    *,
+    elapsed_ms: Mapping[int, int],
+) -> tuple[Move, ...]:
+    every: Counter[tuple[int, int]] = Counter()
+    held: Counter[tuple[int, int]] = Counter()
+    for t in range(min(from_count, len(worlds))):
+        world = worlds[t]
+        log_ms = world.now_ms + elapsed_ms[t]
+        for key, known in world.keys.items():
+            if key.topic in RESERVED_TOPICS:
+                continue
+            pair = world.partition, place_of(key, partition_count=to_count)
+            if pair[0] == pair[1]:
+                continue
+            every[pair] += 1
+            if known.owner is not None:
+                held[pair] += known.freshness(log_ms) is not Freshness.STALE
+    return tuple(
+        Move(source=source, target=target, key_count=count, held_count=held[pair])
+        for pair, count in sorted(every.items())
+        for source, target in [pair]
+    )
+
+
+def _limits(
+    worlds: Mapping[int, WorldState], before: Config, to_count: int
+) -> list[Obstacle]:
+    """Return where partitions have, or would have, more keys or groups than allowed."""
+    found = []
+    for target in range(min(to_count, before.partition_count)):
+        every = range(target, before.partition_count, to_count)
+        own = [worlds[t] for t in every if t in worlds]
+        counts = {
+            "keys": sum(len(world.keys) for world in own),
+            "groups": len({name for world in own for name in world.groups}),
+        }
+        for name, count in counts.items():
+            if count > before.limit(name):
+                text = (
+                    f"coordinating partition {target} would have {count} {name}, and "
+                    f"the limit is {before.limit(name)}; raise it first: marshal topic "
+                    f"alter --limit {name}={count} --execute"
+                )
+                found.append(Obstacle(reason="limits", text=text))
+    return found
+
+
+def _some(names: Iterable[str]) -> str:
+    """Return some names, and how many more there are."""
+    every = sorted(names)
+    more = len(every) - NAMED_MAX
+    return ", ".join(every[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def wait_text(wait: Wait) -> str:
+    """Return what a change waits for, as a phrase."""
+    left = "" if wait.left_ms is None else f", for up to {wait.left_ms} ms"
+    match wait.reason:
+        case "owned":
+            what = f"{wait.key_count} keys of client {wait.client_id!r}"
+        case "unresolved":
+            what = f"a set position ({wait.key_count} locked keys)"
+        case "quiet":
+            what = "the quiet time of a reset"
+        case "adoption":
+            what = "members that act on the number before"
+        case "behind":
+            what = "records that its log has lost"
+        case _:
+            what = "its state, which is not known here"
+    return f"partition {wait.partition}: {what}{left}"
+
+
+def ignore_resize(_progress: Progress) -> None:
+    """Show no progress."""
+
+
+def probe(
+    follower: Follower,
+    partitions: range,
+    *,
+    op_id: bytes,
+    sender: Sender,
+    timeout_ms: int,
+) -> None:
+    """Append a record to added partitions and read it back: both are possible.
+
+    They are not in use, so the record changes nothing, and a change that is given up
+    leaves nothing that shuts out a later one. It names the change: a reader that has
+    read it knows that the first fence which follows is the first of all, with which the
+    partition begins, whatever its log has lost before (PROTOCOL 10.7).
+
+    Args:
+        follower: Follows the log.
+        partitions: The partitions.
+        op_id: The operation, whose fence was not written yet.
+        sender: The sender.
+        timeout_ms: Longest wait for all of them.
+
+    Raises:
+        DeadlineExceeded: One of them was not read back in time.
+        LogUnwritable: The broker refuses to append to one of them.
+    """
+    record = Member(
+        **sender.fields(CHECKPOINT_GROUP) | {"incarnation": op_id},
+        topics=(),
+        host=sender.host,
+        capacity=0,
+        load=0,
+        labels={},
+        draining=True,
+        feature_level_max=SUPPORTED_LEVEL,
+        plan_generation=None,
+    )
+    follower.await_all([follower.append(t, record) for t in partitions], timeout_ms)
+
+
+def write_first_fence(
+    follower: Follower,
+    plan: ResizePlan,
+    *,
+    op_id: bytes,
+    sender: Sender,
+    timeout_ms: int,
+) -> Change:
+    """Write the fence of coordinating partition 0, which decides; return the change.
+
+    Raises:
+        ClaimRejected: Partition 0 has a pause, a set position or a change by now.
+        LogUnwritable: Its Config was changed meanwhile.
+        DeadlineExceeded: No verdict in time. It may still be appended.
+    """
+    change = Change(
+        op_id=op_id,
+        from_count=plan.before.partition_count,
+        config=msgspec.structs.replace(
+            plan.before,
+            generation=plan.before.generation + 1,
+            era=max(plan.before.era + 1, follower.wall_s),
+            partition_count=plan.to_count,
+            tags=sender.tags,
+        ),
+    )
+    fence = fence_of(change, sender=sender.fields(CHECKPOINT_GROUP))
+    sent = follower.append(0, fence)
+    follower.await_all([sent], timeout_ms)
+    if sent.is_accepted:
+        return change
+    assert sent.transition is not None  # else the wait would have raised
+    if sent.transition.reason == "busy":
+        raise ClaimRejected(
+            "a group was paused, or another change began, before this one; nothing was "
+            "changed; see: marshal topic resize --dry-run, then repeat it",
+            reason="busy",
+        )
+    raise sent.unwritable("the change", left="nothing was changed")
+
+
+class Resize:
+    """Continues the open change until it has ended in every partition. For one thread.
+
+    Args:
+        follower: Follows the log, and has read it to its end.
+        clock: Local time.
+        sender: The sender of its records.
+        on_progress: Called about once a second, on this thread.
+    """
+
+    def __init__(
+        self,
+        follower: Follower,
+        clock: Clock,
+        *,
+        sender: Sender,
+        on_progress: OnResize = ignore_resize,
+    ) -> None:
+        self._follower, self._clock, self._sender = follower, clock, sender
+        self._on_progress = on_progress
+        self._moving = Moving()
+        self._shown_ms: int | None = None
+
+    def reading(self) -> Reading | None:
+        """Return what was read of the open change, None once it has ended."""
+        now_ms = self._clock.now_ms()
+        replicas = self._follower.replicas
+        return read(
+            self._follower.by_partition,
+            unread=self._follower.log_start_missing,
+            elapsed_ms={t: one.elapsed_ms(now_ms) for t, one in replicas.items()},
+            moving=self._moving,
+        )
+
+    def run(self, *, timeout_ms: int, step_ms: int) -> None:
+        """Write what is next, until nothing is left.
+
+        Args:
+            timeout_ms: Longest time of all.
+            step_ms: Longest wait for the verdicts of records.
+
+        Raises:
+            DeadlineExceeded: It has not ended in time, and can be continued.
+            LogUnreadable: Two changes have one generation.
+        """
+        deadline_ms = self._clock.now_ms() + timeout_ms
+        while (reading := self.reading()) is not None:
+            steps = next_steps(reading)
+            if steps.is_torn:
+                raise LogUnreadable(
+                    "coordinating partitions have the Configs of two changes of one "
+                    "generation (torn_layout); compare them with: marshal topic info"
+                )
+            self._show(reading)
+            left_ms = deadline_ms - self._clock.now_ms()
+            if left_ms <= 0:
+                raise DeadlineExceeded(_late(steps))
+            sent = self._write(steps)
+            if sent:
+                self._follower.await_all(sent, step_ms)
+            if not any(each.is_accepted for each in sent):
+                self._follower.step(min(POLL_MS, left_ms))
+
+    def _write(self, steps: Steps) -> list[Awaited]:
+        sent = []
+        for (partition, record), _ in zip(
+            self._records(steps), range(IN_FLIGHT_MAX), strict=False
+        ):
+            sent.append(self._follower.append(partition, record))
+        return sent
+
+    def _records(self, steps: Steps) -> Iterator[tuple[int, Record]]:
+        change = steps.change
+        for t in sorted({*steps.fences, *steps.nudges}):
+            yield t, fence_of(change, sender=self._fields())
+        for t, lost in steps.earlier:
+            yield t, fence_of(lost, sender=self._fields())
+        for each in steps.imports:
+            yield each.target, import_of(change, each, sender=self._fields())
+        for group in steps.groups:
+            record = groups_import_of(change, group, sender=self._fields())
+            yield group.target, record
+        for done in steps.dones:
+            yield done.target, done_of(change, done, sender=self._fields())
+        for final in steps.finals:
+            yield final.partition, final_of(final, sender=self._fields())
+
+    def _fields(self) -> dict[str, Any]:
+        return self._sender.fields(CHECKPOINT_GROUP)
+
+    def _show(self, reading: Reading) -> None:
+        now_ms = self._clock.now_ms()
+        if self._on_progress is ignore_resize:
+            return
+        if self._shown_ms is None or now_ms - self._shown_ms >= SHOW_MS:
+            self._shown_ms = now_ms
+            self._on_progress(progress_of(reading))
+
+
+def _late(steps: Steps) -> str:
+    waits = "; ".join(wait_text(wait) for wait in steps.waits[:WAITS_SHOWN_MAX])
+    return (
+        f"the change to {steps.change.to_count} coordinating partitions has begun and "
+        f"has not ended in time; it waits for: {waits or 'the log'}; continue it with: "
+        f"marshal topic resize --partitions {steps.change.to_count} --execute"
+    )
+
+
+class Resizing(AdminConnection):
+    """Changes the number of coordinating partitions, as a part of ``Admin``."""
+
+    def resize_topic(
+        self,
+        partition_count: int,
+        *,
+        execute: bool = False,
+        ignore_members: bool = False,
+        timeout_ms: int | None = None,
+        on_progress: OnResize = ignore_resize,
+    ) -> ResizePlan:
+        """Change the number of coordinating partitions while members run.
+
+        Keys that move are drained and brought to their new partition; all others notice
+        nothing. If interrupted, a call with the same number continues, by any process.
+
+        Args:
+            partition_count: The new number: a multiple of the present one, or the other
+                way round.
+            execute: Whether to execute the plan.
+            ignore_members: Whether to continue although live members do not follow.
+            timeout_ms: Longest time of the whole change; by default long enough for the
+                keys of owners that have died, and members that lag.
+            on_progress: Called about once a second, on this thread.
+
+        Returns:
+            The plan, as of before the change.
+
+        Raises:
+            ConfigurationError: The number is not allowed.
+            ClaimRejected: Something prevents the change; nothing was changed.
+            DeadlineExceeded: The change has not ended in time; call it again.
+        """
+        follower = self._read()
+        plan = plan_resize(
+            follower,
+            partition_count,
+            now_ms=self._clock.now_ms(),
+            wall_ms=self._clock.wall_ms(),
+            ignore_members=ignore_members,
+        )
+        if not execute or not plan.is_needed:
+            return plan
+        plan.require()
+        if plan.change is None:
+            op_id = self._sender.new_op_id()
+            follower = self._prepare(plan, op_id)
+            write_first_fence(
+                follower,
+                plan,
+                op_id=op_id,
+                sender=self._sender,
+                timeout_ms=self._timeout_ms,
+            )
+        follower = self._follow_all(max(plan.from_count, plan.to_count))
+        resize = Resize(
+            follower, self._clock, sender=self._sender, on_progress=on_progress
+        )
+        default_ms = plan.dead_owner_ms + FINAL_AFTER_MS + 2 * self._timeout_ms
+        resize.run(timeout_ms=timeout_ms or default_ms, step_ms=self._timeout_ms)
+        return plan
+
+    def _prepare(self, plan: ResizePlan, op_id: bytes) -> Follower:
+        """Add Kafka partitions and try them; return the follower of all."""
+        if plan.added_count:
+            self._add_partitions(plan.to_count)
+        follower = self._follow_all(plan.to_count)
+        added = range(plan.from_count, plan.to_count)
+        probe(
+            follower,
+            added,
+            op_id=op_id,
+            sender=self._sender,
+            timeout_ms=self._timeout_ms,
+        )
+        return follower
+
+    def _add_partitions(self, count: int) -> None:
+        topic = self._settings.coordination_topic
+        self._topics.add_partitions(topic, count=count, timeout_ms=self._timeout_ms)
+
+    def _follow_all(self, count: int) -> Follower:
+        """Return a follower of so many partitions, which has read them to their ends.
+
+        Raises:
+            DeadlineExceeded: The cluster does not show them in time.
+        """
+        deadline_ms = self._clock.now_ms() + self._timeout_ms
+        follower = self._follow()
+        while len(follower.replicas) < count:
+            if self._clock.now_ms() >= deadline_ms:
+                raise DeadlineExceeded(
+                    f"the coordination topic has {len(follower.replicas)} partitions, "
+                    f"and {count} are needed; check the brokers with: marshal doctor, "
+                    "then repeat the command"
+                )
+            follower = self._follow_again()
+        follower.catch_up(self._timeout_ms)
+        return follower

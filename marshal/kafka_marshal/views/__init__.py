@@ -1,0 +1,1 @@
+"""Read-only views of the coordination log: now, at a past time, and live."""

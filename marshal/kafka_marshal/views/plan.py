@@ -1,0 +1,642 @@
+"""The Plan of a group: what it names, what became of it, what changed, if it repeats.
+
+It reads ``World``s and writes nothing (PROTOCOL 9.2).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import attrs
+
+from kafka_marshal.errors import ClaimRejected, LogUnreadable
+from kafka_marshal.protocol.group_plan import PlanInput, Uncovered, plan
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS
+from kafka_marshal.protocol.items import PlanNote
+from kafka_marshal.protocol.plans import (
+    Reading,
+    Situation,
+    Standbys,
+    digest_of,
+    is_reserved,
+    is_valid_for,
+    situation_of,
+    standing_of,
+)
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.settings import FAIR
+from kafka_marshal.protocol.spreading import spread
+from kafka_marshal.protocol.state import KeyState, MemberState
+from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.views.world import LogScan, World, require_restored
+
+OPEN, DONE, VOID = "open", "done", "void"
+SAME, DIVERGED, UNKNOWN = "same", "plan_diverged", "unknown"
+
+
+@attrs.frozen(kw_only=True)
+class PlannedKey:
+    """One entry of a Plan.
+
+    Attributes:
+        key: The partition.
+        holder: Who has it now, None = nobody.
+        planned: The member that it names.
+        state: ``open``; ``done``: the named member has claimed it; ``void``: another
+            member has claimed it since.
+    """
+
+    key: TopicPartition
+    holder: str | None
+    planned: str
+    state: str
+
+
+class Lag(NamedTuple):
+    """Records of some partitions between their positions and the ends of their logs.
+
+    Attributes:
+        known: Their number in the partitions of which position and end are known; None
+            if there are only others.
+        unknown_count: Number of the other partitions.
+    """
+
+    known: int | None
+    unknown_count: int
+
+
+@attrs.frozen(kw_only=True)
+class MemberPlan:
+    """A live member, and what the open entries of the Plan change for it.
+
+    Attributes:
+        client_id: Its name.
+        host: Its machine.
+        rack: Its rack, "" = unknown.
+        limit: Most partitions that it may hold, None = any number.
+        target: Number of partitions beyond which others are preferred, None = none.
+        directive: ``drain`` or ``cordon`` if it takes nothing, else None.
+        held: How many it holds.
+        gains: How many it is to get.
+        losses: How many it is to give.
+        lag: Lag of those that it holds.
+        standbys: For how many it stands by (PROTOCOL 9.9).
+    """
+
+    client_id: str
+    host: str
+    rack: str
+    limit: int | None
+    target: int | None
+    directive: str | None
+    held: int
+    gains: int
+    losses: int
+    lag: Lag
+    standbys: int
+
+    @property
+    def planned(self) -> int:
+        """How many it holds once the Plan is fulfilled."""
+        return self.held + self.gains - self.losses
+
+
+@attrs.frozen(kw_only=True)
+class PlanView:
+    """The Plan of a group.
+
+    Attributes:
+        group_id: The group.
+        policy: Its policy; Plans are followed under ``planner``.
+        generation: How many Plans (slices) there were.
+        is_known: Whether this reader has read the last one, all its slices.
+        author: client_id of its writer, None where it is not known.
+        offset: Offset of its last slice in the group's home, or None.
+        log_time_ms: Log time of that record, or None.
+        planner_version: Version of the planner, or None.
+        input_digest: Digest of the planner's input in hex, or None.
+        members: The live members, in order of name.
+        keys: Its entries, in order.
+        lag: Lag of all partitions of the group.
+        standbys: Who stands by for owned partitions, in order; those for which nobody
+            does are missing.
+        given: What a planner would plan from now.
+    """
+
+    group_id: str
+    policy: str
+    generation: int
+    is_known: bool
+    author: str | None
+    offset: int | None
+    log_time_ms: int | None
+    planner_version: int | None
+    input_digest: str | None
+    members: tuple[MemberPlan, ...]
+    keys: tuple[PlannedKey, ...]
+    lag: Lag
+    standbys: Mapping[TopicPartition, tuple[str, ...]]
+    given: PlanInput
+
+    @property
+    def uncovered(self) -> tuple[Uncovered, ...]:
+        """Partitions that a planner would leave to nobody now; it plans for that."""
+        return plan(self.given).uncovered
+
+
+def view_plan(
+    world: World,
+    group_id: str,
+    *,
+    partition_counts: Mapping[str, int],
+    log_ends: Mapping[TopicPartition, int] | None = None,
+) -> PlanView:
+    """Return the Plan of a group, and what became of it.
+
+    Args:
+        world: A view of all coordinating partitions.
+        group_id: The group.
+        partition_counts: Partitions of its topics now; of those that are missing, only
+            what was claimed counts.
+        log_ends: Next offset of its data partitions (``LogEnds``), as far as they are
+            known; the lag of others is unknown.
+    """
+    reading = _reading(world, group_id, partition_counts)
+    home = reading.worlds[reading.home]
+    note = home.soft.plans.get(group_id)
+    states = reading.members()
+    situation = situation_of(reading, states)
+    keys = _keys(reading, note)
+    directives = {
+        name: home.action_for((group_id, name), host=each.record.host)
+        for name, each in states.items()
+    }
+    standbys = _standbys(reading, states)
+    lags = _lags(world, group_id, situation=situation, log_ends=log_ends or {})
+    last = None if note is None else note.records[-1]
+    return PlanView(
+        group_id=group_id,
+        policy=home.settings_of(group_id).policy or FAIR,
+        generation=home.plan_generation(group_id),
+        is_known=note is not None and note.is_whole,
+        author=None if last is None else last.client_id,
+        offset=None if note is None else note.offset,
+        log_time_ms=None if note is None else note.log_time_ms,
+        planner_version=None if last is None else last.planner_version,
+        input_digest=None if last is None else last.input_digest.hex(),
+        members=_members(
+            situation, directives, keys=keys, lags=lags, standbys=standbys
+        ),
+        keys=keys,
+        lag=_lag(lags.values()),
+        standbys=standbys,
+        given=situation.given,
+    )
+
+
+def standby_rows(world: World, group_id: str) -> list[dict[str, Any]]:
+    """Return who stands by for each owned partition, as the command prints it.
+
+    None are known to a view of some coordinating partitions only.
+    """
+    if world.is_partial:
+        return []
+    reading = _reading(world, group_id, {})
+    return _standby_rows(_standbys(reading, reading.members()))
+
+
+def _standby_rows(
+    standbys: Mapping[TopicPartition, tuple[str, ...]],
+) -> list[dict[str, Any]]:
+    return [
+        {**place._asdict(), "standbys": list(names)}
+        for place, names in sorted(standbys.items())
+    ]
+
+
+def plan_object(
+    view: PlanView, handoffs: Iterable[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return a Plan as plain data, with the fields that ``marshal plan show`` prints.
+
+    Args:
+        view: The Plan.
+        handoffs: Open handoffs of the group, as of ``World.handoffs``.
+    """
+    uncovered = [{**row.key._asdict(), "reason": row.reason} for row in view.uncovered]
+    return {
+        "group_id": view.group_id,
+        "policy": view.policy,
+        "generation": view.generation,
+        "is_known": view.is_known,
+        "author": view.author,
+        "offset": view.offset,
+        "planner_version": view.planner_version,
+        "input_digest": view.input_digest,
+        "open_count": sum(each.state == OPEN for each in view.keys),
+        "uncovered_count": len(uncovered),
+        **_lag_object(view.lag),
+        "members": [_member_object(each) for each in view.members],
+        "keys": [
+            {
+                **each.key._asdict(),
+                "holder": each.holder,
+                "planned": each.planned,
+                "state": each.state,
+            }
+            for each in view.keys
+        ],
+        "handoffs": [dict(row) for row in handoffs],
+        "standbys": _standby_rows(view.standbys),
+        "uncovered": uncovered,
+    }
+
+
+def _member_object(member: MemberPlan) -> dict[str, Any]:
+    return {
+        "client_id": member.client_id,
+        "host": member.host,
+        "rack": member.rack,
+        "limit": member.limit,
+        "target": member.target,
+        "directive": member.directive,
+        "held_count": member.held,
+        "planned_count": member.planned,
+        "gains_count": member.gains,
+        "losses_count": member.losses,
+        **_lag_object(member.lag),
+        "standbys_count": member.standbys,
+    }
+
+
+def _lag_object(lag: Lag) -> dict[str, Any]:
+    return {"lag": lag.known, "lag_unknown_count": lag.unknown_count}
+
+
+def explain_key(
+    world: World,
+    group_id: str,
+    *,
+    place: TopicPartition,
+    partition_counts: Mapping[str, int],
+) -> str:
+    """Return, in a sentence, the member for a partition, and why.
+
+    Raises:
+        ClaimRejected: No live member wants it.
+    """
+    view = view_plan(world, group_id, partition_counts=partition_counts)
+    reading = _reading(world, group_id, partition_counts)
+    situation = situation_of(reading, reading.members())
+    known = {row.key: row for row in situation.given.keys}
+    found = next((each for each in view.keys if each.key == place), None)
+    if found is not None and found.state == OPEN:
+        have = found.holder or "nobody"
+        return (
+            f"{place} is to go from {have} to {found.planned}, by generation "
+            f"{view.generation} of {view.author}"
+        )
+    key = Key(group_id, *place)
+    state = reading.worlds[reading.partition_of(key)]
+    note, now_ms = state.soft.notes.get(key), reading.now_ms(state.partition)
+    if is_reserved(state.keys.get(key), note, now_ms=now_ms, grace_ms=reading.grace_ms):
+        who = "its owner" if note is None else note.client_id
+        return f"{place} waits for {who}, which restarts"
+    if place not in known:
+        raise ClaimRejected(
+            f"{place} is no partition that a live member of group {group_id} wants; "
+            f"see: marshal groups describe {group_id}",
+            reason="unknown_key",
+        )
+    holder = situation.holders[place]
+    to = plan(situation.given).owners.get(place)
+    if to is None:
+        why = next(each.reason for each in view.uncovered if each.key == place)
+        return f"{place} is left to nobody: {why}"
+    if to == holder:
+        return f"{place} stays with {to}: no move would improve the balance"
+    return f"{place} would go from {holder or 'nobody'} to {to} by the next plan"
+
+
+@attrs.frozen(kw_only=True)
+class Verification:
+    """Whether a Plan is what its input gives.
+
+    Attributes:
+        outcome: ``same``; ``plan_diverged``: the same input gives another result;
+            ``unknown``: this reader has not the input that the planner had.
+        generation: Generation of the Plan.
+        author: Its writer.
+        differences: Partitions with another member, the planned and the computed one.
+    """
+
+    outcome: str
+    generation: int
+    author: str
+    differences: Mapping[TopicPartition, tuple[str | None, str | None]]
+
+
+def verify_plan(
+    world: World, group_id: str, *, past: Callable[[Mapping[int, int]], World]
+) -> Verification:
+    """Compute the last Plan of a group again, from the log up to its vector.
+
+    Args:
+        world: A view of now.
+        group_id: The group.
+        past: Returns the world with members as of an offset of each coordinating
+            partition.
+
+    Raises:
+        ClaimRejected: There is no whole Plan to verify.
+        LogUnreadable: The log does not reach back so far.
+    """
+    now = _reading(world, group_id, {})
+    found = now.worlds[now.home].soft.plans.get(group_id)
+    if found is None or not found.is_whole:
+        raise ClaimRejected(
+            f"the log shows no whole plan of group {group_id}; see: marshal plan show "
+            f"{group_id}",
+            reason="unknown_plan",
+        )
+    standing, last = standing_of(found), found.records[-1]
+    before = past({t: at - 1 for t, (at, _) in enumerate(standing.vector)})
+    before.require_known()
+    if len(before.partitions) != len(standing.vector):
+        raise LogUnreadable("the plan names other coordinating partitions than exist")
+    reading = attrs.evolve(
+        _reading(before, group_id, standing.counts),
+        elapsed_ms=tuple(elapsed for _, elapsed in standing.vector),
+    )
+    situation = situation_of(reading, reading.members())
+    is_spread = last.input_digest == digest_of(situation.given, is_spread=True)
+    result = (spread if is_spread else plan)(situation.given)
+    computed = situation.entries(result)
+    differences = {
+        place: (standing.entries.get(place), computed.get(place))
+        for place in sorted({*standing.entries, *computed})
+        if standing.entries.get(place) != computed.get(place)
+    }
+    outcome = SAME
+    if last.input_digest != digest_of(situation.given, is_spread=is_spread):
+        outcome, differences = UNKNOWN, {}
+    elif differences:
+        outcome = DIVERGED
+    return Verification(
+        outcome=outcome,
+        generation=found.generation,
+        author=last.client_id,
+        differences=differences,
+    )
+
+
+def _reading(
+    world: World, group_id: str, partition_counts: Mapping[str, int]
+) -> Reading:
+    return Reading(
+        group_id=group_id,
+        worlds=world.partitions,
+        elapsed_ms=tuple(world.elapsed_ms(each.partition) for each in world.partitions),
+        counts=partition_counts,
+        partition_of=world.partition_of,
+    )
+
+
+def _keys(reading: Reading, note: PlanNote | None) -> tuple[PlannedKey, ...]:
+    standing = standing_of(note)
+    if len(standing.vector) != len(reading.worlds):
+        return ()
+    rows = []
+    for place, name in sorted(standing.entries.items()):
+        key = Key(reading.group_id, *place)
+        partition = reading.partition_of(key)
+        known = reading.worlds[partition].keys.get(key)
+        owner = None if known is None else known.owner
+        holder = None if owner is None else owner.client_id
+        state = DONE if holder == name else VOID
+        if is_valid_for(known, standing.vector[partition][0]):
+            state = OPEN
+        rows.append(PlannedKey(key=place, holder=holder, planned=name, state=state))
+    return tuple(rows)
+
+
+def _standbys(
+    reading: Reading, states: Mapping[str, MemberState]
+) -> dict[TopicPartition, tuple[str, ...]]:
+    """Return who stands by for each owned partition, where anybody does."""
+    standbys = Standbys(reading, states)
+    return {
+        key.topic_partition: names
+        for world in reading.worlds
+        for key, known in world.keys.items()
+        if key.group_id == reading.group_id
+        and known.owner is not None
+        and (names := standbys.of(key, known.owner.client_id))
+    }
+
+
+def _lags(
+    world: World,
+    group_id: str,
+    *,
+    situation: Situation,
+    log_ends: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, int | None]:
+    """Return the lag of each partition of a group, None where it is unknown."""
+    found: dict[TopicPartition, int | None] = dict.fromkeys(situation.holders)
+    for key, known in world.claims(group_id):
+        if key.topic in RESERVED_TOPICS:
+            continue
+        place, position = key.topic_partition, known.position
+        end = log_ends.get(place)
+        found[place] = None
+        if end is not None and position is not None:
+            found[place] = max(0, end - position)
+    return found
+
+
+def _lag(lags: Iterable[int | None]) -> Lag:
+    rows = list(lags)
+    known = [each for each in rows if each is not None]
+    unknown_count = len(rows) - len(known)
+    return Lag(sum(known) if known or not unknown_count else None, unknown_count)
+
+
+def _members(
+    situation: Situation,
+    directives: Mapping[str, str | None],
+    *,
+    keys: tuple[PlannedKey, ...],
+    lags: Mapping[TopicPartition, int | None],
+    standbys: Mapping[TopicPartition, tuple[str, ...]],
+) -> tuple[MemberPlan, ...]:
+    held: dict[str | None, list[int | None]] = {}
+    for place, holder in situation.holders.items():
+        held.setdefault(holder, []).append(lags[place])
+    warm = Counter(name for names in standbys.values() for name in names)
+    still_open = [each for each in keys if each.state == OPEN]
+    gains = Counter(each.planned for each in still_open)
+    losses = Counter(situation.holders.get(each.key) for each in still_open)
+    return tuple(
+        MemberPlan(
+            client_id=each.name,
+            host=each.host,
+            rack=each.rack,
+            limit=each.limit,
+            target=each.target,
+            directive=directives[each.name],
+            held=len(held.get(each.name, ())),
+            gains=gains[each.name],
+            losses=losses[each.name],
+            lag=_lag(held.get(each.name, ())),
+            standbys=warm[each.name],
+        )
+        for each in situation.given.members
+    )
+
+
+OVERTAKEN = "overtaken"
+
+
+@attrs.frozen(kw_only=True)
+class PlanChange:
+    """One partition that an earlier Plan named, or that another member is to have now.
+
+    Attributes:
+        key: The partition.
+        source: The member that was to have it by the earlier Plan, None = nobody.
+        to: The member that is to have it now, None = nobody.
+        holder: Who has it now, None = nobody.
+        state: What became of the entry of the earlier Plan: ``done``: the named member
+            has it by a claim since; ``open``: nobody has claimed it since, and the Plan
+            in force names the same member; ``overtaken``: another member has claimed
+            it, or the Plan in force does not name that member. None if it had no entry.
+    """
+
+    key: TopicPartition
+    source: str | None
+    to: str | None
+    holder: str | None
+    state: str | None
+
+
+def find_plan(scan: LogScan, group_id: str, *, generation: int) -> PlanNote:
+    """Return an earlier Plan of a group.
+
+    Args:
+        scan: The log of the group's home partition, of no other one.
+        group_id: The group.
+        generation: Generation of the Plan; in slices, that of any of them.
+
+    Raises:
+        ClaimRejected: The log has no whole Plan of this generation any more, or yet.
+        LogUnreadable: The start of the log is gone, and it has no checkpoint.
+    """
+    (begun,) = require_restored(scan.restore()).values()
+    world = begun.world
+    found: PlanNote | None = None
+    last: PlanNote | None = None
+    whole: list[int] = []
+    for _, entry in scan:
+        apply(world, entry)
+        note = world.soft.plans.get(group_id)
+        if note is last or note is None:
+            continue
+        last = note
+        if whole and note.generation <= whole[-1]:
+            # The group was dropped meanwhile, and counts from 1 again.
+            whole.clear()
+            found = None
+        if note.is_whole:
+            whole.append(note.generation)
+            first = note.generation - len(note.records) + 1
+            if first <= generation <= note.generation:
+                found = note
+    if found is None:
+        raise _unknown(group_id, generation, whole)
+    return found
+
+
+def _unknown(group_id: str, generation: int, whole: list[int]) -> ClaimRejected:
+    if not whole:
+        text = f"the log has no whole plan of group {group_id} any more"
+    elif generation > whole[-1]:
+        text = f"group {group_id} has no plan of generation {generation} yet; the last "
+        text += f"one is {whole[-1]}"
+    else:
+        text = f"the log has no whole plan of generation {generation} of group "
+        text += f"{group_id} any more; the oldest that it has is {whole[0]}"
+    return ClaimRejected(
+        f"{text}; see: marshal plan show {group_id}", reason="unknown_plan"
+    )
+
+
+def plan_changes(
+    world: World,
+    view: PlanView,
+    *,
+    since: PlanNote,
+    past: Callable[[Mapping[int, int]], World],
+) -> tuple[PlanChange, ...]:
+    """Return what an earlier Plan named, and other intended owners that changed.
+
+    A Plan names only the keys that should change hands, so two Plans say little of each
+    other. What is compared is the intended owner of each partition: the member that the
+    Plan names, else the owner.
+
+    Args:
+        world: A view of now.
+        view: The Plan in force, of the same view.
+        since: The earlier Plan.
+        past: Returns the world as of an offset of each coordinating partition.
+
+    Raises:
+        LogUnreadable: The log does not reach back so far.
+    """
+    standing = standing_of(since)
+    if len(standing.vector) != len(world.partitions):
+        raise LogUnreadable("the plan names other coordinating partitions than exist")
+    before = past({t: at - 1 for t, (at, _) in enumerate(standing.vector)})
+    before.require_known()
+    then = {**_owners(before, view.group_id), **standing.entries}
+    holders = _owners(world, view.group_id)
+    in_force = {each.key: each.planned for each in view.keys if each.state == OPEN}
+    now = {**holders, **in_force}
+    changes = []
+    for place in sorted({*then, *now}):
+        named, state = standing.entries.get(place), None
+        if named is not None:
+            key = Key(view.group_id, *place)
+            partition = world.partition_of(key)
+            state = _state(
+                world.partitions[partition].keys.get(key),
+                named,
+                next_offset=standing.vector[partition][0],
+                in_force=in_force.get(place),
+            )
+        source, to = then.get(place), now.get(place)
+        if state is not None or source != to:
+            holder = holders.get(place)
+            row = PlanChange(
+                key=place, source=source, to=to, holder=holder, state=state
+            )
+            changes.append(row)
+    return tuple(changes)
+
+
+def _state(
+    known: KeyState | None, named: str, *, next_offset: int, in_force: str | None
+) -> str:
+    """Return what became of an entry of an earlier Plan."""
+    if is_valid_for(known, next_offset):
+        return OPEN if in_force == named else OVERTAKEN
+    owner = None if known is None else known.owner
+    return DONE if owner is not None and owner.client_id == named else OVERTAKEN
+
+
+def _owners(world: World, group_id: str) -> dict[TopicPartition, str]:
+    return {
+        key.topic_partition: known.owner.client_id
+        for key, known in world.claims(group_id)
+        if known.owner is not None and key.topic not in RESERVED_TOPICS
+    }

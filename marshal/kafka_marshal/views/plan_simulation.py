@@ -1,0 +1,510 @@
+"""What would happen to a group: members killed, added or drained, limits, partitions.
+
+Members under the policy ``fair`` decide each for itself, so the prediction has each of
+them decide on the same view, in waves, until nothing moves. In a group with policy
+``planner`` the plan of the whole group decides, in one wave. It reads a ``World`` and
+writes nothing. Members whose claims race for a key are taken in order of their names;
+in the group the fastest one wins.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import attrs
+import msgspec
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.protocol.claiming import estimate
+from kafka_marshal.protocol.group_plan import (
+    PlanInput,
+    PlanKey,
+    PlanMember,
+    Uncovered,
+    plan,
+)
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS
+from kafka_marshal.protocol.labels import (
+    RACK_LABEL,
+    TARGET_LABEL,
+    WEIGHT_MAX,
+    number_of,
+    weight_of,
+)
+from kafka_marshal.protocol.lease import Freshness
+from kafka_marshal.protocol.placement import by_partition
+from kafka_marshal.protocol.planner import (
+    KeyView,
+    MemberView,
+    View,
+    fair,
+    why_uncovered,
+)
+from kafka_marshal.protocol.settings import FAIR, PLANNER
+from kafka_marshal.protocol.state import KeyState, MemberState, WorldState
+from kafka_marshal.protocol.types import Key, Owner, TopicPartition
+from kafka_marshal.views.world import World
+
+WAVES_MAX = 100
+
+
+@attrs.frozen(kw_only=True)
+class NewMember:
+    """A member that would join; it subscribes to all topics of the group.
+
+    Attributes:
+        name: Its client_id.
+        host: Its machine, "" = unknown.
+        limit: Most keys that it may hold, 0 = no limit.
+    """
+
+    name: str
+    host: str = ""
+    limit: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class Changes:
+    """What would change, all at once.
+
+    Attributes:
+        kill: Clients that die.
+        add: Members that join.
+        drain: Clients that close and release all they hold.
+        drain_hosts: Machines of which all clients do.
+        limits: Most keys that a client may hold, 0 = no limit.
+        partitions: Numbers of partitions, by topic.
+    """
+
+    kill: tuple[str, ...] = ()
+    add: tuple[NewMember, ...] = ()
+    drain: tuple[str, ...] = ()
+    drain_hosts: tuple[str, ...] = ()
+    limits: Mapping[str, int] = attrs.field(factory=dict)
+    partitions: Mapping[str, int] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class SimulatedMove:
+    """A key that changes hands.
+
+    Attributes:
+        source: Who had it, None = nobody.
+        to: Who gets it.
+        wave: In which wave of decisions, from 1.
+        gap_ms: Longest time without an owner, None = unknown.
+    """
+
+    key: TopicPartition
+    source: str | None
+    to: str
+    wave: int
+    gap_ms: int | None
+
+
+@attrs.frozen(kw_only=True)
+class Simulation:
+    """The prediction.
+
+    Attributes:
+        members: All members, present and gone, with their machines.
+        before: Owner of each key now; None = nobody.
+        owners: Owner of each covered key at the end.
+        moves: What moves, by wave and key; a key may move more than once.
+        uncovered: Keys that nobody has at the end, and why.
+        waves: Number of waves until nothing moves.
+        is_settled: Whether that was reached within ``WAVES_MAX``.
+        policy: ``planner``, or ``fair`` for all others.
+    """
+
+    members: Mapping[str, str]
+    before: Mapping[TopicPartition, str | None]
+    owners: Mapping[TopicPartition, str]
+    moves: tuple[SimulatedMove, ...]
+    uncovered: tuple[Uncovered, ...]
+    waves: int
+    is_settled: bool
+    policy: str
+
+
+def simulate(
+    world: World,
+    group_id: str,
+    *,
+    changes: Changes,
+    partition_counts: Mapping[str, int] | None = None,
+) -> Simulation:
+    """Return what the group would do.
+
+    Args:
+        world: A view, with members.
+        group_id: The group.
+        changes: What would change.
+        partition_counts: Partitions of the topics now; topics that are missing have
+            as many as the log names.
+
+    Raises:
+        ConfigurationError: A client, host or topic of the changes is not in the group.
+    """
+    group = _Group(world, group_id, partition_counts or {})
+    before = dict(group.owners)
+    group.change(changes)
+    is_planned = world.settings(group_id).policy == PLANNER
+    if is_planned:
+        group.settle_by_plan()
+    else:
+        group.settle()
+    owners = {key: name for key, name in group.owners.items() if name is not None}
+    return Simulation(
+        members=group.hosts,
+        before=before,
+        owners=owners,
+        moves=tuple(sorted(group.moves, key=lambda move: (move.wave, move.key))),
+        uncovered=group.uncovered(),
+        waves=group.waves,
+        is_settled=group.is_settled,
+        policy=PLANNER if is_planned else FAIR,
+    )
+
+
+def closed_topics(world: World, group_id: str) -> dict[str, str]:
+    """Return the topics whose keys no live member can claim now, with the reason.
+
+    Whether a member has room is judged by the load that it announced last.
+    """
+    members = [_member_view(each) for each in _live_members(world, group_id).values()]
+    found = {
+        topic: why_uncovered(topic, members) for topic in group_topics(world, group_id)
+    }
+    return {topic: why for topic, why in sorted(found.items()) if why is not None}
+
+
+def uncovered_now(
+    world: World, group_id: str, *, partition_counts: Mapping[str, int]
+) -> tuple[Uncovered, ...]:
+    """Return the keys of a group that are claimable, and that no live member can claim.
+
+    Args:
+        world: A view, with members.
+        group_id: The group.
+        partition_counts: Partitions of its ``closed_topics``; others are left out.
+    """
+    states = by_partition(world.partitions)
+    found = []
+    for topic, why in closed_topics(world, group_id).items():
+        for number in range(partition_counts.get(topic, 0)):
+            key = Key(group_id, topic, number)
+            state = states[world.partition_of(key)]
+            guess = estimate(
+                state,
+                key,
+                elapsed_ms=world.elapsed_ms(state.partition),
+                claimant=Owner("", b""),
+            )
+            if guess.wait_ms == 0:
+                found.append(Uncovered(key.topic_partition, why))
+    return tuple(found)
+
+
+def group_topics(world: World, group_id: str) -> set[str]:
+    """Return the topics that members of a group subscribe to, or that it claimed."""
+    topics = {key.topic for key, _ in world.claims(group_id)} - set(RESERVED_TOPICS)
+    for member in _live_members(world, group_id).values():
+        topics |= set(member.record.topics)
+    return topics
+
+
+def _live_members(world: World, group_id: str) -> dict[str, MemberState]:
+    """Return the live members by name; of several processes of one, the last."""
+    found: dict[str, MemberState] = {}
+    live = []
+    for state, member in world.members(group_id):
+        limit_ms = 2 * (state.config.heartbeat_interval_ms if state.config else 0)
+        now_ms = state.now_ms + world.elapsed_ms(state.partition)
+        if now_ms - member.seen_ms <= limit_ms and not member.record.draining:
+            live.append(member)
+    for member in sorted(live, key=lambda each: each.since_offset):
+        found[member.record.client_id] = member
+    return found
+
+
+class _Group:
+    """A group as its members see it; a wave is one decision of each.
+
+    Attributes:
+        owners: Owner of each key, None = nobody.
+        hosts: Machine of each member, also of those that are gone.
+        moves: What has moved so far.
+        waves: Number of waves in which something moved.
+        is_settled: Whether nothing moves any more.
+    """
+
+    def __init__(
+        self, world: World, group_id: str, partition_counts: Mapping[str, int]
+    ) -> None:
+        self._group_id = group_id
+        self._interval_ms = world.config().heartbeat_interval_ms
+        live = _live_members(world, group_id)
+        self._members = {name: _member_view(live[name]) for name in sorted(live)}
+        self.hosts = {name: live[name].record.host for name in sorted(live)}
+        self.owners: dict[TopicPartition, str | None] = {}
+        self._last: dict[TopicPartition, str] = {}
+        self._source: dict[TopicPartition, tuple[str | None, int | None]] = {}
+        self.moves: list[SimulatedMove] = []
+        self.waves = 0
+        self.is_settled = False
+        self._read(world, partition_counts)
+
+    def _read(self, world: World, partition_counts: Mapping[str, int]) -> None:
+        counts = dict(partition_counts)
+        known: dict[TopicPartition, tuple[WorldState, KeyState]] = {}
+        for key, state in world.standing().items():
+            if key.group_id == self._group_id and key.topic not in RESERVED_TOPICS:
+                known[key.topic_partition] = state, state.keys[key]
+        for place in known:
+            if place.topic not in partition_counts:
+                counts[place.topic] = max(
+                    counts.get(place.topic, 0), place.partition + 1
+                )
+        for topic in sorted(counts):
+            for number in range(counts[topic]):
+                place = TopicPartition(topic, number)
+                self.owners[place] = None
+                if place in known:
+                    self._read_key(world, place, *known[place])
+
+    def _read_key(
+        self, world: World, place: TopicPartition, state: WorldState, known: KeyState
+    ) -> None:
+        note = state.soft.notes.get(Key(self._group_id, *place))
+        if known.owner is None:
+            if note is not None:
+                self._last[place] = note.client_id
+            return
+        name = known.owner.client_id
+        if world.estimated_freshness(state, known) is Freshness.STALE:
+            self._last[place] = name
+            return
+        self.owners[place] = name
+        if note is not None and note.before is not None:
+            self._last[place] = note.before
+
+    # --- changes
+
+    def change(self, changes: Changes) -> None:
+        """Make the changes."""
+        for name in changes.kill:
+            self._require(name, "kill")
+            self._remove(name, gap_ms=2 * self._interval_ms)
+        for name in (*changes.drain, *self._on_hosts(changes.drain_hosts)):
+            if name in self.hosts and name not in self._members:
+                continue  # named twice
+            self._require(name, "drain")
+            self._remove(name, gap_ms=None)
+        topics = frozenset(place.topic for place in self.owners)
+        for each in changes.add:
+            if each.name in self._members:
+                raise ConfigurationError(
+                    f"group {self._group_id} has a client {each.name} already; see: "
+                    f"marshal clients list --group {self._group_id}",
+                    setting="add",
+                )
+            self.hosts[each.name] = each.host
+            self._members[each.name] = MemberView(
+                client_id=each.name, topics=topics, claims_max=each.limit
+            )
+        for name, limit in changes.limits.items():
+            self._require(name, "limits")
+            self._members[name] = msgspec.structs.replace(
+                self._members[name], claims_max=limit
+            )
+        self._resize(changes.partitions, topics)
+
+    def _require(self, name: str, setting: str) -> None:
+        if name not in self._members:
+            raise ConfigurationError(
+                f"no live member of group {self._group_id} is named {name}; see: "
+                f"marshal clients list --group {self._group_id}",
+                setting=setting,
+            )
+
+    def _on_hosts(self, hosts: Iterable[str]) -> list[str]:
+        found = []
+        for host in hosts:
+            names = [name for name, at in self.hosts.items() if at == host]
+            if not names:
+                raise ConfigurationError(
+                    f"no live member of group {self._group_id} is on host {host}; see: "
+                    f"marshal clients list --group {self._group_id}",
+                    setting="drain_hosts",
+                )
+            found += names
+        return found
+
+    def _remove(self, name: str, *, gap_ms: int | None) -> None:
+        del self._members[name]
+        for place, owner in self.owners.items():
+            if owner == name:
+                self._free(place, gap_ms=gap_ms)
+
+    def _resize(self, partitions: Mapping[str, int], topics: frozenset[str]) -> None:
+        for topic, count in partitions.items():
+            if topic not in topics:
+                raise ConfigurationError(
+                    f"group {self._group_id} does not consume topic {topic}; see: "
+                    f"marshal groups describe {self._group_id}",
+                    setting="partitions",
+                )
+            now = sum(place.topic == topic for place in self.owners)
+            if count < now:
+                raise ConfigurationError(
+                    f"topic {topic} has {now} partitions, and Kafka cannot reduce that "
+                    f"to {count}; name a larger number",
+                    setting="partitions",
+                )
+            for number in range(now, count):
+                self.owners[TopicPartition(topic, number)] = None
+        self.owners = dict(sorted(self.owners.items()))
+
+    # --- waves
+
+    def settle(self) -> None:
+        """Run waves until nothing moves."""
+        has_orphans = False
+        for _ in range(WAVES_MAX):
+            if self._wave(has_orphans=has_orphans):
+                has_orphans = False
+            elif has_orphans:
+                self.is_settled = True
+                return
+            else:
+                # What nobody claims for an interval anybody may claim.
+                has_orphans = True
+
+    def settle_by_plan(self) -> None:
+        """Move what a planner of the whole group would."""
+        members = tuple(
+            PlanMember(
+                name=each.client_id,
+                topics=tuple(sorted(each.topics)),
+                limit=each.claims_max or None,
+                target=number_of(dict(each.labels), TARGET_LABEL),
+                weight=each.weight,
+                host=self.hosts[each.client_id],
+                rack=dict(each.labels).get(RACK_LABEL, ""),
+            )
+            for each in self._members_now()
+        )
+        keys = tuple(
+            PlanKey(place, owner or self._last.get(place), is_free=owner is None)
+            for place, owner in sorted(self.owners.items())
+        )
+        moves = plan(PlanInput(keys=keys, members=members)).moves
+        for move in moves:
+            if self.owners[move.key] is not None:
+                self._free(move.key, gap_ms=None)
+            self._claim(move.key, move.to, wave=1)
+        self.waves = 1 if moves else 0
+        self.is_settled = True
+
+    def _wave(self, *, has_orphans: bool) -> bool:
+        """Let every member decide on the same view, then act; return whether any did.
+
+        A released key is its successor's alone for half an interval.
+        """
+        members = self._members_now()
+        plans = {
+            member.client_id: fair(self._view(member, members, has_orphans=has_orphans))
+            for member in members
+        }
+        wave = self.waves + 1
+        claims = [
+            (place, name)
+            for name, plan in plans.items()
+            for place in (key.topic_partition for key in plan.claim)
+        ]
+        releases = [
+            (release.key.topic_partition, release.successor)
+            for plan in plans.values()
+            for release in plan.release
+        ]
+        for place, name in claims:
+            if self.owners[place] is None:
+                self._claim(place, name, wave=wave)
+        for place, successor in releases:
+            self._free(place, gap_ms=None)
+            if successor is not None and self._has_room(successor):
+                self._claim(place, successor, wave=wave)
+        if claims or releases:
+            self.waves = wave
+        return bool(claims or releases)
+
+    def _members_now(self) -> tuple[MemberView, ...]:
+        """Return the members in order, with the numbers of keys they hold."""
+        held = Counter(name for name in self.owners.values() if name is not None)
+        return tuple(
+            msgspec.structs.replace(member, held=held[name])
+            for name, member in sorted(self._members.items())
+        )
+
+    def _view(
+        self, me: MemberView, members: tuple[MemberView, ...], *, has_orphans: bool
+    ) -> View:
+        keys = tuple(
+            KeyView(
+                key=Key(self._group_id, *place),
+                owner=owner,
+                is_mine=owner == me.client_id,
+                is_claimable=owner is None,
+                is_orphan=has_orphans and owner is None,
+                last_owner=self._last.get(place),
+            )
+            for place, owner in self.owners.items()
+            if place.topic in me.topics
+        )
+        return View(
+            me=me.client_id,
+            keys=keys,
+            members=members,
+            claims_max=me.claims_max,
+            weight=min(me.weight, WEIGHT_MAX),
+        )
+
+    def _has_room(self, name: str) -> bool:
+        member = self._members.get(name)
+        if member is None or not member.claims_max:
+            return member is not None
+        held = sum(owner == name for owner in self.owners.values())
+        return held < member.claims_max
+
+    def _free(self, place: TopicPartition, *, gap_ms: int | None) -> None:
+        owner = self.owners[place]
+        self._source[place] = owner, gap_ms
+        if owner is not None:
+            self._last[place] = owner
+        self.owners[place] = None
+
+    def _claim(self, place: TopicPartition, name: str, *, wave: int) -> None:
+        source, gap_ms = self._source.pop(place, (None, None))
+        self.owners[place] = name
+        self.moves.append(
+            SimulatedMove(key=place, source=source, to=name, wave=wave, gap_ms=gap_ms)
+        )
+
+    def uncovered(self) -> tuple[Uncovered, ...]:
+        """Return the keys that no member can claim, and why."""
+        members = self._members_now()
+        free = [place for place, name in self.owners.items() if name is None]
+        found = ((place, why_uncovered(place.topic, members)) for place in free)
+        return tuple(Uncovered(place, why) for place, why in found if why is not None)
+
+
+def _member_view(member: MemberState) -> MemberView:
+    record = member.record
+    return MemberView(
+        client_id=record.client_id,
+        topics=frozenset(record.topics),
+        claims_max=record.capacity,
+        held=record.load,
+        weight=weight_of(record.labels),
+        labels=tuple(sorted(record.labels.items())),
+    )

@@ -1,0 +1,848 @@
+"""Read-only views of the coordination log: the world, and the log itself.
+
+Nothing here writes or joins a group. A view is never older than its request.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kafka_marshal.arguments import to_whole
+from kafka_marshal.clock import SystemClock, instant
+from kafka_marshal.closing import Closing
+from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
+from kafka_marshal.engine.checkpoint_reader import (
+    FirstKnown,
+    LogCheckpoints,
+    RetainedCheckpoints,
+    kept_in,
+)
+from kafka_marshal.engine.config_check import (
+    agreed_config,
+    require_cluster,
+    unformatted,
+)
+from kafka_marshal.engine.follower import Follower
+from kafka_marshal.engine.kept_states import POLL_MS, KeptStates, Restored, restore
+from kafka_marshal.engine.pause_notes import (
+    PauseName,
+    PauseNote,
+    directive_rows,
+    pause_rows,
+)
+from kafka_marshal.engine.replica import Replica
+from kafka_marshal.engine.snapshotter import capture
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+    DeadlineExceeded,
+    LogUnreadable,
+)
+from kafka_marshal.identity import home_of
+from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
+from kafka_marshal.ports import LogRange, Run
+from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
+from kafka_marshal.protocol.layout import used_count
+from kafka_marshal.protocol.lease import Freshness, freshness
+from kafka_marshal.protocol.placement import (
+    by_partition,
+    homes_of,
+    leading,
+    partition_of,
+    place_under,
+    progress_of,
+    standing_keys,
+    standing_of,
+    target_of,
+)
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import Config
+from kafka_marshal.protocol.settings import NO_SETTINGS, Settings
+from kafka_marshal.protocol.snapshot import from_bytes, to_bytes
+from kafka_marshal.protocol.state import (
+    KeyState,
+    MemberName,
+    MemberState,
+    WorldState,
+)
+from kafka_marshal.protocol.text import world_to_object
+from kafka_marshal.protocol.types import Key, LogEntry
+from kafka_marshal.snapshots import SnapshotFolder, open_store
+from kafka_marshal.views.past import (
+    PastReader,
+    Prefix,
+    Since,
+    up_to,
+)
+
+if TYPE_CHECKING:
+    from kafka_marshal.kafka_io.topiclog import TopicLog
+
+TIMEOUT_MS = 30_000
+CLOSE_MS = 5_000
+# A reader of this many entries stores the state, to shorten the next start.
+KEEP_ENTRIES_MIN = 20_000
+
+
+class World:
+    """The world as of one moment: read only, no writes, no group.
+
+    Attributes:
+        partitions: State of every coordinating partition of the view, in order: all
+            of them, unless the moment is an offset, or the view is of a single key.
+        cluster_id: Cluster of the log, None if unknown.
+        topic_id: Id of the coordination topic, None if brokers have no ids.
+        read_at_ms: Wall time at the end of reading.
+        notes: Reason, person and begin of pauses, by group and op_id; states do not
+            have them, so they are collected while the log is read.
+        log_start_missing: Partitions whose logs begin above offset 0 without a
+            complete checkpoint before the moment of this view: their state is
+            unknown, and that in ``partitions`` is incomplete.
+        unused: Others of that kind that are not in use, such as those of a change of
+            the partition count that was given up. Nobody needs their state.
+        known_from: For these, the first moment of which the state is known; a
+            partition without any checkpoint is absent.
+        is_past: Whether this is a view of the past: nothing in it is estimated.
+        is_partial: Whether the view has only some of the coordinating partitions.
+    """
+
+    def __init__(
+        self,
+        partitions: Sequence[WorldState],
+        elapsed: Mapping[int, int],
+        *,
+        cluster_id: str | None = None,
+        topic_id: bytes | None = None,
+        read_at_ms: int = 0,
+        notes: Mapping[PauseName, PauseNote] | None = None,
+        log_start_missing: Sequence[int] = (),
+        known_from: Mapping[int, FirstKnown] | None = None,
+        is_past: bool = False,
+        is_partial: bool = False,
+        partition_count: int | None = None,
+    ) -> None:
+        self.partitions = tuple(partitions)
+        self.cluster_id = cluster_id
+        self.topic_id = topic_id
+        self.read_at_ms = read_at_ms
+        self.notes = dict(notes or {})
+        count = _used_count(partitions, log_start_missing)
+        self.log_start_missing = tuple(
+            t for t in log_start_missing if count is None or t < count
+        )
+        self.unused = tuple(
+            t for t in log_start_missing if count is not None and t >= count
+        )
+        self.known_from = dict(known_from or {})
+        self.is_past = is_past
+        self.is_partial = is_partial
+        self._elapsed = elapsed
+        self._partition_count = partition_count
+
+    def pauses(self, group_id: str | None = None) -> list[dict[str, Any]]:
+        """Return every pause of a group, or of all, as ``marshal groups`` prints it.
+
+        Person, reason and begin are None where the log no longer has them.
+        """
+        return pause_rows(
+            self.partitions,
+            self.notes,
+            elapsed_ms=self.elapsed_ms,
+            group_id=group_id,
+        )
+
+    def settings(self, group_id: str) -> Settings:
+        """Return the settings of a group; those before the first have generation 0.
+
+        Raises: as ``config``.
+        """
+        self._require_agreement()
+        worlds = self._worlds()
+        found = (
+            worlds[home].settings_of(group_id)
+            for home in homes_of(worlds, group_id)
+            if home in worlds
+        )
+        # The new home has none before the first that is written there.
+        return next((each for each in found if each.generation), NO_SETTINGS)
+
+    def directives(self, group_id: str | None = None) -> list[dict[str, Any]]:
+        """Return every drain and cordon, as ``marshal groups describe`` prints it.
+
+        With a group, its own and those of all groups, which have no ``group_id``.
+        """
+        return directive_rows(
+            self.partitions,
+            self.notes,
+            elapsed_ms=self.elapsed_ms,
+            group_id=group_id,
+        )
+
+    def pauser_of(self, group_id: str, op_id: str) -> str | None:
+        """Return the person who began a pause, by its op_id in hex, or None."""
+        note = self.notes.get((group_id, bytes.fromhex(op_id)))
+        return None if note is None else note.person
+
+    @classmethod
+    def open(
+        cls,
+        bootstrap_servers: str | Sequence[str] = SERVERS,
+        *,
+        coordination_topic: str = COORDINATION_TOPIC,
+        options: Mapping[str, Any] | None = None,
+        transport: str = "auto",
+        state_dir: str | Path | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> "World":
+        """Read the log to its end and return the world now."""
+        return cls.at(
+            bootstrap_servers,
+            coordination_topic=coordination_topic,
+            options=options,
+            transport=transport,
+            state_dir=state_dir,
+            timeout_ms=timeout_ms,
+        )
+
+    @classmethod
+    def at(
+        cls,
+        bootstrap_servers: str | Sequence[str] = SERVERS,
+        *,
+        offset: Mapping[int, int] | int | None = None,
+        time_ms: int | None = None,
+        key: Key | None = None,
+        has_members: bool = False,
+        coordination_topic: str = COORDINATION_TOPIC,
+        options: Mapping[str, Any] | None = None,
+        transport: str = "auto",
+        state_dir: str | Path | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> "World":
+        """Return the world as of an offset or a time, by default now.
+
+        A view of the past begins, in each partition, at the newest checkpoint that is
+        complete before the moment, and reads no further than the moment. Without such
+        a checkpoint it begins at the log's start; if that is gone, the partition is in
+        ``log_start_missing``.
+
+        Args:
+            bootstrap_servers: Addresses of the cluster.
+            offset: Per coordinating partition, the last offset to fold; others are not
+                read. With ``key``, the last offset of its coordinating partition.
+            time_ms: Fold the entries before the first one that was appended later
+                than this, in epoch ms.
+            key: Read only the coordinating partition of this key, or both while it
+                moves from one to another.
+            has_members: Whether a view of the past has all members that were not
+                silent for more than two heartbeat intervals. Checkpoints have none, so
+                the view then begins at one that is old enough.
+            coordination_topic: Name of the coordination topic.
+            options: Security and connection options.
+            transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
+            state_dir: Directory of stored states, which shorten views of now; None for
+                that of the user, ``""`` for none.
+            timeout_ms: Longest time of the call.
+
+        Raises:
+            TopicMisconfigured: There is no such topic.
+            ConfigurationError: The moment is in the future, an offset without its
+                coordinating partition, or given twice.
+            DeadlineExceeded: The log was not read in time.
+        """
+        settings = ConnectionConfig(
+            bootstrap_servers,
+            coordination_topic=coordination_topic,
+            options=options,
+            transport=transport,
+        )
+        _require_moment(offset, time_ms, key)
+        log = open_coordination_log(
+            settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms, follows=False
+        )
+        try:
+            if offset is None and time_ms is None:
+                return cls._now(log, home=home_of(state_dir), timeout_ms=timeout_ms)
+            moment = offset, time_ms, key
+            return cls._past(
+                log, moment, has_members=has_members, timeout_ms=timeout_ms
+            )
+        finally:
+            log.close(CLOSE_MS)
+
+    @classmethod
+    def _now(cls, log: "TopicLog", *, home: Path | None, timeout_ms: int) -> "World":
+        store = open_store(home, log.cluster_id, topic_id=log.topic_id)
+        follower, prefix = _read(log, store=store, timeout_ms=timeout_ms)
+        clock = SystemClock()
+        now_ms, wall_ms = clock.now_ms(), clock.wall_ms()
+        return cls(
+            follower.worlds,
+            {
+                t: elapsed_ms_of(replica, now_ms, wall_ms=wall_ms)
+                for t, replica in follower.replicas.items()
+            },
+            cluster_id=log.cluster_id,
+            topic_id=log.topic_id,
+            read_at_ms=wall_ms,
+            notes=prefix.notes,
+            log_start_missing=follower.log_start_missing,
+        )
+
+    @classmethod
+    def _past(
+        cls,
+        log: "TopicLog",
+        moment: tuple[Mapping[int, int] | int | None, int | None, Key | None],
+        *,
+        has_members: bool,
+        timeout_ms: int,
+    ) -> "World":
+        offset, time_ms, key = moment
+        clock, count = SystemClock(), None
+        if isinstance(offset, int):
+            assert key is not None
+            now = PastReader(
+                log, Prefix(None, None), clock=clock, timeout_ms=timeout_ms
+            )
+            place = now.partition_of(key)
+            offset = {place: offset}
+        prefix = Prefix(offset, time_ms)
+        reader = PastReader(log, prefix, clock=clock, timeout_ms=timeout_ms)
+        if key is None or offset is not None:
+            included = filter(prefix.is_included, reader.ends)
+            worlds = reader.read(included, has_members=has_members)
+        else:
+            worlds = reader.read_key(key, has_members=has_members)
+        if key is not None and leading(worlds) is None:
+            count = reader.first_count()
+        return cls(
+            list(worlds.values()),
+            {},
+            cluster_id=log.cluster_id,
+            topic_id=log.topic_id,
+            read_at_ms=clock.wall_ms(),
+            notes=prefix.notes,
+            log_start_missing=sorted(reader.missing),
+            known_from=reader.known_from() if reader.missing else None,
+            is_past=True,
+            is_partial=worlds.keys() != reader.ends.keys(),
+            partition_count=count,
+        )
+
+    def require_known(self, partitions: Iterable[int] | None = None) -> None:
+        """Raise if the state of partitions is unknown (``log_start_missing``).
+
+        Args:
+            partitions: The coordinating partitions; None for all.
+
+        Raises:
+            LogUnreadable: The state of one of them is unknown.
+        """
+        wanted = self.log_start_missing if partitions is None else partitions
+        unknown = sorted(set(self.log_start_missing).intersection(wanted))
+        if unknown:
+            raise LogUnreadable(unknown_text(unknown, self.known_from))
+
+    def partition_of(self, key: Key) -> int:
+        """Return the coordinating partition of a key (PROTOCOL 2.3).
+
+        While the partition count changes, that which knows the key (PROTOCOL 10): the
+        one that it moves to once that has it, else the one that it moves from.
+
+        Raises: as ``config``.
+        """
+        self._require_agreement()
+        found = partition_of(self._worlds(), key)
+        if found is None and self._partition_count is not None:
+            found = place_under(key, self._partition_count)  # not formatted yet
+        if found is None:
+            raise unformatted(self.partitions)
+        return found
+
+    def state_of(self, key: Key) -> WorldState | None:
+        """Return the coordinating partition that knows a key, None if none does."""
+        return standing_of(self._worlds(), key)
+
+    def moving_to(self, key: Key) -> tuple[int, str] | None:
+        """Return where a key moves to, and how far it is; None if it does not move.
+
+        ``draining``: its owner may still release it. ``final``: the partition that it
+        moves to imports it, and it is claimed there.
+        """
+        worlds, state = self._worlds(), self.state_of(key)
+        progress = None if state is None else progress_of(worlds, key, state=state)
+        if state is None or progress is None:
+            return None
+        target = target_of(state, key)
+        assert target is not None
+        return target, progress
+
+    def standing(self) -> dict[Key, WorldState]:
+        """Return every key with its coordinating partition; see ``partition_of``."""
+        return standing_keys(self._worlds())
+
+    def _worlds(self) -> dict[int, WorldState]:
+        return by_partition(self.partitions)
+
+    def _require_agreement(self) -> None:
+        if self._partition_count is None:
+            self.config()
+
+    def config(self) -> Config:
+        """Return the Config that all coordinating partitions of the view agree on.
+
+        Raises:
+            WrongCluster: The topic was formatted for another cluster.
+            TopicMisconfigured: It is unformatted or torn.
+            LogUnreadable: The state of a partition is unknown (``log_start_missing``).
+        """
+        self.require_known()
+        if self.is_partial:
+            found = leading(self._worlds())
+            if found is None or found.config is None:
+                raise unformatted(self.partitions)
+            require_cluster(found.config, self.cluster_id)
+            return found.config
+        return agreed_config(self._worlds(), cluster_id=self.cluster_id)
+
+    def to_object(self) -> dict[str, Any]:
+        """Return the document that all commands print (PROTOCOL 3.8)."""
+        return world_to_object(self.partitions)
+
+    def claims(self, group_id: str | None = None) -> list[tuple[Key, KeyState]]:
+        """Return every key that was ever claimed, of one group or of all, sorted."""
+        return sorted(
+            (
+                (key, world.keys[key])
+                for key, world in self.standing().items()
+                if group_id is None or key.group_id == group_id
+            ),
+            key=lambda row: row[0],
+        )
+
+    def members(
+        self, group_id: str | None = None
+    ) -> list[tuple[WorldState, MemberState]]:
+        """Return the last announcement of each process, and its partition.
+
+        Sorted by group, client and process. While the partition count changes members
+        announce themselves on both homes of their group; the more recent one counts.
+        """
+        found: dict[MemberName, tuple[int, WorldState, MemberState]] = {}
+        for state in self.partitions:
+            now_ms = state.now_ms + self.elapsed_ms(state.partition)
+            for name, member in state.soft.members.items():
+                silent_ms = now_ms - member.seen_ms
+                is_newer = name not in found or silent_ms < found[name][0]
+                if group_id in {None, name[0]} and is_newer:
+                    found[name] = silent_ms, state, member
+        return [(state, member) for _, (_, state, member) in sorted(found.items())]
+
+    def handoffs(self, group_id: str | None = None) -> list[dict[str, Any]]:
+        """Return every open offer of a key to a successor that warms up.
+
+        As ``marshal groups describe`` prints them, in order of the key: ``phase`` is
+        ``offered``, or ``ready`` once the successor has warmed up. ``since_ms`` and
+        ``until_ms`` are log times; ``since_ms`` is None if it was not read.
+        """
+        found = []
+        for key, world in self.standing().items():
+            known = world.keys[key]
+            log_ms = world.now_ms + self.elapsed_ms(world.partition)
+            phase = phase_of(known, log_ms)
+            if phase is None or group_id not in {None, key.group_id}:
+                continue
+            assert known.owner is not None  # only an owner offers
+            assert known.offer is not None
+            row = {
+                "owner": known.owner.client_id,
+                "successor": known.offer.successor,
+                "phase": phase,
+                "since_ms": offered_since_ms(world, key),
+                "until_ms": known.offer.until_ms,
+            }
+            found.append((key, row))
+        found.sort(key=lambda pair: pair[0])
+        return [{**key._asdict(), **row} for key, row in found]
+
+    def elapsed_ms(self, partition: int) -> int:
+        """Return an estimate of the time since a partition's last entry.
+
+        By local time and the wall clock, for people; 0 in a view of the past.
+        """
+        return max(0, self._elapsed.get(partition, 0))
+
+    def estimated_age_ms(self, world: WorldState, known: KeyState) -> int:
+        """Return an owner's age plus the time since the last entry."""
+        return known.age_ms(world.now_ms) + self.elapsed_ms(world.partition)
+
+    def estimated_freshness(self, world: WorldState, known: KeyState) -> Freshness:
+        """Return the freshness by the estimated age; by log time it may be fresher."""
+        age_ms = self.estimated_age_ms(world, known)
+        return freshness(age_ms, known.heartbeat_interval_ms)
+
+
+def _used_count(
+    partitions: Iterable[WorldState], missing: Collection[int]
+) -> int | None:
+    """Return how many partitions are in use, None if partition 0 does not show it."""
+    for state in partitions:
+        if state.partition == 0 and 0 not in missing:
+            return used_count(state)
+    return None
+
+
+def require_formatted(worlds: Sequence[WorldState]) -> None:
+    """Raise where no partition has a Config: the topic is none of the protocol.
+
+    Raises:
+        TopicMisconfigured: That is so.
+    """
+    if all(world.config is None for world in worlds):
+        raise unformatted(worlds)
+
+
+def unknown_text(
+    partitions: Sequence[int], known_from: Mapping[int, FirstKnown] | None = None
+) -> str:
+    """Return why the state of these coordinating partitions is unknown.
+
+    Args:
+        partitions: The coordinating partitions.
+        known_from: The first known moment of each that has a checkpoint.
+    """
+    known = known_from or {}
+    why = (
+        f"the log of coordinating partitions {list(partitions)} begins above offset "
+        "0, and no checkpoint lies between its start and the requested moment: the "
+        "owners of its keys are unknown"
+    )
+    if not all(t in known for t in partitions):
+        return f"{why}; see: marshal doctor"
+    text = instant(max(known[t].time_ms for t in partitions))
+    offsets = ", ".join(f"{t}:{known[t].offset}" for t in partitions)
+    return f"{why}. The earliest moment that can be shown is {text}, or {offsets}"
+
+
+def require_restored(found: Mapping[int, Restored]) -> dict[int, Restored]:
+    """Return what a scan begins at, in order of partition, if every state is known.
+
+    Raises:
+        LogUnreadable: The start of a log is gone, and it has no checkpoint.
+    """
+    unknown = sorted(t for t, each in found.items() if each.is_log_start_missing)
+    if unknown:
+        raise LogUnreadable(unknown_text(unknown))
+    return dict(sorted(found.items()))
+
+
+def _require_moment(
+    offset: Mapping[int, int] | int | None, time_ms: int | None, key: Key | None
+) -> None:
+    if offset is not None and time_ms is not None:
+        raise ConfigurationError(
+            "a moment is either an offset or a time, not both", setting="offset"
+        )
+    if time_ms is not None:
+        to_whole("time_ms", time_ms)
+    if isinstance(offset, int) and key is None:
+        raise ConfigurationError(
+            f"the moment is offset {offset}, and each coordinating partition has "
+            "its own offsets; name the partition as well, or a time",
+            setting="offset",
+        )
+
+
+def _read(
+    log: "TopicLog", *, store: SnapshotFolder | None, timeout_ms: int
+) -> tuple[Follower, Prefix]:
+    """Read the log to its end, from stored states if there are any."""
+    clock, prefix = SystemClock(), Prefix(None, None)
+    follower = Follower(log, clock, sources=kept_in(store))
+    follower.catch_up(timeout_ms, note=prefix.note)
+    if follower.began_paused and not any(log.start_offsets(timeout_ms).values()):
+        # The reason of a pause is only in the log.
+        log.read_from(log.start_offsets(timeout_ms))
+        prefix = Prefix(None, None)
+        follower = Follower(log, clock)
+        follower.catch_up(timeout_ms, note=prefix.note)
+    if store is not None:
+        for world in follower.worlds:
+            count = world.next_offset - follower.began_at.get(world.partition, 0)
+            beside = (*follower.log_start_missing, *follower.unfit)
+            is_whole = world.halted is None and world.partition not in beside
+            if count >= KEEP_ENTRIES_MIN and is_whole:
+                with suppress(OSError):  # the next view reads as much again
+                    notes = follower.replicas[world.partition].notes.of(world)
+                    store.save(capture(world, source="this process", notes=notes))
+    return follower, prefix
+
+
+def elapsed_ms_of(replica: Replica, now_ms: int, *, wall_ms: int) -> int:
+    """Return the time since the last entry of a log that was just read.
+
+    PROTOCOL 4.11: log time stops while nothing is appended. A new reader has not
+    measured how long; the estimate for people uses the wall clock.
+    """
+    return max(replica.elapsed_ms(now_ms), wall_ms - replica.world.append_time_ms)
+
+
+class LogScan(Closing):
+    """All entries that the coordination log has when it is opened, read once.
+
+    A context manager; iterate over it for pairs of coordinating partition and entry,
+    in offset order within each partition.
+
+    Args:
+        bootstrap_servers: Addresses of the cluster.
+        coordination_topic: Name of the coordination topic.
+        options: Security and connection options.
+        transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
+        only: Returns the partitions to read, from their number; None for all.
+        timeout_ms: Longest time to open, and longest wait for the next entries.
+
+    Attributes:
+        cluster_id: Cluster of the log.
+        topic_id: Id of the coordination topic, None if brokers have no ids.
+        starts: First offset that exists, per coordinating partition.
+        ends: Next offset when the log was opened, per coordinating partition.
+        prefix: The entries of the scan, with the reasons of the pauses among them.
+
+    Raises:
+        TopicMisconfigured: There is no such topic.
+        CoordinationError: The cluster did not answer.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str] = SERVERS,
+        *,
+        coordination_topic: str = COORDINATION_TOPIC,
+        options: Mapping[str, Any] | None = None,
+        transport: str = "auto",
+        only: Callable[[int], Collection[int]] | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> None:
+        settings = ConnectionConfig(
+            bootstrap_servers,
+            coordination_topic=coordination_topic,
+            options=options,
+            transport=transport,
+        )
+        self._timeout_ms = timeout_ms
+        self._clock = SystemClock()
+        self.prefix = Prefix(None, None)
+        self._log = open_coordination_log(
+            settings,
+            heartbeat_interval_ms=None,
+            timeout_ms=timeout_ms,
+            only=only,
+            follows=False,
+        )
+        self.cluster_id: str = self._log.cluster_id
+        self.topic_id: bytes | None = self._log.topic_id
+        try:
+            self.starts = dict(self._log.start_offsets(timeout_ms))
+            self.ends = dict(self._log.end_offsets(timeout_ms))
+        except BaseException:
+            self.close()
+            raise
+
+    def until(
+        self, *, offset: Mapping[int, int] | None = None, time_ms: int | None = None
+    ) -> None:
+        """End the scan at a moment, see ``World.at``; call it before all else.
+
+        Partitions that ``offset`` does not name are left out.
+
+        Raises:
+            ConfigurationError: The moment is in the future.
+        """
+        prefix = Prefix(offset, time_ms)
+        prefix.require_written(self.ends, now_ms=self._clock.wall_ms())
+        self.prefix = prefix
+        if offset is not None:
+            after = {t: last + 1 for t, last in offset.items()}
+            self._log.read_from({t: e for t, e in self.ends.items() if t not in after})
+            self.starts = {t: self.starts[t] for t in after}
+            self.ends = {t: min(after[t], self.ends[t]) for t in after}
+
+    def select(
+        self, partition: int | None = None, *, first: int = 0, last: int | None = None
+    ) -> None:
+        """Read only these entries; call it after ``until``, and without ``restore``.
+
+        Args:
+            partition: Only this coordinating partition; None for all.
+            first: Entries below this offset may be left out.
+            last: The last offset; None for the end of the scan.
+        """
+        bounds = self._bounds()
+        for t, end in self.ends.items():
+            is_wanted = partition in {None, t}
+            self.ends[t] = end if last is None else min(end, last + 1)
+            # The first entry beyond the moment ends the scan, so it is read.
+            begin = max(self.starts[t], min(first, bounds[t]))
+            self._log.read_from({t: begin if is_wanted else end})
+            if not is_wanted:
+                self.ends[t] = 0
+
+    def restore(
+        self,
+        *,
+        first: Callable[[LogRange], int] | None = None,
+        since: Since | None = None,
+    ) -> dict[int, Restored]:
+        """Begin at the first remaining checkpoint of logs whose start is gone.
+
+        Call it before iterating: the scan then yields the entries after these states,
+        or from the log start without a state. Only checkpoints that are complete before
+        the end of the scan count.
+
+        Args:
+            first: Returns the first offset of a partition that must be read, from its
+                start to the end of the scan: begin at the newest checkpoint before it,
+                also where the log is whole. None: read all that remains.
+            since: Begin at the newest checkpoint before this moment, where there is
+                one, also where the log is whole.
+
+        Returns:
+            The start of each coordinating partition. One whose ``is_log_start_missing``
+            has lost its start and has no checkpoint, and is in use at some moment of
+            the scan, as partition 0 shows. Others have no state there.
+
+        Raises:
+            CoordinationError: The cluster did not answer.
+        """
+        sources: list[KeptStates] = [RetainedCheckpoints(is_past=self.prefix.is_past)]
+        if first is not None:
+            sources.insert(0, self._newest_before(first))
+        if since is not None:
+            bounds = self._bounds()
+            sources.insert(
+                0, since.checkpoints(self._log, bounds, timeout_ms=self._timeout_ms)
+            )
+        found = restore(
+            self._log,
+            self.ends,
+            sources=sources,
+            on_unfit=lambda *_: None,
+            timeout_ms=self._timeout_ms,
+        )
+        missing = [t for t, each in found.items() if each.is_log_start_missing]
+        if missing and 0 in found and 0 not in missing:
+            count = self._most_used(found)
+            for t in missing:
+                if count is not None and t >= count:
+                    start = found[t].log_start
+                    world = WorldState(t, next_offset=start)
+                    found[t] = Restored(world, "a partition not in use", start)
+        return found
+
+    def _most_used(self, found: Mapping[int, Restored]) -> int | None:
+        """Return how many partitions are in use at most, None if nothing shows it.
+
+        Partition 0 is read for that, and once more with the scan.
+        """
+        first = found[0]
+        state = WorldState(0)
+        if first.source is not None:
+            state = from_bytes(to_bytes(first.world))
+        starts = {
+            t: each.log_start if each.source is None else each.world.next_offset
+            for t, each in found.items()
+        }
+        counts = {used_count(state)}
+        self._log.read_from({**self.ends, 0: starts[0]})
+        deadline_ms = self._clock.now_ms() + self._timeout_ms
+        while self._log.positions().get(0, 0) < self.ends[0]:
+            for partition, entry in self._log.poll(POLL_MS):
+                if partition == 0 and apply(state, entry):
+                    counts.add(used_count(state))
+            if self._clock.now_ms() >= deadline_ms:
+                raise DeadlineExceeded(
+                    f"coordinating partition 0 was not read within {self._timeout_ms} "
+                    "ms; check the brokers with: marshal doctor"
+                )
+        self._log.read_from(starts)
+        return max((count for count in counts if count is not None), default=None)
+
+    def _newest_before(self, first: Callable[[LogRange], int]) -> LogCheckpoints:
+        bounds = self._bounds()
+        firsts = {
+            t: first(LogRange(self.starts[t], max(bounds[t], self.starts[t])))
+            for t in self.ends
+        }
+        return LogCheckpoints(
+            before={
+                t: bounds[t] if at > self.starts[t] else 0 for t, at in firsts.items()
+            },
+            fits=lambda world: (
+                world.next_offset <= firsts[world.partition]
+                and self.prefix.has_no_later_entry(world)
+            ),
+        )
+
+    def _bounds(self) -> dict[int, int]:
+        return self.prefix.bounds(self._log, self.ends, timeout_ms=self._timeout_ms)
+
+    def latest_ends(self) -> dict[int, int]:
+        """Return the next offset of each partition, from the brokers.
+
+        Raises:
+            CoordinationError: The cluster did not answer.
+        """
+        return dict(self._log.end_offsets(self._timeout_ms))
+
+    def __iter__(self) -> Iterator[tuple[int, LogEntry]]:
+        """Yield every entry of ``runs``, and note the reasons of pauses.
+
+        Raises: as ``runs``.
+        """
+        for partition, run in self.runs():
+            for entry in run:
+                self.prefix.note(partition, entry)
+                yield partition, entry
+
+    def runs(self) -> Iterator[Run]:
+        """Yield every entry below ``ends``, or up to the moment of ``until``, in runs.
+
+        Raises:
+            DeadlineExceeded: The end was not reached and no entry came in time.
+            LogTruncated: The log went back.
+            LogUnreadable: The log cannot be read.
+        """
+        since_ms = self._clock.now_ms()
+        while not self._is_read():
+            runs: Sequence[Run] = ()
+            try:
+                runs = self._log.poll_runs(POLL_MS)
+            except CoordinationError as error:
+                if not error.retriable:
+                    raise
+            for partition, run in runs:
+                end = self.ends.get(partition, 0)
+                mine = self.prefix.cut(partition, up_to(run, end - 1))
+                if mine:
+                    yield partition, mine
+            if runs:
+                since_ms = self._clock.now_ms()
+            elif self._clock.now_ms() - since_ms > self._timeout_ms:
+                raise DeadlineExceeded(
+                    f"the coordination log returned nothing for {self._timeout_ms} ms "
+                    "before its end was reached; check the brokers with: marshal "
+                    "doctor"
+                )
+
+    def _is_read(self) -> bool:
+        at = self._log.positions()
+        return all(
+            at.get(t, 0) >= end or self.prefix.has_ended(t)
+            for t, end in self.ends.items()
+        )
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._log.close(2_000)

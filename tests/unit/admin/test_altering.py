@@ -1,0 +1,120 @@
+import msgspec
+import pytest
+from enginekit import KEY, H, follower, lowered, owning, world, write
+from logkit import claim, limits, release
+
+from kafka_marshal.admin.altering import plan_alter
+from kafka_marshal.admin.state_reset import write_config
+from kafka_marshal.engine.config_check import require_newest
+from kafka_marshal.errors import ClaimRejected, ConfigurationError, LogUnwritable
+from kafka_marshal.protocol.codec import person_of, person_to_tags
+from kafka_marshal.protocol.state import WorldState
+
+
+def plan_of(found, h=None, **bounds):
+    return plan_alter(
+        found.worlds,
+        heartbeat_interval_ms=h,
+        limits=bounds,
+        era=found.wall_s,
+        tags=person_to_tags("ada"),
+    )
+
+
+def test_interval_and_limits_change_and_nothing_else():
+    cluster = world(2, keys=50)
+    node = owning(cluster)
+    found = follower(cluster)
+    plan = plan_of(found, 2 * H, beats=7)
+    assert plan.partitions == (0, 1)
+    assert plan.changes == {
+        "heartbeat_interval_ms": (H, 2 * H),
+        "beats": (4_096, 7),
+    }
+    config = plan.config
+    assert (config.generation, person_of(config)) == (2, "ada")
+    assert config.limits == limits(keys=50, beats=7)
+    same = {"generation": 1, "era": cluster.config.era, "tags": msgspec.UNSET}
+    same |= {"heartbeat_interval_ms": H, "limits": cluster.config.limits}
+    assert msgspec.structs.replace(config, **same) == cluster.config
+    write_config(found, config, partitions=plan.partitions, timeout_ms=100)
+    cluster.run(2 * H)
+    assert node.engine.context.config == config
+    assert node.held
+    again = plan_of(found, 2 * H, beats=7)
+    assert (again.partitions, again.changes, again.config) == ((), {}, config)
+
+
+def test_an_interrupted_change_is_completed_by_the_same_or_the_next():
+    cluster = world(2)
+    half = msgspec.structs.replace(
+        cluster.config, generation=2, era=77, heartbeat_interval_ms=2 * H
+    )
+    write(cluster, half)
+    found = follower(cluster)
+    assert plan_of(found).partitions == (1,)
+    assert plan_of(found, 2 * H).config == half
+    plan = plan_of(found, 3 * H)
+    assert (plan.config.generation, plan.partitions) == (3, (0, 1))
+    write_config(found, plan.config, partitions=plan.partitions, timeout_ms=100)
+    assert {each.config for each in found.worlds} == {plan.config}
+
+
+def test_nothing_is_written_where_partition_0_has_lost_the_newest_config():
+    """The next Config would have its generation."""
+    cluster = world(2)
+    require_newest(follower(cluster).by_partition, "own")
+    newest = msgspec.structs.replace(cluster.config, generation=2, era=77)
+    write(cluster, newest, 1)
+    run = "marshal topic format --coordination-topic own"
+    with pytest.raises(ClaimRejected, match=f"run: {run}$"):
+        require_newest(follower(cluster).by_partition, "own")
+    write(cluster, newest, 0)
+    require_newest(follower(cluster).by_partition, "own")
+    require_newest({0: WorldState(0)}, "own")
+
+
+def test_another_admin_that_was_faster_is_an_error():
+    cluster = world(2)
+    found = follower(cluster)
+    plan = plan_of(found, 2 * H)
+    write(cluster, msgspec.structs.replace(cluster.config, generation=2, era=2))
+    with pytest.raises(LogUnwritable, match="partition 0 has another"):
+        write_config(found, plan.config, partitions=plan.partitions, timeout_ms=100)
+
+
+@pytest.mark.parametrize(
+    ("h", "bounds", "match"),
+    [
+        (100, {}, "must be 200 to"),
+        (None, {"kees": 1}, "unknown limit 'kees'"),
+        (None, {"keys": 0}, "out of its bounds"),
+    ],
+    ids=str,
+)
+def test_values_that_are_not_allowed(h, bounds, match):
+    with pytest.raises(ConfigurationError, match=match):
+        plan_of(follower(world()), h, **bounds)
+
+
+def test_a_topic_of_an_earlier_level_takes_a_higher_interval_only():
+    found = follower(lowered())
+    with pytest.raises(ConfigurationError, match="topic upgrade"):
+        plan_of(found, H // 2)
+    assert plan_of(found, 2 * H).changes
+
+
+def test_what_lower_limits_do_is_shown():
+    cluster = world()
+    write(cluster, claim(key=KEY))
+    write(cluster, release(1, key=KEY))
+    for group in ("g1", "g2"):
+        write(cluster, claim(key=KEY._replace(group_id=group)))
+    cluster.run(H)
+    write(cluster, claim("c9", key=KEY._replace(group_id="g3")))
+    plan = plan_of(follower(cluster), keys=3, groups=4, forget_ms=H // 2)
+    (one,) = plan.exceeded
+    assert (one.partition, one.limit, one.count) == (0, "keys", 4)
+    assert plan.forgotten_count == 1
+    plan = plan_of(follower(cluster), forget_ms=H * H)
+    assert (plan.forgotten_count, plan.exceeded) == (0, ())

@@ -1,0 +1,252 @@
+"""Fences of a client's processes in all partitions, as an admin writes them."""
+
+import pytest
+from enginekit import H, fold, held_by, lines, spec, world, write
+from logkit import claim, config, fence, ident
+from positionkit import Stepping
+
+from kafka_marshal.admin.fencing import (
+    ClientProcess,
+    FenceResult,
+    processes_of,
+    require_fencing,
+    select,
+    write_fences,
+)
+from kafka_marshal.admin.pausing import Sender
+from kafka_marshal.errors import (
+    ClaimRejected,
+    ConfigurationError,
+    DeadlineExceeded,
+    LogUnwritable,
+)
+from kafka_marshal.protocol.codec import person_of
+from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.records import FencingClient
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.testing.fakestore import AppendFate
+
+K = 4
+HOME = home_partition("g", partition_count=K)
+TIMEOUT_MS = 30_000
+OWNER = ("g", "a")
+PROCESS = ClientProcess(
+    incarnation="ab" * 16,
+    host=None,
+    is_announced=True,
+    owned=(),
+    fenced={},
+    is_fenced=False,
+)
+
+
+@pytest.fixture(name="cluster")
+def _cluster():
+    return world(partitions=K, records=(5,) * 6, groups=3)
+
+
+def owning(cluster, name="a"):
+    node = cluster.node(name, spec=spec())
+    cluster.run_until(held_by(node, 6), 3 * H)
+    cluster.run(40)
+    return node
+
+
+class Fencing:
+    """An admin that fences client a of group g."""
+
+    def __init__(self, cluster, name="admin", person=None):
+        self.follower = Stepping(cluster, name)
+        self.sender = Sender(name, person)
+        self.follower.catch_up(TIMEOUT_MS)
+
+    def processes(self):
+        self.follower.catch_up(TIMEOUT_MS)
+        replicas = list(self.follower.replicas.values())
+        now_ms = self.follower.cluster.clock.now_ms()
+        return processes_of(replicas, OWNER, now_ms=now_ms)
+
+    def fence(self, incarnations=None, reason="hung"):
+        return write_fences(
+            self.follower,
+            select(self.processes(), owner=OWNER, incarnations=incarnations),
+            sender=self.sender,
+            owner=OWNER,
+            partition_count=K,
+            reason=reason,
+            timeout_ms=TIMEOUT_MS,
+        )
+
+
+def fences(cluster):
+    return {
+        t: [
+            line for line in lines(cluster, t) if isinstance(line.record, FencingClient)
+        ]
+        for t in range(K)
+    }
+
+
+def test_a_process_is_fenced_everywhere_at_home_first(cluster):
+    a = owning(cluster)
+    assert Fencing(cluster, person="alice").fence()
+    found = fences(cluster)
+    assert [len(found[t]) for t in range(K)] == [1] * K
+    for (line,) in found.values():
+        assert line.record.fenced_incarnation == a.owner.incarnation
+        assert (line.record.reason, person_of(line.record)) == ("hung", "alice")
+    home = found[HOME][0].time_ms
+    assert all(lines_[0].time_ms >= home for lines_ in found.values())
+
+
+def test_a_healthy_process_releases_at_once(cluster):
+    a = owning(cluster)
+    admin = Fencing(cluster)
+    (before,) = admin.processes()
+    assert (len(before.owned), before.is_announced, before.is_live) == (6, True, True)
+    assert not before.is_fenced
+    admin.fence()
+    cluster.run(H // 4)
+    assert a.held == {}
+    (after,) = admin.processes()
+    assert (after.owned, after.is_live, after.is_fenced) == ((), False, True)
+    assert sorted(after.fenced) == list(range(K))
+
+
+def test_what_a_process_that_hangs_still_holds(cluster):
+    a = owning(cluster)
+    admin = Fencing(cluster)
+    a.cut(is_cut=True)
+    admin.fence()
+    (process,) = admin.processes()
+    assert len(process.held) == 6
+    assert all(0 < each.remaining_ms <= 2 * H + 1 for each in process.held)
+    result = FenceResult(
+        group_id="g", client_id="a", is_changed=True, processes=(process,)
+    )
+    assert result.held == process.held
+    cluster.run(2 * H + 40)
+    (process,) = admin.processes()
+    assert (len(process.owned), process.held, process.is_live) == (6, (), False)
+
+
+def test_a_second_fence_writes_nothing(cluster):
+    owning(cluster)
+    admin = Fencing(cluster)
+    assert admin.fence()
+    cluster.run(H)
+    before = {t: fold(cluster, t).next_offset for t in range(K)}
+    assert not admin.fence()
+    assert not Fencing(cluster, "another").fence()
+    assert {t: fold(cluster, t).next_offset for t in range(K)} == before
+
+
+def test_a_fence_that_was_interrupted_is_completed(cluster):
+    a = owning(cluster)
+    a.cut(is_cut=True)
+    write(cluster, fence("a", inc=a.owner.incarnation), HOME)
+    admin = Fencing(cluster)
+    (process,) = admin.processes()
+    assert (list(process.fenced), process.is_fenced) == ([HOME], False)
+    assert admin.fence()
+    assert [len(each) for each in fences(cluster).values()] == [1] * K
+
+
+def test_another_process_of_the_client_is_fenced_only_if_named(cluster):
+    owning(cluster)
+    admin = Fencing(cluster)
+    admin.fence()
+    cluster.run(H)
+    again = owning(cluster)
+    (first,) = [p.incarnation for p in admin.processes() if p.is_fenced]
+    assert not admin.fence([first])
+    assert again.session.failure is None
+    assert admin.fence()
+    cluster.run(H)
+    assert again.held == {}
+
+
+@pytest.mark.parametrize(
+    ("known", "incarnations", "text"),
+    [
+        pytest.param(False, None, "knows no client 'a' in group 'g'", id="client"),
+        pytest.param(True, ["00" * 16], "knows no process '0000", id="process"),
+    ],
+)
+def test_what_the_log_does_not_know_is_refused(cluster, known, incarnations, text):
+    if known:
+        owning(cluster)
+    with pytest.raises(ClaimRejected, match=text) as caught:
+        Fencing(cluster).fence(incarnations)
+    assert caught.value.reason == "unknown_client"
+    assert "fence the sidecar" in str(caught.value)
+    assert not any(fences(cluster).values())
+
+
+def test_a_process_lives_for_two_intervals_or_while_it_holds_keys(cluster):
+    """Who lives is confirmed before it is fenced."""
+    a, _ = cluster.node("a"), cluster.node("b")  # which moves log time
+    cluster.run(H)
+    (idle,) = Fencing(cluster).processes()
+    assert (idle.owned, idle.is_announced, idle.is_live) == ((), True, True)
+    cluster.crash(a)
+    cluster.run(H)
+    (silent,) = Fencing(cluster).processes()
+    assert silent.is_live
+    cluster.run(H + H // 3)
+    assert Fencing(cluster).processes() == ()
+
+
+def test_a_client_that_has_left_needs_no_fence(cluster):
+    a = owning(cluster)
+    a.leave()
+    cluster.run_until(lambda: a.has_left, H)
+    (process,) = Fencing(cluster).processes()
+    assert not process.is_live
+    assert not Fencing(cluster).fence()
+
+
+def test_an_owner_that_never_announced_itself_is_known(cluster):
+    key = Key("g", "t", 0)
+    for t in range(K):
+        write(cluster, claim("a", key=key), t)
+    admin = Fencing(cluster)
+    (process,) = admin.processes()
+    assert (process.host, process.is_announced) == (None, False)
+    assert process.incarnation == ident("a").hex()
+    assert [each.key for each in process.owned] == [key]
+
+
+def test_a_partition_that_refuses_is_named(cluster):
+    for number in range(3):
+        for t in range(K):
+            write(cluster, fence(f"x{number}", group=f"full-{number}"), t)
+    admin = Fencing(cluster)
+    with pytest.raises(
+        LogUnwritable, match=r"refused the fence of client 'a' \(limits\)"
+    ):
+        write_fences(
+            admin.follower,
+            [PROCESS],
+            sender=admin.sender,
+            owner=OWNER,
+            partition_count=K,
+            reason=None,
+            timeout_ms=TIMEOUT_MS,
+        )
+
+
+def test_a_fence_without_an_answer_ends_at_its_deadline(cluster):
+    owning(cluster)
+    admin = Fencing(cluster)
+    cluster.fates["admin"] = AppendFate(is_lost=True)
+    with pytest.raises(DeadlineExceeded):
+        admin.fence()
+
+
+def test_groups_and_levels_without_fences_are_refused():
+    require_fencing("g", config(level=2))
+    with pytest.raises(ConfigurationError, match="owns nothing but checkpoints"):
+        require_fencing("marshal", config(level=2))
+    with pytest.raises(ConfigurationError, match="marshal topic upgrade"):
+        require_fencing("g", config(level=1))

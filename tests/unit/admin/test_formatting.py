@@ -1,0 +1,156 @@
+import attrs
+import msgspec
+import pytest
+from enginekit import world, write
+
+from kafka_marshal.admin.formatting import Format, format_log
+from kafka_marshal.engine.checkpoint_reader import kept_in
+from kafka_marshal.engine.follower import Follower
+from kafka_marshal.errors import ConfigurationError, LogUnreadable, TopicMisconfigured
+from kafka_marshal.protocol.codec import person_of, person_to_tags
+from kafka_marshal.protocol.records import SUPPORTED_LEVEL
+
+WANTED = Format(partition_count=2, heartbeat_interval_ms=500, limits={"keys": 7})
+
+
+def blank(partitions=2):
+    """Return a cluster whose coordination topic holds nothing."""
+    cluster = world(partitions)
+    for t in range(partitions):
+        log = cluster.kafka.log(cluster.place(t))
+        log.records.clear()
+        log.end = 0
+    return cluster
+
+
+def formatted(cluster, wanted=WANTED, **rest):
+    log = cluster.kafka.coordination_log()
+    follower = Follower(log, cluster.clock.view(), sources=kept_in(None))
+    settings = {"cluster_id": "c", "ignore_formatted": False, "timeout_ms": 100}
+    return format_log(follower, wanted, **(settings | rest)), follower
+
+
+def test_every_partition_gets_the_same_config():
+    config, follower = formatted(blank())
+    assert {each.config for each in follower.worlds} == {config}
+    assert (config.feature_level, config.generation) == (SUPPORTED_LEVEL, 1)
+    assert (config.heartbeat_interval_ms, config.limit("keys")) == (500, 7)
+
+
+def test_a_format_names_its_person_and_keeps_that_of_a_torn_one():
+    cluster = blank()
+    config, _ = formatted(cluster, tags=person_to_tags("ada"))
+    assert person_of(config) == "ada"
+    torn = blank()
+    write(torn, config)
+    completed, follower = formatted(torn, tags=person_to_tags("bob"))
+    assert {each.config for each in follower.worlds} == {completed} == {config}
+
+
+def test_a_topic_is_formatted_once():
+    cluster = blank()
+    config, _ = formatted(cluster)
+    with pytest.raises(TopicMisconfigured, match="already formatted"):
+        formatted(cluster)
+    again, _ = formatted(cluster, ignore_formatted=True)
+    assert again == config
+
+
+def test_what_a_change_that_was_given_up_has_left_is_no_matter():
+    cluster = blank()
+    config, _ = formatted(cluster)
+    cluster.kafka.add_partitions("__marshal", 2)
+    write(cluster, b"x", 3)
+    cluster.kafka.delete_records(cluster.place(3), before=1)
+    again, follower = formatted(cluster, ignore_formatted=True)
+    assert (again, follower.log_start_missing) == (config, [3])
+
+
+def test_a_torn_format_is_completed():
+    cluster = blank()
+    write(cluster, msgspec.structs.replace(cluster.config, cluster_id="c"))
+    config, follower = formatted(cluster)
+    assert follower.worlds[1].config == config
+
+
+@pytest.mark.parametrize("gap", [1, 2])
+def test_what_partition_0_has_lost_is_written_again(gap):
+    cluster = blank()
+    config, _ = formatted(cluster)
+    newest = msgspec.structs.replace(
+        config, generation=1 + gap, era=config.era + 5, heartbeat_interval_ms=700
+    )
+    for t in range(1, config.partition_count):
+        write(cluster, newest, t)
+    restored, follower = formatted(cluster)
+    assert {each.config for each in follower.worlds} == {restored} == {newest}
+
+
+def test_a_partition_0_that_has_lost_all_gets_the_format_of_the_others():
+    cluster = blank()
+    config, _ = formatted(cluster)
+    cluster.kafka.truncate(cluster.place(0), end=0, leader=1)
+    restored, follower = formatted(cluster)
+    assert {each.config for each in follower.worlds} == {restored} == {config}
+
+
+def test_what_partition_0_refuses_is_not_written_for_ever():
+    cluster = blank()
+    config, _ = formatted(cluster)
+    newest = msgspec.structs.replace(config, generation=2, era=config.era + 5)
+    for t in range(1, config.partition_count):
+        write(cluster, newest, t)
+    log = cluster.kafka.coordination_log()
+    found = Follower(log, cluster.clock.view(), sources=kept_in(None))
+    found.append = lambda t, record: Follower.append(found, t, config)
+    with pytest.raises(TopicMisconfigured, match="torn_format"):
+        format_log(
+            found,
+            WANTED,
+            cluster_id=config.cluster_id,
+            ignore_formatted=False,
+            timeout_ms=100,
+        )
+
+
+def test_another_format_is_not_mended():
+    cluster = blank()
+    for t in range(2):
+        name = bytes([t]) * 16
+        config = msgspec.structs.replace(cluster.config, cluster_id="c", format_id=name)
+        write(cluster, config, t)
+    with pytest.raises(TopicMisconfigured, match="torn_format"):
+        formatted(cluster, ignore_formatted=True)
+
+
+def test_fewer_partitions_than_wanted():
+    with pytest.raises(TopicMisconfigured, match="1 partitions and 2"):
+        formatted(blank(1))
+
+
+def test_a_log_that_begins_above_0_is_not_formatted():
+    cluster = world(2)
+    cluster.kafka.delete_records(cluster.place(0), before=1)
+    with pytest.raises(LogUnreadable, match=r"\[0\] begins above"):
+        formatted(cluster)
+
+
+def test_a_refused_append_is_an_error():
+    cluster = blank()
+    write(cluster, msgspec.structs.replace(cluster.config, feature_level=99))
+    with pytest.raises(LogUnreadable):
+        formatted(cluster)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"partition_count": 0},
+        {"heartbeat_interval_ms": 1},
+        {"limits": {"keyes": 1}},
+    ],
+    ids=str,
+)
+def test_impossible_formats(wrong):
+    with pytest.raises(ConfigurationError):
+        attrs.evolve(WANTED, **wrong)

@@ -1,0 +1,529 @@
+"""A set position as an admin executes it: all of a plan, or nothing of it."""
+
+from contextlib import suppress
+
+import msgspec
+import pytest
+from enginekit import H, fold, owning, spec, world, write
+from logkit import schedule
+from positionkit import (
+    FOR_MS,
+    HOME,
+    KEYS,
+    NEW,
+    OLD,
+    OP,
+    TIMEOUT_MS,
+    Died,
+    K,
+    Stepping,
+    following,
+    is_paused,
+    key,
+    locks,
+    operation,
+    place_of,
+    plan,
+    positions,
+    run_plan,
+    set_all,
+    write_key,
+    written,
+)
+
+from kafka_marshal.admin.pausing import PauseOperation, Period, Sender
+from kafka_marshal.admin.set_position import (
+    STAGE_BYTES_MAX,
+    PositionPlan,
+    SetPosition,
+    Target,
+    parts,
+    plan_undo,
+)
+from kafka_marshal.errors import (
+    ClaimRejected,
+    ConfigurationError,
+    DeadlineExceeded,
+    GroupPaused,
+)
+from kafka_marshal.protocol.codec import decode, encode, undone_of
+from kafka_marshal.protocol.records import (
+    DecidePosition,
+    ResolvePosition,
+    StagePosition,
+)
+from kafka_marshal.protocol.resolving import ABORTED, COMMITTED, UNDECIDED
+from kafka_marshal.testing.fakestore import AppendFate
+
+
+@pytest.fixture(name="cluster")
+def _cluster():
+    return written()
+
+
+def records(cluster):
+    for t in range(K):
+        for stored in cluster.kafka.log(cluster.place(t)).records:
+            value = stored.entry().value
+            if value is not None:
+                yield decode(value)
+
+
+# --- plans
+
+
+def test_a_plan_survives_its_file():
+    one = plan(topic_id="ab" * 16)
+    again = PositionPlan.from_bytes(one.to_bytes())
+    assert (again, again.digest) == (one, one.digest)
+
+
+def test_the_digest_covers_every_position_in_any_order():
+    one = plan()
+    turned = PositionPlan(op_id=OP, group_id="g", targets=one.targets[::-1])
+    assert turned.digest == one.digest
+    digests = {
+        each.digest for each in (one, plan(3), plan(count=2), plan(topic_id="ab" * 16))
+    }
+    assert len(digests) == 4
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (b"{", "no plan"),
+        (b'{"op_id":"xx","group_id":"g","targets":[]}', "no plan|no position"),
+        (plan().to_bytes().replace(b'"version":1', b'"version":9'), "version 9"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(value, text):
+    with pytest.raises(ConfigurationError, match=text):
+        PositionPlan.from_bytes(value)
+
+
+def test_a_plan_names_each_partition_once():
+    target = plan().targets[0]
+    with pytest.raises(ConfigurationError, match="two positions"):
+        PositionPlan(op_id=OP, group_id="g", targets=(target, target))
+    with pytest.raises(ConfigurationError, match="no position"):
+        PositionPlan(op_id=OP, group_id="g", targets=())
+
+
+def test_positions_are_split_into_records_that_fit():
+    targets = [
+        Target(topic=f"{'t' * 200}-{n // 2}", topic_id=None, partition=n, position=n)
+        for n in range(1_000)
+    ]
+    split = list(parts(targets))
+    assert len(split) > 1
+    assert sum(len(t.positions) for part in split for t in part) == len(targets)
+    for part in split:
+        record = StagePosition(
+            **Sender("admin").fields("g"),
+            op_id=bytes(16),
+            plan_digest=bytes(16),
+            topics=part,
+        )
+        assert len(encode(record)) < STAGE_BYTES_MAX + 1_000
+
+
+def test_a_topic_of_an_earlier_level_is_to_be_upgraded(cluster):
+    config = msgspec.structs.replace(cluster.config, feature_level=1)
+    with pytest.raises(ConfigurationError, match="marshal topic upgrade"):
+        operation(cluster, config=config)
+
+
+# --- to the end
+
+
+def test_all_positions_are_set(cluster):
+    one = operation(cluster)
+    result = one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    assert result.outcome == COMMITTED
+    assert result.moved == {key(p): (OLD, NEW) for p in range(KEYS)}
+    assert positions(cluster) == [NEW] * KEYS
+    assert (locks(cluster), is_paused(cluster)) == ([], False)
+    assert not fold(cluster, HOME).groups["g"].unresolved
+
+
+def test_a_group_that_consumes_goes_on_from_the_new_positions():
+    cluster = world(records=(20,))
+    node = owning(cluster, most=100)
+    assert [r.offset for rs in node.consumer.poll(0).values() for r in rs]
+    one = SetPosition(
+        follower := Stepping(cluster, "admin"),
+        cluster.clock.view(),
+        Sender("admin"),
+        plan=plan(position=5, count=1),
+        config=cluster.config,
+        for_ms=FOR_MS,
+    )
+    follower.catch_up(100)
+    cluster.on_step = lambda: node.consumer.poll(0)
+    result = one.run(TIMEOUT_MS, drain_ms=10 * H)
+    assert result.outcome == COMMITTED
+    cluster.run_until(lambda: key(0) in node.held, 6 * H)
+    assert node.session.holdings[key(0)].position == 5
+
+
+def test_keys_that_the_log_does_not_know_are_made():
+    cluster = world(partitions=K, records=(20,) * KEYS)
+    result = operation(cluster).run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    assert result.moved == {key(p): (None, NEW) for p in range(KEYS)}
+    assert positions(cluster) == [NEW] * KEYS
+
+
+def test_an_operation_that_is_over_changes_nothing(cluster):
+    first = operation(cluster).run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    ends = [fold(cluster, t).next_offset for t in range(K)]
+    again = operation(cluster, "again").run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    assert (again.outcome, again.moved) == (COMMITTED, first.moved)
+    assert [fold(cluster, t).next_offset for t in range(K)] == ends
+
+
+def test_steps_are_reported(cluster):
+    steps = []
+    one = operation(cluster, on_progress=steps.append)
+    one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    names = [each.step for each in steps]
+    assert names == ["pause", "drain", "lock", "commit", "resolve", "resolve"]
+    assert (steps[0].left_count, steps[1].left_count) == (K, 0)
+
+
+# --- nothing is set
+
+
+def test_a_group_at_most_once_goes_back_only_if_that_is_allowed():
+    cluster = written(granted_to=OLD)
+    one = operation(cluster)
+    with pytest.raises(ClaimRejected, match="allow_reprocess=True") as raised:
+        one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    assert (raised.value.reason, one.outcome) == ("reprocess", UNDECIDED)
+    assert not is_paused(cluster)
+    assert positions(cluster) == [OLD + 1] * KEYS
+    allowed = msgspec.structs.replace(plan(), allows_reprocess=True)
+    two = operation(cluster, "two", wanted=allowed)
+    assert two.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS).outcome == COMMITTED
+    keys = [fold(cluster, place_of(p)).keys[key(p)] for p in range(KEYS)]
+    assert {(k.position, k.granted) for k in keys} == {(NEW, NEW)}
+
+
+def test_a_group_at_most_once_goes_forward():
+    cluster = written(granted_to=OLD)
+    one = operation(cluster, wanted=plan(OLD + 1))
+    assert one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS).outcome == COMMITTED
+
+
+def test_leave_to_go_back_is_asked_again_after_the_drain():
+    """A grant before the pause passes the position that was to be forward."""
+    cluster = written(granted_to=OLD)
+    one = operation(cluster, wanted=plan(OLD + 5))
+    begin = one._pause.begin
+
+    def granted_meanwhile(timeout_ms):
+        write_key(cluster, 0, granted_to=OLD + 9)
+        begin(timeout_ms)
+
+    one._pause.begin = granted_meanwhile
+    with pytest.raises(ClaimRejected, match="up to offset 19"):
+        one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    assert one.outcome == ABORTED
+    assert positions(cluster) == [OLD + 10] + [OLD + 1] * (KEYS - 1)
+    assert (locks(cluster), is_paused(cluster)) == ([], False)
+
+
+def test_an_owner_that_does_not_let_go_is_waited_for_until_the_deadline():
+    cluster = written(first=1)
+    node = cluster.node("stuck")
+    cluster.run(H)
+    one = operation(cluster)
+    del node
+    one._is_drained = lambda: False
+    with pytest.raises(DeadlineExceeded, match="still owns partitions"):
+        one.run(TIMEOUT_MS, drain_ms=H)
+    assert one.outcome == ABORTED
+
+
+def test_a_topic_with_another_id_is_refused(cluster):
+    one = operation(cluster, wanted=plan(topic_id="ab" * 16))
+    # The keys have no topic id in the log: the first one is taken over by a commit.
+    assert one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS).outcome == COMMITTED
+    other = operation(cluster, "two", wanted=plan(7, op="1f" * 16, topic_id="cd" * 16))
+    result = other.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    # It is claimed for the newer topic before, as a consumer would.
+    assert result.moved == {key(p): (None, 7) for p in range(KEYS)}
+
+
+def test_another_pause_keeps_it_out(cluster):
+    follower = following(cluster, "other")
+    pause = PauseOperation(
+        follower,
+        cluster.clock.view(),
+        Sender("other"),
+        group_id="g",
+        partition_count=K,
+        period=Period(for_ms=10 * H),
+    )
+    pause.begin(TIMEOUT_MS)
+    with pytest.raises(GroupPaused, match="'other'"):
+        operation(cluster).run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    assert positions(cluster) == [OLD] * KEYS
+    assert fold(cluster, HOME).active_pause("g").op_id == pause.op_id
+
+
+def test_pauses_under_different_configs_set_nothing(cluster):
+    """PROTOCOL 8.4: a change of the count may have moved the home in between."""
+    other = next(t for t in range(K) if t not in {HOME, 0})
+    later = msgspec.structs.replace(cluster.config, generation=2, era=2)
+    cluster.kafka.produce(cluster.place(other), encode(later))
+    with pytest.raises(ClaimRejected, match=f"partition {other} has another") as raised:
+        operation(cluster).run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    assert raised.value.reason == "wrong_generation"
+    assert positions(cluster) == [OLD] * KEYS
+    assert locks(cluster) == []
+
+
+def test_an_operation_that_is_not_resolved_keeps_others_out(cluster):
+    one = operation(cluster)
+    one._resolution._resolve = lambda *_, **__: (_ for _ in ()).throw(Died)
+    with pytest.raises(Died):
+        one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    cluster.run(2 * FOR_MS)
+    two = operation(cluster, "two", wanted=plan(7, op="1f" * 16))
+    with pytest.raises(ClaimRejected, match="not resolved") as raised:
+        two.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    assert raised.value.reason == "busy"
+    assert operation(cluster, "three").finish(TIMEOUT_MS).outcome == COMMITTED
+    assert positions(cluster) == [NEW] * KEYS
+    assert two.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS).outcome == COMMITTED
+    assert positions(cluster) == [7] * KEYS
+
+
+# --- an admin that dies
+
+
+STEPS = 20
+
+
+def killed(cluster, left):
+    """Run an operation until it has appended ``left`` records; return if it ended."""
+    one = operation(cluster)
+    one._follower.left = left
+    try:
+        one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    except Died:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("after_ms", [0, 3 * FOR_MS], ids=["at once", "later"])
+@pytest.mark.parametrize("goes_on", [True, False], ids=["continued", "finished"])
+@pytest.mark.parametrize("left", range(STEPS))
+def test_an_admin_killed_at_any_step_leaves_all_or_nothing(
+    cluster, left, goes_on, after_ms
+):
+    ended = killed(cluster, left)
+    cluster.run(20 + after_ms)
+    two = operation(cluster, "two")
+    if goes_on:
+        with suppress(ClaimRejected):  # its pause may be over, and then it gives up
+            two.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+        outcome = two.outcome
+    else:
+        outcome = two.finish(TIMEOUT_MS).outcome
+    assert outcome == COMMITTED if ended else outcome in {COMMITTED, ABORTED}
+    expected = NEW if outcome == COMMITTED else OLD
+    assert positions(cluster) == [expected] * KEYS
+    assert locks(cluster) == []
+    assert not fold(cluster, HOME).groups["g"].unresolved
+
+
+def test_the_steps_reach_every_record(cluster):
+    """The kills above are before, between and behind all records of an operation."""
+    one = operation(cluster)
+    sent = []
+    plain = one._follower.append
+    one._follower.append = lambda t, r: sent.append((t, type(r))) or plain(t, r)
+    one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    assert len(sent) < STEPS
+    kinds = [kind for _, kind in sent]
+    assert kinds.index(DecidePosition) > kinds.index(StagePosition)
+    assert sent[-1] == (HOME, ResolvePosition)
+    (decided,) = [t for t, kind in sent if kind is DecidePosition]
+    assert decided == HOME
+
+
+def test_a_decide_that_lands_late_is_obeyed(cluster):
+    one = operation(cluster)
+    cluster.fates["admin"] = AppendFate()
+    plain = one._follower.append
+
+    def append(t, record):
+        if isinstance(record, DecidePosition):
+            cluster.fates["admin"] = AppendFate(delay_ms=5 * FOR_MS)
+        return plain(t, record)
+
+    one._follower.append = append
+    with pytest.raises((DeadlineExceeded, ClaimRejected)):
+        one.run(H, drain_ms=TIMEOUT_MS)
+    cluster.fates.pop("admin")
+    assert one.outcome in {UNDECIDED, ABORTED}
+    outcome = operation(cluster, "two").finish(TIMEOUT_MS).outcome
+    cluster.run(6 * FOR_MS)
+    assert outcome == ABORTED
+    assert positions(cluster) == [OLD] * KEYS
+    assert (locks(cluster), is_paused(cluster)) == ([], False)
+
+
+def test_a_straggling_stage_finds_that_the_operation_is_over(cluster):
+    one = operation(cluster)
+    operation(cluster, "two").finish(TIMEOUT_MS)
+    record = one._stage_record(next(parts(one._targets[place_of(0)])))
+    sent = one._follower.append(place_of(0), record)
+    one._follower.await_all([sent], TIMEOUT_MS)
+    assert sent.transition.reason == "op_over"
+    assert locks(cluster) == []
+
+
+# --- undo
+
+UNDO, REDO = "2f" * 16, "3f" * 16
+
+
+def undo_plan(cluster, *, op=OP, new_op=UNDO, **changes):
+    worlds = [fold(cluster, t) for t in range(K)]
+    return plan_undo(worlds, group_id="g", op_id=op, new_op_id=new_op, **changes)
+
+
+def test_an_undo_restores_the_positions_and_can_be_undone():
+    cluster = written()
+    before = positions(cluster)
+    set_all(cluster)
+    wanted = undo_plan(cluster)
+    assert (wanted.undoes, wanted.left_out) == (OP, ())
+    assert PositionPlan.from_bytes(wanted.to_bytes()) == wanted
+    assert run_plan(cluster, wanted).outcome == COMMITTED
+    assert positions(cluster) == before
+    marked = {
+        (type(record).__name__, record.op_id.hex(), undone.hex())
+        for record in records(cluster)
+        if (undone := undone_of(record))
+    }
+    assert marked == {(name, UNDO, OP) for name in ("StagePosition", "DecidePosition")}
+    run_plan(cluster, undo_plan(cluster, op=UNDO, new_op=REDO), "redoing")
+    assert positions(cluster) == [NEW] * KEYS
+
+
+def test_an_undo_at_most_once_restores_what_was_granted():
+    cluster = written(granted_to=OLD)
+    allowed = msgspec.structs.replace(plan(), allows_reprocess=True)
+    run_plan(cluster, allowed, "admin")
+    assert {t.position for t in undo_plan(cluster).targets} == {OLD + 1}
+    run_plan(cluster, undo_plan(cluster))
+    assert positions(cluster) == [OLD + 1] * KEYS
+
+
+def test_a_position_that_was_unknown_is_listed(cluster):
+    fresh = written(first=1)
+    set_all(fresh)
+    wanted = undo_plan(fresh)
+    assert wanted.left_out == (("t", 0),)
+    assert [each.partition for each in wanted.targets] == list(range(1, KEYS))
+    run_plan(fresh, wanted)
+    assert positions(fresh) == [NEW] + [OLD] * (KEYS - 1)
+
+
+def test_an_undo_of_nothing_is_refused(cluster):
+    with pytest.raises(ClaimRejected, match="not committed") as raised:
+        undo_plan(cluster)
+    assert raised.value.reason == "unknown_operation"
+
+
+def test_an_undo_needs_every_key_of_the_operation(cluster):
+    set_all(cluster)
+    follower = following(cluster, "admin-2")
+    worlds = follower.worlds
+    del worlds[place_of(0)].keys[key(0)]
+    names = {"group_id": "g", "op_id": OP, "new_op_id": UNDO}
+    with pytest.raises(ClaimRejected, match=r"6 partitions .* 5 of them") as raised:
+        plan_undo(worlds, **names)
+    assert raised.value.reason == "partial"
+    assert len(plan_undo(worlds, **names, is_partial=True).targets) == KEYS - 1
+
+
+def test_where_a_later_operation_has_replaced_the_verdict_an_undo_takes_the_rest(
+    cluster,
+):
+    """How many keys the first one had is not known any more."""
+    set_all(cluster)
+    set_all(cluster, 7, op="1f" * 16, count=1)
+    assert [each.partition for each in undo_plan(cluster).targets] == [1, 2, 3, 4, 5]
+
+
+def test_an_undo_gives_up_where_a_key_has_changed_since_it_was_planned(cluster):
+    set_all(cluster)
+    wanted = undo_plan(cluster)
+    set_all(cluster, 7, op="1f" * 16, count=1)
+    with pytest.raises(ClaimRejected, match="has changed") as raised:
+        run_plan(cluster, wanted)
+    assert raised.value.reason == "changed"
+    assert positions(cluster) == [7] + [NEW] * (KEYS - 1)
+
+
+def test_an_undo_claims_no_key_that_is_gone(cluster):
+    set_all(cluster)
+    one = operation(cluster, "undoing", wanted=undo_plan(cluster))
+    keys = one._world(place_of(0)).keys
+    kept = keys.pop(key(0))
+    one._create_keys(TIMEOUT_MS)
+    assert key(0) not in keys
+    keys[key(0)] = kept
+
+
+# --- beside pauses of some partitions (PROTOCOL 4.15)
+
+
+def pause_topic(cluster, numbers):
+    """Pause some partitions of the topic everywhere, for longer than an operation."""
+    until_ms = cluster.clock.wall_ms() + 100 * H
+    record = schedule(0, until_ms, op=b"s" * 16, scope={"t": numbers})
+    for t in range(K):
+        write(cluster, record, t)
+    return until_ms
+
+
+def owners(cluster):
+    """Return the partitions with an owner."""
+    keys = {p: fold(cluster, place_of(p)).keys[key(p)] for p in range(KEYS)}
+    return {p for p, known in keys.items() if known.owner is not None}
+
+
+def test_partitions_that_are_paused_are_set_and_not_waited_for(cluster):
+    node = cluster.node("a", spec=spec())
+    cluster.run_until(lambda: len(node.held) == KEYS, 4 * H)
+    pause_topic(cluster, (0, 1))
+    rest = set(range(2, KEYS))
+    cluster.run_until(lambda: owners(cluster) == rest, 4 * H)
+    seen = []
+    one = operation(cluster, on_progress=seen.append)
+    assert one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS).outcome == COMMITTED
+    assert positions(cluster) == [NEW] * KEYS
+    drain = [each.left_count for each in seen if each.step == "drain"]
+    assert drain[-1] == 0
+    assert max(drain) <= len(rest)
+    cluster.run_until(lambda: owners(cluster) == rest, 4 * H)
+    # The other pause lasts, and nobody claims its partitions.
+    cluster.run(4 * H)
+    assert owners(cluster) == rest
+
+
+def test_a_partition_without_a_key_that_is_paused_names_the_pause():
+    cluster = written(first=1)
+    until_ms = pause_topic(cluster, (0,))
+    with pytest.raises(GroupPaused, match=r"t-0 .*73737373") as raised:
+        operation(cluster).run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    assert (raised.value.until_ms, raised.value.by) == (until_ms, "admin")
+    assert (is_paused(cluster), locks(cluster)) == (False, [])
+    # Those that have keys can be set.
+    rest = PositionPlan(op_id=OP, group_id="g", targets=plan().targets[1:])
+    assert run_plan(cluster, rest, "other").outcome == COMMITTED

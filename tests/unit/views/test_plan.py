@@ -1,0 +1,415 @@
+"""What a Plan names, what became of it, and whether it repeats."""
+
+import pytest
+from logkit import H, Log, beat, claim, direct, member, planned, release, settings
+
+from kafka_marshal import Key, World
+from kafka_marshal.engine.kept_states import Restored
+from kafka_marshal.errors import ClaimRejected, LogUnreadable
+from kafka_marshal.protocol.group_plan import plan
+from kafka_marshal.protocol.plans import Reading, digest_of, situation_of, slices_of
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.remote.answers import PlanNow
+from kafka_marshal.views.plan import (
+    explain_key,
+    find_plan,
+    plan_changes,
+    plan_object,
+    verify_plan,
+    view_plan,
+)
+
+FAR = 2**62
+COUNTS = {"t": 4}
+
+
+def named(number):
+    return Key("g", "t", number)
+
+
+def place(number):
+    return TopicPartition("t", number)
+
+
+@pytest.fixture
+def log():
+    """Members a and b; a has three of four partitions, one is free."""
+    log = Log(cluster_id="cluster", level=2)
+    log.append(settings(policy="planner"))
+    for name in "ab":
+        log.append(member(name, capacity=0, labels={"rack": f"r-{name}"}))
+    for number in range(3):
+        log.append(claim("a", key=named(number)))
+    return log
+
+
+def view_of(log, elapsed_ms=0):
+    return World([log.state], {0: elapsed_ms}, cluster_id="cluster", read_at_ms=5)
+
+
+def seen(log):
+    return view_plan(view_of(log), "g", partition_counts=COUNTS)
+
+
+def state_of(log, number):
+    return {each.key.partition: each.state for each in seen(log).keys}[number]
+
+
+def test_a_group_without_a_plan(log):
+    view = seen(log)
+    assert (view.policy, view.generation, view.is_known) == ("planner", 0, False)
+    assert (view.author, view.offset, view.keys) == (None, None, ())
+    held = [(each.client_id, each.held) for each in view.members]
+    assert held == [("a", 3), ("b", 0)]
+
+
+def test_what_is_open_counts_for_members(log):
+    log.append(planned(0, ("b", 0, (2, 3)), client="a", vector=((FAR, 0),)))
+    view = seen(log)
+    assert (view.generation, view.author, view.is_known) == (1, "a", True)
+    assert view.offset == log.state.next_offset - 1
+    rows = [
+        (each.client_id, each.planned, each.gains, each.losses, each.rack)
+        for each in view.members
+    ]
+    assert rows == [("a", 2, 0, 1, "r-a"), ("b", 2, 2, 0, "r-b")]
+    keys = [(each.key.partition, each.holder) for each in view.keys]
+    assert keys == [(2, "a"), (3, None)]
+
+
+def test_lag_is_summed_where_position_and_end_are_known(log):
+    for number, position in ((0, 10), (1, 50)):
+        epoch = log.state.keys[named(number)].epoch
+        log.append(beat(epoch, position, key=named(number), client="a"))
+    ends = {place(0): 15, place(1): 40, place(3): 9}
+    view = view_plan(view_of(log), "g", partition_counts=COUNTS, log_ends=ends)
+    # Partition 1 is beyond its end; 2 has neither, and nobody has claimed 3.
+    assert [each.lag for each in view.members] == [(5, 1), (0, 0)]
+    assert view.lag == (5, 2)
+    facts = plan_object(view, [])
+    assert (facts["lag"], facts["lag_unknown_count"]) == (5, 2)
+    assert [row["lag"] for row in facts["members"]] == [5, 0]
+
+
+def test_a_sidecar_answers_with_the_same_fields(log):
+    fields = set(PlanNow.__struct_fields__)
+    assert fields == {"as_of", *plan_object(seen(log), [])}
+
+
+def test_without_log_ends_lag_is_unknown(log):
+    log.append(claim("m", key=Key("g", "/checkpoint", 0)))
+    view = seen(log)
+    assert [each.lag for each in view.members] == [(None, 3), (0, 0)]
+    assert view.lag == (None, 4)
+
+
+def test_targets_and_directives_of_members_are_shown(log):
+    log.append(member("b", seq=1, capacity=0, labels={"target": "2"}))
+    log.append(direct(client="a"))
+    rows = [(each.target, each.directive) for each in seen(log).members]
+    assert rows == [(None, "drain"), (2, None)]
+
+
+def test_standbys_are_shown_in_their_order(log):
+    log.append(claim("b", key=named(3)))
+    for name in "abc":
+        labels = {"standbys": "2"}
+        log.append(member(name, seq=1, capacity=0, labels=labels, host=f"h-{name}"))
+    log.append(claim("gone", key=Key("other", "t", 3)))
+    view = seen(log)
+    assert {at: len(names) for at, names in view.standbys.items()} == {
+        place(number): 2 for number in range(4)
+    }
+    assert set(view.standbys[place(0)]) == {"b", "c"}
+    assert {each.client_id: each.standbys for each in view.members} == {
+        "a": 1,
+        "b": 3,
+        "c": 4,
+    }
+    facts = plan_object(view, [])
+    assert facts["standbys"][3]["standbys"] == list(view.standbys[place(3)])
+    log.append(direct("c"))
+    assert view.standbys[place(3)] != seen(log).standbys[place(3)] == ("a",)
+
+
+def test_entries_are_done_or_void_after_a_claim(log):
+    at = log.state.next_offset
+    log.append(planned(0, ("b", 0, (2, 3)), vector=((at, 0),)))
+    assert (state_of(log, 2), state_of(log, 3)) == ("open", "open")
+    log.append(claim("b", key=named(3)))
+    assert state_of(log, 3) == "done"
+    log.append(release(log.state.keys[named(2)].epoch, key=named(2), client="a"))
+    log.append(claim("a", key=named(2)))
+    assert state_of(log, 2) == "void"
+
+
+def test_a_plan_of_other_coordinating_partitions_has_no_entries(log):
+    log.append(planned(0, ("b", 0, (2,)), vector=((FAR, 0), (FAR, 0))))
+    assert seen(log).keys == ()
+
+
+def test_what_nobody_can_have_is_named(log):
+    log.append(member("a", seq=1, capacity=3))
+    log.append(member("b", seq=1, topics=()))
+    (row,) = seen(log).uncovered
+    assert (row.key, row.reason) == (place(3), "limits")
+
+
+def why(log, number):
+    world, at = view_of(log), place(number)
+    return explain_key(world, "g", place=at, partition_counts=COUNTS)
+
+
+def test_each_partition_is_explained(log):
+    assert why(log, 0) == "t-0 stays with a: no move would improve the balance"
+    assert why(log, 3) == "t-3 would go from nobody to b by the next plan"
+    log.append(planned(0, ("b", 0, (2,)), client="a", vector=((FAR, 0),)))
+    assert why(log, 2) == "t-2 is to go from a to b, by generation 1 of a"
+    log.append(member("a", seq=1, capacity=3))
+    log.append(member("b", seq=1, topics=()))
+    assert why(log, 3) == "t-3 is left to nobody: limits"
+    with pytest.raises(ClaimRejected, match="no partition that a live member"):
+        why(log, 9)
+
+
+def test_a_partition_that_waits_is_explained(log):
+    epoch = log.state.keys[named(0)].epoch
+    log.append(release(epoch, key=named(0), client="a", reason="restart"))
+    log.append(member("a", seq=1, draining=True))
+    assert why(log, 0) == "t-0 waits for a, which restarts"
+
+
+# --- verify
+
+
+def write_plan(log, *, change=lambda entries: entries, digest=None):
+    """Append the Plan that a planner writes now."""
+    reading = Reading(
+        group_id="g",
+        worlds=(log.state,),
+        elapsed_ms=(7,),
+        counts=COUNTS,
+        partition_of=lambda _: 0,
+    )
+    situation = situation_of(reading, reading.members())
+    entries = change(situation.entries(plan(situation.given)))
+    (one,) = slices_of(situation.counts, entries, coordinators=1)
+    moves = [(each.client_id, *keys) for each in one.moves for keys in each.keys]
+    record = planned(
+        log.state.plan_generation("g"),
+        *moves,
+        client="a",
+        topics=[(each.topic, each.partition_total) for each in one.topics],
+        vector=reading.vector,
+        digest=digest or digest_of(situation.given),
+    )
+    assert log.outcome_of(record) == "planned"
+
+
+def verified(log):
+    def past(offsets):
+        state = WorldState(0)
+        for entry in log.entries:
+            if entry.offset <= offsets[0]:
+                apply(state, entry)
+        return World([state], {}, is_past=True)
+
+    return verify_plan(view_of(log), "g", past=past)
+
+
+def test_a_plan_repeats(log):
+    write_plan(log)
+    found = verified(log)
+    assert (found.outcome, found.author, found.differences) == ("same", "a", {})
+
+
+def test_a_later_plan_repeats_with_what_the_one_before_names(log):
+    write_plan(log)
+    log.append(member("c", capacity=0), after=H // 2)
+    write_plan(log)
+    assert (verified(log).outcome, verified(log).generation) == ("same", 2)
+
+
+def test_a_plan_that_its_input_does_not_give_has_diverged(log):
+    write_plan(log, change=lambda entries: {**entries, place(0): "b"})
+    found = verified(log)
+    assert found.outcome == "plan_diverged"
+    assert found.differences == {place(0): ("b", None)}
+
+
+def test_of_another_input_nothing_is_known(log):
+    write_plan(log, digest=b"d" * 16)
+    assert verified(log).outcome == "unknown"
+
+
+def test_without_a_whole_plan_there_is_nothing_to_verify(log):
+    with pytest.raises(ClaimRejected, match="no whole plan"):
+        verified(log)
+    log.append(planned(0, count=2))
+    with pytest.raises(ClaimRejected, match="no whole plan"):
+        verified(log)
+
+
+def test_a_vector_of_other_coordinating_partitions_is_not_verified(log):
+    log.append(planned(0, vector=((3, 0), (3, 0))))
+    with pytest.raises(LogUnreadable, match="other coordinating partitions"):
+        verified(log)
+
+
+class Scan:
+    """A scan of a planned_log, or of what is left of it."""
+
+    def __init__(self, planned_log, *, first=0):
+        self._entries = [each for each in planned_log.entries if each.offset >= first]
+        self._first = first
+
+    def restore(self):
+        return {0: Restored(WorldState(0), None, self._first)}
+
+    def __iter__(self):
+        return iter((0, each) for each in self._entries)
+
+
+@pytest.fixture
+def planned_log():
+    """Members a and b; a has three of four partitions, one is free."""
+    planned_log = Log(cluster_id="cluster", level=2)
+    planned_log.append(settings(policy="planner"))
+    for name in "ab":
+        planned_log.append(member(name, capacity=0))
+    for number in range(3):
+        planned_log.append(claim("a", key=Key("g", "t", number)))
+    return planned_log
+
+
+def plan_to(planned_log, name, *partitions, **fields):
+    """Append a Plan that names a member for some partitions."""
+    record = planned(
+        planned_log.state.plan_generation("g"),
+        *([(name, 0, partitions)] if partitions else []),
+        vector=((planned_log.state.next_offset, 0),),
+        topics=(("t", 4),),
+        **fields,
+    )
+    planned_log.append(record)
+
+
+def move(planned_log, number, to):
+    key = Key("g", "t", number)
+    known = planned_log.state.keys.get(key)
+    if known is not None and known.owner is not None:
+        planned_log.append(release(known.epoch, key=key, client=known.owner.client_id))
+    planned_log.append(claim(to, key=key))
+
+
+def past_of(planned_log):
+    def past(offsets):
+        state = WorldState(0)
+        for entry in planned_log.entries:
+            if entry.offset <= offsets[0]:
+                apply(state, entry)
+        return World([state], {}, is_past=True)
+
+    return past
+
+
+def changes(planned_log, generation):
+    note = find_plan(Scan(planned_log), "g", generation=generation)
+    world = view_of(planned_log)
+    view = view_plan(world, "g", partition_counts={"t": 4})
+    found = plan_changes(world, view, since=note, past=past_of(planned_log))
+    return [
+        (each.key.partition, each.source, each.to, each.holder, each.state)
+        for each in found
+    ]
+
+
+def test_entries_are_carried_out_open_or_overtaken(planned_log):
+    plan_to(planned_log, "b", 1, 2, 3)
+    plan_to(planned_log, "b", 2)
+    move(planned_log, 1, "b")
+    # Nobody has claimed 3, and the plan in force does not name anybody for it.
+    assert changes(planned_log, 1) == [
+        (1, "b", "b", "b", "done"),
+        (2, "b", "b", "a", "open"),
+        (3, "b", None, None, "overtaken"),
+    ]
+    move(planned_log, 2, "c")
+    assert changes(planned_log, 1)[1] == (2, "b", "c", "c", "overtaken")
+
+
+def test_other_partitions_are_shown_if_another_member_is_to_have_them(planned_log):
+    plan_to(planned_log, "b", 2)
+    move(planned_log, 0, "b")
+    move(planned_log, 3, "a")
+    plan_to(planned_log, "b", 1)
+    assert changes(planned_log, 1) == [
+        (0, "a", "b", "b", None),
+        (1, "a", "b", "a", None),
+        (2, "b", "a", "a", "overtaken"),
+        (3, None, "a", "a", None),
+    ]
+
+
+def test_keys_of_the_protocol_itself_are_left_out(planned_log):
+    plan_to(planned_log, "b", 2)
+    planned_log.append(claim("a", key=Key("g", "/checkpoint", 0)))
+    assert [row[0] for row in changes(planned_log, 1)] == [2]
+
+
+def test_a_plan_in_slices_is_found_by_any_of_them(planned_log):
+    plan_to(planned_log, "b", 2)
+    at = ((planned_log.state.next_offset, 0),)
+    for number in (0, 1):
+        planned_log.append(planned(1 + number, number=number, count=2, vector=at))
+    for generation in (2, 3):
+        note = find_plan(Scan(planned_log), "g", generation=generation)
+        assert (note.generation, len(note.records)) == (3, 2)
+    with pytest.raises(ClaimRejected, match=r"no plan of generation 4 yet.*one is 3"):
+        find_plan(Scan(planned_log), "g", generation=4)
+
+
+def test_a_plan_that_was_never_whole_is_not_found(planned_log):
+    planned_log.append(planned(0, count=2))
+    with pytest.raises(ClaimRejected, match="no whole plan of group g any more"):
+        find_plan(Scan(planned_log), "g", generation=1)
+
+
+def test_of_a_plan_that_is_gone_the_oldest_is_named(planned_log):
+    plan_to(planned_log, "b", 2)
+    first = planned_log.state.next_offset
+    begun = Restored(
+        past_of(planned_log)({0: first - 1}).partitions[0], "a checkpoint", first
+    )
+    plan_to(planned_log, "b", 3)
+    scan = Scan(planned_log, first=first)
+    scan.restore = lambda: {0: begun}
+    with pytest.raises(ClaimRejected, match="the oldest that it has is 2"):
+        find_plan(scan, "g", generation=1)
+
+
+def test_without_the_start_of_the_log_nothing_is_found(planned_log):
+    with pytest.raises(LogUnreadable, match="marshal doctor"):
+        find_plan(Scan(planned_log, first=3), "g", generation=1)
+
+
+def test_a_group_that_was_dropped_counts_again():
+    planned_log = Log(level=2, forget_ms=100)
+    for follows in (0, 1):
+        planned_log.append(planned(follows))
+    planned_log.append(planned(0, group="h"), after=101)
+    assert planned_log.outcome_of(planned(0)) == "planned"
+    assert (
+        find_plan(Scan(planned_log), "g", generation=1).offset
+        == planned_log.state.next_offset - 1
+    )
+    with pytest.raises(ClaimRejected, match="no plan of generation 2 yet"):
+        find_plan(Scan(planned_log), "g", generation=2)
+
+
+def test_a_vector_of_other_coordinating_partitions_is_not_compared(planned_log):
+    planned_log.append(planned(0, vector=((3, 0), (3, 0))))
+    with pytest.raises(LogUnreadable, match="other coordinating partitions"):
+        changes(planned_log, 1)

@@ -1,0 +1,194 @@
+"""Predictions of what a group does: kills, joins, drains, limits, partitions."""
+
+from collections import Counter
+
+import msgspec
+import pytest
+from logkit import START_MS, H, Log, claim, member, pause, release, settings
+
+from kafka_marshal import Key, TopicPartition, World
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.protocol.group_plan import Uncovered
+from kafka_marshal.views.plan_simulation import (
+    Changes,
+    NewMember,
+    closed_topics,
+    group_topics,
+    simulate,
+    uncovered_now,
+)
+
+
+def announced(name, **others):
+    fields = {"capacity": 0} | others
+    return msgspec.structs.replace(member(name), **fields)
+
+
+def group(*owners, members="abc", **others):
+    """Return a world of members, with keys by owner; None = free."""
+    log = Log()
+    for name in members:
+        log.append(announced(name, **others.get(name, {})))
+    for number, owner in enumerate(owners):
+        key = Key("g", "t", number)
+        epoch = log.claimed(owner or "z", key=key)
+        if owner is None:
+            log.append(release(epoch, client="z", key=key))
+    return World([log.state], {0: 0})
+
+
+def place(number, topic="t"):
+    return TopicPartition(topic, number)
+
+
+def counts(found):
+    return dict(Counter(found.owners.values()))
+
+
+def test_a_balanced_group_stays_as_it_is():
+    found = simulate(group(*"abc"), "g", changes=Changes())
+    assert (found.moves, found.waves, found.is_settled) == ((), 0, True)
+    assert found.owners == found.before
+
+
+def test_after_a_kill_others_take_over_within_two_intervals():
+    found = simulate(group(*"aabbcc"), "g", changes=Changes(kill=("c",)))
+    assert counts(found) == {"a": 3, "b": 3}
+    assert {(m.source, m.gap_ms, m.wave) for m in found.moves} == {("c", 2 * H, 1)}
+    assert found.members == {"a": "host", "b": "host", "c": "host"}
+    assert found.before[place(5)] == "c"
+
+
+def test_a_kill_and_a_join_are_combined():
+    changes = Changes(kill=("c",), add=(NewMember(name="d", host="h2"),))
+    found = simulate(group(*"aabbcc"), "g", changes=changes)
+    assert counts(found) == {"a": 2, "b": 2, "d": 2}
+    assert {move.to for move in found.moves} == {"d"}
+    assert found.members["d"] == "h2"
+
+
+def test_a_joining_member_gets_a_share_up_to_its_limit():
+    changes = Changes(add=(NewMember(name="d", limit=1),))
+    found = simulate(group(*"aabbcc"), "g", changes=changes)
+    assert counts(found)["d"] == 1
+    assert [move.gap_ms for move in found.moves] == [None]
+
+
+def test_a_drained_client_and_host_release_all():
+    world = group(*"aabbcc", b={"host": "h2"}, c={"host": "h2"})
+    found = simulate(world, "g", changes=Changes(drain=("b",), drain_hosts=("h2",)))
+    assert counts(found) == {"a": 6}
+    assert {move.gap_ms for move in found.moves} == {None}
+
+
+def test_uncovered_keys_have_a_reason():
+    world = group(*"ab", members="ab")
+    found = simulate(world, "g", changes=Changes(kill=("b",), limits={"a": 1}))
+    assert found.uncovered == (Uncovered(place(1), "limits"),)
+    found = simulate(world, "g", changes=Changes(kill=("a", "b")))
+    assert {each.reason for each in found.uncovered} == {"no members"}
+    world = group(*"ab", members="ab", b={"topics": ("u",)})
+    found = simulate(world, "g", changes=Changes(kill=("a",)))
+    assert found.uncovered == (Uncovered(place(0), "topics"),)
+
+
+def test_what_a_pause_or_a_named_successor_holds_back_is_not_uncovered():
+    world = group(None, members="")
+    assert closed_topics(world, "g") == {"t": "no members"}
+    assert uncovered_now(world, "g", partition_counts={"t": 2}) == (
+        Uncovered(place(0), "no members"),
+        Uncovered(place(1), "no members"),
+    )
+    log = Log()
+    epoch = log.claimed("z", key=Key("g", "t", 0))
+    log.append(release(epoch, client="z", key=Key("g", "t", 0), successor="b"))
+    assert (
+        uncovered_now(World([log.state], {0: 0}), "g", partition_counts={"t": 1}) == ()
+    )
+    log.append(pause(START_MS + 9 * H))
+    later = World([log.state], {0: H})
+    assert uncovered_now(later, "g", partition_counts={"t": 2}) == ()
+
+
+def test_new_partitions_are_shared():
+    found = simulate(group(*"abc"), "g", changes=Changes(partitions={"t": 9}))
+    assert counts(found) == {"a": 3, "b": 3, "c": 3}
+    found = simulate(group(*"abc"), "g", changes=Changes(), partition_counts={"t": 6})
+    assert counts(found) == {"a": 2, "b": 2, "c": 2}
+
+
+def test_keys_of_stale_owners_are_free_and_of_the_last_owner():
+    log = Log()
+    for number, name in enumerate("az"):
+        log.append(claim(client=name, key=Key("g", "t", number)), at=START_MS)
+    log.append(announced("a"), at=START_MS + 3 * H)
+    found = simulate(World([log.state], {0: 0}), "g", changes=Changes())
+    assert found.before == {place(0): None, place(1): None}
+    assert counts(found) == {"a": 2}
+
+
+def test_a_released_key_is_taken():
+    found = simulate(group("a", "b", "c", None), "g", changes=Changes())
+    assert [(m.key, m.source) for m in found.moves] == [(place(3), None)]
+    assert found.is_settled
+
+
+def test_only_the_last_process_of_a_client_counts_and_none_that_leaves():
+    log = Log()
+    log.append(announced("a", incarnation=b"1" * 16, host="old"))
+    log.append(announced("a", host="new"))
+    log.append(announced("b", draining=True))
+    found = simulate(World([log.state], {0: 0}), "g", changes=Changes())
+    assert found.members == {"a": "new"}
+
+
+def test_topics_are_those_of_members_and_claims():
+    world = group(*"ab", members="ab", b={"topics": ("u",)})
+    assert group_topics(world, "g") == {"t", "u"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        (Changes(kill=("x",)), "kill"),
+        (Changes(kill=("a", "a")), "kill"),
+        (Changes(drain=("x",)), "drain"),
+        (Changes(drain_hosts=("x",)), "drain_hosts"),
+        (Changes(limits={"x": 1}), "limits"),
+        (Changes(add=(NewMember(name="a"),)), "add"),
+        (Changes(partitions={"x": 1}), "partitions"),
+        (Changes(partitions={"t": 1}), "partitions"),
+    ],
+)
+def test_changes_that_do_not_fit_are_refused(changes, setting):
+    with pytest.raises(ConfigurationError) as caught:
+        simulate(group(*"abc"), "g", changes=changes)
+    assert caught.value.setting == setting
+
+
+def planned_group(*owners, **others):
+    """Return a world of a group with policy ``planner``."""
+    log = Log(level=2)
+    log.append(settings(policy="planner"))
+    for name in "abc":
+        log.append(announced(name, **others.get(name, {})))
+    for number, owner in enumerate(owners):
+        log.claimed(owner, key=Key("g", "t", number))
+    return World([log.state], {0: 0})
+
+
+def test_a_group_that_is_planned_moves_by_its_plan():
+    changes = Changes(kill=("c",), add=(NewMember(name="d"),))
+    found = simulate(planned_group(*"aabbcc"), "g", changes=changes)
+    assert counts(found) == {"a": 2, "b": 2, "d": 2}
+    assert {(m.source, m.to, m.gap_ms) for m in found.moves} == {("c", "d", 2 * H)}
+    assert (found.policy, found.waves, found.is_settled) == ("planner", 1, True)
+    still = simulate(planned_group(*"aabbcc"), "g", changes=Changes())
+    assert (still.moves, still.waves, still.policy) == ((), 0, "planner")
+
+
+def test_a_plan_keeps_the_targets_that_members_announce():
+    world = planned_group(*"aabbcc", c={"labels": {"target": "1", "rack": "r"}})
+    found = simulate(world, "g", changes=Changes())
+    assert counts(found)["c"] == 1
+    assert [move.source for move in found.moves] == ["c"]
