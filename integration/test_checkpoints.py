@@ -15,7 +15,7 @@ from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.views.world import LogScan
+from kafka_marshal.views.log_scan import LogScan
 
 INTERVAL_MS = 1_000
 # Each test reads by both: on another transport a client has an engine of its own.

@@ -4,9 +4,10 @@ import pytest
 from domain import Recorder, opened
 from kafka import TopicPartition as Place
 
-from kafka_marshal import LogUnreadable, views
+from kafka_marshal import LogUnreadable
 from kafka_marshal.engine.snapshotter import ENTRIES_MIN
 from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.views import world
 
 TS = range(2)
 
@@ -65,7 +66,7 @@ def test_a_host_goes_on_from_what_it_kept(domain, tmp_path, monkeypatch):
     with pytest.raises(LogUnreadable, match="begins above offset 0"):
         start(domain, "")
     # What is folded without its beginning is never kept as a state.
-    monkeypatch.setattr(views, "KEEP_ENTRIES_MIN", 1)
+    monkeypatch.setattr(world, "KEEP_ENTRIES_MIN", 1)
     bare = tmp_path / "bare"
     assert domain.world(state_dir=bare).log_start_missing == tuple(TS)
     assert list(bare.rglob("*.snapshot")) == []

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kafka_marshal import Admin, Key, World, WorldWatch
     from kafka_marshal.ports import LogRange
     from kafka_marshal.protocol import types
-    from kafka_marshal.views.world import LogScan
+    from kafka_marshal.views.log_scan import LogScan
     from kafka_marshal_cli.presenters import Row
 
 TIMEOUT_MS_DEFAULT = 30_000
@@ -254,7 +254,7 @@ class Call:
             at: The moment; one of offsets must name ``partition``.
             partition: Read only this coordinating partition; None for all.
         """
-        from kafka_marshal.views.world import LogScan
+        from kafka_marshal.views.log_scan import LogScan
 
         if at is not None:
             at.require_partition()

@@ -34,7 +34,7 @@ from kafka_marshal.spark.audit import (
 from kafka_marshal.spark.audit import schema as tables_of
 from kafka_marshal.spark.audit.rows import staged
 from kafka_marshal.spark.audit.store import Store
-from kafka_marshal.views.world import LogScan
+from kafka_marshal.views.log_scan import LogScan
 from kafka_marshal_cli.assembly import app
 
 # Several audits are made before the first test.

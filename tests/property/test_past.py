@@ -5,9 +5,10 @@ import random
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pastkit import patch_open
 from pastlogs import RandomLog, cluster_of
 
-from kafka_marshal import World, views
+from kafka_marshal import World
 from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.engine import checkpoint_reader
 from kafka_marshal.protocol.layout import used_count
@@ -31,7 +32,7 @@ class Scene:
             place = TopicPartition(COORDINATION_TOPIC, t)
             self.kafka.delete_records(place, before=offset)
             self.starts.append(offset)
-        patch.setattr(views, "open_coordination_log", self.open)
+        patch_open(patch, self.open)
         size = rng.choice((1, 2, 9, 60))
         patch.setattr(checkpoint_reader, "WINDOW_MIN", size)
         patch.setattr(checkpoint_reader, "WINDOW_MAX", 4 * size)

@@ -16,6 +16,7 @@ from logkit import (
     layout_import,
     release,
 )
+from pastkit import patch_open
 from pastlogs import cluster_of
 
 from kafka_marshal.protocol.hashing import home_partition
@@ -27,7 +28,6 @@ from kafka_marshal.protocol.layout import (
     place_of,
 )
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.views import world as views
 
 LEVEL = 2
 
@@ -203,5 +203,5 @@ def opened(patch, change):
         log.cluster_id = "cluster"
         return log
 
-    patch.setattr(views, "open_coordination_log", open_log)
+    patch_open(patch, open_log)
     return kafka

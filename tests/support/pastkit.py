@@ -9,7 +9,8 @@ from kafka_marshal.protocol.codec import header_of
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import CheckpointBegin, CheckpointEnd
 from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.views import world as views
+from kafka_marshal.views import log_scan
+from kafka_marshal.views import world as world_view
 
 
 class Past:
@@ -68,8 +69,14 @@ class Past:
         return log
 
 
+def patch_open(patch, open_log):
+    """Let views open this log."""
+    for module in (log_scan, world_view):
+        patch.setattr(module, "open_coordination_log", open_log)
+
+
 @pytest.fixture
 def past(monkeypatch):
     past = Past()
-    monkeypatch.setattr(views, "open_coordination_log", past.open)
+    patch_open(monkeypatch, past.open)
     return past

@@ -32,7 +32,7 @@ from kafka_marshal.snapshots import (
     to_file_bytes,
     write_file,
 )
-from kafka_marshal.views.world import require_restored
+from kafka_marshal.views.log_scan import require_restored
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.commands.log_replay import read_lines, replay_lines
 from kafka_marshal_cli.exits import ExitCode

@@ -18,8 +18,8 @@ from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import KINDS
 from kafka_marshal.protocol.state import ACCEPTED, UNDECODABLE, Transitions
 from kafka_marshal.protocol.text import entry_to_object, transition_to_object
+from kafka_marshal.views.log_scan import require_restored
 from kafka_marshal.views.watch import Folded
-from kafka_marshal.views.world import require_restored
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.follow_loop import Idle, Outages, check_reader, ending_in_order
 from kafka_marshal_cli.parsing import Moment

@@ -9,8 +9,8 @@ import typer
 from kafka_marshal.protocol.codec import header_of
 from kafka_marshal.protocol.import_check import ImportCheck
 from kafka_marshal.protocol.records import LayoutFence, LayoutFinal
+from kafka_marshal.views.log_scan import LogScan, require_formatted, unknown_text
 from kafka_marshal.views.past import Since
-from kafka_marshal.views.world import LogScan, require_formatted, unknown_text
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.commands import log_states
 from kafka_marshal_cli.exits import ExitCode

@@ -10,7 +10,7 @@ import typer
 from kafka_marshal import ConfigurationError, World
 from kafka_marshal.clock import instant
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.views.world import unknown_text
+from kafka_marshal.views.log_scan import unknown_text
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.commands.log_replay import read_lines
 from kafka_marshal_cli.commands.log_states import (

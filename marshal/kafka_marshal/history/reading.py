@@ -27,14 +27,14 @@ from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import DecidePosition
 from kafka_marshal.protocol.state import ACCEPTED, GroupState, Transitions, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry
-from kafka_marshal.views.past import Since
-from kafka_marshal.views.world import (
+from kafka_marshal.views.log_scan import (
     TIMEOUT_MS,
     LogScan,
-    World,
     require_restored,
     unknown_text,
 )
+from kafka_marshal.views.past import Since
+from kafka_marshal.views.world import World
 
 # Brokers' clocks are this close together, where a search depends on it.
 CLOCKS_APART_MS_MAX = 60_000

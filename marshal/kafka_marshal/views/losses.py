@@ -8,8 +8,9 @@ from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.protocol.losses import LIVE, Loss, LossBook
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.views.log_scan import TIMEOUT_MS, LogScan, require_restored
 from kafka_marshal.views.past import Since
-from kafka_marshal.views.world import TIMEOUT_MS, LogScan, World, require_restored
+from kafka_marshal.views.world import World
 
 
 class Losses:

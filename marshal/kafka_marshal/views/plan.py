@@ -28,7 +28,8 @@ from kafka_marshal.protocol.settings import FAIR
 from kafka_marshal.protocol.spreading import spread
 from kafka_marshal.protocol.state import KeyState, MemberState
 from kafka_marshal.protocol.types import Key, TopicPartition
-from kafka_marshal.views.world import LogScan, World, require_restored
+from kafka_marshal.views.log_scan import LogScan, require_restored
+from kafka_marshal.views.world import World
 
 OPEN, DONE, VOID = "open", "done", "void"
 SAME, DIVERGED, UNKNOWN = "same", "plan_diverged", "unknown"

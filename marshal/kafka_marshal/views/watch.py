@@ -41,8 +41,9 @@ from kafka_marshal.protocol.state import (
 from kafka_marshal.protocol.text import scope_texts
 from kafka_marshal.protocol.types import Key, LogEntry, Owner, Token
 from kafka_marshal.snapshots import open_store
+from kafka_marshal.views.log_scan import TIMEOUT_MS
 from kafka_marshal.views.past import Prefix
-from kafka_marshal.views.world import TIMEOUT_MS, World, elapsed_ms_of
+from kafka_marshal.views.world import World, elapsed_ms_of
 
 # After this time without an entry, check that the brokers still answer.
 PROBE_EVERY_MS = 5_000

@@ -7,7 +7,7 @@ from batchkit import packed
 from enginekit import KEY, checkpointed, write
 from logkit import OP, ident, schedule
 from msgspec.structs import replace
-from pastkit import past
+from pastkit import past, patch_open
 
 from kafka_marshal import (
     ConfigurationError,
@@ -24,7 +24,6 @@ from kafka_marshal.protocol.codec import encode, person_to_tags
 from kafka_marshal.protocol.records import ReleaseGroup
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.types import LogEntry
-from kafka_marshal.views import world as views
 from kafka_marshal.views.past import Prefix
 
 __all__ = ["past"]
@@ -161,7 +160,7 @@ class Reader:
     def __init__(self, past, monkeypatch):
         self.entries = []
         self._past = past
-        monkeypatch.setattr(views, "open_coordination_log", self.open)
+        patch_open(monkeypatch, self.open)
 
     def open(self, *_, **__):
         log = self._past.open()
@@ -351,7 +350,7 @@ def failing(past, monkeypatch, error, times):
         log.poll = failing_poll
         return log
 
-    monkeypatch.setattr(views, "open_coordination_log", open_log)
+    patch_open(monkeypatch, open_log)
 
 
 def test_an_error_that_passes_is_survived(past, monkeypatch):
@@ -371,9 +370,7 @@ def test_an_error_that_stays_ends_the_view(past, monkeypatch):
 
 def test_a_view_that_takes_too_long_ends(past, monkeypatch):
     monkeypatch.setattr(LogCheckpoints, "find", lambda *_, **__: {})
-    monkeypatch.setattr(
-        views, "open_coordination_log", lambda *_, **__: silent(past.open())
-    )
+    patch_open(monkeypatch, lambda *_, **__: silent(past.open()))
     with pytest.raises(DeadlineExceeded, match="--timeout"):
         World.at(offset={0: 0}, timeout_ms=200)
 

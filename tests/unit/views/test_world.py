@@ -35,8 +35,8 @@ from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.views import watch
+from kafka_marshal.views.log_scan import LogScan
 from kafka_marshal.views.past import Since
-from kafka_marshal.views.world import LogScan
 
 __all__ = ["past"]
 UNTIL = 2_000_000

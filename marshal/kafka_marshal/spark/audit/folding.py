@@ -40,8 +40,8 @@ from kafka_marshal.spark.audit.rows import (
     staged,
     state_row,
 )
+from kafka_marshal.views.log_scan import unknown_text
 from kafka_marshal.views.past import up_to
-from kafka_marshal.views.world import unknown_text
 
 POLL_MS = 1_000
 VERSION = 1

@@ -1,0 +1,341 @@
+"""All entries of the coordination log, read once, and where reading begins."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from kafka_marshal.clock import SystemClock, instant
+from kafka_marshal.closing import Closing
+from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
+from kafka_marshal.engine.checkpoint_reader import (
+    FirstKnown,
+    LogCheckpoints,
+    RetainedCheckpoints,
+)
+from kafka_marshal.engine.config_check import (
+    unformatted,
+)
+from kafka_marshal.engine.kept_states import POLL_MS, KeptStates, Restored, restore
+from kafka_marshal.errors import (
+    CoordinationError,
+    DeadlineExceeded,
+    LogUnreadable,
+)
+from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
+from kafka_marshal.ports import LogRange, Run
+from kafka_marshal.protocol.layout import used_count
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.snapshot import from_bytes, to_bytes
+from kafka_marshal.protocol.state import (
+    WorldState,
+)
+from kafka_marshal.protocol.types import LogEntry
+from kafka_marshal.views.past import (
+    Prefix,
+    Since,
+    up_to,
+)
+
+TIMEOUT_MS = 30_000
+
+
+class LogScan(Closing):
+    """All entries that the coordination log has when it is opened, read once.
+
+    A context manager; iterate over it for pairs of coordinating partition and entry,
+    in offset order within each partition.
+
+    Args:
+        bootstrap_servers: Addresses of the cluster.
+        coordination_topic: Name of the coordination topic.
+        options: Security and connection options.
+        transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
+        only: Returns the partitions to read, from their number; None for all.
+        timeout_ms: Longest time to open, and longest wait for the next entries.
+
+    Attributes:
+        cluster_id: Cluster of the log.
+        topic_id: Id of the coordination topic, None if brokers have no ids.
+        starts: First offset that exists, per coordinating partition.
+        ends: Next offset when the log was opened, per coordinating partition.
+        prefix: The entries of the scan, with the reasons of the pauses among them.
+
+    Raises:
+        TopicMisconfigured: There is no such topic.
+        CoordinationError: The cluster did not answer.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str] = SERVERS,
+        *,
+        coordination_topic: str = COORDINATION_TOPIC,
+        options: Mapping[str, Any] | None = None,
+        transport: str = "auto",
+        only: Callable[[int], Collection[int]] | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> None:
+        settings = ConnectionConfig(
+            bootstrap_servers,
+            coordination_topic=coordination_topic,
+            options=options,
+            transport=transport,
+        )
+        self._timeout_ms = timeout_ms
+        self._clock = SystemClock()
+        self.prefix = Prefix(None, None)
+        self._log = open_coordination_log(
+            settings,
+            heartbeat_interval_ms=None,
+            timeout_ms=timeout_ms,
+            only=only,
+            follows=False,
+        )
+        self.cluster_id: str = self._log.cluster_id
+        self.topic_id: bytes | None = self._log.topic_id
+        try:
+            self.starts = dict(self._log.start_offsets(timeout_ms))
+            self.ends = dict(self._log.end_offsets(timeout_ms))
+        except BaseException:
+            self.close()
+            raise
+
+    def until(
+        self, *, offset: Mapping[int, int] | None = None, time_ms: int | None = None
+    ) -> None:
+        """End the scan at a moment, see ``World.at``; call it before all else.
+
+        Partitions that ``offset`` does not name are left out.
+
+        Raises:
+            ConfigurationError: The moment is in the future.
+        """
+        prefix = Prefix(offset, time_ms)
+        prefix.require_written(self.ends, now_ms=self._clock.wall_ms())
+        self.prefix = prefix
+        if offset is not None:
+            after = {t: last + 1 for t, last in offset.items()}
+            self._log.read_from({t: e for t, e in self.ends.items() if t not in after})
+            self.starts = {t: self.starts[t] for t in after}
+            self.ends = {t: min(after[t], self.ends[t]) for t in after}
+
+    def select(
+        self, partition: int | None = None, *, first: int = 0, last: int | None = None
+    ) -> None:
+        """Read only these entries; call it after ``until``, and without ``restore``.
+
+        Args:
+            partition: Only this coordinating partition; None for all.
+            first: Entries below this offset may be left out.
+            last: The last offset; None for the end of the scan.
+        """
+        bounds = self._bounds()
+        for t, end in self.ends.items():
+            is_wanted = partition in {None, t}
+            self.ends[t] = end if last is None else min(end, last + 1)
+            # The first entry beyond the moment ends the scan, so it is read.
+            begin = max(self.starts[t], min(first, bounds[t]))
+            self._log.read_from({t: begin if is_wanted else end})
+            if not is_wanted:
+                self.ends[t] = 0
+
+    def restore(
+        self,
+        *,
+        first: Callable[[LogRange], int] | None = None,
+        since: Since | None = None,
+    ) -> dict[int, Restored]:
+        """Begin at the first remaining checkpoint of logs whose start is gone.
+
+        Call it before iterating: the scan then yields the entries after these states,
+        or from the log start without a state. Only checkpoints that are complete before
+        the end of the scan count.
+
+        Args:
+            first: Returns the first offset of a partition that must be read, from its
+                start to the end of the scan: begin at the newest checkpoint before it,
+                also where the log is whole. None: read all that remains.
+            since: Begin at the newest checkpoint before this moment, where there is
+                one, also where the log is whole.
+
+        Returns:
+            The start of each coordinating partition. One whose ``is_log_start_missing``
+            has lost its start and has no checkpoint, and is in use at some moment of
+            the scan, as partition 0 shows. Others have no state there.
+
+        Raises:
+            CoordinationError: The cluster did not answer.
+        """
+        sources: list[KeptStates] = [RetainedCheckpoints(is_past=self.prefix.is_past)]
+        if first is not None:
+            sources.insert(0, self._newest_before(first))
+        if since is not None:
+            bounds = self._bounds()
+            sources.insert(
+                0, since.checkpoints(self._log, bounds, timeout_ms=self._timeout_ms)
+            )
+        found = restore(
+            self._log,
+            self.ends,
+            sources=sources,
+            on_unfit=lambda *_: None,
+            timeout_ms=self._timeout_ms,
+        )
+        missing = [t for t, each in found.items() if each.is_log_start_missing]
+        if missing and 0 in found and 0 not in missing:
+            count = self._most_used(found)
+            for t in missing:
+                if count is not None and t >= count:
+                    start = found[t].log_start
+                    world = WorldState(t, next_offset=start)
+                    found[t] = Restored(world, "a partition not in use", start)
+        return found
+
+    def _most_used(self, found: Mapping[int, Restored]) -> int | None:
+        """Return how many partitions are in use at most, None if nothing shows it.
+
+        Partition 0 is read for that, and once more with the scan.
+        """
+        first = found[0]
+        state = WorldState(0)
+        if first.source is not None:
+            state = from_bytes(to_bytes(first.world))
+        starts = {
+            t: each.log_start if each.source is None else each.world.next_offset
+            for t, each in found.items()
+        }
+        counts = {used_count(state)}
+        self._log.read_from({**self.ends, 0: starts[0]})
+        deadline_ms = self._clock.now_ms() + self._timeout_ms
+        while self._log.positions().get(0, 0) < self.ends[0]:
+            for partition, entry in self._log.poll(POLL_MS):
+                if partition == 0 and apply(state, entry):
+                    counts.add(used_count(state))
+            if self._clock.now_ms() >= deadline_ms:
+                raise DeadlineExceeded(
+                    f"coordinating partition 0 was not read within {self._timeout_ms} "
+                    "ms; check the brokers with: marshal doctor"
+                )
+        self._log.read_from(starts)
+        return max((count for count in counts if count is not None), default=None)
+
+    def _newest_before(self, first: Callable[[LogRange], int]) -> LogCheckpoints:
+        bounds = self._bounds()
+        firsts = {
+            t: first(LogRange(self.starts[t], max(bounds[t], self.starts[t])))
+            for t in self.ends
+        }
+        return LogCheckpoints(
+            before={
+                t: bounds[t] if at > self.starts[t] else 0 for t, at in firsts.items()
+            },
+            fits=lambda world: (
+                world.next_offset <= firsts[world.partition]
+                and self.prefix.has_no_later_entry(world)
+            ),
+        )
+
+    def _bounds(self) -> dict[int, int]:
+        return self.prefix.bounds(self._log, self.ends, timeout_ms=self._timeout_ms)
+
+    def latest_ends(self) -> dict[int, int]:
+        """Return the next offset of each partition, from the brokers.
+
+        Raises:
+            CoordinationError: The cluster did not answer.
+        """
+        return dict(self._log.end_offsets(self._timeout_ms))
+
+    def __iter__(self) -> Iterator[tuple[int, LogEntry]]:
+        """Yield every entry of ``runs``, and note the reasons of pauses.
+
+        Raises: as ``runs``.
+        """
+        for partition, run in self.runs():
+            for entry in run:
+                self.prefix.note(partition, entry)
+                yield partition, entry
+
+    def runs(self) -> Iterator[Run]:
+        """Yield every entry below ``ends``, or up to the moment of ``until``, in runs.
+
+        Raises:
+            DeadlineExceeded: The end was not reached and no entry came in time.
+            LogTruncated: The log went back.
+            LogUnreadable: The log cannot be read.
+        """
+        since_ms = self._clock.now_ms()
+        while not self._is_read():
+            runs: Sequence[Run] = ()
+            try:
+                runs = self._log.poll_runs(POLL_MS)
+            except CoordinationError as error:
+                if not error.retriable:
+                    raise
+            for partition, run in runs:
+                end = self.ends.get(partition, 0)
+                mine = self.prefix.cut(partition, up_to(run, end - 1))
+                if mine:
+                    yield partition, mine
+            if runs:
+                since_ms = self._clock.now_ms()
+            elif self._clock.now_ms() - since_ms > self._timeout_ms:
+                raise DeadlineExceeded(
+                    f"the coordination log returned nothing for {self._timeout_ms} ms "
+                    "before its end was reached; check the brokers with: marshal "
+                    "doctor"
+                )
+
+    def _is_read(self) -> bool:
+        at = self._log.positions()
+        return all(
+            at.get(t, 0) >= end or self.prefix.has_ended(t)
+            for t, end in self.ends.items()
+        )
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._log.close(2_000)
+
+
+def require_formatted(worlds: Sequence[WorldState]) -> None:
+    """Raise where no partition has a Config: the topic is none of the protocol.
+
+    Raises:
+        TopicMisconfigured: That is so.
+    """
+    if all(world.config is None for world in worlds):
+        raise unformatted(worlds)
+
+
+def unknown_text(
+    partitions: Sequence[int], known_from: Mapping[int, FirstKnown] | None = None
+) -> str:
+    """Return why the state of these coordinating partitions is unknown.
+
+    Args:
+        partitions: The coordinating partitions.
+        known_from: The first known moment of each that has a checkpoint.
+    """
+    known = known_from or {}
+    why = (
+        f"the log of coordinating partitions {list(partitions)} begins above offset "
+        "0, and no checkpoint lies between its start and the requested moment: the "
+        "owners of its keys are unknown"
+    )
+    if not all(t in known for t in partitions):
+        return f"{why}; see: marshal doctor"
+    text = instant(max(known[t].time_ms for t in partitions))
+    offsets = ", ".join(f"{t}:{known[t].offset}" for t in partitions)
+    return f"{why}. The earliest moment that can be shown is {text}, or {offsets}"
+
+
+def require_restored(found: Mapping[int, Restored]) -> dict[int, Restored]:
+    """Return what a scan begins at, in order of partition, if every state is known.
+
+    Raises:
+        LogUnreadable: The start of a log is gone, and it has no checkpoint.
+    """
+    unknown = sorted(t for t, each in found.items() if each.is_log_start_missing)
+    if unknown:
+        raise LogUnreadable(unknown_text(unknown))
+    return dict(sorted(found.items()))
