@@ -199,6 +199,7 @@ class AdminClient:
         access: Access,
         timeout_ms: int,
         needs: str | None = None,
+        needs_on_topics: str | None = None,
     ) -> T:
         """Run one request and return its result.
 
@@ -209,6 +210,8 @@ class AdminClient:
             access: Whether it reads or writes, for messages.
             timeout_ms: Limit for the whole call.
             needs: The right that it needs, for messages.
+            needs_on_topics: The right on topics that it needs as well, if ``needs`` is
+                one on a group.
 
         Raises:
             CoordinationError: It failed, or there was no answer in time.
@@ -234,6 +237,8 @@ class AdminClient:
             error = watch.refused or watch.refusal or error
         if error is not None:
             addresses = self._settings.addresses
+            if isinstance(error, kafka_errors.TopicAuthorizationFailedError):
+                needs = needs_on_topics or needs
             raise translate_error(
                 error, doing=doing, access=access, addresses=addresses, needs=needs
             )
