@@ -28,6 +28,7 @@ from kafka_marshal.errors import CoordinationError, InvalidTransition
 from kafka_marshal.kafka_io.faults import forked_error
 from kafka_marshal.kafka_io.patches import Network, force_close
 from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.tls_files import check_tls_files
 from kafka_marshal.kafka_io.translate import Access, translate_error
 
 _LOGGER = "kafka.net.manager"
@@ -189,6 +190,7 @@ class AdminClient:
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(_CALLS_MAX)
         self._client: Any = None
+        self._has_connected = False
         self._is_closed = False
 
     def call(
@@ -214,6 +216,7 @@ class AdminClient:
                 one on a group.
 
         Raises:
+            ConfigurationError: A file of TLS cannot be used.
             CoordinationError: It failed, or there was no answer in time.
         """
         if os.getpid() != self._pid:
@@ -295,6 +298,9 @@ class AdminClient:
             client = self._connected()
             if client is not None:
                 return client
+            if not self._has_connected:
+                # Later they may be in the middle of a renewal.
+                check_tls_files(self._settings.options)
             left_ms = max(1, int((deadline - time.monotonic()) * 1000))
             timeouts = {
                 "request_timeout_ms": _REQUEST_TIMEOUT_MS,
@@ -305,6 +311,7 @@ class AdminClient:
             config = self._settings.client_config() | timeouts
             client = new_client(KafkaAdminClient, config, watch=watch)
             watch.refused = None
+            self._has_connected = True
             with self._lock:
                 is_closed = self._is_closed
                 if not is_closed:
