@@ -25,11 +25,15 @@ from kafka.admin import KafkaAdminClient
 from kafka.net.selector import NetworkSelector
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition
-from kafka_marshal.kafka_io.faults import forked_error
+from kafka_marshal.kafka_io.faults import UNREACHABLE, forked_error
 from kafka_marshal.kafka_io.patches import Network, force_close
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.tls_files import check_tls_files
-from kafka_marshal.kafka_io.translate import Access, translate_error
+from kafka_marshal.kafka_io.translate import (
+    Access,
+    fault_of_connection,
+    translate_error,
+)
 
 _LOGGER = "kafka.net.manager"
 # Refusals that no retry changes.
@@ -150,6 +154,10 @@ class ConnectionWatch(logging.Handler):
     def _is_ours(self, record: logging.LogRecord) -> bool:
         return record.thread in {each.manager.thread for each in self._networks}
 
+    def explained(self) -> Exception | None:
+        """Return the last error if it shows what is wrong with the connection."""
+        return None if fault_of_connection(self.last) is None else self.last
+
     def reason(self) -> str:
         """Return the last error as a sentence for a message, or an empty text."""
         return f" The last attempt ended with: {self.last}." if self.last else ""
@@ -237,7 +245,7 @@ class AdminClient:
         error = box.get("error")
         is_timeout = isinstance(error, kafka_errors.KafkaTimeoutError)
         if is_timeout or not box or watch.is_stopped:
-            error = watch.refused or watch.refusal or error
+            error = watch.refused or watch.refusal or watch.explained() or error
         if error is not None:
             addresses = self._settings.addresses
             if isinstance(error, kafka_errors.TopicAuthorizationFailedError):
@@ -350,8 +358,7 @@ class AdminClient:
     def _late(self, doing: str, timeout_ms: int, *, why: str = "") -> CoordinationError:
         return CoordinationError(
             f"{doing} failed: no answer within {timeout_ms} ms from "
-            f"{self._settings.addresses}.{why} Check the addresses, security_protocol, "
-            "the network and that the brokers run."
+            f"{self._settings.addresses}.{why} {UNREACHABLE.next_step}"
         )
 
 

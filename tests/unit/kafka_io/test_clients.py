@@ -87,6 +87,14 @@ def test_transient_errors_are_no_refusals(watch, network):
     assert "reset" in watch.reason()
 
 
+def test_the_last_error_may_explain_what_is_wrong(watch, network):
+    error = errors.KafkaConnectionError("Handshake failed: [SSL: WRONG_VERSION_NUMBER]")
+    network.warn(error)
+    assert (watch.refused, watch.explained()) == (None, error)
+    network.warn(errors.KafkaConnectionError("reset"))
+    assert watch.explained() is None
+
+
 def test_refusals_of_other_clients_are_not_recorded(watch, network):
     """Of two clusters, one may be refused to us while we wait for the other."""
     Network().warn(WRONG_PASSWORD)

@@ -93,7 +93,9 @@ def _fault_of(inner: Any) -> Fault:
     if inner.code() == _AUTHENTICATION and _NO_LOGIN in inner.str():
         return faults.NO_LOGIN
     fault = _FAULTS.get(inner.code(), faults.OTHER)
-    if fault is faults.UNREACHABLE:
+    if inner.code() == _SSL or fault is faults.UNREACHABLE:
+        if faults.is_certificate_refused(inner.str()):
+            return faults.CERTIFICATE_REFUSED
         for guess, found in _BY_GUESS.items():
             if guess in inner.str():
                 return found

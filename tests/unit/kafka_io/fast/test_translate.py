@@ -148,6 +148,13 @@ def test_the_response_of_such_a_port_is_known_by_its_text():
             ),
             "set security_protocol to SSL",
         ),
+        (
+            (
+                "ssl://b:1/bootstrap: Receive failed: error:0A000412:SSL routines::"
+                "ssl/tls alert bad certificate: SSL alert number 42"
+            ),
+            "Set ssl_certfile",
+        ),
     ],
 )
 def test_a_protocol_that_a_port_does_not_speak_is_no_missing_broker(text, words):
