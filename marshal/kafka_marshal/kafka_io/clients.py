@@ -25,7 +25,11 @@ from kafka.admin import KafkaAdminClient
 from kafka.net.selector import NetworkSelector
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition
-from kafka_marshal.kafka_io.faults import UNREACHABLE, forked_error
+from kafka_marshal.kafka_io.faults import (
+    UNREACHABLE,
+    forked_error,
+    is_certificate_refused,
+)
 from kafka_marshal.kafka_io.patches import Network, force_close
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.tls_files import check_tls_files
@@ -178,7 +182,8 @@ class ConnectionWatch(logging.Handler):
 def _final(error: object) -> Exception | None:
     """Return the cause that makes retries useless, if there is one."""
     while isinstance(error, Exception):
-        if isinstance(error, (*REFUSALS, ssl.SSLCertVerificationError)):
+        is_final = isinstance(error, (*REFUSALS, ssl.SSLCertVerificationError))
+        if is_final or is_certificate_refused(str(error)):
             return error
         error = error.__cause__ or error.__context__
     return None

@@ -80,6 +80,12 @@ def test_an_untrusted_certificate_is_a_permanent_refusal(watch, network):
     assert (watch.refusal, watch.last) == (None, error)
 
 
+def test_a_refused_certificate_of_this_client_is_a_permanent_refusal(watch, network):
+    error = errors.KafkaConnectionError("[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED]")
+    network.warn(error)
+    assert watch.refused is error
+
+
 def test_transient_errors_are_no_refusals(watch, network):
     error = errors.KafkaConnectionError("reset")
     network.warn(error)

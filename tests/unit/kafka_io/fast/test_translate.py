@@ -177,6 +177,7 @@ def test_an_untrusted_certificate_is_not_reported_as_a_wrong_password():
         ("_AUTHENTICATION", "why", True),
         ("SASL_AUTHENTICATION_FAILED", "why", True),
         ("_SSL", "certificate verify failed", True),
+        ("_SSL", "ssl/tls alert certificate required", True),
         ("_SSL", "connecting to a PLAINTEXT broker listener?", False),
         ("_TRANSPORT", "why", False),
     ],
