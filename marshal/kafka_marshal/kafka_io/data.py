@@ -253,7 +253,8 @@ class KafkaDataLog(DataLog):
             request,
             doing=f"Describing topics {', '.join(names)}",
             access=Access.READ,
-            needs=required_right(Access.READ, *names),
+            needs=f"DESCRIBE on topic{'s' * (len(names) > 1)} {', '.join(names)}, or "
+            "READ to consume",
             timeout_ms=timeout_ms,
         )
 
