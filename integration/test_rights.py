@@ -15,17 +15,30 @@ import pytest
 from domain import Domain, Recorder, opened
 from waiting import eventually
 
-from kafka_marshal import Admin, CoordinationError, LogUnwritable, Marshal, World
+from kafka_marshal import (
+    Admin,
+    CoordinationError,
+    LogUnwritable,
+    Marshal,
+    PositionSpec,
+    TopicPartition,
+    World,
+)
 from kafka_marshal.admin.formatting import Format
 from kafka_marshal.errors import LogUnreadable
 from kafka_marshal.testing.broker import EmbeddedBroker, free_ports
 
 SECURITY = Path(__file__).resolve().parents[1] / "SECURITY.md"
-ROLES = ("member", "member without mirror", "view", "pause", "format")
+ROLES = (
+    *("member", "member without mirror", "client of a sidecar", "view", "pause"),
+    *("reset", "format", "grow", "resize", "withdrawn"),
+)
 H_MS = 2_000
+# Records before a right is withdrawn; as many follow.
+FIRST = 5
 RIGHT = re.compile(r"\b([A-Z_]+) on (topic|group)s? ([A-Za-z0-9._-]+)")
 # Kafka grants these along with the others.
-IMPLIED = {"DESCRIBE": {"READ", "WRITE", "CREATE"}}
+IMPLIED = {"DESCRIBE": {"READ", "WRITE", "ALTER", "CREATE"}}
 
 
 class Right(NamedTuple):
@@ -164,6 +177,32 @@ def pause(role: Role, _: str, group: str) -> list[str]:
     return []
 
 
+def reset(role: Role, topic: str, group: str) -> list[str]:
+    if not role.domain.states(group):
+        with role.domain.marshal(group, "w1") as marshal:
+            consumer = marshal.consumer(topic)
+            eventually(consumer.assignment, "the claim")
+    with Admin(role.servers, **role.common) as admin:
+        done = admin.execute(admin.plan_reset(group, PositionSpec.earliest()))
+    return [] if done.mirror_error is None else [str(done.mirror_error)]
+
+
+def grow(role: Role, topic: str, _: str) -> list[str]:
+    with Admin(role.servers, **role.common) as admin:
+        admin.grow_topic(topic, 2, settle_ms=0, execute=True)
+    return []
+
+
+def resize(role: Role, topic: str, _: str) -> list[str]:
+    name = f"{topic}-marshal"
+    wanted = Format(partition_count=1, heartbeat_interval_ms=H_MS)
+    with Admin(role.domain.servers, coordination_topic=name) as admin:
+        admin.format_topic(wanted, ignore_formatted=True)
+    with Admin(role.servers, **role.common | {"coordination_topic": name}) as admin:
+        admin.resize_topic(2, execute=True)
+    return []
+
+
 def format_topic(role: Role, topic: str, _: str) -> list[str]:
     common = role.common | {"coordination_topic": f"{topic}-marshal"}
     with Admin(role.servers, **common) as admin:
@@ -178,9 +217,15 @@ WORK: dict[str, Callable[[Role, str, str], list[str]]] = {
     "member without mirror": lambda role, topic, group: consume(
         role, topic, group, mirror_offsets=False
     ),
+    "client of a sidecar": lambda role, topic, group: consume(
+        role, topic, group, sidecar=role.domain.sidecar.address
+    ),
     "view": view,
     "pause": pause,
+    "reset": reset,
     "format": format_topic,
+    "grow": grow,
+    "resize": resize,
 }
 
 
@@ -237,10 +282,78 @@ def test_messages_lead_to_the_rights_of_the_table(listener, domain, unique, name
         return missing is None
 
     eventually(next_step, "it works", timeout_ms=240_000)
-    coordination = f"{topic}-marshal" if name == "format" else domain.topic
+    has_own = name in {"format", "resize"}
+    coordination = f"{topic}-marshal" if has_own else domain.topic
     names = {
         "topic `__marshal`": coordination,
         "topic of data": topic,
         "group of its name": group,
     }
     assert without_implied(granted) == listed(name, names)
+
+
+@pytest.mark.parametrize("withdrawn", ["read log", "write log", "read data"])
+def test_a_right_that_is_withdrawn_ends_a_member_and_loses_nothing(
+    listener, domain, unique, withdrawn
+):
+    """The error names the right; once it is back, the next member continues."""
+    _, servers = listener
+    transport = domain.transport
+    role = Role(words("withdrawn", transport), servers, domain, transport)
+    topic, group = domain.data_topic(1), unique("group")
+    rights = {
+        "read log": Right("READ", "topic", domain.topic),
+        "write log": Right("WRITE", "topic", domain.topic),
+        "read data": Right("READ", "topic", topic),
+        "group": Right("READ", "group", group),
+    }
+    for right in rights.values():
+        domain.grant(role.user, right.operation, kind=right.kind, name=right.name)
+    gone = rights[withdrawn]
+    found: list[int] = []
+    refused: list[Right] = []
+
+    def consume_to(end: int) -> None:
+        domain.produce(topic, end - domain.of(topic)[TopicPartition(topic, 0)])
+        with Marshal(
+            servers, group_id=group, client_id="w1", state_dir="", **role.common
+        ) as marshal:
+            consumer = marshal.consumer(topic)
+
+            def is_over() -> bool:
+                for records in consumer.poll(timeout_ms=200).values():
+                    found.extend(record.offset for record in records)
+                    consumer.commit(records)
+                return len(set(found)) >= end
+
+            eventually(is_over, f"{end} records")
+            consumer.flush()
+            if end == FIRST:
+                domain.withdraw(
+                    role.user, gone.operation, kind=gone.kind, name=gone.name
+                )
+                eventually(lambda: consumer.poll(timeout_ms=200), "it is refused")
+
+    def begins() -> bool:
+        try:
+            consume_to(FIRST)
+        except (LogUnreadable, LogUnwritable) as error:
+            # Before the rights are everywhere, and after one is withdrawn.
+            named = Right(*RIGHT.search(str(error)).groups())
+            if found:
+                refused.append(named)
+        return bool(refused)
+
+    eventually(begins, "it consumes, and is refused")
+    assert refused == [gone]
+    domain.grant(role.user, gone.operation, kind=gone.kind, name=gone.name)
+
+    def continues() -> bool:
+        try:
+            consume_to(2 * FIRST)
+        except (LogUnreadable, LogUnwritable):
+            return False  # the right is not everywhere yet
+        return True
+
+    eventually(continues, "it continues")
+    assert sorted(found) == [*range(2 * FIRST)]

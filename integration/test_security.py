@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 from domain import opened
 from kafka import KafkaProducer
-from tls import STORE_PASSWORD, keystore
+from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
+from tls import STORE_PASSWORD, keystore, private_key, truststore
 from waiting import WAIT_MS, eventually, read_out
 
 from kafka_marshal import (
@@ -28,6 +29,8 @@ from kafka_marshal.protocol.types import OffsetRange
 from kafka_marshal.testing.broker import EmbeddedBroker, free_ports
 
 PASSWORDS = {"alice": "wonderland", "reader": "only-reads"}
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
 # Longer than a test may take: who is refused must not try until the end.
 FOR_EVER_MS = 3_600_000
 
@@ -38,12 +41,14 @@ def listeners(tmp_path_factory):
     home = tmp_path_factory.mktemp("tls")
     store, certificate = keystore(home / "right", "dns:localhost,ip:127.0.0.1")
     other_store, other_certificate = keystore(home / "wrong", "dns:elsewhere.test")
-    plain, sasl, tls, other, controller = free_ports(5)
+    own_store, own_certificate = keystore(home / "client", "dns:client")
+    plain, sasl, tls, other, mutual, controller = free_ports(6)
     users = " ".join(f'user_{name}="{word}"' for name, word in PASSWORDS.items())
     module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
     addresses = (
         f"PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},"
-        f"SSL://127.0.0.1:{tls},OTHER://127.0.0.1:{other}"
+        f"SSL://127.0.0.1:{tls},OTHER://127.0.0.1:{other},"
+        f"MUTUAL://127.0.0.1:{mutual}"
     )
     properties = {
         "listeners": f"{addresses},CONTROLLER://127.0.0.1:{controller}",
@@ -52,17 +57,27 @@ def listeners(tmp_path_factory):
         ).replace("OTHER://127.0.0.1", "OTHER://localhost"),
         "controller.quorum.voters": f"1@127.0.0.1:{controller}",
         "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
-        "SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,OTHER:SSL",
-        "sasl.enabled.mechanisms": "PLAIN",
+        "SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,OTHER:SSL,MUTUAL:SSL",
+        "sasl.enabled.mechanisms": ",".join(MECHANISMS),
         "listener.name.sasl_plaintext.plain.sasl.jaas.config": f"{module} {users};",
+        **{
+            f"listener.name.sasl_plaintext.{name.lower()}.sasl.jaas.config": SCRAM
+            for name in MECHANISMS[1:]
+        },
         "ssl.keystore.type": "PKCS12",
         "ssl.keystore.location": str(store),
         "ssl.keystore.password": STORE_PASSWORD,
         "ssl.key.password": STORE_PASSWORD,
         "listener.name.other.ssl.keystore.location": str(other_store),
+        "listener.name.mutual.ssl.client.auth": "required",
+        "listener.name.mutual.ssl.truststore.type": "PKCS12",
+        "listener.name.mutual.ssl.truststore.password": STORE_PASSWORD,
+        "listener.name.mutual.ssl.truststore.location": str(
+            truststore(home / "trust.p12", own_certificate)
+        ),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer."
         "StandardAuthorizer",
-        "super.users": "User:ANONYMOUS;User:alice",
+        "super.users": "User:ANONYMOUS;User:alice;User:CN=own",
     }
     with EmbeddedBroker(port=plain, properties=properties) as broker:
         yield SimpleNamespace(
@@ -72,6 +87,9 @@ def listeners(tmp_path_factory):
             certificate=certificate,
             other=f"localhost:{other}",
             other_certificate=other_certificate,
+            mutual=f"127.0.0.1:{mutual}",
+            own_certificate=own_certificate,
+            own_key=private_key(own_store, home / "own.key"),
         )
 
 
@@ -79,13 +97,21 @@ def listeners(tmp_path_factory):
 def guarded(listeners, unique, transport):
     """A domain on that broker, whose topics nobody has rights on yet."""
     with opened(listeners.broker, unique, transport=transport) as domain:
+        for name in MECHANISMS[1:]:
+            mechanism = ScramMechanism[name.replace("-", "_")]
+            wanted = UserScramCredentialUpsertion(
+                "alice", mechanism, PASSWORDS["alice"]
+            )
+            domain.kafka.alter_user_scram_credentials([wanted])
         yield SimpleNamespace(**vars(listeners), domain=domain)
 
 
-def login(user: str, password: str | None = None) -> dict[str, str]:
+def login(
+    user: str, password: str | None = None, mechanism: str = "PLAIN"
+) -> dict[str, str]:
     return {
         "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "PLAIN",
+        "sasl.mechanism": mechanism,
         "sasl.username": user,
         "sasl.password": PASSWORDS[user] if password is None else password,
     }
@@ -112,11 +138,12 @@ def consume_all(guarded, servers, options, *, group, transport) -> list[int]:
     return found
 
 
-def test_sasl(guarded, unique, transport):
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_sasl(guarded, unique, transport, mechanism):
     found = consume_all(
         guarded,
         guarded.sasl,
-        login("alice"),
+        login("alice", mechanism=mechanism),
         group=unique("sasl"),
         transport=transport,
     )
@@ -130,6 +157,19 @@ def test_tls(guarded, unique, transport):
     }
     found = consume_all(
         guarded, guarded.tls, options, group=unique("tls"), transport=transport
+    )
+    assert found == [*range(5)]
+
+
+def test_mutual_tls(guarded, unique, transport):
+    options = {
+        "security.protocol": "SSL",
+        "ssl.ca.location": str(guarded.certificate),
+        "ssl.certificate.location": str(guarded.own_certificate),
+        "ssl.key.location": str(guarded.own_key),
+    }
+    found = consume_all(
+        guarded, guarded.mutual, options, group=unique("mutual"), transport=transport
     )
     assert found == [*range(5)]
 
@@ -266,6 +306,19 @@ def test_a_certificate_of_another_host_is_refused(guarded, transport, open_by):
     unchecked = options | {"ssl.endpoint.identification.algorithm": "none"}
     with open_with(guarded, guarded.other, unchecked, transport=transport) as marshal:
         assert marshal.transport == transport
+
+
+@each_way
+def test_a_client_without_a_certificate_is_refused_by_name(guarded, transport, open_by):
+    options = {"security.protocol": "SSL", "ssl.ca.location": str(guarded.certificate)}
+    with pytest.raises(CoordinationError, match="Set ssl_certfile"):
+        open_by(
+            guarded,
+            guarded.mutual,
+            options,
+            transport=transport,
+            timeout_ms=FOR_EVER_MS,
+        )
 
 
 def test_clients_with_one_password_share_an_engine(guarded, unique):

@@ -8,12 +8,15 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as Place
 from kafka.admin import (
     ACL,
+    ACLFilter,
     ACLOperation,
     ACLPermissionType,
+    ACLResourcePatternType,
     ConfigResource,
     ConfigResourceType,
     KafkaAdminClient,
     ResourcePattern,
+    ResourcePatternFilter,
     ResourceType,
 )
 from sidecars import Sidecar, start_sidecar
@@ -113,14 +116,15 @@ class Domain:
 
     def grant(self, user: str, operation: str, *, kind: str, name: str) -> None:
         """Give a user a right, by Kafka's words, as somebody who may."""
-        acl = ACL(
-            principal=f"User:{user}",
-            host="*",
-            operation=ACLOperation[operation],
-            permission_type=ACLPermissionType.ALLOW,
-            resource_pattern=ResourcePattern(ResourceType[kind.upper()], name),
+        pattern = ResourcePattern(ResourceType[kind.upper()], name)
+        self.kafka.create_acls([_acl(ACL, user, operation, pattern)])
+
+    def withdraw(self, user: str, operation: str, *, kind: str, name: str) -> None:
+        """Take a right away again."""
+        pattern = ResourcePatternFilter(
+            ResourceType[kind.upper()], name, ACLResourcePatternType.LITERAL
         )
-        self.kafka.create_acls([acl])
+        self.kafka.delete_acls([_acl(ACLFilter, user, operation, pattern)])
 
     # --- data
 
@@ -277,6 +281,16 @@ class Domain:
             self._kafka.close()
         if self._history is not None:
             self._history.close()
+
+
+def _acl(kind: type, user: str, operation: str, pattern: object) -> ACL:
+    return kind(
+        principal=f"User:{user}",
+        host="*",
+        operation=ACLOperation[operation],
+        permission_type=ACLPermissionType.ALLOW,
+        resource_pattern=pattern,
+    )
 
 
 @contextmanager

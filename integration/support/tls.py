@@ -4,6 +4,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.serialization import pkcs12
 from slices import HANG_S
 
 from kafka_marshal.testing.java import find_java
@@ -43,4 +45,19 @@ def truststore(path: Path, certificate: Path, *, kind: str = "PKCS12") -> Path:
     common = ("-keystore", path, "-storepass", STORE_PASSWORD, "-storetype", kind)
     trust = ("-importcert", "-noprompt", "-alias", "ca", "-file", certificate)
     keytool(*trust, *common)
+    return path
+
+
+def private_key(store: Path, path: Path) -> Path:
+    """Write the key of a store as PEM, without a password; return its path."""
+    key, *_ = pkcs12.load_key_and_certificates(
+        store.read_bytes(), STORE_PASSWORD.encode()
+    )
+    assert key is not None
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    path.write_bytes(pem)
     return path

@@ -25,10 +25,19 @@ from kafka.admin import KafkaAdminClient
 from kafka.net.selector import NetworkSelector
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition
-from kafka_marshal.kafka_io.faults import forked_error
+from kafka_marshal.kafka_io.faults import (
+    UNREACHABLE,
+    forked_error,
+    is_certificate_refused,
+)
 from kafka_marshal.kafka_io.patches import Network, force_close
 from kafka_marshal.kafka_io.settings import ConnectionConfig
-from kafka_marshal.kafka_io.translate import Access, translate_error
+from kafka_marshal.kafka_io.tls_files import check_tls_files
+from kafka_marshal.kafka_io.translate import (
+    Access,
+    fault_of_connection,
+    translate_error,
+)
 
 _LOGGER = "kafka.net.manager"
 # Refusals that no retry changes.
@@ -149,6 +158,10 @@ class ConnectionWatch(logging.Handler):
     def _is_ours(self, record: logging.LogRecord) -> bool:
         return record.thread in {each.manager.thread for each in self._networks}
 
+    def explained(self) -> Exception | None:
+        """Return the last error if it shows what is wrong with the connection."""
+        return None if fault_of_connection(self.last) is None else self.last
+
     def reason(self) -> str:
         """Return the last error as a sentence for a message, or an empty text."""
         return f" The last attempt ended with: {self.last}." if self.last else ""
@@ -169,7 +182,8 @@ class ConnectionWatch(logging.Handler):
 def _final(error: object) -> Exception | None:
     """Return the cause that makes retries useless, if there is one."""
     while isinstance(error, Exception):
-        if isinstance(error, (*REFUSALS, ssl.SSLCertVerificationError)):
+        is_final = isinstance(error, (*REFUSALS, ssl.SSLCertVerificationError))
+        if is_final or is_certificate_refused(str(error)):
             return error
         error = error.__cause__ or error.__context__
     return None
@@ -189,6 +203,7 @@ class AdminClient:
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(_CALLS_MAX)
         self._client: Any = None
+        self._has_connected = False
         self._is_closed = False
 
     def call(
@@ -199,6 +214,7 @@ class AdminClient:
         access: Access,
         timeout_ms: int,
         needs: str | None = None,
+        needs_on_topics: str | None = None,
     ) -> T:
         """Run one request and return its result.
 
@@ -209,8 +225,11 @@ class AdminClient:
             access: Whether it reads or writes, for messages.
             timeout_ms: Limit for the whole call.
             needs: The right that it needs, for messages.
+            needs_on_topics: The right on topics that it needs as well, if ``needs`` is
+                one on a group.
 
         Raises:
+            ConfigurationError: A file of TLS cannot be used.
             CoordinationError: It failed, or there was no answer in time.
         """
         if os.getpid() != self._pid:
@@ -231,9 +250,11 @@ class AdminClient:
         error = box.get("error")
         is_timeout = isinstance(error, kafka_errors.KafkaTimeoutError)
         if is_timeout or not box or watch.is_stopped:
-            error = watch.refused or watch.refusal or error
+            error = watch.refused or watch.refusal or watch.explained() or error
         if error is not None:
             addresses = self._settings.addresses
+            if isinstance(error, kafka_errors.TopicAuthorizationFailedError):
+                needs = needs_on_topics or needs
             raise translate_error(
                 error, doing=doing, access=access, addresses=addresses, needs=needs
             )
@@ -290,6 +311,9 @@ class AdminClient:
             client = self._connected()
             if client is not None:
                 return client
+            if not self._has_connected:
+                # Later they may be in the middle of a renewal.
+                check_tls_files(self._settings.options)
             left_ms = max(1, int((deadline - time.monotonic()) * 1000))
             timeouts = {
                 "request_timeout_ms": _REQUEST_TIMEOUT_MS,
@@ -300,6 +324,7 @@ class AdminClient:
             config = self._settings.client_config() | timeouts
             client = new_client(KafkaAdminClient, config, watch=watch)
             watch.refused = None
+            self._has_connected = True
             with self._lock:
                 is_closed = self._is_closed
                 if not is_closed:
@@ -338,8 +363,7 @@ class AdminClient:
     def _late(self, doing: str, timeout_ms: int, *, why: str = "") -> CoordinationError:
         return CoordinationError(
             f"{doing} failed: no answer within {timeout_ms} ms from "
-            f"{self._settings.addresses}.{why} Check the addresses, security_protocol, "
-            "the network and that the brokers run."
+            f"{self._settings.addresses}.{why} {UNREACHABLE.next_step}"
         )
 
 

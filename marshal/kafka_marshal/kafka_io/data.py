@@ -253,7 +253,8 @@ class KafkaDataLog(DataLog):
             request,
             doing=f"Describing topics {', '.join(names)}",
             access=Access.READ,
-            needs=required_right(Access.READ, *names),
+            needs=f"DESCRIBE on topic{'s' * (len(names) > 1)} {', '.join(names)}, or "
+            "READ to consume",
             timeout_ms=timeout_ms,
         )
 
@@ -378,6 +379,7 @@ class KafkaDataLog(DataLog):
         if not partitions:
             return {}
         places = [KafkaTopicPartition(*each) for each in partitions]
+        topics = {place.topic for place in partitions}
 
         def request(admin: Any) -> dict[TopicPartition, int | None]:
             found = admin.list_group_offsets({group_id: places})[group_id]
@@ -394,6 +396,7 @@ class KafkaDataLog(DataLog):
             doing=f"Querying the committed offsets of group {group_id}",
             access=Access.READ,
             needs=f"DESCRIBE on group {group_id}",
+            needs_on_topics=required_right(Access.READ, *topics),
             timeout_ms=timeout_ms,
         )
 
@@ -424,6 +427,7 @@ class KafkaDataLog(DataLog):
             doing=f"Committing offsets of group {group_id}",
             access=Access.WRITE,
             needs=f"READ on group {group_id}",
+            needs_on_topics=required_right(Access.READ, *{p.topic for p in offsets}),
             timeout_ms=timeout_ms,
         )
 

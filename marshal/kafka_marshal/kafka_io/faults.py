@@ -4,6 +4,7 @@ Each client library has its own names for the same faults. Their tables refer to
 families, so that messages are the same for every transport.
 """
 
+import re
 from enum import Enum
 
 import attrs
@@ -87,6 +88,12 @@ NOT_TRUSTED = _fault(
     why="the certificate of the broker is not trusted",
     next_step="Check ssl_cafile, and that the address is a name in the certificate.",
 )
+CERTIFICATE_REFUSED = _fault(
+    CoordinationError,  # retriable, as above
+    why="the broker does not accept the certificate of this client, or misses one",
+    next_step="Set ssl_certfile to a certificate that the brokers trust and that has "
+    "not expired, and ssl_keyfile to its key.",
+)
 GONE = _fault(
     LogTruncated,
     why="records that existed are gone",
@@ -144,13 +151,27 @@ OUT_OF_TURN = _fault(
 UNREACHABLE = _fault(
     CoordinationError,
     why="no broker answered at {addresses}",
-    next_step="Check the addresses, the network and that the brokers run.",
+    next_step="Check the addresses, the network, that the brokers run, and "
+    "security_protocol: a port for logins (SASL) or TLS does not answer without them.",
 )
 OTHER = _fault(
     CoordinationError,
     why="Kafka reported a fault",
     next_step="If it does not pass, look at the brokers' logs.",
 )
+
+
+# OpenSSL's text of the alerts by which a broker refuses the certificate of a client.
+_CERTIFICATE_ALERT = re.compile(
+    r"alert[ _](?:(?:bad|unsupported|no)[ _]certificate|certificate[ _]\w+|"
+    r"unknown[ _]ca|access[ _]denied)",
+    re.IGNORECASE,
+)
+
+
+def is_certificate_refused(text: str) -> bool:
+    """Return whether OpenSSL's text is that of a broker refusing our certificate."""
+    return _CERTIFICATE_ALERT.search(text) is not None
 
 
 _NEEDS = {Access.READ: "READ on the topic", Access.WRITE: "WRITE on the topic"}

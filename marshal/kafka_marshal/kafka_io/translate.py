@@ -7,10 +7,13 @@ from kafka import errors as kafka_errors
 
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io import faults
-from kafka_marshal.kafka_io.faults import Access, Failure
+from kafka_marshal.kafka_io.faults import Access, Failure, Fault
 
-__all__ = ["Access", "translate_error"]
+__all__ = ["Access", "fault_of_connection", "translate_error"]
 
+# A TLS alert, read as the length of a response: its first byte is 21.
+_ALERT_LENGTH = re.compile(r"Invalid frame length: (\d+)")
+_ALERT_TYPE = 21
 _WRAPPED = re.compile(r"\[Error (\d+)\]")
 
 # The first matching row counts, so subclasses come before their bases.
@@ -117,6 +120,20 @@ _TABLE = (
 )
 
 
+def fault_of_connection(error: Exception | None) -> Fault | None:
+    """Return the family of a failed connection, where its text shows the cause.
+
+    Each is also how a broker behaves that starts, so only the last attempt counts.
+    """
+    text = str(error)
+    if faults.is_certificate_refused(text):
+        return faults.CERTIFICATE_REFUSED
+    length = _ALERT_LENGTH.search(text)
+    if length is not None and int(length[1]) >> 24 == _ALERT_TYPE:
+        return faults.ONLY_TLS
+    return faults.NO_TLS if "Handshake failed: [SSL: " in text else None
+
+
 def _inner_kind(error: Exception) -> type[Exception]:
     """Return the class of an error; kafka-python wraps some as text in its base."""
     if type(error) is kafka_errors.KafkaError:
@@ -148,6 +165,8 @@ def translate_error(
         return error
     kind = _inner_kind(error)
     fault = next(fault for fault, kinds in _TABLE if issubclass(kind, kinds))
+    if fault in (faults.UNREACHABLE, faults.OTHER):
+        fault = fault_of_connection(error) or fault
     cause = " ".join(str(error).split())
     name = type(error).__name__
     cause_text = (

@@ -20,6 +20,7 @@ from kafka_marshal.kafka_io.settings import (
     OPEN_TIMEOUT_MS,
     ConnectionConfig,
 )
+from kafka_marshal.kafka_io.tls_files import check_tls_files
 from kafka_marshal.ports import DataLog
 from kafka_marshal.protocol.types import TopicPartition
 
@@ -92,6 +93,12 @@ def choose(settings: ConnectionConfig) -> Choice:
     return Choice(FAST, "confluent-kafka is installed")
 
 
+def _choose_to_open(settings: ConnectionConfig) -> Choice:
+    """Return the transport of a log that is opened; check the files of TLS."""
+    check_tls_files(settings.options)
+    return choose(settings)
+
+
 def open_coordination_log(
     settings: ConnectionConfig,
     *,
@@ -114,13 +121,14 @@ def open_coordination_log(
         admin: A client of kafka-python to describe the topic by; see ``TopicLog``.
 
     Raises:
-        ConfigurationError: The transport in the settings cannot be used.
+        ConfigurationError: The transport in the settings, or a file of TLS, cannot be
+            used.
         TopicMisconfigured: There is no such topic.
         LogUnreadable: Access is denied.
         CoordinationError: The cluster did not answer.
     """
     kind: type[TopicLog]
-    choice = choose(settings)
+    choice = _choose_to_open(settings)
     _LOGGER.debug("transport %s: %s", choice.name, choice.reason)
     if choice.name == FAST:
         from kafka_marshal.kafka_io.fast.coordination import FastCoordinationLog
@@ -155,9 +163,10 @@ def open_data_log(
         admin: A client to use, and to close in the end; None for one of its own.
 
     Raises:
-        ConfigurationError: The transport in the settings cannot be used.
+        ConfigurationError: The transport in the settings, or a file of TLS, cannot be
+            used.
     """
-    if choose(settings).name == FAST:
+    if _choose_to_open(settings).name == FAST:
         from kafka_marshal.kafka_io.fast.switching import FastDataLog
 
         return FastDataLog(settings, client_rack=client_rack, admin=admin)
@@ -170,9 +179,10 @@ def open_offsets(settings: ConnectionConfig) -> LogEndQuery:
     """Return queries of log ends over the chosen transport; the first one connects.
 
     Raises:
-        ConfigurationError: The transport in the settings cannot be used.
+        ConfigurationError: The transport in the settings, or a file of TLS, cannot be
+            used.
     """
-    if choose(settings).name == FAST:
+    if _choose_to_open(settings).name == FAST:
         from kafka_marshal.kafka_io.fast.offsets import FastOffsets
 
         return FastOffsets(settings)

@@ -46,8 +46,6 @@ _PLAIN = (
     "DeadlineExceeded",
     "InvalidTransition",
     "LogTruncated",
-    "LogUnreadable",
-    "LogUnwritable",
     "MalformedRecord",
     "MarshalError",
     "TopicMisconfigured",
@@ -96,6 +94,10 @@ def error_of(failure: Failure) -> MarshalError:
             return GroupPaused(message, until_ms=0, by=failure.holder or "")
         case "PositionError":
             return _position_error(failure)
+        case "LogUnreadable" | "LogUnwritable" as name:
+            # "This principal" is not that of this process, which has its own rights.
+            refused: type[MarshalError] = getattr(errors, name)
+            return refused(f"In the sidecar: {message}")
         case name if name in _PLAIN:
             kind: type[MarshalError] = getattr(errors, name)
             return kind(message)

@@ -80,11 +80,25 @@ def test_an_untrusted_certificate_is_a_permanent_refusal(watch, network):
     assert (watch.refusal, watch.last) == (None, error)
 
 
+def test_a_refused_certificate_of_this_client_is_a_permanent_refusal(watch, network):
+    error = errors.KafkaConnectionError("[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED]")
+    network.warn(error)
+    assert watch.refused is error
+
+
 def test_transient_errors_are_no_refusals(watch, network):
     error = errors.KafkaConnectionError("reset")
     network.warn(error)
     assert (watch.refused, watch.refusal, watch.last) == (None, None, error)
     assert "reset" in watch.reason()
+
+
+def test_the_last_error_may_explain_what_is_wrong(watch, network):
+    error = errors.KafkaConnectionError("Handshake failed: [SSL: WRONG_VERSION_NUMBER]")
+    network.warn(error)
+    assert (watch.refused, watch.explained()) == (None, error)
+    network.warn(errors.KafkaConnectionError("reset"))
+    assert watch.explained() is None
 
 
 def test_refusals_of_other_clients_are_not_recorded(watch, network):

@@ -4,8 +4,10 @@ from typing import NamedTuple
 
 import pytest
 from kafka import TopicPartition as KafkaPlace
+from kafka import errors
 
-from kafka_marshal.kafka_io.data import KafkaOffsets
+from kafka_marshal.errors import LogUnreadable, LogUnwritable
+from kafka_marshal.kafka_io.data import KafkaDataLog, KafkaOffsets
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.protocol.types import TopicPartition
 
@@ -83,3 +85,35 @@ def test_an_empty_query_sends_nothing(fetching):
     assert offsets.at_times({}, 100) == {}
     assert admin.asked == []
     offsets.close(0)
+
+
+class Refusing:
+    """kafka-python's admin client of a principal without a right."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def list_group_offsets(self, _):
+        raise self.kind("refused")
+
+    def alter_group_offsets(self, _, offsets):
+        return dict.fromkeys(offsets, self.kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reading", "writing"),
+    [
+        (errors.GroupAuthorizationFailedError, "DESCRIBE on group g", "READ on group"),
+        (errors.TopicAuthorizationFailedError, "READ on topic t", "READ on topic t"),
+    ],
+)
+def test_offsets_of_a_group_need_rights_on_their_topics_too(
+    monkeypatch, kind, reading, writing
+):
+    """The message names the right that is missing, not the one that is there."""
+    data = KafkaDataLog(ConnectionConfig("b:1"))
+    monkeypatch.setattr(data._admin, "_client", Refusing(kind))
+    with pytest.raises(LogUnreadable, match=f"grant {reading}"):
+        data.committed("g", [A, B], timeout_ms=60_000)
+    with pytest.raises(LogUnwritable, match=f"grant {writing}"):
+        data.commit("g", {A: 1}, timeout_ms=60_000)

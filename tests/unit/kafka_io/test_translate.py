@@ -127,3 +127,27 @@ def test_fault_messages_are_impersonal():
     assert len(known) > 10
     for fault in known:
         assert not re.search(r"\b(we|us|our)\b", f"{fault.why} {fault.next_step}")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[SSL: SSLV3_ALERT_BAD_CERTIFICATE] bad (_ssl.c:1)", "ssl_certfile"),
+        ("[SSL: SSLV3_ALERT_CERTIFICATE_UNKNOWN] no (_ssl.c:1)", "ssl_certfile"),
+        ("[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] (_ssl.c:1)", "ssl_certfile"),
+        ("[SSL: TLSV1_ALERT_UNKNOWN_CA] (_ssl.c:1)", "ssl_certfile"),
+        (
+            "Handshake failed: [SSL: UNEXPECTED_EOF_WHILE_READING] EOF (_ssl.c:1)",
+            "takes no TLS",
+        ),
+        ("Handshake failed: [SSL: WRONG_VERSION_NUMBER] (_ssl.c:1)", "takes no TLS"),
+        ("Invalid frame length: 352518912", "set security_protocol to SSL"),
+        ("Invalid frame length: 1195725856", "no broker answered"),
+        ("Connection reset", "no broker answered"),
+    ],
+)
+def test_the_text_of_a_failed_connection_shows_the_cause(text, words):
+    made = translated(kafka_errors.KafkaConnectionError(text))
+    assert type(made) is CoordinationError
+    assert words.lower() in str(made).lower()
+    assert ("no broker answered" in str(made)) is (words == "no broker answered")

@@ -322,7 +322,6 @@ REAL = [
         errors.DeadlineExceeded("m"),
         errors.InvalidTransition("m"),
         errors.CoordinationError("m"),
-        errors.LogUnreadable("m"),
         errors.TopicMisconfigured("m"),
         errors.WrongCluster("m"),
         errors.LogTruncated("m"),
@@ -335,6 +334,14 @@ def test_an_error_survives_the_way(error):
     found = error_of(to_http_error(error).failure)
     assert type(found) is type(error)
     assert (str(found), vars(found)) == (str(error), vars(error))
+
+
+@pytest.mark.parametrize("kind", [errors.LogUnreadable, errors.LogUnwritable])
+def test_a_refusal_of_the_sidecar_is_not_one_of_this_process(kind):
+    """Each of the two has a principal of its own, and rights of its own."""
+    found = error_of(to_http_error(kind("this principal is not allowed to")).failure)
+    assert type(found) is kind
+    assert str(found) == "In the sidecar: this principal is not allowed to"
 
 
 @pytest.mark.parametrize(

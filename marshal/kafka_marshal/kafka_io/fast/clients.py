@@ -35,6 +35,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from kafka_marshal.kafka_io.fast.settings import fast_config
+from kafka_marshal.kafka_io.fast.translate import Access, translate_error
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 
 ASK_INTERVAL_S = 0.25
@@ -237,7 +238,15 @@ def _new_client(
         **fast_config(settings),
         **config,
     }
-    client.handle = kind(whole, logger=_Log(client))
+    try:
+        client.handle = kind(whole, logger=_Log(client))
+    except KafkaException as error:
+        raise translate_error(
+            error,
+            doing="Making a client",
+            access=Access.READ,
+            addresses=settings.addresses,
+        ) from error
     _live[id(client.handle)] = client.handle
     return client
 
@@ -252,8 +261,8 @@ def new_consumer(settings: ConnectionConfig, config: Mapping[str, Any]) -> Clien
         config: More configuration of librdkafka.
 
     Raises:
-        ConfigurationError: An option has no equivalent in librdkafka.
-        KafkaException: librdkafka does not accept a setting.
+        ConfigurationError: An option has no equivalent in librdkafka, or is not
+            accepted by it.
     """
     fixed = {
         "group.id": GROUP_ID,
@@ -276,8 +285,8 @@ def new_producer(settings: ConnectionConfig, config: Mapping[str, Any]) -> Clien
         config: More configuration of librdkafka.
 
     Raises:
-        ConfigurationError: An option has no equivalent in librdkafka.
-        KafkaException: librdkafka does not accept a setting.
+        ConfigurationError: An option has no equivalent in librdkafka, or is not
+            accepted by it.
     """
     # A few debug lines for each connection; none for records.
     return _new_client(Producer, settings, {"debug": "eos", **config})
@@ -287,8 +296,8 @@ def new_admin(settings: ConnectionConfig) -> Client:
     """Return a client for queries to the cluster, which connects in the background.
 
     Raises:
-        ConfigurationError: An option has no equivalent in librdkafka.
-        KafkaException: librdkafka does not accept a setting.
+        ConfigurationError: An option has no equivalent in librdkafka, or is not
+            accepted by it.
     """
     # It logs each attempt to connect, many a second. Errors have the cause of the last.
     return _new_client(AdminClient, settings, {"log_level": LOG_CRITICAL})

@@ -71,6 +71,7 @@ _UNTRUSTED = "certificate verify failed"
 # librdkafka reports the response of a port without logins as text only.
 _NO_LOGIN = KafkaError(KafkaError.ILLEGAL_SASL_STATE).str()
 
+_CERTIFICATE_FAULTS = (faults.NOT_TRUSTED, faults.CERTIFICATE_REFUSED)
 # librdkafka's guess, in the text of a timeout or of a lost connection.
 _BY_GUESS = {
     "connecting to a PLAINTEXT broker listener?": faults.NO_TLS,
@@ -93,7 +94,9 @@ def _fault_of(inner: Any) -> Fault:
     if inner.code() == _AUTHENTICATION and _NO_LOGIN in inner.str():
         return faults.NO_LOGIN
     fault = _FAULTS.get(inner.code(), faults.OTHER)
-    if fault is faults.UNREACHABLE:
+    if inner.code() == _SSL or fault is faults.UNREACHABLE:
+        if faults.is_certificate_refused(inner.str()):
+            return faults.CERTIFICATE_REFUSED
         for guess, found in _BY_GUESS.items():
             if guess in inner.str():
                 return found
@@ -106,7 +109,7 @@ def is_refusal(error: Exception) -> bool:
     if inner is None:
         return False
     is_login = inner.code() in {_AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED}
-    return is_login or _fault_of(inner) is faults.NOT_TRUSTED
+    return is_login or _fault_of(inner) in _CERTIFICATE_FAULTS
 
 
 def translate_error(

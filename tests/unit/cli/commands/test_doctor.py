@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from kafka_marshal import CoordinationError, World, native
 from kafka_marshal.admin.formatting import TopicReport
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.kafka_io import Choice, record_batches
 from kafka_marshal.kafka_io.topic_rules import ClusterInfo, Problem, TopicDescription
 from kafka_marshal.protocol.types import Key
@@ -31,6 +31,7 @@ class Cluster:
         self.starts = {0: 0}
         self.log_start_missing = ()
         self.risks = {}
+        self.hidden = ()
         self.questions = 0
         self.log = Log(cluster_id="cluster")
         self.read_at_ms = self.log.now_ms + 1_500
@@ -62,11 +63,15 @@ class Cluster:
         return self.report.cluster
 
     def report_topic(self):
+        if "__marshal" in self.hidden:
+            raise LogUnreadable("DESCRIBE on topic __marshal is missing")
         return self.report
 
     def risk_of(self, topic):
         if topic.startswith("/"):  # as a broker: no topic can have such a name
             raise CoordinationError(f"{topic} is no valid topic name")
+        if topic in self.hidden:
+            raise LogUnreadable(f"DESCRIBE on topic {topic} is missing")
         return self.risks.get(topic)
 
     def latest_ends(self):
@@ -131,6 +136,25 @@ def test_no_broker(cluster):
     assert results(checks, "broker", "log", "format", "clock") == [
         *("failed", "skipped", "skipped", "skipped")
     ]
+
+
+@pytest.mark.parametrize(
+    ("error", "run"),
+    [
+        (LogUnreadable("a wrong password"), "correct the login, or grant the right"),
+        (ConfigurationError("no such file"), "correct the option"),
+    ],
+)
+def test_a_broker_that_refuses_is_no_broker_that_is_down(cluster, error, run):
+    cluster.error = error
+    assert examined(1)["broker"]["run"] == run
+
+
+def test_a_missing_right_on_the_topic_is_no_failure_of_the_brokers(cluster):
+    cluster.hidden = ("__marshal",)
+    checks = examined(1)
+    assert results(checks, "broker", "topic", "log") == ["ok", "failed", "skipped"]
+    assert checks["topic"]["run"] == "correct the login, or grant the right"
 
 
 def test_no_topic(cluster):
@@ -233,6 +257,23 @@ def test_topics_that_may_lose_records_are_named(cluster):
     )
     cluster.risks = {"orders": "partition 1 has no leader"}
     assert examined()["data topics"]["run"] == "bring back the brokers that have them"
+
+
+def test_topics_that_this_principal_may_not_describe_are_no_failure(cluster):
+    """Those of other groups: the doctor checks the rest, as SECURITY.md states."""
+    for topic in ("orders", "sound"):
+        cluster.log.claimed(key=Key("g", topic, 0))
+    cluster.hidden = ("orders",)
+    outcome = CliRunner().invoke(app, ["doctor", "-o", "json"])
+    assert outcome.exit_code == 0, outcome.output
+    rows = [
+        check
+        for check in json.loads(outcome.stdout)["checks"]
+        if check["check"] == "data topics"
+    ]
+    assert [row["result"] for row in rows] == ["note", "ok"]
+    assert "orders" in rows[0]["found"]
+    assert rows[1]["found"] == "1 checked"
 
 
 def test_a_checkpoint_is_no_data_topic(cluster):

@@ -185,7 +185,7 @@ def test_refusals_are_recorded():
 def test_bad_settings_are_refused():
     with pytest.raises(ConfigurationError):
         new_producer(ConnectionConfig("a", options={"proxy_url": "http://b"}), {})
-    with pytest.raises(KafkaException):
+    with pytest.raises(ConfigurationError, match="librdkafka does not accept"):
         new_producer(NOBODY, {"no.such.setting": 1})
 
 

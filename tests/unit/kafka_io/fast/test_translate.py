@@ -148,6 +148,13 @@ def test_the_response_of_such_a_port_is_known_by_its_text():
             ),
             "set security_protocol to SSL",
         ),
+        (
+            (
+                "ssl://b:1/bootstrap: Receive failed: error:0A000412:SSL routines::"
+                "ssl/tls alert bad certificate: SSL alert number 42"
+            ),
+            "Set ssl_certfile",
+        ),
     ],
 )
 def test_a_protocol_that_a_port_does_not_speak_is_no_missing_broker(text, words):
@@ -170,6 +177,7 @@ def test_an_untrusted_certificate_is_not_reported_as_a_wrong_password():
         ("_AUTHENTICATION", "why", True),
         ("SASL_AUTHENTICATION_FAILED", "why", True),
         ("_SSL", "certificate verify failed", True),
+        ("_SSL", "ssl/tls alert certificate required", True),
         ("_SSL", "connecting to a PLAINTEXT broker listener?", False),
         ("_TRANSPORT", "why", False),
     ],

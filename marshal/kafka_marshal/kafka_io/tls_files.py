@@ -1,0 +1,112 @@
+"""Checks of the files of TLS, before a client loads them for each connection.
+
+kafka-python takes a file that it cannot load for a broker that does not answer, and
+retries; without a password for an encrypted key, OpenSSL requests one on the terminal
+of the process each time. librdkafka reports OpenSSL's error, but names no file.
+"""
+
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kafka_marshal.errors import ConfigurationError
+
+_FILES = ("ssl_cafile", "ssl_certfile", "ssl_crlfile", "ssl_keyfile")
+
+
+def check_tls_files(options: Mapping[str, Any]) -> None:
+    """Load each file once, as the clients will.
+
+    Whether a certificate is valid now is not checked: it may be renewed.
+
+    Args:
+        options: Connection options by kafka-python's names.
+
+    Raises:
+        ConfigurationError: A file cannot be read, is of another kind, or the key does
+            not belong to the certificate.
+    """
+    paths = {name: str(options[name]) for name in _FILES if options.get(name)}
+    for name, path in paths.items():
+        if not _is_place_of_librdkafka(name, path):
+            _check_readable(name, path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusted = paths.get("ssl_cafile")
+    if trusted and not _is_place_of_librdkafka("ssl_cafile", trusted):
+        try:
+            context.load_verify_locations(trusted)
+        except ssl.SSLError as error:
+            raise ConfigurationError(
+                f"ssl_cafile {trusted!r} has no certificate ({error.reason}). Name a "
+                "PEM file with the certificates to trust.",
+                setting="ssl_cafile",
+            ) from error
+    if "ssl_certfile" in paths:
+        _check_pair(context, paths, options.get("ssl_password"))
+
+
+def _is_place_of_librdkafka(name: str, path: str) -> bool:
+    """Return whether only librdkafka understands it: a directory, or a search."""
+    return name == "ssl_cafile" and (path == "probe" or Path(path).is_dir())
+
+
+def _check_readable(name: str, path: str) -> None:
+    try:
+        with Path(path).open("rb"):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"{name} is {path!r}, which cannot be read: {error.strerror}. Correct the "
+            "path, or give this user the right to read the file.",
+            setting=name,
+        ) from error
+
+
+def _check_pair(
+    context: ssl.SSLContext, paths: Mapping[str, str], password: str | None
+) -> None:
+    """Load certificate and key of the client; never request a password."""
+    certificate = paths["ssl_certfile"]
+    key = paths.get("ssl_keyfile", certificate)
+    requests: list[str] = []
+
+    def answer() -> str:
+        requests.append(key)
+        return str(password or "-")
+
+    reason = None
+    try:
+        context.load_cert_chain(certificate, key, answer)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or str(error)
+    if reason is None and (password or not requests):
+        return
+    if requests and not password:
+        raise ConfigurationError(
+            f"The key in {key!r} is encrypted. Give its password as ssl_password.",
+            setting="ssl_password",
+        )
+    if requests:
+        raise ConfigurationError(
+            f"The key in {key!r} cannot be decrypted with ssl_password, or does not "
+            f"belong to the certificate in {certificate!r} ({reason}). Correct the "
+            "password, or name the key of this certificate.",
+            setting="ssl_password",
+        )
+    has_certificate = False
+    with suppress(ssl.SSLError):
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(certificate)
+        has_certificate = True
+    if not has_certificate:
+        raise ConfigurationError(
+            f"ssl_certfile {certificate!r} has no certificate ({reason}). Name a PEM "
+            "file with the certificate of this client.",
+            setting="ssl_certfile",
+        )
+    raise ConfigurationError(
+        f"{key!r} has no key of the certificate in {certificate!r} ({reason}). Name "
+        "a PEM file with that key as ssl_keyfile.",
+        setting="ssl_keyfile",
+    )

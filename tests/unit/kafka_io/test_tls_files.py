@@ -1,0 +1,155 @@
+"""Files of TLS that cannot be loaded are named, before anything connects."""
+
+import datetime as dt
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io.clients import AdminClient
+from kafka_marshal.kafka_io.faults import Access
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.tls_files import check_tls_files
+from kafka_marshal.kafka_io.transport import (
+    open_coordination_log,
+    open_data_log,
+    open_offsets,
+)
+
+PASSWORD = "key-password"
+BEGIN = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+
+
+def key_pem(key, password=None):
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(password.encode())
+        if password
+        else serialization.NoEncryption(),
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A certificate that has expired, its key, and one of somebody else."""
+    home = tmp_path_factory.mktemp("tls")
+    own, other = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "own")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(own.public_key())
+        .serial_number(1)
+        .not_valid_before(BEGIN)
+        .not_valid_after(BEGIN + dt.timedelta(days=1))
+        .sign(own, hashes.SHA256())
+    ).public_bytes(serialization.Encoding.PEM)
+    files = {
+        "own.pem": certificate,
+        "own.key": key_pem(own),
+        "encrypted.key": key_pem(own, PASSWORD),
+        "other.key": key_pem(other),
+        "both.pem": certificate + key_pem(own),
+        "text": b"nothing",
+    }
+    for path, data in files.items():
+        (home / path).write_bytes(data)
+    return home
+
+
+def options_of(folder, cafile="own.pem", certfile=None, keyfile=None, password=None):
+    given = {"ssl_cafile": cafile, "ssl_certfile": certfile, "ssl_keyfile": keyfile}
+    found = {name: str(folder / path) for name, path in given.items() if path}
+    return found | ({} if password is None else {"ssl_password": password})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"certfile": "own.pem", "keyfile": "own.key"},
+        {"certfile": "both.pem"},
+        {"certfile": "own.pem", "keyfile": "encrypted.key", "password": PASSWORD},
+        {"certfile": "own.pem", "keyfile": "own.key", "password": "not needed"},
+        {"cafile": ""},
+    ],
+)
+def test_files_that_can_be_loaded(folder, options):
+    check_tls_files(options_of(folder, **options))
+
+
+def test_places_that_only_librdkafka_understands(folder):
+    check_tls_files({"ssl_cafile": str(folder)})
+    check_tls_files({"ssl_cafile": "probe"})
+
+
+@pytest.mark.parametrize(
+    ("options", "setting", "words"),
+    [
+        ({"cafile": "none.pem"}, "ssl_cafile", "cannot be read: No such file"),
+        ({"cafile": "own.key"}, "ssl_cafile", "has no certificate"),
+        ({"cafile": "text"}, "ssl_cafile", "has no certificate"),
+        ({"certfile": "none.pem"}, "ssl_certfile", "cannot be read: No such file"),
+        ({"certfile": "text"}, "ssl_certfile", "has no certificate"),
+        ({"certfile": "own.pem"}, "ssl_keyfile", "has no key of the certificate"),
+        (
+            {"certfile": "own.pem", "keyfile": "none.key"},
+            "ssl_keyfile",
+            "cannot be read: No such file",
+        ),
+        (
+            {"certfile": "own.pem", "keyfile": "other.key"},
+            "ssl_keyfile",
+            "has no key of the certificate",
+        ),
+        (
+            {"certfile": "own.pem", "keyfile": "encrypted.key"},
+            "ssl_password",
+            "is encrypted",
+        ),
+        (
+            {"certfile": "own.pem", "keyfile": "encrypted.key", "password": "wrong-1"},
+            "ssl_password",
+            "cannot be decrypted",
+        ),
+    ],
+)
+def test_files_that_cannot_be_loaded_are_named(folder, options, setting, words):
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        check_tls_files(options_of(folder, **options))
+    assert caught.value.setting == setting
+    assert "wrong-1" not in str(caught.value)
+
+
+@pytest.fixture(params=["fast", "kafka-python"])
+def wrong(request, folder):
+    """Settings with a key that needs a password."""
+    options = options_of(folder, certfile="own.pem", keyfile="encrypted.key")
+    return ConnectionConfig(
+        "127.0.0.1:1",
+        options={"security_protocol": "SSL", **options},
+        transport=request.param,
+    )
+
+
+@pytest.mark.parametrize(
+    "open_it", [open_coordination_log, open_data_log, open_offsets]
+)
+def test_a_log_is_not_opened_with_wrong_files(wrong, open_it):
+    with pytest.raises(ConfigurationError, match="is encrypted"):
+        open_it(wrong)
+
+
+def test_a_query_ends_at_once_with_wrong_files(wrong):
+    admin = AdminClient(wrong)
+    with pytest.raises(ConfigurationError, match="is encrypted"):
+        admin.call(
+            lambda client: client.describe_cluster(),
+            doing="Describing the cluster",
+            access=Access.READ,
+            timeout_ms=600_000,
+        )
