@@ -68,7 +68,14 @@ EITHER = (
 )
 NAMES = tuple(sorted({*BATCH_ONLY, *STREAM_ONLY, *EITHER}, key=str.lower))
 _BY_LOWER = {name.lower(): name for name in NAMES}
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
+_UNITS_MS = {
+    "ms": 1,
+    "s": 1_000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+}
 _DURATION = re.compile(r"(\d{1,12})\s*([a-z]*)")
 ISOLATION = "kafka.isolation.level"
 RACK = "kafka.client.rack"
@@ -447,8 +454,13 @@ def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, i
     return pairs
 
 
-def _topics(_: str, text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+def _topics(name: str, text: str) -> tuple[str, ...]:
+    """Parse names separated by commas; empty ones are ignored, as Spark does."""
+    found = filter(None, (part.strip() for part in text.split(",")))
+    topics = tuple(dict.fromkeys(found))
+    if not topics:
+        raise _wrong(name, "it names no topic")
+    return topics
 
 
 def _assigned(name: str, text: str) -> tuple[TopicPartition, ...]:
@@ -544,7 +556,7 @@ def _strategy(name: str, text: str) -> bool:
 # The setting of a ``ConsumerConfig`` that an option is, and how its text is read.
 _SETTINGS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "subscribe": ("topics", _topics),
-    "subscribePattern": ("pattern", _as_is),
+    "subscribePattern": ("pattern", _text),
     "delivery": ("delivery", _as_is),
     "policy": ("policy", _policy),
     "claimsMax": ("claims_max", _whole_or_none),
