@@ -7,8 +7,8 @@ import difflib
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Self
 
 import attrs
 
@@ -108,6 +108,18 @@ class Bound:
     def is_plain(self) -> bool:
         """Whether it is the start or the end of every log."""
         return not self.offsets and not self.times_ms and self.time_ms is None
+
+    def of_restart(self, partitions: Collection[TopicPartition]) -> Self:
+        """Return the start of a query that starts again, over these partitions.
+
+        Since its first start partitions were deleted, and records by retention.
+        """
+        return attrs.evolve(
+            self,
+            offsets={p: self.offsets[p] for p in partitions if p in self.offsets},
+            times_ms={p: self.times_ms[p] for p in partitions if p in self.times_ms},
+            is_strict=False,
+        )
 
 
 @attrs.frozen(kw_only=True)
