@@ -75,7 +75,7 @@ def test_a_timestamp_that_spark_does_not_have_names_its_record(sign):
     none = pa.nulls(2, pa.binary())
     kinds = np.zeros(2, np.int32)
     rows = Slice(np.array([5, 9]), times, kinds, none, none, None)
-    with pytest.raises(LogUnreadable, match="offset 9 of t-3 .* t:3 --to-offset 10"):
+    with pytest.raises(LogUnreadable, match=r"offset 9 of t-3 .* t:3 --to-offset 10"):
         made(rows)
 
 
