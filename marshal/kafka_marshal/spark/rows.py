@@ -74,11 +74,7 @@ def batch_maker(
 
     def make(rows: "Slice") -> "pa.RecordBatch":
         count = len(rows.offsets)
-        times = _column(rows.times_ms, pa.timestamp("ms", "UTC"))
-        try:
-            times = times.cast(types["timestamp"])
-        except pa.ArrowInvalid as error:
-            raise _time_error(rows, partition) from error
+        times = times_column(rows.times_ms, rows.offsets, partition=partition)
         columns: dict[str, Any] = {
             "key": _column(rows.keys, types["key"]),
             "value": _column(rows.values, types["value"]),
@@ -99,21 +95,38 @@ def batch_maker(
     return make
 
 
-def _time_error(rows: "Slice", partition: TopicPartition) -> LogUnreadable:
-    """Return the error for the first timestamp that Spark does not have."""
-    offset, time_ms = next(
-        (int(offset), int(time_ms))
-        for offset, time_ms in zip(rows.offsets, rows.times_ms, strict=True)
-        if abs(int(time_ms)) > _TIME_MS_MAX
-    )
-    place = f"{partition.topic}:{partition.partition}"
-    return LogUnreadable(
-        f"offset {offset} of {partition} has the timestamp {time_ms} ms, which a "
-        "column of Spark cannot hold: its producer probably sets microseconds or "
-        "nanoseconds. Correct the producer, and skip the record: in a stream with "
-        f"marshal groups reset GROUP --topic {place} --to-offset {offset + 1} "
-        "--execute, in a batch with startingOffsets"
-    )
+def times_column(
+    times_ms: Sequence[int], offsets: Sequence[int], *, partition: TopicPartition
+) -> "pa.Array":
+    """Return timestamps of records in the unit of Spark, microseconds.
+
+    Args:
+        times_ms: Epoch milliseconds, also an array.
+        offsets: Offsets of the records, for the error.
+        partition: Data partition, for the error.
+
+    Raises:
+        LogUnreadable: Spark does not have such a timestamp.
+    """
+    import pyarrow as pa
+
+    times = _column(times_ms, pa.timestamp("ms", "UTC"))
+    try:
+        return times.cast(pa.timestamp("us", "UTC"))
+    except pa.ArrowInvalid as error:
+        offset, time_ms = next(
+            (int(offset), int(time_ms))
+            for offset, time_ms in zip(offsets, times_ms, strict=True)
+            if abs(int(time_ms)) > _TIME_MS_MAX
+        )
+        place = f"{partition.topic}:{partition.partition}"
+        raise LogUnreadable(
+            f"offset {offset} of {partition} has the timestamp {time_ms} ms, which a "
+            "column of Spark cannot hold: its producer probably sets microseconds or "
+            "nanoseconds. Correct the producer, and skip the record: in a stream with "
+            f"marshal groups reset GROUP --topic {place} --to-offset {offset + 1} "
+            "--execute, in a batch with startingOffsets"
+        ) from error
 
 
 # ``pa.array`` and ``pa.scalar`` load pandas, to see whether values are of its types.
