@@ -112,11 +112,13 @@ class Bound:
     def of_restart(self, partitions: Collection[TopicPartition]) -> Self:
         """Return the start of a query that starts again, over these partitions.
 
-        Since its first start partitions were deleted, and records by retention.
+        Since its first start partitions were deleted, and records by retention. The
+        latest offset was that of the first start: what came later is read.
         """
+        offsets = {p: at for p, at in self.offsets.items() if at != LATEST}
         return attrs.evolve(
             self,
-            offsets={p: self.offsets[p] for p in partitions if p in self.offsets},
+            offsets={p: offsets[p] for p in partitions if p in offsets},
             times_ms={p: self.times_ms[p] for p in partitions if p in self.times_ms},
             is_strict=False,
         )

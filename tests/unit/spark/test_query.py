@@ -135,6 +135,15 @@ def test_a_restart_does_not_fail_by_where_the_query_once_began(cluster, given, w
     assert [found[place] for place in T] == wanted
 
 
+def test_a_restart_skips_nothing_where_the_query_once_began_at_the_end(cluster):
+    given = {"subscribe": "t", "startingOffsets": '{"t": {"0": -1, "1": 15}}'}
+    options, other = parse(BASE | given | {"group": "g"}), cluster(**given)
+    found = query._starts(options, other, is_new=True)
+    assert [found[place] for place in T] == [20, 15, 10]
+    found = query._starts(options, other, is_new=False)
+    assert [found[place] for place in T] == [10, 15, 10]
+
+
 @pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
 def test_a_named_offset_beyond_the_log_fails_or_is_its_end(cluster, name):
     """The log ends at 25, of which 20 can be read."""
