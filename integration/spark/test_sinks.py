@@ -7,6 +7,7 @@ import pytest
 import spark_program
 from domain import opened
 from pyspark import cloudpickle
+from pyspark.sql.functions import lit
 from waiting import eventually
 
 from kafka_marshal.grants import close_grant_clients
@@ -110,7 +111,14 @@ def test_files_have_each_row_once(spark, stream, tmp_path):
     sink(stream.rows(spark, 8, 9, tokens=["0.0.1", "0.0.1"]), 2)
     found = sink.read(spark)
     assert offsets(found.collect()) == both(0, 8)
-    assert found.columns == stream.rows(spark, 0, 1).columns
+    columns = stream.rows(spark, 0, 1).columns
+    assert found.columns == columns
+    # Later batches have a column more: which files Spark reads it from is not chance.
+    sink(stream.rows(spark, 8, 9).withColumn("amount", lit(7)), 3)
+    found = sink.read(spark)
+    assert found.columns == [*columns, "amount"]
+    assert sorted(row.offset for row in found.where("amount = 7").collect()) == [8, 8]
+    assert found.where("amount IS NULL").count() == 16
 
 
 def test_a_topic_has_each_row_once(spark, stream, domain):

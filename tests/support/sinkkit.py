@@ -11,11 +11,13 @@ class Frame:
     Attributes:
         rows: Its rows.
         columns: Names of their columns.
+        types: Types of some, by name.
     """
 
-    def __init__(self, rows, columns=(*COLUMNS, "key", "value")):
+    def __init__(self, rows, columns=(*COLUMNS, "key", "value"), types=()):
         self.rows = list(rows)
         self.columns = list(columns)
+        self.dtypes = list(dict(types).items())
 
     def repartition(self, *names):
         assert names == ("topic", "partition")

@@ -1,5 +1,6 @@
 """``marshal spark``: jobs on Spark: the audit of the log."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -162,8 +163,8 @@ def audit(
         others={"--from": from_, "--to": to, "--incremental": incremental or None},
         own={"--every": every, "--available-now": available_now or None},
     )
-    if with_lag and report is None:
-        raise ConfigurationError("--with-lag needs --report", setting="--with-lag")
+    is_checked = check or report is not None
+    _require_used(report, is_checked=is_checked, with_lag=with_lag, tolerance=tolerance)
     source = _source(call)
     tolerance_ms = None
     if tolerance is not None:
@@ -180,6 +181,7 @@ def audit(
         options["incremental"] = incremental
     if report is not None:
         jobs.require_report()
+        _require_place(report)
     with jobs.spark_session(master) as session:
         if follow:
             _follow(partial(jobs.follow, session, out, on_run=_report_run, **options))
@@ -187,7 +189,6 @@ def audit(
         else:
             found = jobs.audit(session, out, **options)
         _report_starts(found)
-        is_checked = check or report is not None
         findings = found.check(tolerance_ms=tolerance_ms) if is_checked else []
         call.answer(_answer(found, findings, is_checked=is_checked))
         if report is not None:
@@ -210,6 +211,40 @@ def _require_consistent(
                 else "needs --follow"
             )
             raise ConfigurationError(f"{name}: {why}", setting=name)
+    if others["--incremental"] and (others["--from"] or others["--to"]):
+        raise ConfigurationError(
+            "--incremental: each run reports what was appended since the last one; "
+            "omit --from and --to",
+            setting="--incremental",
+        )
+
+
+def _require_used(
+    report: Path | None, *, is_checked: bool, with_lag: bool, tolerance: str | None
+) -> None:
+    """Refuse options that would have no effect."""
+    if with_lag and report is None:
+        raise ConfigurationError("--with-lag needs --report", setting="--with-lag")
+    if tolerance and not is_checked:
+        raise ConfigurationError(
+            "--tolerance needs --check or --report", setting="--tolerance"
+        )
+
+
+def _require_place(report: Path) -> None:
+    """Require that a report can be written, before the hours that an audit may take."""
+    folder = report.absolute().parent
+    if report.is_dir():
+        why = "it is a directory; name a file in it"
+    elif not folder.is_dir():
+        why = f"there is no directory {folder}; create it"
+    elif not os.access(report if report.exists() else folder, os.W_OK):
+        why = "this user may not write there"
+    else:
+        return
+    raise ConfigurationError(
+        f"--report {str(report)!r} cannot be written: {why}", setting="--report"
+    )
 
 
 def _follow(start: Callable[[], Any]) -> None:

@@ -32,6 +32,7 @@ from kafka_marshal.remote import paths
 from kafka_marshal.remote.api import Children
 from kafka_marshal.remote.backend import INSTANCE_BYTES
 from kafka_marshal.remote.transport import Address, Connection
+from kafka_marshal.spark.rows import times_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -113,19 +114,24 @@ def consume_in_task(
 
 
 def to_arrow(batch: Batch) -> "pa.RecordBatch":
-    """Return a batch of records as an Arrow batch, with its token."""
+    """Return a batch of records as an Arrow batch, with its token.
+
+    Raises:
+        LogUnreadable: A timestamp is one that Spark does not have.
+    """
     import pyarrow as pa
 
     records = batch.records
     count = len(records)
-    stamps = pa.array([r.timestamp_ms for r in records], pa.timestamp("ms", "UTC"))
+    times_ms = [r.timestamp_ms for r in records]
+    times = times_column(times_ms, batch.offsets, partition=batch.partition)
     columns = {
         "key": pa.array([r.key for r in records], pa.binary()),
         "value": pa.array([r.value for r in records], pa.binary()),
         "topic": pa.array([batch.partition.topic] * count, pa.string()),
         "partition": pa.array([batch.partition.partition] * count, pa.int32()),
         "offset": pa.array([r.offset for r in records], pa.int64()),
-        "timestamp": stamps.cast(pa.timestamp("us", "UTC")),
+        "timestamp": times,
         "timestampType": pa.array([r.timestamp_type for r in records], pa.int32()),
         "token": pa.array([str(batch.token)] * count, pa.string()),
     }

@@ -7,8 +7,8 @@ import difflib
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Self
 
 import attrs
 
@@ -68,7 +68,14 @@ EITHER = (
 )
 NAMES = tuple(sorted({*BATCH_ONLY, *STREAM_ONLY, *EITHER}, key=str.lower))
 _BY_LOWER = {name.lower(): name for name in NAMES}
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
+_UNITS_MS = {
+    "ms": 1,
+    "s": 1_000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+}
 _DURATION = re.compile(r"(\d{1,12})\s*([a-z]*)")
 ISOLATION = "kafka.isolation.level"
 RACK = "kafka.client.rack"
@@ -101,6 +108,20 @@ class Bound:
     def is_plain(self) -> bool:
         """Whether it is the start or the end of every log."""
         return not self.offsets and not self.times_ms and self.time_ms is None
+
+    def of_restart(self, partitions: Collection[TopicPartition]) -> Self:
+        """Return the start of a query that starts again, over these partitions.
+
+        Since its first start partitions were deleted, and records by retention. The
+        latest offset was that of the first start: what came later is read.
+        """
+        offsets = {p: at for p, at in self.offsets.items() if at != LATEST}
+        return attrs.evolve(
+            self,
+            offsets={p: offsets[p] for p in partitions if p in offsets},
+            times_ms={p: self.times_ms[p] for p in partitions if p in self.times_ms},
+            is_strict=False,
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -447,8 +468,13 @@ def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, i
     return pairs
 
 
-def _topics(_: str, text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+def _topics(name: str, text: str) -> tuple[str, ...]:
+    """Parse names separated by commas; empty ones are ignored, as Spark does."""
+    found = filter(None, (part.strip() for part in text.split(",")))
+    topics = tuple(dict.fromkeys(found))
+    if not topics:
+        raise _wrong(name, "it names no topic")
+    return topics
 
 
 def _assigned(name: str, text: str) -> tuple[TopicPartition, ...]:
@@ -544,7 +570,7 @@ def _strategy(name: str, text: str) -> bool:
 # The setting of a ``ConsumerConfig`` that an option is, and how its text is read.
 _SETTINGS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "subscribe": ("topics", _topics),
-    "subscribePattern": ("pattern", _as_is),
+    "subscribePattern": ("pattern", _text),
     "delivery": ("delivery", _as_is),
     "policy": ("policy", _policy),
     "claimsMax": ("claims_max", _whole_or_none),

@@ -94,12 +94,14 @@ class Origin:
     delivery: str
     coordination: str
 
-    def require(self, offset: Mapping[str, object]) -> None:
+    def require(self, offset: object) -> None:
         """Raise if an offset has another origin; what is unknown is not compared.
 
         Raises:
-            ConfigurationError: The checkpoint belongs to another query.
+            ConfigurationError: The checkpoint belongs to another query or source.
         """
+        if not isinstance(offset, Mapping):
+            raise _not_ours(repr(offset))
         for name, ours in attrs.asdict(self).items():
             theirs = offset.get(name, "")
             if ours and theirs and ours != theirs:
@@ -141,12 +143,16 @@ def to_marks(offset: Mapping[str, object]) -> Marks:
         try:
             marks[TopicPartition(topic, int(number))] = Mark.parse(str(text))
         except ValueError as error:
-            raise ConfigurationError(
-                f"the checkpoint has {name!r}: {text!r}, which is no offset of format "
-                "marshal of this version; use a new checkpointLocation",
-                setting="checkpointLocation",
-            ) from error
+            raise _not_ours(f"{name!r}: {text!r}") from error
     return marks
+
+
+def _not_ours(found: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the checkpoint has {found}, which is no offset of format marshal of this "
+        "version; use a new checkpointLocation",
+        setting="checkpointLocation",
+    )
 
 
 def planned_ranges(start: Marks, end: Marks) -> list[PlannedRange]:

@@ -235,13 +235,16 @@ def _starts(
     """Return start offsets for partitions without a position; absent = earliest.
 
     As in Spark's own source, "latest" is the end when the query first starts: later
-    records, also of new partitions, are read from the start.
+    records, also of new partitions, are read from the start. When it starts again, the
+    log may have changed: options that no longer apply to a partition are no error.
     """
     bound = options.start or Bound(LATEST)
     if bound.is_plain and (bound.everywhere == EARLIEST or not is_new):
         return {}
-    found = cluster.resolve(bound, cluster.partitions())
-    return cluster.within(bound, found) if is_new else found
+    partitions = cluster.partitions()
+    if is_new:
+        return cluster.within(bound, cluster.resolve(bound, partitions))
+    return cluster.resolve(bound.of_restart(partitions), partitions)
 
 
 def _origin(options: Options, cluster: Cluster) -> Origin:

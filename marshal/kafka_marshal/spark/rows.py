@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from kafka_marshal.errors import LogUnreadable
 from kafka_marshal.protocol.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 
 _BITS = 8
+# Spark's timestamps are 64-bit numbers of microseconds.
+_TIME_MS_MAX = (2**63 - 1) // 1000
 
 
 def columns(*, has_headers: bool, has_token: bool) -> "StructType":
@@ -55,6 +58,10 @@ def batch_maker(
         schema: Their schema.
         partition: Data partition, for two constant columns.
         token: Fencing token, for the column of that name.
+
+    Returns:
+        The function. It raises ``LogUnreadable`` for a timestamp that Spark does not
+        have.
     """
     import pyarrow as pa
 
@@ -67,14 +74,14 @@ def batch_maker(
 
     def make(rows: "Slice") -> "pa.RecordBatch":
         count = len(rows.offsets)
-        times = _column(rows.times_ms, pa.timestamp("ms", "UTC"))
+        times = times_column(rows.times_ms, rows.offsets, partition=partition)
         columns: dict[str, Any] = {
             "key": _column(rows.keys, types["key"]),
             "value": _column(rows.values, types["value"]),
             "topic": same("topic", partition.topic, count),
             "partition": same("partition", partition.partition, count),
             "offset": _column(rows.offsets, types["offset"]),
-            "timestamp": times.cast(types["timestamp"]),
+            "timestamp": times,
             "timestampType": _column(rows.kinds, types["timestampType"]),
         }
         if rows.headers is not None:
@@ -86,6 +93,40 @@ def batch_maker(
         )
 
     return make
+
+
+def times_column(
+    times_ms: Sequence[int], offsets: Sequence[int], *, partition: TopicPartition
+) -> "pa.Array":
+    """Return timestamps of records in the unit of Spark, microseconds.
+
+    Args:
+        times_ms: Epoch milliseconds, also an array.
+        offsets: Offsets of the records, for the error.
+        partition: Data partition, for the error.
+
+    Raises:
+        LogUnreadable: Spark does not have such a timestamp.
+    """
+    import pyarrow as pa
+
+    times = _column(times_ms, pa.timestamp("ms", "UTC"))
+    try:
+        return times.cast(pa.timestamp("us", "UTC"))
+    except pa.ArrowInvalid as error:
+        offset, time_ms = next(
+            (int(offset), int(time_ms))
+            for offset, time_ms in zip(offsets, times_ms, strict=True)
+            if abs(int(time_ms)) > _TIME_MS_MAX
+        )
+        place = f"{partition.topic}:{partition.partition}"
+        raise LogUnreadable(
+            f"offset {offset} of {partition} has the timestamp {time_ms} ms, which a "
+            "column of Spark cannot hold: its producer probably sets microseconds or "
+            "nanoseconds. Correct the producer, and skip the record: in a stream with "
+            f"marshal groups reset GROUP --topic {place} --to-offset {offset + 1} "
+            "--execute, in a batch with startingOffsets"
+        ) from error
 
 
 # ``pa.array`` and ``pa.scalar`` load pandas, to see whether values are of its types.

@@ -242,8 +242,12 @@ class FileSink:
         return {partition: links for partition, links in found.items() if links}
 
     def read(self, spark: "SparkSession") -> Any:  # noqa: ANN401 - a DataFrame or None
-        """Return the published rows as a frame; None before the first."""
+        """Return the published rows as a frame; None before the first.
+
+        It has the columns of all batches: a column that a batch did not have is null.
+        """
         folders = {link.folder for links in self.links().values() for link in links}
         if not folders:
             return None
-        return spark.read.parquet(*(f"file://{self.path / f}" for f in sorted(folders)))
+        reader = spark.read.option("mergeSchema", "true")
+        return reader.parquet(*(f"file://{self.path / f}" for f in sorted(folders)))

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from kafka_marshal.kafka_io.fast.transactions import Outgoing
 
 WRITE_MS_MAX = 60_000
+# The type of the column with includeHeaders, as of Spark's own source and sink.
+_HEADERS = "array<struct<key:string,value:binary>>"
 
 _LOGGER = logging.getLogger("kafka_marshal")
 
@@ -35,7 +37,8 @@ _LOGGER = logging.getLogger("kafka_marshal")
 class KafkaSink:
     """A function for ``foreachBatch`` that writes each row to a topic once.
 
-    The rows need the columns ``key`` and ``value`` in addition to the source columns.
+    The rows need the column ``value`` in addition to the source columns; ``key`` and
+    ``headers`` are written if there are such columns.
     ::
 
         sink = KafkaSink.of(OPTIONS, topic="bills")
@@ -76,13 +79,23 @@ class KafkaSink:
         """Write a batch without rows that are stale or written already.
 
         Raises:
-            ConfigurationError: A column is missing.
+            ConfigurationError: A column is missing, or is of another type.
         """
         require_columns(df)
         if "value" not in df.columns:
             raise ConfigurationError(
                 "the batch has no column value, which is what is written",
                 setting="value",
+            )
+        if (
+            "headers" in df.columns
+            and (found := dict(df.dtypes)["headers"]) != _HEADERS
+        ):
+            raise ConfigurationError(
+                f"the column headers has the type {found}, and headers of records are "
+                f"{_HEADERS}; rename or drop the column, or read with option "
+                "includeHeaders = true",
+                setting="headers",
             )
         # A source partition has one producer, so its rows must be in one task.
         write_by_claim(df, self.write)
@@ -128,7 +141,12 @@ class KafkaSink:
 def _outgoing(row: "Row") -> "Outgoing":
     from kafka_marshal.kafka_io.fast.transactions import Outgoing
 
-    return Outgoing(_bytes(getattr(row, "key", None)), _bytes(row.value))
+    headers = getattr(row, "headers", None) or ()
+    return Outgoing(
+        _bytes(getattr(row, "key", None)),
+        _bytes(row.value),
+        tuple((each["key"], _bytes(each["value"])) for each in headers),
+    )
 
 
 def _bytes(value: object) -> bytes | None:

@@ -8,7 +8,12 @@ import pytest
 
 from kafka_marshal.batches import Batch
 from kafka_marshal.config import Delivery
-from kafka_marshal.errors import ClaimLost, ConfigurationError, IdentityConflict
+from kafka_marshal.errors import (
+    ClaimLost,
+    ConfigurationError,
+    IdentityConflict,
+    LogUnreadable,
+)
 from kafka_marshal.ports import PlainRecord
 from kafka_marshal.protocol.types import Token, TopicPartition
 from kafka_marshal.spark import executor
@@ -184,6 +189,14 @@ def test_records_become_columns():
     assert (first["value"], first["topic"], first["partition"]) == (b"4", "t", 0)
     assert (first["offset"], first["token"]) == (4, "1.0.7")
     assert int(first["timestamp"].timestamp() * 1_000) == 1_004
+
+
+def test_a_timestamp_that_spark_does_not_have_names_its_record():
+    records = [PlainRecord("t", 0, n, 10**n, 0, None, None) for n in (12, 18)]
+    token = Token(1, 0, 7)
+    wrong = Batch(partition=T0, records=records, token=token, commit=print)
+    with pytest.raises(LogUnreadable, match="offset 18 of t-0"):
+        to_arrow(wrong)
 
 
 def test_a_wrong_delivery_raises():

@@ -56,6 +56,13 @@ def test_defaults_are_those_of_sparks_own_source():
     assert not found.has_token
 
 
+def test_lists_and_times_are_read_as_spark_reads_them():
+    assert parsed(subscribe="t, u,,t,").config.topics == ("t", "u")
+    assert parse(BASE | {"subscribePattern": " t.* "}).config.pattern == "t.*"
+    found = parsed(minOffsetsPerTrigger="2", maxTriggerDelay="1d", group="g")
+    assert found.max_delay_ms == 86_400_000
+
+
 def test_options_are_case_insensitive():
     found = parse(
         {
@@ -230,8 +237,10 @@ def test_impossible_options_of_claims_raise(name, value, expected):
         ({"subscribe": "t"}, "name at least one broker"),
         (BASE, "name the topics .* only reads; write with format kafka"),
         (BASE | {"topic": "out"}, "only reads; write with format kafka"),
-        (BASE | {"subscribe": "t,"}, "no valid topic name"),
+        (BASE | {"subscribe": "t,u!"}, "no valid topic name"),
         (BASE | {"subscribePattern": "("}, "syntax of RE2"),
+        (BASE | {"subscribePattern": " "}, "subscribePattern .* it is empty"),
+        (BASE | {"subscribe": " , "}, "subscribe .* it names no topic"),
         (BASE | {"assign": "t"}, "cannot be read"),
         (BASE | {"assign": '{"t": ["0"]}'}, "no partition"),
         (BASE | {"assign": "{}"}, "names no partition"),

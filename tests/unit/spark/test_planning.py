@@ -57,6 +57,14 @@ def test_a_checkpoint_of_another_origin_raises(name, value):
         ORIGIN.require(other)
 
 
+@pytest.mark.parametrize("offset", [0, "0", [1], None])
+def test_a_checkpoint_of_another_source_raises(offset):
+    """That of format rate is a number, for one."""
+    with pytest.raises(ConfigurationError, match="no offset of format marshal") as no:
+        ORIGIN.require(offset)
+    assert no.value.setting == "checkpointLocation"
+
+
 @pytest.mark.parametrize("offset", [{}, {"t:0": "1.0.5 0 2 0 "}, {"coordination": ""}])
 def test_an_unknown_origin_is_not_compared(offset):
     ORIGIN.require(offset)

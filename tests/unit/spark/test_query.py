@@ -116,6 +116,34 @@ def test_an_impossible_bound_raises(cluster):
     assert set(ends.values()) == {20}, "an end may be yet to come"
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"startingTimestamp": "999"}, [20, 20, 20]),
+        ({"startingOffsetsByTimestamp": '{"t": {"0": 999, "9": 1}}'}, [20, 10, 10]),
+        ({"startingOffsets": '{"t": {"0": 15}, "deleted": {"0": 1}}'}, [15, 10, 10]),
+        ({"startingOffsets": '{"t": {"0": 99}}'}, [99, 10, 10]),
+    ],
+)
+def test_a_restart_does_not_fail_by_where_the_query_once_began(cluster, given, wanted):
+    """Retention has deleted records since, or an admin a topic."""
+    given = {"subscribe": "t", **given}
+    options, other = parse(BASE | given | {"group": "g"}), cluster(**given)
+    with pytest.raises((ConfigurationError, PositionError)):
+        query._starts(options, other, is_new=True)
+    found = query._starts(options, other, is_new=False)
+    assert [found[place] for place in T] == wanted
+
+
+def test_a_restart_skips_nothing_where_the_query_once_began_at_the_end(cluster):
+    given = {"subscribe": "t", "startingOffsets": '{"t": {"0": -1, "1": 15}}'}
+    options, other = parse(BASE | given | {"group": "g"}), cluster(**given)
+    found = query._starts(options, other, is_new=True)
+    assert [found[place] for place in T] == [20, 15, 10]
+    found = query._starts(options, other, is_new=False)
+    assert [found[place] for place in T] == [10, 15, 10]
+
+
 @pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
 def test_a_named_offset_beyond_the_log_fails_or_is_its_end(cluster, name):
     """The log ends at 25, of which 20 can be read."""

@@ -6,7 +6,9 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
+from kafka_marshal.errors import LogUnreadable
 from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.rows import arrow_schema, batch_maker, columns
@@ -64,6 +66,17 @@ def test_columns_come_as_lists_and_as_arrays():
     ready = pa.array(kept, pa.binary())
     arrays = np.array(times), np.array(kinds, np.int32), ready, ready
     assert made(Slice(np.array([5, 6, 7]), *arrays, None)) == as_lists
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_timestamp_that_spark_does_not_have_names_its_record(sign):
+    """A producer that sets nanoseconds; brokers accept that if a topic allows it."""
+    times = np.array([1_700_000_000_123, sign * 1_700_000_000_123_000_000])
+    none = pa.nulls(2, pa.binary())
+    kinds = np.zeros(2, np.int32)
+    rows = Slice(np.array([5, 9]), times, kinds, none, none, None)
+    with pytest.raises(LogUnreadable, match=r"offset 9 of t-3 .* t:3 --to-offset 10"):
+        made(rows)
 
 
 def test_slices_of_any_length_have_their_own_partition_and_token():

@@ -9,6 +9,7 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.fast import transactions
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark import fencing, sinks_kafka
+from kafka_marshal.spark.fencing import COLUMNS
 from kafka_marshal.spark.sinks_kafka import KafkaSink, _bytes
 
 OPTIONS = {
@@ -29,6 +30,7 @@ class Transactions:
     def __init__(self, settings, transactional_id, *, group_id, timeout_ms):
         self.name = (transactional_id, group_id)
         self.written = []
+        self.headers = []
         self.made.append(self)
 
     def __enter__(self):
@@ -41,7 +43,9 @@ class Transactions:
         return self.left
 
     def write(self, topic, records, *, partition, position):
+        records = list(records)
         self.written.append((topic, [r.value for r in records], partition, position))
+        self.headers += [r.headers for r in records]
 
 
 @pytest.fixture
@@ -121,9 +125,29 @@ def test_the_topic_has_a_valid_name():
         KafkaSink.of(OPTIONS, topic="no topic")
 
 
+HEADERS = "array<struct<key:string,value:binary>>"
+
+
+def test_headers_are_written_with_their_records(sink, broker):
+    batch = rows(0, 1, 2)
+    batch[0].headers = [
+        {"key": "a", "value": bytearray(b"1")},
+        {"key": "a", "value": None},
+    ]
+    batch[1].headers = None
+    sink(Frame(batch, (*COLUMNS, "value", "headers"), {"headers": HEADERS}), 0)
+    assert broker.made[0].headers == [(("a", b"1"), ("a", None)), (), ()]
+
+
+def test_a_column_of_that_name_has_the_type_of_headers(sink):
+    frame = Frame(rows(0), (*COLUMNS, "value", "headers"), {"headers": "string"})
+    with pytest.raises(ConfigurationError, match="headers has the type string"):
+        sink(frame, 0)
+
+
 def test_a_batch_needs_a_value(sink):
     with pytest.raises(ConfigurationError, match="no column value"):
-        sink(Frame([], fencing.COLUMNS), 0)
+        sink(Frame([], COLUMNS), 0)
 
 
 def test_a_missing_extra_raises(monkeypatch):

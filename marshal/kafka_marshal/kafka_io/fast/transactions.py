@@ -12,7 +12,12 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kafka_marshal.closing import Closing
-from kafka_marshal.errors import ClaimLost, DeadlineExceeded, MarshalError
+from kafka_marshal.errors import (
+    ClaimLost,
+    DeadlineExceeded,
+    LogUnwritable,
+    MarshalError,
+)
 from kafka_marshal.kafka_io.fast.clients import (
     Client,
     close_consumer,
@@ -28,8 +33,15 @@ _FENCED = (
     KafkaError.INVALID_PRODUCER_EPOCH,
     KafkaError.PRODUCER_FENCED,
 )
+_REFUSED = (
+    KafkaError.INVALID_RECORD,
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+)
 _FATAL = KafkaError._FATAL  # noqa: SLF001 - its public name
 _POLL_S = 0.1
+# The most that librdkafka takes: which records are too large is up to the topic.
+_RECORD_BYTES_MAX = 1_000_000_000
 
 
 class Outgoing(NamedTuple):
@@ -37,7 +49,7 @@ class Outgoing(NamedTuple):
 
     key: bytes | None
     value: bytes | None
-    headers: tuple[tuple[str, bytes], ...] = ()
+    headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
 class Transactions(Closing):
@@ -73,6 +85,7 @@ class Transactions(Closing):
         config = {
             "transactional.id": transactional_id,
             "transaction.timeout.ms": max(1_000, timeout_ms),
+            "message.max.bytes": _RECORD_BYTES_MAX,
         }
         self._producer = new_producer(settings, config)
         try:
@@ -190,6 +203,13 @@ class Transactions(Closing):
                 f"{doing} as {self._id} failed: a later producer has this "
                 "transactional id, and the broker refuses this one",
                 reason="fenced",
+            )
+        if cause is not None and cause.code() in _REFUSED:
+            return LogUnwritable(
+                f"{doing} as {self._id} failed: the topic refuses a record "
+                f"({cause.name()}): it is larger than max.message.bytes of the topic, "
+                "or has no key and the topic is compacted; write other records, or "
+                "change the topic with kafka-configs"
             )
         return translate_error(
             error,

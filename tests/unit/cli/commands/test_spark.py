@@ -193,6 +193,15 @@ def test_a_report_that_cannot_be_written_is_an_error(fake, monkeypatch):
     assert (done.exit_code, "read-only" in done.stderr) == (2, True)
 
 
+def test_a_report_that_this_user_may_not_write_is_found_before_the_work(
+    fake, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(command.os, "access", lambda *_: False)
+    done = invoke("--report", str(tmp_path / "page.html"))
+    assert (done.exit_code, "may not write there" in done.stderr) == (2, True)
+    assert fake.asked == {}
+
+
 def test_missing_plotting_packages_are_found_before_the_work(fake, monkeypatch):
     def missing():
         raise ConfigurationError("a report needs jinja2; run: pip install it")
@@ -207,6 +216,10 @@ def test_missing_plotting_packages_are_found_before_the_work(fake, monkeypatch):
     ("words", "code"),
     [
         pytest.param(["--with-lag"], 2, id="lag-without-report"),
+        pytest.param(["--tolerance", "5s"], 2, id="tolerance-of-nothing"),
+        pytest.param(["--incremental", "--to", "5"], 2, id="incremental-to-an-end"),
+        pytest.param(["--report", "/nowhere/page.html"], 2, id="no-directory"),
+        pytest.param(["--report", "/"], 2, id="a-directory"),
         pytest.param(["--from", "soon"], 2, id="no-moment"),
         pytest.param(["--sample", "x"], 2, id="no-duration"),
         pytest.param(["--every", "5s"], 2, id="every-without-follow"),

@@ -5,7 +5,12 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kafka_marshal.errors import ClaimLost, CoordinationError, DeadlineExceeded
+from kafka_marshal.errors import (
+    ClaimLost,
+    CoordinationError,
+    DeadlineExceeded,
+    LogUnwritable,
+)
 from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.kafka_io.fast import transactions
 from kafka_marshal.kafka_io.fast.transactions import Outgoing, Transactions
@@ -19,6 +24,7 @@ class Handle:
 
     def __init__(self):
         self.did = []
+        self.configs = []
         self.fails = {}
         self.offset = -1001
 
@@ -60,7 +66,12 @@ class Handle:
 def handle(monkeypatch):
     found = Handle()
     client = SimpleNamespace(handle=found, release=lambda: found.did.append("forget"))
-    monkeypatch.setattr(transactions, "new_producer", lambda *_: client)
+
+    def new_producer(_, config):
+        found.configs.append(config)
+        return client
+
+    monkeypatch.setattr(transactions, "new_producer", new_producer)
     monkeypatch.setattr(transactions, "new_consumer", lambda *_: client)
     monkeypatch.setattr(transactions, "close_consumer", lambda _: None)
     return found
@@ -99,6 +110,23 @@ def test_a_later_producer_fences_this_one(handle, step, code):
         with pytest.raises(ClaimLost, match="a later producer") as lost:
             write(some)
         assert lost.value.reason == "fenced"
+
+
+@pytest.mark.parametrize("code", transactions._REFUSED)
+def test_a_refused_record_is_about_the_topic_that_is_written(handle, code):
+    """Not about the coordination topic, of which marshal doctor knows."""
+    handle.fails["commit"] = translated(code)
+    with begun() as some, pytest.raises(LogUnwritable) as refused:
+        write(some)
+    assert "Writing to out" in str(refused.value)
+    assert "max.message.bytes of the topic" in str(refused.value)
+    assert "doctor" not in str(refused.value)
+
+
+def test_the_topic_limits_the_size_of_records_not_the_client(handle):
+    begun().close()
+    (config,) = handle.configs
+    assert config["message.max.bytes"] == 1_000_000_000
 
 
 def test_the_cause_of_a_fatal_error_is_polled(handle):
