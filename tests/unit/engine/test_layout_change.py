@@ -677,6 +677,37 @@ def test_a_partition_that_has_lost_an_ended_change_gets_it_again(
     assert {each.config.generation for each in worlds(cluster).values()} == {2}
 
 
+def alter(cluster, *partitions):
+    """Write a Config with another limit; return it."""
+    before = cluster.config
+    limits = msgspec.structs.replace(before.limits, span=99)
+    newest = msgspec.structs.replace(
+        before, generation=2, era=before.era + 1, limits=limits
+    )
+    for t in partitions:
+        write(cluster, newest, t)
+    return newest
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_config_that_all_partitions_have_lost_is_written_again(count):
+    """PROTOCOL 10.9: by a member that has read it, before anything is claimed there."""
+    cluster, (reading,) = fleet("a", before=count)
+    ends = [cluster.kafka.log(cluster.place(t)).end for t in range(count)]
+    newest = alter(cluster, *range(count))
+    cluster.run_until(lambda: reading.node.engine.context.settled == newest, H)
+    for t, end in enumerate(ends):
+        cluster.kafka.truncate(cluster.place(t), end=end, leader=7)
+        worlds(cluster).pop(t)
+    cluster.run_until(lambda: goes_on([reading]) and is_over(cluster), 4 * H)
+    cluster.run_until(lambda: goes_on([reading]) and held_by(reading.node, 8)(), 4 * H)
+    for state in worlds(cluster).values():
+        assert state.config == newest
+        lost_at, restored_at = ends[state.partition], state.eras[-1][0]
+        epochs = {known.epoch for known in state.keys.values()}
+        assert epochs.isdisjoint(range(lost_at, restored_at))
+
+
 def claim_in_between(patch):
     """A key that moves is claimed before it is imported."""
     patch.setattr(Placement, "is_between", lambda *_: False)
