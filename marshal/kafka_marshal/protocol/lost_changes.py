@@ -73,8 +73,10 @@ def unclaimed(
         read: The newest Config that the process has ever read, which all of them may
             have lost.
     """
-    first, newest = worlds.get(0), _newest(worlds, read)
-    if first is None or first.layout is not None or newest is None:
+    first, newest = worlds.get(0), _newest(worlds)
+    if newest is None or (read is not None and _follows(read, newest)):
+        newest = read
+    if first is None or newest is None or _is_opening(first, newest):
         return frozenset()
     return frozenset(
         t
@@ -88,6 +90,13 @@ def unclaimed(
             )
         )
     )
+
+
+def _is_opening(first: WorldState, newest: Config) -> bool:
+    """Return whether partition 0 has the newest Config, by a change that is open."""
+    config = first.config
+    is_newest = config is not None and config.generation >= newest.generation
+    return is_newest and first.layout is not None
 
 
 def lost_configs(

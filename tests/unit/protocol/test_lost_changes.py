@@ -255,6 +255,29 @@ def test_what_all_have_lost_is_written_again_by_a_process_that_has_read_it(count
     assert lost_configs({}, newest) == {}
 
 
+@pytest.mark.parametrize("has_lost_it", [False, True])
+def test_nothing_is_claimed_where_partition_0_has_lost_a_final_and_a_config(
+    has_lost_it,
+):
+    """The change is open there again; the Config came behind it."""
+    logs = {t: Log(t, configured=t < 2, k=2, level=2) for t in range(4)}
+    newest = config(3, era=5, k=4, level=2, h=7_000)
+    for t, log in logs.items():
+        log.append(layout_fence(4, 2))
+        for source in log.state.layout.sources:
+            log.append(layout_done(0, source=source.partition))
+        if t:
+            assert log.outcome_of(layout_final()) == "layout_final"
+        if t and not has_lost_it:
+            assert log.outcome_of(newest) == "configured"
+    states = {t: log.state for t, log in logs.items()}
+    assert unclaimed(states) == (set() if has_lost_it else {0})
+    assert unclaimed(states, newest) == (set(states) if has_lost_it else {0})
+    assert lost_configs(states, newest) == {}, "its Final is next"
+    assert logs[0].outcome_of(layout_final()) == "layout_final"
+    assert lost_configs(states, newest) == {0: newest}
+
+
 def test_what_was_read_and_lost_comes_one_generation_after_the_other():
     states, _ = altered(to=(), count=1)
     newest = config(3, era=5, k=1, level=2, h=9_000)
