@@ -70,6 +70,7 @@ Sets = tuple[tuple[bytes, int], ...]
 """Set positions of a key, the last one last: op_id and position (PROTOCOL 8.5)."""
 EntryCheck = Callable[[int, Stored, Transitions], None]
 """Called with every record: coordinating partition, record, what it did."""
+TokenCheck = Callable[[Transition, Token | None], bool]
 
 
 class Folded(NamedTuple):
@@ -108,6 +109,8 @@ class LogWatcher:
         losses: What ended claims were granted and did not say they were done with.
         is_strict: Whether what it finds is raised; without, it only goes on.
         on_entry: Called with each record, once it is folded and checked.
+        may_fall: Called with a claim and the greatest token of its key, which that of
+            the claim does not exceed; returns whether it may be so.
     """
 
     def __init__(
@@ -134,6 +137,7 @@ class LogWatcher:
         self.losses: list[Loss] = []
         self.is_strict = True
         self.on_entry: EntryCheck | None = None
+        self.may_fall: TokenCheck | None = None
         # Those of each operation, itself the last; of what it has only locked, too.
         self._sets: dict[tuple[Key, bytes], Sets] = {}
         self._books = [LossBook(number) for number in range(partitions)]
@@ -228,10 +232,15 @@ class LogWatcher:
             who = getattr(transition.record, "client_id", "-")
             where = f"{world.partition}/{transition.offset}"
             self._note(f"  log {where} {kind} of {who}: {what} {transition.detail}")
-        for finding in judge.take(transition):
-            if self.is_strict:
-                raise Violation(finding.invariant, finding.message, judge=LOG)
         key = transition.key
+        latest = None if key is None else judge.tokens.get(key)
+        for finding in judge.take(transition):
+            if finding.invariant == "S7" and self._may_fall(transition, latest):
+                assert key is not None
+                assert latest is not None
+                judge.tokens[key] = latest
+            elif self.is_strict:
+                raise Violation(finding.invariant, finding.message, judge=LOG)
         token = None if key is None else world.token(key)
         if transition.effect in CLAIMS and key is not None and token is not None:
             self.claims += key.group_id != CHECKPOINT_GROUP
@@ -241,6 +250,9 @@ class LogWatcher:
         if transition.effect == "staged" and key is not None and lock is not None:
             one = lock.op_id, lock.position
             self._sets[key, lock.op_id] = (*self.sets_of(key, world), one)
+
+    def _may_fall(self, transition: Transition, latest: Token | None) -> bool:
+        return self.may_fall is not None and self.may_fall(transition, latest)
 
     def set_to(self, key: Key) -> int:
         """Return the highest position that any operation was to set a key to."""

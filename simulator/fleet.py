@@ -234,6 +234,8 @@ class Fleet:
         }
         self._world.chronicle.on_append(partition, value, append=append, held=held)
         self._world.levels.on_append(node.owner)
+        if self._world.is_truncating:
+            self._world.readings.on_append(node, value)
 
     def remove(self, app: App) -> None:
         """End a process without a word."""
@@ -342,6 +344,8 @@ class Fleet:
     def _check(self, app: App) -> bool:
         """Check what an engine did; return whether it goes on."""
         world = self._world
+        if world.is_truncating:
+            world.readings.on_step(app.node)
         failure = app.node.engine.failure
         if isinstance(failure, LogTruncated) and world.is_truncating:
             self.remove(app)

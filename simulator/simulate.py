@@ -93,6 +93,8 @@ def run_plan(plan: Plan, *, by_history: bool = False) -> Report:
 def _run_plan(plan: Plan, *, by_history: bool) -> Report:
     world = World(plan, is_judged=not by_history)
     world.is_truncating = world.levels.may_lose = TRUNCATE in plan.kinds
+    if world.is_truncating:
+        world.watcher.may_fall = world.readings.is_excused
     fleet = Fleet(world)
     world.on_news = fleet.on_news
     strikes = Strikes(world, fleet)

@@ -344,7 +344,7 @@ class Strikes:
         if end >= log.end:
             return
         world.coverage.note("truncated")
-        self._note_lost(log.read(end, log.end))
+        self._note_lost(number, log.read(end, log.end))
         leader = number + self._brokers * (log.leader_epoch + 1)
         self._set_clock(fault, leader)
         world.trace(f"{place} is cut back from {log.end} to {end}")
@@ -378,10 +378,13 @@ class Strikes:
                 begun.setdefault(record.op_id, stored.offset)
         return 1 + (0, *begun.values())[-2:][0]
 
-    def _note_lost(self, lost: Sequence[Stored]) -> None:
+    def _note_lost(self, number: int, lost: Sequence[Stored]) -> None:
         records = [decode(each.value) for each in lost]
         for record in records:
             self._world.positions.on_lost(record)
+            if number == 0:
+                others = self._world.watcher.worlds[1:]
+                self._world.readings.on_lost(record, others)
         kinds = {type(each) for each in records}
         if ClaimingMessages in kinds:
             self._world.coverage.note("truncated_grant")

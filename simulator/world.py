@@ -31,6 +31,7 @@ from simulator.levels import Levels
 from simulator.loop import Loop
 from simulator.plan import LEVELS, RESIZE, RESIZE_COUNTS, Plan, chance
 from simulator.position_judge import PositionJudge
+from simulator.readings import Readings
 
 FAR_MS = 2**63
 
@@ -44,6 +45,7 @@ class World(BaseWorld):
         loop: What is due.
         exposures: What was handed out while records may be lost.
         cuts: How often coordinating partitions lost records, and who knows it.
+        readings: What processes have read of Configs that logs may lose.
         coverage: Counts what happens.
         levels: Judges what is above a feature level.
         chronicle: What processes did, as they would write it down.
@@ -98,6 +100,7 @@ class World(BaseWorld):
         self.chronicle = Chronicle(self)
         self.positions = PositionJudge()
         self.exposures, self.cuts = Exposures(), Cuts()
+        self.readings = Readings()
         self._numbers = self._number_by_key()
         self._keys = [
             [key for key, number in self._numbers.items() if number == each]

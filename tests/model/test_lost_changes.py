@@ -11,6 +11,7 @@ from lostchangemodel import (
     forget_the_change_before,
     leave_what_is_lost,
 )
+from lostconfigmodel import LostConfigModel, forget_what_was_read
 from search import search
 
 pytestmark = pytest.mark.model
@@ -19,6 +20,14 @@ pytestmark = pytest.mark.model
 @pytest.mark.parametrize("history", HISTORIES)
 def test_tokens_grow_whatever_is_lost(history, record_property):
     model = LostChangeModel(history)
+    found = search(model, goal=model.is_over)
+    record_property("states", found.states)
+    assert found.broken is None, str(found)
+    assert found.states > 1_000
+
+
+def test_tokens_grow_though_the_only_log_loses_a_config(record_property):
+    model = LostConfigModel()
     found = search(model, goal=model.is_over)
     record_property("states", found.states)
     assert found.broken is None, str(found)
@@ -37,13 +46,19 @@ BROKEN = variants.listed("broken members where a change is lost")
 
 
 def test_the_table_lists_every_variant():
-    assert set(BROKEN) == {plant.__name__ for plant, _ in PLANTED}
+    planted = {plant.__name__ for plant, _ in PLANTED}
+    assert set(BROKEN) == {*planted, forget_what_was_read.__name__}
 
 
-@pytest.mark.parametrize(("plant", "history"), PLANTED)
-def test_a_broken_member_is_found(monkeypatch, plant, history):
+@pytest.mark.parametrize(
+    ("plant", "model"),
+    [
+        *((plant, LostChangeModel(history)) for plant, history in PLANTED),
+        (forget_what_was_read, LostConfigModel()),
+    ],
+)
+def test_a_broken_member_is_found(monkeypatch, plant, model):
     plant(monkeypatch)
-    model = LostChangeModel(history)
     found = search(model, goal=model.is_over)
     print(found)  # noqa: T201 - the way there, shown with -s
     assert found.broken is not None

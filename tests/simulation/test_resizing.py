@@ -13,7 +13,7 @@ import variants
 from seedkit import found_by
 
 from kafka_marshal.engine import layout_change, placement, session
-from kafka_marshal.protocol import layout_steps
+from kafka_marshal.protocol import layout_steps, lost_changes
 from kafka_marshal.protocol.claiming import Claim
 from kafka_marshal.protocol.layout import item_of
 from kafka_marshal.protocol.state import ACCEPTED
@@ -327,13 +327,19 @@ def forget_the_change_before(patch):
 
 def claim_where_a_config_is_lost(patch):
     """A key is claimed in a partition that lacks the newest Config."""
-    patch.setattr(placement, "unclaimed", lambda _: frozenset())
+    patch.setattr(placement, "unclaimed", lambda *_: frozenset())
 
 
 def forget_a_config(patch):
     """Nobody writes a Config again that a partition has lost."""
     for module in (placement, layout_change):
-        patch.setattr(module, "lost_configs", lambda _: {})
+        patch.setattr(module, "lost_configs", lambda *_: {})
+
+
+def forget_what_was_read(patch):
+    """A member does not remember a Config that all logs have lost since."""
+    newest = lost_changes._newest
+    patch.setattr(lost_changes, "_newest", lambda worlds, _=None: newest(worlds))
 
 
 VARIANTS = [
@@ -353,6 +359,7 @@ VARIANTS = [
     pytest.param(
         forget_a_config, 65038135595198, (RESIZE, "slow", TRUNCATE), 2, id="config"
     ),
+    pytest.param(forget_what_was_read, 30, (LEVEL, TRUNCATE), 1, id="not-remembered"),
 ]
 
 

@@ -296,7 +296,7 @@ def claim_where_the_fence_is_lost(patch):
 
 def claim_where_a_config_is_lost(patch):
     """Nobody notices that a partition lacks the newest Config."""
-    patch.setattr("kafka_marshal.engine.placement.unclaimed", lambda _: frozenset())
+    patch.setattr("kafka_marshal.engine.placement.unclaimed", lambda *_: frozenset())
 
 
 def leave_what_is_lost(patch):
@@ -311,4 +311,4 @@ def forget_the_change_before(patch):
 
 def forget_a_config(patch):
     """Nobody writes a Config again."""
-    patch.setattr(lost_changes, "lost_configs", lambda _: {})
+    patch.setattr(lost_changes, "lost_configs", lambda *_: {})

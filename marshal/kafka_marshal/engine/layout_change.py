@@ -166,7 +166,7 @@ class LayoutChange:
         if reading is not None:
             found = self._steps(reading, sessions, now_ms)
         known = {t: each.world for t, each in replicas.items() if t not in rebuilding}
-        for t, config in lost_configs(known).items():
+        for t, config in lost_configs(known, self._context.places.read).items():
             found["config", t, -1] = _Need.LATER, [partial(_config_of, config)]
         self._tasks = {
             place: self._task(place, need, makes, now_ms=now_ms)

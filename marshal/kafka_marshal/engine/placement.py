@@ -13,6 +13,7 @@ from kafka_marshal.protocol.lost_changes import (
     lost_configs,
     unclaimed,
 )
+from kafka_marshal.protocol.placement import newest
 from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
@@ -30,6 +31,7 @@ class Placement:
         has_layouts: Whether any partition has a layout, maybe one of an earlier change,
             or lacks one or a Config that it has lost.
         lost: Partitions in use that lack the newest Config (PROTOCOL 10.9).
+        read: The newest Config that was ever read, which all may have lost since.
     """
 
     __slots__ = (
@@ -42,6 +44,7 @@ class Placement:
         "has_layouts",
         "is_torn",
         "lost",
+        "read",
     )
 
     def __init__(self, replicas: Mapping[int, Replica]) -> None:
@@ -49,6 +52,7 @@ class Placement:
         self._count = 0
         self._generation = 0
         self.lost: frozenset[int] = frozenset()
+        self.read: Config | None = None
         self.from_count: int | None = None
         self.is_torn = False
         self.has_layouts = False
@@ -63,8 +67,11 @@ class Placement:
         worlds = [each.world for each in self._replicas.values()]
         laid = [world for world in worlds if world.layout is not None]
         known = {world.partition: world for world in worlds}
-        self.lost = unclaimed(known)
-        is_due = self.lost and (lost_by(known) or lost_configs(known))
+        read = newest(config, worlds)
+        if self.read is None or _rank(self.read) < _rank(read):
+            self.read = read
+        self.lost = unclaimed(known, self.read)
+        is_due = self.lost and (lost_by(known) or lost_configs(known, self.read))
         self.has_layouts = bool(laid or is_due)
         before = self.counts
         self._generation = config.generation
@@ -172,6 +179,11 @@ class Placement:
     def _is_fenced(self, world: WorldState) -> bool:
         config = world.config
         return config is not None and config.generation >= self._generation
+
+
+def _rank(config: Config) -> tuple[int, int]:
+    """Return by what the newer of two Configs is found, also of one generation."""
+    return config.generation, config.era
 
 
 def _has_all(target: WorldState, source: int) -> bool:

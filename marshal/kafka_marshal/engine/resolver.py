@@ -16,6 +16,7 @@ from kafka_marshal.protocol.resolving import (
     COMMITTED,
     PositionOperation,
     decided_at,
+    home_of,
     left_to_resolve,
     may_be_decided,
     outcome_of,
@@ -136,6 +137,10 @@ class Resolver:
         return work
 
     def _home_of(self, operation: PositionOperation) -> int:
+        worlds = {t: each.world for t, each in self._context.replicas.items()}
+        return home_of(worlds, operation, home=self._home_by_count(operation))
+
+    def _home_by_count(self, operation: PositionOperation) -> int:
         # PROTOCOL 10.2: while the partition count changes, the home before.
         return self._context.homes_of(operation.group_id)[-1]
 
@@ -182,13 +187,15 @@ class Resolver:
     ) -> None:
         worlds = {t: each.world for t, each in self._context.replicas.items()}
         home = self._home_of(operation)
-        decided = decided_at(worlds[home], operation)
+        now_home = self._home_by_count(operation)
         again_ms = self._context.heartbeat_interval_ms // 2
         for t in left_to_resolve(worlds, operation, home=home):
             if t in work.sent_ms and now_ms - work.sent_ms[t] < again_ms:
                 continue
             work.sent_ms[t] = now_ms
             self._seq += 1
+            # A home that knows no commit refuses it; it has locks that came back.
+            decided = decided_at(worlds[now_home if t == now_home else home], operation)
             record = ResolvePosition(
                 client_id=client_id,
                 group_id=operation.group_id,

@@ -60,14 +60,23 @@ def lost_by(worlds: Mapping[int, WorldState]) -> dict[int, int]:
     return _lacking(worlds, newest)
 
 
-def unclaimed(worlds: Mapping[int, WorldState]) -> frozenset[int]:
+def unclaimed(
+    worlds: Mapping[int, WorldState], read: Config | None = None
+) -> frozenset[int]:
     """Return the partitions in use that have an earlier Config than another one.
 
     They may have lost the newest one, and claims under it: a claim would get a token
     below those.
+
+    Args:
+        worlds: The coordinating partitions.
+        read: The newest Config that the process has ever read, which all of them may
+            have lost.
     """
     first, newest = worlds.get(0), _newest(worlds)
-    if first is None or first.layout is not None or newest is None:
+    if newest is None or (read is not None and _follows(read, newest)):
+        newest = read
+    if first is None or newest is None or _is_opening(first, newest):
         return frozenset()
     return frozenset(
         t
@@ -83,14 +92,27 @@ def unclaimed(worlds: Mapping[int, WorldState]) -> frozenset[int]:
     )
 
 
-def lost_configs(worlds: Mapping[int, WorldState]) -> dict[int, Config]:
+def _is_opening(first: WorldState, newest: Config) -> bool:
+    """Return whether partition 0 has the newest Config, by a change that is open."""
+    config = first.config
+    is_newest = config is not None and config.generation >= newest.generation
+    return is_newest and first.layout is not None
+
+
+def lost_configs(
+    worlds: Mapping[int, WorldState], read: Config | None = None
+) -> dict[int, Config]:
     """Return the Configs that partitions lack and get next.
 
     That is the newest one where a partition keeps its count, or has no Config. Others
     get one with their own count before a fence that they would refuse or ignore. No key
     moves by any of these.
+
+    Args:
+        worlds: The coordinating partitions.
+        read: As for ``unclaimed``.
     """
-    first, newest = worlds.get(0), _newest(worlds)
+    first, newest = worlds.get(0), _newest(worlds, read)
     if first is None or newest is None:
         return {}
     if first.config is None:
@@ -269,11 +291,21 @@ def _begun_from(worlds: Mapping[int, WorldState], config: Config) -> int | None:
     return next((n for n in counts if n and is_step(n, config.partition_count)), None)
 
 
-def _newest(worlds: Mapping[int, WorldState]) -> Config | None:
-    """Return the newest Config of the log of partition 0, of any if that has none."""
+def _newest(
+    worlds: Mapping[int, WorldState], read: Config | None = None
+) -> Config | None:
+    """Return the newest Config of the log of partition 0, of any if that has none.
+
+    One that was read, and that all have lost since, counts once partition 0 has all
+    before it: it comes next there.
+    """
     configs = (state.config for _, state in sorted(worlds.items()))
     config = next((each for each in configs if each is not None), None)
-    return None if config is None else newest_of(config, worlds.values())
+    if config is None:
+        return read
+    found, first = newest_of(config, worlds.values()), worlds.get(0)
+    is_next = first is not None and first.layout is None and first.config == found
+    return read if is_next and read is not None and _follows(read, found) else found
 
 
 def restored_op(config: Config) -> bytes:

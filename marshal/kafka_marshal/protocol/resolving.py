@@ -73,6 +73,20 @@ def unresolved(worlds: Iterable[WorldState]) -> frozenset[PositionOperation]:
     return frozenset(found)
 
 
+def home_of(
+    worlds: Mapping[int, WorldState], operation: PositionOperation, *, home: int
+) -> int:
+    """Return the partition that shows what becomes of an operation.
+
+    That is the home of its group, but where another partition has its commit: the home
+    has moved since, and a log has lost a record that resolved it (PROTOCOL 8.5).
+    """
+    having = (
+        t for t, each in worlds.items() if decided_at(each, operation) is not None
+    )
+    return next(having, home)
+
+
 def may_be_decided(
     home: WorldState, operation: PositionOperation, *, elapsed_ms: int
 ) -> bool:

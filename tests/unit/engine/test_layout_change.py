@@ -23,7 +23,20 @@ from enginekit import (
     spec,
     write,
 )
-from logkit import OP, direct, imported, layout_import, member, settings
+from logkit import (
+    OP,
+    decide,
+    direct,
+    ident,
+    imported,
+    layout_done,
+    layout_final,
+    layout_import,
+    member,
+    pause,
+    resolve,
+    settings,
+)
 
 from kafka_marshal.engine import session
 from kafka_marshal.engine.placement import Placement
@@ -675,6 +688,77 @@ def test_a_partition_that_has_lost_an_ended_change_gets_it_again(
     )
     assert later.node.engine.failure is None
     assert {each.config.generation for each in worlds(cluster).values()} == {2}
+
+
+def end_change(cluster, partitions, op):
+    """Write all that ends a change of which no key moves."""
+    for t in range(partitions):
+        for source in worlds(cluster)[t].layout.sources:
+            write(cluster, layout_done(0, source=source.partition, op=op), t)
+    for t in range(partitions):
+        write(cluster, layout_final(op=op), t)
+
+
+def test_a_commit_comes_back_at_the_home_before_two_changes():
+    """PROTOCOL 8.5: it kept the fence out, and only that partition can resolve it."""
+    group_id, home = "g0", 1
+    homes = [home_partition(group_id, partition_count=count) for count in (2, 4, 8)]
+    assert homes[0] == home
+    assert home not in homes[1:]
+    cluster = level_two(2, records=[1])
+    for t in (0, home):
+        write(cluster, pause(2**62, group=group_id), t)
+    write(cluster, decide(1, group=group_id), home)
+    write(cluster, resolve(commit=True, group=group_id), 0)
+    fence = fence_to(cluster, 4, op=ident("first"))
+    for t in range(4):
+        write(cluster, fence, t)
+    kept = cluster.kafka.log(cluster.place(home)).end
+    write(cluster, resolve(commit=True, group=group_id), home)
+    end_change(cluster, 4, ident("first"))
+    fence = fence_to(cluster, 8, op=ident("second"), generation=3)
+    for t in range(8):
+        write(cluster, fence, t)
+    end_change(cluster, 8, ident("second"))
+    assert is_over(cluster, 3)
+    cluster.kafka.truncate(cluster.place(home), end=kept, leader=9)
+    worlds(cluster).pop(home)
+    node = cluster.node("a")
+    cluster.run_until(lambda: is_over(cluster, 3), 6 * H)
+    assert worlds(cluster)[home].groups[group_id].verdict.is_resolved
+    (resolved,) = node.observer.named("position_resolved")
+    assert resolved.fields["outcome"] == "committed"
+
+
+def alter(cluster, *partitions):
+    """Write a Config with another limit; return it."""
+    before = cluster.config
+    limits = msgspec.structs.replace(before.limits, span=99)
+    newest = msgspec.structs.replace(
+        before, generation=2, era=before.era + 1, limits=limits
+    )
+    for t in partitions:
+        write(cluster, newest, t)
+    return newest
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_config_that_all_partitions_have_lost_is_written_again(count):
+    """PROTOCOL 10.9: by a member that has read it, before anything is claimed there."""
+    cluster, (reading,) = fleet("a", before=count)
+    ends = [cluster.kafka.log(cluster.place(t)).end for t in range(count)]
+    newest = alter(cluster, *range(count))
+    cluster.run_until(lambda: reading.node.engine.context.settled == newest, H)
+    for t, end in enumerate(ends):
+        cluster.kafka.truncate(cluster.place(t), end=end, leader=7)
+        worlds(cluster).pop(t)
+    cluster.run_until(lambda: goes_on([reading]) and is_over(cluster), 4 * H)
+    cluster.run_until(lambda: goes_on([reading]) and held_by(reading.node, 8)(), 4 * H)
+    for state in worlds(cluster).values():
+        assert state.config == newest
+        lost_at, restored_at = ends[state.partition], state.eras[-1][0]
+        epochs = {known.epoch for known in state.keys.values()}
+        assert epochs.isdisjoint(range(lost_at, restored_at))
 
 
 def claim_in_between(patch):

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from logkit import Log, imported, layout_done, layout_fence, layout_final
+from logkit import Log, config, imported, layout_done, layout_fence, layout_final
 from logkit import layout_import as import_to
 
 from kafka_marshal.engine.placement import Placement
@@ -197,3 +197,34 @@ def test_a_group_has_both_homes_until_the_change_has_ended(scene):
         scene.append(t, layout_final(), "layout_final")
     assert scene.places.homes_of(group) == (after,)
     assert not scene.places.has_layouts
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_nothing_is_claimed_where_all_have_lost_a_config_that_was_read(
+    scene, is_behind
+):
+    """PROTOCOL 10.9: a claim would get a token below those under that Config."""
+    first = scene.logs[0]
+    alter = config(2, era=9, k=BEFORE, level=2, h=7_000)
+    scene.append(0, alter, "configured")
+    if is_behind:
+        scene.append(1, alter, "configured")
+    assert scene.places.read == alter
+    for t in (0, 1):
+        log = scene.logs[t] = Log(t, k=BEFORE, level=2)
+        scene.replicas[t].world = log.state
+    scene.follow()
+    assert (scene.places.lost, scene.places.has_layouts) == ({0, 1}, True)
+    assert all(scene.places.is_between(key) for key in KEYS)
+    scene.append(0, alter, "configured")
+    scene.append(1, alter, "configured")
+    assert first.state.config == scene.places.read
+    assert (scene.places.lost, scene.places.has_layouts) == (set(), False)
+
+
+def test_of_two_configs_of_one_generation_the_later_was_read_last(scene):
+    for era in (9, 8, 10):
+        log = scene.logs[0] = Log(0, k=BEFORE, level=2)
+        scene.replicas[0].world = log.state
+        scene.append(0, config(2, era=era, k=BEFORE, level=2), "configured")
+    assert scene.places.read.era == 10

@@ -241,6 +241,80 @@ def test_partition_0_gets_other_settings_though_a_fence_came_with_them():
     assert lost_configs({**states, 0: logs[0].state}) == {}, "it has lost two changes"
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_all_have_lost_is_written_again_by_a_process_that_has_read_it(count):
+    states, newest = altered(to=(), count=count)
+    assert lost_configs(states) == {}
+    assert unclaimed(states) == set()
+    assert lost_configs(states, newest) == {0: newest}
+    assert unclaimed(states, newest) == set(range(count))
+    states, _ = altered(count=count)
+    assert lost_configs(states, newest) == lost_configs(states)
+    assert lost_configs({0: WorldState(0)}, newest) == {0: newest}
+    assert unclaimed({0: WorldState(0)}, newest) == {0}
+    assert lost_configs({}, newest) == {}
+
+
+@pytest.mark.parametrize("has_lost_it", [False, True])
+def test_nothing_is_claimed_where_partition_0_has_lost_a_final_and_a_config(
+    has_lost_it,
+):
+    """The change is open there again; the Config came behind it."""
+    logs = {t: Log(t, configured=t < 2, k=2, level=2) for t in range(4)}
+    newest = config(3, era=5, k=4, level=2, h=7_000)
+    for t, log in logs.items():
+        log.append(layout_fence(4, 2))
+        for source in log.state.layout.sources:
+            log.append(layout_done(0, source=source.partition))
+        if t:
+            assert log.outcome_of(layout_final()) == "layout_final"
+        if t and not has_lost_it:
+            assert log.outcome_of(newest) == "configured"
+    states = {t: log.state for t, log in logs.items()}
+    assert unclaimed(states) == (set() if has_lost_it else {0})
+    assert unclaimed(states, newest) == (set(states) if has_lost_it else {0})
+    assert lost_configs(states, newest) == {}, "its Final is next"
+    assert logs[0].outcome_of(layout_final()) == "layout_final"
+    assert lost_configs(states, newest) == {0: newest}
+
+
+def test_what_was_read_and_lost_comes_one_generation_after_the_other():
+    states, _ = altered(to=(), count=1)
+    newest = config(3, era=5, k=1, level=2, h=9_000)
+    between = msgspec.structs.replace(newest, generation=2, era=2)
+    assert lost_configs(states, newest) == {0: between}
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        pytest.param(config(1, era=9, k=4, level=2), id="one-of-this-generation"),
+        pytest.param(config(4, era=9, k=2, level=2), id="another-count"),
+        pytest.param(
+            config(4, era=9, k=4, level=2, format_id=b"x" * 16), id="another-log"
+        ),
+    ],
+)
+def test_what_does_not_follow_the_newest_config_does_not_count(read):
+    states = {t: log.state for t, log in ended(2, 4).items()}
+    assert lost_configs(states, read) == {}
+    assert unclaimed(states, read) == set()
+
+
+def test_what_was_read_waits_for_what_partition_0_lacks_before_it():
+    """First the change that others still show, then the Config behind it."""
+    logs = ended(2, 4)
+    read = config(3, era=9, k=4, level=2, h=9_000)
+    first = logs[0]
+    logs[0] = Log(0, k=2, level=2)
+    states = {t: log.state for t, log in logs.items()}
+    assert lost_configs(states, read) == {}
+    assert lost_of(logs).from_count == 2
+    assert lost_configs({**states, 0: first.state}, read) == {0: read}
+    first.append(layout_fence(8, 4, generation=3, era=3))
+    assert lost_configs({**states, 0: first.state}, read) == {}
+
+
 def test_partition_0_that_has_lost_all_gets_a_config():
     states, newest = altered(to=(1, 2))
     states[0] = WorldState(0)

@@ -9,6 +9,7 @@ from kafka_marshal.protocol.resolving import (
     UNDECIDED,
     PositionOperation,
     decided_at,
+    home_of,
     in_order,
     left_to_resolve,
     may_be_decided,
@@ -132,3 +133,15 @@ def test_a_commit_reaches_the_home_once_nothing_else_is_left():
     home = world(verdict=verdict(is_resolved=True))
     assert left(world(0), home, world(2)) == ()
     assert left(world(0, locks=(OP,)), home, world(2)) == (0,)
+
+
+@pytest.mark.parametrize("is_resolved", [False, True])
+def test_the_home_before_shows_a_commit_that_came_back(is_resolved):
+    """The home has moved since, and a log lost the record that resolved it."""
+    home = world(0, is_known=False)
+    before = world(3, over=OVER, verdict=verdict(is_resolved=is_resolved))
+    worlds = {0: home, 1: world(1, over=OVER), 3: before}
+    assert home_of(worlds, OPERATION, home=0) == 3
+    assert home_of({0: home, 1: worlds[1]}, OPERATION, home=0) == 0
+    other = PositionOperation("g", OTHER_OP)
+    assert home_of(worlds, other, home=0) == 0
