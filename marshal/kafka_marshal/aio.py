@@ -311,18 +311,26 @@ class AsyncConsumer:
         await self.close()
 
 
+_Prepare = Callable[["AsyncMarshal", Callable[[], Marshal]], None]
+
+
 def _taking_what_marshal_takes(
     make: Callable[P, Marshal],
-) -> Callable[Concatenate["AsyncMarshal", P], None]:
-    """Return a constructor with ``Marshal``'s own arguments, which opens nothing."""
+) -> Callable[[_Prepare], Callable[Concatenate["AsyncMarshal", P], None]]:
+    """Return a decorator: a constructor with ``Marshal``'s arguments, opening nothing.
 
-    def prepare(self: "AsyncMarshal", /, *args: P.args, **kwargs: P.kwargs) -> None:
-        self.prepare(lambda: make(*args, **kwargs))
+    A decorator, as type checkers do not know a class whose ``__init__`` is assigned.
+    """
 
-    return wraps(Marshal.__init__)(prepare)
+    def decorate(
+        prepare: _Prepare,
+    ) -> Callable[Concatenate["AsyncMarshal", P], None]:
+        def init(self: "AsyncMarshal", /, *args: P.args, **kwargs: P.kwargs) -> None:
+            prepare(self, lambda: make(*args, **kwargs))
 
+        return wraps(Marshal.__init__)(init)
 
-_prepare = _taking_what_marshal_takes(Marshal)
+    return decorate
 
 
 def _making_what_marshal_makes(
@@ -348,7 +356,10 @@ class AsyncMarshal:
                 ...
     """
 
-    __init__ = _prepare
+    @_taking_what_marshal_takes(Marshal)
+    def __init__(self, make: Callable[[], Marshal]) -> None:
+        self.prepare(make)
+
     consumer = _making_what_marshal_makes(Marshal.consumer)
 
     def prepare(self, make: Callable[[], Marshal]) -> None:
