@@ -459,6 +459,13 @@ def test_a_client_of_a_sidecar_has_no_labels(tmp_path):
         opened(tmp_path, labels={"rack": "r1"}, sidecar="http://127.0.0.1:1")
 
 
+@pytest.mark.parametrize("instance", ["x" * 16, b"x" * 15, 5])
+def test_an_instance_is_16_bytes(tmp_path, instance):
+    with pytest.raises(ConfigurationError, match="must be 16 bytes") as caught:
+        opened(tmp_path, sidecar="http://127.0.0.1:1", sidecar_instance=instance)
+    assert caught.value.setting == "sidecar_instance"
+
+
 def test_a_close_before_a_restart_is_a_release_with_that_reason(cluster, tmp_path):
     marshal = opened(tmp_path)
     consuming(marshal, cluster)

@@ -224,7 +224,7 @@ def test_an_exception_of_a_callback_leaves_the_consumer_usable():
     found = {}
     for _ in range(3):
         found |= values(node.consumer.poll(0))
-    assert found == dict.fromkeys(range(3), [0, 1])
+    assert found == {number: [0, 1] for number in range(3)}
     assert sorted(claimed) == [0, 1, 2]
     node.cut(is_cut=True)
     cluster.run(2 * H)
