@@ -359,6 +359,42 @@ def test_a_group_that_does_not_let_go_in_time_is_5(broker, unique, tmp_path):
             assert f"{topic}-0 was not released" in done.stderr
 
 
+def test_a_stopped_member_lags_and_catches_up(broker, unique, tmp_path):
+    """How far each has applied the log, as of its last announcement."""
+    with opened(broker, unique, h_ms=10_000) as domain:
+        cli, group, missed = Cli(domain, tmp_path), unique("group"), 50
+        topic = domain.data_topic(2, records_each=1)
+
+        def row(client_id):
+            rows = cli.json("clients", "list", "--group", group)["clients"]
+            return next((each for each in rows if each["client_id"] == client_id), {})
+
+        def lag(client_id):
+            found = row(client_id).get("log_lag")
+            return -1 if found is None else found
+
+        with (
+            cli.started(*consuming(topic, group, "c1")),
+            cli.started(*consuming(topic, group, "c2")) as second,
+        ):
+            for name in ("c1", "c2"):
+                eventually(lambda name=name: lag(name) >= 0, f"{name} announces itself")
+            before = row("c2")
+            partitions = [str(t) for t in range(4)]
+            assert sorted(before["applied_offsets"]) == partitions
+            assert sorted(before["began_offsets"]) == partitions
+            assert before["log_read_count"] > 0
+            second.process.send_signal(signal.SIGSTOP)
+            for _ in range(missed):
+                domain.append(b"of another program")
+            eventually(lambda: 0 <= lag("c1") < missed, "one applies it")
+            assert lag("c2") >= missed
+            shown = cli.run("clients", "list", "--group", group).stdout
+            assert "LOG LAG" in shown.splitlines()[0]
+            second.process.send_signal(signal.SIGCONT)
+            eventually(lambda: 0 <= lag("c2") < missed, "the other one, too")
+
+
 def test_who_held_what_when(cli, unique):
     topic = cli.domain.data_topic(1, records_each=1)
     group = unique("group")

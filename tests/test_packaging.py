@@ -32,6 +32,25 @@ assert "simulator" not in sys.modules
 """
 
 
+# What a type checker finds wrong, with the number of its line.
+TYPED = """
+from typing import assert_type
+from kafka_marshal import AsyncConsumer, AsyncMarshal, Consumer, Marshal, Record
+with Marshal("b:1", group_id="g", client_id="c") as marshal:
+    assert_type(marshal, Marshal)
+    assert_type(marshal.consumer("t"), Consumer)
+    assert_type(next(marshal.consumer("t")), Record)
+    marshal.consumer("t", max_poll_records="5")  # wrong
+async def work() -> None:
+    async with AsyncMarshal("b:1", group_id="g", client_id="c") as client:
+        assert_type(client, AsyncMarshal)
+        assert_type(client.consumer("t"), AsyncConsumer)
+        assert_type(await anext(client.consumer("t")), Record)
+        client.consumer("t", max_poll_record=5)  # wrong
+    AsyncMarshal("b:1", group_id="g", client_id=5)  # wrong
+"""
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """Return the folder that wheel and sdist were built in."""
@@ -157,6 +176,29 @@ def test_the_wheel_imports_without_the_repository(site, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_programs_are_checked_by_its_types(site, tmp_path):
+    """A class whose constructor is no function is Any, and hides every mistake."""
+    program = tmp_path / "program.py"
+    program.write_text(TYPED)
+    config = tmp_path / "mypy.ini"
+    config.write_text(
+        f"[mypy]\nstrict = true\nmypy_path = {site}\n"
+        "[mypy-kafka_marshal.*]\nfollow_imports = silent\n"
+    )
+    command = ["-m", "mypy", "--config-file", config, "--cache-dir", tmp_path / "cache"]
+    done = subprocess.run(
+        [sys.executable, *command, program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=HANG_S,
+    )
+    wrong = [n for n, line in enumerate(TYPED.splitlines(), 1) if "# wrong" in line]
+    errors = [line for line in done.stdout.splitlines() if ": error: " in line]
+    assert [int(line.split(":")[1]) for line in errors] == wrong, done.stdout
 
 
 def test_the_sdist_has_the_simulator_beside_the_tests(built):

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kafka_marshal.clock import instant
+from kafka_marshal.protocol.applied import Applied, applied_of
 from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.labels import own_labels
@@ -250,6 +251,7 @@ def member_row(world: "World", member: MemberState, *, state: WorldState) -> Row
     config = state.config
     limit_ms = 0 if config is None else 2 * config.heartbeat_interval_ms
     recent, late = ("leaving", "left") if record.draining else ("active", "silent")
+    log, lags = applied_of(record), world.log_lags(member)
     return {
         "group_id": record.group_id,
         "client_id": record.client_id,
@@ -262,6 +264,10 @@ def member_row(world: "World", member: MemberState, *, state: WorldState) -> Row
         "topics": list(record.topics),
         "labels": record.labels,
         "silent_estimate_ms": silent_ms,
+        "log_lag": max(lags.values(), default=None),
+        "log_read_count": _read_count(log),
+        "applied_offsets": {str(t): at for t, at in log.applied.items()},
+        "began_offsets": {str(t): at for t, at in log.began.items()},
     }
 
 
@@ -276,7 +282,19 @@ def _unregistered(group_id: str, client_id: str, incarnation: str) -> Row:
         "topics": [],
         "labels": {},
         "silent_estimate_ms": None,
+        "log_lag": None,
+        "log_read_count": None,
+        "applied_offsets": {},
+        "began_offsets": {},
     }
+
+
+def _read_count(log: Applied) -> int | None:
+    """Return how many entries a member has read since the states that it began at."""
+    partitions = log.applied.keys() & log.began.keys()
+    if not partitions:
+        return None
+    return sum(max(0, log.applied[t] - log.began[t]) for t in partitions)
 
 
 def group_rows(world: "World") -> list[Row]:
@@ -360,12 +378,14 @@ def pause_columns(rows: Iterable[Row]) -> tuple[Column, ...]:
 
 
 def client_columns(rows: Iterable[Row], *, has_group: bool) -> tuple[Column, ...]:
-    """Return the columns of clients; directives, labels only where there are some."""
+    """Return the columns of clients; what none of them has is left out."""
     rows = list(rows)
+    has_lag = any(row["log_lag"] is not None for row in rows)
     is_directed = any(row["directive"] for row in rows)
     is_labeled = any(own_labels(row["labels"]) for row in rows)
     return (
         (CLIENT_COLUMNS if has_group else CLIENT_COLUMNS[1:])
+        + (CLIENT_LOG if has_lag else ())
         + ((CLIENT_DIRECTIVE,) if is_directed else ())
         + ((CLIENT_LABELS,) if is_labeled else ())
     )
@@ -594,6 +614,7 @@ CLIENT_COLUMNS = (
     Column("INCARNATION", lambda row: str(row["incarnation"])[:8]),
     Column("TOPICS", lambda row: ", ".join(row["topics"]) or NOTHING),
 )
+CLIENT_LOG = (column("LOG LAG", "log_lag"), column("LOG READ", "log_read_count"))
 CLIENT_DIRECTIVE = column("DIRECTIVE", "directive")
 CLIENT_LABELS = Column("LABELS", lambda row: plain(own_labels(row["labels"])))
 

@@ -15,7 +15,7 @@ from signal import SIGINT, SIGTERM, Signals
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from kafka_marshal.arguments import require_number
+from kafka_marshal.arguments import to_ms
 from kafka_marshal.batches import Batch, Committable, CommitToken
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.client import CLOSE_MS_MAX, OPEN_MS_MAX, Marshal
@@ -86,6 +86,12 @@ class AsyncConsumer:
         self._hop: _Hop[Any] = _Hop("marshal-consumer")
         self._turn = asyncio.Lock()
         self._is_stopped = False
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` has ended."""
+        return self._is_closed
 
     # --- reading
 
@@ -116,8 +122,8 @@ class AsyncConsumer:
         self, timeout_ms: int = 0, max_records: int | None = None
     ) -> dict[TopicPartition, list[Record]]:
         """Return records that are now handed out; see ``Consumer.poll``."""
-        require_number("timeout_ms", timeout_ms)
-        return await self._hand_out(max_records, timeout_ms=timeout_ms)
+        wait_ms = to_ms("timeout_ms", timeout_ms)
+        return await self._hand_out(max_records, timeout_ms=wait_ms)
 
     async def _next(
         self, max_records: int | None
@@ -266,6 +272,7 @@ class AsyncConsumer:
                 close = partial(consumer.close, release=release, timeout_ms=timeout_ms)
                 await self._hop.run(close)
             self._hop.end()
+            self._is_closed = True
 
     async def _settle(self) -> None:
         """Wait for the thread's calls; ignore their errors, because this is closing."""
@@ -304,18 +311,26 @@ class AsyncConsumer:
         await self.close()
 
 
+_Prepare = Callable[["AsyncMarshal", Callable[[], Marshal]], None]
+
+
 def _taking_what_marshal_takes(
     make: Callable[P, Marshal],
-) -> Callable[Concatenate["AsyncMarshal", P], None]:
-    """Return a constructor with ``Marshal``'s own arguments, which opens nothing."""
+) -> Callable[[_Prepare], Callable[Concatenate["AsyncMarshal", P], None]]:
+    """Return a decorator: a constructor with ``Marshal``'s arguments, opening nothing.
 
-    def prepare(self: "AsyncMarshal", /, *args: P.args, **kwargs: P.kwargs) -> None:
-        self.prepare(lambda: make(*args, **kwargs))
+    A decorator, as type checkers do not know a class whose ``__init__`` is assigned.
+    """
 
-    return wraps(Marshal.__init__)(prepare)
+    def decorate(
+        prepare: _Prepare,
+    ) -> Callable[Concatenate["AsyncMarshal", P], None]:
+        def init(self: "AsyncMarshal", /, *args: P.args, **kwargs: P.kwargs) -> None:
+            prepare(self, lambda: make(*args, **kwargs))
 
+        return wraps(Marshal.__init__)(init)
 
-_prepare = _taking_what_marshal_takes(Marshal)
+    return decorate
 
 
 def _making_what_marshal_makes(
@@ -341,7 +356,10 @@ class AsyncMarshal:
                 ...
     """
 
-    __init__ = _prepare
+    @_taking_what_marshal_takes(Marshal)
+    def __init__(self, make: Callable[[], Marshal]) -> None:
+        self.prepare(make)
+
     consumer = _making_what_marshal_makes(Marshal.consumer)
 
     def prepare(self, make: Callable[[], Marshal]) -> None:
@@ -368,7 +386,8 @@ class AsyncMarshal:
     def adopt(self, make: Callable[[], Consumer]) -> AsyncConsumer:
         """Return a consumer that opens later, and closes with this client."""
         consumer = AsyncConsumer(make)
-        self._consumers.append(consumer)
+        open_ones = [other for other in self._consumers if not other.is_closed]
+        self._consumers = [*open_ones, consumer]
         return consumer
 
     @asynccontextmanager

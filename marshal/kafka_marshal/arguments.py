@@ -1,11 +1,15 @@
 """Checks of what callers give, before anything is done with it."""
 
+from math import ceil, isnan
 from operator import index
 from typing import SupportsIndex
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.types import TopicPartition
+
+FOREVER_MS = 2**42
+"""139 years: what a thread can still be asked to wait."""
 
 
 def require_name(setting: str, name: object) -> None:
@@ -23,19 +27,51 @@ def require_name(setting: str, name: object) -> None:
         )
 
 
-def require_number(setting: str, value: object, *, least: float | None = None) -> None:
-    """Raise unless a setting is a number, and not too small.
+def to_name(setting: str, name: object) -> str:
+    """Return a name of a client or group; raises as ``require_name``."""
+    require_name(setting, name)
+    assert isinstance(name, str)
+    return to_text(name)
+
+
+def to_text(text: str) -> str:
+    """Return a text as one of Python's own: NumPy's cannot be encoded."""
+    return str.__str__(text)
+
+
+def require_flag(setting: str, value: object) -> None:
+    """Raise unless a setting is True or False: the text ``"no"`` would be true.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if not isinstance(value, bool):
+        raise ConfigurationError(
+            f"{setting} must be True or False, not {value!r}", setting=setting
+        )
+
+
+def to_ms(setting: str, value: object, *, least: float | None = None) -> int:
+    """Return a time in whole milliseconds, rounded up; NumPy's numbers are numbers.
+
+    An infinite time, as ``consumer_timeout_ms`` is in kafka-python, is 139 years.
 
     Raises:
         ConfigurationError: It is something else, such as the text of a duration, or
             less than ``least``.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    number: float | None = None
+    if isinstance(value, float) and not isnan(value):
+        number = max(-FOREVER_MS, min(value, FOREVER_MS))
+    elif isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        number = index(value)
+    if number is None:
         raise ConfigurationError(
             f"{setting} must be a number, not {value!r}", setting=setting
         )
-    if least is not None and value < least:
+    if least is not None and number < least:
         raise _too_small(setting, least)
+    return ceil(number)
 
 
 def to_whole(setting: str, value: object) -> int:
@@ -51,14 +87,16 @@ def to_whole(setting: str, value: object) -> int:
     return index(value)
 
 
-def require_count(setting: str, value: object, *, least: float = 1) -> None:
-    """Raise unless a setting is a whole number, and not too small.
+def to_count(setting: str, value: object, *, least: float = 1) -> int:
+    """Return a whole number that is not too small; as ``to_whole``.
 
     Raises:
         ConfigurationError: It is something else, or less than ``least``.
     """
-    if to_whole(setting, value) < least:
+    count = to_whole(setting, value)
+    if count < least:
         raise _too_small(setting, least)
+    return count
 
 
 def _too_small(setting: str, least: float) -> ConfigurationError:

@@ -177,7 +177,13 @@ def runs_of(records: Iterable[Committable]) -> Iterator[Run]:
     topic, number, first, last = "", -1, -1, -1
     token: Token | None = None
     for record in records:
-        offset = record.offset
+        try:
+            offset = record.offset
+        except AttributeError:
+            raise TypeError(
+                "commit takes records that were handed out, not "
+                f"{type(record).__name__}"
+            ) from None
         if (
             offset == last + 1
             and record.partition == number

@@ -174,6 +174,10 @@ class HeldClaim:
                 except DeadlineExceeded:
                     self._session.unwant(self._holding)
                     break
+                except BaseException:
+                    # Such as Ctrl-C: it would be won later, and nobody would have it.
+                    self._session.unwant(self._holding)
+                    raise
             else:
                 return
         raise self._rejected()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kafka_marshal.arguments import require_name, require_number
+from kafka_marshal.arguments import require_flag, to_ms, to_name, to_text, to_whole
 from kafka_marshal.closing import Closing
 from kafka_marshal.config import (
     MAX_POLL_RECORDS,
@@ -139,12 +139,13 @@ class Marshal(Closing):
         from kafka_marshal.backend import LocalBackend, Terms
         from kafka_marshal.remote.backend import ConnectOptions, open_backend
 
-        names = {"group_id": group_id, "client_id": client_id}
-        for setting, name in names.items():
-            require_name(setting, name)
-        _require_times(timeout_ms, checkpoint_interval_ms, heartbeat_interval_ms)
+        names = _names(group_id=group_id, client_id=client_id)
+        self._group_id, self._client_id = names.values()
+        timeout_ms = to_ms("timeout_ms", timeout_ms)
+        every_ms = to_ms("checkpoint_interval_ms", checkpoint_interval_ms)
+        heartbeat_interval_ms = _expected_ms(heartbeat_interval_ms)
+        _require_flags(check_topic, mirror_offsets, can_plan)
         self._is_closed, self._pid = False, os.getpid()
-        self._client_id, self._group_id = client_id, group_id
         self._consumers, self._handlers, self._closers = [], {}, []
         settings = ConnectionConfig(
             bootstrap_servers,
@@ -154,17 +155,16 @@ class Marshal(Closing):
         )
         observer = _one_observer(observer)
         if sidecar is None:
-            _require_none("sidecar_token_file", sidecar_token_file)
-            _require_none("sidecar_instance", sidecar_instance)
+            _require_none(sidecar_token_file, sidecar_instance)
             terms = Terms(
                 **names,
                 heartbeat_interval_ms=heartbeat_interval_ms,
                 state_dir=state_dir,
                 check_topic=check_topic,
                 mirror_offsets=mirror_offsets,
-                checkpoint_interval_ms=checkpoint_interval_ms,
+                checkpoint_interval_ms=every_ms,
                 timeout_ms=timeout_ms,
-                person=person,
+                person=_checked_person(person),
                 labels=checked_labels(labels or {}),
                 can_plan=can_plan,
             )
@@ -307,6 +307,7 @@ class Marshal(Closing):
         from kafka_marshal.engine.standbys import StandbyThread
         from kafka_marshal.engine.warm_fetches import new_fetcher
 
+        timeout_ms = to_ms("timeout_ms", timeout_ms)
         callbacks = callbacks or Callbacks()
         data = self.engine.context.ports.data
         subscription = self._new_subscription(config, timeout_ms)
@@ -401,15 +402,17 @@ class Marshal(Closing):
         from kafka_marshal.claims import HeldClaim, note_unknown_partition
 
         self._require_open()
-        given: object = partition
-        is_number = isinstance(given, int) and 0 <= given <= PARTITION_MAX
-        if not is_topic(topic) or not is_number:
+        name: object = topic
+        number = to_whole("partition", partition)
+        timeout_ms = to_ms("timeout_ms", timeout_ms)
+        is_name = isinstance(name, str) and is_topic(name)
+        if not is_name or not 0 <= number <= PARTITION_MAX:
             raise ConfigurationError(
                 f"{topic!r} partition {partition!r} is no data partition",
                 setting="topic",
             )
         backend = self._backend
-        key = Key(self.group_id, topic, partition)
+        key = Key(self.group_id, to_text(topic), number)
         holding = backend.want(key)
         note_unknown_partition(backend.engine.context, key.topic_partition)
         claim = HeldClaim(
@@ -533,12 +536,17 @@ def _one_observer(given: Observer | Sequence[Observer] | None) -> Observer:
     return FanOut(*every) if isinstance(given, Sequence) else given
 
 
-def _require_none(setting: str, value: object) -> None:
-    if value is not None:
-        raise ConfigurationError(
-            f"{setting} is used only with a sidecar; set sidecar, too",
-            setting="sidecar",
-        )
+def _require_none(sidecar_token_file: object, sidecar_instance: object) -> None:
+    given = {
+        "sidecar_token_file": sidecar_token_file,
+        "sidecar_instance": sidecar_instance,
+    }
+    for setting, value in given.items():
+        if value is not None:
+            raise ConfigurationError(
+                f"{setting} is used only with a sidecar; set sidecar, too",
+                setting="sidecar",
+            )
 
 
 def _require_defaults(
@@ -564,10 +572,29 @@ def _require_defaults(
         )
 
 
-def _require_times(
-    timeout_ms: object, checkpoint_interval_ms: object, heartbeat_interval_ms: object
+def _names(**given: object) -> dict[str, str]:
+    return {setting: to_name(setting, name) for setting, name in given.items()}
+
+
+def _expected_ms(heartbeat_interval_ms: object) -> int | None:
+    if heartbeat_interval_ms is None:
+        return None
+    return to_ms("heartbeat_interval_ms", heartbeat_interval_ms)
+
+
+def _require_flags(
+    check_topic: object, mirror_offsets: object, can_plan: object
 ) -> None:
-    require_number("timeout_ms", timeout_ms)
-    require_number("checkpoint_interval_ms", checkpoint_interval_ms)
-    if heartbeat_interval_ms is not None:
-        require_number("heartbeat_interval_ms", heartbeat_interval_ms)
+    require_flag("check_topic", check_topic)
+    require_flag("mirror_offsets", mirror_offsets)
+    require_flag("can_plan", can_plan)
+
+
+def _checked_person(person: object) -> str | None:
+    if person is None:
+        return None
+    if not isinstance(person, str):
+        raise ConfigurationError(
+            f"person must be a text, such as a name, not {person!r}", setting="person"
+        )
+    return to_text(person)

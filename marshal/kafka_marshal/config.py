@@ -12,7 +12,7 @@ from inspect import iscoroutinefunction
 
 import attrs
 
-from kafka_marshal.arguments import require_count, require_number
+from kafka_marshal.arguments import require_flag, to_count, to_ms, to_text
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.ports import ISOLATION_LEVELS, READ_UNCOMMITTED
 from kafka_marshal.protocol.claiming import Ending
@@ -39,6 +39,7 @@ LEAST = {
     "metadata_refresh_ms": 1,
     "standbys": 0,
 }
+OPTIONAL = frozenset({"consumer_timeout_ms", "max_handling_ms"})
 # Bounds the size of a compiled pattern, and so the time to match one name: the
 # largest that compiles takes about 10 ms for a name of 249 characters.
 PATTERN_BYTES_MAX = 256 * 1024
@@ -99,7 +100,7 @@ def pattern_text(pattern: str | re.Pattern[str] | None) -> str | None:
             form.
     """
     if pattern is None or isinstance(pattern, str):
-        return pattern
+        return pattern and to_text(pattern)
     text = getattr(pattern, "pattern", None)
     if not isinstance(text, str):
         raise ConfigurationError(
@@ -230,12 +231,18 @@ class ConsumerConfig:
 
     def __attrs_post_init__(self) -> None:
         self._check_topics()
+        # Numbers and texts of NumPy can be compared, but neither written nor sent.
+        given: dict[str, object] = {"topics": tuple(map(to_text, self.topics))}
+        if isinstance(self.policy, str):
+            given["policy"] = to_text(self.policy)
         for name, least in LEAST.items():
             value = getattr(self, name)
-            if value is None:
-                continue
-            check = require_number if name.endswith("_ms") else require_count
-            check(name, value, least=least)
+            if value is not None or name not in OPTIONAL:
+                read = to_ms if name.endswith("_ms") else to_count
+                given[name] = read(name, value, least=least)
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+        require_flag("release_behind", self.release_behind)
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
@@ -243,6 +250,7 @@ class ConsumerConfig:
                     f"{name} {value!r} must be one of {', '.join(choices)}",
                     setting=name,
                 )
+            object.__setattr__(self, name, to_text(value))
 
     def _check_topics(self) -> None:
         if bool(self.topics) == (self.pattern is not None):
@@ -377,7 +385,7 @@ def checked_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
             f"there are {len(labels)} labels; give {OWN_LABELS_MAX} at most",
             setting="labels",
         )
-    return labels
+    return {to_text(name): to_text(text) for name, text in labels.items()}
 
 
 @attrs.frozen(kw_only=True)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from kafka_marshal.arguments import (
-    require_count,
-    require_number,
+    to_count,
+    to_ms,
     to_partition,
     to_whole,
 )
@@ -136,17 +136,16 @@ class Consumer(Closing):
             CoordinationError: The engine failed for good.
             ConfigurationError: A limit is no number, or too small.
         """
-        require_number("timeout_ms", timeout_ms)
+        wait_ms = to_ms("timeout_ms", timeout_ms)
         most = self._most(max_records)
         if most == 1 and (record := self.next_fetched()) is not None:
             return {TopicPartition(record.topic, record.partition): [record]}
-        return _made(self._poll(timeout_ms, most))
+        return _made(self._poll(wait_ms, most))
 
     def _most(self, max_records: int | None) -> int:
         if max_records is None:
             return self._config.max_poll_records
-        require_count("max_records", max_records)
-        return max_records
+        return to_count("max_records", max_records)
 
     def _poll(
         self, timeout_ms: int, most: int, *, partitions_max: int | None = None
@@ -317,7 +316,7 @@ class Consumer(Closing):
                 raise TypeError(
                     "commit takes records that were handed out, one or several, not "
                     f"{type(records).__name__}; without an argument it commits all; "
-                    "to move a position call seek"
+                    "a batch has a commit of its own; to move a position call seek"
                 )
             for partition, token, first, last in runs_of(records):
                 self._commit_range(partition, token, first=first, last=last)
@@ -385,12 +384,12 @@ class Consumer(Closing):
             ClaimLost: A claim ended meanwhile; its position was not recorded.
             DeadlineExceeded: Not read back in time; the positions may still land.
         """
-        require_number("timeout_ms", timeout_ms)
+        wait_ms = to_ms("timeout_ms", timeout_ms)
         self._require_usable()
         with self._engine.changed:
             held = list(self._places.values())
             seqs = self._session.beat_now()
-        self._await(lambda: not self._session.is_pending(seqs), timeout_ms)
+        self._await(lambda: not self._session.is_pending(seqs), wait_ms)
         now_ms = self._clock.now_ms()
         for place in held:
             if place.holding.drain is None:

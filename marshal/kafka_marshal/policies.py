@@ -60,7 +60,8 @@ def find_policy(policy: str | Policy) -> Policy:
     """
     if callable(policy):
         return _made(policy, "given")
-    found = BUILT_IN.get(policy)
+    name: object = policy
+    found = BUILT_IN.get(policy) if isinstance(name, str) else None
     if found is not None:
         return found
     points = tuple(metadata.entry_points(group=ENTRY_POINTS, name=policy))

@@ -13,8 +13,8 @@ import variants
 from kafka_marshal.config import Delivery
 from kafka_marshal.protocol.lease import Lease
 from kafka_marshal.remote import session as remote_session
-from kafka_marshal.sidecar.assignment import LeaseTable
 from kafka_marshal.sidecar.group import LocalGroup
+from kafka_marshal.sidecar.lease_table import LeaseTable
 from kafka_marshal.sidecar.registry import ClientRegistry
 from simulator.base import GROUP
 from simulator.outcome import RunFailed

@@ -19,6 +19,7 @@ from logkit import (
     beat,
     claim,
     config,
+    member,
     messages,
     pause,
     release,
@@ -26,6 +27,7 @@ from logkit import (
 from msgspec.structs import replace
 
 from kafka_marshal.protocol import rationalizer
+from kafka_marshal.protocol.applied import applied_of
 from kafka_marshal.protocol.codec import (
     Undecodable,
     decode,
@@ -316,3 +318,15 @@ def test_3_9_the_person_of_a_record_informs():
         log.append(record)
     assert person_of(replace(pause(1), tags=tags)) == "ada"
     assert digest(named.state) == digest(plain.state)
+
+
+def test_3_10_how_far_a_member_has_applied_the_log_informs():
+    tags = msgspec.msgpack.encode({"applied": [7, None, 9], "began": [0, None, 3]})
+    stated, plain = Log(), Log()
+    stated.append(replace(member(), tags=tags))
+    plain.append(member())
+    (known,) = stated.state.soft.members.values()
+    announced = applied_of(known.record)
+    assert (announced.applied, announced.began) == ({0: 7, 2: 9}, {0: 0, 2: 3})
+    assert digest(stated.state) == digest(plain.state)
+    assert applied_of(replace(member(), tags=b"\xc1")).applied == {}

@@ -483,6 +483,22 @@ def test_nothing_is_opened_before_it_is_entered(cluster):
     run(work)
 
 
+def test_closed_consumers_are_forgotten(cluster):
+    """A service may open one for each request, for weeks."""
+    node = stepping(cluster)
+    marshal = opened_over(lambda: Client(node))
+
+    async def work():
+        async with marshal:
+            for _ in range(5):
+                async with marshal.adopt(lambda: node.consumer):
+                    pass
+            last = marshal.adopt(lambda: node.consumer)
+            assert marshal._consumers == [last]
+
+    run(work)
+
+
 def test_a_client_that_is_open_is_not_opened_again(cluster):
     node, clients = stepping(cluster), []
 

@@ -128,6 +128,24 @@ def test_a_claim_not_won_in_time_names_who_holds_it(cluster):
     assert holders(cluster) == ["b"]
 
 
+def test_an_interrupted_wait_claims_nothing(cluster):
+    """Otherwise the claim would be won later, with nobody to use or release it."""
+    owner = owning(cluster, "b")
+    node, claim = wanting(cluster)
+
+    def interrupt(_timeout_s):
+        raise KeyboardInterrupt
+
+    waiting, node.engine.changed.wait = node.engine.changed.wait, interrupt
+    with pytest.raises(KeyboardInterrupt):
+        claim.wait_held(H)
+    node.engine.changed.wait = waiting
+    cluster.crash(owner)
+    cluster.run(4 * H)
+    assert holders(cluster) == []
+    claim_of(node).wait_held(H)
+
+
 def test_a_paused_group_is_named_as_the_reason(cluster):
     node, claim = wanting(cluster)
     pause_for(cluster, 10 * H)

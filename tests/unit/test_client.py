@@ -5,6 +5,7 @@ import inspect
 import os
 
 import attrs
+import numpy as np
 import pytest
 from enginekit import KEY, T0, H, Stepping, fold, lines, world
 from prometheus_client import CollectorRegistry
@@ -78,6 +79,11 @@ def consuming(marshal, cluster, **options):
         ("heartbeat_interval_ms", "2s"),
         ("heartbeat_interval_ms", ""),
         ("checkpoint_interval_ms", "5m"),
+        ("timeout_ms", float("nan")),
+        ("check_topic", "x"),
+        ("mirror_offsets", "no"),
+        ("can_plan", 0),
+        ("person", 5),
     ],
 )
 def test_a_setting_of_another_type_is_named(cluster, tmp_path, setting, value):
@@ -167,13 +173,41 @@ def test_a_claim_of_an_unknown_partition_is_reported(
     assert seen == wanted
 
 
-@pytest.mark.parametrize("partition", [-1, "3", None, 2**31])
-def test_a_claim_of_no_partition_is_refused(cluster, tmp_path, partition):
+@pytest.mark.parametrize(
+    ("topic", "partition"),
+    [("t", -1), ("t", "3"), ("t", None), ("t", 2**31), ("t", True), ("a/b", 0), (7, 0)],
+)
+def test_a_claim_of_no_partition_is_refused(cluster, tmp_path, topic, partition):
     with (
         opened(tmp_path) as marshal,
-        pytest.raises(ConfigurationError, match="no data partition"),
+        pytest.raises(ConfigurationError, match=r"no data partition|a whole number"),
     ):
-        marshal.claim("t", partition)
+        marshal.claim(topic, partition)
+
+
+def test_a_refused_timeout_claims_nothing(cluster, tmp_path):
+    with opened(tmp_path) as marshal:
+        with pytest.raises(ConfigurationError, match="timeout_ms must be a number"):
+            marshal.claim("t", 0, timeout_ms="5s")
+        with pytest.raises(ConfigurationError, match="timeout_ms must be a number"):
+            marshal.consumer("t", timeout_ms="5s")
+        assert marshal.claim("t", 0).is_valid()
+
+
+def test_texts_and_numbers_of_numpy_are_written_as_python_s(cluster, tmp_path):
+    """The engine would end at the first record that cannot be encoded."""
+    names = {"client_id": np.str_("a"), "labels": {np.str_("rack"): np.str_("r1")}}
+    times = {"timeout_ms": np.int64(5_000), "checkpoint_interval_ms": np.int64(0)}
+    with opened(tmp_path, **names, **times, person=np.str_("ada")) as marshal:
+        with marshal.claim(np.str_("t"), np.int64(0)) as claim:
+            claim.set_position(np.int64(3))
+        with marshal.consumer(np.str_("t"), claims_max=np.int32(2)) as consumer:
+            cluster.run_until(consumer.assignment, 4 * H)
+            assert consumer.poll(np.int64(0), np.int64(1)) is not None
+            cluster.run(H)
+            (member,) = fold(cluster).soft.members.values()
+            assert member.record.labels["rack"] == "r1"
+        assert marshal.engine.failure is None
 
 
 def full_disk(*_args, **_rest):
@@ -423,6 +457,13 @@ def test_labels_that_no_member_can_have_are_refused(cluster, tmp_path, labels):
 def test_a_client_of_a_sidecar_has_no_labels(tmp_path):
     with pytest.raises(ConfigurationError, match="labels cannot be set"):
         opened(tmp_path, labels={"rack": "r1"}, sidecar="http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("instance", ["x" * 16, b"x" * 15, 5])
+def test_an_instance_is_16_bytes(tmp_path, instance):
+    with pytest.raises(ConfigurationError, match="must be 16 bytes") as caught:
+        opened(tmp_path, sidecar="http://127.0.0.1:1", sidecar_instance=instance)
+    assert caught.value.setting == "sidecar_instance"
 
 
 def test_a_close_before_a_restart_is_a_release_with_that_reason(cluster, tmp_path):

@@ -3,14 +3,18 @@
 import pickle
 import re
 
+import numpy as np
 import pytest
 
+from kafka_marshal.arguments import FOREVER_MS
 from kafka_marshal.config import (
     LEAST,
+    OPTIONAL,
     TOPICS_MAX,
     Callbacks,
     ConsumerConfig,
     Delivery,
+    OffsetReset,
     checked_labels,
     topic_pattern,
 )
@@ -70,6 +74,52 @@ def test_numbers_have_a_least_value(setting, least):
     error = refused(topics=("t",), **{setting: least - 1})
     assert error.setting == setting
     assert str(error).startswith(f"{setting} must be ")
+
+
+@pytest.mark.parametrize("setting", LEAST)
+def test_numbers_of_numpy_become_python_s(setting):
+    """They could neither be written to the log nor sent to a sidecar."""
+    config = ConsumerConfig(topics=("t",), **{setting: np.int64(7)})
+    found = getattr(config, setting)
+    assert (type(found), found) == (int, 7)
+
+
+def test_texts_of_numpy_become_python_s():
+    config = ConsumerConfig(
+        topics=(np.str_("t"),),
+        policy=np.str_("greedy"),
+        auto_offset_reset=OffsetReset.LATEST,
+        isolation_level=np.str_("read_committed"),
+    )
+    texts = [*config.topics, config.policy, config.auto_offset_reset]
+    texts += [config.isolation_level, ConsumerConfig(pattern=np.str_("t")).pattern]
+    assert texts == ["t", "greedy", "latest", "read_committed", "t"]
+    assert {type(text) for text in texts} == {str}
+    labels = checked_labels({np.str_("rack"): np.str_("r1")})
+    assert [type(each) for pair in labels.items() for each in pair] == [str, str]
+
+
+def test_an_infinite_time_is_long():
+    """The default of kafka-python, and its way to turn a limit off."""
+    config = ConsumerConfig(topics=("t",), consumer_timeout_ms=float("inf"))
+    assert config.consumer_timeout_ms == FOREVER_MS
+
+
+@pytest.mark.parametrize("setting", LEAST)
+def test_only_a_few_numbers_may_be_missing(setting):
+    if setting in OPTIONAL:
+        assert (
+            getattr(ConsumerConfig(topics=("t",), **{setting: None}), setting) is None
+        )
+    else:
+        assert refused(topics=("t",), **{setting: None}).setting == setting
+
+
+@pytest.mark.parametrize("value", ["no", 0, None])
+def test_a_flag_is_true_or_false(value):
+    error = refused(topics=("t",), release_behind=value)
+    assert error.setting == "release_behind"
+    assert f"True or False, not {value!r}" in str(error)
 
 
 @pytest.mark.parametrize("setting", LEAST)

@@ -202,6 +202,39 @@ def test_callbacks_report_claimed_and_lost_partitions(cluster):
     assert [what for _, what in reported] == [str(reported[0][1]), "lease_expired"]
 
 
+def test_an_exception_of_a_callback_leaves_the_consumer_usable():
+    """All partitions are fetched, and the others are reported by later calls."""
+    cluster = world(records=[2, 2, 2])
+    claimed, lost = [], []
+
+    def on_claimed(partition, _token):
+        claimed.append(partition.partition)
+        raise ValueError(partition)
+
+    def on_lost(partition, _ending):
+        lost.append(partition.partition)
+        raise KeyError(partition)
+
+    node = cluster.node("a", spec=spec(on_claimed=on_claimed, on_lost=on_lost))
+    cluster.run_until(held_by(node, 3), H)
+    cluster.run(40)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="t-"):
+            node.consumer.poll(0)
+    found = {}
+    for _ in range(3):
+        found |= values(node.consumer.poll(0))
+    assert found == {number: [0, 1] for number in range(3)}
+    assert sorted(claimed) == [0, 1, 2]
+    node.cut(is_cut=True)
+    cluster.run(2 * H)
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            node.consumer.poll(0)
+    assert node.consumer.poll(0) == {}
+    assert sorted(lost) == [0, 1, 2]
+
+
 def test_a_loss_with_empty_hands_is_silent(cluster):
     node = owning(cluster)
     node.consumer.commit(polled(node))

@@ -51,6 +51,14 @@ def list_clients(
     themselves, a fenced one once it owns nothing. DIRECTIVE is there while a client is
     drained or cordoned, LABELS where one has some, like its rack. With --at, clients
     that were silent for more than two heartbeat intervals may be missing.
+
+    LOG LAG is how many entries of the log a client had not applied when it last
+    announced itself, in the partition of __marshal where that is most, counted up to
+    the end of the log now. Of a client in order that is what was written since, in a
+    third of a heartbeat interval; where it stays high or grows the client is stopped,
+    lacks CPU time, or cannot reach a broker. LOG READ is how many entries it has read
+    since its start: few where it began at a kept state or a checkpoint. JSON has
+    applied_offsets and began_offsets by partition.
     """
     world = call.formatted_world(at, has_members=True)
     rows = presenters.member_rows(world, group_id=group)

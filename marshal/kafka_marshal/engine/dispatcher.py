@@ -6,7 +6,8 @@ engine ends claims under. Records fetched under a claim that has ended are dropp
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import attrs
 
@@ -46,6 +47,7 @@ CLAIM_SLICE_MS = 5
 RECHECK_MS = 1_000
 # Minimum time between two checks for control records; each visits all partitions.
 PASS_MS = 200
+_NONE_APPLIED = -1  # no version of a subscription
 
 
 class Dispatcher:
@@ -106,14 +108,30 @@ class Dispatcher:
         self._leased_until_ms = 0
         self._pass_due_ms = 0
         self._looked_ms = -1
-        self._version = -1
+        self._version = _NONE_APPLIED
+        # Calls of callbacks that are due.
+        self._reports: deque[Callable[[], None]] = deque()
         on_topics = callbacks.on_topics
         self._topic_callback = None if on_topics is None else TopicCallback(on_topics)
 
     def follow(self) -> None:
-        """Apply won and ended claims since the last call."""
+        """Apply won and ended claims since the last call, then report them.
+
+        An exception of a callback leaves nothing half done: the next call reports what
+        was not reported.
+        """
         if self._version == self._subscription.version:
             return
+        self._apply_changes()
+        try:
+            while self._reports:
+                self._reports.popleft()()
+            self.notify_topics(self.places)
+        except BaseException:
+            self._version = _NONE_APPLIED
+            raise
+
+    def _apply_changes(self) -> None:
         gained: list[FetchState] = []
         with self._engine.changed:
             self._version = self._subscription.version
@@ -139,10 +157,9 @@ class Dispatcher:
         for place in gained:
             place.begin(self._reader, room=self._room())
             self._note_fetched(place)
-            token = place.holding.claim.token
-            if self._callbacks.on_claimed is not None and token is not None:
-                self._callbacks.on_claimed(place.partition, token)
-        self.notify_topics(self.places)
+            token, on_claimed = place.holding.claim.token, self._callbacks.on_claimed
+            if on_claimed is not None and token is not None:
+                self._reports.append(partial(on_claimed, place.partition, token))
 
     def _room(self) -> int:
         """Return how many more records may be fetched and not handed out."""
@@ -161,7 +178,8 @@ class Dispatcher:
         if not self._is_at_most_once:
             had_work = had_work or place.buffered_count > 0
         if self._callbacks.on_lost is not None:
-            self._callbacks.on_lost(place.partition, ending)
+            report = partial(self._callbacks.on_lost, place.partition, ending)
+            self._reports.append(report)
         elif ending.was_lost and had_work:
             self.lost.append(lost_claim(place.partition, ending))
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from kafka_marshal.config import TOPICS_MAX
 from kafka_marshal.errors import ClientFenced, IdentityConflict
+from kafka_marshal.protocol.applied import Applied, applied_to_tags
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.codec import person_of
 from kafka_marshal.protocol.group_plan import PLANNER_VERSION
@@ -284,6 +285,9 @@ class Announcer:
             # Admins see that it follows changes of the partition count, and how far.
             generation = self.acted_on(self._context.settled.generation)
             marks[LAYOUT_LABEL] = str(generation)
+        folded, replicas = self._context.folded, self._context.replicas
+        began = {t: replicas[t].began_at for t in folded if t in replicas}
+        tags = applied_to_tags(Applied(applied=folded, began=began))
 
         def record(seq: int) -> Member:
             return Member(
@@ -296,6 +300,7 @@ class Announcer:
                 draining=draining,
                 feature_level_max=SUPPORTED_LEVEL,
                 plan_generation=None,
+                tags=tags,
             )
 
         # To both homes while the partition count changes (PROTOCOL 10.2).

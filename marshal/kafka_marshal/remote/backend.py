@@ -739,6 +739,16 @@ class ConnectOptions:
     instance: bytes | None = None
 
 
+def _require_instance(instance: object) -> None:
+    if instance is None:
+        return
+    if not isinstance(instance, bytes) or len(instance) != INSTANCE_BYTES:
+        raise ConfigurationError(
+            f"sidecar_instance must be {INSTANCE_BYTES} bytes, not {instance!r}",
+            setting="sidecar_instance",
+        )
+
+
 def open_backend(
     options: ConnectOptions,
     *,
@@ -756,6 +766,7 @@ def open_backend(
         CoordinationError: The sidecar cannot be reached, or was not ready in time.
     """
     address = Address.parse(options.sidecar)
+    _require_instance(options.instance)
     clock, entropy = SystemClock(), SystemEntropy()
     instance = options.instance or entropy.random_bytes(INSTANCE_BYTES)
     identity = ClientIdentity(group_id, client_id, instance)

@@ -140,6 +140,9 @@ class Address:
         Raises:
             ConfigurationError: The text is not the address of a sidecar here.
         """
+        given: object = text
+        if not isinstance(given, str):
+            raise _wrong(str(given), "it is no text")
         if text.startswith(UNIX):
             path = text.removeprefix(UNIX).removeprefix("//")
             if not Path(path).is_absolute():

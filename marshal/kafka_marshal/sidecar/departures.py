@@ -9,8 +9,8 @@ is recalled, and released.
 from collections.abc import Callable
 
 from kafka_marshal.engine import Context, Session
-from kafka_marshal.sidecar.assignment import LeaseTable
 from kafka_marshal.sidecar.clients import Client
+from kafka_marshal.sidecar.lease_table import LeaseTable
 
 
 class Departure:

@@ -31,18 +31,13 @@ from kafka_marshal.protocol.state import STUCK
 from kafka_marshal.protocol.types import Key, OffsetRange
 from kafka_marshal.remote import api
 from kafka_marshal.remote.answers import LocalClient
-from kafka_marshal.sidecar.assignment import (
-    MOVED,
-    Assignor,
-    LeaseTable,
-    SharedSubscription,
-    Transfer,
-)
+from kafka_marshal.sidecar.assignment import MOVED, Assignor
 from kafka_marshal.sidecar.clients import Client, ClientLease, reclaim
 from kafka_marshal.sidecar.departures import Departure
 from kafka_marshal.sidecar.events import LogPosition
 from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN
 from kafka_marshal.sidecar.lease_journal import LeaseJournal
+from kafka_marshal.sidecar.lease_table import LeaseTable, SharedSubscription, Transfer
 from kafka_marshal.sidecar.publisher import EventPublisher
 from kafka_marshal.sidecar.warming import OLD_EPOCH, ClientStandbys, WarmUp, WarmUps
 
@@ -310,7 +305,11 @@ class LocalGroup:
             if shared in self.table.subscriptions:
                 self.table.subscriptions.remove(shared)
                 self.session.drop(shared.subscription, reason=reason or CLOSED)
-        elif shared.update_limits(self.table.clients, warm_ups=self._warm_ups):
+        elif shared.update_limits(
+            self.table.clients,
+            warm_by=self._warm_ups.begin,
+            standby_for=self._warm_ups.standbys.counted,
+        ):
             self.session.reconsider()
         self.table.mark_changed()
 

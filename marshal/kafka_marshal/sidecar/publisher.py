@@ -14,12 +14,12 @@ from kafka_marshal.protocol.items import Pause
 from kafka_marshal.protocol.state import stuck_count
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
-from kafka_marshal.sidecar.assignment import (
-    LeaseTable,
-)
 from kafka_marshal.sidecar.clients import Client, ClientLease
 from kafka_marshal.sidecar.events import LogPosition
 from kafka_marshal.sidecar.http_errors import to_http_error
+from kafka_marshal.sidecar.lease_table import (
+    LeaseTable,
+)
 from kafka_marshal.sidecar.warming import WarmUp, WarmUps
 
 

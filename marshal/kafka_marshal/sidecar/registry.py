@@ -19,11 +19,11 @@ from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.remote import api
 from kafka_marshal.runtime import Runtime
-from kafka_marshal.sidecar.assignment import SharedSubscription, UnexpiredLease
 from kafka_marshal.sidecar.clients import Client
 from kafka_marshal.sidecar.events import EventBuffer
 from kafka_marshal.sidecar.group import DIED, LEFT, SILENT, LocalGroup
 from kafka_marshal.sidecar.lease_journal import FILE_NAME, JournaledClient, LeaseJournal
+from kafka_marshal.sidecar.lease_table import SharedSubscription, UnexpiredLease
 from kafka_marshal.sidecar.process_monitor import DeathWatch, Peer
 from kafka_marshal.subscribing import new_subscription
 

@@ -11,7 +11,6 @@ partition if this sidecar takes it over.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import attrs
 
@@ -25,9 +24,7 @@ from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 from kafka_marshal.remote.answers import Handoff
 from kafka_marshal.sidecar.clients import Client, ClientLease
-
-if TYPE_CHECKING:
-    from kafka_marshal.sidecar.assignment import LeaseTable
+from kafka_marshal.sidecar.lease_table import LeaseTable
 
 WARMING = "warming"
 # Refusals of ``ready``, as the fold names those of HandoffReady (PROTOCOL 9.4).
@@ -83,7 +80,7 @@ class ClientStandbys:
         self,
         context: Context,
         session: Session,
-        table: "LeaseTable",
+        table: LeaseTable,
         *,
         publish: Callable[[Client, api.Standby], None],
     ) -> None:
@@ -289,7 +286,7 @@ class WarmUps:
         self,
         context: Context,
         session: Session,
-        table: "LeaseTable",
+        table: LeaseTable,
         *,
         publish: Callable[[WarmUp], None],
         choose: Callable[[Key], Client | None],

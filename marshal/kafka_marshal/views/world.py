@@ -35,6 +35,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.identity import home_of
 from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
+from kafka_marshal.protocol.applied import applied_of
 from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
 from kafka_marshal.protocol.layout import used_count
 from kafka_marshal.protocol.lease import Freshness, freshness
@@ -428,6 +429,22 @@ class World:
                 if group_id in {None, name[0]} and is_newer:
                     found[name] = silent_ms, state, member
         return [(state, member) for _, (_, state, member) in sorted(found.items())]
+
+    def log_lags(self, member: MemberState) -> dict[int, int]:
+        """Return how far a member's last announcement is behind the end of this view.
+
+        Returns:
+            By coordinating partition, the entries of its log that the member had not
+            applied; a partition that the member, or this view, does not know is absent.
+            That includes what was written since: of a member in order, up to a third
+            of a heartbeat interval.
+        """
+        applied = applied_of(member.record).applied
+        return {
+            state.partition: max(0, state.next_offset - applied[state.partition])
+            for state in self.partitions
+            if state.partition in applied
+        }
 
     def handoffs(self, group_id: str | None = None) -> list[dict[str, Any]]:
         """Return every open offer of a key to a successor that warms up.

@@ -22,7 +22,8 @@ from logkit import (
 from kafka_marshal import Key, Token, World
 from kafka_marshal.engine.pause_notes import PauseNote
 from kafka_marshal.ports import PlainRecord
-from kafka_marshal.protocol.state import why_to_tags
+from kafka_marshal.protocol.applied import Applied, applied_to_tags
+from kafka_marshal.protocol.state import ACCEPTED, why_to_tags
 from kafka_marshal_cli import presenters
 from kafka_marshal_cli.presenters import record_object
 
@@ -228,6 +229,30 @@ def test_labels_are_shown_where_members_have_some_of_their_own():
     assert shown.header == "LABELS"
     texts = [shown.cell(row) for row in rows]
     assert texts == ["-", "fails:t=0,3, page=http://host-1:8080, rack=r1"]
+
+
+def test_the_lag_of_a_client_is_shown_where_one_announces_what_it_has_applied():
+    """In the partition where it is most; of those that this view knows."""
+    logs = [Log(k=2), Log(1, k=2)]
+    home = next(log for log in logs if log.append(member("c1"))[0].outcome == ACCEPTED)
+    rows = presenters.member_rows(world_of(*logs))
+    assert (rows[0]["log_lag"], rows[0]["log_read_count"]) == (None, None)
+    columns = presenters.client_columns(rows, has_group=True)
+    assert "LOG LAG" not in [column.header for column in columns]
+    tags = applied_to_tags(Applied(applied={0: 1, 1: 2, 2: 9}, began={0: 0, 1: 2}))
+    home.append(msgspec.structs.replace(member("c2"), tags=tags))
+    for _ in range(5):
+        logs[1].append(b"")
+    rows = presenters.member_rows(world_of(*logs))
+    ends = {log.state.partition: log.state.next_offset for log in logs}
+    assert rows[1]["log_lag"] == ends[1] - 2
+    assert rows[1]["log_read_count"] == 1
+    assert rows[1]["applied_offsets"] == {"0": 1, "1": 2, "2": 9}
+    assert rows[1]["began_offsets"] == {"0": 0, "1": 2}
+    *_, lag, read = presenters.client_columns(rows, has_group=False)
+    assert (lag.header, read.header) == ("LOG LAG", "LOG READ")
+    assert [lag.cell(row) for row in rows] == ["-", str(ends[1] - 2)]
+    assert [read.cell(row) for row in rows] == ["-", "1"]
 
 
 def test_two_lives_of_a_client_are_two_rows():

@@ -3,6 +3,7 @@
 import pytest
 from enginekit import (
     H,
+    fold,
     held_by,
     holders,
     lines,
@@ -12,14 +13,15 @@ from enginekit import (
     takeovers,
     world,
 )
+from keptkit import Shelf, kept
 from logkit import beat, ident, member, transition
 from msgspec.structs import replace
 
+from kafka_marshal import World
 from kafka_marshal.engine import members
 from kafka_marshal.errors import IdentityConflict
-from kafka_marshal.protocol.records import (
-    ClaimingPartition,
-)
+from kafka_marshal.protocol.applied import applied_of
+from kafka_marshal.protocol.records import ClaimingPartition, Member
 from kafka_marshal.testing.fakestore import AppendFate
 
 # --- Announcements ---
@@ -61,6 +63,52 @@ def test_the_number_of_remembered_members_is_bounded(cluster, monkeypatch):
         assert announcer.is_news(news)
         assert not announcer.is_news(news)
     assert len(announcer._announced) <= 3
+
+
+def test_a_member_announces_how_far_it_has_applied_the_log():
+    """Entries in order, behind by what is under way; once stopped, by what follows."""
+    cluster = world(partitions=2, records=[1] * 4)
+    a = cluster.node("a", spec=spec())
+    b = cluster.node("b", spec=spec())
+    cluster.run_until(held_by(b, 2), 3 * H)
+    cluster.run(H)
+
+    def applied(client_id):
+        states = [fold(cluster, t) for t in range(2)]
+        view = World(states, {})
+        (member,) = (m for _, m in view.members("g") if m.record.client_id == client_id)
+        return view, member
+
+    ends = {t: fold(cluster, t).next_offset for t in range(2)}
+    view, known = applied("b")
+    assert applied_of(known.record).began == {0: 0, 1: 0}
+    announced = dict(applied_of(known.record).applied)
+    assert announced.keys() == {0, 1}
+    assert all(0 < announced[t] <= ends[t] for t in ends)
+    written = max(view.log_lags(known).values())
+    # Stopped: what others write meanwhile is not applied.
+    cluster.nodes.remove(b)
+    cluster.run(H)
+    view, stopped = applied("b")
+    assert max(view.log_lags(stopped).values()) > written + 3
+    assert max(view.log_lags(applied("a")[1]).values()) < 5
+    # Continued: in the order of before.
+    cluster.nodes.append(b)
+    cluster.run(H)
+    view, awake = applied("b")
+    assert max(view.log_lags(awake).values()) < 5
+    assert a.held
+
+
+def test_a_member_announces_which_kept_state_it_began_at(cluster):
+    owning(cluster)
+    cluster.run(H)
+    state = fold(cluster)
+    cluster.node("b", sources=(Shelf(kept(state)),), spec=spec())
+    cluster.run(H)
+    found = [applied_of(line.record).began for line in of(cluster, "b", Member)]
+    assert found
+    assert all(began == {0: state.next_offset} for began in found)
 
 
 # --- Identity (PROTOCOL 4.4, 5.5) ---

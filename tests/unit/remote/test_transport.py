@@ -3,6 +3,7 @@
 import socket
 import threading
 from contextlib import closing
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -270,6 +271,8 @@ def test_an_address(text, socket, url):
         pytest.param("http://127.0.0.1:99999", "not a valid port", id="port"),
         pytest.param("http://u@127.0.0.1:80", "not this machine", id="user"),
         pytest.param("", "neither form", id="nothing"),
+        pytest.param(5, "no text", id="number"),
+        pytest.param(Path("/run/s.sock"), "no text", id="path"),
     ],
 )
 def test_no_address(text, why):

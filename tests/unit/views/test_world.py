@@ -21,6 +21,7 @@ from logkit import (
     ready,
     settings,
 )
+from msgspec.structs import replace
 from pastkit import past
 
 from kafka_marshal import (
@@ -31,6 +32,7 @@ from kafka_marshal import (
     WorldWatch,
     WrongCluster,
 )
+from kafka_marshal.protocol.applied import Applied, applied_to_tags
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import WorldState
@@ -59,6 +61,17 @@ def test_claims_are_sorted_and_by_group():
     world = World([log.state], {})
     assert [key.group_id for key, _ in world.claims()] == ["g", "h"]
     assert [key.group_id for key, _ in world.claims("h")] == ["h"]
+
+
+def test_the_lag_of_a_member_is_up_to_the_end_of_the_view():
+    """A view of an earlier moment may end before what a member has applied."""
+    log = Log()
+    tags = applied_to_tags(Applied(applied={0: 1, 1: 3}))
+    log.append(replace(member("c1"), tags=tags))
+    world = World([log.state], {})
+    (_, known), *_ = world.members()
+    assert world.log_lags(known) == {0: log.state.next_offset - 1}
+    assert World([Log(1).state], {}).log_lags(known) == {1: 0}
 
 
 def test_open_handoffs_are_shown_with_phase_and_times():
