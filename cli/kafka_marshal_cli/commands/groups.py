@@ -317,17 +317,29 @@ def resume(
         typer.Option(metavar="ID", help="Only this pause, which may be scheduled."),
     ] = None,
     reason: Reason = None,
+    dry_run: WriteNothing = False,
 ) -> None:
     """End a group's pauses, or one of them; members continue where they were.
 
     Where the group is not paused, its only scheduled pause is cancelled.
     """
     with call.admin() as admin:
-        count = admin.resume_group(group, operation=operation, reason=reason)
+        count = admin.resume_group(
+            group, operation=operation, reason=reason, dry_run=dry_run
+        )
     world = call.world()
-    found = {"group_id": group, "partitions_count": count, "reason": reason}
+    found = {
+        "group_id": group,
+        "partitions_count": count,
+        "reason": reason,
+        "is_executed": not dry_run,
+    }
     call.answer(Answer(presenters.as_of(world), found))
     note_unknown_group(world, group)
+    if dry_run:
+        notify(
+            f"nothing was written; pauses would end in {count} coordinating partitions"
+        )
 
 
 def _tunable(name: str, what: str) -> Any:  # noqa: ANN401 - what typer returns

@@ -269,8 +269,8 @@ class FakeAdmin:
             raise CoordinationError("not authorized")
         return {"orders": 6, "invoices": 4}.get(topic)
 
-    def resume_group(self, group, *, operation, reason):
-        self.asked.append((group, operation, reason))
+    def resume_group(self, group, *, operation, reason, dry_run):
+        self.asked.append((group, operation, reason, dry_run))
         return 4
 
 
@@ -378,8 +378,22 @@ def test_resume(world, monkeypatch):
     monkeypatch.setattr(Call, "admin", lambda self: admin)
     monkeypatch.setattr(Call, "log_ends", lambda _, wanted: {})
     outcome = invoke("groups", "resume", "g", "--reason", "done", "--operation", "ab")
-    assert admin.asked == [("g", "ab", "done")]
+    assert admin.asked == [("g", "ab", "done", False)]
     assert "partitions count: 4" in outcome.stdout
+    assert "is executed:      yes" in outcome.stdout
+
+
+def test_a_dry_run_of_a_resume_shows_where_it_would_end_a_pause(world, monkeypatch):
+    admin = FakeAdmin(())
+    monkeypatch.setattr(Call, "admin", lambda self: admin)
+    outcome = invoke("groups", "resume", "g", "--dry-run", "-o", "json")
+    assert outcome.exit_code == 0, outcome.output
+    assert outcome.stderr == (
+        "nothing was written; pauses would end in 4 coordinating partitions\n"
+    )
+    found = json.loads(outcome.stdout)
+    assert (found["is_executed"], found["partitions_count"]) == (False, 4)
+    assert admin.asked == [("g", None, None, True)]
 
 
 @pytest.mark.parametrize("action", [["pause", "--for", "10m"], ["resume"]])
