@@ -500,8 +500,9 @@ def refusal(
 def _held_by_another(group_id: str, pause: Pause, reason: str | None) -> GroupPaused:
     return GroupPaused(
         f"group {group_id!r} is held by another operation of "
-        f"{pause.client_id!r} ({reason}); end it first with: marshal "
-        f"groups resume {group_id}",
+        f"{pause.client_id!r} until {instant(pause.until_ms)}, or longer if that one "
+        f"renews it ({reason}); wait until it is over, or end it with: marshal groups "
+        f"resume {group_id}",
         until_ms=pause.until_ms,
         by=pause.client_id,
     )

@@ -211,9 +211,7 @@ def plan_undo(
             "were forgotten; partial=True sets back the others",
             reason="partial",
         )
-    others = [
-        key for key, known in known_keys if known.previous and key not in keys
-    ]
+    others = [key for key, known in known_keys if known.previous and key not in keys]
     if count is None and others and not is_partial:
         raise ClaimRejected(
             f"{len(keys)} partitions of group {group_id!r} can be set back to before "
@@ -281,8 +279,8 @@ def _require_undoable(
     before = None if known is None else known.before(bytes.fromhex(plan.undoes))
     if before is None or before.next_unclaimed() != target.position:
         raise ClaimRejected(
-            f"{plan.key(target).topic_partition} has changed since operation {plan.undoes} set it; "
-            "nothing is set; plan the undo again",
+            f"{plan.key(target).topic_partition} has changed since operation "
+            f"{plan.undoes} set it; nothing is set; plan the undo again",
             reason="changed",
         )
 
