@@ -480,7 +480,9 @@ class Draining(AdminConnection):
                 reason="unknown_client",
             )
         if dry_run:
-            until_ms = self._clock.wall_ms() + for_ms
+            homes = subject.homes(config.partition_count)
+            times = (follower.replicas[t].world.append_time_ms for t in homes)
+            until_ms = max(self._clock.wall_ms(), *times) + for_ms
         else:
             op_id, until_ms = write_directive(
                 follower,

@@ -130,6 +130,15 @@ def test_a_dry_run_writes_nothing_and_waits_for_nothing(cluster):
     assert written(cluster) == {t: [] for t in range(K)}
 
 
+def test_a_dry_run_by_a_clock_that_is_behind_shows_an_end_that_is_ahead(cluster):
+    pair(cluster)
+    admin = DrainingAdmin(cluster)
+    admin._clock = cluster.clock.view(wall_offset_ms=-100 * H)
+    until_ms = admin.drain("a", for_ms=FOR_MS, dry_run=True).until_ms
+    last_ms = max(fold(cluster, t).append_time_ms for t in range(K))
+    assert until_ms == last_ms + FOR_MS
+
+
 def test_the_directive_shows_who_is_dead_where_nobody_else_writes(cluster):
     for node in pair(cluster):
         cluster.crash(node)

@@ -135,6 +135,8 @@ def test_one_of_two_admins_wins_everywhere(cluster):
 def test_a_check_refuses_what_would_be_refused_and_writes_nothing(cluster):
     two = operation(cluster, "two")
     assert two.planned_end_ms() == cluster.clock.view().wall_ms() + FOR_MS
+    two._clock = cluster.clock.view(wall_offset_ms=-100 * FOR_MS)
+    assert two.planned_end_ms() == fold(cluster, HOME).append_time_ms + FOR_MS
     operation(cluster, "one").begin(TIMEOUT_MS)
     with pytest.raises(GroupPaused, match="'one'") as raised:
         operation(cluster, "two").planned_end_ms()

@@ -250,6 +250,7 @@ class FakeAdmin:
     def __init__(self, held):
         self.asked = []
         self.begin_ms = None
+        self.until_ms = UNTIL
         self._held = held
 
     def __enter__(self):
@@ -262,7 +263,7 @@ class FakeAdmin:
         self.asked.append((group, wanted))
         topics = tuple(wanted["topics"] or ())
         op_id = "" if wanted["dry_run"] else "ab"
-        return PauseResult(op_id, UNTIL, self._held, self.begin_ms, topics)
+        return PauseResult(op_id, self.until_ms, self._held, self.begin_ms, topics)
 
     def partition_count(self, topic):
         if topic == "hidden":
@@ -298,6 +299,20 @@ def test_pause(world, monkeypatch, *, verb, held, arguments, code, wait_ms, mess
     wanted |= {"dry_run": False}
     assert admin.asked == [("g", wanted)]
     assert "until ms:    1970-01-01T00:26:40.000Z" in outcome.stdout
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "note"), [(59_000, ""), (7_200_000, "is 2h ahead of the brokers")]
+)
+def test_a_pause_by_a_clock_that_is_ahead_is_noted(world, monkeypatch, ahead_ms, note):
+    admin = FakeAdmin(())
+    (state,) = world.partitions
+    admin.until_ms = state.append_time_ms + ahead_ms + 600_000
+    monkeypatch.setattr(Call, "admin", lambda self: admin)
+    outcome = invoke("groups", "pause", "g", "--for", "10m")
+    assert outcome.exit_code == 0, outcome.output
+    assert note in outcome.stderr
+    assert bool(note) == ("set the clock" in outcome.stderr)
 
 
 def test_a_dry_run_of_a_pause_shows_what_would_be_released(world, monkeypatch):
