@@ -111,6 +111,9 @@ def test_the_command_asks_and_can_be_repeated(domain, unique, tmp_path):
     words = ("clients", "fence", group, "w1", "--reason", "hung")
     with cli.started(*consuming) as consumer:
         consumer.wait_lines(3)
+        shown = cli.json(*words, "--dry-run")
+        assert (shown["is_executed"], shown["held_count"]) == (False, 1)
+        assert [row["is_fenced"] for row in shown["fenced"]] == [False]
         refused = cli.run(*words, code=2)
         assert "is alive on host" in refused.stderr
         assert "Add --yes" in refused.stderr

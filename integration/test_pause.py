@@ -85,6 +85,8 @@ def test_a_pause_and_its_end(domain, unique, admin, delivery):
         assert all(pauses)
         assert {pause.op_id.hex() for pause in pauses} == {result.op_id}
 
+        assert admin.resume_group(paused, dry_run=True) == 4
+        assert all(w.active_pause(paused) for w in domain.world().partitions)
         assert admin.resume_group(paused) == 4
         with domain.admin() as other_admin:
             pass

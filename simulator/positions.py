@@ -398,6 +398,7 @@ class Admins(Processes):
             group_id=GROUP,
             op_id=undone,
             new_op_id=admin.op_id,
+            is_partial=True,
         )
         before = self._world.positions.operations[bytes.fromhex(undone)].moved
         for target in plan.targets:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kafka_marshal_cli.presenters import Row
 
 TIMEOUT_MS_DEFAULT = 30_000
+CLOCK_AHEAD_MS_MAX = 60_000
 CONNECTION_PANEL = "Connection"
 
 
@@ -345,6 +346,24 @@ def note_unknown_group(world: "World", group: str) -> None:
         notify(
             f"the log knows no members and no claims of group {group!r}; see: marshal "
             "groups list"
+        )
+
+
+def note_clock_ahead(world: "World", *, written_ms: int) -> None:
+    """Note a clock of this machine that is far ahead of that of the brokers.
+
+    What lasts for some time by this clock then lasts longer.
+
+    Args:
+        world: Read after a record of this command was appended.
+        written_ms: When it was written by this clock, epoch ms.
+    """
+    ahead_ms = written_ms - max(state.append_time_ms for state in world.partitions)
+    if ahead_ms > CLOCK_AHEAD_MS_MAX:
+        notify(
+            f"the clock of this machine is {render.duration(ahead_ms)} ahead of the "
+            "brokers, so this lasts as much longer; set the clock, end this, and "
+            "repeat it"
         )
 
 

@@ -54,12 +54,17 @@ class FakeActions:
     def pause(self, group, request, *, timeout_ms):
         self._record("pause", group, request, timeout_ms)
         return answers.PauseNow(
-            group=group, op_id=OP_ID, begin_ms=None, until_ms=9, held=("orders-0",)
+            group=group,
+            is_executed=True,
+            op_id=OP_ID,
+            begin_ms=None,
+            until_ms=9,
+            held=("orders-0",),
         )
 
     def resume(self, group, request, *, timeout_ms):
         self._record("resume", group, request, timeout_ms)
-        return answers.ResumeNow(group=group, partitions_count=2)
+        return answers.ResumeNow(group=group, is_executed=True, partitions_count=2)
 
     def reset(self, group, request, *, timeout_ms):
         self._record("reset", group, request, timeout_ms)

@@ -98,6 +98,7 @@ def fence(
         ),
     ] = False,
     yes: confirmation.Yes = False,
+    dry_run: WriteNothing = False,
 ) -> None:
     """End the claims of a client's process for good, whatever that process does.
 
@@ -106,7 +107,8 @@ def fence(
     last renewal. A new process of the client claims as usual.
 
     Fencing a sidecar ends the claims of all its clients in this group. Asks for the
-    client_id where the client is alive.
+    client_id where the client is alive by the log, whose time moves only with records:
+    where nobody writes any more, also of a client that is dead.
     """
     _require_names(group, client)
     _require_reason(reason)
@@ -122,7 +124,7 @@ def fence(
                 for each in admin.client_processes(group, client)
                 if each.incarnation in chosen
             )
-        if not yes:
+        if not yes and not dry_run:
             _confirm_fence(found, group, client=client)
         result = admin.fence_client(
             group,
@@ -130,9 +132,10 @@ def fence(
             incarnations=chosen,
             reason=reason,
             wait_ms=call.timeout_ms if wait else 0,
+            dry_run=dry_run,
         )
-    _answer_fence(call, result)
-    if wait and result.held:
+    _answer_fence(call, result, dry_run=dry_run)
+    if wait and result.held and not dry_run:
         raise DeadlineExceeded(
             f"client {client!r} is fenced, and {len(result.held)} of its partitions "
             "are not free yet; wait with the same command, or see: marshal claims list "
@@ -155,15 +158,23 @@ def _confirm_fence(
     if live:
         count = sum(len(each.held) for each in live)
         hosts = ", ".join(sorted({each.host or "unknown" for each in live}))
+        state = "is alive"
+        if all(each.is_silent for each in live):
+            # Only the next append to the log would show it.
+            state = (
+                "has been silent for more than two heartbeat intervals by the clock of "
+                "this machine, though not yet by the log, where nobody has written "
+                "since: it may be alive"
+            )
         confirmation.require(
             client,
-            effect=f"client {client} of group {group} is alive on host {hosts} and "
+            effect=f"client {client} of group {group} {state} on host {hosts} and "
             f"holds {count} partitions; fencing ends its claims",
             yes=False,
         )
 
 
-def _answer_fence(call: Call, result: FenceResult) -> None:
+def _answer_fence(call: Call, result: FenceResult, *, dry_run: bool) -> None:
     held = result.held
     longest_ms = max((each.remaining_ms for each in held), default=0)
     facts = {
@@ -172,6 +183,7 @@ def _answer_fence(call: Call, result: FenceResult) -> None:
         "is_changed": result.is_changed,
         "held_count": len(held),
         "free_within_ms": longest_ms,
+        "is_executed": result.is_changed and not dry_run,
     }
     rows = [
         {
@@ -198,7 +210,9 @@ def _answer_fence(call: Call, result: FenceResult) -> None:
     shown = {"free_within_ms": duration(longest_ms)}
     as_of = {"time_ms": wall_ms(), "offsets": {}}
     call.answer(Answer(as_of, facts, sections, shown))
-    if not result.is_changed:
+    if dry_run and result.is_changed:
+        notify(f"nothing was written; {len(held)} claims would end")
+    elif not result.is_changed:
         notify("nothing was written: all processes of the client are fenced, or gone")
 
 
@@ -311,6 +325,7 @@ def uncordon(
         ),
     ] = None,
     reason: Reason = None,
+    dry_run: WriteNothing = False,
 ) -> None:
     """End drains and cordons; the members take their shares again.
 
@@ -324,7 +339,12 @@ def uncordon(
         )
     with call.admin() as admin:
         count = admin.uncordon(
-            client, host=host, group_id=group, operation=operation, reason=reason
+            client,
+            host=host,
+            group_id=group,
+            operation=operation,
+            reason=reason,
+            dry_run=dry_run,
         )
     facts = {
         "client_id": client,
@@ -332,8 +352,14 @@ def uncordon(
         "group_id": group,
         "op_id": operation,
         "partitions_count": count,
+        "is_executed": not dry_run,
     }
     call.answer(Answer({"time_ms": wall_ms(), "offsets": {}}, facts))
+    if dry_run:
+        notify(
+            f"nothing was written; drains and cordons would end in {count} "
+            "coordinating partitions"
+        )
 
 
 def _answer_directive(call: Call, result: DirectiveResult, *, dry_run: bool) -> None:
@@ -358,6 +384,12 @@ def _answer_directive(call: Call, result: DirectiveResult, *, dry_run: bool) -> 
     call.answer(Answer({"time_ms": wall_ms(), "offsets": {}}, facts, sections, shown))
     if dry_run:
         notify("nothing was written")
+    elif not result.members:
+        notify(
+            f"no live member matches {result.subject}, so nothing is handed off; "
+            "others take its partitions over once it is stale; end this with: marshal "
+            f"clients uncordon --operation {result.operation}"
+        )
 
 
 @app.command("forget", epilog="Example: marshal clients forget billing worker-7")

@@ -26,6 +26,7 @@ from kafka_marshal_cli.shared import (
     Reason,
     WriteNothing,
     command,
+    note_clock_ahead,
     note_unknown_group,
     notify,
     wall_ms,
@@ -241,10 +242,13 @@ def pause(
         )
         _note_unknown_topics(admin, result.topics)
     held = presenters.key_texts(result.held)
-    _answer_pause(call, group, result, reason=reason, dry_run=dry_run)
+    world = call.world()
+    _answer_pause(call, world, result, group=group, reason=reason, dry_run=dry_run)
     if dry_run:
         notify(f"nothing was written; {len(held)} claims would be released")
         return
+    if for_ms is not None and begin_ms is None:
+        note_clock_ahead(world, written_ms=result.until_ms - for_ms)
     if wait and held:
         raise DeadlineExceeded(
             f"group {group!r} is paused, but {', '.join(held)} was not released within "
@@ -255,9 +259,14 @@ def pause(
 
 
 def _answer_pause(
-    call: Call, group: str, result: "PauseResult", *, reason: str | None, dry_run: bool
+    call: Call,
+    world: "World",
+    result: "PauseResult",
+    *,
+    group: str,
+    reason: str | None,
+    dry_run: bool,
 ) -> None:
-    world = call.world()
     found = {
         "group_id": group,
         "op_id": result.op_id or None,
@@ -317,17 +326,29 @@ def resume(
         typer.Option(metavar="ID", help="Only this pause, which may be scheduled."),
     ] = None,
     reason: Reason = None,
+    dry_run: WriteNothing = False,
 ) -> None:
     """End a group's pauses, or one of them; members continue where they were.
 
     Where the group is not paused, its only scheduled pause is cancelled.
     """
     with call.admin() as admin:
-        count = admin.resume_group(group, operation=operation, reason=reason)
+        count = admin.resume_group(
+            group, operation=operation, reason=reason, dry_run=dry_run
+        )
     world = call.world()
-    found = {"group_id": group, "partitions_count": count, "reason": reason}
+    found = {
+        "group_id": group,
+        "partitions_count": count,
+        "reason": reason,
+        "is_executed": not dry_run,
+    }
     call.answer(Answer(presenters.as_of(world), found))
     note_unknown_group(world, group)
+    if dry_run:
+        notify(
+            f"nothing was written; pauses would end in {count} coordinating partitions"
+        )
 
 
 def _tunable(name: str, what: str) -> Any:  # noqa: ANN401 - what typer returns

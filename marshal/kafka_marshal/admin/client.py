@@ -449,6 +449,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         *,
         operation: str | None = None,
         reason: str | None = None,
+        dry_run: bool = False,
     ) -> int:
         """End a group's pause; return the number of partitions it was ended in.
 
@@ -459,6 +460,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             group_id: The group.
             operation: Id of the pause to end or to cancel, in hex.
             reason: Stored in the log, for people.
+            dry_run: Only check, and return in how many partitions it would end.
 
         Raises:
             ClaimRejected: The group is not paused, or several pauses are scheduled.
@@ -469,7 +471,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         op_id = None if operation is None else op_id_of(operation)
         chosen = ending(follower, group_id, op_id=op_id, wall_ms=wall_ms)
         home = home_partition(group_id, partition_count=config.partition_count)
-        for partition in in_order(chosen, home=home):
+        for partition in () if dry_run else in_order(chosen, home=home):
             for each in chosen[partition]:
                 self._end_pause(group_id, each, partition=partition, reason=reason)
         return len(chosen)
@@ -545,6 +547,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         incarnations: Collection[str] | None = None,
         reason: str | None = None,
         wait_ms: int = 0,
+        dry_run: bool = False,
     ) -> FenceResult:
         """End the claims of a client's processes for good, whatever these do.
 
@@ -559,6 +562,8 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
                 announced themselves lately.
             reason: Stored in the log, for people.
             wait_ms: How long to wait until they hold no key any more.
+            dry_run: Write nothing, and wait for nothing: only check, and return which
+                processes would be fenced and what these hold.
 
         Raises:
             ClaimRejected: The log knows no such client, or no such process of it.
@@ -573,15 +578,17 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         chosen = select(
             self._processes(*owner, config), owner=owner, incarnations=incarnations
         )
-        is_changed = write_fences(
-            self._follow(),
-            chosen,
-            sender=self._sender,
-            owner=owner,
-            partition_count=config.partition_count,
-            reason=reason,
-            timeout_ms=self._timeout_ms,
-        )
+        is_changed = not all(process.is_fenced for process in chosen)
+        if not dry_run:
+            write_fences(
+                self._follow(),
+                chosen,
+                sender=self._sender,
+                owner=owner,
+                partition_count=config.partition_count,
+                reason=reason,
+                timeout_ms=self._timeout_ms,
+            )
         names = {process.incarnation for process in chosen}
 
         def result() -> FenceResult:
@@ -593,7 +600,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
                 processes=tuple(each for each in found if each.incarnation in names),
             )
 
-        if wait_ms:
+        if wait_ms and not dry_run:
             self._follow().follow_until(lambda: not result().held, wait_ms)
         return result()
 
@@ -756,9 +763,10 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
     def _processes(
         self, group_id: str, client_id: str, config: Config
     ) -> tuple[ClientProcess, ...]:
-        follower, now_ms = self._follow(), self._clock.now_ms()
+        follower, clock = self._follow(), self._clock
         replicas = [follower.replicas[t] for t in range(config.partition_count)]
-        return processes_of(replicas, (group_id, client_id), now_ms=now_ms)
+        owner, now_ms = (group_id, client_id), clock.now_ms()
+        return processes_of(replicas, owner, now_ms=now_ms, wall_ms=clock.wall_ms())
 
     def _resets(self, group_id: str | None = None) -> GroupResets:
         """Return resets over the log as it is now."""

@@ -76,7 +76,8 @@ class DirectiveResult:
         action: ``drain`` or ``cordon``.
         subject: Whom it names.
         until_ms: Its end, epoch ms.
-        members: Group and client of each live member that it names.
+        members: Group and client of each live member that it names; none where the
+            record itself showed that all are dead, as nobody else writes to the log.
         held: Keys that these own and are not stale for, by estimate.
     """
 
@@ -254,6 +255,7 @@ def end_directives(
     sender: Sender,
     reason: str | None,
     timeout_ms: int,
+    dry_run: bool = False,
 ) -> int:
     """End directives wherever they are in force; return in how many partitions.
 
@@ -265,32 +267,42 @@ def end_directives(
         sender: Sends the records.
         reason: Stored in the log, for people.
         timeout_ms: Longest wait for the verdicts.
+        dry_run: Whether to write nothing, and only count.
 
     Raises:
         ClaimRejected: No such directive is in force.
         LogUnwritable: A partition refused its end.
     """
-    sent = []
-    for world in follower.worlds:
-        for group_id, each in standing_in(world):
-            is_named = subject is None or subject.is_named_by(group_id, each)
-            if is_named and op_id in {None, each.op_id}:
-                record = Directive(
-                    **sender.fields(group_id),
-                    op_id=each.op_id,
-                    client=each.client,
-                    host=each.host,
-                    action=each.action,
-                    msg_expire_time=ENDED,
-                    reason=reason,
-                )
-                sent.append(follower.append(world.partition, record))
-    if not sent:
+    ended = [
+        (world.partition, group_id, each)
+        for world in follower.worlds
+        for group_id, each in standing_in(world)
+        if (subject is None or subject.is_named_by(group_id, each))
+        and op_id in {None, each.op_id}
+    ]
+    if not ended:
         what = str(subject) if op_id is None else f"operation {op_id.hex()}"
         raise ClaimRejected(
             f"no drain or cordon of {what} is in force; see: marshal clients list",
             reason="not_directed",
         )
+    if dry_run:
+        return len(ended)
+    sent = [
+        follower.append(
+            t,
+            Directive(
+                **sender.fields(group_id),
+                op_id=each.op_id,
+                client=each.client,
+                host=each.host,
+                action=each.action,
+                msg_expire_time=ENDED,
+                reason=reason,
+            ),
+        )
+        for t, group_id, each in ended
+    ]
     follower.await_all(sent, timeout_ms)
     for item in sent:
         verdict = item.transition
@@ -409,6 +421,7 @@ class Draining(AdminConnection):
         group_id: str | None = None,
         operation: str | None = None,
         reason: str | None = None,
+        dry_run: bool = False,
     ) -> int:
         """End drains and cordons; return in how many coordinating partitions.
 
@@ -419,6 +432,7 @@ class Draining(AdminConnection):
             operation: End only this operation, its id in hex; None for all that name
                 the client or the host.
             reason: Stored in the log, for people.
+            dry_run: Only check, and return in how many partitions they would end.
 
         Raises:
             ConfigurationError: There is neither a client, a host nor an operation.
@@ -440,6 +454,7 @@ class Draining(AdminConnection):
             sender=self._sender,
             reason=reason,
             timeout_ms=self._timeout_ms,
+            dry_run=dry_run,
         )
 
     def _direct(
@@ -465,7 +480,9 @@ class Draining(AdminConnection):
                 reason="unknown_client",
             )
         if dry_run:
-            until_ms = self._clock.wall_ms() + for_ms
+            homes = subject.homes(config.partition_count)
+            times = (follower.replicas[t].world.append_time_ms for t in homes)
+            until_ms = max(self._clock.wall_ms(), *times) + for_ms
         else:
             op_id, until_ms = write_directive(
                 follower,
@@ -479,6 +496,9 @@ class Draining(AdminConnection):
                 reason=reason,
                 timeout_ms=self._timeout_ms,
             )
+            # Log time moves with the records alone, so on a log to which nobody else
+            # writes these are the first that show who is dead (PROTOCOL 4.11).
+            members = members_of(replicas, subject, now_ms=self._clock.now_ms())
         return DirectiveResult(
             operation="" if op_id is None else op_id.hex(),
             action=action,

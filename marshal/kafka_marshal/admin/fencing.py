@@ -42,6 +42,10 @@ class ClientProcess:
         owned: Keys that it owns by the log, stale ones included.
         fenced: Offset of its fence, by coordinating partition.
         is_fenced: Whether all coordinating partitions have its fence.
+        is_silent: Whether it has neither renewed a key nor announced itself for two
+            heartbeat intervals by the wall clock of this machine. The other attributes
+            are by log time, which does not move while nobody appends (PROTOCOL 4.11):
+            a process that died with all others is live and silent.
     """
 
     incarnation: str
@@ -50,6 +54,7 @@ class ClientProcess:
     owned: tuple[OwnedKey, ...]
     fenced: dict[int, int]
     is_fenced: bool
+    is_silent: bool = False
 
     @property
     def held(self) -> tuple[OwnedKey, ...]:
@@ -85,7 +90,11 @@ class FenceResult:
 
 
 def processes_of(
-    replicas: Collection[Replica], owner: tuple[str, str], *, now_ms: int
+    replicas: Collection[Replica],
+    owner: tuple[str, str],
+    *,
+    now_ms: int,
+    wall_ms: int,
 ) -> tuple[ClientProcess, ...]:
     """Return the processes of a client that own keys, were announced or are fenced.
 
@@ -93,19 +102,23 @@ def processes_of(
         replicas: Every coordinating partition, folded to its end.
         owner: Group and client.
         now_ms: Local time, to estimate ages.
+        wall_ms: Wall time, epoch ms, to find the silent ones.
     """
     found: defaultdict[bytes, _Traces] = defaultdict(_Traces)
     for replica in replicas:
         world, log_ms = replica.world, replica.log_ms(now_ms)
+        people_ms = world.now_ms + replica.idle_ms(now_ms, wall_ms=wall_ms)
         for key, known in world.keys.items():
             by = known.owner
             if by is not None and (key.group_id, by.client_id) == owner:
                 left = OwnedKey(key, known.remaining_ms(log_ms))
                 found[by.incarnation].owned.append(left)
+                found[by.incarnation].note(is_live=known.remaining_ms(people_ms) > 0)
         for (group, name, incarnation), member in world.soft.members.items():
             if (group, name) == owner:
                 found[incarnation].host = member.record.host
                 found[incarnation].is_announced = _is_recent(member, world, log_ms)
+                found[incarnation].note(is_live=_is_recent(member, world, people_ms))
         for (group, name, incarnation), offset in world.fences.items():
             if (group, name) == owner:
                 found[incarnation].fenced[world.partition] = offset
@@ -117,6 +130,7 @@ def processes_of(
             owned=tuple(sorted(traces.owned, key=attrgetter("key"))),
             fenced=traces.fenced,
             is_fenced=len(traces.fenced) == len(replicas),
+            is_silent=traces.is_silent,
         )
         for incarnation, traces in sorted(found.items())
     )
@@ -130,6 +144,11 @@ class _Traces:
     host: str | None = None
     is_announced: bool = False
     fenced: dict[int, int] = attrs.field(factory=dict)
+    is_silent: bool = True
+
+    def note(self, *, is_live: bool) -> None:
+        """Note whether it may be alive by one of its traces."""
+        self.is_silent &= not is_live
 
 
 def _is_recent(member: MemberState, world: WorldState, log_ms: int) -> bool:

@@ -17,6 +17,7 @@ import attrs
 import msgspec
 
 from kafka_marshal.admin.finishing import (
+    UNKNOWN,
     OnProgress,
     PositionResult,
     Resolution,
@@ -259,11 +260,18 @@ class ResetResult:
     mirror_error: str | None = None
 
     def require_committed(self) -> None:
-        """Refuse a result that set nothing.
+        """Refuse a result that set nothing, or may have set nothing.
 
         Raises:
-            ClaimRejected: The operation was not committed.
+            ClaimRejected: The operation was not committed, or nobody knows.
         """
+        if self.outcome == UNKNOWN:
+            raise ClaimRejected(
+                f"operation {self.op_id} ended before, and later ones have replaced "
+                "what the log's state has of it; nothing was written; whether it had "
+                f"set positions shows: marshal groups history {self.group_id}",
+                reason=self.outcome,
+            )
         if self.outcome != COMMITTED:
             raise ClaimRejected(
                 f"operation {self.op_id} was {self.outcome}: it set nothing; plan it "

@@ -319,7 +319,8 @@ class PauseOperation:
         is_of_all = self._scope is None and self._period.begin_ms is None
         if is_of_all and pause is not None:
             raise _held_by_another(self._group_id, pause, "busy")
-        return self._period.until_ms or self._clock.wall_ms() + self._period.for_ms
+        now_ms = max(self._clock.wall_ms(), world.append_time_ms)
+        return self._period.until_ms or now_ms + self._period.for_ms
 
     def end_ms(self) -> int:
         """Return when the pause ends in the last partition, epoch ms; now if it has."""
@@ -473,7 +474,7 @@ def refusal(
     if reason == "expired":
         return ClaimRejected(
             f"the end of the pause of group {group_id!r} has passed; choose a later "
-            "one",
+            "one, or check the clock of this host",
             reason="expired",
         )
     if reason == "busy" and world.layout is not None and world.config is not None:
@@ -500,8 +501,9 @@ def refusal(
 def _held_by_another(group_id: str, pause: Pause, reason: str | None) -> GroupPaused:
     return GroupPaused(
         f"group {group_id!r} is held by another operation of "
-        f"{pause.client_id!r} ({reason}); end it first with: marshal "
-        f"groups resume {group_id}",
+        f"{pause.client_id!r} until {instant(pause.until_ms)}, or longer if that one "
+        f"renews it ({reason}); wait until it is over, or end it with: marshal groups "
+        f"resume {group_id}",
         until_ms=pause.until_ms,
         by=pause.client_id,
     )

@@ -21,7 +21,6 @@ from kafka_marshal.protocol.settings import FAIR, PLANNER
 from kafka_marshal.protocol.spreading import spread
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.views.world import elapsed_ms_of
 
 # How often a Plan is made again, where another one was earlier.
 ATTEMPTS_MAX = 5
@@ -206,7 +205,7 @@ class Rebalancing(AdminConnection):
         def elapsed_ms() -> Sequence[int]:
             now_ms, wall_ms = clock.now_ms(), clock.wall_ms()
             return [
-                max(0, elapsed_ms_of(each, now_ms, wall_ms=wall_ms))
+                max(0, each.idle_ms(now_ms, wall_ms=wall_ms))
                 for each in follower.replicas.values()
             ]
 

@@ -6,7 +6,7 @@ the positions everywhere (Resolve). The caller stores its plan, with a fixed op_
 before the first record, so that another process can continue after a crash.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -49,6 +49,7 @@ from kafka_marshal.protocol.types import Key
 PLAN_VERSION = 1
 STAGE_BYTES_MAX = 40_000
 """Estimated bytes of the positions of one Stage; a frame has at most 48 KiB."""
+KEYS_SHOWN_MAX = 3
 _TOPIC_BYTES, _POSITION_BYTES = 32, 16
 
 
@@ -175,13 +176,14 @@ def plan_undo(
 
     Raises:
         ClaimRejected: The log has nothing of the operation to undo; or only some of
-            its keys, and that is not allowed.
+            its keys, or perhaps, and that is not allowed.
     """
     worlds = list(worlds)
     operation = bytes.fromhex(op_id)
+    known_keys = sorted(keys_of(worlds, group_id).items())
     keys = {
         key: (known.topic_id, before.next_unclaimed())
-        for key, known in sorted(keys_of(worlds, group_id).items())
+        for key, known in known_keys
         if (before := known.before(operation))
     }
     targets = tuple(
@@ -209,6 +211,15 @@ def plan_undo(
             "were forgotten; partial=True sets back the others",
             reason="partial",
         )
+    others = [key for key, known in known_keys if known.previous and key not in keys]
+    if count is None and others and not is_partial:
+        raise ClaimRejected(
+            f"{len(keys)} partitions of group {group_id!r} can be set back to before "
+            f"operation {op_id}, and other operations were the last to set "
+            f"{_some(others)}; whether it had set some of these is not known any more; "
+            "partial=True sets back those that can be",
+            reason="partial",
+        )
     return PositionPlan(
         op_id=new_op_id,
         group_id=group_id,
@@ -220,6 +231,12 @@ def plan_undo(
             if position is None
         ),
     )
+
+
+def _some(keys: Sequence[Key]) -> str:
+    shown = ", ".join(str(key.topic_partition) for key in keys[:KEYS_SHOWN_MAX])
+    left = len(keys) - KEYS_SHOWN_MAX
+    return shown if left <= 0 else f"{shown} and {left} more"
 
 
 def _key_count(worlds: Iterable[WorldState], group_id: str, op_id: bytes) -> int | None:
@@ -248,7 +265,7 @@ def require_allowed(plan: PositionPlan, known: Mapping[Key, KeyState]) -> None:
             continue
         if state.repeats_from(target.position):
             raise ClaimRejected(
-                f"{key} is consumed at most once up to offset "
+                f"{key.topic_partition} is consumed at most once up to offset "
                 f"{state.next_unclaimed()}, and {target.position} hands out records "
                 "again; nothing is set; allow_reprocess=True allows that",
                 reason="reprocess",
@@ -262,8 +279,8 @@ def _require_undoable(
     before = None if known is None else known.before(bytes.fromhex(plan.undoes))
     if before is None or before.next_unclaimed() != target.position:
         raise ClaimRejected(
-            f"{plan.key(target)} has changed since operation {plan.undoes} set it; "
-            "nothing is set; plan the undo again",
+            f"{plan.key(target).topic_partition} has changed since operation "
+            f"{plan.undoes} set it; nothing is set; plan the undo again",
             reason="changed",
         )
 

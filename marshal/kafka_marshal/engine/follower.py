@@ -15,6 +15,9 @@ from kafka_marshal.protocol.types import LogEntry
 from .kept_states import ASK_MS_MAX, POLL_MS, KeptStates, restore
 from .replica import Replica, check_halt
 
+NO_ANSWER = "the coordination log did not answer in time"
+CHECK = "check the brokers with: marshal doctor"
+
 
 @attrs.define
 class Awaited:
@@ -155,11 +158,22 @@ class Follower:
         self.begin(timeout_ms)
         barrier = self._log.end_offsets(timeout_ms)
 
-        def is_there() -> bool:
+        def left_count() -> int:
             positions = self._log.positions()
-            return all(positions.get(t, 0) >= end for t, end in barrier.items())
+            return sum(max(0, end - positions.get(t, 0)) for t, end in barrier.items())
 
-        self._step_until(is_there, deadline_ms, note=note)
+        total = left_count()
+
+        def late() -> str:
+            left = left_count()
+            if left == total:
+                return f"{NO_ANSWER}; {CHECK}"
+            return (
+                f"the coordination log was not read to its end in time: {left} of "
+                f"{total} records are left; allow more with --timeout, or {CHECK}"
+            )
+
+        self._step_until(lambda: not left_count(), deadline_ms, note=note, late=late)
         return barrier
 
     def append(self, partition: int, record: Record) -> Awaited:
@@ -182,6 +196,7 @@ class Follower:
             lambda: all(item.transition is not None for item in awaited),
             deadline_ms,
             note=None,
+            late=lambda: f"{NO_ANSWER}{_why(awaited)}; {CHECK}",
             awaited=awaited,
         )
 
@@ -272,16 +287,14 @@ class Follower:
         deadline_ms: int,
         *,
         note: Callable[[int, LogEntry], None] | None,
+        late: Callable[[], str],
         awaited: list[Awaited] | None = None,
     ) -> None:
         while not is_done():
             self.require_folding(awaited or ())
             left_ms = deadline_ms - self._clock.now_ms()
             if left_ms <= 0:
-                raise DeadlineExceeded(
-                    "the coordination log did not answer in time"
-                    f"{_why(awaited or [])}; check the brokers with: marshal doctor"
-                )
+                raise DeadlineExceeded(late())
             if self._awaited and note is None:
                 self.step(min(POLL_MS, left_ms))  # what is awaited may be a heartbeat
             else:

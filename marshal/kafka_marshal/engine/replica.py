@@ -259,6 +259,14 @@ class Replica:
         """Return the local time since the last entry (PROTOCOL 4.11)."""
         return max(0, now_ms - self.folded_at_ms)
 
+    def idle_ms(self, now_ms: int, *, wall_ms: int) -> int:
+        """Return the time since the last entry of a log that was just read, for people.
+
+        A new reader has not measured how long nothing was appended; this estimate uses
+        the wall clock, so nothing may be decided by it.
+        """
+        return max(self.elapsed_ms(now_ms), wall_ms - self.world.append_time_ms)
+
     def log_ms(self, now_ms: int) -> int:
         """Return an estimate of log time at a local time (PROTOCOL 4.11)."""
         return self.world.now_ms + self.elapsed_ms(now_ms)

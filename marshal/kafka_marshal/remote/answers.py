@@ -219,7 +219,8 @@ class PauseNow(Message, frozen=True, kw_only=True):
 
     Attributes:
         group: The group.
-        op_id: Identifies the pause, for ``operation`` of a resume.
+        is_executed: Whether it was written; false of a dry run.
+        op_id: Identifies the pause, for ``operation`` of a resume; empty of a dry run.
         begin_ms: When it begins by itself, epoch ms; None if it has begun.
         until_ms: When it ends by itself, epoch ms.
         topics: Topics that it is limited to, like ``orders:0,1``; none for the group.
@@ -227,6 +228,7 @@ class PauseNow(Message, frozen=True, kw_only=True):
     """
 
     group: str
+    is_executed: bool
     op_id: str
     begin_ms: int | None
     until_ms: int
@@ -239,10 +241,13 @@ class ResumeNow(Message, frozen=True, kw_only=True):
 
     Attributes:
         group: The group.
-        partitions_count: Coordinating partitions in which a pause was ended.
+        is_executed: Whether it was written; false of a dry run.
+        partitions_count: Coordinating partitions in which a pause was, or would be,
+            ended.
     """
 
     group: str
+    is_executed: bool
     partitions_count: int
 
 

@@ -762,6 +762,8 @@ class PauseRequest(AdminRequest, frozen=True, kw_only=True):
             the whole group.
         wait: Whether to wait until no client of the group holds a claim, at most for
             ``timeout_ms``, and renew the pause meanwhile.
+        dry_run: Write nothing, and wait for nothing: only check, and return what would
+            be paused.
         reason: Stored in the log, for people.
         person: Person for whom the request is made; stored in the log.
     """
@@ -773,6 +775,7 @@ class PauseRequest(AdminRequest, frozen=True, kw_only=True):
         Annotated[tuple[TopicChoice, ...], msgspec.Meta(max_length=TOPICS_MAX)] | None
     ) = None
     wait: bool = False
+    dry_run: bool = False
     reason: Words | None = None
     person: Word = ""
 
@@ -782,11 +785,13 @@ class ResumeRequest(AdminRequest, frozen=True, kw_only=True):
 
     Attributes:
         operation: Only this pause, which may be scheduled.
+        dry_run: Write nothing: only check, and count where it would end.
         reason: Stored in the log, for people.
         person: Person for whom the request is made; stored in the log.
     """
 
     operation: Hex16 | None = None
+    dry_run: bool = False
     reason: Words | None = None
     person: Word = ""
 

@@ -163,7 +163,7 @@ class GroupActions:
             DeadlineExceeded: It is paused, but not all of its claims are released.
         """
         wait_ms = 0
-        if request.wait:
+        if request.wait and not request.dry_run:
             length_ms = request.for_ms or (request.until_ms or 0) - _wall_ms()
             longest_ms = api.WAIT_MS_MAX if timeout_ms is None else timeout_ms
             wait_ms = max(1, min(length_ms, longest_ms))
@@ -176,6 +176,7 @@ class GroupActions:
                 topics=request.topics,
                 reason=request.reason,
                 wait_ms=wait_ms,
+                dry_run=request.dry_run,
             )
         held = _texts(result.held)
         if wait_ms and held:
@@ -185,6 +186,7 @@ class GroupActions:
             )
         return PauseNow(
             group=group,
+            is_executed=not request.dry_run,
             op_id=result.op_id,
             begin_ms=result.begin_ms,
             until_ms=result.until_ms,
@@ -198,9 +200,14 @@ class GroupActions:
         """End a group's pause; see ``Admin.resume_group``."""
         with self._admin(request.person, timeout_ms) as admin:
             count = admin.resume_group(
-                group, operation=request.operation, reason=request.reason
+                group,
+                operation=request.operation,
+                reason=request.reason,
+                dry_run=request.dry_run,
             )
-        return ResumeNow(group=group, partitions_count=count)
+        return ResumeNow(
+            group=group, is_executed=not request.dry_run, partitions_count=count
+        )
 
     def reset(
         self, group: str, request: api.ResetRequest, *, timeout_ms: int | None

@@ -72,6 +72,9 @@ def ask(path: str, place: bytes, *, timeout_s: float = TIMEOUT_S) -> tuple[int, 
 def main() -> None:
     """Send the request, print the response, and exit with its meaning."""
     arguments = sys.argv[1:]
+    if arguments in (["--help"], ["-h"]):
+        sys.stdout.write(_USAGE)
+        sys.exit(OK)
     if not 1 <= len(arguments) <= 2 or arguments[0] not in PLACES:  # noqa: PLR2004
         sys.stderr.write(_USAGE)
         sys.exit(USAGE)

@@ -42,8 +42,7 @@ from kafka_marshal.protocol.text import scope_texts
 from kafka_marshal.protocol.types import Key, LogEntry, Owner, Token
 from kafka_marshal.snapshots import open_store
 from kafka_marshal.views.log_scan import TIMEOUT_MS
-from kafka_marshal.views.past import Prefix
-from kafka_marshal.views.world import World, elapsed_ms_of
+from kafka_marshal.views.world import World
 
 # After this time without an entry, check that the brokers still answer.
 PROBE_EVERY_MS = 5_000
@@ -580,7 +579,7 @@ class WorldWatch(Closing):
                 # Entries that arrived during the watch were timed by the local clock.
                 t: replica.elapsed_ms(now_ms)
                 if t in self._live
-                else elapsed_ms_of(replica, now_ms, wall_ms=wall_ms)
+                else replica.idle_ms(now_ms, wall_ms=wall_ms)
                 for t, replica in self._follower.replicas.items()
             },
             cluster_id=getattr(self._log, "cluster_id", None),

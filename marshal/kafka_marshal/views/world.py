@@ -27,7 +27,6 @@ from kafka_marshal.engine.pause_notes import (
     directive_rows,
     pause_rows,
 )
-from kafka_marshal.engine.replica import Replica
 from kafka_marshal.engine.snapshotter import capture
 from kafka_marshal.errors import (
     ConfigurationError,
@@ -270,7 +269,7 @@ class World:
         return cls(
             follower.worlds,
             {
-                t: elapsed_ms_of(replica, now_ms, wall_ms=wall_ms)
+                t: replica.idle_ms(now_ms, wall_ms=wall_ms)
                 for t, replica in follower.replicas.items()
             },
             cluster_id=log.cluster_id,
@@ -540,12 +539,3 @@ def _read(
                     notes = follower.replicas[world.partition].notes.of(world)
                     store.save(capture(world, source="this process", notes=notes))
     return follower, prefix
-
-
-def elapsed_ms_of(replica: Replica, now_ms: int, *, wall_ms: int) -> int:
-    """Return the time since the last entry of a log that was just read.
-
-    PROTOCOL 4.11: log time stops while nothing is appended. A new reader has not
-    measured how long; the estimate for people uses the wall clock.
-    """
-    return max(replica.elapsed_ms(now_ms), wall_ms - replica.world.append_time_ms)

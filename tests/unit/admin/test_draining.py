@@ -130,6 +130,26 @@ def test_a_dry_run_writes_nothing_and_waits_for_nothing(cluster):
     assert written(cluster) == {t: [] for t in range(K)}
 
 
+def test_a_dry_run_by_a_clock_that_is_behind_shows_an_end_that_is_ahead(cluster):
+    pair(cluster)
+    admin = DrainingAdmin(cluster)
+    admin._clock = cluster.clock.view(wall_offset_ms=-100 * H)
+    until_ms = admin.drain("a", for_ms=FOR_MS, dry_run=True).until_ms
+    last_ms = max(fold(cluster, t).append_time_ms for t in range(K))
+    assert until_ms == last_ms + FOR_MS
+
+
+def test_the_directive_shows_who_is_dead_where_nobody_else_writes(cluster):
+    for node in pair(cluster):
+        cluster.crash(node)
+    cluster.run(3 * H)
+    shown = DrainingAdmin(cluster).drain("a", for_ms=FOR_MS, dry_run=True)
+    assert (shown.members, len(shown.held)) == ((("g", "a"),), 2), "by log time"
+    result = DrainingAdmin(cluster).drain("a", for_ms=FOR_MS, wait_ms=H)
+    assert (result.members, result.held) == ((), ())
+    assert cluster.clock.wall_ms() < result.until_ms - FOR_MS + H, "nothing to wait for"
+
+
 def test_a_wait_ends_at_its_time_if_nobody_else_may_take_them(cluster):
     a = cluster.node("a", spec=spec())
     cluster.run_until(lambda: len(a.held) == 4, 3 * H)
@@ -142,6 +162,8 @@ def test_what_is_drained_is_ended_and_shared_again(cluster):
     admin = DrainingAdmin(cluster)
     result = admin.drain("a", for_ms=FOR_MS, wait_ms=9 * H)
     assert not a.held
+    assert admin.uncordon("a", dry_run=True) == K
+    assert sum(map(len, written(cluster).values())) == K
     assert DrainingAdmin(cluster, "other").uncordon(operation=result.operation) == K
     cluster.run_until(lambda: len(a.held) == len(b.held) == 2, 8 * H)
     with pytest.raises(

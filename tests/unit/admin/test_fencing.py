@@ -63,8 +63,9 @@ class Fencing:
     def processes(self):
         self.follower.catch_up(TIMEOUT_MS)
         replicas = list(self.follower.replicas.values())
-        now_ms = self.follower.cluster.clock.now_ms()
-        return processes_of(replicas, OWNER, now_ms=now_ms)
+        clock = self.follower.cluster.clock
+        now_ms, wall_ms = clock.now_ms(), clock.wall_ms()
+        return processes_of(replicas, OWNER, now_ms=now_ms, wall_ms=wall_ms)
 
     def fence(self, incarnations=None, reason="hung"):
         return write_fences(
@@ -195,6 +196,21 @@ def test_a_process_lives_for_two_intervals_or_while_it_holds_keys(cluster):
     assert silent.is_live
     cluster.run(H + H // 3)
     assert Fencing(cluster).processes() == ()
+
+
+def test_where_nobody_writes_only_the_wall_clock_shows_who_died(cluster):
+    a = owning(cluster)
+    (process,) = Fencing(cluster).processes()
+    assert (process.is_live, process.is_silent) == (True, False)
+    cluster.crash(a)
+    cluster.run(3 * H)
+    admin = Fencing(cluster)
+    (process,) = admin.processes()
+    assert (process.is_live, process.is_silent) == (True, True)
+    admin.fence()
+    (process,) = admin.processes()
+    assert not process.is_live, "the fences moved log time"
+    assert process.is_silent
 
 
 def test_a_client_that_has_left_needs_no_fence(cluster):

@@ -453,3 +453,11 @@ def test_an_aborted_reset_is_refused():
         aborted.require_committed()
     assert refused.value.reason == "aborted"
     attrs.evolve(aborted, outcome="committed").require_committed()
+
+
+def test_a_reset_that_ended_long_ago_may_have_set_positions():
+    unknown = ResetResult(op_id=OP, group_id="g", outcome="unknown", moved={})
+    with pytest.raises(ClaimRejected, match="marshal groups history g") as refused:
+        unknown.require_committed()
+    assert refused.value.reason == "unknown"
+    assert "set nothing" not in str(refused.value)

@@ -451,13 +451,25 @@ def test_an_undo_needs_every_key_of_the_operation(cluster):
     assert len(plan_undo(worlds, **names, is_partial=True).targets) == KEYS - 1
 
 
-def test_where_a_later_operation_has_replaced_the_verdict_an_undo_takes_the_rest(
-    cluster,
-):
+def test_where_a_later_operation_has_set_some_keys_an_undo_may_be_partial(cluster):
     """How many keys the first one had is not known any more."""
     set_all(cluster)
     set_all(cluster, 7, op="1f" * 16, count=1)
-    assert [each.partition for each in undo_plan(cluster).targets] == [1, 2, 3, 4, 5]
+    with pytest.raises(ClaimRejected, match=r"^5 partitions .* set t-0; ") as raised:
+        undo_plan(cluster)
+    assert raised.value.reason == "partial"
+    wanted = undo_plan(cluster, is_partial=True)
+    assert [each.partition for each in wanted.targets] == [1, 2, 3, 4, 5]
+    set_all(cluster, 8, op="2f" * 16, count=KEYS)
+    with pytest.raises(ClaimRejected, match="set its partitions"):
+        undo_plan(cluster)
+
+
+def test_an_undo_names_a_few_of_the_keys_that_others_have_set(cluster):
+    set_all(cluster)
+    set_all(cluster, 7, op="1f" * 16, count=KEYS - 1)
+    with pytest.raises(ClaimRejected, match="set t-0, t-1, t-2 and 2 more; "):
+        undo_plan(cluster)
 
 
 def test_an_undo_gives_up_where_a_key_has_changed_since_it_was_planned(cluster):

@@ -104,3 +104,29 @@ def test_a_refused_append_ends_the_wait(log, monkeypatch, refusal, raised):
     with pytest.raises(raised, match=str(refusal)):
         follower.await_all([awaited], 1_000)
     assert (clock.now_ms() > 900) == (raised is DeadlineExceeded)
+
+
+@pytest.mark.parametrize(
+    ("reached", "message"),
+    [
+        pytest.param(0, "did not answer in time; check the brokers", id="nothing"),
+        pytest.param(2, "3 of 5 records are left; allow more with --timeout", id="2"),
+    ],
+)
+def test_a_log_that_is_too_long_for_the_time_is_no_log_without_an_answer(
+    log, monkeypatch, reached, message
+):
+    clock, read = VirtualClock(), []
+    follower = Follower(log, clock)
+    for _ in range(5):
+        log.append(0, encode(MEMBER))
+
+    def poll(timeout_ms):
+        clock.advance(timeout_ms)
+        read.append(timeout_ms)
+        return []
+
+    monkeypatch.setattr(log, "poll", poll)
+    monkeypatch.setattr(log, "positions", lambda: {0: reached if read else 0})
+    with pytest.raises(DeadlineExceeded, match=message):
+        follower.catch_up(1_000)

@@ -1,7 +1,7 @@
 import pytest
 from enginekit import KEY
 
-from kafka_marshal.engine.replica import CHANGES_KEPT_MAX, Changes
+from kafka_marshal.engine.replica import CHANGES_KEPT_MAX, Changes, Replica
 
 
 @pytest.fixture
@@ -49,3 +49,11 @@ def test_a_reader_too_far_behind_looks_at_every_key(changes):
         changes.note(key(number))
     assert changes.since(read) is None
     assert len(changes.since(changes.end - CHANGES_KEPT_MAX)) == CHANGES_KEPT_MAX
+
+
+def test_how_long_nobody_wrote_is_measured_or_the_wall_clock_shows_it():
+    replica = Replica(0, now_ms=100)
+    replica.world.append_time_ms = 5_000
+    assert replica.idle_ms(100, wall_ms=9_000) == 4_000, "read just now"
+    assert replica.idle_ms(350, wall_ms=5_100) == 250, "measured since it was read"
+    assert replica.idle_ms(100, wall_ms=0) == 0, "a clock that is behind"

@@ -178,7 +178,7 @@ def test_each_action_has_an_admin_of_its_own_which_is_closed(actions, admin):
     request = api.ResumeRequest(operation=OP_ID, reason="done", person="ann")
     assert actions.resume("billing", request, timeout_ms=7).partitions_count == 2
     assert admin.calls == [
-        ("resume", "billing", {"operation": OP_ID, "reason": "done"})
+        ("resume", "billing", {"operation": OP_ID, "reason": "done", "dry_run": False})
     ]
     ((servers, given),) = admin.given
     assert servers == ("broker:9092",)
@@ -237,6 +237,17 @@ def test_a_pause_that_is_waited_for_fails_while_claims_are_held(actions, admin):
     waiting = api.PauseRequest(for_ms=9, wait=True)
     with pytest.raises(DeadlineExceeded, match=r"orders-0 was not released within 9"):
         actions.pause("billing", waiting, timeout_ms=None)
+
+
+def test_a_dry_run_of_a_pause_or_its_end_waits_for_nothing(actions, admin):
+    admin.held = (Key("billing", "orders", 0),)
+    request = api.PauseRequest(for_ms=9, wait=True, dry_run=True)
+    found = actions.pause("billing", request, timeout_ms=None)
+    assert (found.is_executed, found.held) == (False, ("orders-0",))
+    ended = actions.resume("billing", api.ResumeRequest(dry_run=True), timeout_ms=None)
+    assert (ended.is_executed, ended.partitions_count) == (False, 2)
+    assert [given["dry_run"] for *_, given in admin.calls] == [True, True]
+    assert admin.calls[0][2]["wait_ms"] == 0
 
 
 # --- resets

@@ -98,6 +98,12 @@ def test_invalid_arguments_print_the_usage(monkeypatch, capsys, arguments):
     assert capsys.readouterr().err.startswith("usage: marshal-probe")
 
 
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_is_no_error(monkeypatch, capsys, flag):
+    assert run(monkeypatch, flag) == 0
+    assert capsys.readouterr().out.startswith("usage: marshal-probe")
+
+
 def test_the_default_socket_is_that_of_the_sidecar(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert probe.default_socket() == str(Settings().socket)

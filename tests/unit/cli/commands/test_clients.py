@@ -100,9 +100,14 @@ class FakeAdmin:
         self.asked = asked
         names = asked["incarnations"] or ()
         chosen = [each for each in self.processes if each.incarnation in names]
-        done = [
-            evolve(x, owned=self.left, fenced={0: 7}, is_fenced=True) for x in chosen
-        ]
+        done = (
+            chosen
+            if asked["dry_run"]
+            else [
+                evolve(x, owned=self.left, fenced={0: 7}, is_fenced=True)
+                for x in chosen
+            ]
+        )
         return FenceResult(
             group_id=group_id,
             client_id=client_id,
@@ -112,6 +117,16 @@ class FakeAdmin:
 
 
 # --- clients drain, cordon, uncordon
+
+
+RESULT = DirectiveResult(
+    operation=OP.hex(),
+    action="drain",
+    subject=Subject(client_id="c1"),
+    until_ms=1_600_000,
+    members=(("g", "c1"),),
+    held=(),
+)
 
 
 class Directing:
@@ -219,12 +234,36 @@ def test_a_client_is_cordoned_and_that_is_ended(clients):
     ended = clients(admin, "uncordon", "--operation", OP.hex(), "-o", "json")
     found = json.loads(ended.stdout)
     assert (found["op_id"], found["partitions_count"]) == (OP.hex(), 3)
+    assert found["is_executed"]
     nothing = {"host": None, "group_id": None, "operation": None, "reason": None}
+    nothing["dry_run"] = False
     assert admin.asked == (None, {**nothing, "operation": OP.hex()})
     assert clients(admin, "uncordon", "--host", "web-1").exit_code == 0
     assert admin.asked == (None, {**nothing, "host": "web-1"})
     assert clients(admin, "uncordon", "c1", "--group", "g").exit_code == 0
     assert admin.asked == ("c1", {**nothing, "group_id": "g"})
+
+
+def test_a_dry_run_shows_where_directives_would_end(clients):
+    admin = Directing()
+    shown = clients(admin, "uncordon", "c1", "--dry-run", "-o", "json")
+    assert shown.exit_code == 0, shown.output
+    assert shown.stderr == (
+        "nothing was written; drains and cordons would end in 3 coordinating "
+        "partitions\n"
+    )
+    assert not json.loads(shown.stdout)["is_executed"]
+    assert admin.asked[1]["dry_run"]
+
+
+def test_a_member_that_turns_out_to_be_dead_is_noted(clients, monkeypatch):
+    monkeypatch.setattr(
+        Directing, "result", lambda self, *_, **__: evolve(RESULT, members=())
+    )
+    done = clients(Directing(), "drain", "c1")
+    assert done.exit_code == 0, done.output
+    assert "no live member matches client 'c1'" in done.stderr
+    assert f"marshal clients uncordon --operation {OP.hex()}" in done.stderr
 
 
 def test_list_shows_who_is_drained(monkeypatch):
@@ -258,7 +297,32 @@ def test_a_live_client_is_confirmed_before_it_is_fenced(fence):
     assert "alive on host web-1 and holds 1 partitions" in refused.stderr
     assert admin.asked is None
     assert fence(admin, "--yes").exit_code == 0
-    assert admin.asked == {"incarnations": ["ab" * 16], "reason": None, "wait_ms": 0}
+    assert admin.asked == {
+        "incarnations": ["ab" * 16],
+        "reason": None,
+        "wait_ms": 0,
+        "dry_run": False,
+    }
+
+
+def test_a_dry_run_of_a_fence_asks_nobody_and_waits_for_nothing(fence):
+    admin = FakeAdmin(process())
+    shown = fence(admin, "--dry-run", "--wait", "-o", "json")
+    assert shown.exit_code == 0, shown.output
+    assert shown.stderr == "nothing was written; 1 claims would end\n"
+    found = json.loads(shown.stdout)
+    assert (found["is_executed"], found["is_changed"]) == (False, True)
+    assert (found["held_count"], found["fenced"][0]["is_fenced"]) == (1, False)
+    assert admin.asked["dry_run"]
+
+
+def test_whether_a_client_lives_is_unknown_where_nobody_writes(fence):
+    refused = fence(FakeAdmin(evolve(process(), is_silent=True)))
+    assert refused.exit_code == 2
+    assert "by the clock of this machine" in refused.stderr
+    assert "it may be alive on host web-1 and holds 1 partitions" in refused.stderr
+    one_lives = fence(FakeAdmin(evolve(process(), is_silent=True), process("cd")))
+    assert "g is alive on host web-1 and holds 2 partitions" in one_lives.stderr
 
 
 def test_a_client_that_is_gone_is_fenced_without_a_question(fence):
@@ -272,6 +336,7 @@ def test_what_was_applied_is_reported(fence):
     admin = FakeAdmin(process(), left=(HELD,))
     found = json.loads(fence(admin, "--yes", "-o", "json").stdout)
     assert (found["is_changed"], found["held_count"]) == (True, 1)
+    assert found["is_executed"]
     assert found["free_within_ms"] == 1_500
     (row,) = found["fenced"]
     assert (row["incarnation"], row["offsets"]) == ("ab" * 16, {"0": 7})

@@ -250,6 +250,7 @@ class FakeAdmin:
     def __init__(self, held):
         self.asked = []
         self.begin_ms = None
+        self.until_ms = UNTIL
         self._held = held
 
     def __enter__(self):
@@ -262,15 +263,15 @@ class FakeAdmin:
         self.asked.append((group, wanted))
         topics = tuple(wanted["topics"] or ())
         op_id = "" if wanted["dry_run"] else "ab"
-        return PauseResult(op_id, UNTIL, self._held, self.begin_ms, topics)
+        return PauseResult(op_id, self.until_ms, self._held, self.begin_ms, topics)
 
     def partition_count(self, topic):
         if topic == "hidden":
             raise CoordinationError("not authorized")
         return {"orders": 6, "invoices": 4}.get(topic)
 
-    def resume_group(self, group, *, operation, reason):
-        self.asked.append((group, operation, reason))
+    def resume_group(self, group, *, operation, reason, dry_run):
+        self.asked.append((group, operation, reason, dry_run))
         return 4
 
 
@@ -298,6 +299,20 @@ def test_pause(world, monkeypatch, *, verb, held, arguments, code, wait_ms, mess
     wanted |= {"dry_run": False}
     assert admin.asked == [("g", wanted)]
     assert "until ms:    1970-01-01T00:26:40.000Z" in outcome.stdout
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "note"), [(59_000, ""), (7_200_000, "is 2h ahead of the brokers")]
+)
+def test_a_pause_by_a_clock_that_is_ahead_is_noted(world, monkeypatch, ahead_ms, note):
+    admin = FakeAdmin(())
+    (state,) = world.partitions
+    admin.until_ms = state.append_time_ms + ahead_ms + 600_000
+    monkeypatch.setattr(Call, "admin", lambda self: admin)
+    outcome = invoke("groups", "pause", "g", "--for", "10m")
+    assert outcome.exit_code == 0, outcome.output
+    assert note in outcome.stderr
+    assert bool(note) == ("set the clock" in outcome.stderr)
 
 
 def test_a_dry_run_of_a_pause_shows_what_would_be_released(world, monkeypatch):
@@ -378,8 +393,22 @@ def test_resume(world, monkeypatch):
     monkeypatch.setattr(Call, "admin", lambda self: admin)
     monkeypatch.setattr(Call, "log_ends", lambda _, wanted: {})
     outcome = invoke("groups", "resume", "g", "--reason", "done", "--operation", "ab")
-    assert admin.asked == [("g", "ab", "done")]
+    assert admin.asked == [("g", "ab", "done", False)]
     assert "partitions count: 4" in outcome.stdout
+    assert "is executed:      yes" in outcome.stdout
+
+
+def test_a_dry_run_of_a_resume_shows_where_it_would_end_a_pause(world, monkeypatch):
+    admin = FakeAdmin(())
+    monkeypatch.setattr(Call, "admin", lambda self: admin)
+    outcome = invoke("groups", "resume", "g", "--dry-run", "-o", "json")
+    assert outcome.exit_code == 0, outcome.output
+    assert outcome.stderr == (
+        "nothing was written; pauses would end in 4 coordinating partitions\n"
+    )
+    found = json.loads(outcome.stdout)
+    assert (found["is_executed"], found["partitions_count"]) == (False, 4)
+    assert admin.asked == [("g", None, None, True)]
 
 
 @pytest.mark.parametrize("action", [["pause", "--for", "10m"], ["resume"]])
