@@ -42,6 +42,7 @@ from kafka_marshal.protocol.text import scope_texts
 from kafka_marshal.protocol.types import Key, LogEntry, Owner, Token
 from kafka_marshal.snapshots import open_store
 from kafka_marshal.views.log_scan import TIMEOUT_MS
+from kafka_marshal.views.past import Prefix
 from kafka_marshal.views.world import World
 
 # After this time without an entry, check that the brokers still answer.
