@@ -124,6 +124,26 @@ def silent_broker():
         yield server
 
 
+@pytest.fixture
+def watches(monkeypatch):
+    """Watches of all calls. At the end their threads are, too: they draw backoffs."""
+    made = []
+
+    def new_watch():
+        made.append(ConnectionWatch())
+        return made[-1]
+
+    monkeypatch.setattr(clients, "ConnectionWatch", new_watch)
+    yield made
+    for each in made:
+        each.stop()
+    for thread in threading.enumerate():
+        if thread.name == "marshal-lookup":
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+@pytest.mark.usefixtures("watches")
 def test_close_does_not_wait_for_a_call_that_connects(silent_broker):
     port = silent_broker.getsockname()[1]
     admin = AdminClient(ConnectionConfig(f"127.0.0.1:{port}"))
