@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_MS_DEFAULT = 30_000
 CLOCK_AHEAD_MS_MAX = 60_000
+REASON_CHARS_MAX = 1_024
 CONNECTION_PANEL = "Connection"
 
 
@@ -69,9 +70,22 @@ WriteNothing = Annotated[
     typer.Option("--dry-run", help="Only show what would be done; write nothing."),
 ]
 """Of a command that makes its change without ``--execute``."""
+
+
+def _short_enough(reason: str | None) -> str | None:
+    count = len(reason or "")
+    if count > REASON_CHARS_MAX:
+        raise typer.BadParameter(
+            f"it has {count} characters, at most {REASON_CHARS_MAX}"
+        )
+    return reason
+
+
 Reason = Annotated[
     str | None,
-    typer.Option(metavar="TEXT", help="Stored in the log, for people."),
+    typer.Option(
+        metavar="TEXT", help="Stored in the log, for people.", callback=_short_enough
+    ),
 ]
 """Of commands that admins write records with."""
 BootstrapServer = Annotated[

@@ -31,7 +31,6 @@ from kafka_marshal_cli.shared import (
     wall_ms,
 )
 
-REASON_CHARS_MAX = 1_024
 LIVE_STATES = frozenset({"active", "unregistered"})
 
 app = typer.Typer(no_args_is_help=True)
@@ -111,7 +110,6 @@ def fence(
     where nobody writes any more, also of a client that is dead.
     """
     _require_names(group, client)
-    _require_reason(reason)
     with call.admin() as admin:
         chosen = incarnation
         if chosen is None:
@@ -140,14 +138,6 @@ def fence(
             f"client {client!r} is fenced, and {len(result.held)} of its partitions "
             "are not free yet; wait with the same command, or see: marshal claims list "
             f"--group {group}"
-        )
-
-
-def _require_reason(reason: str | None) -> None:
-    if reason is not None and len(reason) > REASON_CHARS_MAX:
-        raise ConfigurationError(
-            f"--reason has {len(reason)} characters, at most {REASON_CHARS_MAX}",
-            setting="--reason",
         )
 
 
@@ -254,7 +244,6 @@ def drain(
     with the operation, or by `marshal clients uncordon`. `marshal clients list` shows
     the HOST of each member.
     """
-    _require_reason(reason)
     with call.admin() as admin:
         result = admin.drain(
             client,
@@ -294,7 +283,6 @@ def cordon(
     It keeps what is within its share. Ends with the operation, or by `marshal clients
     uncordon`.
     """
-    _require_reason(reason)
     with call.admin() as admin:
         result = admin.cordon(
             client,
@@ -331,7 +319,6 @@ def uncordon(
 
     `marshal groups describe` shows their ids.
     """
-    _require_reason(reason)
     if client is None and host is None and operation is None:
         raise ConfigurationError(
             "name a client, a --host or an --operation; see: marshal clients list",

@@ -203,23 +203,12 @@ def plan_undo(
             f"partitions; see: marshal groups history {group_id}",
             reason="unknown_operation",
         )
-    count = _key_count(worlds, group_id, operation)
-    if count not in {None, len(keys)} and not is_partial:
-        raise ClaimRejected(
-            f"operation {op_id} set {count} partitions of group {group_id!r}, and "
-            f"{len(keys)} of them can be set back: a topic was created again, or keys "
-            "were forgotten; partial=True sets back the others",
-            reason="partial",
-        )
-    others = [key for key, known in known_keys if known.previous and key not in keys]
-    if count is None and others and not is_partial:
-        raise ClaimRejected(
-            f"{len(keys)} partitions of group {group_id!r} can be set back to before "
-            f"operation {op_id}, and other operations were the last to set "
-            f"{_some(others)}; whether it had set some of these is not known any more; "
-            "partial=True sets back those that can be",
-            reason="partial",
-        )
+    if not is_partial:
+        count = _key_count(worlds, group_id, operation)
+        others = [
+            key for key, known in known_keys if known.previous and key not in keys
+        ]
+        _require_every_key(op_id, len(keys), count=count, others=others)
     return PositionPlan(
         op_id=new_op_id,
         group_id=group_id,
@@ -231,6 +220,26 @@ def plan_undo(
             if position is None
         ),
     )
+
+
+def _require_every_key(
+    op_id: str, found: int, *, count: int | None, others: Sequence[Key]
+) -> None:
+    if count not in {None, found}:
+        raise ClaimRejected(
+            f"operation {op_id} set {count} partitions, and {found} of them can be set "
+            "back: a topic was created again, or keys were forgotten; partial=True "
+            "sets back the others",
+            reason="partial",
+        )
+    if count is None and others:
+        raise ClaimRejected(
+            f"{found} partitions can be set back to before operation {op_id}, and "
+            f"other operations were the last to set {_some(others)}; whether it had "
+            "set some of these is not known any more; partial=True sets back those "
+            "that can be",
+            reason="partial",
+        )
 
 
 def _some(keys: Sequence[Key]) -> str:

@@ -374,6 +374,13 @@ def test_only_the_named_process_is_confirmed_and_fenced(fence):
         ),
         pytest.param(["clients", "drain", "c1", "--for", "long"], id="length"),
         pytest.param(["clients", "drain", "c1", "--reason", "x" * 1_025], id="why"),
+        pytest.param(
+            ["groups", "pause", "g", "--for", "1m", "--reason", "x" * 1_025],
+            id="of a pause",
+        ),
+        pytest.param(
+            ["groups", "undo", OP.hex(), "--reason", "x" * 1_025], id="of an undo"
+        ),
         pytest.param(["clients", "uncordon"], id="nobody"),
     ],
 )
