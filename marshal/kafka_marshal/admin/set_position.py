@@ -7,6 +7,7 @@ before the first record, so that another process can continue after a crash.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from hashlib import blake2b
 from typing import Any
 
@@ -180,10 +181,9 @@ def plan_undo(
     """
     worlds = list(worlds)
     operation = bytes.fromhex(op_id)
-    known_keys = sorted(keys_of(worlds, group_id).items())
     keys = {
         key: (known.topic_id, before.next_unclaimed())
-        for key, known in known_keys
+        for key, known in sorted(keys_of(worlds, group_id).items())
         if (before := known.before(operation))
     }
     targets = tuple(
@@ -204,11 +204,7 @@ def plan_undo(
             reason="unknown_operation",
         )
     if not is_partial:
-        count = _key_count(worlds, group_id, operation)
-        others = [
-            key for key, known in known_keys if known.previous and key not in keys
-        ]
-        _require_every_key(op_id, len(keys), count=count, others=others)
+        _require_every_key(worlds, group_id, op_id, keys.keys())
     return PositionPlan(
         op_id=new_op_id,
         group_id=group_id,
@@ -223,8 +219,14 @@ def plan_undo(
 
 
 def _require_every_key(
-    op_id: str, found: int, *, count: int | None, others: Sequence[Key]
+    worlds: Sequence[WorldState], group_id: str, op_id: str, keys: AbstractSet[Key]
 ) -> None:
+    count, found = _key_count(worlds, group_id, bytes.fromhex(op_id)), len(keys)
+    others = [
+        key
+        for key, known in sorted(keys_of(worlds, group_id).items())
+        if known.previous and key not in keys
+    ]
     if count not in {None, found}:
         raise ClaimRejected(
             f"operation {op_id} set {count} partitions, and {found} of them can be set "
