@@ -299,7 +299,16 @@ def bounds_of(first: str | None, last: str | None) -> "Bounds":
         if text is not None:
             named = parsing.moment(option, text, now_ms=now_ms)
         found += named
-    return Bounds(*found)
+    bounds = Bounds(*found)
+    for start, end in (
+        (bounds.from_offset, bounds.to_offset),
+        (bounds.from_ms, bounds.to_ms),
+    ):
+        if start is not None and end is not None and end < start:
+            raise ConfigurationError(
+                f"--to {last} is before --from {first}", setting="--to"
+            )
+    return bounds
 
 
 def _write(

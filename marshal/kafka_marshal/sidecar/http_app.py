@@ -413,10 +413,16 @@ class App:
             if not self._shows_token(request):
                 if route.is_open:
                     return
+                is_other = _bearer_token(request) is not None
+                problem = (
+                    "the token is not that of this sidecar"
+                    if is_other
+                    else "over TCP the sidecar requires its token"
+                )
                 raise http_error(
                     401,
-                    "over TCP the sidecar requires its token; send Authorization: "
-                    "Bearer with the content of its token file",
+                    f"{problem}; send Authorization: Bearer with the content of its "
+                    "token file",
                     setting="token",
                 )
         if not connection.admit() and not route.is_open:
@@ -425,12 +431,10 @@ class App:
             )
 
     def _shows_token(self, request: Request) -> bool:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        is_bearer = scheme.lower() == "bearer"
-        token = self._serving.token
+        given, token = _bearer_token(request), self._serving.token
         return (
             token is not None
-            and is_bearer
+            and given is not None
             and hmac.compare_digest(given.encode(), token)
         )
 
@@ -686,6 +690,12 @@ _OF_DAEMON: dict[str, Callable[[App, Route], Awaitable[Response]]] = {
 
 
 # --- responses
+
+
+def _bearer_token(request: Request) -> str | None:
+    """Return the token that a request shows, None without one."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    return given if given and scheme.lower() == "bearer" else None
 
 
 def _response(route: Route, content: bytes | None) -> Response:

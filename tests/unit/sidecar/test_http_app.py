@@ -405,6 +405,8 @@ def test_tcp_needs_the_token(header, status):
     assert response.status_code == status
     if status == 401:
         assert response.headers["www-authenticate"] == "Bearer"
+        is_other = header == "Bearer x"
+        assert ("is not that of this sidecar" in failure(response).message) is is_other
         assert wire.service.calls == []
     assert wire.request("GET", paths.LIVEZ, connection=Connection()).status_code == 200
     wire.app.close()

@@ -221,6 +221,7 @@ def test_missing_plotting_packages_are_found_before_the_work(fake, monkeypatch):
         pytest.param(["--report", "/nowhere/page.html"], 2, id="no-directory"),
         pytest.param(["--report", "/"], 2, id="a-directory"),
         pytest.param(["--from", "soon"], 2, id="no-moment"),
+        pytest.param(["--from", "18", "--to", "15"], 2, id="ends-before-its-start"),
         pytest.param(["--sample", "x"], 2, id="no-duration"),
         pytest.param(["--every", "5s"], 2, id="every-without-follow"),
         pytest.param(["--available-now"], 2, id="all-there-is-without-follow"),
