@@ -10,7 +10,9 @@ from pathlib import Path
 
 import attrs
 
+from kafka_marshal.arguments import require_name
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.protocol.codec import is_key_topic
 from kafka_marshal.protocol.types import Key
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -296,14 +298,24 @@ def key_of(group: str, topic: str, *, partition: int | None) -> Key:
     """Return the key that GROUP TOPIC PARTITION or GROUP TOPIC:PARTITION names.
 
     Raises:
-        ConfigurationError: They name no partition, or two.
+        ConfigurationError: They name no partition, or two, or none that can be.
     """
-    name, colon, number = topic.rpartition(":")
-    if not colon and partition is not None:
-        return Key(group, topic, partition)
-    if not colon or partition is not None or not number.isdecimal():
+    name, colon, text = topic.rpartition(":")
+    number: int | None = None
+    if not colon:
+        name, number = topic, partition
+    elif partition is None and _WHOLE.fullmatch(text):
+        number = int(text)
+    if number is None:
         raise ConfigurationError(
             f"{topic!r} names no partition; write it like payments 3, or payments:3",
             setting="PARTITION",
         )
-    return Key(group, name, int(number))
+    require_name("GROUP", group)
+    if not is_key_topic(name):
+        raise ConfigurationError(
+            f"{name!r} cannot be the name of a topic; write it like payments 3, or "
+            "payments:3",
+            setting="TOPIC",
+        )
+    return Key(group, name, number)

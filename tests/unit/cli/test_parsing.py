@@ -3,11 +3,13 @@
 import pytest
 
 from kafka_marshal import ConfigurationError
+from kafka_marshal.protocol.types import Key
 from kafka_marshal_cli.parsing import (
     Moment,
     datetime_ms,
     duration_ms,
     iso_duration_ms,
+    key_of,
     limits,
     moment,
     pairs,
@@ -242,3 +244,34 @@ def test_a_time_to_come(text, expected):
 def test_no_time_to_come(text):
     with pytest.raises(ConfigurationError, match="--until"):
         upcoming_ms("--until", text, now_ms=1_000)
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (("g", "payments", 3), Key("g", "payments", 3)),
+        (("g", "payments:3", None), Key("g", "payments", 3)),
+        (("marshal", "/checkpoint:0", None), Key("marshal", "/checkpoint", 0)),
+    ],
+)
+def test_a_key(words, key):
+    group, topic, partition = words
+    assert key_of(group, topic, partition=partition) == key
+
+
+@pytest.mark.parametrize(
+    ("words", "setting"),
+    [
+        (("g", "payments", None), "PARTITION"),
+        (("g", "payments:x", None), "PARTITION"),
+        (("g", ":0", None), "TOPIC"),
+        (("g", "payments:0:1", None), "TOPIC"),
+        (("g", "pay ments", 1), "TOPIC"),
+        (("g h", "payments", 1), "GROUP"),
+    ],
+)
+def test_no_key(words, setting):
+    group, topic, partition = words
+    with pytest.raises(ConfigurationError) as caught:
+        key_of(group, topic, partition=partition)
+    assert caught.value.setting == setting
