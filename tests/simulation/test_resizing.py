@@ -338,8 +338,10 @@ def forget_a_config(patch):
 
 def forget_what_was_read(patch):
     """A member does not remember a Config that all logs have lost since."""
-    newest = lost_changes._newest
-    patch.setattr(lost_changes, "_newest", lambda worlds, _=None: newest(worlds))
+    unclaimed, lost_configs = lost_changes.unclaimed, lost_changes.lost_configs
+    patch.setattr(placement, "unclaimed", lambda worlds, _: unclaimed(worlds))
+    for module in (placement, layout_change):
+        patch.setattr(module, "lost_configs", lambda worlds, _: lost_configs(worlds))
 
 
 VARIANTS = [

@@ -147,5 +147,7 @@ def _fold(entries):
 
 def forget_what_was_read(patch):
     """A member does not remember a Config that the log has lost."""
-    newest = lost_changes._newest
-    patch.setattr(lost_changes, "_newest", lambda worlds, _=None: newest(worlds))
+    unclaimed, lost_configs = lost_changes.unclaimed, lost_changes.lost_configs
+    name = "kafka_marshal.engine.placement.unclaimed"
+    patch.setattr(name, lambda worlds, _: unclaimed(worlds))
+    patch.setattr(lost_changes, "lost_configs", lambda worlds, _: lost_configs(worlds))
