@@ -519,12 +519,15 @@ def test_a_missing_topic_is_retried(cluster):
     cluster.run_until(held_by(node, 1), 3 * H)
 
 
-def test_truncation_below_the_config_leaves_nothing_to_claim(cluster):
+def test_after_a_truncation_below_the_config_its_reader_writes_it_again(cluster):
+    """Nothing is claimed before, so tokens grow (PROTOCOL 10.9)."""
     node = owning(cluster)
+    config, token = fold(cluster).config, fold(cluster).token(Key("g", "t", 0))
     truncate(cluster, end=0)
     cluster.run(H)
-    assert not node.held
-    assert Key("g", "t", 0) not in fold(cluster).keys
+    assert node.held
+    assert fold(cluster).config == config
+    assert fold(cluster).token(Key("g", "t", 0)) > token
 
 
 def recreated(cluster, node):
