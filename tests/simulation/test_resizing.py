@@ -178,6 +178,7 @@ LOST = [
     pytest.param(
         121511221558244, (ABOVE, LEVEL), 4, id="claimed-where-a-config-is-lost"
     ),
+    pytest.param(39, (POSITIONS,), 10, id="waited-for-an-end-that-was-lost"),
     pytest.param(
         246644395525538, (ABOVE, LEVEL), 2, id="partition-0-stayed-behind-a-config"
     ),

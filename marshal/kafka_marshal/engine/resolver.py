@@ -153,6 +153,8 @@ class Resolver:
         """Return whether all is folded that was written when the operation was seen."""
         if now_ms < work.due_ms:
             return False
+        if work.ends is not None and not _is_folded_to(folded, work.folded):
+            work.ends = None  # a log went back, and may never reach its end of then
         if work.ends is None:
             work.ends = self._request_ends(work, now_ms, folded)
         ends = work.ends
