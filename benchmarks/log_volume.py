@@ -115,10 +115,15 @@ def hour(
             ),
         )
         patience_ms = 4 * heartbeat_interval_ms
-        cluster.run_until(lambda: len(node.held) == held, patience_ms, step_ms=STEP_MS)
-        for holding in node.session.holdings.values():
-            assert isinstance(holding.progress, AtLeastOnce)
-            holding.progress.position = POSITION
+        holdings = node.session.holdings
+
+        def started() -> list[AtLeastOnce]:
+            progress = (each.progress for each in holdings.values())
+            return [each for each in progress if isinstance(each, AtLeastOnce)]
+
+        cluster.run_until(lambda: len(started()) == held, patience_ms, step_ms=STEP_MS)
+        for progress in started():
+            progress.position = POSITION
         cluster.run(heartbeat_interval_ms, step_ms=STEP_MS)
         since_ms = cluster.clock.wall_ms()
         window_ms = window_h * heartbeat_interval_ms
