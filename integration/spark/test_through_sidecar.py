@@ -299,7 +299,7 @@ def test_over_tcp_the_token_is_read_where_it_is_shown(kit, domain, tmp_path, cap
 
     listen = ("--tcp", place, "--token-file", str(token))
     with start_sidecar(domain, client_id="host-tcp", arguments=listen) as host:
-        with pytest.raises(Exception, match="over TCP the sidecar requires its token"):
+        with pytest.raises(Exception, match="the token is not that of this sidecar"):
             drained(wrong, "wrong")
         with pytest.raises(Exception, match="token cannot be read from"):
             drained(tmp_path / "missing", "missing")
