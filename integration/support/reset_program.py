@@ -13,7 +13,7 @@ from kafka_marshal import Admin
 from kafka_marshal.admin.group_reset import read_plan
 from kafka_marshal.engine.follower import Follower
 
-SETTLE_S = 5
+SETTLE_S = 60
 
 
 def die_after(count: int, *, is_settled: bool) -> None:
