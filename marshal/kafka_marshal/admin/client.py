@@ -580,7 +580,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         )
         is_changed = not all(process.is_fenced for process in chosen)
         if not dry_run:
-            write_fences(
+            is_changed = write_fences(
                 self._follow(),
                 chosen,
                 sender=self._sender,

@@ -107,18 +107,22 @@ def processes_of(
     found: defaultdict[bytes, _Traces] = defaultdict(_Traces)
     for replica in replicas:
         world, log_ms = replica.world, replica.log_ms(now_ms)
-        people_ms = world.now_ms + replica.idle_ms(now_ms, wall_ms=wall_ms)
+        wall_based_ms = world.now_ms + replica.idle_ms(now_ms, wall_ms=wall_ms)
         for key, known in world.keys.items():
             by = known.owner
             if by is not None and (key.group_id, by.client_id) == owner:
                 left = OwnedKey(key, known.remaining_ms(log_ms))
                 found[by.incarnation].owned.append(left)
-                found[by.incarnation].note(is_live=known.remaining_ms(people_ms) > 0)
+                found[by.incarnation].note(
+                    is_live=known.remaining_ms(wall_based_ms) > 0
+                )
         for (group, name, incarnation), member in world.soft.members.items():
             if (group, name) == owner:
                 found[incarnation].host = member.record.host
                 found[incarnation].is_announced = _is_recent(member, world, log_ms)
-                found[incarnation].note(is_live=_is_recent(member, world, people_ms))
+                found[incarnation].note(
+                    is_live=_is_recent(member, world, wall_based_ms)
+                )
         for (group, name, incarnation), offset in world.fences.items():
             if (group, name) == owner:
                 found[incarnation].fenced[world.partition] = offset
