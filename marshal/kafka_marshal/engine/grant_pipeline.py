@@ -123,10 +123,12 @@ class GrantPipeline:
         """Return whether more is to be fetched for what follows.
 
         To request more, or to hand out what is granted. A reader that fetches ahead by
-        itself need not be asked for records that the end of the log shows.
+        itself need not be asked for records that the end of the log shows. One that
+        returns whole responses is asked once nothing is left to hand out: a partition
+        with a few records left would not be in the next request.
         """
         if self._reader.fetched_max:
-            if _served_count(places) < self._most:
+            if not any(map(_is_served, places)):
                 return True
             enough = self.enough_fetched(places)
             return enough > 1 and any(each.buffered_count < enough for each in places)
@@ -324,8 +326,11 @@ class GrantPipeline:
                 place.next_offset = max(place.next_offset, grant.first)
                 place.take(start - place.at)
                 continue
-            end = place.find(_end_of_run(progress.unused))
-            chunk = place.take(min(end - place.at, most - len(records)))
+            count = min(place.buffered_count, most - len(records))
+            end = _end_of_run(progress.unused)
+            if offset_at(place.fetched, place.at + count - 1) >= end:
+                count = place.find(end) - place.at
+            chunk = place.take(count)
             progress.hand_out(offset_at(chunk, -1))
             records = [*records, *chunk] if records else chunk
         return records

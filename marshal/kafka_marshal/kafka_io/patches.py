@@ -24,7 +24,6 @@ from typing import Any, SupportsIndex, overload
 
 import attrs
 import kafka
-from kafka import TopicPartition as KafkaTopicPartition
 from kafka.consumer.fetcher import Fetcher
 from kafka.errors import InconsistentTopicIdError, UnknownTopicIdError
 from kafka.net.compat import KafkaNetClient
@@ -139,7 +138,7 @@ def unblock_resumed(consumer: Any) -> None:
 def has_fetched(consumer: Any) -> bool:
     """Return whether a consumer holds fetched records that no poll has returned."""
     fetcher = fetcher_of(consumer)
-    return bool(fetcher._completed_fetches) or _in_progress(fetcher)  # noqa: SLF001
+    return bool(_held(fetcher)) or _in_progress(fetcher)
 
 
 def fetch_ahead(consumer: Any) -> None:
@@ -151,20 +150,17 @@ def fetch_ahead(consumer: Any) -> None:
     until its response the broker gets none for the partitions that are held.
     """
     fetcher = fetcher_of(consumer)
-    handle = fetcher._handle_fetch_response  # noqa: SLF001
     take = fetcher.fetched_records
-    # Partitions of a response that arrived when no other was held.
+    # Partitions with records of a response that arrived when no other was held.
     arrived: set[Any] = set()
 
-    def handle_and_note(node: Any, offsets: Any, sent: Any, response: Any) -> None:
+    def handle_and_note(handle: Callable[[], None], response: Any) -> None:
+        del response
         had_fetched = has_fetched(consumer)
-        handle(node, offsets, sent, response)
-        if not had_fetched and has_fetched(consumer):
-            arrived.update(
-                KafkaTopicPartition(topic.topic, each.partition_index)
-                for topic in response.responses
-                for each in topic.partitions
-            )
+        handle()
+        _use_empty(fetcher)
+        if not had_fetched:
+            arrived.update(each.topic_partition for each in _held(fetcher))
 
     def is_behind(place: Any) -> bool:
         position, end = position_of(consumer, place), consumer.highwater(place)
@@ -184,8 +180,41 @@ def fetch_ahead(consumer: Any) -> None:
                 network_of(consumer).selector.flush()
         return take(*args, **options)
 
-    fetcher._handle_fetch_response = handle_and_note  # noqa: SLF001
+    _wrap_handler(fetcher, handle_and_note)
     fetcher.fetched_records = send_and_take
+
+
+def _wrap_handler(
+    fetcher: Any, wrapper: Callable[[Callable[[], None], Any], None]
+) -> None:
+    """Call this in place of what handles a response, with that and the response."""
+    handle = fetcher._handle_fetch_response  # noqa: SLF001
+
+    def wrapped(node: Any, offsets: Any, sent: Any, response: Any) -> None:
+        wrapper(partial(handle, node, offsets, sent, response), response)
+
+    fetcher._handle_fetch_response = wrapped  # noqa: SLF001
+
+
+def _held(fetcher: Any) -> Any:
+    """Return the deque of what responses have brought, a partition each."""
+    return fetcher._completed_fetches  # noqa: SLF001
+
+
+def _use_empty(fetcher: Any) -> None:
+    """Make a fetcher use what a response told of partitions without records.
+
+    A response of limited size has no records of the last partitions, which are then to
+    be in the next request. kafka-python would leave them out until all that is held is
+    taken.
+    """
+    held = _held(fetcher)
+    for _ in range(len(held)):
+        each = held.popleft()
+        if each.partition_data.error_code or each.partition_data.records:
+            held.append(each)
+        else:
+            fetcher._parse_fetched_data(each)  # noqa: SLF001
 
 
 def _in_progress(fetcher: Any) -> bool:
@@ -454,7 +483,6 @@ def fetch_by_id(consumer: Any, ids: TopicIds) -> None:
     fetcher = fetcher_of(consumer)
     try:
         make = fetcher._create_fetch_requests  # noqa: SLF001
-        take = fetcher._handle_fetch_response  # noqa: SLF001
     except AttributeError as error:
         raise ConfigurationError(
             "This release of kafka-python cannot be made to fetch by topic id; "
@@ -471,9 +499,9 @@ def fetch_by_id(consumer: Any, ids: TopicIds) -> None:
             names.update(ids.apply_to_request(request, known))
         return requests
 
-    def take_by_id(node: Any, offsets: Any, sent: Any, response: Any) -> Any:
+    def handle_by_id(handle: Callable[[], None], response: Any) -> None:
         ids.restore_names(response, names)
-        return take(node, offsets, sent, response)
+        handle()
 
     fetcher._create_fetch_requests = make_by_id  # noqa: SLF001
-    fetcher._handle_fetch_response = take_by_id  # noqa: SLF001
+    _wrap_handler(fetcher, handle_by_id)

@@ -527,7 +527,7 @@ def test_records_are_fetched_to_be_requested_or_handed_out(
     ("counts", "is_end_readable", "room", "enough", "needs"),
     [
         pytest.param([(5, 0), (0, 9)], True, 99, 1, True, id="nothing is both"),
-        pytest.param([(5, 2), (0, 9)], True, 99, 1, True, id="less than a batch"),
+        pytest.param([(5, 1), (0, 9)], True, 99, 1, False, id="something is both"),
         pytest.param([(5, 3), (0, 0)], True, 99, 1, False, id="a batch can be used"),
         pytest.param([(2, 2), (2, 1)], True, 99, 1, False, id="of several partitions"),
         pytest.param([(5, 5), (9, 9)], False, 99, 9, True, id="more can be requested"),
@@ -545,6 +545,8 @@ def test_what_costs_nothing_to_hold_is_fetched_when_it_is_needed(
     places = []
     for partition, (fetched, granted) in zip((T0, T1), counts, strict=True):
         progress = AtMostOnce(0, grantee=b"me")
+        if granted:
+            progress.on_verdict(grant_of(0, granted), grantee=b"me", seq=1)
         holding = SimpleNamespace(progress=progress, granted_count=granted)
         place = FetchState(partition, holding, 0)
         place.fetched = [SimpleNamespace(offset=offset) for offset in range(fetched)]

@@ -11,6 +11,7 @@ import sys
 import termios
 import threading
 import uuid
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -407,6 +408,7 @@ class Ahead:
 
     Attributes:
         others: Positions and known log ends of the other partitions.
+        used: Partitions without records whose state it took from a response.
         calls: What was done since it was looked at, in order.
         waits_ms: Longest waits of the requests that were sent.
         error: What sending raises.
@@ -432,7 +434,8 @@ class Ahead:
             }
         )
         self._fetcher = self
-        self._completed_fetches = []
+        self._completed_fetches = deque()
+        self.used = []
         self._next_partition_records = None
         fetch_ahead(self)
 
@@ -446,7 +449,14 @@ class Ahead:
         return set(self.places) if self._is_paused else set()
 
     def _handle_fetch_response(self, node, offsets, sent, response):
-        self._completed_fetches += response.responses
+        for topic in response.responses:
+            for each in topic.partitions:
+                place = KafkaTopicPartition(topic.topic, each.partition_index)
+                fetch = SimpleNamespace(topic_partition=place, partition_data=each)
+                self._completed_fetches.append(fetch)
+
+    def _parse_fetched_data(self, fetch):
+        self.used.append(fetch.topic_partition.partition)
 
     def send_fetches(self):
         self.calls.append("send")
@@ -461,10 +471,17 @@ class Ahead:
         self.calls.append(count)
         return update_offsets
 
-    def respond(self, *topics):
-        """Handle a response, take records, and return what was done."""
+    def respond(self, *topics, empty=()):
+        """Handle a response, take records, and return what was done.
+
+        The partitions ``empty`` have no records.
+        """
         self.calls.clear()
-        self._handle_fetch_response("node", {}, 0, answer(FETCH_VERSION, *topics))
+        response = answer(FETCH_VERSION, *topics)
+        for topic in response.responses:
+            for each in topic.partitions:
+                each.records = None if each.partition_index in empty else b"batches"
+        self._handle_fetch_response("node", {}, 0, response)
         assert self.fetched_records(5, update_offsets="that") == "that"
         return self.calls
 
@@ -508,6 +525,28 @@ def test_a_fetch_is_not_sent_ahead_while_a_rest_is_held():
     consumer = Ahead(BEHIND)
     consumer._next_partition_records = ["rest"]
     assert consumer.respond(ARRIVED) == [5]
+
+
+def test_partitions_whose_records_did_not_fit_are_in_the_next_fetch():
+    """A response of limited size names them, and kafka-python held that."""
+    consumer = Ahead(BEHIND, BEHIND)
+    places = [("t", number, 0) for number in range(3)]
+    assert consumer.respond(*places, empty=[1, 2]) == SENT
+    held = [each.topic_partition.partition for each in consumer._completed_fetches]
+    assert (held, consumer.used) == ([0], [1, 2])
+
+
+def test_a_partition_that_was_refused_is_held():
+    consumer = Ahead(BEHIND)
+    consumer.respond(ARRIVED, ("t", 1, UNKNOWN_TOPIC_ID), empty=[1])
+    assert len(consumer._completed_fetches) == 2
+    assert not consumer.used
+
+
+def test_a_response_without_records_sends_nothing():
+    consumer = Ahead(BEHIND)
+    assert consumer.respond(ARRIVED, empty=[0]) == [5]
+    assert consumer.used == [0]
 
 
 def test_a_response_without_partitions_sends_nothing():
