@@ -113,6 +113,13 @@ def rows(text: str, mark: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
+def items(text: str, mark: str) -> dict[str, str]:
+    """Return what a marked list says of each name, joined to one line."""
+    lines = re.split(r"^- ", marked(text, mark), flags=re.MULTILINE)[1:]
+    found = (" ".join(line.split()).partition(": ") for line in lines)
+    return {name: rest for name, _, rest in found}
+
+
 def names(cell: str) -> list[str]:
     """Return what a cell names as code."""
     return re.findall(r"`([^`]+)`", cell)
@@ -558,8 +565,8 @@ def test_canonical_tuples_have_as_many_elements_as_the_code_writes():
 def test_topic_settings_are_those_of_formatting():
     listed = {
         name: names(value)[0]
-        for names_cell, value, _ in rows(PROTOCOL, "table: topic settings")
-        for name in names(names_cell)
+        for settings, value in items(PROTOCOL, "list: topic settings").items()
+        for name in names(settings)
         if names(value)
     }
     assert listed == coordination_configs(3)
