@@ -430,14 +430,18 @@ def fields(cell: str) -> list[str]:
     return [name for name in names(cell.partition("array, at least one")[0]) if name]
 
 
-SENDER = "`client_id` id, `group_id` id, `incarnation` bytes16, `seq` offset"
+def in_full(cell: str) -> str:
+    """Return the fields of a record, with what *sender* and the like stand for."""
+    shorthands = items(PROTOCOL, "list: shorthands")
+    while name := re.search(r"\*\w+\*", cell):
+        cell = cell.replace(name[0], shorthands[name[0]])
+    return cell
 
 
 def record_rows() -> list[list[str]]:
-    """Return the table of records, with the fields that *sender* stands for."""
-    assert f"The *sender* of a record is {SENDER}." in " ".join(PROTOCOL.split())
-    table = rows(PROTOCOL, "table: records")
-    return [[cell.replace("*sender*", SENDER) for cell in row] for row in table]
+    """Return number, name and fields of each record."""
+    listed = items(PROTOCOL, "list: records")
+    return [[*name.split(), in_full(cell)] for name, cell in listed.items()]
 
 
 def test_record_kinds_are_listed_with_their_fields():
@@ -459,7 +463,8 @@ def test_record_kinds_are_listed_with_their_fields():
 
 
 def test_nested_fields_are_listed():
-    listed = {name: names(cell) for name, cell in rows(PROTOCOL, "table: nested")}
+    nested = items(PROTOCOL, "list: nested")
+    listed = {name: names(in_full(cell)) for name, cell in nested.items()}
     assert listed == {
         "Resume": list(Resume.__struct_fields__),
         "Limits": list(Limits.__struct_fields__),
@@ -487,7 +492,8 @@ def test_optional_fields_are_marked():
 
 def test_limits_are_listed_with_their_defaults():
     listed = {
-        names(name)[0]: int(value) for name, value, _ in rows(PROTOCOL, "table: limits")
+        names(name)[0]: int(re.split(r"\D", value)[0])
+        for name, value in items(PROTOCOL, "list: limits").items()
     }
     assert listed == LIMIT_DEFAULTS
 
@@ -534,12 +540,8 @@ def words_of_the_fold() -> set[str]:
 
 
 def test_effects_and_reasons_are_listed():
-    effects = {
-        name for row in rows(PROTOCOL, "table: effects") for name in names(row[1])
-    }
-    reasons = {
-        name for row in rows(PROTOCOL, "table: reasons") for name in names(row[0])
-    }
+    effects = set(names(marked(PROTOCOL, "list: effects")))
+    reasons = set(names(marked(PROTOCOL, "list: reasons")))
     outcome_words = {outcomes.UNDECODABLE, outcomes.HALTED}
     counted_only = {"timestamp_type", "skipped"}
     assert all(f"`{name}`" in PROTOCOL for name in counted_only)
