@@ -500,8 +500,8 @@ def test_limits_are_listed_with_their_defaults():
 
 def test_settings_of_groups_are_listed_with_their_bounds():
     listed = {
-        names(name)[0]: (int(default), *map(int, bounds.split(" .. ")))
-        for name, default, bounds, _ in rows(PROTOCOL, "table: group settings")
+        names(name)[0]: tuple(map(int, re.findall(r"\d+", value.partition(";")[0])))
+        for name, value in items(PROTOCOL, "list: group settings").items()
     }
     assert listed == TUNABLES
 
