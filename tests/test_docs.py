@@ -113,6 +113,13 @@ def rows(text: str, mark: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
+def items(text: str, mark: str) -> dict[str, str]:
+    """Return what a marked list says of each name, joined to one line."""
+    lines = re.split(r"^- ", marked(text, mark), flags=re.MULTILINE)[1:]
+    found = (" ".join(line.split()).partition(": ") for line in lines)
+    return {name: rest for name, _, rest in found}
+
+
 def names(cell: str) -> list[str]:
     """Return what a cell names as code."""
     return re.findall(r"`([^`]+)`", cell)
@@ -423,14 +430,18 @@ def fields(cell: str) -> list[str]:
     return [name for name in names(cell.partition("array, at least one")[0]) if name]
 
 
-SENDER = "`client_id` id, `group_id` id, `incarnation` bytes16, `seq` offset"
+def in_full(cell: str) -> str:
+    """Return the fields of a record, with what *sender* and the like stand for."""
+    shorthands = items(PROTOCOL, "list: shorthands")
+    while name := re.search(r"\*\w+\*", cell):
+        cell = cell.replace(name[0], shorthands[name[0]])
+    return cell
 
 
 def record_rows() -> list[list[str]]:
-    """Return the table of records, with the fields that *sender* stands for."""
-    assert f"The *sender* of a record is {SENDER}." in " ".join(PROTOCOL.split())
-    table = rows(PROTOCOL, "table: records")
-    return [[cell.replace("*sender*", SENDER) for cell in row] for row in table]
+    """Return number, name and fields of each record."""
+    listed = items(PROTOCOL, "list: records")
+    return [[*name.split(), in_full(cell)] for name, cell in listed.items()]
 
 
 def test_record_kinds_are_listed_with_their_fields():
@@ -452,7 +463,8 @@ def test_record_kinds_are_listed_with_their_fields():
 
 
 def test_nested_fields_are_listed():
-    listed = {name: names(cell) for name, cell in rows(PROTOCOL, "table: nested")}
+    nested = items(PROTOCOL, "list: nested")
+    listed = {name: names(in_full(cell)) for name, cell in nested.items()}
     assert listed == {
         "Resume": list(Resume.__struct_fields__),
         "Limits": list(Limits.__struct_fields__),
@@ -480,15 +492,16 @@ def test_optional_fields_are_marked():
 
 def test_limits_are_listed_with_their_defaults():
     listed = {
-        names(name)[0]: int(value) for name, value, _ in rows(PROTOCOL, "table: limits")
+        names(name)[0]: int(re.split(r"\D", value)[0])
+        for name, value in items(PROTOCOL, "list: limits").items()
     }
     assert listed == LIMIT_DEFAULTS
 
 
 def test_settings_of_groups_are_listed_with_their_bounds():
     listed = {
-        names(name)[0]: (int(default), *map(int, bounds.split(" .. ")))
-        for name, default, bounds, _ in rows(PROTOCOL, "table: group settings")
+        names(name)[0]: tuple(map(int, re.findall(r"\d+", value.partition(";")[0])))
+        for name, value in items(PROTOCOL, "list: group settings").items()
     }
     assert listed == TUNABLES
 
@@ -527,12 +540,8 @@ def words_of_the_fold() -> set[str]:
 
 
 def test_effects_and_reasons_are_listed():
-    effects = {
-        name for row in rows(PROTOCOL, "table: effects") for name in names(row[1])
-    }
-    reasons = {
-        name for row in rows(PROTOCOL, "table: reasons") for name in names(row[0])
-    }
+    effects = set(names(marked(PROTOCOL, "list: effects")))
+    reasons = set(names(marked(PROTOCOL, "list: reasons")))
     outcome_words = {outcomes.UNDECODABLE, outcomes.HALTED}
     counted_only = {"timestamp_type", "skipped"}
     assert all(f"`{name}`" in PROTOCOL for name in counted_only)
@@ -542,7 +551,7 @@ def test_effects_and_reasons_are_listed():
 
 
 def test_canonical_tuples_have_as_many_elements_as_the_code_writes():
-    listed = {row[0]: row[1] for row in rows(PROTOCOL, "table: tuples")}
+    listed = items(PROTOCOL, "list: tuples")
     state = golden_world()
     _, header, keys, groups, operations = msgspec.msgpack.decode(to_bytes(state))
     real = {"header": header, "key": keys[0], "group": groups[0]}
@@ -558,8 +567,8 @@ def test_canonical_tuples_have_as_many_elements_as_the_code_writes():
 def test_topic_settings_are_those_of_formatting():
     listed = {
         name: names(value)[0]
-        for names_cell, value, _ in rows(PROTOCOL, "table: topic settings")
-        for name in names(names_cell)
+        for settings, value in items(PROTOCOL, "list: topic settings").items()
+        for name in names(settings)
         if names(value)
     }
     assert listed == coordination_configs(3)

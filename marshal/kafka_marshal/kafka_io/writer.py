@@ -37,7 +37,7 @@ from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.ports import Append
 
 # PROTOCOL 2.1: a quarter of the heartbeat interval or 10 s for a request, half of the
-# interval for the delivery, linger <= 5 ms.
+# interval for the delivery, linger 2 ms at most.
 REQUEST_TIMEOUT_MS_MAX = 10_000
 LINGER_MS = 2
 # Client libraries expire late requests once per turn of their loop.

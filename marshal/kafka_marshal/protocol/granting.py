@@ -496,8 +496,10 @@ FASTER_AT_ONCE = 2
 
 
 class Pace:
-    """How many batches of a partition to have at risk: 1 at first (PROTOCOL 6.3).
+    """How many batches of a partition to have at risk (PROTOCOL 6.3).
 
+    As many as a round trip lasts, and the partition's part of 40 ms of work; 1 at
+    first, and where a round trip is a twentieth of the time from one batch to the next.
     It moves up at once, at most to twice as many, and down by one after several samples
     in a row needed fewer, so that it does not follow single samples.
 
