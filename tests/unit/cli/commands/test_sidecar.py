@@ -251,7 +251,7 @@ def test_the_reference_has_the_settings_of_the_command():
     assert len(own) > 10
     for each in own:
         assert f"`--{each.key}`" in section
-        row = rf"^- `--{each.key}`.* Environment: `{each.envvar}`\.$"
+        row = rf"^- `--{each.key}`.* \(.*`{each.envvar}`\): "
         assert re.search(row, reference, re.MULTILINE), each.key
 
 
