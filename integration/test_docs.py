@@ -369,7 +369,9 @@ def test_metrics(run, monkeypatch):
 
 def test_structured_logs(run, capsys):
     try:
-        run("structured_logs", handle=Helper(wanted=1))
+        marshal = run("structured_logs")["marshal"]
+        with marshal, marshal.consumer("payments") as consumer:
+            next(iter(consumer))
     finally:
         structlog.reset_defaults()
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
