@@ -736,20 +736,19 @@ def test_internals_name_files_that_are_there():
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_question_is_answered_within_one_hop(question):
     """A file that the answer names has what somebody who asks looks for."""
-    rows = [
-        line for line in INTERNALS.splitlines() if line.startswith(f"| {question} |")
-    ]
-    (row,) = rows
-    files = [file_of(name) for name in FILE.findall(row)]
+    _, found, rest = INTERNALS.partition(f"\n- {question} ")
+    assert found
+    answer = re.split(r"\n(?:- |\n)", rest)[0]
+    files = [file_of(name) for name in FILE.findall(answer)]
     assert any(QUESTIONS[question] in path.read_text() for path in files)
 
 
 def test_the_map_has_every_package_and_a_file_of_each():
-    mapped = {}
-    for line in internals("The map").splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 3 and FILE.search(cells[2]):
-            mapped[cells[0].strip("`")] = file_of(FILE.findall(cells[2])[0])
+    items = re.split(r"\n- ", internals("The map").partition("**Safety")[0])[1:]
+    mapped = {
+        item.partition(": ")[0].strip("`"): file_of(FILE.findall(item)[-1])
+        for item in items
+    }
     real = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert set(mapped) - {"top level", "cli/kafka_marshal_cli"} == real
     for name in real:
