@@ -113,6 +113,12 @@ def rows(text: str, mark: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
+def listed_names(text: str, mark: str) -> list[str]:
+    """Return the names before the colons of a marked list."""
+    heads = re.findall(r"^- (`.+?)(?: \(\w+\))?:", marked(text, mark), re.MULTILINE)
+    return [name for head in heads for name in names(head)]
+
+
 def names(cell: str) -> list[str]:
     """Return what a cell names as code."""
     return re.findall(r"`([^`]+)`", cell)
@@ -376,16 +382,17 @@ def written(default: object) -> str:
 
 
 def listed_defaults(mark: str) -> dict[str, str]:
+    item = r"^- (`.+?`) \((.+?)\):"
     return {
-        name: cells[1].strip("`")
-        for cells in rows(REFERENCE, f"table: {mark}")
-        for name in names(cells[0])
+        name: default.strip("`")
+        for heads, default in re.findall(item, marked(REFERENCE, mark), re.MULTILINE)
+        for name in names(heads)
     }
 
 
 def test_settings_of_a_client_are_listed_with_their_defaults():
     parameters = inspect.signature(Marshal.__init__).parameters.values()
-    assert listed_defaults("settings of Marshal") == {
+    assert listed_defaults("list: settings of Marshal") == {
         each.name: "required" if each.default is each.empty else written(each.default)
         for each in parameters
         if each.name != "self"
@@ -400,19 +407,8 @@ def test_settings_of_a_consumer_are_listed_with_their_defaults():
         for name, default in attrs.asdict(value).items()
     }
     del defaults["starts"]  # of ranges alone
-    listed = listed_defaults("settings of consumer")
+    listed = listed_defaults("list: settings of consumer")
     assert listed == defaults | {"topics": "required", "timeout_ms": str(OPEN_MS_MAX)}
-
-
-def test_every_error_that_is_raised_is_in_troubleshooting():
-    listed = {names(row[0])[0] for row in rows(REFERENCE, "table: troubleshooting")}
-    bases = {"MarshalError", "ProtocolError", "ClaimError"}
-    raised = {
-        name
-        for name, value in vars(errors).items()
-        if isinstance(value, type) and issubclass(value, Exception)
-    }
-    assert listed == raised - bases
 
 
 # --- PROTOCOL.md: records ------------------------------------------------------------
@@ -639,13 +635,22 @@ def test_golden_placement():
         assert found == int(place)
 
 
-# --- ARCHITECTURE.md -----------------------------------------------------------------
+# --- docs/ARCHITECTURE.md, docs/reference.md ------------------------------------------
 
 
-def test_error_tree_is_that_of_the_code():
+def test_the_tree_of_errors_is_that_of_the_code():
     tree = (errors.__doc__ or "").partition("::\n\n")[2].partition("\n\n")[0]
-    lines = [line.removeprefix("    ") for line in tree.splitlines()]
-    assert "\n".join(lines) in ARCHITECTURE
+    base, *lines = [line.removeprefix("    ") for line in tree.splitlines()]
+    parts = [line.partition("─ ") for line in lines]
+    drawn = [(len(drawing) // 3, rest.split()[0]) for drawing, _, rest in parts]
+    listed = re.findall(
+        r"^( *)- `(\w+)`(.*)", marked(REFERENCE, "list: troubleshooting"), re.MULTILINE
+    )
+    assert [(len(indent) // 2, name) for indent, name, _ in listed] == drawn
+    assert base.startswith("MarshalError ")
+    for _, name, rest in listed:
+        is_retriable = getattr(errors, name).retriable
+        assert is_retriable == rest.startswith(", retriable"), name
 
 
 def test_every_error_is_in_the_tree_and_public():
@@ -675,22 +680,20 @@ def strings_given(function: str, *, to: int = 0) -> set[str]:
 
 
 def test_events_are_listed_with_their_level():
-    listed = {names(row[0])[0]: row[1] for row in rows(ARCHITECTURE, "table: events")}
     real = strings_given("observe") | strings_given("_observe")
-    assert set(listed) == real
-    for name, level in listed.items():
-        if name in logs._ERRORS:
-            assert level == "error", name
-        elif name in logs._WARNINGS:
-            assert level == "warning", name
-        else:
-            assert level == "info", name
+    levels = {
+        "error": logs._ERRORS,
+        "warning": logs._WARNINGS,
+        "info": real - logs._ERRORS - logs._WARNINGS,
+    }
+    for level, names_of in levels.items():
+        listed = listed_names(ARCHITECTURE, f"list: events, {level}")
+        assert len(set(listed)) == len(listed)
+        assert set(listed) == names_of & real, level
 
 
 def test_endings_are_listed():
-    listed = {
-        name for row in rows(ARCHITECTURE, "table: endings") for name in names(row[0])
-    }
+    listed = set(listed_names(REFERENCE, "list: endings"))
     assert listed >= strings_given("Ending") | strings_given("Drain")
 
 
