@@ -277,13 +277,6 @@ def test_callbacks_and_signals(run, capsys):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_poll(run):
-    handle = Helper(wanted=10**9)
-    total = RECORDS_EACH * TOPICS["payments"]
-    run("poll", handle=handle, stopping=lambda: len(handle.calls) >= total)
-    assert len(handle.calls) == total
-
-
 def test_on_an_event_loop(run):
     total = RECORDS_EACH * TOPICS["payments"]
     handled = []
@@ -369,7 +362,9 @@ def test_metrics(run, monkeypatch):
 
 def test_structured_logs(run, capsys):
     try:
-        run("structured_logs", handle=Helper(wanted=1))
+        marshal = run("structured_logs")["marshal"]
+        with marshal, marshal.consumer("payments") as consumer:
+            next(iter(consumer))
     finally:
         structlog.reset_defaults()
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -19,15 +19,14 @@ def test_commands_options_defaults_and_environment_are_listed():
     text = reference()
     assert "### `marshal groups pause GROUP`" in text
     assert "### `marshal groups release" not in text  # an alias, hidden
-    delivery = "- `--delivery` `alo|amo`: At least once, or at most once."
-    assert f"{delivery} Default: `alo`.\n" in text
-    assert "Environment: `MARSHAL_BOOTSTRAP_SERVER`." in text
-    assert "| 6 | the coordination topic was formatted for another cluster |" in text
+    assert "- `--delivery` `alo|amo` (`alo`): At least once, or at most once.\n" in text
+    assert "(`localhost:9092`, `MARSHAL_BOOTSTRAP_SERVER`): " in text
+    assert "- 6: the coordination topic was formatted for another cluster\n" in text
     assert "--debug" not in text
 
 
 def section(command):
-    _, found, rest = reference().partition(f"### `marshal {command}`\n")
+    _, found, rest = reference().partition(f"## `marshal {command}`\n")
     assert found, command
     return rest.partition("\n#")[0]
 
@@ -35,9 +34,9 @@ def section(command):
 def test_shared_options_are_listed_once():
     text = reference()
     assert text.count("- `--transport` ") == text.count("- `--config` ") == 1
-    assert "hared options" not in section("doctor"), "it has all of them"
+    assert "Without" not in section("doctor"), "it has all of them"
     tail = section("log tail")
-    assert "\nShared options: all except `--timeout`, `--output`.\n" in tail
+    assert "\nWithout `--timeout`, `--output`.\n" in tail
     assert "- `--timeout` `MS`: Follow" in tail
     assert "\nShared options: `--config`.\n" in section("config path")
     assert "\nNo shared options.\n" in section("topic random-id")
@@ -45,9 +44,10 @@ def test_shared_options_are_listed_once():
 
 def test_repeated_options_are_listed_once_and_named_where_they_are():
     text = reference()
-    for name in ("as", "at", "open-timeout", "yes"):
+    for name in ("as", "at", "dry-run", "open-timeout", "yes"):
         assert text.count(f"- `--{name}`") == 1, name
     assert "\nAlso: `--limit`, `--at`.\n" in section("groups history [GROUP]")
+    assert "\nAlso: `--execute`, `--as`.\n" in section("groups adopt GROUP")
     describe = section("groups describe GROUP")
     assert "\nAlso: `--at`.\n" in describe
     assert "- `GROUP`" not in describe
@@ -68,7 +68,7 @@ def test_options_of_another_command_are_referred_to():
     text = section("config show")
     assert "As for `marshal sidecar run`: `--socket-group`," in text
     assert "- `--tcp`" not in text
-    assert "- `--tcp` `HOST:PORT`: Loopback" in section("sidecar run")
+    assert "- `--tcp` `HOST:PORT` (`MARSHAL_SIDECAR_TCP`): " in section("sidecar run")
 
 
 def helps(command):

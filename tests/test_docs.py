@@ -120,6 +120,12 @@ def items(text: str, mark: str) -> dict[str, str]:
     return {name: rest for name, _, rest in found}
 
 
+def listed_names(text: str, mark: str) -> list[str]:
+    """Return the names before the colons of a marked list."""
+    heads = re.findall(r"^- (`.+?)(?: \(\w+\))?:", marked(text, mark), re.MULTILINE)
+    return [name for head in heads for name in names(head)]
+
+
 def names(cell: str) -> list[str]:
     """Return what a cell names as code."""
     return re.findall(r"`([^`]+)`", cell)
@@ -383,16 +389,17 @@ def written(default: object) -> str:
 
 
 def listed_defaults(mark: str) -> dict[str, str]:
+    item = r"^- (`.+?`) \((.+?)\):"
     return {
-        name: cells[1].strip("`")
-        for cells in rows(REFERENCE, f"table: {mark}")
-        for name in names(cells[0])
+        name: default.strip("`")
+        for heads, default in re.findall(item, marked(REFERENCE, mark), re.MULTILINE)
+        for name in names(heads)
     }
 
 
 def test_settings_of_a_client_are_listed_with_their_defaults():
     parameters = inspect.signature(Marshal.__init__).parameters.values()
-    assert listed_defaults("settings of Marshal") == {
+    assert listed_defaults("list: settings of Marshal") == {
         each.name: "required" if each.default is each.empty else written(each.default)
         for each in parameters
         if each.name != "self"
@@ -407,19 +414,8 @@ def test_settings_of_a_consumer_are_listed_with_their_defaults():
         for name, default in attrs.asdict(value).items()
     }
     del defaults["starts"]  # of ranges alone
-    listed = listed_defaults("settings of consumer")
+    listed = listed_defaults("list: settings of consumer")
     assert listed == defaults | {"topics": "required", "timeout_ms": str(OPEN_MS_MAX)}
-
-
-def test_every_error_that_is_raised_is_in_troubleshooting():
-    listed = {names(row[0])[0] for row in rows(REFERENCE, "table: troubleshooting")}
-    bases = {"MarshalError", "ProtocolError", "ClaimError"}
-    raised = {
-        name
-        for name, value in vars(errors).items()
-        if isinstance(value, type) and issubclass(value, Exception)
-    }
-    assert listed == raised - bases
 
 
 # --- PROTOCOL.md: records ------------------------------------------------------------
@@ -648,13 +644,22 @@ def test_golden_placement():
         assert found == int(place)
 
 
-# --- ARCHITECTURE.md -----------------------------------------------------------------
+# --- docs/ARCHITECTURE.md, docs/reference.md ------------------------------------------
 
 
-def test_error_tree_is_that_of_the_code():
+def test_the_tree_of_errors_is_that_of_the_code():
     tree = (errors.__doc__ or "").partition("::\n\n")[2].partition("\n\n")[0]
-    lines = [line.removeprefix("    ") for line in tree.splitlines()]
-    assert "\n".join(lines) in ARCHITECTURE
+    base, *lines = [line.removeprefix("    ") for line in tree.splitlines()]
+    parts = [line.partition("─ ") for line in lines]
+    drawn = [(len(drawing) // 3, rest.split()[0]) for drawing, _, rest in parts]
+    listed = re.findall(
+        r"^( *)- `(\w+)`(.*)", marked(REFERENCE, "list: troubleshooting"), re.MULTILINE
+    )
+    assert [(len(indent) // 2, name) for indent, name, _ in listed] == drawn
+    assert base.startswith("MarshalError ")
+    for _, name, rest in listed:
+        is_retriable = getattr(errors, name).retriable
+        assert is_retriable == rest.startswith(", retriable"), name
 
 
 def test_every_error_is_in_the_tree_and_public():
@@ -684,22 +689,20 @@ def strings_given(function: str, *, to: int = 0) -> set[str]:
 
 
 def test_events_are_listed_with_their_level():
-    listed = {names(row[0])[0]: row[1] for row in rows(ARCHITECTURE, "table: events")}
     real = strings_given("observe") | strings_given("_observe")
-    assert set(listed) == real
-    for name, level in listed.items():
-        if name in logs._ERRORS:
-            assert level == "error", name
-        elif name in logs._WARNINGS:
-            assert level == "warning", name
-        else:
-            assert level == "info", name
+    levels = {
+        "error": logs._ERRORS,
+        "warning": logs._WARNINGS,
+        "info": real - logs._ERRORS - logs._WARNINGS,
+    }
+    for level, names_of in levels.items():
+        listed = listed_names(ARCHITECTURE, f"list: events, {level}")
+        assert len(set(listed)) == len(listed)
+        assert set(listed) == names_of & real, level
 
 
 def test_endings_are_listed():
-    listed = {
-        name for row in rows(ARCHITECTURE, "table: endings") for name in names(row[0])
-    }
+    listed = set(listed_names(REFERENCE, "list: endings"))
     assert listed >= strings_given("Ending") | strings_given("Drain")
 
 
@@ -745,20 +748,19 @@ def test_internals_name_files_that_are_there():
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_question_is_answered_within_one_hop(question):
     """A file that the answer names has what somebody who asks looks for."""
-    rows = [
-        line for line in INTERNALS.splitlines() if line.startswith(f"| {question} |")
-    ]
-    (row,) = rows
-    files = [file_of(name) for name in FILE.findall(row)]
+    _, found, rest = INTERNALS.partition(f"\n- {question} ")
+    assert found
+    answer = re.split(r"\n(?:- |\n)", rest)[0]
+    files = [file_of(name) for name in FILE.findall(answer)]
     assert any(QUESTIONS[question] in path.read_text() for path in files)
 
 
 def test_the_map_has_every_package_and_a_file_of_each():
-    mapped = {}
-    for line in internals("The map").splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 3 and FILE.search(cells[2]):
-            mapped[cells[0].strip("`")] = file_of(FILE.findall(cells[2])[0])
+    items = re.split(r"\n- ", internals("The map").partition("**Safety")[0])[1:]
+    mapped = {
+        item.partition(": ")[0].strip("`"): file_of(FILE.findall(item)[-1])
+        for item in items
+    }
     real = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert set(mapped) - {"top level", "cli/kafka_marshal_cli"} == real
     for name in real:

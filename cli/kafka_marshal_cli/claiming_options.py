@@ -23,9 +23,8 @@ MEMBER_OPTIONS: dict[str, tuple[Any, Any]] = {
                 "--labels",
                 metavar="NAME=TEXT,...",
                 envvar="MARSHAL_LABELS",
-                help="What planners know of this member: `rack`, `target`, "
-                "`replaces` (the client whose place it takes; `*` for any "
-                "that is drained or restarts), or any others.",
+                help="For planners: `rack`, `target`, `replaces` (the client whose "
+                "place it takes; `*` for any that is drained or restarts), or others.",
                 rich_help_panel=MEMBER_PANEL,
             ),
         ],
@@ -37,7 +36,7 @@ MEMBER_OPTIONS: dict[str, tuple[Any, Any]] = {
             typer.Option(
                 "--no-plan",
                 envvar="MARSHAL_NO_PLAN",
-                help="Never plan for the group, where that has policy `planner`.",
+                help="Never plan for the group (policy `planner`).",
                 rich_help_panel=MEMBER_PANEL,
             ),
         ],
@@ -49,9 +48,8 @@ MEMBER_OPTIONS: dict[str, tuple[Any, Any]] = {
             typer.Option(
                 "--restarts",
                 envvar="MARSHAL_RESTARTS",
-                help="It, or a member that replaces it, starts again soon after "
-                "its orderly end: with policy `planner` its partitions wait "
-                "for that one, for `grace_ms` of the group.",
+                help="It, or a member that replaces it, starts again soon: with policy "
+                "`planner` its partitions wait for that, `grace_ms` of the group.",
                 rich_help_panel=MEMBER_PANEL,
             ),
         ],
@@ -120,8 +118,8 @@ SIDECAR_OPTIONS: dict[str, tuple[Any, Any]] = {
                 "--sidecar",
                 metavar="ADDRESS",
                 envvar="MARSHAL_SIDECAR",
-                help="Sidecar of this host that holds the claims: "
-                "unix:/path/of/the.sock or http://127.0.0.1:PORT.",
+                help="Sidecar that holds the claims: unix:/path/of/the.sock or "
+                "http://127.0.0.1:PORT.",
                 rich_help_panel=SIDECAR_PANEL,
             ),
         ],

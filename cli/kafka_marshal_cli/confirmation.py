@@ -15,9 +15,7 @@ from kafka_marshal_cli.shared import notify
 
 ANSWER_S_MAX = 300.0
 
-Yes = Annotated[
-    bool, typer.Option("--yes", help="Do not ask for a confirmation: for scripts.")
-]
+Yes = Annotated[bool, typer.Option("--yes", help="Ask for no confirmation.")]
 
 
 def require(name: str, *, effect: str, yes: bool) -> None:

@@ -602,8 +602,8 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             str | None,
             _option(
                 "--exec",
-                "Run this command for each record, with the record on stdin; exit "
-                "code 0 means processed and commits. Words are split as in a shell.",
+                "Run this command for each record, on stdin; exit code 0 commits. "
+                "Words are split as in a shell.",
                 metavar="CMD",
             ),
         ],
@@ -614,7 +614,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             ExecMode,
             _option(
                 "--exec-mode",
-                "A process for each record, or each batch of a partition.",
+                "A process for each record, or batch of a partition.",
             ),
         ],
         ExecMode.RECORD,
@@ -624,8 +624,8 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             ExecFormat | None,
             _option(
                 "--exec-format",
-                "Input of the process: bare values, or JSON lines as printed "
-                "without --exec. By default values of records, JSON lines of batches.",
+                "Input: bare values (by default of records), or JSON lines as printed "
+                "without --exec (of batches).",
             ),
         ],
         None,
@@ -641,7 +641,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             str | None,
             _option(
                 "--exec-timeout",
-                "A process that takes longer is terminated and counts as failed.",
+                "A process that takes longer is ended and has failed.",
                 metavar="MS",
             ),
         ],
@@ -652,7 +652,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             str,
             _option(
                 "--exec-grace",
-                "Time between TERM and KILL when a process is terminated.",
+                "Time between TERM and KILL.",
                 metavar="MS",
             ),
         ],
@@ -663,8 +663,8 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             OnError,
             _option(
                 "--on-error",
-                "When a process fails: stop with 1 and do not commit; retry, then "
-                "stop; or skip and commit the record, with a line on stderr.",
+                "When a process fails: stop with 1 without commit; retry, then stop; "
+                "or skip and commit, with a line on stderr.",
             ),
         ],
         OnError.STOP,
@@ -675,8 +675,8 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             typer.Option(
                 min=0,
                 metavar="N",
-                help="Tries after the first, with pauses from 0.5 s, doubled up to "
-                f"30 s. By default {RETRIES_DEFAULT} with --on-error retry, else 0.",
+                help="Further tries, with pauses from 0.5 s, doubled up to 30 s. By "
+                f"default {RETRIES_DEFAULT} with --on-error retry, else 0.",
                 rich_help_panel=PANEL,
             ),
         ],
@@ -687,8 +687,8 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             int,
             typer.Option(
                 min=1,
-                help="Most processes at a time; at most one for each partition, "
-                "which keeps its order.",
+                help="Most processes at a time; one for each partition at most, in "
+                "order.",
                 rich_help_panel=PANEL,
             ),
         ],

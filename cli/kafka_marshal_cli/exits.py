@@ -43,20 +43,20 @@ class ExitCode(IntEnum):
 
 
 MEANINGS = {
-    ExitCode.OK: "done (also: the reader of our output closed the pipe)",
-    ExitCode.FAILED: "failed: access denied, a log or topic that cannot be read, a "
-    "failed check, a failed process of `consume --exec`",
+    ExitCode.OK: "done, also if the reader of our output closed the pipe",
+    ExitCode.FAILED: "failed: access denied, an unreadable log or topic, a failed "
+    "check, a failed process of `consume --exec`",
     ExitCode.USAGE: "wrong usage or an impossible setting; nothing was sent",
     ExitCode.REFUSED: "refused in the present state: held, paused, busy, already "
-    "formatted; a coordination topic that is missing, unformatted, torn or wrongly "
-    "configured; a log that needs a newer release",
-    ExitCode.LOST: "a claim was lost, an admin fenced the client, or another live "
-    "process has this client id",
+    "formatted; a coordination topic that is missing, unformatted, torn or "
+    "misconfigured; a log that needs a newer release",
+    ExitCode.LOST: "a claim was lost, the client was fenced, or another live process "
+    "has its client id",
     ExitCode.TIMEOUT: "no answer in time, or no broker reached",
     ExitCode.WRONG_CLUSTER: "the coordination topic was formatted for another cluster",
     ExitCode.BROKEN: "an invariant is broken: a bug, or a log that was manipulated",
     ExitCode.INTERRUPTED: "interrupted from the keyboard (`consume`, `broker run` and "
-    "`demo` end in order instead)",
+    "`demo` end in order)",
 }
 
 # From special to general: the first match counts.

@@ -151,7 +151,7 @@ def _profile(callback: Any) -> Any:  # noqa: ANN401 - typer's own types
         is_eager=True,
         callback=callback,
         autocompletion=complete_profile,
-        help="Profile to use from that file. Environment: MARSHAL_PROFILE.",
+        help="Profile of that file. Environment: MARSHAL_PROFILE.",
         rich_help_panel=PROFILE_PANEL,
     )
 

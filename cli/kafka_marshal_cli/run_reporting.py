@@ -100,8 +100,8 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
                 min=0,
                 max=65_535,
                 metavar="PORT",
-                help="Serve metrics for Prometheus at this port, path /metrics; 0 "
-                "for a free port. Needs the extra metrics.",
+                help="Serve /metrics for Prometheus; 0 for a free port. Needs the "
+                "extra metrics.",
                 rich_help_panel=PANEL,
             ),
         ],
@@ -112,8 +112,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             str,
             typer.Option(
                 metavar="ADDRESS",
-                help="Address to serve metrics at; 0.0.0.0 for access from other "
-                "machines.",
+                help="0.0.0.0 for access from other machines.",
                 rich_help_panel=PANEL,
             ),
         ],
@@ -123,7 +122,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         Annotated[
             LogFormat,
             typer.Option(
-                help="Events on stderr as text, or as one JSON object a line.",
+                help="Events on stderr: text, or a JSON object a line.",
                 rich_help_panel=PANEL,
             ),
         ],
@@ -135,7 +134,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             typer.Option(
                 "-v",
                 "--verbose",
-                help="Also write claims won and lost, and every event.",
+                help="Also write all events.",
                 rich_help_panel=PANEL,
             ),
         ],

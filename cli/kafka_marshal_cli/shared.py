@@ -59,15 +59,13 @@ Partition = Annotated[
 """A partition is written as TOPIC PARTITION or TOPIC:PARTITION; ``parsing.key_of``."""
 OfGroup = Annotated[str | None, typer.Option(metavar="GROUP", help="Only this group.")]
 Execute = Annotated[
-    bool, typer.Option("--execute", help="Make the change; else only show it.")
+    bool, typer.Option("--execute", help="Make the change; else it is only shown.")
 ]
 """A command that has it also gets ``--dry-run``, which excludes it."""
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Only show the change, as by default.")
-]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the change.")]
 WriteNothing = Annotated[
     bool,
-    typer.Option("--dry-run", help="Only show what would be done; write nothing."),
+    typer.Option("--dry-run", help="Only show the change."),
 ]
 """Of a command that makes its change without ``--execute``."""
 
@@ -95,7 +93,7 @@ BootstrapServer = Annotated[
         "--bootstrap-server",
         envvar="MARSHAL_BOOTSTRAP_SERVER",
         metavar="HOST:PORT,...",
-        help="Bootstrap brokers; one live address is enough.",
+        help="Brokers; one live address is enough.",
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
@@ -115,8 +113,8 @@ CommandProperty = Annotated[
         "-C",
         "--command-property",
         metavar="NAME=VALUE",
-        help="A security or connection option, by its name in kafka-python or "
-        "librdkafka. Repeatable; overrides --command-config.",
+        help="A connection option of kafka-python or librdkafka. Repeatable; overrides "
+        "--command-config.",
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
@@ -126,7 +124,7 @@ CommandConfig = Annotated[
         "--command-config",
         envvar="MARSHAL_COMMAND_CONFIG",
         metavar="FILE",
-        help="Properties file with security and connection options.",
+        help="Properties file with such options.",
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
@@ -136,7 +134,7 @@ Transport = Annotated[
         "--transport",
         envvar="MARSHAL_TRANSPORT",
         metavar="auto|fast|kafka-python",
-        help="Client library of the logs; auto selects the fast one if it is usable.",
+        help="Client library; auto: fast if it is usable.",
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
@@ -146,7 +144,7 @@ Timeout = Annotated[
         "--timeout",
         envvar="MARSHAL_TIMEOUT",
         metavar="MS",
-        help="Longest time of the command, in ms or like 10s. By default 30 s.",
+        help="Longest time of the command. By default 30 s.",
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
@@ -156,8 +154,8 @@ As = Annotated[
         "--as",
         envvar="MARSHAL_AS",
         metavar="NAME",
-        help="Person for whom this is done, stored in the log. By default the user of "
-        "the operating system.",
+        help="Person for whom this is done, for the log. By default the user of the "
+        "system.",
     ),
 ]
 OutputOption = Annotated[
@@ -166,7 +164,7 @@ OutputOption = Annotated[
         "-o",
         "--output",
         envvar="MARSHAL_OUTPUT",
-        help="A table for people, one JSON document, or JSON lines.",
+        help="For people, one JSON document, or JSON lines.",
     ),
 ]
 Debug = Annotated[
@@ -426,8 +424,7 @@ AT: Mapping[str, OptionGroup] = {
                     typer.Option(
                         metavar="TIME|T:OFFSET",
                         help="A moment of the past: an ISO time, a time ago like -5m, "
-                        "or the last offset of a coordinating partition, like 3:100. "
-                        "Nothing is estimated.",
+                        "or the last offset of a coordinating partition, like 3:100.",
                     ),
                 ],
                 None,

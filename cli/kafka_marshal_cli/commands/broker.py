@@ -42,7 +42,7 @@ def run(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Directory of the data; without it the data is deleted at the end.",
+            help="Directory of the data; without it deleted at the end.",
         ),
     ] = None,
     format_: Annotated[
@@ -63,7 +63,7 @@ def run(
         int, typer.Option(metavar="K", help="Coordinating partitions.")
     ] = 8,
     heartbeat_interval: Annotated[
-        str, typer.Option(metavar="MS", help="Heartbeat interval, in ms or like 2s.")
+        str, typer.Option(metavar="MS", help="Heartbeat interval.")
     ] = "2s",
 ) -> None:
     """Run an embedded Apache Kafka in the foreground, until SIGINT or SIGTERM.

@@ -60,7 +60,7 @@ def list_claims(
     at: Moment | None,
     group: OfGroup = None,
     topic: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Only this topic.")
+        str | None, typer.Option(metavar="TOPIC", help="Only this data topic.")
     ] = None,
 ) -> None:
     """List every claim with its owner, age, position, lag, token and reason.
@@ -176,7 +176,7 @@ def forget(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Also for topics that exist; their records are repeated."
+            "--force", help="Also for topics that exist: records are repeated."
         ),
     ] = False,
     yes: confirmation.Yes = False,

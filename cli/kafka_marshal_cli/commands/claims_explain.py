@@ -35,8 +35,8 @@ Since = Annotated[
     str | None,
     typer.Option(
         metavar="OFFSET|TIME",
-        help="Only rows from an offset on, from an ISO time, or a time ago like -1h. "
-        "The log is read from the newest checkpoint before.",
+        help="Only rows from an offset, an ISO time, or a time ago like -1h. The log "
+        "is read from the newest checkpoint before.",
     ),
 ]
 

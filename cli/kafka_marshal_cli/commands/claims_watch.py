@@ -346,14 +346,14 @@ def watch(
     *,
     group: OfGroup = None,
     topic: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Only this topic.")
+        str | None, typer.Option(metavar="TOPIC", help="Only this data topic.")
     ] = None,
     count: Annotated[
-        int, typer.Option(min=0, help="End after this many changes; 0 for no limit.")
+        int, typer.Option(min=0, help="End after so many changes; 0 for no limit.")
     ] = 0,
     timeout: Annotated[
         str | None,
-        typer.Option(metavar="MS", help="End after this time without a change."),
+        typer.Option(metavar="MS", help="End after this without a change."),
     ] = None,
     open_timeout: Annotated[
         str,

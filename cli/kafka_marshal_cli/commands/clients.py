@@ -85,8 +85,8 @@ def fence(
         list[str] | None,
         typer.Option(
             metavar="HEX",
-            help="Only this process of the client; repeatable. By default all that own "
-            "partitions or announce themselves.",
+            help="Only this process; repeatable. By default all that own partitions or "
+            "announce themselves.",
         ),
     ] = None,
     reason: Reason = None,
@@ -209,14 +209,14 @@ def _answer_fence(call: Call, result: FenceResult, *, dry_run: bool) -> None:
 Name = Annotated[str | None, typer.Argument(metavar="[CLIENT]", help="The client_id.")]
 Host = Annotated[
     str | None,
-    typer.Option(metavar="HOST", help="All members on this host, instead of CLIENT."),
+    typer.Option(metavar="HOST", help="All on this host, instead of CLIENT."),
 ]
 For = Annotated[
     str, typer.Option("--for", metavar="DURATION", help="How long, at most.")
 ]
 Repeated = Annotated[
     str | None,
-    typer.Option(metavar="ID", help="Complete or extend this operation, as it was."),
+    typer.Option(metavar="ID", help="Complete or extend this operation."),
 ]
 
 
@@ -308,8 +308,7 @@ def uncordon(
         str | None,
         typer.Option(
             metavar="ID",
-            help="End only this drain or cordon; by default all of the client,"
-            " or host.",
+            help="Only this drain or cordon; by default all.",
         ),
     ] = None,
     reason: Reason = None,
@@ -388,9 +387,7 @@ def forget(
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client_id.")],
     state_dir: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Directory of identities; by default that of the user."
-        ),
+        typer.Option(metavar="DIR", help="Directory of identities, if not the user's."),
     ] = None,
     yes: confirmation.Yes = False,
 ) -> None:

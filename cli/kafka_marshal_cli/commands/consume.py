@@ -242,7 +242,7 @@ ClientId = Annotated[
     typer.Option(
         metavar="NAME",
         envvar="MARSHAL_CLIENT_ID",
-        help="Name of this client, unique in the group; the same at every start.",
+        help="Name in the group, unique, the same at every start.",
     ),
 ]
 DeliveryOption = Annotated[
@@ -255,7 +255,7 @@ ClaimsMax = Annotated[
     int,
     typer.Option(
         min=LEAST["claims_max"],
-        help="Most partitions, or whole topics; 0 for no limit.",
+        help="Most partitions, or topics; 0 for no limit.",
     ),
 ]
 MaxRecords = Annotated[
@@ -266,7 +266,7 @@ MaxRecords = Annotated[
         min=0,
         metavar="N",
         help="End after this many records; 0 for no limit. At most once, offsets "
-        "granted beyond it are lost: for each partition up to a hundredth of it, or "
+        "granted beyond it are lost: of each partition up to a hundredth of it, or "
         "--max-poll-records.",
     ),
 ]
@@ -290,12 +290,12 @@ MaxPollRecords = Annotated[
     typer.Option(
         min=LEAST["max_poll_records"],
         metavar="N",
-        help="Records of a batch; at most once, the most that a crash can lose of a "
-        "partition. By default 500; 1 for --exec of single records at most once.",
+        help="Records of a batch; at most once, what a crash can lose of a partition. "
+        "By default 500; 1 for --exec of single records at most once.",
     ),
 ]
 ResetOption = Annotated[
-    OffsetReset, typer.Option(help="Where to start a partition without a position.")
+    OffsetReset, typer.Option(help="Start of a partition without a position.")
 ]
 FromBeginning = Annotated[
     bool,
@@ -303,15 +303,13 @@ FromBeginning = Annotated[
 ]
 IsolationOption = Annotated[
     Isolation,
-    typer.Option(
-        help="Whether to read all records, or only those of committed transactions."
-    ),
+    typer.Option(help="All records, or those of committed transactions."),
 ]
 ExpectedInterval = Annotated[
     str | None,
     typer.Option(
         metavar="MS",
-        help="Expected heartbeat interval; another one in the log is an error.",
+        help="Another one in the log is an error.",
     ),
 ]
 StateDir = Annotated[
@@ -319,7 +317,7 @@ StateDir = Annotated[
     typer.Option(
         metavar="DIR",
         envvar="MARSHAL_STATE_DIR",
-        help="Directory of the identity with which a restart resumes at once.",
+        help="Directory of the identity, for a restart to resume.",
     ),
 ]
 

@@ -23,7 +23,7 @@ HeartbeatInterval = Annotated[
     typer.Option(
         "--heartbeat-interval",
         metavar="DURATION",
-        help="Heartbeat interval; a dead consumer is replaced after two.",
+        help="A dead consumer is replaced after two.",
     ),
 ]
 Partitions = Annotated[
@@ -36,12 +36,10 @@ Records = Annotated[
 Consumers = Annotated[
     int, typer.Option("--consumers", min=2, max=8, help="Consumer processes.")
 ]
-Keep = Annotated[
-    bool, typer.Option("--keep", help="Keep journals and logs, and print where.")
-]
+Keep = Annotated[bool, typer.Option("--keep", help="Keep journals and logs.")]
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", help="Chooses which consumer is killed; by default random."),
+    typer.Option("--seed", help="Chooses the victim; by default random."),
 ]
 
 

@@ -31,7 +31,7 @@ def losses(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Of LOST, only claims that ended after this time, or like -1h.",
+            help="Of LOST, only claims that ended after a time like -1h.",
         ),
     ] = None,
 ) -> None:

@@ -74,23 +74,21 @@ For = Annotated[
     typer.Option(
         "--for",
         metavar="DURATION",
-        help="Length of the pause, like 10m. Renewed as long as this command runs.",
+        help="Length of the pause, like 10m; renewed while this command runs.",
     ),
 ]
 Until = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="End of the pause, instead of --for: a time like "
-        "2026-01-31T12:00:00Z, or 2h from now.",
+        help="Its end instead: a time like 2026-01-31T12:00:00Z, or 2h from now.",
     ),
 ]
 Begin = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="Begin of the pause, like --until, up to 30 days ahead; by "
-        "default at once.",
+        help="Its begin, like --until, up to 30 days ahead; by default at once.",
     ),
 ]
 
@@ -205,7 +203,7 @@ def pause(
         typer.Option(
             "--topic",
             metavar="TOPIC[:P,P...]",
-            help="Pause only this topic, or some partitions of it. Repeatable.",
+            help="Only this topic, or some partitions of it. Repeatable.",
         ),
     ] = None,
     reason: Reason = None,
@@ -213,8 +211,8 @@ def pause(
         bool,
         typer.Option(
             "--wait",
-            help="Wait until no client of the group holds a claim: up to --timeout "
-            "if given, else as long as the pause.",
+            help="Wait until no client holds a claim: up to --timeout if given, else "
+            "as long as the pause.",
         ),
     ] = False,
     dry_run: WriteNothing = False,
@@ -323,7 +321,7 @@ def resume(
     *,
     operation: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Only this pause, which may be scheduled."),
+        typer.Option(metavar="ID", help="Only this pause, also a scheduled one."),
     ] = None,
     reason: Reason = None,
     dry_run: WriteNothing = False,
@@ -360,8 +358,8 @@ Policy = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="`planner`: members follow the plans that one of them writes; `fair`, "
-        "the default: each follows the policy of its consumer.",
+        help="`planner`: members follow plans that one of them writes; `fair`, the "
+        "default: each the policy of its consumer.",
     ),
 ]
 DebounceMs = Annotated[
@@ -473,16 +471,14 @@ def adopt(
         str | None,
         typer.Option(
             metavar="GROUP",
-            help="Consumer group in Kafka to take over from; by default the one of "
-            "the same name.",
+            help="Consumer group to take over from; by default that of the same name.",
         ),
     ] = None,
     from_topic: Annotated[
         str | None,
         typer.Option(
             metavar="TOPIC",
-            help="Coordination topic of the Go original, whose last heartbeats"
-            " count, too.",
+            help="Coordination topic of the Go original; its heartbeats count, too.",
         ),
     ] = None,
     topics: Annotated[

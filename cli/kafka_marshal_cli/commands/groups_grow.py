@@ -32,29 +32,29 @@ STEPS = {
 
 Topic = Annotated[
     str | None,
-    typer.Option(metavar="TOPIC", help="The topic, whose records have keys."),
+    typer.Option(metavar="TOPIC", help="The topic, with keys."),
 ]
 Partitions = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="The new number, a multiple of the present one. Without it "
-        "the growths that the log knows are shown.",
+        help="The new number, a multiple of the present one. Without it the known "
+        "growths are shown.",
     ),
 ]
 Settle = Annotated[
     str,
     typer.Option(
         metavar="DURATION",
-        help="How long producers get to learn the new number: at least their "
-        "metadata.max.age.ms plus delivery.timeout.ms.",
+        help="How long producers get to learn it: metadata.max.age.ms plus "
+        "delivery.timeout.ms at least.",
     ),
 ]
 Withdraw = Annotated[
     bool,
     typer.Option(
         "--withdraw",
-        help="Withdraw the growth: no partition waits for it any more.",
+        help="No partition waits for the growth any more.",
     ),
 ]
 

@@ -47,7 +47,7 @@ def history(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Only actions that went on after this time, or like -1h.",
+            help="Only actions that went on after a time like -1h.",
         ),
     ] = None,
     limit: Limit = LIMIT_DEFAULT,

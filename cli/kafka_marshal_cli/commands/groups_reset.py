@@ -57,7 +57,8 @@ AllowReprocess = Annotated[
     bool,
     typer.Option(
         "--allow-reprocess",
-        help="Allow partitions at most once to go back: records are handed out again.",
+        help="Allow partitions at most once to go back, for records to be handed out "
+        "again.",
     ),
 ]
 Topics = Annotated[
@@ -80,8 +81,8 @@ PlanFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="New file for the plan, for --continue; by default it is in "
-        "the state directory until the operation ends.",
+        help="New file for the plan, for --continue; by default in the state directory "
+        "until the operation ends.",
     ),
 ]
 
@@ -218,8 +219,8 @@ def reset(
         bool,
         typer.Option(
             "--clamp",
-            help="Replace a position outside of its log by the nearest one, as"
-            " Kafka's tool does; otherwise it is refused.",
+            help="Replace a position outside of its log by the nearest one; else it is "
+            "refused.",
         ),
     ] = False,
     allow_reprocess: AllowReprocess = False,
@@ -228,9 +229,7 @@ def reset(
     continued: Continued = None,
     export: Annotated[
         bool,
-        typer.Option(
-            "--export", help="Print lines of topic,partition,offset for --from-file."
-        ),
+        typer.Option("--export", help="Print lines for --from-file."),
     ] = False,
 ) -> None:
     """Set a running group to new positions, all partitions or none.
@@ -279,7 +278,7 @@ def undo(
         str,
         typer.Argument(
             metavar="ID",
-            help="The operation, as `reset` printed it and `history` lists it.",
+            help="The operation, as `history` lists it.",
         ),
     ],
     *,
@@ -288,7 +287,7 @@ def undo(
         bool,
         typer.Option(
             "--partial",
-            help="Undo what is left, where some of its partitions cannot be set back.",
+            help="Also where some partitions cannot be set back.",
         ),
     ] = False,
     allow_reprocess: AllowReprocess = False,

@@ -56,7 +56,7 @@ def dump(
     file: Annotated[
         str | None,
         typer.Argument(
-            metavar="FILE", help="Output of `log snapshot` to read, not the log."
+            metavar="FILE", help="Output of `log snapshot` to read instead."
         ),
     ] = None,
     partition: Annotated[

@@ -42,9 +42,7 @@ def replay(
     *,
     transitions: Annotated[
         bool,
-        typer.Option(
-            "--transitions", help="First print what each entry did, one line each."
-        ),
+        typer.Option("--transitions", help="First print what each entry did."),
     ] = False,
 ) -> None:
     """Fold a dumped log and print the world as one JSON document. Needs no broker."""

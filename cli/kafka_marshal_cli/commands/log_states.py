@@ -58,7 +58,7 @@ def snapshot(
         str | None,
         typer.Option(
             metavar="DUMP",
-            help="Read this output of `log dump` (- = stdin), not the log.",
+            help="Output of `log dump` to read instead; - for stdin.",
         ),
     ] = None,
 ) -> None:

@@ -328,8 +328,7 @@ Last = Annotated[
         "--last",
         min=0,
         metavar="N",
-        help="Begin with the last N entries; by default "
-        f"{LAST_DEFAULT}, or all after --from.",
+        help=f"Begin with the last N; by default {LAST_DEFAULT}, or all after --from.",
     ),
 ]
 OfTypes = Annotated[
@@ -337,23 +336,20 @@ OfTypes = Annotated[
     typer.Option(
         "--type",
         metavar="TYPE,...",
-        help="Only these record types, like Heartbeat, or undecodable; the"
-        " message on an unknown one lists all.",
+        help="Only these record types, like Heartbeat, or undecodable.",
     ),
 ]
-Follow = Annotated[
-    bool, typer.Option("-f", "--follow", help="Wait for new entries and show them.")
-]
+Follow = Annotated[bool, typer.Option("-f", "--follow", help="Wait for new entries.")]
 TextOrJson = Annotated[
     TailOutput, typer.Option("-o", "--output", help="Lines for people, or JSON.")
 ]
 WithTransitions = Annotated[
     bool,
-    typer.Option("--transitions", help="Also in JSON, show what each entry did."),
+    typer.Option("--transitions", help="In JSON, too, show what each did."),
 ]
 IdleTimeout = Annotated[
     str | None,
-    typer.Option(metavar="MS", help="Follow until no entry came for this time."),
+    typer.Option(metavar="MS", help="Follow until none came for this time."),
 ]
 OpenTimeout = Annotated[
     str,

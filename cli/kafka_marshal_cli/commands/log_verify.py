@@ -33,15 +33,13 @@ def verify(
     at: Moment | None,
     snapshot: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE", help="Output of `log snapshot` to compare with the log."
-        ),
+        typer.Option(metavar="FILE", help="Output of `log snapshot` to compare with."),
     ] = None,
     since: Annotated[
         str | None,
         typer.Option(
             metavar="TIME|T:OFFSET",
-            help="Only what was appended after this moment, or like -1d.",
+            help="Only what was appended after it.",
         ),
     ] = None,
 ) -> None:

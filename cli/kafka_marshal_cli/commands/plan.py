@@ -62,7 +62,7 @@ def simulate_plan(
         list[str] | None,
         typer.Option(
             metavar="NAME[@HOST][:LIMIT]",
-            help="A member joins, with at most LIMIT partitions.",
+            help="A member joins, for LIMIT partitions at most.",
         ),
     ] = None,
     drain: Annotated[
@@ -77,13 +77,13 @@ def simulate_plan(
         list[str] | None,
         typer.Option(
             metavar="CLIENT=COUNT",
-            help="A client holds at most COUNT partitions; 0 is any number.",
+            help="A client holds at most COUNT partitions; 0: any.",
         ),
     ] = None,
     partitions: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="TOPIC=COUNT", help="A data topic gets this many partitions."
+            metavar="TOPIC=COUNT", help="A data topic gets so many partitions."
         ),
     ] = None,
 ) -> None:
@@ -121,14 +121,14 @@ def show_plan(
         str | None,
         typer.Option(
             metavar="TOPIC:PARTITION",
-            help="Explain only the member for this partition, and why.",
+            help="Explain only this partition.",
         ),
     ] = None,
     diff: Annotated[
         int | None,
         typer.Option(
             metavar="GENERATION",
-            help="Show only what changed since the plan of this generation.",
+            help="Only what changed since this generation.",
         ),
     ] = None,
 ) -> None:
@@ -302,7 +302,7 @@ def rebalance(
         bool,
         typer.Option(
             "--spread",
-            help="Spread the partitions of each topic over racks, then hosts.",
+            help="Spread each topic over racks, then hosts.",
         ),
     ] = False,
     execute: Execute = False,

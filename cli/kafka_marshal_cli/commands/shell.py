@@ -37,9 +37,7 @@ def shell(
     at: parsing.Moment | None,
     file: Annotated[
         str | None,
-        typer.Argument(
-            metavar="FILE", help="Output of `log snapshot` or `log dump` to browse."
-        ),
+        typer.Argument(metavar="FILE", help="Output of `log snapshot` or `log dump`."),
     ] = None,
     lines: Annotated[
         list[str] | None,
@@ -51,7 +49,7 @@ def shell(
         str,
         typer.Option(
             metavar="DURATION",
-            help="At a prompt, read the log again after this long.",
+            help="At a prompt, read the log again so often.",
         ),
     ] = REFRESH,
 ) -> None:

@@ -129,8 +129,7 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
                 "--checkpoint-interval",
                 metavar="MS",
                 envvar="MARSHAL_SIDECAR_CHECKPOINT_INTERVAL",
-                help="How often to write a checkpoint if no other client does; 0 for "
-                "never.",
+                help="How often to write a checkpoint if no other does; 0: never.",
                 rich_help_panel=PANEL,
             ),
         ],
@@ -154,8 +153,8 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
             typer.Option(
                 "--allow-admin",
                 envvar="MARSHAL_SIDECAR_ALLOW_ADMIN",
-                help="Allow clients to pause, resume and reset groups, and to read"
-                " their history, with the sidecar's rights in Kafka.",
+                help="Let clients pause, resume and reset groups, and read their "
+                "history, with the sidecar's rights.",
                 rich_help_panel=PANEL,
             ),
         ],
@@ -210,7 +209,7 @@ def run(
         typer.Option(
             metavar="NAME",
             envvar="MARSHAL_CLIENT_ID",
-            help="Name of the sidecar in the log; by default that of the host.",
+            help="Name in the log; by default that of the host.",
         ),
     ] = None,
     state_dir: Annotated[
@@ -218,8 +217,7 @@ def run(
         typer.Option(
             metavar="DIR",
             envvar="MARSHAL_STATE_DIR",
-            help="Directory of the identity and the lease journal, with which a "
-            "restart resumes.",
+            help="Directory of identity and lease journal, for a restart to resume.",
         ),
     ] = None,
     open_timeout: Annotated[

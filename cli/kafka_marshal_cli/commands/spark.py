@@ -58,7 +58,7 @@ Out = Annotated[
     str,
     typer.Option(
         metavar="DIR",
-        help="Directory of the tables, new or empty; every executor must have it.",
+        help="Directory of the tables, new or empty, on every executor.",
     ),
 ]
 From = Annotated[
@@ -66,7 +66,7 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="OFFSET|TIME",
-        help="Report what was completed from this offset or time on.",
+        help="Report what was completed from here on.",
     ),
 ]
 To = Annotated[
@@ -74,38 +74,35 @@ To = Annotated[
     typer.Option(
         "--to",
         metavar="OFFSET|TIME",
-        help="The last offset of each partition, or the time, to fold up to.",
+        help="Fold up to here.",
     ),
 ]
 Report = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Also write a report as an HTML page."),
+    typer.Option(metavar="FILE", help="Also write an HTML page."),
 ]
 WithLag = Annotated[
     bool,
-    typer.Option("--with-lag", help="Look up the ends of data logs, for the report."),
+    typer.Option("--with-lag", help="For the report, look up the ends of data logs."),
 ]
 Check = Annotated[
     bool,
-    typer.Option("--check", help="Check the invariants; end with 70 if one is broken."),
+    typer.Option("--check", help="Check the invariants; 70 if one is broken."),
 ]
 Tolerance = Annotated[
     str | None,
     typer.Option(
         metavar="DURATION",
-        help="Longest delay of a takeover that counts as sound. By default the "
-        "heartbeat interval.",
+        help="Longest sound delay of a takeover. By default the heartbeat interval.",
     ),
 ]
 Incremental = Annotated[
     bool,
-    typer.Option(
-        "--incremental", help="Continue where the last run in DIR ended, if any."
-    ),
+    typer.Option("--incremental", help="Continue where the last run in DIR ended."),
 ]
 Follow = Annotated[
     bool,
-    typer.Option("-f", "--follow", help="Follow the log with one run after another."),
+    typer.Option("-f", "--follow", help="One run after another."),
 ]
 Every = Annotated[
     str | None,
@@ -114,7 +111,7 @@ Every = Annotated[
 AvailableNow = Annotated[
     bool,
     typer.Option(
-        "--available-now", help="End at the end of the log when following began."
+        "--available-now", help="Follow to the end that the log had at the start."
     ),
 ]
 Sample = Annotated[
@@ -123,9 +120,7 @@ Sample = Annotated[
 ]
 Master = Annotated[
     str | None,
-    typer.Option(
-        metavar="MASTER", help="Master of Spark; by default all cores of this machine."
-    ),
+    typer.Option(metavar="MASTER", help="Master of Spark; by default all cores here."),
 ]
 
 

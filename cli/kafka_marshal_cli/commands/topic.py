@@ -42,16 +42,15 @@ def format_topic(
         int | None,
         typer.Option(
             metavar="K",
-            help="Number of coordinating partitions; marshal topic resize changes it. "
-            f"By default {PARTITIONS_DEFAULT}.",
+            help="Coordinating partitions; `topic resize` changes them. By default "
+            f"{PARTITIONS_DEFAULT}.",
         ),
     ] = None,
     heartbeat_interval: Annotated[
         str | None,
         typer.Option(
             metavar="MS",
-            help="Heartbeat interval, in ms or like 2s; marshal topic alter changes "
-            "it. By default "
+            help="Heartbeat interval; `topic alter` changes it. By default "
             f"{duration(HEARTBEAT_MS_DEFAULT)}.",
         ),
     ] = None,
@@ -117,7 +116,7 @@ def upgrade(
         bool,
         typer.Option(
             "--ignore-members",
-            help="Also if live members are too old and would stop.",
+            help="Also if live members are too old, and stop.",
         ),
     ] = False,
 ) -> None:
@@ -153,7 +152,7 @@ def alter(
     *,
     heartbeat: Annotated[
         str | None,
-        typer.Option(metavar="MS", help="The new interval, in ms or like 10s."),
+        typer.Option(metavar="MS", help="The new interval."),
     ] = None,
     limit: Annotated[
         list[str] | None,
@@ -225,8 +224,7 @@ def resize(
         int,
         typer.Option(
             metavar="N",
-            help="The new number: a multiple of the present one, or the other "
-            "way round.",
+            help="The new number: a multiple or divisor of the present one.",
         ),
     ],
     execute: Execute = False,
@@ -234,7 +232,7 @@ def resize(
         bool,
         typer.Option(
             "--ignore-members",
-            help="Also if live members do not follow; they claim nothing any more.",
+            help="Also if live members do not follow, and claim nothing more.",
         ),
     ] = False,
 ) -> None:

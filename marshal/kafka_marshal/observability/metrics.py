@@ -79,7 +79,7 @@ MEMBERS = Family(
     "marshal_members",
     Kind.GAUGE,
     _GROUP,
-    "Clients of the group that announced themselves within two heartbeat intervals.",
+    "Clients that announced themselves within two heartbeat intervals.",
 )
 PAUSED = Family(
     "marshal_group_paused",
@@ -115,13 +115,13 @@ UNCOVERED = Family(
     "marshal_uncovered_partitions",
     Kind.GAUGE,
     _GROUP,
-    "Wanted partitions that no live client of the group can claim.",
+    "Wanted partitions that no live client can claim.",
 )
 PLAN_GENERATION = Family(
     "marshal_plan_generation",
     Kind.GAUGE,
     _GROUP,
-    "Plans of the group so far, as far as the log is read; 0 without any.",
+    "Plans so far, as far as the log is read.",
 )
 STATE = Family(
     "marshal_claim_state",
@@ -133,25 +133,25 @@ FENCE = Family(
     "marshal_claim_fence",
     Kind.GAUGE,
     _KEY,
-    "Epoch of a claim that is held: the last part of its fencing token.",
+    "Epoch of a held claim: the last part of its token.",
 )
 AGE = Family(
     "marshal_heartbeat_age_seconds",
     Kind.GAUGE,
     _KEY,
-    "Time since the last renewal of a held claim in the log, as others see it.",
+    "Time since the last renewal of a held claim in the log.",
 )
 LEASE = Family(
     "marshal_lease_remaining_seconds",
     Kind.GAUGE,
     _KEY,
-    "Time until work under a held claim must stop, unless it is renewed.",
+    "Time until work under a held claim must stop.",
 )
 LAG = Family(
     "marshal_consumer_lag_records",
     Kind.GAUGE,
     _KEY,
-    "Offsets between the position of a held partition and the end of its log.",
+    "Offsets from the position of a held partition to its end.",
 )
 GROUP_LAG = Family(
     "kafka_consumergroup_lag",

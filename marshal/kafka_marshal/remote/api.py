@@ -2,9 +2,9 @@
 
 Both ends use these types, and the published OpenAPI document is generated from them.
 All times named ``_ms`` are local time: the boot clock of the host, which both ends
-read (PROTOCOL 5.2); names of wall-clock times contain ``wall``. Binary identifiers are
-lower-case hex. Unknown fields are ignored, so that either end may be newer, but not by
-an ``AdminRequest``.
+read (PROTOCOL 5.2); names of wall-clock times contain ``wall``, but not those of a
+``PauseRequest``. Binary identifiers are lower-case hex. Unknown fields are ignored, so
+that either end may be newer, but not by an ``AdminRequest``.
 
 In the log a sidecar is one claimant per group, with its own client_id. The tags of a
 claim name the client that it is for. Only one client ever uses a token: a key that
@@ -381,6 +381,10 @@ class ReleaseRequest(Message, frozen=True, kw_only=True):
 
 class ReadyRequest(Message, frozen=True, kw_only=True):
     """``POST .../ready``: the client has warmed up, as an event ``warm`` asked it to.
+
+    May be repeated. Without effect it is refused with 409 and a reason: ``no_offer``,
+    ``not_successor`` (another client was asked), ``old_epoch`` (the owner has changed,
+    or the partition has come) or ``late``.
 
     Attributes:
         topic: Data topic.

@@ -47,7 +47,7 @@ CLIENTS = Family(
     "marshal_sidecar_clients",
     Kind.GAUGE,
     ("group", "state"),
-    "Registered clients by their state at the sidecar.",
+    "Registered clients by state.",
     is_of_client=False,
 )
 ASSIGNED = Family(
@@ -68,28 +68,28 @@ LEASE_REMAINING = Family(
     "marshal_sidecar_client_lease_remaining_seconds",
     Kind.GAUGE,
     ("group",),
-    "Time until the last of those deadlines: their keys stay reserved until then.",
+    "Time until the last of those deadlines.",
     is_of_client=False,
 )
 BEAT_AGE = Family(
     "marshal_sidecar_client_beat_age_seconds",
     Kind.GAUGE,
     ("group",),
-    "Time since the last heartbeat of the client that is silent for longest.",
+    "Time since the last heartbeat of the most silent client.",
     is_of_client=False,
 )
 WATCHED = Family(
     "marshal_sidecar_watched_processes",
     Kind.GAUGE,
     (),
-    "Living processes whose death will be detected at once.",
+    "Processes whose death will be detected at once.",
     is_of_client=False,
 )
 DEATHS = Family(
     "marshal_sidecar_client_deaths_total",
     Kind.COUNTER,
     (),
-    "Clients that died, with all processes that worked for them.",
+    "Clients that died, with all their processes.",
     is_of_client=False,
 )
 STREAMS = Family(
@@ -117,7 +117,7 @@ REQUESTS = Family(
     "marshal_sidecar_requests_total",
     Kind.COUNTER,
     ("route", "status"),
-    "Requests by the name of the operation and the status.",
+    "Requests by operation and status.",
     is_of_client=False,
 )
 REFUSALS = Family(

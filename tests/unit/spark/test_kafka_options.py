@@ -81,18 +81,17 @@ def documented():
     """Return the options that switching explains, each with its kind and note."""
     root = next(p for p in Path(__file__).parents if (p / "docs").is_dir())
     page = (root / "docs" / "SPARK.md").read_text()
-    rows = page.split("<!-- table: own options -->")[1].split("\n\n")[0]
-    cells = re.findall(r"^\| (.+) \| (\w+) \| (.+) \|$", rows, re.MULTILINE)
-    return [
-        (name, kind, note)
-        for options, kind, note in cells[1:]
-        for name in re.findall("`([^`]+)`", options)
-    ]
+    listed = page.split("<!-- list: refused options -->")[1].split("\n\n")[0]
+    yield from ((name, REFUSED) for name in re.findall("`([^`]+)`", listed))
+    listed = page.split("<!-- list: mapped options -->")[1].split("\n\n")[0]
+    for item in " ".join(listed.split()).split("- `")[1:]:
+        options, _, note = f"`{item}".partition(": ")
+        yield from ((name, note.strip()) for name in re.findall("`([^`]+)`", options))
 
 
 def test_options_that_change_on_switching_are_documented():
     assert sorted(documented()) == sorted(
-        (name, meaning.kind, meaning.note)
+        (name, meaning.note if meaning.kind == MAPPED else REFUSED)
         for name, meaning in KAFKA_OPTIONS.items()
         if meaning.kind in {MAPPED, REFUSED}
     )

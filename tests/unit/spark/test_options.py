@@ -328,13 +328,33 @@ def test_names_are_in_order_and_once():
     assert list(NAMES) == sorted(NAMES, key=str.lower)
 
 
+FLAGS = re.MULTILINE | re.DOTALL
+# Of Spark's own source, which the documents do not repeat.
+DEFAULTS = {
+    "failOnDataLoss": "true",
+    "includeHeaders": "false",
+    "kafka.isolation.level": "read_uncommitted",
+    "kafkaConsumer.pollTimeoutMs": "120000",
+    "maxTriggerDelay": "15m",
+    "startingOffsetsByTimestampStrategy": "error",
+}
+
+
 def documented():
     """Return for whom each option is, and its default, by the documents."""
     root = next(p for p in Path(__file__).parents if (p / "docs").is_dir())
     page = (root / "docs" / "SPARK.md").read_text()
-    rows = page.split("<!-- table: spark options -->")[1].split("\n\n")[0]
-    cells = re.findall(r"^\| `([^`]+)` \| (\w+) \| ([^|]+) \|", rows, re.MULTILINE)
-    return {name: (users, default) for name, users, default in cells}
+    own = page.split("<!-- list: spark options -->")[1].split("\n\n")[0]
+    cells = re.findall(r"^- `([^`]+)` \(([^)]+)\):", own, re.MULTILINE)
+    found = {name: ("stream", default.strip("`")) for name, default in cells}
+    assert "A batch has only the last three." in page
+    found |= {name: ("both", default.strip("`")) for name, default in cells[-3:]}
+    listed = page.split("<!-- list: options of spark -->")[1].split("\n\n")[0]
+    for users, names in re.findall(r"^- (\w+): (.+?)(?=\n- |\Z)", listed, FLAGS):
+        of = "both" if users == "connection" else users
+        for name in re.findall(r"`([^`*]+)`", names):
+            found[name] = (of, DEFAULTS.get(name, "none"))
+    return found
 
 
 def test_the_documented_options_are_those_that_are_known():
@@ -350,10 +370,11 @@ def test_the_documented_defaults_change_nothing():
     """A documented default may be given explicitly, and means the same."""
     base = BASE | {"subscribe": "t", "group": "g", "minOffsetsPerTrigger": "1"}
     literal = {
-        name: default.strip("`")
+        name: default
         for name, (_, default) in documented().items()
-        if default.startswith("`")
+        if default not in {"none", "required", "random", "the user's"}
     }
     assert len(literal) > 10
+    assert set(DEFAULTS) <= set(literal)
     for name, default in literal.items():
         assert parse(base | {name: default}) == parse(base), name
