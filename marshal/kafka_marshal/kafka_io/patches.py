@@ -202,7 +202,7 @@ def _held(fetcher: Any) -> Any:
 
 
 def _use_empty(fetcher: Any) -> None:
-    """Make a fetcher use what a response told of partitions without records.
+    """Make a fetcher apply what a response states of partitions without records.
 
     A response of limited size has no records of the last partitions, which are then to
     be in the next request. kafka-python would leave them out until all that is held is
