@@ -180,6 +180,9 @@ LOST = [
     ),
     pytest.param(39, (POSITIONS,), 10, id="waited-for-an-end-that-was-lost"),
     pytest.param(
+        145, (POSITIONS,), 10, id="waited-for-what-was-lost-before-it-was-read"
+    ),
+    pytest.param(
         246644395525538, (ABOVE, LEVEL), 2, id="partition-0-stayed-behind-a-config"
     ),
     pytest.param(
