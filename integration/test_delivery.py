@@ -4,6 +4,7 @@ Each scenario runs once for both guarantees side by side; the tests judge it.
 """
 
 import signal
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,13 +12,14 @@ import attrs
 import pytest
 from domain import Recorder, opened
 from fleet import Fleet
-from history import History
+from history import History, Tenure
 from journal import Journal, judge_duplicates, judge_grants
 from slowness import Slowness
 from waiting import eventually, read_out, subscribed, wall_ms
 
 from kafka_marshal import Delivery, TopicPartition
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
+from kafka_marshal.protocol.records import BatchHeartbeat, ClaimingMessages, Heartbeat
 
 BATCH = 40
 # What a crash may lose of a partition at most once.
@@ -26,6 +28,8 @@ KINDS = pytest.mark.parametrize("delivery", ["alo", "amo"])
 # Jitter and a few round trips, on a machine that is not busy.
 SLACK_MS = 1_500
 WORK_MS = 120_000
+# What a worker that is alive appends again and again.
+BEATING = (Heartbeat, BatchHeartbeat, ClaimingMessages)
 
 
 @attrs.frozen
@@ -46,6 +50,23 @@ class Outcome:
     def largest_loss(self) -> int:
         lost = self.journal.lost(self.produced).values()
         return max(map(len, lost), default=0)
+
+    def silence_ms(self, tenure: Tenure) -> int:
+        """Return how long an owner appended nothing at all before its claim ended.
+
+        A healthy one appends each third of an interval.
+        """
+        since_ms, until_ms = tenure.renewed_ms, tenure.ended_ms
+        name = self.group_id, tenure.client_id
+        own = {
+            step.timestamp_ms
+            for step in self.history.steps
+            if since_ms <= step.timestamp_ms <= until_ms
+            and isinstance(step.record, BEATING)
+            and (step.record.group_id, step.record.client_id) == name
+        }
+        moments = sorted({since_ms, *own, until_ms})
+        return max(after - before for before, after in pairwise(moments))
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +134,16 @@ class Team:
         )
 
 
+def is_given_up(tenure: Tenure) -> bool:
+    """Return whether, by the log, the lease of a claim was over before it was released.
+
+    Its owner was stale, and another one has claimed the key; or it has noticed that by
+    itself. Then it has dropped what it was granted (PROTOCOL 5.2).
+    """
+    reason = (tenure.reason or "").partition(":")[0]
+    return tenure.ended_by not in {"released", None} or reason == "lease_expired"
+
+
 def teams_of(domain, home, *, partitions, records_each, handle_ms):
     return {
         delivery: Team(
@@ -144,6 +175,8 @@ def crash(domain, tmp_path_factory):
             team.at_ms["killed"] = wall_ms()
             victim.kill()
         for team in teams.values():
+            # What the victim had read to the end is to be taken over all the same.
+            domain.wait_owned(team.group_id, team.topic, by={"w1", "w3"})
             team.await_end()
         for worker in (*alo.workers, *amo.workers):
             worker.ask_to_end()
@@ -178,7 +211,8 @@ def test_a_healthy_worker_loses_nothing(crash, delivery):
     outcome = crash[delivery]
     for tenures in outcome.history.tenures(outcome.group_id).values():
         for tenure in tenures:
-            assert tenure.client_id == "w2" or tenure.ended_by in {"released", None}
+            if tenure.client_id != "w2" and is_given_up(tenure):
+                assert outcome.silence_ms(tenure) > outcome.h_ms, tenure
 
 
 def test_at_least_once_loses_nothing(crash):
@@ -206,20 +240,29 @@ def test_at_most_once_handles_nothing_twice(crash):
 
 @pytest.mark.direct(reason="judged by clients that the log names")
 def test_at_most_once_loses_what_was_at_risk_at_most(crash, record_testsuite_property):
-    """Exactly what was granted to the victim and not processed."""
+    """Exactly what was granted and not processed, under claims that became stale.
+
+    The victim's; on a busy machine maybe another one's. Each may lose as much as a
+    crash does.
+    """
     outcome = crash["amo"]
     granted = judge_grants(outcome.journal, outcome.history, outcome.group_id)
     lost = outcome.journal.lost(outcome.produced)
     record_testsuite_property("lost.kill", outcome.crash_losses())
     assert {k.topic_partition: sorted(v) for k, v in granted.items()} == lost
-    assert outcome.largest_loss() <= AT_RISK
-    victims = {
-        grant.client_id
-        for key, grants in outcome.history.grants(outcome.group_id).items()
-        for grant in grants
-        if set(range(grant.first, grant.last + 1)) & granted.get(key, set())
+    may_lose = {
+        (tenure.key, tenure.token)
+        for tenures in outcome.history.tenures(outcome.group_id).values()
+        for tenure in tenures
+        if is_given_up(tenure)
     }
-    assert victims <= {"w2"}
+    for key, grants in outcome.history.grants(outcome.group_id).items():
+        losses = Counter()
+        for grant in grants:
+            offsets = range(grant.first, grant.last + 1)
+            losses[grant.token] += len(granted.get(key, set()).intersection(offsets))
+        for token, count in losses.items():
+            assert count <= AT_RISK * ((key, token) in may_lose), (key, token)
 
 
 @KINDS

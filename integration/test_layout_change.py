@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -14,6 +15,7 @@ from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.types import Key
 
 COUNTS = (4, 8, 16, 8)
+NAMES = ("a", "b")
 DATA_PARTITIONS = 12
 H_MS = 10_000
 GAP_MS_MAX = H_MS
@@ -47,10 +49,10 @@ def test_the_count_changes_under_load(broker, unique, delivery, via):
         handled: list[tuple[int, int]] = []
         members = [
             Member(domain, group, name, topic=topic, handled=handled, delivery=delivery)
-            for name in ("a", "b")
+            for name in NAMES
         ]
         try:
-            domain.wait_owned(group, topic, by={"a", "b"})
+            _shared(domain, group)
             producer = Producer(domain, topic)
             try:
                 for before, after in pairwise(COUNTS):
@@ -91,7 +93,7 @@ def _findings(domain, first, handled, members):
 
 
 def _resize(domain, group, topic, *, before, after):
-    owners, began_ms = domain.owners(group), wall_ms()
+    owners, began_ms = _shared(domain, group), wall_ms()
     with domain.admin() as admin:
         admin.resize_topic(after, execute=True)
     domain.forget_history()  # its log has other partitions now
@@ -111,6 +113,21 @@ def _resize(domain, group, topic, *, before, after):
     assert then.keys() == owners.keys()
     if not _were_late(domain, group, since_ms=began_ms):
         assert then == owners, "each keeps what it had"
+
+
+def _shared(domain, group):
+    """Wait until each member has its share, and keep it then; return the owners.
+
+    The first one has all partitions before the other joins, and releases them one by
+    one: each may be owned before all have changed hands.
+    """
+
+    def look():
+        owners = domain.owners(group)
+        shares = dict.fromkeys(NAMES, DATA_PARTITIONS // len(NAMES))
+        return owners if Counter(owners.values()) == shares else None
+
+    return eventually(look, "each has its share")
 
 
 def _were_late(domain, group, *, since_ms):

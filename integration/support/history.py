@@ -77,6 +77,7 @@ class Tenure:
         position: Position when it ended.
         ended_ms: When it ended, None while it lasts.
         ended_by: ``released``, ``claimed`` or ``resumed``, None while it lasts.
+        reason: Why it was released, as the record has it, None if it was not.
     """
 
     key: Key
@@ -90,6 +91,7 @@ class Tenure:
     position: int | None
     ended_ms: int | None = None
     ended_by: str | None = None
+    reason: str | None = None
 
 
 @attrs.frozen
@@ -291,7 +293,12 @@ class History:
             if step.effect == "renewed":
                 now = attrs.evolve(now, renewed_ms=step.timestamp_ms)
             if step.effect == "released":
-                now = attrs.evolve(now, ended_ms=step.timestamp_ms, ended_by="released")
+                now = attrs.evolve(
+                    now,
+                    ended_ms=step.timestamp_ms,
+                    ended_by="released",
+                    reason=step.record.reason,
+                )
             found[place][-1] = now
             if step.effect == "released":
                 del open_now[place]

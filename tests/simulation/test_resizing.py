@@ -13,7 +13,7 @@ import variants
 from seedkit import found_by
 
 from kafka_marshal.engine import layout_change, placement, session
-from kafka_marshal.protocol import layout_steps, lost_changes
+from kafka_marshal.protocol import layout_reading, layout_steps, lost_changes
 from kafka_marshal.protocol.claiming import Claim
 from kafka_marshal.protocol.layout import item_of
 from kafka_marshal.protocol.state import ACCEPTED
@@ -180,6 +180,9 @@ LOST = [
     ),
     pytest.param(39, (POSITIONS,), 10, id="waited-for-an-end-that-was-lost"),
     pytest.param(
+        145, (POSITIONS,), 10, id="waited-for-what-was-lost-before-it-was-read"
+    ),
+    pytest.param(
         246644395525538, (ABOVE, LEVEL), 2, id="partition-0-stayed-behind-a-config"
     ),
     pytest.param(
@@ -313,12 +316,12 @@ def keep_what_moves(patch):
 
 def forget_a_change_that_has_ended(patch):
     """Nobody restores a change that has ended and that a partition has lost since."""
-    patch.setattr(layout_steps, "lost_change", lambda _: None)
+    patch.setattr(layout_reading, "lost_change", lambda _: None)
 
 
 def end_without_a_lost_done(patch):
     """A source that has ended the change is not done: it has no keys to compare."""
-    patch.setattr(layout_steps.Reading, "lost_dones", lambda _: ())
+    patch.setattr(layout_steps, "lost_dones_of", lambda _: ())
 
 
 def forget_the_change_before(patch):

@@ -28,7 +28,7 @@ from search import Broken
 
 from kafka_marshal.engine.placement import Placement
 from kafka_marshal.engine.replica import Replica
-from kafka_marshal.protocol import layout_steps, lost_changes
+from kafka_marshal.protocol import layout_reading, layout_steps, lost_changes
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.placement import newest
@@ -221,7 +221,7 @@ class LostChangeModel:
         """Return the records that somebody appends to partition 1."""
         worlds = self.worlds(entries, others)
         records = [lost_changes.lost_configs(worlds).get(PLACE)]
-        reading = layout_steps.read(worlds)
+        reading = layout_reading.read(worlds)
         if reading is not None:
             records += self._of_change(layout_steps.next_steps(reading))
         return tuple(encode(record) for record in records if record is not None)
@@ -301,7 +301,7 @@ def claim_where_a_config_is_lost(patch):
 
 def leave_what_is_lost(patch):
     """Nobody restores a change that has ended."""
-    patch.setattr(layout_steps, "lost_change", lambda _: None)
+    patch.setattr(layout_reading, "lost_change", lambda _: None)
 
 
 def forget_the_change_before(patch):

@@ -16,7 +16,8 @@ from kafka_marshal.admin.client import (
 from kafka_marshal.admin.resizing import ResizePlan, wait_text
 from kafka_marshal.defaults import format_command
 from kafka_marshal.protocol.layout import is_final, moving_keys
-from kafka_marshal.protocol.layout_steps import Progress, next_steps, progress_of, read
+from kafka_marshal.protocol.layout_reading import Progress, progress_of, read
+from kafka_marshal.protocol.layout_steps import next_steps
 from kafka_marshal.protocol.placement import by_partition, leading
 from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config
 from kafka_marshal.protocol.snapshot import digest

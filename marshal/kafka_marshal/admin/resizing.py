@@ -31,12 +31,19 @@ from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP, RESERVED_TOPICS
 from kafka_marshal.protocol.labels import LAYOUT_LABEL
 from kafka_marshal.protocol.layout import COUNT_MAX, is_step, place_of
-from kafka_marshal.protocol.layout_steps import (
-    FINAL_AFTER_MS,
+from kafka_marshal.protocol.layout_reading import (
     Change,
     Moving,
     Progress,
     Reading,
+    is_over,
+    is_torn,
+    members_of,
+    progress_of,
+    read,
+)
+from kafka_marshal.protocol.layout_steps import (
+    FINAL_AFTER_MS,
     Steps,
     Wait,
     done_of,
@@ -45,12 +52,7 @@ from kafka_marshal.protocol.layout_steps import (
     final_of,
     groups_import_of,
     import_of,
-    is_over,
-    is_torn,
-    members_of,
     next_steps,
-    progress_of,
-    read,
 )
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import (

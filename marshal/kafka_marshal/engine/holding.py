@@ -117,13 +117,15 @@ Found = Mapping[TopicPartition, Lookup | Exception]
 class StartLookup:
     """The look-up of one start position: waits for a request, then for its answer."""
 
-    __slots__ = ("folded", "may_use_commit", "partition", "request")
+    __slots__ = ("folded", "found_ms", "may_use_commit", "partition", "request")
 
     def __init__(self, partition: TopicPartition, *, may_use_commit: bool) -> None:
         self.partition = partition
         self.may_use_commit = may_use_commit
         # How far coordinating partition 0 was folded when it was requested.
         self.folded = 0
+        # Local time from which on what was found waits for the fold of its end.
+        self.found_ms: int | None = None
         # One for all partitions of a topic that are looked up together.
         self.request: Pending[Found] | None = None
 

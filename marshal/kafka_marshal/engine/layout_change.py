@@ -16,12 +16,10 @@ import attrs
 
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
+from kafka_marshal.protocol.layout_reading import Change, Moving, Reading, read
 from kafka_marshal.protocol.layout_steps import (
-    Change,
     Fields,
     Import,
-    Moving,
-    Reading,
     Steps,
     done_of,
     fence_of,
@@ -30,7 +28,6 @@ from kafka_marshal.protocol.layout_steps import (
     groups_import_of,
     import_of,
     next_steps,
-    read,
 )
 from kafka_marshal.protocol.lost_changes import lost_configs
 from kafka_marshal.protocol.records import Config, Record

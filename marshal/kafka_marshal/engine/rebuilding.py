@@ -43,6 +43,8 @@ from .session import Session
 
 # Interval between searches for a checkpoint in a log that begins above 0.
 LOG_START_RETRY_MS = 10_000
+# How long a partition is read towards its end before that is requested again.
+ENDS_RETRY_MS, ENDS_MS_MAX = 5_000, 5_000
 # Interval between checks that the coordination topic was not replaced.
 TOPIC_CHECK_MS = 30_000
 # Effects that begin an ownership.
@@ -181,6 +183,8 @@ class Rebuilder:
         # Added to the topic, and not read by the log yet.
         self._unread: set[int] = set()
         self._barriers: dict[int, int] = {}
+        self._ends: Pending[Mapping[int, int]] | None = None
+        self._ends_at_ms = 0
         self._truncated: dict[int, _Truncated] = {}
         self._lost_grants: list[_LostGrant] = []
         self._foreign_grants: list[_ForeignGrant] = []
@@ -250,6 +254,7 @@ class Rebuilder:
         self, found: Mapping[int, Restored], ends: Mapping[int, int], *, now_ms: int
     ) -> None:
         """Start partitions."""
+        self._ends, self._ends_at_ms = None, now_ms + ENDS_RETRY_MS
         for t, restored in found.items():
             was_log_start_missing = self.log_start_missing.pop(t, None) is not None
             if restored.is_log_start_missing:
@@ -306,6 +311,7 @@ class Rebuilder:
         if not self._barriers:
             return []  # the common case
         self._find_known()
+        self._lower_barriers(positions)
         done = [
             t
             for t, end in self._barriers.items()
@@ -315,6 +321,29 @@ class Rebuilder:
             del self._barriers[t]
             self._context.rebuilding.discard(t)
         return done
+
+    def _lower_barriers(self, positions: Mapping[int, int]) -> None:
+        """Lower the barriers that logs went back behind, so that they are reached.
+
+        A reader that is not beyond the new end of a log does not notice that it went
+        back: it waits for entries that are gone, and in an idle partition for ever. So
+        ends are requested again, in the background, while partitions are read to them.
+        """
+        request, now_ms = self._ends, self._context.now_ms
+        if request is not None and request.done():
+            self._ends = None
+            if request.exception() is None:
+                for t, end in request.result(0).items():
+                    if t in self._barriers:
+                        self._barriers[t] = min(end, self._barriers[t])
+        late = {t for t, end in self._barriers.items() if positions.get(t, 0) < end}
+        if self._ends is not None or not late or now_ms < self._ends_at_ms:
+            return
+        self._ends_at_ms = now_ms + ENDS_RETRY_MS
+        ports = self._context.ports
+        self._ends = ports.background.submit(
+            partial(ports.log.end_offsets, ENDS_MS_MAX, late)
+        )
 
     def _find_known(self) -> None:
         """Find partitions whose state is known although their start is missing."""

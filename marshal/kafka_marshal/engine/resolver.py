@@ -44,6 +44,7 @@ class _Work:
         folded: Next offset to fold of each partition at that request.
         ends: Ends requested after the operation was seen; all up to there must be
             folded before anything is sent.
+        ends_at_ms: Local time at which they were received.
         sent_ms: Local time of the last record to each partition.
     """
 
@@ -52,6 +53,7 @@ class _Work:
     request: Pending[Mapping[int, int]] | None = None
     folded: Mapping[int, int] = attrs.field(factory=dict)
     ends: Mapping[int, int] | None = None
+    ends_at_ms: int = 0
     sent_ms: dict[int, int] = attrs.field(factory=dict)
 
 
@@ -153,8 +155,17 @@ class Resolver:
         """Return whether all is folded that was written when the operation was seen."""
         if now_ms < work.due_ms:
             return False
-        if work.ends is not None and not _is_folded_to(folded, work.folded):
-            work.ends = None  # a log went back, and may never reach its end of then
+        waited_ms = now_ms - work.ends_at_ms
+        if work.ends is not None and (
+            not _is_folded_to(folded, work.folded)
+            or (
+                waited_ms >= self._context.heartbeat_interval_ms
+                and not _is_folded_to(folded, work.ends)
+            )
+        ):
+            # A log went back, and may never reach its end of then. Where its new end is
+            # ahead of its reader, nothing else shows it.
+            work.ends = None
         if work.ends is None:
             work.ends = self._request_ends(work, now_ms, folded)
         ends = work.ends
@@ -175,6 +186,7 @@ class Resolver:
             ends = request.result(0)
             # An end below what is folded is that of a new leader that lags.
             if _is_folded_to(ends, work.folded):
+                work.ends_at_ms = now_ms
                 return ends
         work.due_ms = now_ms + self._random_ms()
         return None

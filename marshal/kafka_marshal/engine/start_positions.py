@@ -91,8 +91,15 @@ class StartPositions:
             return False
         folded = self._context.folded.get(0, 0)
         if folded < found.growths_end:
-            if folded < lookup.folded:
-                self._queue(holding)  # that log went back: its end may never come
+            lookup.found_ms = now_ms if lookup.found_ms is None else lookup.found_ms
+            waited_ms = now_ms - lookup.found_ms
+            if (
+                folded < lookup.folded
+                or waited_ms >= self._context.heartbeat_interval_ms
+            ):
+                # That log went back, maybe to an end ahead of its reader: its end of
+                # then may never come.
+                self._queue(holding)
             return False
         holding.lookup = None
         if awaited(self._context, holding.key, topic_id=holding.topic_id) is not None:

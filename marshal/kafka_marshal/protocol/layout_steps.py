@@ -12,9 +12,8 @@ hold of what a reader knows when it writes one, and the functions here see to th
 - A LayoutFinal of partition 0 follows every LayoutDone, and one of another partition
   follows that of partition 0. Both were read back.
 
-A reader that does not know the whole state of a partition names it ``unread``; nothing
-is concluded from it. A reader may be ahead in one partition and behind in another: then
-some of the steps are superfluous, and refused.
+A reader may be ahead in one partition and behind in another: then some of the steps are
+superfluous, and refused.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -25,32 +24,30 @@ import attrs
 import msgspec
 
 from kafka_marshal.protocol.codec import FRAME_BYTES_MAX, encode
-from kafka_marshal.protocol.items import Layout
 from kafka_marshal.protocol.judging import (
     has_all_directives,
     lacks_room_for_group,
 )
-from kafka_marshal.protocol.labels import LAYOUT_LABEL, number_of
 from kafka_marshal.protocol.layout import (
     digest_of,
     group_items,
-    is_moving,
     is_settled,
     item_of,
-    place_of,
-    sources_of,
+)
+from kafka_marshal.protocol.layout_reading import (
+    Change,
+    Reading,
+    is_over,
+    is_torn,
 )
 from kafka_marshal.protocol.lost_changes import (
     LostChange,
     keeps_state,
     lost_before,
     lost_by,
-    lost_change,
-    restored_op,
 )
 from kafka_marshal.protocol.records import (
     IMPORTED_MAX,
-    Config,
     ImportedDirective,
     ImportedKey,
     ImportedSettings,
@@ -60,15 +57,9 @@ from kafka_marshal.protocol.records import (
     LayoutGroups,
     LayoutImport,
 )
-from kafka_marshal.protocol.state import (
-    GroupState,
-    MemberName,
-    MemberState,
-    WorldState,
-)
+from kafka_marshal.protocol.state import GroupState, WorldState
 from kafka_marshal.protocol.types import Key
 
-Worlds = Mapping[int, WorldState]
 Fields = Mapping[str, Any]
 """Sender and tags of a record, by name."""
 
@@ -79,54 +70,6 @@ FINAL_AFTER_MS = 30_000
 _ITEMS_BYTES_MAX = FRAME_BYTES_MAX - 2_048
 """What the items of an import may have; the rest is for its sender and tags."""
 _encode = msgspec.msgpack.Encoder().encode
-
-
-@attrs.frozen(kw_only=True)
-class Change:
-    """A change of the partition count, as its fence has it.
-
-    Attributes:
-        op_id: The operation.
-        from_count: The count before.
-        config: The Config that it brings.
-    """
-
-    op_id: bytes
-    from_count: int
-    config: Config
-
-    @property
-    def to_count(self) -> int:
-        """The count after it."""
-        return self.config.partition_count
-
-    @property
-    def generation(self) -> int:
-        """The Config generation that it brings."""
-        return self.config.generation
-
-    @property
-    def partitions(self) -> range:
-        """The coordinating partitions that take part in it."""
-        return range(max(self.from_count, self.to_count))
-
-    @property
-    def pairs(self) -> list[tuple[int, int]]:
-        """Each source with each of its targets, sorted."""
-        counts = {"from_count": self.from_count, "to_count": self.to_count}
-        return sorted(
-            (source, target)
-            for target in self.partitions
-            for source in sources_of(target, **counts)
-        )
-
-    def is_open_in(self, state: WorldState) -> bool:
-        """Return whether this change is open in a partition."""
-        return state.layout is not None and state.layout.op_id == self.op_id
-
-    def layout_of(self, state: WorldState) -> Layout | None:
-        """Return the layout of this change in a partition, or None."""
-        return state.layout if self.is_open_in(state) else None
 
 
 class Import(NamedTuple):
@@ -215,275 +158,6 @@ class Wait(NamedTuple):
     client_id: str | None = None
     key_count: int = 0
     left_ms: int | None = None
-
-
-# --- which change is open
-
-
-def change_of(worlds: Worlds) -> Change | None:
-    """Return the change that is open in any partition, None without one.
-
-    That of partition 0 if it has one, as partition 0 decides; else the newest; else one
-    that a partition has lost.
-    """
-    found = [
-        Change(
-            op_id=state.layout.op_id,
-            from_count=state.layout.from_count,
-            config=state.config,
-        )
-        for _, state in sorted(worlds.items())
-        if state.layout is not None and state.config is not None
-    ]
-    if 0 in worlds and worlds[0].layout is not None:
-        return found[0]
-    lost = lost_change(worlds)
-    if lost is not None:
-        found.append(Change(**lost._asdict()))
-    return max(found, key=lambda each: each.generation, default=None)
-
-
-def is_over(worlds: Worlds, change: Change) -> bool:
-    """Return whether partition 0 has ended a change (PROTOCOL 10.6).
-
-    It refuses another Config and another fence before. So it is not over where
-    partition 0 has an earlier generation: then its log has lost the fence.
-    """
-    first = worlds.get(0)
-    if first is None or first.config is None or change.is_open_in(first):
-        return False
-    return first.config.generation >= change.generation
-
-
-def is_torn(worlds: Worlds, change: Change) -> bool:
-    """Return whether two changes, or Configs, have the generation of this one."""
-    others = [
-        state
-        for t in change.partitions
-        if (state := worlds.get(t)) is not None
-        and state.config is not None
-        and state.config.generation == change.generation
-    ]
-    ops = {change.op_id} | {
-        each.layout.op_id
-        for each in others
-        # A Config behind its fence has another generation than its change.
-        if each.layout and (not each.eras or each.eras[-1][0] <= each.layout.offset)
-    }
-    if len(ops) > 1:
-        ops.discard(restored_op(change.config))  # it is of no other change
-    return len(ops) > 1 or any(each.config != change.config for each in others)
-
-
-# --- what moves
-
-
-class Moving:
-    """Remembers the moving keys of each source by target, which a fence settles.
-
-    For one thread. Without it a reader of many keys would place each of them again for
-    each step.
-    """
-
-    def __init__(self) -> None:
-        self._seen: dict[int, tuple[WorldState, Layout, dict[int, list[Key]]]] = {}
-
-    def of(self, state: WorldState) -> Mapping[int, list[Key]]:
-        """Return the moving keys of a source by their target, each list sorted.
-
-        A change must be open there.
-        """
-        layout, config = state.layout, state.config
-        assert layout is not None
-        assert config is not None
-        seen = self._seen.get(state.partition)
-        if seen is not None and seen[0] is state and seen[1] is layout:
-            return seen[2]
-        found: dict[int, list[Key]] = {}
-        for key in sorted(key for key in state.keys if is_moving(state, key)):
-            target = place_of(key, partition_count=config.partition_count)
-            found.setdefault(target, []).append(key)
-        self._seen[state.partition] = (state, layout, found)
-        return found
-
-
-def grouped(
-    source: WorldState, keys: Iterable[Key], *, target: int
-) -> Iterator[Import]:
-    """Yield imports of final keys, each of as many as fit a record.
-
-    Args:
-        source: The source; all keys are final there.
-        keys: The keys, those that are needed first in front.
-        target: The partition that all of them move to.
-    """
-    for some in _fitting(item_of(key, source.keys[key]) for key in keys):
-        yield Import(
-            target=target,
-            source=source.partition,
-            source_offset=source.next_offset,
-            keys=tuple(Key(each.group_id, each.topic, each.partition) for each in some),
-            items=some,
-        )
-
-
-def _fitting(items: Iterable[Item]) -> Iterator[tuple[Item, ...]]:
-    """Yield items, each time as many as fit a record."""
-    some: list[Item] = []
-    size_bytes = 0
-    for item in items:
-        length = len(_encode(item))
-        if len(some) == IMPORTED_MAX or size_bytes + length > _ITEMS_BYTES_MAX:
-            yield tuple(some)
-            some, size_bytes = [], 0
-        some.append(item)
-        size_bytes += length
-    if some:
-        yield tuple(some)
-
-
-# --- who acts on it already
-
-
-def members_of(
-    worlds: Iterable[WorldState], elapsed_ms: Mapping[int, int] | None = None
-) -> dict[MemberName, MemberState]:
-    """Return the live members that have not announced their end.
-
-    Of one that announces itself to two homes, as members do while a change is open
-    (PROTOCOL 10.2), the newest announcement counts.
-
-    Args:
-        worlds: The coordinating partitions.
-        elapsed_ms: Time since the last entry of each, by an estimate.
-    """
-    found: dict[MemberName, MemberState] = {}
-    for world in worlds:
-        limit_ms = 2 * world.config.heartbeat_interval_ms if world.config else 0
-        now_ms = world.now_ms + (elapsed_ms or {}).get(world.partition, 0)
-        for name, member in world.soft.members.items():
-            if now_ms - member.seen_ms > limit_ms:
-                continue
-            if name not in found or found[name].record.seq < member.record.seq:
-                found[name] = member
-    return {name: one for name, one in found.items() if not one.record.draining}
-
-
-def generations_of(
-    worlds: Iterable[WorldState], elapsed_ms: Mapping[int, int] | None = None
-) -> dict[MemberName, int]:
-    """Return the generation that each live member acts on, if it reports one."""
-    return {
-        name: generation
-        for name, member in members_of(worlds, elapsed_ms).items()
-        if (generation := number_of(member.record.labels, LAYOUT_LABEL)) is not None
-    }
-
-
-@attrs.frozen
-class Reading:
-    """What one reader knows of an open change.
-
-    Attributes:
-        change: The change.
-        known: The coordinating partitions of which it knows the state.
-        elapsed_ms: Local time since the last entry of each (PROTOCOL 4.11).
-        moving: Remembers moving keys from one reading to the next.
-        unknown: What it has read of the others.
-    """
-
-    change: Change
-    known: Worlds
-    elapsed_ms: Mapping[int, int] = attrs.field(factory=dict)
-    moving: Moving = attrs.field(factory=Moving)
-    unknown: Worlds = attrs.field(factory=dict)
-
-    def open(self, partition: int) -> WorldState | None:
-        """Return a partition in which the change is open, else None."""
-        state = self.known.get(partition)
-        return state if state is not None and self.change.is_open_in(state) else None
-
-    def log_ms(self, state: WorldState) -> int:
-        """Return an estimate of the log time of a partition."""
-        return state.now_ms + self.elapsed_ms.get(state.partition, 0)
-
-    def generations(self) -> dict[MemberName, int]:
-        """Return the generation that each live member acts on, if it reports one."""
-        return generations_of(self.known.values(), self.elapsed_ms)
-
-    def is_done(self, source: int, target: int) -> bool | None:
-        """Return whether a target is done with a source; None where it is not open."""
-        state = self.open(target)
-        layout = None if state is None else state.layout
-        found = None if layout is None else layout.source(source)
-        return None if found is None else found.done_ms is not None
-
-    def has_ended(self, partition: int) -> bool:
-        """Return whether a partition has a Final of the change, or a later fence.
-
-        Both follow the Final of partition 0. If the change is open there, its log has
-        lost that (PROTOCOL 10.9).
-        """
-        state = self.known.get(partition)
-        if state is None or state.config is None or self.change.is_open_in(state):
-            return False
-        return state.config.generation >= self.change.generation
-
-    def lacks_done(self, partition: int) -> bool:
-        """Return whether a pair of a partition is not done where it is open."""
-        pairs = (pair for pair in self.change.pairs if partition in pair)
-        return any(self.is_done(*pair) is False for pair in pairs)
-
-    def lost_dones(self) -> Iterator[tuple[int, WorldState]]:
-        """Yield targets that are not done with a source which has ended the change.
-
-        Or has lost it, and does not get it back, once partition 0 has ended it.
-        """
-        over, due = is_over(self.known, self.change), fences_of(self)
-        for source, target in self.change.pairs:
-            is_gone = over and source in self.known and self.open(source) is None
-            is_gone = (is_gone and source not in due) or self.has_ended(source)
-            if is_gone and self.is_done(source, target) is False:
-                yield target, self.known[source]
-
-    def undone(self) -> Iterator[tuple[WorldState, WorldState, list[Key]]]:
-        """Yield source, target and moving keys of each pair that is not done.
-
-        Only where the change is open in both: a source that has ended it has dropped
-        its keys, and would look as if it had none.
-        """
-        for one, other in self.change.pairs:
-            source, target = self.open(one), self.open(other)
-            if source is None or target is None or self.is_done(one, other):
-                continue
-            yield source, target, self.moving.of(source).get(other, [])
-
-
-def read(
-    worlds: Worlds,
-    *,
-    unread: Collection[int] = (),
-    elapsed_ms: Mapping[int, int] | None = None,
-    moving: Moving | None = None,
-) -> Reading | None:
-    """Return what is known of the open change, None without one.
-
-    Args:
-        worlds: The coordinating partitions as read.
-        unread: Those of which the state is not known, as their logs have lost it.
-        elapsed_ms: Local time since the last entry of each.
-        moving: Remembers moving keys from one call to the next.
-    """
-    known = {
-        t: state
-        for t, state in worlds.items()
-        if t not in unread and state.halted is None
-    }
-    change = change_of(known)
-    if change is None:
-        return None
-    rest = {t: worlds[t] for t in unread if t in worlds and worlds[t].halted is None}
-    return Reading(change, known, elapsed_ms or {}, moving or Moving(), rest)
 
 
 # --- the steps
@@ -665,7 +339,7 @@ def dones_of(reading: Reading) -> Iterator[Done]:
                 key_count=len(keys),
                 digest=digest_of(item_of(key, source.keys[key]) for key in keys),
             )
-    for t, ended in reading.lost_dones():
+    for t, ended in lost_dones_of(reading):
         yield Done(
             target=t,
             source=ended.partition,
@@ -673,6 +347,20 @@ def dones_of(reading: Reading) -> Iterator[Done]:
             key_count=0,
             digest=digest_of(()),
         )
+
+
+def lost_dones_of(reading: Reading) -> Iterator[tuple[int, WorldState]]:
+    """Yield targets that are not done with a source which has ended the change.
+
+    Or has lost it, and does not get it back, once partition 0 has ended it.
+    """
+    change, known = reading.change, reading.known
+    over, due = is_over(known, change), fences_of(reading)
+    for source, target in change.pairs:
+        is_gone = over and source in known and reading.open(source) is None
+        is_gone = (is_gone and source not in due) or reading.has_ended(source)
+        if is_gone and reading.is_done(source, target) is False:
+            yield target, known[source]
 
 
 def finals_of(reading: Reading) -> Iterator[Final]:
@@ -691,6 +379,44 @@ def finals_of(reading: Reading) -> Iterator[Final]:
                 yield Final(t, state.layout.op_id)
         elif is_over(known, change) and not reading.lacks_done(t):
             yield Final(t, change.op_id)
+
+
+# --- records of as many items as fit
+
+
+def grouped(
+    source: WorldState, keys: Iterable[Key], *, target: int
+) -> Iterator[Import]:
+    """Yield imports of final keys, each of as many as fit a record.
+
+    Args:
+        source: The source; all keys are final there.
+        keys: The keys, those that are needed first in front.
+        target: The partition that all of them move to.
+    """
+    for some in _fitting(item_of(key, source.keys[key]) for key in keys):
+        yield Import(
+            target=target,
+            source=source.partition,
+            source_offset=source.next_offset,
+            keys=tuple(Key(each.group_id, each.topic, each.partition) for each in some),
+            items=some,
+        )
+
+
+def _fitting(items: Iterable[Item]) -> Iterator[tuple[Item, ...]]:
+    """Yield items, each time as many as fit a record."""
+    some: list[Item] = []
+    size_bytes = 0
+    for item in items:
+        length = len(_encode(item))
+        if len(some) == IMPORTED_MAX or size_bytes + length > _ITEMS_BYTES_MAX:
+            yield tuple(some)
+            some, size_bytes = [], 0
+        some.append(item)
+        size_bytes += length
+    if some:
+        yield tuple(some)
 
 
 # --- what is waited for
@@ -772,77 +498,6 @@ def is_adopted(floor: int | None, *, generation: int, waited_ms: int) -> bool:
         waited_ms: Append time of partition 0 since the last LayoutDone.
     """
     return (floor is not None and floor >= generation) or waited_ms >= FINAL_AFTER_MS
-
-
-# --- progress
-
-
-@attrs.frozen(kw_only=True)
-class Progress:
-    """How far a change is, as far as its partitions were read.
-
-    Attributes:
-        partition_count: Coordinating partitions that take part.
-        fenced_count: Those that have the fence.
-        ended_count: Those in which the change has ended.
-        moving_count: Keys that move, of the sources in which it has not ended.
-        final_count: Those of them that nothing can change any more.
-        imported_count: Keys that were imported.
-        pair_count: Pairs of a source and a target.
-        done_count: Those of them that are done.
-        floor: Least generation that a live member acts on, None if none reports any.
-        lagging: Group and client of members that act on an earlier one, sorted.
-    """
-
-    partition_count: int
-    fenced_count: int
-    ended_count: int
-    moving_count: int
-    final_count: int
-    imported_count: int
-    pair_count: int
-    done_count: int
-    floor: int | None
-    lagging: tuple[tuple[str, str], ...]
-
-
-def progress_of(reading: Reading) -> Progress:
-    """Return how far a change is."""
-    change = reading.change
-    states = [reading.known[t] for t in change.partitions if t in reading.known]
-    opened = [state for state in states if change.is_open_in(state)]
-    ended = [state for state in states if reading.has_ended(state.partition)]
-    moving = [
-        (source, key)
-        for source in opened
-        for keys in reading.moving.of(source).values()
-        for key in keys
-    ]
-    sources = [
-        source
-        for state in opened
-        if (layout := state.layout) is not None
-        for source in layout.sources
-    ]
-    acting = reading.generations()
-    lagging = {name[:2] for name, at in acting.items() if at < change.generation}
-    pairs = [reading.is_done(*pair) for pair in change.pairs]
-    has_ended = {state.partition for state in ended}
-    return Progress(
-        partition_count=len(change.partitions),
-        fenced_count=len(opened) + len(ended),
-        ended_count=len(ended),
-        moving_count=len(moving),
-        final_count=sum(is_settled(state, state.keys[key]) for state, key in moving),
-        imported_count=sum(source.imported_count for source in sources),
-        pair_count=len(pairs),
-        done_count=sum(
-            bool(done) or target in has_ended
-            for (_, target), done in zip(change.pairs, pairs, strict=True)
-        ),
-        floor=min(acting.values(), default=None),
-        lagging=tuple(sorted(lagging)),
-    )
 
 
 # --- the records

@@ -22,6 +22,7 @@ from keptkit import Shelf, kept
 from logkit import OP, decide, resolve, stage
 
 from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
+from kafka_marshal.engine.rebuilding import ENDS_RETRY_MS
 from kafka_marshal.errors import ClaimLost, LogUnreadable, TopicMisconfigured
 from kafka_marshal.ports import WrongSetting
 from kafka_marshal.protocol.records import (
@@ -131,6 +132,38 @@ def test_a_truncation_before_everything_is_read_is_folded_again():
     node.log.lags_ms.clear()
     cluster.run_until(held_by(node, 4), 5 * H)
     assert len(node.observer.named("log_truncated")) == 1
+
+
+def test_a_log_that_goes_back_ahead_of_its_reader_is_read_to_its_new_end():
+    """Its reader is not beyond that, and does not notice."""
+    cluster = world(partitions=2, records=(10,) * 8)
+    node = cluster.node("a", spec=spec())
+    cluster.run_until(held_by(node, 8), 3 * H)
+    cluster.run(2 * H)
+    truncate(cluster, end=3, partition=1)
+    node.step()
+    node.log.lags_ms[1] = 99 * H
+    cluster.run(H // 2)
+    assert node.engine.context.rebuilding == {1}
+    cluster.kafka.truncate(cluster.place(1), end=1, leader=2)
+    node.log.lags_ms.clear()
+    cluster.run_until(held_by(node, 8), ENDS_RETRY_MS + 3 * H)
+    assert len(node.observer.named("log_truncated")) == 1
+
+
+def test_it_is_read_to_its_new_end_at_a_start_as_well():
+    cluster = world(partitions=2, records=(10,) * 8)
+    first = cluster.node("a", spec=spec())
+    cluster.run_until(held_by(first, 8), 3 * H)
+    cluster.crash(first)
+    node = cluster.node("b", spec=spec())
+    node.log.lags_ms[1] = 99 * H
+    node.step()
+    truncate(cluster, end=1, partition=1)
+    cluster.run(H)
+    node.log.lags_ms.clear()
+    cluster.run_until(held_by(node, 8), ENDS_RETRY_MS + 3 * H)
+    assert node.observer.named("log_truncated") == []
 
 
 def test_a_refold_starts_from_a_fitting_state():

@@ -281,6 +281,23 @@ def test_an_end_of_a_leader_that_lags_does_not_count(cluster):
     assert len(asked) == 2
 
 
+def test_an_end_that_is_never_reached_is_requested_again(cluster):
+    """The log went back behind it, and its reader was not beyond that yet."""
+    node = member(cluster)
+    die_at(cluster, ResolvePosition)
+    plain, asked = node.log.end_offsets, []
+
+    def end_offsets(timeout_ms):
+        asked.append(timeout_ms)
+        ends = plain(timeout_ms)
+        return ends if len(asked) > 1 else {t: end + 100 for t, end in ends.items()}
+
+    node.log.end_offsets = end_offsets
+    settle(cluster, 2 * SOON_MS)
+    assert len(asked) == 2
+    assert positions(cluster) == [NEW] * KEYS
+
+
 def test_a_pending_request_is_waited_for(cluster):
     node = member(cluster)
     node.background.is_held = True

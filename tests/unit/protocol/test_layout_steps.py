@@ -1,6 +1,5 @@
 """What is written next while the number of coordinating partitions changes."""
 
-import msgspec
 import pytest
 from logkit import (
     LOCK,
@@ -12,7 +11,6 @@ from logkit import (
     ident,
     layout_fence,
     layout_final,
-    member,
     messages,
     pause,
     release,
@@ -20,147 +18,36 @@ from logkit import (
     settings,
     stage,
 )
+from stepkit import OTHER, SENDER, Change, announce, finished, held, key_of, over
 
 from kafka_marshal.protocol.codec import FRAME_BYTES_MAX, encode
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.items import Halt
-from kafka_marshal.protocol.layout import digest_of, item_of, place_of
+from kafka_marshal.protocol.layout import digest_of, item_of
+from kafka_marshal.protocol.layout_reading import progress_of
 from kafka_marshal.protocol.layout_steps import (
     FINAL_AFTER_MS,
     Final,
-    Moving,
     Wait,
-    change_of,
-    done_of,
     fence_of,
     final_of,
     final_waits_of,
     grouped,
-    groups_import_of,
     import_of,
     is_adopted,
-    is_torn,
-    members_of,
-    next_steps,
-    progress_of,
-    read,
 )
 from kafka_marshal.protocol.lost_changes import restored_op
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import GroupState, KeyState, WorldState
 from kafka_marshal.protocol.types import Key
 
-OTHER = ident("other")
-SENDER = {
-    "client_id": "admin",
-    "group_id": "marshal",
-    "incarnation": ident("admin"),
-    "seq": 1,
-}
 
-
-def key_of(before, after, *, group="g", skip=0):
-    """Return a key that moves from one partition of two to another of four."""
-    every = (
-        key
-        for key in (Key(group, "t", n) for n in range(999))
-        if place_of(key, partition_count=2) == before
-        and place_of(key, partition_count=4) == after
-    )
-    return [key for key, _ in zip(every, range(skip + 1), strict=False)][skip]
-
-
-class Change:
-    """Four logs, of two partitions that become four or the other way round."""
-
-    def __init__(self, before=2, after=4, *, h=H):
-        self.before, self.after, self.h = before, after, h
-        self.logs = {
-            t: Log(t, configured=t < before, **self.settings(before)) for t in range(4)
-        }
-
-    def settings(self, count):
-        return {"k": count, "level": 2, "h": self.h}
-
-    def record(self, **changes):
-        settings = {"h": self.h} | changes
-        return layout_fence(self.after, self.before, **settings)
-
-    def fence(self, *partitions):
-        for t in partitions or range(4):
-            assert self.logs[t].outcome_of(self.record()) == "layout_fenced"
-        return self
-
-    @property
-    def worlds(self):
-        return {t: log.state for t, log in self.logs.items()}
-
-    def read(self, **more):
-        return read(self.worlds, **more)
-
-    def steps(self, *, wanted=(), **more):
-        return next_steps(self.read(**more), wanted=wanted)
-
-    def write(self, steps=None):
-        """Append what is next; return the outcomes."""
-        steps = steps or self.steps()
-        change, found = steps.change, []
-        records = [
-            (t, fence_of(change, sender=SENDER)) for t in steps.fences + steps.nudges
-        ]
-        records += [(t, fence_of(lost, sender=SENDER)) for t, lost in steps.earlier]
-        records += [
-            (i.target, import_of(change, i, sender=SENDER)) for i in steps.imports
-        ]
-        records += [
-            (g.target, groups_import_of(change, g, sender=SENDER)) for g in steps.groups
-        ]
-        records += [(d.target, done_of(change, d, sender=SENDER)) for d in steps.dones]
-        records += [(f.partition, final_of(f, sender=SENDER)) for f in steps.finals]
-        for t, record in records:
-            found += [
-                each.effect or each.reason for each in self.logs[t].append(record)
-            ]
-        return found
-
-    def move_time(self, t, ms):
-        self.logs[t].append(b"", after=ms)
-
-
-def held(change, key, client="c1"):
-    """Claim a key where it is placed before the change; return the epoch."""
-    t = place_of(key, partition_count=change.before)
-    return change.logs[t].claimed(client, key=key)
-
-
-# --- which change is open
-
-
-def test_without_a_change_there_are_no_steps():
-    assert Change().read() is None
-    assert change_of({0: WorldState(0)}) is None
-
-
-def test_the_change_of_partition_0_is_the_one():
-    found = Change().fence(0).read().change
-    assert (found.op_id, found.from_count, found.to_count) == (OP, 2, 4)
-    assert (found.generation, found.partitions) == (2, range(4))
-    assert found.pairs == [(0, 2), (1, 3)]
-    assert Change(4, 2).fence(0).read().change.pairs == [(2, 0), (3, 1)]
-
-
-def test_two_changes_of_one_generation_are_torn():
+def test_a_torn_change_has_no_steps():
     change = Change().fence(0)
     change.logs[1].append(change.record(op=OTHER))
     steps = change.steps()
     assert steps.is_torn
     assert steps.is_empty
-    change = Change().fence(0)
-    change.logs[1].append(change.record(era=9))
-    assert change.steps().is_torn
-    change = Change().fence(0)
-    change.logs[1].append(change.record(generation=3, era=3, op=OTHER))
-    assert not is_torn(change.worlds, change.read().change)
 
 
 # --- fences
@@ -269,19 +156,6 @@ def test_imports_have_as_many_keys_as_fit():
     sizes = [len(encode(import_of(change, each, sender=sender))) for each in found]
     assert FRAME_BYTES_MAX * 0.9 < max(sizes) <= FRAME_BYTES_MAX
     assert list(grouped(source, [], target=2)) == []
-
-
-def test_moving_keys_are_placed_once():
-    change = Change()
-    held(change, key_of(0, 2))
-    change.fence(0)
-    moving = Moving()
-    first = moving.of(change.logs[0].state)
-    assert first == {2: [key_of(0, 2)]}
-    assert moving.of(change.logs[0].state) is first
-    state = change.logs[0].state
-    state.layout = state.layout._replace(offset=9)
-    assert moving.of(state) is not first
 
 
 def moving_groups(count):
@@ -420,13 +294,6 @@ def test_a_source_that_has_ended_the_change_has_nothing_left():
 # --- Final
 
 
-def finished(change):
-    """Fence, and import everything."""
-    change.fence()
-    change.write()
-    return change
-
-
 def test_partition_0_ends_the_change_first():
     change = finished(Change())
     assert change.steps().finals == ()
@@ -474,15 +341,6 @@ def test_adoption(floor, waited_ms, expected):
     assert is_adopted(floor, generation=2, waited_ms=waited_ms) is expected
 
 
-def announce(change, client, generation, *, at=None, seq=0, group="g", dead=False):
-    record = member(client, group=group, seq=seq)
-    labels = {} if generation is None else {"layout": str(generation)}
-    record = msgspec.structs.replace(record, labels=labels)
-    home = home_partition(group, partition_count=change.after) if at is None else at
-    outcome = change.logs[home].outcome_of(record, after=3 * H if dead else 0)
-    assert outcome == "member"
-
-
 def test_the_change_ends_once_all_members_follow():
     change = finished(Change())
     announce(change, "c1", 2)
@@ -503,36 +361,6 @@ def test_the_dead_are_not_waited_for():
     announce(change, "c3", 1)
     announce(change, "c1", 2, dead=True)
     assert change.steps().finals == (Final(0, OP),)
-
-
-def test_who_is_gone_or_leaves_is_not_waited_for():
-    change = finished(Change())
-    announce(change, "c3", 1)
-    steps = change.steps(elapsed_ms=dict.fromkeys(range(4), 2 * H + 1))
-    assert "adoption" in {wait.reason for wait in steps.waits}
-    assert members_of(change.worlds.values(), dict.fromkeys(range(4), 2 * H + 1)) == {}
-    assert progress_of(change.read()).lagging == (("g", "c3"),)
-    home = home_partition("g", partition_count=4)
-    last = msgspec.structs.replace(member("c3", seq=1), labels={}, draining=True)
-    change.logs[home].append(last)
-    assert progress_of(change.read()).lagging == ()
-
-
-def test_the_newest_announcement_of_two_homes_counts():
-    group = next(
-        name
-        for name in ("g", "g2", "g3", "g4", "g5", "g6")
-        if home_partition(name, partition_count=2)
-        != home_partition(name, partition_count=4)
-    )
-    old, new = (home_partition(group, partition_count=n) for n in (2, 4))
-    for first, second in ((old, new), (new, old)):
-        change = finished(Change())
-        announce(change, "c1", 1, at=first, group=group)
-        announce(change, "c1", 2, at=second, group=group, seq=1)
-        (one,) = members_of(change.worlds.values()).values()
-        assert one.record.seq == 1
-        assert change.steps().finals == (Final(0, OP),)
 
 
 def test_a_lock_and_a_verdict_are_waited_for():
@@ -627,16 +455,6 @@ def test_a_target_that_has_lost_its_imports_gets_them_before_it_ends():
     assert change.read() is None
 
 
-def over(before=2, after=4):
-    """Fence, and end the change in all partitions."""
-    change = finished(Change(before, after))
-    change.move_time(0, FINAL_AFTER_MS)
-    change.write()
-    change.write()
-    assert change.read() is None
-    return change
-
-
 @pytest.mark.parametrize(("before", "after", "lost"), [(2, 4, 0), (2, 4, 1), (4, 2, 1)])
 def test_a_partition_that_has_lost_a_change_that_is_over_gets_it_again(
     before, after, lost
@@ -721,40 +539,6 @@ def test_a_change_that_is_lost_as_the_next_begins_is_restored_first(first, then)
     assert len({each.config for each in change.worlds.values()}) == 1
 
 
-def test_what_restores_a_change_is_no_other_change():
-    """One partition has lost its Final, and another the fence before that."""
-    change = over()
-    config = change.worlds[2].config
-    for t, op in ((1, OP), (2, restored_op(config))):
-        change.logs[t] = Log(t, configured=t < 2, **change.settings(2))
-        assert change.logs[t].outcome_of(change.record(op=op)) == "layout_fenced"
-    assert not change.steps().is_torn
-    while change.read() is not None:
-        change.write()
-    change.logs[3] = Log(3, configured=False)
-    change.logs[3].append(change.record(op=OTHER))
-    change.logs[1] = Log(1, **change.settings(2))
-    change.logs[1].append(change.record())
-    assert change.steps().is_torn
-
-
-def test_a_config_behind_a_fence_is_no_second_change():
-    """Two partitions lost the end, and other settings came before it came again."""
-    change = over()
-    for t, op in ((2, OP), (3, OTHER)):
-        change.logs[t] = Log(t, configured=False)
-        assert change.logs[t].outcome_of(change.record(op=op)) == "layout_fenced"
-    assert change.steps().is_torn
-    later = config(3, era=3, **change.settings(4))
-    for log in change.logs.values():
-        assert log.outcome_of(later) == "configured"
-    assert not change.steps().is_torn
-    for _ in range(9):
-        if change.read() is not None:
-            change.write()
-    assert change.read() is None
-
-
 # --- waits and progress
 
 
@@ -776,36 +560,6 @@ def test_owners_are_waited_for():
     assert change.write(steps) == ["busy"]
     (one,) = change.steps().imports
     assert one.keys == (keys[0],)
-
-
-def test_progress():
-    change = Change()
-    keys = [key_of(0, 2, skip=n) for n in range(2)]
-    epochs = [held(change, key) for key in keys]
-    change.fence(0, 2)
-    change.logs[0].append(release(epochs[0], key=keys[0]))
-    change.write()
-    found = progress_of(change.read())
-    assert (found.partition_count, found.fenced_count, found.ended_count) == (4, 4, 0)
-    assert (found.moving_count, found.final_count, found.imported_count) == (2, 1, 1)
-    assert (found.pair_count, found.done_count) == (2, 0)
-    assert (found.floor, found.lagging) == (None, ())
-    change.logs[0].append(release(epochs[1], key=keys[1]))
-    change.write()
-    change.write()
-    assert progress_of(change.read()).done_count == 2
-    change.move_time(0, FINAL_AFTER_MS)
-    change.write()
-    found = progress_of(change.read(unread={3}))
-    assert (found.fenced_count, found.ended_count, found.done_count) == (3, 1, 1)
-    change.logs[2].append(layout_final())
-    found = progress_of(change.read())
-    assert (found.ended_count, found.done_count, found.moving_count) == (2, 2, 0)
-
-
-def test_a_partition_without_a_config_has_no_progress():
-    found = progress_of(Change().fence(0).read())
-    assert (found.fenced_count, found.ended_count) == (1, 0)
 
 
 def test_records_name_their_operation():

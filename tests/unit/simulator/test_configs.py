@@ -4,7 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.layout_steps import Change, fence_of
+from kafka_marshal.protocol.layout_reading import Change
+from kafka_marshal.protocol.layout_steps import fence_of
 from simulator.configs import Configs, OrderedConfigs, configs_of
 from simulator.plan import HALT, LEVEL, RESIZE, Fault, draw
 from simulator.resizing import add_partitions

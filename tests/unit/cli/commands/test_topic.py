@@ -26,7 +26,7 @@ from kafka_marshal.admin.formatting import TopicReport
 from kafka_marshal.admin.resizing import Move, Obstacle, ResizePlan
 from kafka_marshal.admin.state_reset import UpgradePlan
 from kafka_marshal.kafka_io.topic_rules import ClusterInfo, Problem, TopicDescription
-from kafka_marshal.protocol.layout_steps import Progress
+from kafka_marshal.protocol.layout_reading import Progress
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.topic import (
     _sections,
