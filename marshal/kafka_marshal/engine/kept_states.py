@@ -5,7 +5,7 @@ entry that the state was taken after.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import attrs
 import msgspec
@@ -86,14 +86,9 @@ class KeptStates(Protocol):
         """
         ...
 
-
-@runtime_checkable
-class Discards(Protocol):
-    """A source that can discard a kept state which does not fit the log."""
-
     def discard(self, state: KeptState) -> None:
-        """Discard a state that does not fit the log."""
-        ...
+        """Discard a state that does not fit the log, if this source can."""
+        del state
 
 
 @attrs.frozen
@@ -206,7 +201,7 @@ def restore(
             if isinstance(world, str):
                 on_unfit(state, world)
                 is_evidence = isinstance(world, WentBack)
-                if discards and not is_evidence and isinstance(source, Discards):
+                if discards and not is_evidence:
                     source.discard(state)
             else:
                 notes = {} if state.soft is None else notes_from_bytes(state.soft)
