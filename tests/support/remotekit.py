@@ -140,9 +140,7 @@ class RemoteRig:
         )
         on_standby = wants.callbacks.on_standby
         if on_standby is not None:
-            subscription.standby = StandbyThread(
-                on_standby, self.standing_by, count=wants.config.standbys
-            )
+            subscription.standby = StandbyThread(on_standby, self.standing_by)
         self.session.subscribe(name, subscription)
         return subscription, wants
 
