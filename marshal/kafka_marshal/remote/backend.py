@@ -18,6 +18,7 @@ import msgspec
 
 from kafka_marshal.clock import SystemClock, SystemEntropy, ThreadBackground, WorkerPool
 from kafka_marshal.engine import Holding, Subscription
+from kafka_marshal.engine.interfaces import ClaimPorts
 from kafka_marshal.engine.proxy_grants import draw_grantee
 from kafka_marshal.engine.replica import Glance, LastClaim
 from kafka_marshal.errors import (
@@ -34,7 +35,7 @@ from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
 from kafka_marshal.remote import api, paths
 from kafka_marshal.remote.answers import ClientsNow, GroupNow, OwnersNow, WorldNow
 from kafka_marshal.remote.command_queue import CALLS_MAX, CommandQueue, may_pass
-from kafka_marshal.remote.context import RemoteContext, RemoteEngine, RemotePorts
+from kafka_marshal.remote.context import RemoteContext, RemoteEngine
 from kafka_marshal.remote.grants import SidecarGrantRequester
 from kafka_marshal.remote.session import RemoteSession
 from kafka_marshal.remote.transport import Address, Connection, NotRegistered, Stream
@@ -80,7 +81,7 @@ class SidecarBackend:
         self._info = info
         self._transport = transport
         self._entropy = entropy or SystemEntropy()
-        ports = RemotePorts(
+        ports = ClaimPorts(
             data=data,
             clock=clock or SystemClock(),
             entropy=self._entropy,
