@@ -325,9 +325,7 @@ class Marshal(Closing):
             )
         if callbacks.on_standby is not None:
             subscription.standby = StandbyThread(
-                callbacks.on_standby,
-                ThreadBackground(name="marshal-standby"),
-                count=config.standbys,
+                callbacks.on_standby, ThreadBackground(name="marshal-standby")
             )
         self._backend.subscribe(subscription)
         consumer = Consumer(

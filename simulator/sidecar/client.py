@@ -13,6 +13,7 @@ import msgspec
 
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import Holding, Subscription
+from kafka_marshal.engine.interfaces import ClaimPorts
 from kafka_marshal.engine.proxy_grants import PendingGrant
 from kafka_marshal.engine.warm_fetches import new_fetcher
 from kafka_marshal.errors import (
@@ -30,7 +31,7 @@ from kafka_marshal.protocol.records import LIMIT_DEFAULTS
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.remote import api, paths
 from kafka_marshal.remote.command_queue import CommandQueue
-from kafka_marshal.remote.context import RemoteContext, RemoteEngine, RemotePorts
+from kafka_marshal.remote.context import RemoteContext, RemoteEngine
 from kafka_marshal.remote.grants import SidecarGrantRequester, encode_verdict
 from kafka_marshal.remote.session import RemoteSession
 from kafka_marshal.remote.transport import NotRegistered, error_of
@@ -244,7 +245,7 @@ class Hosted:
         self.line = Line(host, Caller(GROUP, name, self.instance.hex()))
         self.observer = Recorder()
         self.data = cluster.kafka.data_log()
-        ports = RemotePorts(
+        ports = ClaimPorts(
             data=self.data,
             clock=host.clock,
             entropy=SeededEntropy(rng.getrandbits(SEED_BITS)),

@@ -4,6 +4,7 @@ from enginekit import H, spec, world
 
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import Subscription
+from kafka_marshal.engine.interfaces import ClaimPorts
 from kafka_marshal.engine.standbys import StandbyThread
 from kafka_marshal.engine.warm_fetches import new_fetcher
 from kafka_marshal.policies import find_policy
@@ -11,7 +12,7 @@ from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.remote import api
-from kafka_marshal.remote.context import RemoteContext, RemoteEngine, RemotePorts
+from kafka_marshal.remote.context import RemoteContext, RemoteEngine
 from kafka_marshal.remote.grants import SidecarGrantRequester
 from kafka_marshal.remote.session import RemoteSession
 from kafka_marshal.testing.clock import InlineBackground, SeededEntropy
@@ -71,7 +72,7 @@ class RemoteRig:
         self.warming = InlineBackground(is_held=True)
         self.warm_fetches = InlineBackground()
         self.standing_by = InlineBackground(is_held=True)
-        ports = RemotePorts(
+        ports = ClaimPorts(
             data=self.cluster.kafka.data_log(),
             clock=self.clock,
             entropy=SeededEntropy(1),
@@ -140,9 +141,7 @@ class RemoteRig:
         )
         on_standby = wants.callbacks.on_standby
         if on_standby is not None:
-            subscription.standby = StandbyThread(
-                on_standby, self.standing_by, count=wants.config.standbys
-            )
+            subscription.standby = StandbyThread(on_standby, self.standing_by)
         self.session.subscribe(name, subscription)
         return subscription, wants
 

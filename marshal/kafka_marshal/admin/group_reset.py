@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
@@ -46,6 +46,9 @@ from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.resolving import COMMITTED
 from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.types import Key, TopicPartition
+
+if TYPE_CHECKING:
+    from kafka_marshal.kafka_io.data import KafkaOffsets
 
 EARLIEST, LATEST, CURRENT = "earliest", "latest", "current"
 OFFSET, SHIFT, TIME, OFFSETS = "offset", "shift", "time", "offsets"
@@ -691,16 +694,6 @@ def _bad_file(path: Path, why: str) -> ConfigurationError:
 # --- in the cluster
 
 
-class Times(Protocol):
-    """Look-ups of offsets by time."""
-
-    def at_times(
-        self, times_ms: Mapping[TopicPartition, int], timeout_ms: int
-    ) -> Mapping[TopicPartition, int | None]:
-        """Return the first offset at or after each time; None if there is none."""
-        ...
-
-
 class GroupResets:
     """Plans and executes resets of groups. For one thread."""
 
@@ -711,7 +704,7 @@ class GroupResets:
         sender: Sender,
         *,
         data: DataLog,
-        times: Times,
+        times: "KafkaOffsets",
         config: Config,
         timeout_ms: int,
     ) -> None:

@@ -36,8 +36,8 @@ SEARCHED_MAX = 200_000
 _END = header_of(CheckpointEnd)
 
 
-class LogCheckpoints:
-    """The newest checkpoints in the log, as a source of kept states (``KeptStates``).
+class LogCheckpoints(KeptStates):
+    """The newest checkpoints in the log, as a source of kept states.
 
     Args:
         only: Id of the checkpoint to find; None for the newest.
@@ -111,7 +111,7 @@ class LogCheckpoints:
         return self._whole_max is None or span.end <= self._whole_max
 
 
-class RetainedCheckpoints:
+class RetainedCheckpoints(KeptStates):
     """The first checkpoints of logs whose start is gone, as a source of kept states.
 
     For readers of everything that remains. A log that still has offset 0 needs none

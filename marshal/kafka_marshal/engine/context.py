@@ -7,12 +7,8 @@ import attrs
 
 from kafka_marshal.ports import (
     Background,
-    Clock,
     CoordinationLog,
-    DataLog,
-    Entropy,
     Event,
-    Observer,
     Pending,
     WrongSetting,
 )
@@ -23,6 +19,7 @@ from kafka_marshal.protocol.settings import NO_SETTINGS, Settings
 from kafka_marshal.protocol.state import MemberState
 from kafka_marshal.protocol.types import Key
 
+from .interfaces import ClaimPorts
 from .meters import EngineMeters
 from .pause_notes import joined, pause_rows
 from .placement import Placement
@@ -30,20 +27,15 @@ from .replica import Glance, Replica
 
 
 @attrs.frozen(kw_only=True)
-class Ports:
-    """The engine's interfaces to Kafka, time, threads and observers.
+class Ports(ClaimPorts):
+    """The ports of an engine.
 
     ``policies`` runs the policies of other packages: one that never returns delays
     neither look-ups nor the engine.
     """
 
     log: CoordinationLog
-    data: DataLog
-    clock: Clock
-    entropy: Entropy
-    background: Background
     policies: Background
-    observer: Observer
 
 
 @attrs.define

@@ -1,10 +1,9 @@
 """The keys that the application of one client holds, and how they end.
 
-A ``ClaimSource`` wins, renews and releases claims: a session of an engine in this
-process, or the connection to a sidecar. ``Holdings`` is the other side of that seam: it
-ends claims whose leases have expired, releases drained keys, and reports claims that
-were won or have ended. ``ClaimSession`` is both, as consumers use it: they check leases
-the same way in both cases. All are called under the engine's lock.
+A ``ClaimSession`` wins, renews and releases claims: by an engine in this process, or by
+the connection to a sidecar. ``Holdings`` is the other side of that seam: it ends claims
+whose leases have expired, releases drained keys, and reports claims that were won or
+have ended, the same way in both cases. All are called under the engine's lock.
 """
 
 from abc import ABC, abstractmethod
@@ -21,39 +20,10 @@ from .holding import Drain, Holding
 from .interfaces import ClaimContext
 from .lag import LagWatch
 from .meters import SessionMeters
-from .poll_watchdog import GroupView, PollWatchdog
+from .poll_watchdog import PollWatchdog
 from .subscription import Subscription, SubscriptionSet
 
 LEASE_EXPIRED = "lease_expired"
-
-
-class ClaimSource(GroupView, Protocol):
-    """Wins, renews and releases the claims of one client."""
-
-    @property
-    def grants(self) -> GrantRequester:
-        """Requests ranges of offsets at most once."""
-        ...
-
-    def delays_release(self, holding: Holding, drain: Drain) -> bool:
-        """Drain an owned key that another process may use; return whether one may."""
-        ...
-
-    def send_release(self, holding: Holding, drain: Drain) -> None:
-        """Release a claim; repeat until the release is confirmed."""
-        ...
-
-    def on_release(self, key: Key, reason: str) -> None:
-        """Note that an owned key is released, before it ends."""
-        ...
-
-    def remove(self, holding: Holding) -> bool:
-        """Forget a holding that has ended; return whether it was there."""
-        ...
-
-    def on_end(self, holding: Holding, ending: Ending) -> None:
-        """Note why a won claim has ended."""
-        ...
 
 
 class Holdings:
@@ -70,7 +40,7 @@ class Holdings:
     def __init__(
         self,
         context: ClaimContext,
-        source: ClaimSource,
+        source: "ClaimSession",
         *,
         client_id: str,
         by_key: dict[Key, Holding],
@@ -306,6 +276,42 @@ class ClaimSession(ABC):
     grants: GrantRequester
     _held: Holdings
 
+    # --- for its holdings
+
+    @abstractmethod
+    def taker_of(self, sub: Subscription, topic: str) -> str | None:
+        """Return the live member with most room for a partition of a topic.
+
+        None if there is none, "" if there is one and its name is unknown here.
+        """
+
+    @abstractmethod
+    def stuck_count(self, key: Key) -> int:
+        """Return how many owners in a row released a key because they were stuck."""
+
+    def delays_release(self, holding: Holding, drain: Drain) -> bool:
+        """Drain an owned key that another process may use; return whether one may."""
+        del holding, drain
+        return False
+
+    @abstractmethod
+    def send_release(self, holding: Holding, drain: Drain) -> None:
+        """Release a claim; repeat until the release is confirmed."""
+
+    @abstractmethod
+    def on_release(self, key: Key, reason: str) -> None:
+        """Note that an owned key is released, before it ends."""
+
+    @abstractmethod
+    def remove(self, holding: Holding) -> bool:
+        """Forget a holding that has ended; return whether it was there."""
+
+    @abstractmethod
+    def on_end(self, holding: Holding, ending: Ending) -> None:
+        """Note why a won claim has ended."""
+
+    # --- for consumers
+
     @property
     @abstractmethod
     def handoff_counts(self) -> Mapping[str, int]:
@@ -362,11 +368,6 @@ class ClaimSession(ABC):
     def subscriptions(self) -> tuple[Subscription, ...]:
         """The subscriptions of the client's open consumers."""
         return self._held.subscriptions
-
-    def delays_release(self, holding: Holding, drain: Drain) -> bool:
-        """Return False: no other process uses what this one holds."""
-        del holding, drain
-        return False
 
     def check_lease(self, holding: Holding, now_ms: int) -> None:
         """End a claim whose hard deadline has passed, and release it in the log."""

@@ -9,31 +9,32 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import attrs
+
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.ports import Background, Clock, DataLog, WrongSetting
+from kafka_marshal.ports import (
+    Background,
+    Clock,
+    DataLog,
+    Entropy,
+    Observer,
+    WrongSetting,
+)
 from kafka_marshal.protocol.types import Key
 
 from .meters import EngineMeters
 from .replica import Glance, Replica
 
 
-class ClaimPorts(Protocol):
-    """The ports that consumers use."""
+@attrs.frozen(kw_only=True)
+class ClaimPorts:
+    """Interfaces to Kafka, time, threads and observers of a process with claims."""
 
-    @property
-    def clock(self) -> Clock:
-        """Local time."""
-        ...
-
-    @property
-    def data(self) -> DataLog:
-        """Look-ups about data topics, and readers of them."""
-        ...
-
-    @property
-    def background(self) -> Background:
-        """Threads for blocking look-ups."""
-        ...
+    data: DataLog
+    clock: Clock
+    entropy: Entropy
+    background: Background
+    observer: Observer
 
 
 class ClaimContext(Protocol):

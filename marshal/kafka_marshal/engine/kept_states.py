@@ -5,7 +5,7 @@ entry that the state was taken after.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import attrs
 import msgspec
@@ -17,7 +17,6 @@ from kafka_marshal.protocol.items import PlanNote, UndecodableEntry
 from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Member, Plan
 from kafka_marshal.protocol.snapshot import digest, from_bytes
 from kafka_marshal.protocol.state import (
-    RING_ENTRIES_MAX,
     KeyNote,
     MemberState,
     SoftState,
@@ -86,14 +85,9 @@ class KeptStates(Protocol):
         """
         ...
 
-
-@runtime_checkable
-class Discards(Protocol):
-    """A source that can discard a kept state which does not fit the log."""
-
     def discard(self, state: KeptState) -> None:
-        """Discard a state that does not fit the log."""
-        ...
+        """Discard a state that does not fit the log, if this source can."""
+        del state
 
 
 @attrs.frozen
@@ -206,7 +200,7 @@ def restore(
             if isinstance(world, str):
                 on_unfit(state, world)
                 is_evidence = isinstance(world, WentBack)
-                if discards and not is_evidence and isinstance(source, Discards):
+                if discards and not is_evidence:
                     source.discard(state)
             else:
                 notes = {} if state.soft is None else notes_from_bytes(state.soft)
@@ -402,23 +396,11 @@ _encode = msgspec.msgpack.Encoder().encode
 class _Soft(msgspec.Struct, array_like=True, forbid_unknown_fields=True, kw_only=True):
     version: int
     counters: dict[str, int]
-    undecodable: list[tuple[int, str, bytes]]
+    undecodable: list[UndecodableEntry]
     members: list[tuple[bytes, int, int, int]]
-    notes: list[
-        tuple[
-            tuple[str, str, int],
-            tuple[
-                str,
-                int,
-                str | None,
-                str | None,
-                tuple[int, int] | None,
-                int | None,
-            ],
-        ]
-    ]
+    notes: list[tuple[Key, KeyNote]]
     pauses: list[tuple[str, bytes, PauseNote]] = []
-    offers: list[tuple[tuple[str, str, int], tuple[int, int]]] = []
+    offers: list[tuple[Key, tuple[int, int]]] = []
     plans: list[tuple[list[bytes], int, int, int]] = []
 
 
@@ -437,8 +419,6 @@ def freeze_soft(
         (encode(each.record), each.since_offset, each.offset, each.seen_ms)
         for each in soft.members.values()
     ]
-    notes: list[Any] = [(key, note) for key, note in soft.notes.items()]
-    ring = [(each.offset, each.reason, each.head) for each in soft.undecodable]
     plans: list[Any] = [
         ([encode(record) for record in note.records], *note[1:])
         for note in soft.plans.values()
@@ -446,9 +426,9 @@ def freeze_soft(
     frozen = _Soft(
         version=FORMAT_VERSION,
         counters=dict(soft.counters),
-        undecodable=ring,
+        undecodable=list(soft.undecodable),
         members=members,
-        notes=notes,
+        notes=list(soft.notes.items()),
         pauses=[(*name, note) for name, note in (pauses or {}).items()],
         offers=list(soft.offered_ms.items()),
         plans=plans,
@@ -484,13 +464,12 @@ def soft_from_bytes(value: bytes) -> SoftState:
                 record=record, since_offset=since_offset, offset=offset, seen_ms=seen_ms
             )
     soft.counters.update(read.counters)
-    soft.notes.update({Key(*key): KeyNote(*note) for key, note in read.notes})
-    soft.offered_ms.update({Key(*key): began for key, began in read.offers})
+    soft.notes.update(read.notes)
+    soft.offered_ms.update(read.offers)
     for values, *rest in read.plans:
         decoded = (decode(value) for value in values)
         records = tuple(each for each in decoded if isinstance(each, Plan))
         if records:
             soft.plans[records[0].group_id] = PlanNote(records, *rest)
-    ring = read.undecodable[-RING_ENTRIES_MAX:]
-    soft.undecodable.extend(UndecodableEntry(*each) for each in ring)
+    soft.undecodable.extend(read.undecodable)  # keeps the last ones
     return soft

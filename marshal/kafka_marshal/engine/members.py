@@ -124,7 +124,7 @@ class Announcer:
             labels[PLANS_LABEL] = str(PLANNER_VERSION)
         if any(sub.can_warm for sub in subs):
             labels[WARMS_LABEL] = "yes"
-        standbys = max((sub.standby.count for sub in subs if sub.standby), default=0)
+        standbys = max((sub.standby_count for sub in subs if sub.standby), default=0)
         if standbys:
             labels[STANDBYS_LABEL] = str(standbys)
         weight = max((sub.weight for sub in subs), default=1)

@@ -6,7 +6,7 @@ directly or through a sidecar.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -19,6 +19,9 @@ from .interfaces import ClaimContext
 from .lag import LagWatch
 from .subscription import Subscription
 
+if TYPE_CHECKING:
+    from .holdings import ClaimSession
+
 AWAY_SHARE = 4
 
 
@@ -28,21 +31,6 @@ def was_stopped(gap_ms: int, *, heartbeat_interval_ms: int) -> bool:
     The silence of a stopped process does not count against its application.
     """
     return gap_ms > heartbeat_interval_ms // AWAY_SHARE
-
-
-class GroupView(Protocol):
-    """The other members of the group, as the log shows them."""
-
-    def taker_of(self, sub: Subscription, topic: str) -> str | None:
-        """Return the live member with most room for a partition of a topic.
-
-        None if there is none, "" if there is one and its name is unknown here.
-        """
-        ...
-
-    def stuck_count(self, key: Key) -> int:
-        """Return how many owners in a row released a key because they were stuck."""
-        ...
 
 
 @attrs.frozen(kw_only=True)
@@ -55,7 +43,7 @@ class Stuck:
         limit_ms: Limit of that time.
         uncommitted_count: Number of uncommitted records.
         lag: Lag of the position, None if unknown.
-        taker: client_id of the member that can take it; as ``GroupView.taker_of``.
+        taker: client_id of the member that can take it; as ``ClaimSession.taker_of``.
     """
 
     holding: Holding
@@ -102,12 +90,14 @@ class _Watch:
 class PollWatchdog:
     """Watches the partitions that one client holds. Called under the engine's lock."""
 
-    __slots__ = ("_context", "_group", "_lags", "_watches")
+    __slots__ = ("_context", "_lags", "_session", "_watches")
 
-    def __init__(self, context: ClaimContext, lags: LagWatch, group: GroupView) -> None:
+    def __init__(
+        self, context: ClaimContext, lags: LagWatch, session: "ClaimSession"
+    ) -> None:
         self._context = context
         self._lags = lags
-        self._group = group
+        self._session = session
         self._watches: dict[Key, _Watch] = {}
 
     def watch(self, holding: Holding, now_ms: int) -> None:
@@ -157,12 +147,12 @@ class PollWatchdog:
     ) -> Stuck | None:
         watch = self._watch(holding, now_ms)
         quiet_ms = now_ms - max(sub.alive_at_ms, watch.since_ms)
-        stuck_count = self._group.stuck_count(holding.key)
+        stuck_count = self._session.stuck_count(holding.key)
         limit_ms = handler_limit_ms(base_ms, stuck_count=stuck_count)
         hand, lag = holding.uncommitted_count, self._lags.lag_of(holding)
         if not is_stuck(quiet_ms, limit_ms=limit_ms, uncommitted_count=hand, lag=lag):
             return None
-        taker = self._group.taker_of(sub, holding.key.topic)
+        taker = self._session.taker_of(sub, holding.key.topic)
         stuck = Stuck(
             holding=holding,
             quiet_ms=quiet_ms,

@@ -30,7 +30,6 @@ from kafka_marshal.protocol.types import Key, LogEntry, Owner, TopicPartition
 from .context import Context
 from .kept_states import (
     ASK_MS_MAX,
-    Discards,
     KeptState,
     KeptStates,
     Restored,
@@ -581,8 +580,7 @@ class Rebuilder:
 
     def _discard(self, kept: KeptState) -> None:
         for source in self.sources:
-            if isinstance(source, Discards):
-                source.discard(kept)
+            source.discard(kept)
 
     def _is_resolved(self, foreign: _ForeignGrant, now_ms: int) -> bool:
         """Return whether an owner has restored its grants, or never will.

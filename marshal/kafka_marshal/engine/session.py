@@ -479,14 +479,10 @@ class Session(ClaimSession):
         *,
         reason: str,
         successor: str | None = None,
-        detail: str = "",
     ) -> None:
         """Start to drain a key, unless a drain is in progress."""
         if holding.drain is None:
-            self._drain(
-                holding,
-                Drain(reason=reason, successor=successor, until_ms=None, detail=detail),
-            )
+            self._drain(holding, Drain(reason, successor, None))
 
     def _drain(self, holding: Holding, drain: Drain) -> None:
         holding.drain = drain

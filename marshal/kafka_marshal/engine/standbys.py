@@ -32,20 +32,11 @@ class StandbyThread(StandingBy):
     Args:
         on_standby: The callback.
         background: Makes the calls, one after the other.
-        count: As of ``StandingBy``.
     """
 
-    def __init__(
-        self, on_standby: OnStandby, background: Background, *, count: int
-    ) -> None:
+    def __init__(self, on_standby: OnStandby, background: Background) -> None:
         self._on_standby = on_standby
         self._background = background
-        self._count = count
-
-    @property
-    def count(self) -> int:
-        """As of ``StandingBy``."""
-        return self._count
 
     def begin(self, key: Key, *, owner: str, position: int | None) -> Pending[None]:
         """Call the application soon."""

@@ -60,11 +60,6 @@ class StandingBy(Protocol):
     Called under the engine's lock.
     """
 
-    @property
-    def count(self) -> int:
-        """How many standbys of a key it wants to be one of, at least 1."""
-        ...
-
     def begin(self, key: Key, *, owner: str, position: int | None) -> Pending[None]:
         """Have it load the state of a key; return the outcome."""
         ...
@@ -110,6 +105,7 @@ class Subscription:
         warm_by: Has another process warm up instead: a sidecar's client; None if
             there is none that does.
         standby: Stands by for keys of other members; None if nobody does.
+        standby_count: How many standbys of a key it is to be one of.
         version: Grows whenever a holding of this subscription is added or removed.
         claimable_at_ms: Local time at which the next key may become claimable, as
             of the last view; at most one heartbeat interval after it.
@@ -125,6 +121,7 @@ class Subscription:
     matches: Matches | None = None
     start_rule: StartRule = attrs.field(init=False)
     claims_max: int = attrs.field(init=False)
+    standby_count: int = attrs.field(init=False)
     paused: set[TopicPartition] = attrs.field(factory=set)
     back_at_ms: int = 0
     moved_at_ms: int = 0
@@ -167,6 +164,7 @@ class Subscription:
             isolation_level=config.isolation_level,
         )
         self.claims_max = config.claims_max
+        self.standby_count = config.standbys
         self._policy_runner = PolicyRunner(self.policy)
         self._rule = CoverageRule(counts_topics=self.counts_topics)
         self._watch = TopicWatch(

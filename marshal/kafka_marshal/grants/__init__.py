@@ -18,6 +18,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
@@ -26,8 +27,11 @@ from kafka_marshal.protocol.types import OffsetRange
 from kafka_marshal.remote.transport import Address, Connection
 
 from .client import ClaimRef, ClaimState, GrantClient
-from .log import LogGrantClient, PartialLog
+from .log import LogGrantClient
 from .sidecar import NAMELESS, SidecarGrantClient
+
+if TYPE_CHECKING:
+    from kafka_marshal.kafka_io.topiclog import TopicLog
 
 __all__ = [
     "ClaimRef",
@@ -97,7 +101,7 @@ def close_grant_clients() -> None:
 def _create(
     settings: ConnectionConfig, sidecar: str | None, *, token_file: str | None
 ) -> GrantClient:
-    def open_log(only: Callable[[int], Collection[int]], timeout_ms: int) -> PartialLog:
+    def open_log(only: Callable[[int], Collection[int]], timeout_ms: int) -> "TopicLog":
         return open_coordination_log(
             settings,
             heartbeat_interval_ms=None,

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from kafka_marshal.clock import SystemClock, SystemEntropy
 from kafka_marshal.engine.checkpoint_reader import SHORT_MAX, LogCheckpoints
@@ -17,7 +17,7 @@ from kafka_marshal.errors import (
     DeadlineExceeded,
     LogUnreadable,
 )
-from kafka_marshal.ports import Clock, CoordinationLog, Entropy
+from kafka_marshal.ports import Clock, Entropy
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict, verdict_of
 from kafka_marshal.protocol.hashing import coordinating_partition
@@ -33,24 +33,14 @@ from kafka_marshal.protocol.types import Key, OffsetRange, Token
 
 from .client import ClaimRef, ClaimState, GrantClient
 
+if TYPE_CHECKING:
+    from kafka_marshal.kafka_io.topiclog import TopicLog
+
 RESEND_MS = 100
 CLOSE_MS = 1_000
 
 
-class PartialLog(CoordinationLog, Protocol):
-    """A coordination log that reads only some partitions."""
-
-    @property
-    def cluster_id(self) -> str | None:
-        """Id of the cluster."""
-        ...
-
-    def read_also(self, partition: int, *, timeout_ms: int) -> None:
-        """Read one more partition from its start."""
-        ...
-
-
-OpenLog = Callable[[Callable[[int], Collection[int]], int], PartialLog]
+OpenLog = Callable[[Callable[[int], Collection[int]], int], "TopicLog"]
 """Opens a log; takes the partitions to read, given their number, and a timeout."""
 
 
@@ -73,7 +63,7 @@ class LogGrantClient(GrantClient):
         self.clock = SystemClock() if clock is None else clock
         self._entropy = SystemEntropy() if entropy is None else entropy
         self._lock = threading.Lock()
-        self._log: PartialLog | None = None
+        self._log: TopicLog | None = None
         self._follower: Follower | None = None
         self._started: set[int] = set()
 

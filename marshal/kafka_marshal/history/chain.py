@@ -8,8 +8,9 @@ the attempts that failed, and what admins did to the key.
 from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+import attrs
 import msgspec
 
 from kafka_marshal.history.historian import Historian
@@ -157,28 +158,32 @@ class Move(NamedTuple):
     target: int
 
 
-class KeyPast(Protocol):
-    """What is known of the past of a key, for sentences about it."""
+@attrs.frozen(kw_only=True)
+class KeyPath:
+    """The past of a key, joined of the chains of its partitions.
 
-    @property
-    def key(self) -> Key:
-        """The key."""
-        ...
+    Attributes:
+        key: The key.
+        world: The partition that the key is shown from, at the moment of the view.
+        events: The last events, oldest first; at most ``EVENTS_MAX``.
+        events_count: Number of all events.
+        claims: The last claims, by token; at most ``CLAIMS_MAX``.
+        claims_count: Number of all claims.
+        refused_count: Number of refused or ignored records about the key.
+        began_at: Offset of the checkpoint at which the earliest partition begins, None
+            at the start of its log.
+        pause: The active pause of the key that lasts longest, None without one.
+    """
 
-    @property
-    def began_at(self) -> int | None:
-        """Offset of the checkpoint's state that it began at, None at the start."""
-        ...
-
-    @property
-    def events(self) -> Sequence[KeyEvent]:
-        """The last events, oldest first."""
-        ...
-
-    @property
-    def pause(self) -> PauseRow | None:
-        """The active pause of the key that lasts longest, None without one."""
-        ...
+    key: Key
+    world: WorldState
+    events: Sequence[KeyEvent]
+    events_count: int
+    claims: Sequence[Interval]
+    claims_count: int
+    refused_count: int
+    began_at: int | None
+    pause: PauseRow | None
 
 
 class _Lease(msgspec.Struct, gc=False):

@@ -17,8 +17,15 @@ from kafka_marshal.engine.config_check import unformatted
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.history import wording
 from kafka_marshal.history.actions import Action, ActionLog
-from kafka_marshal.history.chain import CLAIMS_MAX, EVENTS_MAX, KeyChain, KeyEvent, Move
-from kafka_marshal.history.rows import Interval, PauseRow
+from kafka_marshal.history.chain import (
+    CLAIMS_MAX,
+    EVENTS_MAX,
+    KeyChain,
+    KeyEvent,
+    KeyPath,
+    Move,
+)
+from kafka_marshal.history.rows import Interval
 from kafka_marshal.protocol.codec import person_of
 from kafka_marshal.protocol.fold_beats import fold_beats
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP, home_partition
@@ -59,34 +66,6 @@ def places_of(key: Key, chains: Chains) -> set[int]:
 def counts_in(chains: Chains) -> set[int]:
     """Return the partition counts that these chains show."""
     return {count for _, world in chains.values() for count in counts_of({0: world})}
-
-
-@attrs.frozen(kw_only=True)
-class KeyPath:
-    """The joined past of a key; ``KeyPast``.
-
-    Attributes:
-        key: The key.
-        world: The partition that the key is shown from, at the moment of the view.
-        events: The last events, oldest first; at most ``EVENTS_MAX``.
-        events_count: Number of all events.
-        claims: The last claims, by token; at most ``CLAIMS_MAX``.
-        claims_count: Number of all claims.
-        refused_count: Number of refused or ignored records about the key.
-        began_at: Offset of the checkpoint at which the earliest partition begins, None
-            at the start of its log.
-        pause: The active pause of the key that lasts longest, None without one.
-    """
-
-    key: Key
-    world: WorldState
-    events: Sequence[KeyEvent]
-    events_count: int
-    claims: Sequence[Interval]
-    claims_count: int
-    refused_count: int
-    began_at: int | None
-    pause: PauseRow | None
 
 
 def joined(key: Key, chains: Chains, *, at: int | None = None) -> KeyPath:

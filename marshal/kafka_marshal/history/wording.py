@@ -30,7 +30,7 @@ from kafka_marshal.history.chain import (
     TAKEN,
     UNSCHEDULED,
     KeyEvent,
-    KeyPast,
+    KeyPath,
 )
 from kafka_marshal.history.rows import RESTORED, PauseRow
 from kafka_marshal.protocol.judging import is_fenced, is_paused
@@ -103,7 +103,7 @@ def _seconds(value_ms: int) -> str:
     return f"{value_ms / 1000:.1f} s"
 
 
-def state_of(chain: KeyPast, world: WorldState, *, elapsed_ms: int = 0) -> str:
+def state_of(chain: KeyPath, world: WorldState, *, elapsed_ms: int = 0) -> str:
     """Return the key's state in one word.
 
     Args:
@@ -125,7 +125,7 @@ def state_of(chain: KeyPast, world: WorldState, *, elapsed_ms: int = 0) -> str:
     return STALE_OWNER if is_stale else OWNED
 
 
-def why(chain: KeyPast, world: WorldState, *, elapsed_ms: int = 0) -> str:
+def why(chain: KeyPath, world: WorldState, *, elapsed_ms: int = 0) -> str:
     """Return why the key's state is what it is, in one sentence.
 
     Args:
@@ -160,17 +160,17 @@ def _place(event: KeyEvent) -> str:
     return f"{instant(event.at_ms)}{where}"
 
 
-def _last(chain: KeyPast, kinds: Iterable[str]) -> KeyEvent | None:
+def _last(chain: KeyPath, kinds: Iterable[str]) -> KeyEvent | None:
     wanted = frozenset(kinds)
     found = (event for event in reversed(chain.events) if event.what in wanted)
     return next(found, None)
 
 
-def _beginning(chain: KeyPast) -> str:
+def _beginning(chain: KeyPath) -> str:
     return f"checkpoint at offset {(chain.began_at or 0) - 1}"
 
 
-def _unclaimed(chain: KeyPast) -> str:
+def _unclaimed(chain: KeyPath) -> str:
     gone = _last(chain, _GONE)
     since = "the log began"
     if chain.began_at is not None:
@@ -185,7 +185,7 @@ def _unclaimed(chain: KeyPast) -> str:
     return f"{text}; the last attempt: {text_of(refused)}"
 
 
-def _locked(chain: KeyPast, known: KeyState) -> str:
+def _locked(chain: KeyPath, known: KeyState) -> str:
     assert known.lock is not None
     op_id = known.lock.op_id.hex()
     staged = _last(chain, ["staged"])
@@ -197,7 +197,7 @@ def _locked(chain: KeyPast, known: KeyState) -> str:
     )
 
 
-def _free(chain: KeyPast) -> str:
+def _free(chain: KeyPath) -> str:
     """Return who or what ended the last claim, and what was set since."""
     ended = next(filter(_ends_claim, reversed(chain.events)), None)
     if ended is None:
@@ -220,13 +220,13 @@ def _ends_claim(event: KeyEvent) -> bool:
     return event.what == "released" or (event.what in _ENDINGS and has_owner)
 
 
-def _restored_free(chain: KeyPast) -> str:
+def _restored_free(chain: KeyPath) -> str:
     return (
         f"it had no owner at the {_beginning(chain)}, and what came before was not read"
     )
 
 
-def _owned(chain: KeyPast, world: WorldState, *, elapsed_ms: int) -> str:
+def _owned(chain: KeyPath, world: WorldState, *, elapsed_ms: int) -> str:
     known = world.keys[chain.key]
     assert known.owner is not None
     token, begun = world.token(chain.key), _last(chain, _BEGINNINGS)
@@ -251,7 +251,7 @@ def _owned(chain: KeyPast, world: WorldState, *, elapsed_ms: int) -> str:
     )
 
 
-def _barriers(chain: KeyPast, world: WorldState, known: KeyState | None) -> list[str]:
+def _barriers(chain: KeyPath, world: WorldState, known: KeyState | None) -> list[str]:
     """Return what else keeps clients from claiming the key now."""
     found = []
     if chain.pause is not None and is_paused(world, chain.key):
@@ -295,7 +295,7 @@ def _moving(world: WorldState, key: Key) -> Iterable[str]:
         )
 
 
-def _pause(chain: KeyPast, pause: PauseRow) -> str:
+def _pause(chain: KeyPath, pause: PauseRow) -> str:
     begun = _last(chain, ["paused"])
     is_shown = begun is not None and begun.op_id == pause.op_id
     who = pause.client_id if begun is None or not is_shown else _who(begun)

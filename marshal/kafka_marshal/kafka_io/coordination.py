@@ -33,7 +33,6 @@ from kafka_marshal.kafka_io.translate import Access, translate_error
 from kafka_marshal.kafka_io.writer import (
     LINGER_MS,
     OVERDUE_GRACE_MS,
-    Connect,
     Outlet,
     left_ms,
 )
@@ -138,23 +137,16 @@ def _in_background(act: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def kafka_outlets(settings: ConnectionConfig, *, lingers: bool) -> Connect:
-    """Return the factory of outlets to one cluster; see ``TopicLog``."""
-
-    def connect(timeouts: Mapping[str, int], timeout_ms: int) -> Outlet:
-        return KafkaOutlet(settings, timeouts, lingers=lingers, timeout_ms=timeout_ms)
-
-    return connect
-
-
 class KafkaCoordinationLog(TopicLog):
     """All partitions of the coordination topic, read by kafka-python."""
 
     _reader: EntryReader | None = None
     _querier: KafkaOffsets | None = None
 
-    def _outlet_factory(self) -> Connect:
-        return kafka_outlets(self._settings, lingers=self._lingers)
+    def _new_outlet(self, timeouts: Mapping[str, int], timeout_ms: int) -> Outlet:
+        return KafkaOutlet(
+            self._settings, timeouts, lingers=self._lingers, timeout_ms=timeout_ms
+        )
 
     def _describe(
         self, client: AdminClient | None, timeout_ms: int

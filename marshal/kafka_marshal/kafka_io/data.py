@@ -218,19 +218,13 @@ class KafkaDataLog(DataLog):
 
     Args:
         settings: Connection.
-        client_rack: Rack of this process, to fetch from the nearest replica.
         admin: A client to use, and to close in the end; None for one of its own.
     """
 
     def __init__(
-        self,
-        settings: ConnectionConfig,
-        *,
-        client_rack: str = "",
-        admin: AdminClient | None = None,
+        self, settings: ConnectionConfig, *, admin: AdminClient | None = None
     ) -> None:
         self._settings = settings
-        self._client_rack = client_rack
         self._admin = admin or AdminClient(settings)
 
     def describe(
@@ -433,11 +427,7 @@ class KafkaDataLog(DataLog):
 
     def reader(self, *, isolation_level: str = READ_UNCOMMITTED) -> DataReader:
         """Return a new reader with nothing assigned; it connects when polled."""
-        return KafkaDataReader(
-            self._settings,
-            isolation_level=isolation_level,
-            client_rack=self._client_rack,
-        )
+        return KafkaDataReader(self._settings, isolation_level=isolation_level)
 
     def close(self, timeout_ms: int) -> None:
         """Close the connection, not the readers. Idempotent."""

@@ -30,7 +30,7 @@ from kafka_marshal.kafka_io.settings import (
 )
 from kafka_marshal.kafka_io.single_flight import SingleFlight
 from kafka_marshal.kafka_io.topic_rules import TopicDescription
-from kafka_marshal.kafka_io.writer import Connect, FailedAppend, Writer, left_ms
+from kafka_marshal.kafka_io.writer import FailedAppend, Outlet, Writer, left_ms
 from kafka_marshal.ports import Append, CoordinationLog, Run
 from kafka_marshal.protocol.packed_entries import PackedEntries
 from kafka_marshal.protocol.types import LogEntry
@@ -371,8 +371,8 @@ class TopicLog(CoordinationLog):
     # Implemented by a transport.
 
     @abstractmethod
-    def _outlet_factory(self) -> Connect:
-        """Return the factory of producers."""
+    def _new_outlet(self, timeouts: Mapping[str, int], timeout_ms: int) -> Outlet:
+        """Connect a producer; see ``Connect``."""
 
     def _prepare(self) -> None:
         """Start connecting, before the topic is described."""
@@ -446,7 +446,7 @@ class TopicLog(CoordinationLog):
     def _new_writer(self, heartbeat_interval_ms: int, timeout_ms: int) -> Writer:
         return Writer(
             self._settings,
-            connect=self._outlet_factory(),
+            connect=self._new_outlet,
             translate=self._translate,
             heartbeat_interval_ms=heartbeat_interval_ms,
             timeout_ms=timeout_ms,

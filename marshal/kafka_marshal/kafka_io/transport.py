@@ -150,16 +150,12 @@ def open_coordination_log(
 
 
 def open_data_log(
-    settings: ConnectionConfig,
-    *,
-    client_rack: str = "",
-    admin: "AdminClient | None" = None,
+    settings: ConnectionConfig, *, admin: "AdminClient | None" = None
 ) -> DataLog:
     """Return the data log over the chosen transport.
 
     Args:
         settings: Connection and transport.
-        client_rack: Rack of this process, to fetch from the nearest replica.
         admin: A client to use, and to close in the end; None for one of its own.
 
     Raises:
@@ -169,10 +165,10 @@ def open_data_log(
     if _choose_to_open(settings).name == FAST:
         from kafka_marshal.kafka_io.fast.switching import FastDataLog
 
-        return FastDataLog(settings, client_rack=client_rack, admin=admin)
+        return FastDataLog(settings, admin=admin)
     from kafka_marshal.kafka_io.data import KafkaDataLog
 
-    return KafkaDataLog(settings, client_rack=client_rack, admin=admin)
+    return KafkaDataLog(settings, admin=admin)
 
 
 def open_offsets(settings: ConnectionConfig) -> LogEndQuery:

@@ -5,13 +5,29 @@ PROTOCOL 4 lists their elements in its table of items.
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import attrs
+from msgspec import Meta
 
 from kafka_marshal.protocol.hashing import PLANNER_TOPIC
-from kafka_marshal.protocol.records import Action, Plan, Scope
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.records import (
+    ENDS_MAX,
+    Action,
+    Counting,
+    Host,
+    Id,
+    Name,
+    Next,
+    Offset,
+    Partition,
+    Plan,
+    Scope,
+)
+from kafka_marshal.protocol.types import OFFSET_MAX, Key
+
+Time = Annotated[int, Meta(ge=-(2**63), le=OFFSET_MAX)]
+"""A time of the log. Elements that a snapshot has state their bounds."""
 
 Eras = tuple[tuple[int, int], ...]
 """Eras of earlier Configs, which tokens of standing claims have (PROTOCOL 4.10).
@@ -93,12 +109,13 @@ class Scheduled(NamedTuple):
         scope: The partitions that it is limited to, None for the whole group.
     """
 
-    begin_ms: int
-    op_id: bytes
-    client_id: str
-    incarnation: bytes
-    seq: int
-    until_ms: int
+    begin_ms: Offset
+    op_id: Id
+    client_id: Name
+    incarnation: Id
+    seq: Offset
+    until_ms: Next
+    # Left out where it is empty, so that other pauses keep their digests.
     scope: Scope | None = None
 
 
@@ -123,10 +140,10 @@ class Lock(NamedTuple):
         topic_id: Kafka's id of the topic that the position belongs to, or None.
     """
 
-    op_id: bytes
-    plan_digest: bytes
-    position: int
-    topic_id: bytes | None
+    op_id: Id
+    plan_digest: Id
+    position: Offset
+    topic_id: Id | None
 
 
 class Offer(NamedTuple):
@@ -139,10 +156,10 @@ class Offer(NamedTuple):
         ready: Incarnation of the successor that reported ready, or None.
     """
 
-    successor: str
-    until_ms: int
-    offset: int
-    ready: bytes | None
+    successor: Name
+    until_ms: Time
+    offset: Offset
+    ready: Id | None
 
 
 class Verdict(NamedTuple):
@@ -156,10 +173,10 @@ class Verdict(NamedTuple):
         is_resolved: Whether all its keys have been unlocked.
     """
 
-    op_id: bytes
-    plan_digest: bytes
-    key_count: int
-    offset: int
+    op_id: Id
+    plan_digest: Id
+    key_count: Counting
+    offset: Offset
     is_resolved: bool
 
 
@@ -172,9 +189,9 @@ class Fence(NamedTuple):
         incarnation: Its process.
     """
 
-    offset: int
-    client_id: str
-    incarnation: bytes
+    offset: Offset
+    client_id: Name
+    incarnation: Id
 
 
 class StandingDirective(NamedTuple):
@@ -191,13 +208,13 @@ class StandingDirective(NamedTuple):
         action: ``drain`` or ``cordon``.
     """
 
-    op_id: bytes
-    client_id: str
-    incarnation: bytes
-    seq: int
-    until_ms: int
-    client: str | None
-    host: str | None
+    op_id: Id
+    client_id: Name
+    incarnation: Id
+    seq: Offset
+    until_ms: Next
+    client: Name | None
+    host: Host | None
     action: Action
 
     def names(self, client_id: str, host: str) -> bool:
@@ -213,8 +230,8 @@ class Planned(NamedTuple):
         log_time_ms: Log time of the last one.
     """
 
-    generation: int
-    log_time_ms: int
+    generation: Annotated[int, Meta(ge=1)]
+    log_time_ms: Time
 
 
 class PlanNote(NamedTuple):
@@ -255,9 +272,9 @@ class LayoutSource(NamedTuple):
         done_ms: Largest append time at its LayoutDone, None before.
     """
 
-    partition: int
-    imported_count: int
-    done_ms: int | None
+    partition: Partition
+    imported_count: Offset
+    done_ms: Time | None
 
 
 class Layout(NamedTuple):
@@ -292,12 +309,12 @@ class Growth(NamedTuple):
         ends: End of each old partition, None while the growth is only announced.
     """
 
-    topic: str
-    old_count: int
-    new_count: int
-    topic_id: bytes | None
-    offset: int
-    ends: tuple[int, ...] | None
+    topic: Name
+    old_count: Annotated[int, Meta(ge=1, le=ENDS_MAX)]
+    new_count: Counting
+    topic_id: Id | None
+    offset: Offset
+    ends: tuple[Offset, ...] | None
 
 
 class Halt(NamedTuple):

@@ -6,6 +6,8 @@ value beyond its bounds is used as the nearest one within.
 
 from typing import NamedTuple
 
+from kafka_marshal.protocol.records import Counting, Name, Offset
+
 
 class Settings(NamedTuple):
     """The fields of the GroupSettings in force; None stands for the default.
@@ -21,13 +23,13 @@ class Settings(NamedTuple):
         grace_ms: How long a key waits for an owner that restarts, under ``planner``.
     """
 
-    generation: int
-    policy: str | None = None
-    planner_version_max: int | None = None
-    debounce_ms: int | None = None
-    handoff_ms: int | None = None
-    handoffs_max: int | None = None
-    grace_ms: int | None = None
+    generation: Counting
+    policy: Name | None = None
+    planner_version_max: Counting | None = None
+    debounce_ms: Offset | None = None
+    handoff_ms: Counting | None = None
+    handoffs_max: Counting | None = None
+    grace_ms: Offset | None = None
 
     def value(self, name: str) -> int:
         """Return a setting of ``TUNABLES``, its default where it is None."""

@@ -42,19 +42,17 @@ from kafka_marshal.protocol.items import (
     Planned,
     Scheduled,
     StandingDirective,
+    Time,
     Verdict,
 )
 from kafka_marshal.protocol.layout import is_step, sources_of
 from kafka_marshal.protocol.records import (
-    ENDS_MAX,
     U32,
-    Action,
     Config,
     Counting,
     Data,
     Fields,
     Hash,
-    Host,
     Id,
     Name,
     Next,
@@ -76,7 +74,7 @@ from kafka_marshal.protocol.state import (
     Staging,
     WorldState,
 )
-from kafka_marshal.protocol.types import OFFSET_MAX, Key, Owner
+from kafka_marshal.protocol.types import Key, Owner
 
 FORMAT_VERSION = 1
 _DIGEST_BYTES = 16
@@ -105,8 +103,6 @@ _fields_of = attrgetter(
     *(field.name for field in attrs.fields(KeyState) if field.name != "offer")
 )
 
-Time = Annotated[int, Meta(ge=-(2**63), le=OFFSET_MAX)]
-
 
 class _Header(Fields, frozen=True, kw_only=True):
     tag: Literal["header"]
@@ -120,7 +116,7 @@ class _Header(Fields, frozen=True, kw_only=True):
 
 
 class _Offer(Fields, frozen=True, tag=1):
-    offer: tuple[Name, Time, Offset, Id | None]
+    offer: Offer
 
 
 class _Key(Fields, frozen=True, kw_only=True):
@@ -139,7 +135,7 @@ class _Key(Fields, frozen=True, kw_only=True):
     topic_id: Id | None
     retired_topic_ids: Annotated[tuple[Id, ...], Meta(max_length=RETIRED_TOPIC_IDS_MAX)]
     resume_hash: Hash | None
-    lock: tuple[Id, Id, Offset, Id | None] | None
+    lock: Lock | None
     previous: tuple[Id, Next | None, Next | None] | None
     handoff: tuple[Name, Time] | None
     # Left out where it is empty, so that other keys keep their digests.
@@ -155,41 +151,22 @@ class _Pause(Fields, frozen=True, kw_only=True):
     until_ms: Next
 
 
-class _ScopedPause(Fields, frozen=True, kw_only=True):
-    op_id: Id
-    client_id: Name
-    incarnation: Id
-    seq: Offset
-    incarnations: tuple[Id, ...]
-    until_ms: Next
+class _ScopedPause(_Pause, frozen=True, kw_only=True):
     scope: Scope
 
 
 class _Verdict(Fields, frozen=True, tag=1):
-    verdict: tuple[Id, Id, Counting, Offset, bool]
-
-
-class _ScheduledPause(Fields, frozen=True, kw_only=True):
-    begin_ms: Offset
-    op_id: Id
-    client_id: Name
-    incarnation: Id
-    seq: Offset
-    until_ms: Next
-    # Left out where it is empty, so that other pauses keep their digests.
-    scope: Scope | None = None
+    verdict: Verdict
 
 
 class _Schedule(Fields, frozen=True, tag=2):
     pauses: Annotated[
-        tuple[_ScheduledPause, ...], Meta(min_length=1, max_length=SCHEDULED_MAX)
+        tuple[Scheduled, ...], Meta(min_length=1, max_length=SCHEDULED_MAX)
     ]
 
 
 class _Fences(Fields, frozen=True, tag=3):
-    fences: Annotated[
-        tuple[tuple[Offset, Name, Id], ...], Meta(min_length=1, max_length=FENCES_MAX)
-    ]
+    fences: Annotated[tuple[Fence, ...], Meta(min_length=1, max_length=FENCES_MAX)]
 
 
 class _Scoped(Fields, frozen=True, tag=4):
@@ -198,37 +175,18 @@ class _Scoped(Fields, frozen=True, tag=4):
     ]
 
 
-class _Standing(Fields, frozen=True, kw_only=True):
-    op_id: Id
-    client_id: Name
-    incarnation: Id
-    seq: Offset
-    until_ms: Next
-    client: Name | None
-    host: Host | None
-    action: Action
-
-
 class _Directives(Fields, frozen=True, tag=5):
     directives: Annotated[
-        tuple[_Standing, ...], Meta(min_length=1, max_length=DIRECTIVES_MAX)
+        tuple[StandingDirective, ...], Meta(min_length=1, max_length=DIRECTIVES_MAX)
     ]
 
 
 class _Settings(Fields, frozen=True, tag=6):
-    settings: tuple[
-        Counting,
-        Name | None,
-        Counting | None,
-        Offset | None,
-        Counting | None,
-        Counting | None,
-        Offset | None,
-    ]
+    settings: Settings
 
 
 class _Planned(Fields, frozen=True, tag=7):
-    planned: tuple[Annotated[int, Meta(ge=1)], Time]
+    planned: Planned
 
 
 class _Group(Fields, frozen=True, kw_only=True):
@@ -275,24 +233,11 @@ class _Layout(Fields, frozen=True, tag="layout", kw_only=True):
     op_id: Id
     from_count: Counting
     offset: Offset
-    sources: tuple[tuple[Partition, Offset, Time | None], ...]
+    sources: tuple[LayoutSource, ...]
 
 
 class _Growths(Fields, frozen=True, tag="growths"):
-    growths: Annotated[
-        tuple[
-            tuple[
-                Name,
-                Annotated[int, Meta(ge=1, le=ENDS_MAX)],
-                Counting,
-                Id | None,
-                Offset,
-                tuple[Offset, ...] | None,
-            ],
-            ...,
-        ],
-        Meta(min_length=1),
-    ]
+    growths: Annotated[tuple[Growth, ...], Meta(min_length=1)]
 
 
 class _World(Fields, frozen=True, kw_only=True):
@@ -682,7 +627,7 @@ def _read_key(row: _Key) -> KeyState:
     names = [row.group_id]
     names += [] if row.owner is None else [row.owner[0]]
     names += [] if row.handoff is None else [row.handoff[0]]
-    offer = Offer(*row.more[0].offer) if row.more else None
+    offer = row.more[0].offer if row.more else None
     names += [] if offer is None else [offer.successor]
     if not all(map(is_identifier, names)) or not is_key_topic(row.topic):
         raise ValueError("a name that no record can have")
@@ -704,7 +649,7 @@ def _read_key(row: _Key) -> KeyState:
         topic_id=row.topic_id,
         retired_topic_ids=row.retired_topic_ids,
         resume_hash=row.resume_hash,
-        lock=None if row.lock is None else Lock(*row.lock),
+        lock=row.lock,
         previous=None if row.previous is None else Previous(*row.previous),
         handoff=row.handoff,
         offer=offer,
@@ -720,11 +665,9 @@ def _read_group(row: _Group) -> GroupState:
     names = [row.group_id] if pause is None else [row.group_id, pause.client_id]
     for element in row.more:
         if isinstance(element, _Verdict):
-            found.verdict = Verdict(*element.verdict)
+            found.verdict = element.verdict
         elif isinstance(element, _Schedule):
-            found.scheduled = tuple(
-                Scheduled(*msgspec.structs.astuple(each)) for each in element.pauses
-            )
+            found.scheduled = element.pauses
             names += [each.client_id for each in found.scheduled]
         elif isinstance(element, _Scoped):
             found.scoped = tuple(
@@ -732,20 +675,17 @@ def _read_group(row: _Group) -> GroupState:
             )
             names += [each.client_id for each in found.scoped]
         elif isinstance(element, _Directives):
-            found.directives = tuple(
-                StandingDirective(*msgspec.structs.astuple(each))
-                for each in element.directives
-            )
+            found.directives = element.directives
             names += [each.client_id for each in found.directives]
             names += [each.client for each in found.directives if each.client]
         elif isinstance(element, _Settings):
-            found.settings = Settings(*element.settings)
+            found.settings = element.settings
             policy = found.settings.policy
             names += [] if policy is None else [policy]
         elif isinstance(element, _Planned):
-            found.planned = Planned(*element.planned)
+            found.planned = element.planned
         else:
-            found.fences = tuple(Fence(*fence) for fence in element.fences)
+            found.fences = element.fences
             names += [fence.client_id for fence in found.fences]
     if not all(map(is_identifier, names)):
         raise ValueError("a name that no record can have")
@@ -800,18 +740,17 @@ def _read_layout(row: _Layout, state: WorldState) -> Layout:
         config is not None
         and is_step(row.from_count, config.partition_count)
         and state.partition < max(row.from_count, config.partition_count)
-        and tuple(source[0] for source in row.sources) == places
+        and tuple(source.partition for source in row.sources) == places
         and row.offset < state.next_offset
     )
     if not is_sound:
         raise ValueError("a change of the partition count that no log has")
-    sources = tuple(LayoutSource(*source) for source in row.sources)
-    return Layout(row.op_id, row.from_count, row.offset, sources)
+    return Layout(row.op_id, row.from_count, row.offset, row.sources)
 
 
 def _read_growths(row: _Growths, state: WorldState) -> tuple[Growth, ...]:
     """Return the growths of data topics; raise if no fold gives them (9.10)."""
-    growths = tuple(Growth(*each) for each in row.growths)
+    growths = row.growths
     is_sound = (
         state.config is not None
         and state.partition == 0

@@ -18,6 +18,7 @@ import msgspec
 
 from kafka_marshal.clock import SystemClock, SystemEntropy, ThreadBackground, WorkerPool
 from kafka_marshal.engine import Holding, Subscription
+from kafka_marshal.engine.interfaces import ClaimPorts
 from kafka_marshal.engine.proxy_grants import draw_grantee
 from kafka_marshal.engine.replica import Glance, LastClaim
 from kafka_marshal.errors import (
@@ -34,7 +35,7 @@ from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
 from kafka_marshal.remote import api, paths
 from kafka_marshal.remote.answers import ClientsNow, GroupNow, OwnersNow, WorldNow
 from kafka_marshal.remote.command_queue import CALLS_MAX, CommandQueue, may_pass
-from kafka_marshal.remote.context import RemoteContext, RemoteEngine, RemotePorts
+from kafka_marshal.remote.context import RemoteContext, RemoteEngine
 from kafka_marshal.remote.grants import SidecarGrantRequester
 from kafka_marshal.remote.session import RemoteSession
 from kafka_marshal.remote.transport import Address, Connection, NotRegistered, Stream
@@ -52,139 +53,12 @@ ASK_MS_MAX = 5_000
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class SidecarQueries:
-    """Sends the queries of one client.
-
-    Args:
-        connection: To the sidecar.
-        info: Returns the latest ``GET /v1/info`` of the sidecar.
-    """
-
-    def __init__(self, connection: Connection, info: Callable[[], api.Info]) -> None:
-        self._connection = connection
-        self._info = info
-
-    def glance(self, key: Key) -> Glance | None:
-        """Return the state of a key by the log, None if it is not known."""
-        try:
-            found = self._group(ASK_MS_MAX)
-        except MarshalError:
-            return None
-        for claim in found.claims:
-            if (claim["topic"], claim["partition"]) == (key.topic, key.partition):
-                owner = claim["owner"] or {}
-                holder = owner.get("client_id")
-                if holder == self._info().client_id:
-                    holder = self._neighbour(key) or holder
-                return Glance(
-                    holder=holder,
-                    freshness=claim["freshness"],
-                    age_ms=claim["age_ms"],
-                    position=claim["position"],
-                )
-        return None
-
-    def last_claims(self, timeout_ms: int) -> dict[TopicPartition, LastClaim]:
-        """Return the newest claim of each key of the group, as of this call or later.
-
-        The log names the sidecar as the owner of the claims of all its clients. A
-        claim that is subleased to no other client may belong to this one, even before
-        its ``assigned`` event arrives.
-        """
-        rows = [
-            (
-                TopicPartition(claim["topic"], claim["partition"]),
-                claim["owner"] and claim["owner"]["client_id"],
-                claim["epoch"],
-                claim.get("token"),
-            )
-            for claim in self._group(timeout_ms).claims
-        ]
-        sidecar = self._info().client_id
-        is_owner = any(owner == sidecar for _, owner, *_ in rows)
-        subleased = self._subleased_to_others() if is_owner else set()
-        return {
-            place: LastClaim(
-                owner,
-                epoch,
-                may_be_ours=owner == sidecar and str(place) not in subleased,
-                token=None if token is None else Token.parse(token),
-            )
-            for place, owner, epoch, token in rows
-        }
-
-    def world(self, timeout_ms: int) -> dict[str, Any]:
-        """Return the world as plain data, as of this call or later."""
-        found = self._query(paths.WORLD, WorldNow, timeout_ms=timeout_ms)
-        return {"schema": found.schema, "partitions": found.partitions}
-
-    def owners(self, topic: str, timeout_ms: int) -> dict[TopicPartition, str | None]:
-        """Return the owner of each partition of a topic that was ever claimed."""
-        path = self._connection.path(paths.OWNERS, {"topic": topic})
-        found = self._query(path, OwnersNow, timeout_ms=timeout_ms)
-        return {TopicPartition(topic, n): who for n, who in found.owners.items()}
-
-    def _group(self, timeout_ms: int) -> GroupNow:
-        path = self._connection.path(paths.GROUP)
-        return self._query(path, GroupNow, timeout_ms=timeout_ms)
-
-    def _query(self, path: str, answer: type[T], *, timeout_ms: int) -> T:
-        """Send a query that the sidecar answers from a fold not older than the call."""
-        wait_ms = min(timeout_ms, api.WAIT_MS_MAX)
-        return self._connection.ask(
-            "GET",
-            path,
-            answer=answer,
-            timeout_ms=wait_ms,
-            query={"timeout_ms": str(wait_ms)},
-        )
-
-    def _neighbour(self, key: Key) -> str | None:
-        """Return the client of the same sidecar that holds a key, None if not known."""
-        try:
-            found = self._connection.ask("GET", paths.CLIENTS, answer=ClientsNow)
-        except MarshalError:
-            return None
-        place = str(key.topic_partition)
-        for each in found.clients:
-            if each.group == key.group_id and place in each.assigned:
-                return each.client
-        return None
-
-    def _subleased_to_others(self) -> set[str]:
-        """Return the partitions of other clients of the group at the same sidecar."""
-        found = self._connection.ask("GET", paths.CLIENTS, answer=ClientsNow)
-        own = self._connection
-        return {
-            place
-            for each in found.clients
-            if each.group == own.group_id and each.client != own.client_id
-            for place in each.assigned
-        }
-
-
-@attrs.frozen
-class ClientIdentity:
-    """Names a client and its process in registrations.
-
-    Attributes:
-        group_id: Its group.
-        client_id: Its name.
-        instance: 16 random bytes of this process.
-    """
-
-    group_id: str
-    client_id: str
-    instance: bytes
-
-
 class SidecarBackend:
     """Claims of one client that a sidecar holds.
 
     Args:
         connection: To the sidecar.
         info: The sidecar's ``GET /v1/info`` at registration.
-        identity: Identity that the client registered with.
         data: Look-ups about data topics, and readers of them.
         observer: Receives events.
         transport: The client library that reads the data.
@@ -197,7 +71,6 @@ class SidecarBackend:
         connection: Connection,
         *,
         info: api.Info,
-        identity: ClientIdentity,
         data: DataLog,
         observer: Observer,
         transport: str,
@@ -206,10 +79,9 @@ class SidecarBackend:
     ) -> None:
         self._connection = connection
         self._info = info
-        self._identity = identity
         self._transport = transport
         self._entropy = entropy or SystemEntropy()
-        ports = RemotePorts(
+        ports = ClaimPorts(
             data=data,
             clock=clock or SystemClock(),
             entropy=self._entropy,
@@ -224,12 +96,11 @@ class SidecarBackend:
         self._engine = RemoteEngine(self._context)
         self._session = RemoteSession(
             self._context,
-            _claimant(info, identity),
-            client_id=identity.client_id,
+            _claimant(info, connection),
+            client_id=connection.client_id,
             # Unique to this process, also if it took over an instance (PROTOCOL 6.2).
             grantee=draw_grantee(self._entropy),
         )
-        self._queries = SidecarQueries(connection, lambda: self._info)
         self._stopped = threading.Event()
         self._carriers = WorkerPool(
             "marshal-remote-commands", threads=CARRIERS, calls_max=CALLS_MAX
@@ -312,7 +183,7 @@ class SidecarBackend:
             warms=subscription.can_warm,
             standbys=subscription.config.standbys,
         )
-        name = f"{self._identity.instance.hex()[:8]}-{next(self._numbers)}"
+        name = f"{self._connection.instance[:8]}-{next(self._numbers)}"
         with self._engine.changed:
             self._session.subscribe(name, subscription)
             self._wants[name] = spec
@@ -354,19 +225,101 @@ class SidecarBackend:
 
     def ask(self, key: Key) -> Glance | None:
         """Return the state of a key by the log, None if it is not known."""
-        return self._queries.glance(key)
+        try:
+            found = self._group(ASK_MS_MAX)
+        except MarshalError:
+            return None
+        for claim in found.claims:
+            if (claim["topic"], claim["partition"]) == (key.topic, key.partition):
+                owner = claim["owner"] or {}
+                holder = owner.get("client_id")
+                if holder == self._info.client_id:
+                    holder = self._neighbour(key) or holder
+                return Glance(
+                    holder=holder,
+                    freshness=claim["freshness"],
+                    age_ms=claim["age_ms"],
+                    position=claim["position"],
+                )
+        return None
 
     def last_claims(self, timeout_ms: int) -> dict[TopicPartition, LastClaim]:
-        """Return the newest claim of each key of the group, as of this call."""
-        return self._queries.last_claims(timeout_ms)
+        """Return the newest claim of each key of the group, as of this call or later.
+
+        The log names the sidecar as the owner of the claims of all its clients. A
+        claim that is subleased to no other client may belong to this one, even before
+        its ``assigned`` event arrives.
+        """
+        rows = [
+            (
+                TopicPartition(claim["topic"], claim["partition"]),
+                claim["owner"] and claim["owner"]["client_id"],
+                claim["epoch"],
+                claim.get("token"),
+            )
+            for claim in self._group(timeout_ms).claims
+        ]
+        sidecar = self._info.client_id
+        is_owner = any(owner == sidecar for _, owner, *_ in rows)
+        subleased = self._subleased_to_others() if is_owner else set()
+        return {
+            place: LastClaim(
+                owner,
+                epoch,
+                may_be_ours=owner == sidecar and str(place) not in subleased,
+                token=None if token is None else Token.parse(token),
+            )
+            for place, owner, epoch, token in rows
+        }
 
     def world(self, timeout_ms: int) -> dict[str, Any]:
         """Return the world as plain data, as of this call or later."""
-        return self._queries.world(timeout_ms)
+        found = self._query(paths.WORLD, WorldNow, timeout_ms=timeout_ms)
+        return {"schema": found.schema, "partitions": found.partitions}
 
     def owners(self, topic: str, timeout_ms: int) -> dict[TopicPartition, str | None]:
         """Return the owner of each partition of a topic that was ever claimed."""
-        return self._queries.owners(topic, timeout_ms)
+        path = self._connection.path(paths.OWNERS, {"topic": topic})
+        found = self._query(path, OwnersNow, timeout_ms=timeout_ms)
+        return {TopicPartition(topic, n): who for n, who in found.owners.items()}
+
+    def _group(self, timeout_ms: int) -> GroupNow:
+        path = self._connection.path(paths.GROUP)
+        return self._query(path, GroupNow, timeout_ms=timeout_ms)
+
+    def _query(self, path: str, answer: type[T], *, timeout_ms: int) -> T:
+        """Send a query that the sidecar answers from a fold not older than the call."""
+        wait_ms = min(timeout_ms, api.WAIT_MS_MAX)
+        return self._connection.ask(
+            "GET",
+            path,
+            answer=answer,
+            timeout_ms=wait_ms,
+            query={"timeout_ms": str(wait_ms)},
+        )
+
+    def _neighbour(self, key: Key) -> str | None:
+        """Return the client of the same sidecar that holds a key, None if not known."""
+        try:
+            found = self._connection.ask("GET", paths.CLIENTS, answer=ClientsNow)
+        except MarshalError:
+            return None
+        place = str(key.topic_partition)
+        for each in found.clients:
+            if each.group == key.group_id and place in each.assigned:
+                return each.client
+        return None
+
+    def _subleased_to_others(self) -> set[str]:
+        """Return the partitions of other clients of the group at the same sidecar."""
+        found = self._connection.ask("GET", paths.CLIENTS, answer=ClientsNow)
+        own = self._connection
+        return {
+            place
+            for each in found.clients
+            if each.group == own.group_id and each.client != own.client_id
+            for place in each.assigned
+        }
 
     # --- leaving
 
@@ -486,7 +439,7 @@ class SidecarBackend:
 
     def _join(self) -> None:
         """Register again, and repeat subscriptions and wanted keys."""
-        registered = register(self._connection, self._identity, info=self._info)
+        registered = register(self._connection, info=self._info)
         clock, address = self._context.ports.clock, self._connection.address
         require_same_clock(registered.info, clock, address=address)
         if registered.info.cluster_id != self._info.cluster_id:
@@ -498,7 +451,7 @@ class SidecarBackend:
         with self._engine.changed:
             self._info = registered.info
             self._context.span = registered.info.span
-            self._session.claimant = _claimant(registered.info, self._identity)
+            self._session.claimant = _claimant(registered.info, self._connection)
             self._session.on_acknowledged(None)
             names = self._session.names
             wants = {n: w for n, w in self._wants.items() if n in names}
@@ -605,9 +558,7 @@ def beat_ms_of(info: api.Info) -> int:
     return max(1, min(sixth_ms, api.BEAT_MS_MAX, info.client_beat_ms_max))
 
 
-def register(
-    connection: Connection, identity: ClientIdentity, *, info: api.Info
-) -> api.RegisterResponse:
+def register(connection: Connection, *, info: api.Info) -> api.RegisterResponse:
     """Register this process, or register it again.
 
     Raises:
@@ -615,7 +566,7 @@ def register(
         CoordinationError: The sidecar cannot be reached, or is not ready.
     """
     request = api.RegisterRequest(
-        instance=identity.instance.hex(), beat_ms=beat_ms_of(info)
+        instance=connection.instance, beat_ms=beat_ms_of(info)
     )
     path = connection.path(paths.CLIENT)
     return connection.ask(
@@ -630,7 +581,6 @@ def look(connection: Connection) -> api.Info:
 
 def greet(
     connection: Connection,
-    identity: ClientIdentity,
     *,
     clock: Clock,
     check: Callable[[api.Info], None],
@@ -640,7 +590,6 @@ def greet(
 
     Args:
         connection: To the sidecar.
-        identity: Identity to register with.
         clock: Local time.
         check: Raises if the sidecar is not the expected one.
         timeout_ms: How long to wait.
@@ -658,7 +607,7 @@ def greet(
             require_level(info, connection)
             require_same_clock(info, clock, address=connection.address)
             check(info)
-            return register(connection, identity, info=info).info
+            return register(connection, info=info).info
         except (CoordinationError, DeadlineExceeded) as error:
             is_starting = may_pass(error) and not isinstance(error.__cause__, Exception)
             if not is_starting or clock.now_ms() >= deadline_ms:
@@ -707,9 +656,9 @@ def _plain(boot_id: str) -> str:
     return boot_id.replace("-", "").lower()
 
 
-def _claimant(info: api.Info, identity: ClientIdentity) -> Claimant:
+def _claimant(info: api.Info, connection: Connection) -> Claimant:
     owner = Owner(info.client_id, bytes.fromhex(info.incarnation))
-    return Claimant(owner, identity.group_id, master=b"")
+    return Claimant(owner, connection.group_id, master=b"")
 
 
 INSTANCE_BYTES = 16
@@ -769,18 +718,16 @@ def open_backend(
     _require_instance(options.instance)
     clock, entropy = SystemClock(), SystemEntropy()
     instance = options.instance or entropy.random_bytes(INSTANCE_BYTES)
-    identity = ClientIdentity(group_id, client_id, instance)
     connection = Connection.open(
         address,
         token=address.token(options.token_file),
         group_id=group_id,
         client_id=client_id,
-        instance=identity.instance.hex(),
+        instance=instance.hex(),
     )
     try:
         info = greet(
             connection,
-            identity,
             clock=clock,
             check=partial(_require_expected, options),
             timeout_ms=timeout_ms,
@@ -795,7 +742,6 @@ def open_backend(
         backend = SidecarBackend(
             connection,
             info=info,
-            identity=identity,
             data=open_data_log(settings),
             observer=observer,
             transport=choose(settings).name,

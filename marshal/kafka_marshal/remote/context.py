@@ -7,32 +7,14 @@ from typing import Any
 import attrs
 
 from kafka_marshal.engine import Holding
+from kafka_marshal.engine.interfaces import ClaimPorts
 from kafka_marshal.engine.meters import EngineMeters
 from kafka_marshal.engine.replica import Glance, Replica
 from kafka_marshal.errors import MarshalError  # noqa: TC001 - of a plain class
-from kafka_marshal.ports import (
-    Background,
-    Clock,
-    DataLog,
-    Entropy,
-    Event,
-    Observer,
-    WrongSetting,
-)
+from kafka_marshal.ports import Event, WrongSetting
 from kafka_marshal.protocol.items import is_in_scope
 from kafka_marshal.protocol.records import Scope
 from kafka_marshal.protocol.types import Key
-
-
-@attrs.frozen(kw_only=True)
-class RemotePorts:
-    """The ports of a process without an engine."""
-
-    data: DataLog
-    clock: Clock
-    entropy: Entropy
-    background: Background
-    observer: Observer
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -53,7 +35,7 @@ class RemoteContext:
         scope: The partitions that are paused by themselves, as last reported.
     """
 
-    ports: RemotePorts
+    ports: ClaimPorts
     heartbeat_interval_ms: int
     span: int
     holdings: dict[Key, Holding] = attrs.field(factory=dict)

@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import attrs
 import h11
@@ -79,35 +78,10 @@ def open_tcp(place: tuple[str, int], timeout_s: float) -> socket.socket:
     return found
 
 
-class Requests(Protocol):
-    """Makes requests to one sidecar. Thread-safe."""
+class Exchanges:
+    """Makes requests to one sidecar, over at most ``CONNECTIONS_MAX`` connections.
 
-    def request(
-        self, method: str, target: str, *, body: bytes | None, timeout_s: float
-    ) -> Answer:
-        """Make a request and return its response, whatever its status.
-
-        Args:
-            method: HTTP method.
-            target: Path and query, escaped.
-            body: A JSON document, None without one.
-            timeout_s: Limit for everything but connecting.
-
-        Raises:
-            ExchangeError: There was no whole response in time.
-            RuntimeError: It was closed.
-        """
-        ...
-
-    def close(self) -> None:
-        """Close every connection, and wake the threads that wait. Idempotent."""
-        ...
-
-
-class Exchanges(Requests):
-    """Makes requests over at most ``CONNECTIONS_MAX`` connections.
-
-    A connection serves one request at a time. Nothing is repeated.
+    A connection serves one request at a time. Nothing is repeated. Thread-safe.
 
     Args:
         connect: Returns a new connection to the sidecar; gets its timeout in seconds.
@@ -136,7 +110,18 @@ class Exchanges(Requests):
     def request(
         self, method: str, target: str, *, body: bytes | None, timeout_s: float
     ) -> Answer:
-        """Make a request; see ``Requests``."""
+        """Make a request and return its response, whatever its status.
+
+        Args:
+            method: HTTP method.
+            target: Path and query, escaped.
+            body: A JSON document, None without one.
+            timeout_s: Limit for everything but connecting.
+
+        Raises:
+            ExchangeError: There was no whole response in time.
+            RuntimeError: It was closed.
+        """
         deadline = time.monotonic() + timeout_s
         request = _Request(method, target, body, self._headers)
         kept = self._taken(deadline)
@@ -152,7 +137,7 @@ class Exchanges(Requests):
         return answer
 
     def close(self) -> None:
-        """Close every connection; see ``Requests``."""
+        """Close every connection, and wake the threads that wait. Idempotent."""
         with self._changed:
             self._is_closed = True
             idle, self._idle = self._idle, []

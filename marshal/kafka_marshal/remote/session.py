@@ -6,7 +6,7 @@ those of the engine. A deadline that is not renewed expires here (PROTOCOL 5.2),
 the clients of a dead sidecar stop.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from kafka_marshal.config import Delivery
@@ -25,6 +25,7 @@ from kafka_marshal.protocol.records import ScopedTopic
 from kafka_marshal.protocol.state import STUCK
 from kafka_marshal.protocol.types import Key, Owner, Token
 from kafka_marshal.remote import api
+from kafka_marshal.remote.command_queue import CommandQueue
 from kafka_marshal.remote.context import RemoteContext
 from kafka_marshal.remote.grants import SidecarGrantRequester
 from kafka_marshal.remote.transport import error_of
@@ -36,49 +37,16 @@ OVER_MAX = 100_000
 NO_TOKEN = Token(-1, -1, -1)
 
 
-class Commands(Protocol):
-    """Sends the session's commands to the sidecar. Never blocks."""
-
-    def give_back(self, returned: Sequence[api.Release]) -> None:
-        """Return keys to the sidecar; repeat until it confirms."""
-        ...
-
-    def end(self, name: str, returned: Sequence[api.Release], *, keep: bool) -> int:
-        """End a subscription; return the number to wait for."""
-        ...
-
-    def ready(self, key: Key, epoch: int) -> None:
-        """Report that the application has warmed up for a key."""
-        ...
-
-    def unclaim(self, key: Key) -> None:
-        """Withdraw the claim of a key that was wanted without a subscription."""
-        ...
-
-    def flush(self) -> int:
-        """Report every position; return the number to wait for."""
-        ...
-
-    def is_pending(self, seqs: Iterable[int], *, late: bool) -> bool:
-        """Return whether any is still to be waited for."""
-        ...
-
-    @property
-    def returning_count(self) -> int:
-        """Number of keys given back that the sidecar has not confirmed."""
-        ...
-
-
 class RemoteSession(ClaimSession):
     """A client of a group behind a sidecar. Called under the engine's lock.
 
     Attributes:
         claimant: Claimant in the log: the sidecar.
         client_id: The client's own name.
-        commands: Sends the commands.
+        commands: Sends the session's commands to the sidecar. Never blocks.
     """
 
-    commands: Commands
+    commands: CommandQueue
     holdings: dict[Key, Holding]
     grants: SidecarGrantRequester
 

@@ -36,7 +36,7 @@ from kafka_marshal.remote.api import Failure
 if TYPE_CHECKING:
     import httpx
 
-    from kafka_marshal.remote.exchanges import Requests
+    from kafka_marshal.remote.exchanges import Exchanges
 
 UNIX = "unix:"
 _HTTP = re.compile(r"http://(\[[0-9a-fA-F:]+\]|[^/:\[\]]+):([0-9]{1,5})/?")
@@ -333,7 +333,7 @@ class Connection:
     group_id: str
     client_id: str
     instance: str
-    _requests: "Requests"
+    _requests: "Exchanges"
     _http: "httpx.Client"
 
     @classmethod
@@ -345,7 +345,7 @@ class Connection:
         group_id: str,
         client_id: str,
         instance: str,
-        requests: "Requests | None" = None,
+        requests: "Exchanges | None" = None,
         transport: "httpx.BaseTransport | None" = None,
     ) -> "Connection":
         """Prepare the connections; the first request connects.

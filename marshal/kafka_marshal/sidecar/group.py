@@ -308,7 +308,7 @@ class LocalGroup:
         elif shared.update_limits(
             self.table.clients,
             warm_by=self._warm_ups.begin,
-            standby_for=self._warm_ups.standbys.counted,
+            standby=self._warm_ups.standbys,
         ):
             self.session.reconsider()
         self.table.mark_changed()

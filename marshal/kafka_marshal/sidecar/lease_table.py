@@ -151,14 +151,14 @@ class SharedSubscription:
         clients: Mapping[str, Client],
         *,
         warm_by: Callable[[OfferedKey], Pending[None]],
-        standby_for: Callable[[int], StandingBy | None],
+        standby: StandingBy,
     ) -> bool:
         """Sum limit and weight over the subscribers; return whether anything changed.
 
         Args:
             clients: The registered clients.
             warm_by: Has a client warm up; used if any subscriber does.
-            standby_for: Returns what has a client be one of so many standbys.
+            standby: Has a client stand by; used if any subscriber does.
         """
         active = [
             subscriber
@@ -168,12 +168,12 @@ class SharedSubscription:
         limits = [subscriber.claims_max for subscriber in active]
         claims_max = 0 if 0 in limits else sum(limits)
         sub = self.subscription
-        before = (sub.claims_max, sub.weight, sub.can_warm, sub.standby)
+        before = (sub.claims_max, sub.weight, sub.can_warm, sub.standby_count)
         sub.claims_max, sub.weight = claims_max, max(1, len(active))
         sub.warm_by = warm_by if any(each.warms for each in active) else None
-        count = max((each.standbys for each in active), default=0)
-        sub.standby = standby_for(count)
-        return before != (sub.claims_max, sub.weight, sub.can_warm, sub.standby)
+        sub.standby_count = max((each.standbys for each in active), default=0)
+        sub.standby = standby if sub.standby_count else None
+        return before != (sub.claims_max, sub.weight, sub.can_warm, sub.standby_count)
 
     @property
     def counts_topics(self) -> bool:

@@ -6,8 +6,8 @@ dashboards and alerts for a consumer fit a sidecar. Totals are counted as they h
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -20,6 +20,8 @@ from kafka_marshal.sidecar.health import State, View, readyz
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
+
+    from kafka_marshal.sidecar.server import Components
 
 # Clients choose the names of groups; a client that invents one a minute must not fill
 # the storage of these metrics.
@@ -190,32 +192,6 @@ class Counts:
             return dict(self._requests)
 
 
-class Source(Protocol):
-    """The daemon, at any stage of its start."""
-
-    def view(self) -> View:
-        """Return the view that probes rest on."""
-        ...
-
-    @property
-    def engine(self) -> Engine | None:
-        """The engine, once it exists."""
-        ...
-
-    @property
-    def process_count(self) -> int:
-        """Number of living processes that are watched."""
-        ...
-
-    def clients(self) -> Sequence[LocalClient]:
-        """Return the registered clients."""
-        ...
-
-    def refusals(self) -> Mapping[tuple[str, str], int]:
-        """Return how many reports were refused, by request and reason."""
-        ...
-
-
 @attrs.frozen
 class _Claims:
     """The claims of one group, as the library's metrics read them."""
@@ -242,7 +218,7 @@ class SidecarCollector:
     """
 
     def __init__(
-        self, source: Source, counts: Counts, *, coordination_topic: str
+        self, source: "Components", counts: Counts, *, coordination_topic: str
     ) -> None:
         self._source = source
         self._counts = counts

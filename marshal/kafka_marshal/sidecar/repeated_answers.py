@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
@@ -53,12 +53,8 @@ class Look:
     later: Later
 
 
-class Respond(Protocol):
-    """Makes the response to a look; any thread."""
-
-    def __call__(self, look: Look, found: bytes | Exception, /) -> None:
-        """Make it of a JSON document, or of the error."""
-        ...
+Respond = Callable[[Look, bytes | Exception], None]
+"""Makes the response to a look, of a JSON document or an error; any thread."""
 
 
 class Looks:
@@ -170,14 +166,6 @@ class Looks:
             self._respond(look, error)
 
 
-class ToResponse(Protocol):
-    """Returns the response to a request of a route that failed."""
-
-    def __call__(self, route: Route, error: BaseException, /) -> Response:
-        """Return it."""
-        ...
-
-
 class RepeatedAnswers:
     """Makes the answers. ``answer_to`` and what it returns run on the event loop.
 
@@ -200,7 +188,7 @@ class RepeatedAnswers:
         waiting: BoundedExecutor,
         call: Callable[[ApiRequest], bytes | None],
         look: Callable[[Sequence[ApiRequest]], Iterable[bytes]],
-        to_response: ToResponse,
+        to_response: Callable[[Route, BaseException], Response],
     ) -> None:
         self._service = service
         self._counts = counts

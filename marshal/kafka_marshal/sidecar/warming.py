@@ -11,6 +11,7 @@ partition if this sidecar takes it over.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 
 import attrs
 
@@ -55,21 +56,12 @@ class Standby:
     has_come: bool = False
 
 
-class _Sent(Pending[None]):
-    """The outcome of an event: what the client makes of it, the sidecar never knows."""
-
-    def done(self) -> bool:
-        """Return True."""
-        return True
-
-    def exception(self, timeout: float | None = None) -> None:
-        """Return None."""
-
-    def result(self, timeout: float | None = None) -> None:
-        """Return None."""
+# The outcome of an event: what the client makes of it, the sidecar never knows.
+_SENT: Future[None] = Future()
+_SENT.set_result(None)
 
 
-class ClientStandbys:
+class ClientStandbys(StandingBy):
     """The standbys of one group. Used under the engine's lock.
 
     Attributes:
@@ -98,15 +90,12 @@ class ClientStandbys:
         self._table = table
         self._publish = publish
 
-    def counted(self, count: int) -> StandingBy | None:
-        """Return what stands by for a subscription of clients that want so many."""
-        return CountedStandbys(self, count) if count else None
-
-    def begin(self, key: Key, *, owner: str, position: int | None) -> None:
+    def begin(self, key: Key, *, owner: str, position: int | None) -> Pending[None]:
         """Have a client load the state of a partition."""
         found = Standby(key=key, owner=owner, position=position)
         self.by_key[key] = found
         self._choose(found)
+        return _SENT
 
     def end(self, key: Key, *, has_come: bool) -> None:
         """Have the client forget it, unless this sidecar owns it now."""
@@ -115,6 +104,9 @@ class ClientStandbys:
             found.has_come = True
         elif found is not None:
             self._drop(found)
+
+    def close(self) -> None:
+        """Do nothing: the clients of a subscription end it."""
 
     def _drop(self, found: Standby) -> None:
         del self.by_key[found.key]
@@ -189,35 +181,6 @@ class ClientStandbys:
         client = None if found is None else found.client
         is_known = client is not None and self._is_registered(client)
         return client.client_id if client is not None and is_known else None
-
-
-@attrs.frozen
-class CountedStandbys(StandingBy):
-    """What stands by for one subscription of clients.
-
-    Attributes:
-        clients: The standbys of the group.
-    """
-
-    clients: ClientStandbys
-    _count: int
-
-    @property
-    def count(self) -> int:
-        """The largest number that a client wants."""
-        return self._count
-
-    def begin(self, key: Key, *, owner: str, position: int | None) -> Pending[None]:
-        """Have a client load the state of a partition."""
-        self.clients.begin(key, owner=owner, position=position)
-        return _Sent()
-
-    def end(self, key: Key, *, has_come: bool) -> None:
-        """Have the client forget it, unless this sidecar owns it now."""
-        self.clients.end(key, has_come=has_come)
-
-    def close(self) -> None:
-        """Do nothing: the clients of a subscription end it."""
 
 
 @attrs.define(eq=False, kw_only=True)

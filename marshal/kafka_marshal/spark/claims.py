@@ -19,9 +19,9 @@ checkpoint has the position of the query.
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -29,7 +29,7 @@ from kafka_marshal.engine.replica import LastClaim
 from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.types import OffsetRange, Owner, Token, TopicPartition
-from kafka_marshal.ranges import HeldRange
+from kafka_marshal.ranges import HeldRange, RangeConsumer
 from kafka_marshal.spark.planning import (
     Limit,
     Mark,
@@ -38,6 +38,9 @@ from kafka_marshal.spark.planning import (
     limited_ends,
     planned_ranges,
 )
+
+if TYPE_CHECKING:
+    from kafka_marshal.spark.query import Cluster
 
 LOGGER = logging.getLogger("kafka_marshal")
 WAIT_MS = 100
@@ -62,82 +65,6 @@ CUT_OFF = (
     "was recreated. "
 )
 GRANTED_ONCE = "at most once, nothing below it is granted again, so reading waits there"
-
-
-class Ranges(Protocol):
-    """The methods of ``RangeConsumer`` that are used here."""
-
-    def held(self) -> dict[TopicPartition, HeldRange]:
-        """Return the ranges that may start now."""
-        ...
-
-    def tokens(self) -> dict[TopicPartition, Token]:
-        """Return the tokens of valid claims."""
-        ...
-
-    def secrets(self) -> dict[TopicPartition, str]:
-        """Return the secrets of valid claims."""
-        ...
-
-    def partitions(self) -> list[TopicPartition]:
-        """Return the subscribed partitions."""
-        ...
-
-    def pending(self) -> Collection[TopicPartition]:
-        """Return partitions that are claimed but not held yet."""
-        ...
-
-    def last_claims(self, timeout_ms: int) -> Mapping[TopicPartition, LastClaim]:
-        """Return the last claim of each partition, by an up-to-date fold."""
-        ...
-
-    def begin(
-        self, partition: TopicPartition, token: Token, *, first: int, end: int
-    ) -> None:
-        """Start a range."""
-        ...
-
-    def commit(self, partition: TopicPartition, token: Token, *, end: int) -> None:
-        """Commit everything below ``end``."""
-        ...
-
-    def give_back(self, partition: TopicPartition, token: Token) -> None:
-        """End the started range without progress."""
-        ...
-
-    def send(self) -> None:
-        """Send positions soon."""
-        ...
-
-    def wait_for_change(self, timeout_ms: int) -> bool:
-        """Wait for a change of the claims."""
-        ...
-
-
-class Logs(Protocol):
-    """Queries of the data partitions' logs; those that do not exist are absent."""
-
-    def partitions(self) -> list[TopicPartition]:
-        """Return the existing partitions of the topics that are read."""
-        ...
-
-    def starts(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the log start offsets."""
-        ...
-
-    def ends(self, partitions: list[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Return the readable ends."""
-        ...
-
-    def ranges(
-        self, partitions: list[TopicPartition]
-    ) -> Mapping[TopicPartition, LogRange]:
-        """Return the offset ranges, with uncommitted records."""
-        ...
-
-    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
-        """Return the known topic ids in hex."""
-        ...
 
 
 @attrs.frozen(kw_only=True)
@@ -178,8 +105,8 @@ class Claims:
         rules: Rules of planning.
     """
 
-    ranges: Ranges
-    logs: Logs
+    ranges: RangeConsumer
+    logs: "Cluster"
     rules: Rules
     _now: Callable[[], float] = time.monotonic
     # Claims of an earlier run, each with our claim that directly follows it.

@@ -2,13 +2,16 @@
 
 from bisect import bisect_left
 from operator import attrgetter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
 from kafka_marshal.errors import CoordinationError, MarshalError
-from kafka_marshal.ports import READ_COMMITTED, Append, Clock, PlainRecord, Record
+from kafka_marshal.ports import READ_COMMITTED, Append, PlainRecord, Record
 from kafka_marshal.protocol.types import LogEntry, Token, TopicPartition
+
+if TYPE_CHECKING:
+    from kafka_marshal.testing.fakelog import FakeKafka
 
 
 @attrs.frozen(kw_only=True)
@@ -167,16 +170,6 @@ class Topic:
     partitions: list[Partition]
 
 
-class World(Protocol):
-    """What an append needs of its cluster."""
-
-    clock: Clock
-
-    def settle(self) -> None:
-        """Apply all changes that are due by now."""
-        ...
-
-
 @attrs.define(order=True, kw_only=True)
 class Pending:
     """An append in flight."""
@@ -201,7 +194,7 @@ class FakeAppend(Append):
         refusal: Why it will never land.
     """
 
-    def __init__(self, cluster: World, *, fails_ms: int) -> None:
+    def __init__(self, cluster: "FakeKafka", *, fails_ms: int) -> None:
         self._cluster = cluster
         self.fails_ms = fails_ms
         self.is_sure_to_fail = False

@@ -200,9 +200,7 @@ class Node:
         )
         on_standby = spec.callbacks.on_standby
         if on_standby is not None:
-            subscription.standby = StandbyThread(
-                on_standby, self.standing_by, count=config.standbys
-            )
+            subscription.standby = StandbyThread(on_standby, self.standing_by)
         self.session.subscribe(subscription)
         self.consumer = Consumer(
             self.engine,

@@ -13,7 +13,7 @@ from kafka_marshal.closing import Closing
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.engine.checkpoint_reader import RetainedCheckpoints, kept_in
 from kafka_marshal.engine.follower import Follower
-from kafka_marshal.engine.kept_states import POLL_MS, Discards, KeptState, KeptStates
+from kafka_marshal.engine.kept_states import POLL_MS, KeptState, KeptStates
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded
 from kafka_marshal.identity import home_of
 from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
@@ -374,8 +374,8 @@ def _position(world: WorldState, key: Key) -> int | None:
     return None if known is None else known.position
 
 
-class EarlyStates:
-    """Stored states that are not after the first entry to read: ``KeptStates``.
+class EarlyStates(KeptStates):
+    """Stored states that are not after the first entry to read.
 
     Args:
         source: Source of stored states.
@@ -403,8 +403,7 @@ class EarlyStates:
 
     def discard(self, state: KeptState) -> None:
         """Forward that a state does not fit the log."""
-        if isinstance(self._source, Discards):
-            self._source.discard(state)
+        self._source.discard(state)
 
 
 class WorldWatch(Closing):

@@ -7,7 +7,7 @@ from kafka import errors as kafka_errors
 from kafka.future import Future
 
 from kafka_marshal.kafka_io import coordination as module
-from kafka_marshal.kafka_io.coordination import kafka_outlets
+from kafka_marshal.kafka_io.coordination import KafkaOutlet
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.writer import writer_timeouts
 
@@ -66,8 +66,8 @@ def producers(monkeypatch):
 
 
 def outlet(timeout_ms=1_000, lingers=True):
-    connect = kafka_outlets(SETTINGS, lingers=lingers)
-    return connect(writer_timeouts(2_000), timeout_ms)
+    timeouts = writer_timeouts(2_000)
+    return KafkaOutlet(SETTINGS, timeouts, lingers=lingers, timeout_ms=timeout_ms)
 
 
 def test_producer_is_idempotent_and_in_order(producers):

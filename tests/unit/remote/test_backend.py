@@ -55,9 +55,7 @@ from kafka_marshal.remote.answers import (
     WorldNow,
 )
 from kafka_marshal.remote.backend import (
-    ClientIdentity,
     SidecarBackend,
-    SidecarQueries,
     beat_ms_of,
     greet,
 )
@@ -65,9 +63,18 @@ from kafka_marshal.remote.transport import Connection
 from kafka_marshal.testing.node import Recorder
 
 KEY = Key("g", "t", 0)
-HELLO = ClientIdentity("g", "c", bytes.fromhex(INSTANCE))
 WANTS = api.SubscriptionSpec(topics=("t",))
 AS_OF = AsOf(time_ms=1, offsets={})
+
+
+def link_to(sidecar, observer):
+    return SidecarBackend(
+        connected(sidecar),
+        info=sidecar.info(),
+        data=world(records=(10,)).kafka.data_log(),
+        observer=observer,
+        transport="fake",
+    )
 
 
 class Linked:
@@ -76,14 +83,7 @@ class Linked:
     def __init__(self):
         self.sidecar = FakeSidecar()
         self.observer = Recorder()
-        self.link = SidecarBackend(
-            connected(self.sidecar),
-            info=self.sidecar.info(),
-            identity=HELLO,
-            data=world(records=(10,)).kafka.data_log(),
-            observer=self.observer,
-            transport="fake",
-        )
+        self.link = link_to(self.sidecar, self.observer)
         self.link.start()
         self.stream = self.sidecar.stream()
 
@@ -479,7 +479,7 @@ def test_leaving_one_that_knows_nobody_is_done(linked):
 def greeted(sidecar, *, timeout_ms=1_000, check=lambda info: None):
     connection = connected(sidecar)
     clock = sidecar.clock
-    return greet(connection, HELLO, clock=clock, check=check, timeout_ms=timeout_ms)
+    return greet(connection, clock=clock, check=check, timeout_ms=timeout_ms)
 
 
 def test_a_sidecar_that_is_starting_is_waited_for():
@@ -550,8 +550,8 @@ def sidecar():
 
 @pytest.fixture
 def queries(sidecar):
-    with closing(connected(sidecar)) as connection:
-        yield SidecarQueries(connection, sidecar.info)
+    with closing(link_to(sidecar, Recorder())) as link:  # not started
+        yield link
 
 
 def claim(owner, partition=0, **rest):
@@ -590,15 +590,15 @@ def test_a_key_of_a_neighbour_names_the_neighbour(sidecar, queries):
     report(sidecar, claim(HERE), count=3)
     nobody = ClientsNow(as_of=AS_OF, clients=())
     sidecar.answers["GET", "clients"] = [row_of("b", "t-0"), nobody, UNKNOWN]
-    asked = [queries.glance(KEY).holder for _ in range(3)]
+    asked = [queries.ask(KEY).holder for _ in range(3)]
     assert asked == ["b", "host-a", "host-a"]
 
 
 def test_what_is_not_known_is_no_glance(sidecar, queries):
     report(sidecar, claim(HERE, partition=1))
-    assert queries.glance(KEY) is None
+    assert queries.ask(KEY) is None
     sidecar.answers["GET", "g"] = [UNKNOWN]
-    assert queries.glance(KEY) is None
+    assert queries.ask(KEY) is None
 
 
 @pytest.mark.parametrize(

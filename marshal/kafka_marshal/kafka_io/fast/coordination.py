@@ -47,7 +47,7 @@ from kafka_marshal.kafka_io.topiclog import (
     TopicLog,
     sought,
 )
-from kafka_marshal.kafka_io.writer import OVERDUE_GRACE_MS, Connect, Outlet
+from kafka_marshal.kafka_io.writer import OVERDUE_GRACE_MS, Outlet
 from kafka_marshal.ports import runs_of
 from kafka_marshal.protocol.types import LogEntry
 
@@ -238,15 +238,6 @@ class FastOutlet(Outlet):
         self._is_over.set()
 
 
-def fast_outlets(settings: ConnectionConfig, *, lingers: bool) -> Connect:
-    """Return the factory of outlets to one cluster; see ``TopicLog``."""
-
-    def connect(timeouts: Mapping[str, int], timeout_ms: int) -> Outlet:
-        return FastOutlet(settings, timeouts, lingers=lingers, timeout_ms=timeout_ms)
-
-    return connect
-
-
 class FastCoordinationLog(TopicLog):
     """All partitions of the coordination topic, read by librdkafka."""
 
@@ -254,8 +245,10 @@ class FastCoordinationLog(TopicLog):
     _querier: Client | None = None
     _bulk: "EntryReader | None" = None
 
-    def _outlet_factory(self) -> Connect:
-        return fast_outlets(self._settings, lingers=self._lingers)
+    def _new_outlet(self, timeouts: Mapping[str, int], timeout_ms: int) -> Outlet:
+        return FastOutlet(
+            self._settings, timeouts, lingers=self._lingers, timeout_ms=timeout_ms
+        )
 
     def _prepare(self) -> None:
         # Number of queries under way: destroying their handle would crash the process.

@@ -218,23 +218,17 @@ class FastDataReader(DataReader):
     Args:
         settings: Connection.
         isolation_level: ``read_uncommitted`` or ``read_committed``.
-        client_rack: Rack of this process, to fetch from the nearest replica.
     """
 
     fetches_ahead = True
 
     def __init__(
-        self,
-        settings: ConnectionConfig,
-        *,
-        isolation_level: str = READ_UNCOMMITTED,
-        client_rack: str = "",
+        self, settings: ConnectionConfig, *, isolation_level: str = READ_UNCOMMITTED
     ) -> None:
         self._settings = settings
         self._config = {
             **FETCHING,
             "isolation.level": isolation_level,
-            "client.rack": client_rack,
         }
         self._pid = os.getpid()
         self._client: Client | None = None

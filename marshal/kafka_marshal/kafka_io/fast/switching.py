@@ -55,27 +55,19 @@ class SwitchingReader(DataReader):
     Args:
         settings: Connection.
         isolation_level: ``read_uncommitted`` or ``read_committed``.
-        client_rack: Rack of this process, to fetch from the nearest replica.
     """
 
     fetches_ahead = True
 
     def __init__(
-        self,
-        settings: ConnectionConfig,
-        *,
-        isolation_level: str = READ_UNCOMMITTED,
-        client_rack: str = "",
+        self, settings: ConnectionConfig, *, isolation_level: str = READ_UNCOMMITTED
     ) -> None:
         self._new_bulk = partial(
             KafkaDataReader,
             settings,
             isolation_level=isolation_level,
-            client_rack=client_rack,
         )
-        self._steady = FastDataReader(
-            settings, isolation_level=isolation_level, client_rack=client_rack
-        )
+        self._steady = FastDataReader(settings, isolation_level=isolation_level)
         self._bulk: KafkaDataReader | None = None
         self._reader: DataReader = self._steady
         # Assignment, tokens, topic ids and pauses; the reader in use has the offsets.
@@ -236,8 +228,4 @@ class FastDataLog(KafkaDataLog):
     def reader(self, *, isolation_level: str = READ_UNCOMMITTED) -> DataReader:
         """Return a new reader with nothing assigned; it connects when polled."""
         kind = SwitchingReader if can_switch(self._settings) else FastDataReader
-        return kind(
-            self._settings,
-            isolation_level=isolation_level,
-            client_rack=self._client_rack,
-        )
+        return kind(self._settings, isolation_level=isolation_level)

@@ -22,7 +22,7 @@ from kafka_marshal.kafka_io.fast.coordination import (
     AT_ONCE,
     BACKLOG,
     FastCoordinationLog,
-    fast_outlets,
+    FastOutlet,
     writer_config,
 )
 from kafka_marshal.kafka_io.settings import ConnectionConfig
@@ -97,7 +97,8 @@ def client(monkeypatch):
 
 @pytest.fixture
 def outlet(client):
-    made = fast_outlets(NOBODY, lingers=True)(writer_timeouts(2_000), 1_000)
+    timeouts = writer_timeouts(2_000)
+    made = FastOutlet(NOBODY, timeouts, lingers=True, timeout_ms=1_000)
     yield made
     made.end().join(timeout=30)
     made.collector.join(timeout=30)  # type: ignore[attr-defined]
@@ -125,8 +126,9 @@ def test_without_linger_each_record_is_sent_at_once():
 @pytest.mark.parametrize("heartbeat_interval_ms", [1, 20, 2_000, 60_000, 600_000])
 def test_librdkafka_accepts_the_configuration(heartbeat_interval_ms):
     before = set(clients._live)
+    timeouts = writer_timeouts(heartbeat_interval_ms)
     with pytest.raises(KafkaException) as caught:
-        fast_outlets(NOBODY, lingers=True)(writer_timeouts(heartbeat_interval_ms), 1)
+        FastOutlet(NOBODY, timeouts, lingers=True, timeout_ms=1)
     assert caught.value.args[0].name() in {"_TRANSPORT", "_TIMED_OUT"}
     for thread in threading.enumerate():
         if thread.name == "marshal-deliveries":

@@ -44,8 +44,8 @@ class FakeReader:
     end = 0
     value_bytes = SMALL_BYTES
 
-    def __init__(self, settings, *, isolation_level, client_rack):
-        self.options = (isolation_level, client_rack)
+    def __init__(self, settings, *, isolation_level):
+        self.level = isolation_level
         self.state = Positions()
         self.is_connected = False
         self.error = None
@@ -111,7 +111,6 @@ def reader(world):
     made = SwitchingReader(
         ConnectionConfig("nowhere:1"),
         isolation_level="read_committed",
-        client_rack="r",
     )
     made.assign([T0, T1])
     made.seek(T0, 5, token=NOW, topic_id=b"i" * 16)
@@ -152,7 +151,7 @@ def test_it_looks_at_the_first_records_and_often_while_it_connects(reader, world
 
 def test_a_backlog_is_read_by_the_other_once_it_is_connected(reader, world):
     steady, bulk = switched(reader, world)
-    assert steady.options == bulk.options == ("read_committed", "r")
+    assert steady.level == bulk.level == "read_committed"
     assert reader.fetched_max == 0
     assert reader.poll(0, 10) == {T0: range(15, 25)}
     assert bulk.state.next == {T0: 25, T1: 0}
