@@ -57,6 +57,7 @@ from kafka_marshal.admin.pausing import (
     refusal,
     scope_of_topics,
 )
+from kafka_marshal.admin.plan_files import remove_finished
 from kafka_marshal.admin.rebalancing import Rebalancing
 from kafka_marshal.admin.resizing import Resizing
 from kafka_marshal.admin.set_position import PositionPlan
@@ -715,10 +716,13 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         resets = self._resets(positions.group_id)
         if plan_file is not None:
             write_plan(Path(plan_file), positions)
-        return resets.execute(
+        result = resets.execute(
             positions, reason=reason, drain_ms=drain_ms, on_progress=on_progress
         )
+        self._remove_plans()
+        return result
 
+    @with_plain_arguments
     def undo(
         self,
         op_id: str,
@@ -754,11 +758,19 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         Raises:
             DeadlineExceeded: The log did not answer; call it again.
         """
-        return self._resets(group_id).finish(
+        results = self._resets(group_id).finish(
             group_id, reason=reason, on_progress=on_progress
         )
+        self._remove_plans()
+        return results
 
     # --- internals
+
+    def _remove_plans(self) -> None:
+        """Remove stored plans of operations that have ended, such as killed ones."""
+        if self._state_home is not None:
+            wall_s = self._clock.wall_ms() / 1_000
+            remove_finished(self._state_home, self._follow().worlds, wall_s=wall_s)
 
     def _processes(
         self, group_id: str, client_id: str, config: Config

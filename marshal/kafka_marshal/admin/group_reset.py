@@ -28,9 +28,10 @@ from kafka_marshal.admin.set_position import (
     PositionPlan,
     SetPosition,
     Target,
+    format_of,
     plan_undo,
 )
-from kafka_marshal.arguments import to_whole
+from kafka_marshal.arguments import to_partition, to_whole
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import (
     ClaimRejected,
@@ -412,6 +413,7 @@ def plan_reset(
         ),
         allows_reprocess=allows_reprocess,
         left_out=tuple(left_out),
+        format_id=format_of(worlds),
     )
     return ResetPlan(positions=positions, partitions=tuple(rows))
 
