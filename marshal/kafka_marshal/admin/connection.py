@@ -4,6 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from kafka_marshal.admin.pausing import Sender
+from kafka_marshal.arguments import with_plain_arguments
 from kafka_marshal.engine.checkpoint_reader import kept_in
 from kafka_marshal.engine.config_check import agreed_config
 from kafka_marshal.engine.follower import Follower
@@ -39,6 +40,7 @@ class AdminConnection:
     _cluster_id: str | None = None
     _is_closed: bool = False
 
+    @with_plain_arguments
     def partition_count(self, topic: str) -> int | None:
         """Return the number of partitions of a data topic; None if it does not exist.
 

@@ -89,8 +89,9 @@ class PositionSpec:
     keys: Mapping[TopicPartition, KeyState] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        for value in (self.value, *self.offsets.values()):
-            to_whole(self.kind, value)
+        offsets = {k: to_whole(self.kind, self.offsets[k]) for k in self.offsets}
+        object.__setattr__(self, "value", to_whole(self.kind, self.value))
+        object.__setattr__(self, "offsets", offsets)
 
     @classmethod
     def earliest(cls) -> "PositionSpec":
@@ -125,7 +126,7 @@ class PositionSpec:
     @classmethod
     def from_offsets(cls, offsets: Mapping[TopicPartition, int]) -> "PositionSpec":
         """Return an offset of its own for each partition."""
-        return cls(OFFSETS, offsets=dict(offsets))
+        return cls(OFFSETS, offsets={to_partition(p): offsets[p] for p in offsets})
 
     @classmethod
     def to_fence(cls, worlds: Iterable[WorldState], group_id: str) -> "PositionSpec":
