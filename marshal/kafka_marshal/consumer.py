@@ -281,7 +281,12 @@ class Consumer(Closing):
     # --- committing
 
     def commit(
-        self, records: Committable | Iterable[Committable] | None = None
+        self,
+        records: Committable
+        | Batch
+        | Iterable[Committable | Batch]
+        | Mapping[TopicPartition, Iterable[Committable]]
+        | None = None,
     ) -> None:
         """Note records as processed; the next beat carries the position.
 
@@ -290,8 +295,9 @@ class Consumer(Closing):
         written, and the call only raises if a claim has ended. Any thread may commit.
 
         Args:
-            records: The processed records: a record, its ``commit_token``, or several
-                of them; None = everything handed out so far.
+            records: The processed records: a record, its ``commit_token``, a batch, or
+                several of them; also what ``poll`` returned. None = everything
+                handed out so far.
 
         Raises:
             ClaimLost: A record was handed out under a claim that has ended; another
@@ -310,14 +316,6 @@ class Consumer(Closing):
                 last=records.offset,
             )
         else:
-            if isinstance(records, str | bytes | Mapping) or not isinstance(
-                records, Iterable
-            ):
-                raise TypeError(
-                    "commit takes records that were handed out, one or several, not "
-                    f"{type(records).__name__}; without an argument it commits all; "
-                    "a batch has a commit of its own; to move a position call seek"
-                )
             for partition, token, first, last in runs_of(records):
                 self._commit_range(partition, token, first=first, last=last)
 
