@@ -325,6 +325,8 @@ class GrantPipeline:
                 place.take(start - place.at)
                 continue
             end = place.find(_end_of_run(progress.unused))
+            if not records:
+                place.taken_at = first
             chunk = place.take(min(end - place.at, most - len(records)))
             progress.hand_out(offset_at(chunk, -1))
             records = [*records, *chunk] if records else chunk
