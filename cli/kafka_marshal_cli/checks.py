@@ -18,6 +18,7 @@ import attrs
 from kafka_marshal import World
 from kafka_marshal.admin.client import TopicReport, set_command
 from kafka_marshal.admin.growing import command
+from kafka_marshal.views.log_scan import Arrival
 from kafka_marshal_cli.render import abbreviated, duration
 
 
@@ -53,6 +54,7 @@ DRIFT_PPM_MAX = 1_000
 # The clocks are read one after the other, some microseconds apart.
 READING_NS = 20_000
 DRIFT_S_MIN = 0.25
+CLOCK_REMEDY = "chronyc tracking, here and on the brokers"
 
 
 @attrs.frozen
@@ -239,8 +241,54 @@ def leaders_clocks(world: World, leaders: Mapping[int, int]) -> Check | None:
     if not found:
         return None
     text = "this machine is behind the brokers: " + ", ".join(found)
-    remedy = "chronyc tracking, here and on the brokers"
-    return Check("clock", Result.NOTE, text, remedy)
+    return Check("clock", Result.NOTE, text, CLOCK_REMEDY)
+
+
+CLOCK_OFF_MS_MIN = 2_000
+"""Smaller differences are not reported: a record may take as long to arrive."""
+CLOCK_WAIT_MS = 5_000
+
+
+def clock_wait_ms(world: World, *, age_ms: int) -> int:
+    """Return how long to wait for a record that shows this machine's clock.
+
+    Live members write within a third of a heartbeat interval. If the last record is
+    older by this machine's clock, they are dead, or this clock is ahead.
+
+    Args:
+        world: The world now.
+        age_ms: Age of the last record by this machine's clock.
+    """
+    longest_ms = 0
+    for state in world.partitions:
+        if state.config is None:
+            continue
+        interval_ms = state.config.heartbeat_interval_ms
+        for member in state.soft.members.values():
+            is_live = state.now_ms - member.seen_ms <= 2 * interval_ms
+            if is_live and not member.record.draining:
+                longest_ms = interval_ms // 3 + CLOCK_OFF_MS_MIN
+    is_old = age_ms > longest_ms
+    return longest_ms if is_old else min(longest_ms, CLOCK_WAIT_MS)
+
+
+def own_clock(arrival: Arrival, leaders: Mapping[int, int]) -> Check:
+    """Compare this machine's clock with that of a broker, by a record just appended."""
+    ahead_ms = arrival.read_ms - arrival.append_ms
+    broker = f"broker {leaders.get(arrival.partition, -1)}"
+    if abs(ahead_ms) < CLOCK_OFF_MS_MIN:
+        found = (
+            f"within {duration(CLOCK_OFF_MS_MIN)} of {broker}, by a record that it "
+            "just appended"
+        )
+        return Check("clock", Result.OK, found)
+    side = "ahead of" if ahead_ms > 0 else "behind"
+    found = (
+        f"this machine is {duration(abs(ahead_ms))} {side} {broker}, by a record that "
+        "it just appended: times given here, such as --at and the end of a pause, are "
+        "off by as much"
+    )
+    return Check("clock", Result.NOTE, found, CLOCK_REMEDY)
 
 
 def timestamps(world: World, topic: str, *, servers: str) -> Iterator[Check]:

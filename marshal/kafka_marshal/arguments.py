@@ -1,13 +1,21 @@
 """Checks of what callers give, before anything is done with it."""
 
+from collections.abc import Callable
+from functools import wraps
 from math import ceil, isnan
 from operator import index
-from typing import SupportsIndex
+from typing import Any, Concatenate, ParamSpec, SupportsIndex, TypeVar
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.types import TopicPartition
 
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
+
+REASON_CHARS_MAX = 1_024
+"""Longest reason that a record has room for (text1024 of PROTOCOL 3.5)."""
 FOREVER_MS = 2**42
 """139 years: what a thread can still be asked to wait."""
 
@@ -34,9 +42,81 @@ def to_name(setting: str, name: object) -> str:
     return to_text(name)
 
 
+def to_person(person: object) -> str | None:
+    """Return the person for whom something is written; None for nobody.
+
+    Raises:
+        ConfigurationError: It is no text.
+    """
+    if person is None:
+        return None
+    if not isinstance(person, str):
+        raise ConfigurationError(
+            f"person must be a text, such as a name, not {person!r}", setting="person"
+        )
+    return to_text(person)
+
+
 def to_text(text: str) -> str:
     """Return a text as one of Python's own: NumPy's cannot be encoded."""
     return str.__str__(text)
+
+
+def to_plain(value: Any) -> Any:  # noqa: ANN401 - any argument
+    """Return a number or text of NumPy as Python's own, also in a collection.
+
+    Anything else is returned as it is.
+    """
+    if isinstance(value, str):
+        return to_text(value)
+    if type(value) is dict:
+        return {to_plain(name): to_plain(each) for name, each in value.items()}
+    if type(value) in {list, tuple, set, frozenset}:
+        return type(value)(map(to_plain, value))
+    is_number = isinstance(value, SupportsIndex) and not callable(value)
+    if not is_number or isinstance(value, bool):
+        return value
+    try:
+        return index(value)
+    except TypeError:  # an array
+        return value
+
+
+def require_reason(reason: object) -> None:
+    """Refuse a reason that a record has no room for.
+
+    Raises:
+        ConfigurationError: It is no text, or too long.
+    """
+    if reason is None:
+        return
+    if not isinstance(reason, str):
+        raise ConfigurationError(
+            f"reason must be a text, not {reason!r}", setting="reason"
+        )
+    if len(reason) > REASON_CHARS_MAX:
+        raise ConfigurationError(
+            f"reason has {len(reason)} characters, and the log has room for "
+            f"{REASON_CHARS_MAX}; give a shorter one",
+            setting="reason",
+        )
+
+
+def with_plain_arguments(
+    method: Callable[Concatenate[S, P], T],
+) -> Callable[Concatenate[S, P], T]:
+    """Return a method that gets each argument by ``to_plain``.
+
+    Its argument ``reason``, where it has one, is checked by ``require_reason``.
+    """
+
+    @wraps(method)
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        require_reason(kwargs.get("reason"))
+        plain: dict[str, Any] = {name: to_plain(kwargs[name]) for name in kwargs}
+        return method(self, *map(to_plain, args), **plain)
+
+    return call
 
 
 def require_flag(setting: str, value: object) -> None:

@@ -1,6 +1,6 @@
 """Batches of records, and what an application commits."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
@@ -172,18 +172,46 @@ class Run(NamedTuple):
     last: int
 
 
-def runs_of(records: Iterable[Committable]) -> Iterator[Run]:
-    """Return the fewest runs with exactly these records, in their order."""
+def runs_of(records: object) -> Iterator[Run]:
+    """Return the fewest runs with exactly these records, in their order.
+
+    Args:
+        records: Records and batches, or lists of them by partition, as of a poll.
+
+    Raises:
+        TypeError: Something else was given, such as offsets.
+    """
+    if isinstance(records, Batch):
+        yield _run_of(records)
+    elif isinstance(records, Mapping):
+        for each in records.values():
+            yield from runs_of(each)
+    elif isinstance(records, Iterable) and not isinstance(records, str | bytes):
+        yield from _runs_of_several(records)
+    else:
+        raise _not_committable(records)
+
+
+def _run_of(batch: Batch) -> Run:
+    return Run(
+        partition=batch.partition,
+        token=batch.token,
+        first=batch.first_offset,
+        last=batch.last_offset,
+    )
+
+
+def _runs_of_several(records: Iterable[Committable | Batch]) -> Iterator[Run]:
     topic, number, first, last = "", -1, -1, -1
     token: Token | None = None
     for record in records:
+        if isinstance(record, Batch):
+            yield _run_of(record)
+            continue
         try:
             offset = record.offset
         except AttributeError:
-            raise TypeError(
-                "commit takes records that were handed out, not "
-                f"{type(record).__name__}"
-            ) from None
+            raise _not_committable(record) from None
         if (
             offset == last + 1
             and record.partition == number
@@ -198,3 +226,11 @@ def runs_of(records: Iterable[Committable]) -> Iterator[Run]:
         first = last = offset
     if number >= 0:
         yield Run(partition=(topic, number), token=token, first=first, last=last)
+
+
+def _not_committable(given: object) -> TypeError:
+    return TypeError(
+        "commit takes records that were handed out, one or several, batches, or what "
+        f"poll returned, not {type(given).__name__}; without an argument it commits "
+        "all; to move a position call seek"
+    )

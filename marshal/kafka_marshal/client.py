@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kafka_marshal.arguments import require_flag, to_ms, to_name, to_text, to_whole
+from kafka_marshal.arguments import (
+    require_flag,
+    to_ms,
+    to_name,
+    to_person,
+    to_text,
+    to_whole,
+)
 from kafka_marshal.closing import Closing
 from kafka_marshal.config import (
     MAX_POLL_RECORDS,
@@ -164,7 +171,7 @@ class Marshal(Closing):
                 mirror_offsets=mirror_offsets,
                 checkpoint_interval_ms=every_ms,
                 timeout_ms=timeout_ms,
-                person=_checked_person(person),
+                person=to_person(person),
                 labels=checked_labels(labels or {}),
                 can_plan=can_plan,
             )
@@ -586,13 +593,3 @@ def _require_flags(
     require_flag("check_topic", check_topic)
     require_flag("mirror_offsets", mirror_offsets)
     require_flag("can_plan", can_plan)
-
-
-def _checked_person(person: object) -> str | None:
-    if person is None:
-        return None
-    if not isinstance(person, str):
-        raise ConfigurationError(
-            f"person must be a text, such as a name, not {person!r}", setting="person"
-        )
-    return to_text(person)

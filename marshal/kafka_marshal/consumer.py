@@ -124,9 +124,10 @@ class Consumer(Closing):
 
         Returns:
             Records by partition, in offset order; empty if none arrived in time, and
-            while the group is paused. After ``stop`` nothing more is requested, and
-            nothing fetched but what is granted: later calls return what was fetched or
-            granted before.
+            while the group is paused. If a signal handler raises meanwhile, as Ctrl-C
+            does, the next call returns them, and no ``commit`` counts them. After
+            ``stop`` nothing more is requested, and nothing fetched but what is granted:
+            later calls return what was fetched or granted before.
 
         Raises:
             ClaimLost: A partition with uncommitted records was lost, and there is no
@@ -138,9 +139,12 @@ class Consumer(Closing):
         """
         wait_ms = to_ms("timeout_ms", timeout_ms)
         most = self._most(max_records)
-        if most == 1 and (record := self.next_fetched()) is not None:
-            return {TopicPartition(record.topic, record.partition): [record]}
-        return _made(self._poll(wait_ms, most))
+        if most == 1 and (record := self._take_fetched()) is not None:
+            found = {TopicPartition(record.topic, record.partition): [record]}
+        else:
+            found = _made(self._poll(wait_ms, most))
+        self._hands.taken = None  # the last thing: now the records are the caller's
+        return found
 
     def _most(self, max_records: int | None) -> int:
         if max_records is None:
@@ -188,7 +192,9 @@ class Consumer(Closing):
         self._hands.take_back()
         self._sync()
         most = self._most(max_records)
-        return _made(self._hands.hand_out(most, partitions_max=partitions_max))
+        found = _made(self._hands.hand_out(most, partitions_max=partitions_max))
+        self._hands.taken = None
+        return found
 
     def prefetch(self, timeout_ms: int) -> None:
         """Fetch, or wait for fetches in flight, without handing anything out.
@@ -222,12 +228,15 @@ class Consumer(Closing):
 
     def __next__(self) -> Record:
         """Return the next record; its lease is checked now, not when it was fetched."""
-        record = self.next_fetched()
-        if record is not None:
-            return record
-        for found in self._forever(1):
-            return found[1][0]
-        raise StopIteration
+        record = self._take_fetched()
+        if record is None:
+            for _, records in self._forever(1):
+                record = records[0]
+                break
+            else:
+                raise StopIteration
+        self._hands.taken = None
+        return record
 
     def next_fetched(self) -> Record | None:
         """Hand out one record that is already fetched, by a fast path.
@@ -236,6 +245,12 @@ class Consumer(Closing):
             None if the fast path does not apply and ``poll`` must be called: nothing
             is fetched, claims have changed, or the guarantee is at most once.
         """
+        record = self._take_fetched()
+        if record is not None:
+            self._hands.taken = None
+        return record
+
+    def _take_fetched(self) -> Record | None:
         if self._is_stopped or self._pid != _Process.pid:
             return None
         return self._hands.hand_out_one()
@@ -247,7 +262,9 @@ class Consumer(Closing):
         """
         most = self._most(max_records)
         for partition, records in self._forever(most):
-            yield self.batch_of(partition, records)
+            batch = self.batch_of(partition, records)
+            self._hands.taken = None
+            yield batch
 
     def batch_of(self, partition: TopicPartition, records: Sequence[Record]) -> Batch:
         """Return records of one partition, as one poll handed them out, as a batch."""
@@ -281,7 +298,12 @@ class Consumer(Closing):
     # --- committing
 
     def commit(
-        self, records: Committable | Iterable[Committable] | None = None
+        self,
+        records: Committable
+        | Batch
+        | Iterable[Committable | Batch]
+        | Mapping[TopicPartition, Iterable[Committable]]
+        | None = None,
     ) -> None:
         """Note records as processed; the next beat carries the position.
 
@@ -290,8 +312,9 @@ class Consumer(Closing):
         written, and the call only raises if a claim has ended. Any thread may commit.
 
         Args:
-            records: The processed records: a record, its ``commit_token``, or several
-                of them; None = everything handed out so far.
+            records: The processed records: a record, its ``commit_token``, a batch, or
+                several of them; also what ``poll`` returned. None = everything that
+                calls have returned so far.
 
         Raises:
             ClaimLost: A record was handed out under a claim that has ended; another
@@ -310,14 +333,6 @@ class Consumer(Closing):
                 last=records.offset,
             )
         else:
-            if isinstance(records, str | bytes | Mapping) or not isinstance(
-                records, Iterable
-            ):
-                raise TypeError(
-                    "commit takes records that were handed out, one or several, not "
-                    f"{type(records).__name__}; without an argument it commits all; "
-                    "a batch has a commit of its own; to move a position call seek"
-                )
             for partition, token, first, last in runs_of(records):
                 self._commit_range(partition, token, first=first, last=last)
 
@@ -356,12 +371,15 @@ class Consumer(Closing):
 
     def _commit_everything(self) -> None:
         now_ms = self._clock.now_ms()
-        with self._engine.changed:
+        with self._engine.lock:
+            taken = self._hands.taken or ()
             for place in list(self._places.values()):
                 progress = place.holding.progress
                 if isinstance(progress, AtLeastOnce) and progress.tracked_count:
                     self._require_valid(place, now_ms)
-                    progress.commit_all()
+                    progress.commit_all(
+                        below=place.taken_at if place in taken else None
+                    )
                     self._session.end_drain(place.holding)
             if self._hands.lost:
                 raise self._hands.lost.pop(0)
@@ -447,6 +465,7 @@ class Consumer(Closing):
         choose: Callable[[LogRange], int],
         timeout_ms: int,
     ) -> None:
+        self._hands.recover()
         self._sync(quiet=True)
         if self._config.is_at_most_once:
             raise InvalidTransition(
@@ -517,7 +536,10 @@ class Consumer(Closing):
         """Return the next offset to hand out, None if the partition is not held."""
         self._sync(quiet=True)
         place = self._places.get(to_partition(partition))
-        return None if place is None else place.next_offset
+        if place is None:
+            return None
+        is_back = place in (self._hands.taken or ()) and place.taken_at is not None
+        return place.taken_at if is_back else place.next_offset
 
     def committed(self, partition: TopicPartition) -> int | None:
         """Return the position of the partition: all offsets below are processed."""
@@ -616,6 +638,7 @@ class Consumer(Closing):
             self._subscription.standby.close()
         if self._subscription.warm_fetcher is not None:
             self._subscription.warm_fetcher.close()
+        self._hands.recover()
         self._hands.pass_over()
         with self._engine.changed:
             # On an error, the uncommitted records are not finished.

@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 import msgspec
 
-from kafka_marshal.errors import IdentityConflict
+from kafka_marshal.errors import ConfigurationError, IdentityConflict
 from kafka_marshal.protocol.claiming import PreviousLife
 
 LIVES_MAX = 8
@@ -49,9 +49,18 @@ def home_of(state_dir: str | Path | None) -> Path | None:
 
     Args:
         state_dir: A directory, None for the user's, ``""`` for none.
+
+    Raises:
+        ConfigurationError: It is no path.
     """
     if state_dir is None:
         return state_home()
+    if not isinstance(state_dir, str | os.PathLike):
+        raise ConfigurationError(
+            f"state_dir must be the path of a directory, not {state_dir!r}; leave it "
+            "out for that of the user, or give '' for none",
+            setting="state_dir",
+        )
     return Path(state_dir) if str(state_dir) else None
 
 

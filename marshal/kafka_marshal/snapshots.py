@@ -16,12 +16,14 @@ from pathlib import Path
 import attrs
 import msgspec
 
+from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.kept_states import KeptState, world_of
 from kafka_marshal.engine.snapshotter import StateStore, capture
-from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.errors import DeadlineExceeded, MalformedRecord
 from kafka_marshal.identity import make_private
 from kafka_marshal.ports import CoordinationLog, LogRange
 from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import LogEntry
 
 MAGIC = b"kafka-marshal snapshot 1\n"
 CHECK_BYTES = 16
@@ -293,6 +295,59 @@ def open_store(
     if home is None or topic_id is None:
         return None
     return SnapshotFolder(home, cluster_id=cluster_id, topic_id=topic_id)
+
+
+def keep_read(follower: Follower, store: StateStore, *, entries_min: int = 1) -> int:
+    """Store what a follower has read, so that the next one need not read it again.
+
+    Args:
+        follower: Has read the log, to its end or not.
+        store: Where to store it. What it cannot store is left out.
+        entries_min: Fewest entries of a partition that are worth it.
+
+    Returns:
+        The number of partitions stored.
+    """
+    count, beside = 0, (*follower.log_start_missing, *follower.unfit)
+    for t, replica in follower.replicas.items():
+        world = replica.world
+        read = world.next_offset - follower.began_at.get(t, 0)
+        if read < entries_min or world.halted is not None or t in beside:
+            continue
+        with suppress(OSError):  # the next one reads as much again
+            notes = replica.notes.of(world)
+            store.save(capture(world, source="this process", notes=notes))
+            count += 1
+    return count
+
+
+def read_to_end(
+    follower: Follower,
+    store: StateStore | None,
+    *,
+    timeout_ms: int,
+    note: Callable[[int, LogEntry], None] | None = None,
+) -> None:
+    """Read the log to its end; if the time does not suffice, keep what was read.
+
+    Args:
+        follower: Reads the log.
+        store: Where to keep it; None for nowhere.
+        timeout_ms: Limit for the whole call, without the time to store it.
+        note: As in ``Follower.catch_up``.
+
+    Raises:
+        DeadlineExceeded: The log's end was not reached in time. If states were stored,
+            the next call continues there.
+    """
+    try:
+        follower.catch_up(timeout_ms, note=note)
+    except DeadlineExceeded as error:
+        if store is None or not keep_read(follower, store):
+            raise
+        raise DeadlineExceeded(
+            f"{error}; what was read is kept, and the same again continues there"
+        ) from error
 
 
 def _age(state: KeptState) -> tuple[int, int]:

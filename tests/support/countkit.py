@@ -2,10 +2,11 @@
 
 import msgspec
 from enginekit import spec, world, write
-from logkit import OP
+from logkit import OP, decide, ident, layout_done, layout_final, pause, resolve
 
 from kafka_marshal.errors import ClaimLost
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import LayoutFence
@@ -137,3 +138,43 @@ class Reading:
             self.offsets += [(place.partition, each.offset) for each in records]
             if place.partition not in self.skipped:
                 self.node.consumer.commit(records)
+
+
+def end_change(cluster, partitions, op):
+    """Write all that ends a change of which no key moves."""
+    for t in range(partitions):
+        for source in worlds(cluster)[t].layout.sources:
+            write(cluster, layout_done(0, source=source.partition, op=op), t)
+    for t in range(partitions):
+        write(cluster, layout_final(op=op), t)
+
+
+def commit_at_an_earlier_home():
+    """Return a cluster after two changes, and the group and its home before them.
+
+    That home has lost the record that resolved a commit of operation ``OP``, and
+    what followed (PROTOCOL 8.5).
+    """
+    group_id, home = "g0", 1
+    homes = [home_partition(group_id, partition_count=count) for count in (2, 4, 8)]
+    assert homes[0] == home
+    assert home not in homes[1:]
+    cluster = level_two(2, records=[1])
+    for t in (0, home):
+        write(cluster, pause(2**62, group=group_id), t)
+    write(cluster, decide(1, group=group_id), home)
+    write(cluster, resolve(commit=True, group=group_id), 0)
+    fence = fence_to(cluster, 4, op=ident("first"))
+    for t in range(4):
+        write(cluster, fence, t)
+    kept = cluster.kafka.log(cluster.place(home)).end
+    write(cluster, resolve(commit=True, group=group_id), home)
+    end_change(cluster, 4, ident("first"))
+    fence = fence_to(cluster, 8, op=ident("second"), generation=3)
+    for t in range(8):
+        write(cluster, fence, t)
+    end_change(cluster, 8, ident("second"))
+    assert is_over(cluster, 3)
+    cluster.kafka.truncate(cluster.place(home), end=kept, leader=9)
+    worlds(cluster).pop(home)
+    return cluster, group_id, home

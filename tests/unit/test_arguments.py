@@ -5,18 +5,24 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from logkit import release
 
 from kafka_marshal.arguments import (
     FOREVER_MS,
+    REASON_CHARS_MAX,
     require_flag,
     to_count,
     to_ms,
     to_name,
     to_partition,
+    to_person,
+    to_plain,
     to_text,
     to_whole,
+    with_plain_arguments,
 )
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.errors import ConfigurationError, MalformedRecord
+from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.types import TopicPartition
 
 
@@ -103,3 +109,81 @@ def test_texts_are_python_s():
         assert type(to_name("client_id", given)) is str
     with pytest.raises(ConfigurationError, match="no valid name"):
         to_name("client_id", b"worker-1")
+
+
+def types_of(value):
+    if isinstance(value, dict):
+        return {*map(type, value), *map(type, value.values())}
+    return {*map(type, value)} if isinstance(value, list | tuple | set) else type(value)
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "types"),
+    [
+        (np.int64(7), 7, int),
+        (np.str_("t"), "t", str),
+        ([np.str_("t")], ["t"], {str}),
+        ((np.int32(1),), (1,), {int}),
+        ({np.str_("t")}, {"t"}, {str}),
+        ({np.str_("span"): np.int64(5)}, {"span": 5}, {str, int}),
+        (True, True, bool),
+        (None, None, type(None)),
+        (1.5, 1.5, float),
+    ],
+)
+def test_arguments_become_python_s(given, found, types):
+    plain = to_plain(given)
+    assert plain == found
+    assert types_of(plain) == types
+
+
+def test_other_arguments_stay_as_they_are():
+    for given in (TopicPartition("t", 0), np.array([1, 2]), print, object()):
+        assert to_plain(given) is given
+
+
+class Tool:
+    @with_plain_arguments
+    def write(self, *counts, reason=None, **rest):
+        """Return what arrives."""
+        return counts, reason, rest
+
+
+def test_a_method_gets_plain_arguments():
+    counts, reason, rest = Tool().write(
+        np.int64(1), reason=np.str_("why"), topics=[np.str_("t")]
+    )
+    assert (types_of(counts), type(reason), types_of(rest["topics"])) == (
+        {int},
+        str,
+        {str},
+    )
+    assert Tool.write.__doc__ == "Return what arrives."
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [
+        ("x" * (REASON_CHARS_MAX + 1), "has 1025 characters.*room for 1024"),
+        (5, "must be a text, not 5"),
+    ],
+)
+def test_a_reason_that_no_record_has_room_for_is_refused_at_the_call(reason, why):
+    with pytest.raises(ConfigurationError, match=why) as raised:
+        Tool().write(reason=reason)
+    assert raised.value.setting == "reason"
+
+
+def test_the_longest_reason_is_one_of_records():
+    reason = "\N{SNOWMAN}" * REASON_CHARS_MAX
+    assert Tool().write(reason=reason)[1] == reason
+    assert len(encode(release(1, 0, reason=reason))) > REASON_CHARS_MAX
+    with pytest.raises(MalformedRecord):
+        encode(release(1, 0, reason=reason + "x"))
+
+
+def test_a_person_is_a_text():
+    assert to_person(None) is None
+    assert type(to_person(np.str_("ada"))) is str
+    with pytest.raises(ConfigurationError, match="person must be a text"):
+        to_person(5)

@@ -182,6 +182,33 @@ def test_a_list_commits_exactly_its_records(cluster, with_holes):
     assert node.consumer.committed(T0) == 5
 
 
+def test_a_batch_is_committed_as_by_itself(cluster):
+    node = owning(cluster, most=2)
+    batches = node.consumer.batches()
+    node.consumer.commit(next(batches))
+    assert node.consumer.committed(T0) == 2
+    node.consumer.commit([next(batches), *next(batches).records])
+    assert node.consumer.committed(T0) == 6
+
+
+def test_what_a_poll_returned_is_committed():
+    cluster = world(records=[3, 3])
+    node = cluster.node("a", spec=spec())
+    cluster.run_until(held_by(node, 2), 3 * H)
+    node.consumer.commit(node.consumer.poll(0))
+    assert {node.consumer.committed(each) for each in node.consumer.assignment()} == {3}
+    node.consumer.commit({})
+
+
+@pytest.mark.parametrize("given", [{T0: 3}, [T0], {T0: {"offset": 3}}, [b"t"], 3])
+def test_what_is_no_record_is_refused_with_what_to_give(cluster, given):
+    node = owning(cluster)
+    polled(node)
+    with pytest.raises(TypeError, match=r"or what poll returned, not .* seek"):
+        node.consumer.commit(given)
+    assert node.consumer.committed(T0) == 0
+
+
 def test_committing_everything_raises_after_a_loss(cluster):
     node = owning(cluster, most=4)
     polled(node)

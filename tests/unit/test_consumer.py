@@ -1,5 +1,7 @@
 """The consumer over whole nodes in memory, on virtual time."""
 
+from functools import partial
+
 import pytest
 from enginekit import (
     ALO,
@@ -16,8 +18,10 @@ from enginekit import (
     values,
     world,
 )
+from interrupting import interrupted
 
 from kafka_marshal import CommitToken
+from kafka_marshal.batches import Batch
 from kafka_marshal.errors import (
     ClaimLost,
     ConfigurationError,
@@ -456,6 +460,121 @@ def test_a_stuck_handler_costs_no_memory():
     progress = node.session.holdings[KEY].progress
     assert len(progress._runs) == 1
     assert node.held
+
+
+# --- Interrupted by a signal handler ---
+
+CALLS = {
+    "poll": lambda it: it.poll(0),
+    "poll one": lambda it: it.poll(0, 1),
+    "poll fetched": lambda it: it.prefetch(0) or it.poll_fetched(),
+    "next": next,
+    "batches": lambda it: next(it.batches()),
+}
+
+
+def offsets_in(found):
+    """Return the offsets of what a call returned, by partition."""
+    if isinstance(found, dict):
+        return values(found)
+    if isinstance(found, Batch):
+        return {found.partition.partition: [*found.offsets]}
+    return {found.partition: [found.offset]}
+
+
+class Received:
+    """What an application received of each partition: all below an offset."""
+
+    def __init__(self, call):
+        self.ends = {0: 0, 1: 0}
+        self._call = call
+
+    def take(self, *, at=None):
+        """Make a call; return whether it was interrupted at a place."""
+        is_interrupted, found = False, None
+        if at is None:
+            found = self._call()
+        else:
+            is_interrupted, found = interrupted(self._call, at)
+        for partition, offsets in offsets_in(found).items() if found else ():
+            end = self.ends[partition]
+            assert offsets == list(range(end, end + len(offsets))), (at, partition)
+            self.ends[partition] += len(offsets)
+        return is_interrupted
+
+
+def holding_two(most, fetched, **rest):
+    """Return a node that holds two long partitions."""
+    cluster = world(records=[5_000, 5_000])
+    node = cluster.node("a", spec=spec(most=most, max_fetched=fetched, **rest))
+    cluster.run_until(held_by(node, 2), 3 * H)
+    cluster.run(40)
+    return cluster, node
+
+
+@pytest.mark.parametrize(("most", "fetched"), [(1, 1), (3, 3), (3, 40)])
+@pytest.mark.parametrize("name", CALLS)
+def test_what_an_interrupted_call_did_not_return_comes_again(name, most, fetched):
+    """An interrupt between the hand-out and the return lost records: they counted."""
+    cluster, node = holding_two(most, fetched, max_uncommitted=1_000_000)
+    it, at = node.consumer, 0
+    received = Received(partial(CALLS[name], it))
+    received.take()
+    while received.take(at=at):
+        for partition, end in received.ends.items():
+            assert it.position(TopicPartition("t", partition)) == end, at
+        it.commit()
+        for partition, end in received.ends.items():
+            assert it.committed(TopicPartition("t", partition)) == end, at
+        received.take()
+        received.take()
+        at += 1
+    assert at > 9
+    it.commit()
+    it.close(timeout_ms=0)
+    cluster.run(H)
+    keys = fold(cluster).keys.items()
+    assert {key.partition: known.position for key, known in keys} == received.ends
+
+
+@pytest.mark.parametrize("fetched", [8, 60])
+def test_what_was_granted_and_not_returned_comes_again(fetched):
+    """And is not marked as processed."""
+    cluster, node = holding_two(3, fetched, delivery=AMO)
+    received, at = Received(partial(node.consumer.poll, 0)), 0
+
+    def take_granted():
+        before = dict(received.ends)
+        for _ in range(50):
+            received.take()
+            cluster.run(20)
+            if received.ends != before:
+                return
+        raise AssertionError(at)
+
+    take_granted()
+    while received.take(at=at):
+        holdings = node.session.holdings.items()
+        for key, each in holdings:
+            assert each.mark <= received.ends[key.partition], at
+        take_granted()
+        for _, each in holdings:
+            progress = each.progress
+            assert progress.unused_count == sum(x.count for x in progress.unused)
+        at += 1
+    assert at > 50
+
+
+def test_a_close_after_an_interrupt_leaves_the_records_to_the_next_owner():
+    for at in range(0, 200, 10):
+        cluster, node = holding_two(3, 40)
+        node.consumer.poll(0)
+        node.consumer.commit()
+        interrupted(partial(node.consumer.poll, 0), at)
+        node.consumer.close(timeout_ms=0)
+        cluster.run(H)
+        positions = [each.position or 0 for each in fold(cluster).keys.values()]
+        assert sum(positions) == 3, at
 
 
 # --- Iterating ---

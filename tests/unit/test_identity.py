@@ -3,8 +3,8 @@ import stat
 
 import pytest
 
-from kafka_marshal.errors import IdentityConflict
-from kafka_marshal.identity import FILE_NAME, LIVES_MAX, Identity, state_home
+from kafka_marshal.errors import ConfigurationError, IdentityConflict
+from kafka_marshal.identity import FILE_NAME, LIVES_MAX, Identity, home_of, state_home
 
 MASTER = b"m" * 32
 
@@ -26,6 +26,13 @@ def test_a_restart_knows_its_earlier_lives_newest_first(tmp_path):
     lives = take(tmp_path).lives
     assert [life.incarnation for life in lives] == [incarnation(n) for n in (2, 1, 0)]
     assert {life.master for life in lives} == {MASTER}
+
+
+@pytest.mark.parametrize("given", [5, b"/tmp", ["/tmp"]])
+def test_a_state_directory_is_a_path(given):
+    with pytest.raises(ConfigurationError, match="must be the path") as raised:
+        home_of(given)
+    assert raised.value.setting == "state_dir"
 
 
 def test_only_so_many_lives_are_kept(tmp_path):

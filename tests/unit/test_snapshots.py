@@ -11,11 +11,13 @@ from pathlib import Path
 
 import attrs
 import pytest
-from enginekit import fold, owning, world, write
+from enginekit import fold, owning, pause_record, world, write
 from keptkit import kept
 
-from kafka_marshal.engine.kept_states import freeze_soft
-from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.engine.checkpoint_reader import kept_in
+from kafka_marshal.engine.follower import Follower
+from kafka_marshal.engine.kept_states import LogView, freeze_soft
+from kafka_marshal.errors import DeadlineExceeded, MalformedRecord
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.snapshots import (
@@ -24,14 +26,35 @@ from kafka_marshal.snapshots import (
     Disk,
     Snapshot,
     SnapshotFolder,
+    keep_read,
     open_store,
     read_file,
     read_sections,
+    read_to_end,
     to_file_bytes,
     write_file,
 )
+from kafka_marshal.testing.clock import VirtualClock
 
 TOPIC_ID = bytes(range(16))
+
+
+class Slow(LogView):
+    """Reads few entries, and then takes all the time there is."""
+
+    def __init__(self, log, clock, count):
+        super().__init__(log)
+        self.clock, self.count = clock, count
+
+    def poll(self, timeout_ms):
+        if self.count <= 0:
+            self.clock.advance(timeout_ms)
+            return []
+        found = super().poll(timeout_ms)[: min(self.count, 10)]
+        self.count -= len(found)
+        if found:
+            self.read_from({found[-1][0]: found[-1][1].offset + 1})
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -340,3 +363,66 @@ def test_a_state_from_a_file_goes_on_as_if_all_had_been_read(folder):
     assert digest(there) == digest(whole)
     assert there.soft == whole.soft
     assert Path(folder.path).name == TOPIC_ID.hex()
+
+
+# --- What a read that ends too early keeps
+
+
+@pytest.fixture(scope="module")
+def long():
+    """A log of a claim, a pause and 300 entries more."""
+    cluster = world()
+    owning(cluster)
+    write(cluster, pause_record(cluster, cluster.clock.wall_ms() + 9_000_000))
+    for number in range(300):
+        write(cluster, b"noise %d" % number)
+    return cluster
+
+
+def reading(cluster, folder, count):
+    """Read a log; the time suffices for so many entries."""
+    clock = VirtualClock()
+    log = cluster.kafka.coordination_log()
+    follower = Follower(Slow(log, clock, count), clock, sources=kept_in(folder))
+    try:
+        read_to_end(follower, folder, timeout_ms=1_000)
+    except DeadlineExceeded as error:
+        return follower, str(error)
+    return follower, ""
+
+
+def test_a_read_that_is_cut_off_continues_where_it_was(long, folder):
+    """Again and again it began at the start of the log, and never reached its end."""
+    attempts, message = 0, "first"
+    while message:
+        follower, message = reading(long, folder, 100)
+        attempts += 1
+        assert not message or message.endswith(
+            "what was read is kept, and the same again continues there"
+        )
+        assert attempts < 9
+    assert attempts > 2
+    assert follower.began_at[0] >= 100
+    whole = fold(long)
+    assert digest(follower.worlds[0]) == digest(whole)
+    assert follower.worlds[0].soft.members.keys() == whole.soft.members.keys()
+    assert not follower.is_pause_unknown
+    (note,) = follower.began_notes[0].values()
+    assert note.begin_ms is not None
+
+
+def test_the_message_names_what_is_kept_only_if_it_is(long, folder):
+    assert "is kept" not in reading(long, None, 100)[1]
+    assert "is kept" not in reading(long, folder, 0)[1]
+    folder.path.parent.parent.mkdir()
+    folder.path.parent.write_text("no directory")
+    assert "is kept" not in reading(long, folder, 100)[1]
+
+
+def test_a_log_that_is_read_in_time_is_kept_if_it_is_long(long, folder):
+    follower, message = reading(long, folder, 10_000)
+    assert message == ""
+    assert found(folder) is None
+    assert keep_read(follower, folder, entries_min=10_000) == 0
+    assert keep_read(follower, folder, entries_min=100) == 1
+    assert found(folder).offset == follower.worlds[0].next_offset

@@ -15,6 +15,7 @@ from kafka_marshal.defaults import format_command
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.identity import state_home
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
+from kafka_marshal.views.log_scan import Arrival
 from kafka_marshal_cli import checks, presenters
 from kafka_marshal_cli.checks import Check, ClockReading, Result
 from kafka_marshal_cli.exits import ExitCode
@@ -34,7 +35,9 @@ def doctor(call: Call) -> None:
     """Check this machine, the brokers, the coordination topic and its log.
 
     Writes nothing to the cluster. Ends with 1 if a check failed; a note is not a
-    failure.
+    failure. Where the last record does not show it, it waits up to 5 seconds for one
+    that shows whether this machine's clock is that of the brokers; a third of a
+    heartbeat interval if live members seem to have written none for so long.
     """
     cluster = ClusterChecks(call)
     results = list(cluster.run())
@@ -286,13 +289,28 @@ class ClusterChecks:
             yield behind
             return
         last_ms = max(state.append_time_ms for state in self.world.partitions)
-        age = duration(self.world.read_at_ms - last_ms)
-        found = (
-            f"the last record is {age} old by this machine's clock, which is at most "
-            "that far ahead of the brokers"
-        )
+        age_ms = self.world.read_at_ms - last_ms
+        arrival = self._arrival(age_ms)
         # Claims are judged by log time: skew misleads only people.
+        if arrival is not None:
+            yield checks.own_clock(arrival, self._leaders)
+            return
+        found = (
+            f"the last record is {duration(age_ms)} old by this machine's clock, which "
+            "is at most that far ahead of the brokers"
+        )
         yield Check("clock", Result.OK, found)
+
+    def _arrival(self, age_ms: int) -> Arrival | None:
+        """Wait for a record that shows a broker's clock, if the last one does not."""
+        assert self.world is not None
+        if age_ms < checks.CLOCK_OFF_MS_MIN:
+            return None
+        wait_ms = checks.clock_wait_ms(self.world, age_ms=age_ms)
+        if not wait_ms:
+            return None
+        with self._call.scan() as scan:
+            return scan.next_append(min(wait_ms, self._call.timeout_ms))
 
     def _data_topics(self) -> Iterator[Check]:
         """Check data topics: the guarantees do not cover records that Kafka loses."""

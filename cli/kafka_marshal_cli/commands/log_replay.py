@@ -6,7 +6,7 @@ length can be piped through. A bad line ends with a message that names it.
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -27,6 +27,7 @@ from kafka_marshal.protocol.text import (
     transition_to_object,
     world_to_object,
 )
+from kafka_marshal.snapshots import MAGIC
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.render import escape, to_json
 from kafka_marshal_cli.shared import Call, command
@@ -58,7 +59,13 @@ def replay(
                     "marshal log dump",
                     setting="FILE",
                 ) from error
-        code = run_replay(source, sys.stdout, err=sys.stderr, transitions=transitions)
+        code = run_replay(
+            source,
+            sys.stdout,
+            err=sys.stderr,
+            transitions=transitions,
+            file=None if file == "-" else file,
+        )
     if code:
         sys.stdout.flush()
         raise typer.Exit(code)
@@ -123,7 +130,14 @@ def read_lines(source: TextIO) -> Iterator[str]:
         yield line
 
 
-def run_replay(source: TextIO, out: TextIO, *, err: TextIO, transitions: bool) -> int:
+def run_replay(
+    source: TextIO,
+    out: TextIO,
+    *,
+    err: TextIO,
+    transitions: bool,
+    file: str | None = None,
+) -> int:
     """Fold a text log and print the world (PROTOCOL 3.8).
 
     Args:
@@ -132,6 +146,7 @@ def run_replay(source: TextIO, out: TextIO, *, err: TextIO, transitions: bool) -
         err: Receives one line if the log is bad.
         transitions: Print what each entry did, one object for each line, before the
             world.
+        file: Where the log comes from, for messages; None for standard input.
 
     Returns:
         The exit code: 0, or 3 if a partition halted (its world is printed), or 1
@@ -144,9 +159,20 @@ def run_replay(source: TextIO, out: TextIO, *, err: TextIO, transitions: bool) -
                 for transition in steps:
                     line = to_json(transition_to_object(partition, transition))
                     out.write(line + "\n")
-    except (MalformedRecord, CoordinationError) as error:
-        err.write(f"marshal: {escape(str(error))}\n")
+    except (MalformedRecord, CoordinationError, OSError) as error:
+        text = str(error) if file is None else f"{file!r}: {error}"
+        if not worlds and file is not None:
+            text += f"; {_remedy(file)}"
+        err.write(f"marshal: {escape(text)}\n")
         return ExitCode.FAILED
     out.write(to_json(world_to_object(worlds.values())) + "\n")
     has_halted = any(world.halted is not None for world in worlds.values())
     return ExitCode.REFUSED if has_halted else ExitCode.OK
+
+
+def _remedy(file: str) -> str:
+    """Return what to run for a file that does not begin as a dump."""
+    with suppress(OSError), Path(file).open("rb") as opened:
+        if opened.read(len(MAGIC)) == MAGIC:
+            return f"it is a snapshot; show it with: marshal log dump {file}"
+    return "name an output of marshal log dump"

@@ -20,6 +20,7 @@ from kafka_marshal.admin.state_reset import (
     write_config,
     write_upgrade,
 )
+from kafka_marshal.arguments import with_plain_arguments
 from kafka_marshal.engine.config_check import (
     require_level,
     require_newest,
@@ -167,6 +168,7 @@ def _exceeded(world: WorldState, config: Config) -> list[Exceeded]:
 class Altering(AdminConnection):
     """Changes the Config of the topic, as a part of ``Admin``; for one thread."""
 
+    @with_plain_arguments
     def alter_topic(
         self,
         *,

@@ -57,6 +57,7 @@ from kafka_marshal.admin.pausing import (
     refusal,
     scope_of_topics,
 )
+from kafka_marshal.admin.plan_files import remove_finished
 from kafka_marshal.admin.rebalancing import Rebalancing
 from kafka_marshal.admin.resizing import Resizing
 from kafka_marshal.admin.set_position import PositionPlan
@@ -71,7 +72,13 @@ from kafka_marshal.admin.state_reset import (
     write_forgetting,
     write_state_reset,
 )
-from kafka_marshal.arguments import require_name
+from kafka_marshal.arguments import (
+    require_name,
+    to_ms,
+    to_name,
+    to_person,
+    with_plain_arguments,
+)
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS, format_command
@@ -146,11 +153,11 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             options=options,
             transport=transport,
         )
-        name = client_id or _default_client_id()
-        require_name("client_id", name)
-        self._sender = Sender(name, current_person() if person is None else person)
+        name = to_name("client_id", client_id or _default_client_id())
+        person = current_person() if person is None else to_person(person)
+        self._sender = Sender(name, person)
         self._state_home = home_of(state_dir)
-        self._timeout_ms = timeout_ms
+        self._timeout_ms = timeout_ms = to_ms("timeout_ms", timeout_ms)
         self._clock = SystemClock()
         self._topics = KafkaTopicAdmin(self._settings)
         self._offsets = KafkaOffsets(self._settings)
@@ -207,6 +214,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             return TopicReport(cluster, found, (), note=str(refusal))
         return TopicReport(cluster, found, wrong)
 
+    @with_plain_arguments
     def risk_of(self, topic: str) -> str | None:
         """Return why a data topic may lose records by its settings, or None.
 
@@ -269,6 +277,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
 
     # --- overriding
 
+    @with_plain_arguments
     def reset_state(
         self,
         partition: int,
@@ -314,6 +323,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             write_state_reset(follower, kept, sender=self._sender, timeout_ms=limit_ms)
         return plan
 
+    @with_plain_arguments
     def forget_keys(
         self,
         group_id: str,
@@ -372,6 +382,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
 
     # --- pausing a group
 
+    @with_plain_arguments
     def pause_group(
         self,
         group_id: str,
@@ -443,6 +454,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             topics=scope_texts(scope),
         )
 
+    @with_plain_arguments
     def resume_group(
         self,
         group_id: str,
@@ -490,6 +502,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
 
     # --- settings of a group
 
+    @with_plain_arguments
     def set_group(
         self,
         group_id: str,
@@ -531,6 +544,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
 
     # --- fencing a client
 
+    @with_plain_arguments
     def client_processes(
         self, group_id: str, client_id: str
     ) -> tuple[ClientProcess, ...]:
@@ -539,6 +553,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         require_name("group_id", group_id)
         return self._processes(group_id, client_id, self._settled())
 
+    @with_plain_arguments
     def fence_client(
         self,
         group_id: str,
@@ -604,6 +619,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             self._follow().follow_until(lambda: not result().held, wait_ms)
         return result()
 
+    @with_plain_arguments
     def held(self, group_id: str) -> tuple[Key, ...]:
         """Return the group's keys that are owned and not stale, by estimate."""
         return self._held(group_id, None)
@@ -614,6 +630,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
 
     # --- resetting a group
 
+    @with_plain_arguments
     def plan_reset(
         self,
         group_id: str,
@@ -649,6 +666,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             allows_reprocess=allow_reprocess,
         )
 
+    @with_plain_arguments
     def plan_undo(
         self, op_id: str, *, partial: bool = False, allow_reprocess: bool = False
     ) -> ResetPlan:
@@ -679,6 +697,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         """
         return self._resets(plan.group_id).describe(plan)
 
+    @with_plain_arguments
     def execute(
         self,
         plan: ResetPlan | PositionPlan,
@@ -715,10 +734,13 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         resets = self._resets(positions.group_id)
         if plan_file is not None:
             write_plan(Path(plan_file), positions)
-        return resets.execute(
+        result = resets.execute(
             positions, reason=reason, drain_ms=drain_ms, on_progress=on_progress
         )
+        self._remove_plans()
+        return result
 
+    @with_plain_arguments
     def undo(
         self,
         op_id: str,
@@ -739,6 +761,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             plan, plan_file=plan_file, reason=reason, on_progress=on_progress
         )
 
+    @with_plain_arguments
     def finish(
         self,
         group_id: str,
@@ -754,11 +777,19 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         Raises:
             DeadlineExceeded: The log did not answer; call it again.
         """
-        return self._resets(group_id).finish(
+        results = self._resets(group_id).finish(
             group_id, reason=reason, on_progress=on_progress
         )
+        self._remove_plans()
+        return results
 
     # --- internals
+
+    def _remove_plans(self) -> None:
+        """Remove stored plans of operations that have ended, such as killed ones."""
+        if self._state_home is not None:
+            wall_s = self._clock.wall_ms() / 1_000
+            remove_finished(self._state_home, self._follow().worlds, wall_s=wall_s)
 
     def _processes(
         self, group_id: str, client_id: str, config: Config

@@ -4,9 +4,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 from kafka_marshal.admin.pausing import Sender
+from kafka_marshal.arguments import with_plain_arguments
 from kafka_marshal.engine.checkpoint_reader import kept_in
 from kafka_marshal.engine.config_check import agreed_config
 from kafka_marshal.engine.follower import Follower
+from kafka_marshal.engine.snapshotter import StateStore
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.kafka_io import (
     ConnectionConfig,
@@ -16,7 +18,7 @@ from kafka_marshal.kafka_io import (
 from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.snapshots import open_store
+from kafka_marshal.snapshots import open_store, read_to_end
 from kafka_marshal.views.log_ends import LogEnds
 
 
@@ -34,9 +36,11 @@ class AdminConnection:
     _state_home: Path | None
     _timeout_ms: int
     _follower: Follower | None = None
+    _store: StateStore | None = None
     _cluster_id: str | None = None
     _is_closed: bool = False
 
+    @with_plain_arguments
     def partition_count(self, topic: str) -> int | None:
         """Return the number of partitions of a data topic; None if it does not exist.
 
@@ -64,8 +68,12 @@ class AdminConnection:
         if self._follower is None:
             log = open_coordination_log(self._settings, timeout_ms=self._timeout_ms)
             self._cluster_id = log.cluster_id
-            store = open_store(self._state_home, log.cluster_id, topic_id=log.topic_id)
-            self._follower = Follower(log, self._clock, sources=kept_in(store))
+            topic_id = log.topic_id
+            self._store = open_store(
+                self._state_home, log.cluster_id, topic_id=topic_id
+            )
+            sources = kept_in(self._store)
+            self._follower = Follower(log, self._clock, sources=sources)
         return self._follower
 
     def _follow_again(self) -> Follower:
@@ -76,12 +84,12 @@ class AdminConnection:
     def _read(self) -> Follower:
         """Return the follower of the log, which has read it to its end."""
         follower = self._follow()
-        follower.catch_up(self._timeout_ms)
+        read_to_end(follower, self._store, timeout_ms=self._timeout_ms)
         config = follower.worlds[0].config
         if config is not None and config.partition_count > len(follower.worlds):
             # The number of partitions has grown since the log was opened.
             follower = self._follow_again()
-            follower.catch_up(self._timeout_ms)
+            read_to_end(follower, self._store, timeout_ms=self._timeout_ms)
         return follower
 
     def _settled(self) -> Config:

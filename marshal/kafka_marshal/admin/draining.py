@@ -7,7 +7,7 @@ import attrs
 
 from kafka_marshal.admin.connection import AdminConnection
 from kafka_marshal.admin.pausing import ENDED, HOST_CHARS_MAX, Sender, op_id_of
-from kafka_marshal.arguments import require_name, to_whole
+from kafka_marshal.arguments import require_name, to_whole, with_plain_arguments
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.engine.replica import Replica
@@ -323,6 +323,7 @@ def standing_in(world: WorldState) -> list[tuple[str, StandingDirective]]:
 class Draining(AdminConnection):
     """Drains and cordons, as a part of ``Admin``; for one thread."""
 
+    @with_plain_arguments
     def drain(
         self,
         client_id: str | None = None,
@@ -387,6 +388,7 @@ class Draining(AdminConnection):
         self._follow().follow_until(is_done, wait_ms)
         return attrs.evolve(result, held=self._held_by(result.members))
 
+    @with_plain_arguments
     def cordon(
         self,
         client_id: str | None = None,
@@ -413,6 +415,7 @@ class Draining(AdminConnection):
             dry_run=dry_run,
         )
 
+    @with_plain_arguments
     def uncordon(
         self,
         client_id: str | None = None,

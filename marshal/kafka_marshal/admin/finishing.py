@@ -19,6 +19,7 @@ from kafka_marshal.protocol.resolving import (
     UNDECIDED,
     PositionOperation,
     decided_at,
+    home_of,
     in_order,
     outcome_of,
     unresolved,
@@ -175,7 +176,13 @@ class Resolution:
         self._on_progress = on_progress
         count = config.partition_count
         self._partitions = range(count)
-        self._home = home_partition(group_id, partition_count=count)
+        self._home_by_count = home_partition(group_id, partition_count=count)
+
+    @property
+    def _home(self) -> int:
+        """The partition that decides: an earlier home where its commit came back."""
+        worlds = self._follower.by_partition
+        return home_of(worlds, self._operation, home=self._home_by_count)
 
     @property
     def outcome(self) -> str:
@@ -219,8 +226,9 @@ class Resolution:
         outcome = self.outcome
         staged = self._staged()
         if outcome != UNKNOWN:
-            is_commit = outcome == COMMITTED
-            for step in in_order(outcome, home=self._home, partitions=self._partitions):
+            is_commit, home = outcome == COMMITTED, self._home
+            partitions = sorted({*self._partitions, home})
+            for step in in_order(outcome, home=home, partitions=partitions):
                 self._resolve(step, timeout_ms, commit=is_commit)
         moved = {
             key: (before.next_unclaimed(), staged.get(key, known.position))
@@ -255,10 +263,12 @@ class Resolution:
     ) -> None:
         waiting = [t for t in partitions if not self._is_resolved(t)]
         self._on_progress(Progress(step="resolve", left_count=len(waiting)))
-        sent = [
-            self._follower.append(t, self._resolve_record(commit=commit))
-            for t in waiting
-        ]
+        sent = []
+        for t in waiting:
+            # A home that knows no commit refuses it (PROTOCOL 8.5).
+            is_refused = t == self._home_by_count != self._home
+            record = self._resolve_record(commit=commit and not is_refused)
+            sent.append(self._follower.append(t, record))
         self._follower.await_all(sent, timeout_ms)
 
     def _is_resolved(self, partition: int) -> bool:
@@ -276,6 +286,8 @@ class Resolution:
             **self._sender.fields(self._group_id),
             op_id=self._op_id,
             commit=commit,
-            decided=decided_at(self._world(self._home), self._operation),
+            decided=decided_at(self._world(self._home), self._operation)
+            if commit
+            else None,
             reason=self._reason,
         )

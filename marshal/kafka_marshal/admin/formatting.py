@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 from msgspec import UNSET, UnsetType
 
+from kafka_marshal.arguments import to_plain, to_whole
 from kafka_marshal.engine.config_check import require_cluster, require_no_change
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import (
@@ -45,6 +46,10 @@ class Format:
     limits: Mapping[str, int] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
+        for name in ("partition_count", "heartbeat_interval_ms"):
+            # Also a number of NumPy, which no record can have.
+            object.__setattr__(self, name, to_whole(name, getattr(self, name)))
+        object.__setattr__(self, "limits", to_plain(dict(self.limits)))
         if not 1 <= self.partition_count <= 10_000:  # noqa: PLR2004 - a sane bound
             raise ConfigurationError(
                 f"partitions must be 1 to 10000, not {self.partition_count}",
@@ -70,11 +75,14 @@ def check_interval(heartbeat_interval_ms: int) -> None:
 
 
 def check_limits(limits: Mapping[str, int]) -> None:
-    """Check the names of limits.
+    """Check limits; None is the default of one.
 
     Raises:
-        ConfigurationError: There is no such limit.
+        ConfigurationError: There is no such limit, or a value is no whole number.
     """
+    for name, value in limits.items():
+        if value is not None:
+            to_whole(name, value)
     unknown = sorted(set(limits) - set(LIMIT_DEFAULTS))
     if unknown:
         raise ConfigurationError(

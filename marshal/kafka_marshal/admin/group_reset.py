@@ -28,9 +28,10 @@ from kafka_marshal.admin.set_position import (
     PositionPlan,
     SetPosition,
     Target,
+    format_of,
     plan_undo,
 )
-from kafka_marshal.arguments import to_whole
+from kafka_marshal.arguments import to_partition, to_whole
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import (
     ClaimRejected,
@@ -91,8 +92,9 @@ class PositionSpec:
     keys: Mapping[TopicPartition, KeyState] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        for value in (self.value, *self.offsets.values()):
-            to_whole(self.kind, value)
+        offsets = {k: to_whole(self.kind, self.offsets[k]) for k in self.offsets}
+        object.__setattr__(self, "value", to_whole(self.kind, self.value))
+        object.__setattr__(self, "offsets", offsets)
 
     @classmethod
     def earliest(cls) -> "PositionSpec":
@@ -127,7 +129,7 @@ class PositionSpec:
     @classmethod
     def from_offsets(cls, offsets: Mapping[TopicPartition, int]) -> "PositionSpec":
         """Return an offset of its own for each partition."""
-        return cls(OFFSETS, offsets=dict(offsets))
+        return cls(OFFSETS, offsets={to_partition(p): offsets[p] for p in offsets})
 
     @classmethod
     def to_fence(cls, worlds: Iterable[WorldState], group_id: str) -> "PositionSpec":
@@ -415,6 +417,7 @@ def plan_reset(
         ),
         allows_reprocess=allows_reprocess,
         left_out=tuple(left_out),
+        format_id=format_of(worlds),
     )
     return ResetPlan(positions=positions, partitions=tuple(rows))
 

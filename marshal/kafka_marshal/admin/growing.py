@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import attrs
 
 from kafka_marshal.admin.connection import AdminConnection
-from kafka_marshal.arguments import to_whole
+from kafka_marshal.arguments import to_whole, with_plain_arguments
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.kept_states import POLL_MS
 from kafka_marshal.errors import (
@@ -397,6 +397,7 @@ class Growing(AdminConnection):
 
     _data: DataLog
 
+    @with_plain_arguments
     def growths(self, topic: str | None = None) -> tuple[GrowthReport, ...]:
         """Return the growths that the log knows, and which partitions wait.
 
@@ -409,6 +410,7 @@ class Growing(AdminConnection):
         ends = self.log_ends(old_partitions(growths))
         return reports(worlds, growths, ends=ends)
 
+    @with_plain_arguments
     def grow_topic(
         self,
         topic: str,

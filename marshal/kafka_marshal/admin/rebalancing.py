@@ -10,6 +10,7 @@ import attrs
 
 from kafka_marshal.admin.connection import AdminConnection
 from kafka_marshal.admin.pausing import Sender
+from kafka_marshal.arguments import with_plain_arguments
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.errors import ClaimRejected
@@ -182,6 +183,7 @@ def _require_planned(policy: str | None, group_id: str) -> None:
 class Rebalancing(AdminConnection):
     """Spreads groups, as a part of ``Admin``; for one thread."""
 
+    @with_plain_arguments
     def spread_group(self, group_id: str, *, execute: bool = False) -> Rebalance:
         """Move partitions of a group so that racks and hosts have equal parts of each.
 

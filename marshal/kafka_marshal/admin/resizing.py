@@ -16,7 +16,7 @@ import msgspec
 
 from kafka_marshal.admin.connection import AdminConnection
 from kafka_marshal.admin.pausing import Sender
-from kafka_marshal.arguments import to_whole
+from kafka_marshal.arguments import to_whole, with_plain_arguments
 from kafka_marshal.defaults import format_command
 from kafka_marshal.engine.config_check import unformatted
 from kafka_marshal.engine.follower import Awaited, Follower
@@ -697,6 +697,7 @@ def _late(steps: Steps) -> str:
 class Resizing(AdminConnection):
     """Changes the number of coordinating partitions, as a part of ``Admin``."""
 
+    @with_plain_arguments
     def resize_topic(
         self,
         partition_count: int,

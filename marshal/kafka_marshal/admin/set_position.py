@@ -88,6 +88,8 @@ class PositionPlan(msgspec.Struct, frozen=True, kw_only=True):
             were unknown then, and cannot be set back to that.
         allows_reprocess: Whether keys at most once may go back, so that records
             are handed out twice.
+        format_id: Format of the coordination topic that it was planned on, in hex;
+            None in plans of earlier releases.
     """
 
     version: int = PLAN_VERSION
@@ -97,6 +99,7 @@ class PositionPlan(msgspec.Struct, frozen=True, kw_only=True):
     undoes: str | None = None
     left_out: tuple[tuple[str, int], ...] = ()
     allows_reprocess: bool = False
+    format_id: str | None = None
 
     def __post_init__(self) -> None:
         """Check that the plan can be executed.
@@ -215,7 +218,14 @@ def plan_undo(
             for key, (_, position) in keys.items()
             if position is None
         ),
+        format_id=format_of(worlds),
     )
+
+
+def format_of(worlds: Iterable[WorldState]) -> str | None:
+    """Return the format of a coordination topic, in hex; None if it has none."""
+    found = (each.config.format_id.hex() for each in worlds if each.config is not None)
+    return next(found, None)
 
 
 def _require_every_key(

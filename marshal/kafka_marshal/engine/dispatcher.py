@@ -57,6 +57,10 @@ class Dispatcher:
         places: Fetch state of every held partition.
         paused: Partitions that the application has paused.
         lost: Losses not yet raised to the application.
+        taken: Places with records that the call in progress has handed out; None if no
+            call is in progress. The consumer sets None as the last thing before it
+            returns them. If a signal handler, or another thread, raises in the
+            application's thread before that, the records are handed out again.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Dispatcher:
         self.places: dict[TopicPartition, FetchState] = {}
         self.paused = subscription.paused
         self.lost: list[ClaimLost] = []
+        self.taken: list[FetchState] | None = None
         self._engine = engine
         self._session = session
         self._subscription = subscription
@@ -117,13 +122,15 @@ class Dispatcher:
     def follow(self) -> None:
         """Apply won and ended claims since the last call, then report them.
 
-        An exception of a callback leaves nothing half done: the next call reports what
-        was not reported.
+        An exception, of a callback or a signal handler, leaves nothing half done: the
+        next call reports what was not reported.
         """
         if self._version == self._subscription.version:
             return
-        self._apply_changes()
+        taken, self.taken = self.taken, self.taken or []
         try:
+            self._apply_changes()
+            self.taken = taken
             while self._reports:
                 self._reports.popleft()()
             self.notify_topics(self.places)
@@ -205,8 +212,9 @@ class Dispatcher:
         it; a drain waits for that (PROTOCOL 8.1). Under at least once the commit may
         still follow: a surplus partition waits another heartbeat interval.
         """
+        self.recover()
         subscription = self._subscription
-        with self._engine.changed:
+        with self._engine.lock:
             now_ms = self._clock.now_ms()
             subscription.back_at_ms = now_ms
             for holding in self._polled:
@@ -234,7 +242,8 @@ class Dispatcher:
         ready = self._ready
         if not ready:
             return handed
-        with self._engine.changed:
+        self.taken = []
+        with self._engine.lock:
             now_ms = self._clock.now_ms()
             for _ in range(len(ready)):
                 # A served place goes to the end of the queue, so that none starves.
@@ -252,6 +261,8 @@ class Dispatcher:
             if self._is_at_most_once:
                 count = sum(map(len, handed.values()))
                 self._pipeline.measure(count, self.places.values())
+        if not handed:
+            self.taken = None
         return handed
 
     def hand_out_one(self) -> Record | None:
@@ -261,7 +272,7 @@ class Dispatcher:
         nothing is fetched, claims were won or ended, a partition is paused or drains,
         too much is uncommitted, or ranges have to be granted.
         """
-        if not self._ready:
+        if not self._ready or self.taken is not None:
             return None
         place = self._ready[0]
         holding = place.holding
@@ -278,7 +289,8 @@ class Dispatcher:
             if progress.tracked_count >= self._config.max_uncommitted:
                 return None
             record = place.fetched[place.at]
-            offset = record.offset
+            place.taken_at = offset = record.offset
+            self.taken = [place]
             progress.hand_out(offset, offset)
             place.at += 1
             place.next_offset = offset + 1
@@ -300,6 +312,7 @@ class Dispatcher:
         if isinstance(progress, AtMostOnce):
             if not holding.claim.may_hand_out(now_ms):
                 return []
+            self._take_from(place, None)
             records = self._pipeline.take(place, progress, most=most)
             if records:
                 holding.unfinished_count += len(records)
@@ -311,6 +324,7 @@ class Dispatcher:
             if progress is None:
                 return []
             room = self._config.max_uncommitted - progress.tracked_count
+            self._take_from(place, place.next_offset)
             records = place.take(min(most, room)) if room > 0 else []
             if records:
                 for first, last in runs_of(records):
@@ -320,6 +334,36 @@ class Dispatcher:
             place.next_offset = offset_at(records, -1) + 1
             holding.handed_count += len(records)
         return records
+
+    def _take_from(self, place: FetchState, first: int | None) -> None:
+        """Record that records of a place are about to be handed out."""
+        assert self.taken is not None, "a call hands out"
+        place.taken_at = first
+        self.taken.append(place)
+
+    def recover(self) -> None:
+        """Take back what a call has handed out that raised instead of returning it.
+
+        For the application's thread. Where an exception of a signal handler, such as
+        KeyboardInterrupt, may also have ended a read halfway, all that was not handed
+        out is fetched again.
+        """
+        if self.taken is None:
+            return
+        with self._engine.lock:
+            for place in self.taken:
+                place.take_back()
+                self._session.end_drain(place.holding)
+            self._polled = [each for each in self._polled if each.unfinished_count]
+        self._ready.clear()
+        self._reader.assign(list(self.places))
+        self._reader.resume(list(self.places))
+        self._reader_paused = set()
+        for place in self.places.values():
+            place.is_ready = False
+            place.put_back(self._reader)
+        self._is_stale = True
+        self.taken = None
 
     def _watch_backlog(self, place: FetchState, progress: AtLeastOnce) -> None:
         count = progress.tracked_count
@@ -450,6 +494,17 @@ class Dispatcher:
             timeout_ms: Longest wait.
             is_rest: Whether to fetch only what is granted already.
         """
+        # Another exception may leave records between the reader and their place.
+        taken, self.taken = self.taken, self.taken or []
+        try:
+            is_found = self._try_to_read(timeout_ms, is_rest=is_rest)
+        except MarshalError:
+            self.taken = taken
+            raise
+        self.taken = taken
+        return is_found
+
+    def _try_to_read(self, timeout_ms: int, *, is_rest: bool) -> bool:
         try:
             if is_rest:
                 is_found = self._read_rest(timeout_ms)

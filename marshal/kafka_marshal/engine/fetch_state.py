@@ -22,6 +22,7 @@ class FetchState:
         "next_offset",
         "partition",
         "requested_ms",
+        "taken_at",
     )
 
     def __init__(self, partition: TopicPartition, holding: Holding, start: int) -> None:
@@ -41,6 +42,9 @@ class FetchState:
         # the end of the log as of a look after it; 0 before.
         self.is_read = False
         self.log_end = 0
+        # The first offset that the call in progress has handed out, None if it is not
+        # known: then nothing is handed out yet. Of a place in ``Dispatcher.taken``.
+        self.taken_at: int | None = None
 
     @property
     def buffered_count(self) -> int:
@@ -91,6 +95,18 @@ class FetchState:
             return fetched[at:] if at else fetched
         self.at = at + count
         return fetched[at : at + count]
+
+    def take_back(self) -> None:
+        """Undo the hand-out of records that did not reach the application.
+
+        May be called again where it did not return. Called under the engine's lock.
+        """
+        first, holding = self.taken_at, self.holding
+        if first is None:
+            return
+        self.next_offset = first
+        holding.put_back(first)
+        self.taken_at = None
 
     def drop(self) -> None:
         """Drop the fetched records."""

@@ -13,6 +13,7 @@ from kafka_marshal.protocol.state import ACCEPTED, Transition, WorldState
 from kafka_marshal.protocol.types import LogEntry
 
 from .kept_states import ASK_MS_MAX, POLL_MS, KeptStates, restore
+from .pause_notes import PauseName, PauseNote, names_in
 from .replica import Replica, check_halt
 
 NO_ANSWER = "the coordination log did not answer in time"
@@ -59,7 +60,10 @@ class Follower:
     Attributes:
         replicas: One per coordinating partition.
         began_at: Offset of the kept state that each partition started from, if any.
-        began_paused: Whether a group was paused in one of these states.
+        began_notes: What was noted about pauses where these states were kept, by
+            partition.
+        is_pause_unknown: Whether one of these states has a pause without a note: its
+            reason and begin are only in the log before.
         log_start_missing: Partitions whose logs begin above 0 and that have no fitting
             kept state, if there are sources, nor have come into use since. Their fold
             is incomplete and must never be saved (PROTOCOL 7.3).
@@ -79,7 +83,8 @@ class Follower:
         """
         self._sources = sources
         self.began_at: dict[int, int] = {}
-        self.began_paused = False
+        self.began_notes: dict[int, Mapping[PauseName, PauseNote]] = {}
+        self.is_pause_unknown = False
         self.log_start_missing: list[int] = []
         self.unfit: list[int] = []
         self._log = log
@@ -274,9 +279,13 @@ class Follower:
             if restored.source is not None:
                 self.replicas[t].begin(restored.world, now_ms, notes=restored.notes)
                 self.began_at[t] = restored.world.next_offset
-                groups = restored.world.groups.values()
-                if any(group.lapses_ms is not None for group in groups):
-                    self.began_paused = True
+                self.began_notes[t] = notes = {
+                    name: note
+                    for name, note in restored.notes.items()
+                    if note.begin_ms is not None
+                }
+                if not notes.keys() >= {*names_in(restored.world)}:
+                    self.is_pause_unknown = True
             elif restored.is_log_start_missing:
                 self.replicas[t].begin(restored.world, now_ms, is_known=False)
                 self.log_start_missing.append(t)

@@ -330,6 +330,8 @@ class GrantPipeline:
             end = _end_of_run(progress.unused)
             if offset_at(place.fetched, place.at + count - 1) >= end:
                 count = place.find(end) - place.at
+            if not records:
+                place.taken_at = first
             chunk = place.take(count)
             progress.hand_out(offset_at(chunk, -1))
             records = [*records, *chunk] if records else chunk

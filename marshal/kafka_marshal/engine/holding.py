@@ -275,6 +275,17 @@ class Holding:
         if isinstance(self.progress, AtMostOnce):
             self.progress.take_back()
 
+    def put_back(self, first: int) -> None:
+        """Undo the hand-out of all from ``first`` on, which no application received."""
+        progress = self.progress
+        if isinstance(progress, AtLeastOnce):
+            self.handed_count -= progress.put_back(first)
+        elif progress is not None:
+            progress.put_back(first)
+            # Those of earlier polls are finished since this one began.
+            self.handed_count -= self.unfinished_count
+            self.unfinished_count = 0
+
     def skip(self, first: int, last: int) -> None:
         """Record that no records exist from ``first`` to ``last``.
 

@@ -91,6 +91,11 @@ class PauseNotes:
         for name in [*self._notes] if names is None else names:
             self._notes.pop(name, None)
 
+    def add(self, kept: Mapping[PauseName, PauseNote]) -> None:
+        """Add what was noted before; what is known already stays."""
+        for name, note in kept.items():
+            self._notes.setdefault(name, note)
+
     def begin(
         self, world: WorldState, kept: Mapping[PauseName, PauseNote] | None = None
     ) -> None:
@@ -100,8 +105,7 @@ class PauseNotes:
             world: The state.
             kept: What was noted where the state was kept.
         """
-        for name, note in (kept or {}).items():
-            self._notes.setdefault(name, note)
+        self.add(kept or {})
         for group_id, group in world.groups.items():
             for pause in group.pauses:
                 first = PauseNote(incarnation=pause.incarnations[0])
@@ -112,15 +116,9 @@ class PauseNotes:
 
     def of(self, world: WorldState) -> dict[PauseName, PauseNote]:
         """Return the notes of the pauses that a state has, to be kept with it."""
-        found = {}
-        for group_id, group in world.groups.items():
-            op_ids = [each.op_id for each in group.pauses]
-            op_ids += [each.op_id for each in group.scheduled]
-            op_ids += [each.op_id for each in group.directives]
-            for name in [(group_id, op_id) for op_id in op_ids]:
-                if name in self._notes:
-                    found[name] = self._notes[name]
-        return found
+        return {
+            name: self._notes[name] for name in names_in(world) if name in self._notes
+        }
 
     def add_later(self, name: PauseName, later: PauseNote) -> None:
         """Add what later records than those that were taken say about a pause."""
@@ -162,6 +160,17 @@ class PauseNotes:
         self._notes[name] = known._replace(last=By(record.client_id, person))
         if len(self._notes) > NOTES_MAX:
             del self._notes[next(iter(self._notes))]
+
+
+def names_in(world: WorldState) -> list[PauseName]:
+    """Return the pauses and directives that a state has."""
+    found = []
+    for group_id, group in world.groups.items():
+        op_ids = [each.op_id for each in group.pauses]
+        op_ids += [each.op_id for each in group.scheduled]
+        op_ids += [each.op_id for each in group.directives]
+        found += [(group_id, op_id) for op_id in op_ids]
+    return found
 
 
 def joined(notes: Mapping[int, PauseNotes]) -> dict[PauseName, PauseNote]:

@@ -70,6 +70,24 @@ class AtLeastOnce:
         self._last = last
         self.tracked_count += last - first + 1
 
+    def put_back(self, first: int) -> int:
+        """Undo the hand-out of every offset from ``first`` on: nobody received them.
+
+        Also where ``hand_out`` of them was interrupted. None of them is committed.
+
+        Returns:
+            Number of offsets taken back.
+        """
+        runs, before = self._runs, self.tracked_count
+        while runs and runs[-1][0] >= first:
+            runs.pop()
+        if runs:
+            runs[-1][1] = min(runs[-1][1], first - 1)
+        self._last = min(self._last, first - 1)
+        self._empty_below = min(self._empty_below, first)
+        self.tracked_count = sum(last - begin + 1 for begin, last in runs)
+        return before - self.tracked_count
+
     def commit(self, first: int, last: int) -> None:
         """Record that the offsets from ``first`` to ``last`` are processed.
 
@@ -98,9 +116,17 @@ class AtLeastOnce:
             at += 1
         self._advance()
 
-    def commit_all(self) -> None:
-        """Record that everything handed out so far is processed."""
-        if self._runs:
+    def commit_all(self, *, below: int | None = None) -> None:
+        """Record that everything handed out so far is processed.
+
+        Args:
+            below: Only what lies below this offset, where what follows did not reach
+                the application.
+        """
+        if below is not None:
+            if self._runs and self._runs[0][0] < below:
+                self.commit_below(below)
+        elif self._runs:
             self.position = max(self._last + 1, self._empty_below)
             self._runs.clear()
             self._done.clear()

@@ -414,11 +414,27 @@ class AtMostOnce:
             InvalidTransition: The offset was not granted to this process.
         """
         while self._grants and self._grants[0].last < offset:
-            self.unused_count -= self._grants.popleft().count
+            self._use_up(self._grants[0].last)
         granted = self.granted
         if granted is None or offset < granted.first:
             raise InvalidTransition(f"offset {offset} was not granted")
         self._use_up(offset)
+
+    def put_back(self, first: int) -> None:
+        """Undo the hand-out of everything from ``first`` on: nobody received it.
+
+        Also where ``hand_out`` was interrupted.
+
+        Args:
+            first: Offset of the first of these records.
+        """
+        end, rest = self._handed, self._grants
+        if first >= end:
+            return
+        later = [OffsetRange(max(end, x.first), x.end) for x in rest if x.end > end]
+        self._grants = deque([OffsetRange(first, end), *later])
+        self.unused_count = sum(each.count for each in self._grants)
+        self._handed = first
 
     def skip_through(self, offset: int) -> None:
         """Drop granted offsets up to ``offset``: no records exist there.
@@ -432,11 +448,15 @@ class AtMostOnce:
             self.done = self._handed
 
     def _use_up(self, offset: int) -> None:
-        grant = self._grants.popleft()
-        self.unused_count -= offset + 1 - grant.first
-        if grant.last > offset:
-            self._grants.appendleft(OffsetRange(offset + 1, grant.end))
-        self._handed = offset + 1
+        # In an order that ``put_back`` can undo wherever a signal handler raises.
+        grant, end = self._grants[0], offset + 1
+        rest = OffsetRange(end, grant.end) if grant.end > end else None
+        self._handed = end
+        if rest is None:
+            self._grants.popleft()
+        else:
+            self._grants[0] = rest
+        self.unused_count -= end - grant.first
 
     def drop_grants(self) -> None:
         """Drop unused grants without a report: another process accounts for them."""

@@ -18,7 +18,7 @@ from kafka_marshal.config import Membership, checked_labels
 from kafka_marshal.defaults import CHECKPOINT_INTERVAL_MS
 from kafka_marshal.engine.checkpointing import checked_interval_ms
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.identity import state_home
+from kafka_marshal.identity import home_of
 from kafka_marshal.kafka_io import (
     ConnectionConfig as ConnectionConfig,  # noqa: PLC0414 - for the command, too
 )
@@ -153,9 +153,7 @@ class Settings:
     @property
     def state_path(self) -> Path | None:
         """State directory, None to keep no state."""
-        if self.state_dir is None:
-            return state_home()
-        return Path(self.state_dir) if str(self.state_dir) else None
+        return home_of(self.state_dir)
 
 
 def tcp_address(text: str) -> tuple[str, int]:

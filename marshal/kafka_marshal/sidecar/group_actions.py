@@ -25,6 +25,7 @@ from kafka_marshal.admin.group_reset import (
     ResetResult,
     stored_plan,
 )
+from kafka_marshal.admin.plan_files import FOLDER
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
@@ -149,7 +150,7 @@ class GroupActions:
         self._connection = connection
         self._client_id = client_id
         self._state_dir = "" if state_dir is None else state_dir
-        self.plans = None if state_dir is None else state_dir / "plans"
+        self.plans = None if state_dir is None else state_dir / FOLDER
         self._open_admin = admin
         self._open_history = history
         self.runner = ActionRunner()

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from kafka_marshal.clock import SystemClock, instant
 from kafka_marshal.closing import Closing
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
@@ -28,7 +30,7 @@ from kafka_marshal.protocol.snapshot import from_bytes, to_bytes
 from kafka_marshal.protocol.state import (
     WorldState,
 )
-from kafka_marshal.protocol.types import LogEntry
+from kafka_marshal.protocol.types import LogEntry, TimestampType
 from kafka_marshal.views.past import (
     Prefix,
     Since,
@@ -36,6 +38,21 @@ from kafka_marshal.views.past import (
 )
 
 TIMEOUT_MS = 30_000
+
+
+@attrs.frozen
+class Arrival:
+    """A record that was read as soon as it was appended.
+
+    Attributes:
+        partition: Its coordinating partition.
+        append_ms: When it was appended by the broker's clock, epoch ms.
+        read_ms: When it was read by this machine's clock, epoch ms.
+    """
+
+    partition: int
+    append_ms: int
+    read_ms: int
 
 
 class LogScan(Closing):
@@ -244,6 +261,29 @@ class LogScan(Closing):
             CoordinationError: The cluster did not answer.
         """
         return dict(self._log.end_offsets(self._timeout_ms))
+
+    def next_append(self, timeout_ms: int) -> Arrival | None:
+        """Wait for a record that is appended from now on, and that a broker dates.
+
+        The scan cannot be continued afterwards.
+
+        Args:
+            timeout_ms: Longest wait.
+
+        Returns:
+            None if there is none in time.
+
+        Raises:
+            CoordinationError: The cluster did not answer.
+        """
+        deadline_ms = self._clock.now_ms() + timeout_ms
+        self._log.read_from(self.latest_ends())
+        while (left_ms := deadline_ms - self._clock.now_ms()) > 0:
+            for partition, entry in self._log.poll(min(POLL_MS, left_ms)):
+                if entry.timestamp_type == TimestampType.LOG_APPEND_TIME:
+                    wall_ms = self._clock.wall_ms()
+                    return Arrival(partition, entry.timestamp_ms, wall_ms)
+        return None
 
     def __iter__(self) -> Iterator[tuple[int, LogEntry]]:
         """Yield every entry of ``runs``, and note the reasons of pauses.

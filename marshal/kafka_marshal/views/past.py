@@ -104,6 +104,11 @@ class Prefix:
         """What the entries say about pauses, by group and op_id."""
         return joined(self._notes)
 
+    def begin(self, notes: Mapping[int, Mapping[PauseName, PauseNote]]) -> None:
+        """Add what was noted about pauses before the entries, by partition."""
+        for partition, known in notes.items():
+            self._notes.setdefault(partition, PauseNotes()).add(known)
+
     @property
     def is_whole(self) -> bool:
         """Whether the view has all entries."""

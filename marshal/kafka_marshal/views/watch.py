@@ -594,10 +594,11 @@ class WorldWatch(Closing):
             return True
         try:
             self._follower.begin()
-            if self._follower.began_paused and not any(self.starts.values()):
+            if self._follower.is_pause_unknown and not any(self.starts.values()):
                 # The reason of a pause is only in the log.
                 self._log.read_from(self.starts)
                 self._follower = Follower(self._log, self._clock)
+            self._prefix.begin(self._follower.began_notes)
         except CoordinationError as error:
             if not error.retriable:
                 raise

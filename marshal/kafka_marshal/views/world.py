@@ -4,7 +4,6 @@ Nothing here writes or joins a group. A view is never older than its request.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,6 @@ from kafka_marshal.engine.pause_notes import (
     directive_rows,
     pause_rows,
 )
-from kafka_marshal.engine.snapshotter import capture
 from kafka_marshal.errors import (
     ConfigurationError,
     LogUnreadable,
@@ -59,7 +57,12 @@ from kafka_marshal.protocol.state import (
 )
 from kafka_marshal.protocol.text import world_to_object
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.snapshots import SnapshotFolder, open_store
+from kafka_marshal.snapshots import (
+    SnapshotFolder,
+    keep_read,
+    open_store,
+    read_to_end,
+)
 from kafka_marshal.views.log_scan import TIMEOUT_MS, unknown_text
 from kafka_marshal.views.past import (
     PastReader,
@@ -522,20 +525,15 @@ def _read(
     """Read the log to its end, from stored states if there are any."""
     clock, prefix = SystemClock(), Prefix(None, None)
     follower = Follower(log, clock, sources=kept_in(store))
-    follower.catch_up(timeout_ms, note=prefix.note)
-    if follower.began_paused and not any(log.start_offsets(timeout_ms).values()):
+    deadline_ms = clock.now_ms() + timeout_ms
+    follower.begin(timeout_ms)
+    if follower.is_pause_unknown and not any(log.start_offsets(timeout_ms).values()):
         # The reason of a pause is only in the log.
         log.read_from(log.start_offsets(timeout_ms))
-        prefix = Prefix(None, None)
         follower = Follower(log, clock)
-        follower.catch_up(timeout_ms, note=prefix.note)
+    prefix.begin(follower.began_notes)
+    left_ms = max(0, deadline_ms - clock.now_ms())
+    read_to_end(follower, store, timeout_ms=left_ms, note=prefix.note)
     if store is not None:
-        for world in follower.worlds:
-            count = world.next_offset - follower.began_at.get(world.partition, 0)
-            beside = (*follower.log_start_missing, *follower.unfit)
-            is_whole = world.halted is None and world.partition not in beside
-            if count >= KEEP_ENTRIES_MIN and is_whole:
-                with suppress(OSError):  # the next view reads as much again
-                    notes = follower.replicas[world.partition].notes.of(world)
-                    store.save(capture(world, source="this process", notes=notes))
+        keep_read(follower, store, entries_min=KEEP_ENTRIES_MIN)
     return follower, prefix

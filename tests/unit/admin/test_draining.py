@@ -1,5 +1,6 @@
 """Drains and cordons, as an admin writes them."""
 
+import numpy as np
 import pytest
 from enginekit import H, fold, lines, spec, world, write
 from logkit import config, direct, ident
@@ -88,6 +89,30 @@ def test_a_client_is_drained_until_it_holds_nothing(cluster):
     assert record.op_id.hex() == result.operation
     (standing,) = fold(cluster, HOME).groups["g"].directives
     assert standing.until_ms == result.until_ms
+
+
+def test_numbers_and_texts_of_numpy_are_written_as_python_s(cluster):
+    """The record could not be encoded."""
+    a, _ = pair(cluster)
+    admin = DrainingAdmin(cluster)
+    result = admin.drain(
+        np.str_("a"),
+        group_id=np.str_("g"),
+        for_ms=np.int64(FOR_MS),
+        reason=np.str_("reboot"),
+    )
+    (record,) = written(cluster)[HOME]
+    assert (record.client, record.reason) == ("a", "reboot")
+    assert type(result.until_ms) is int
+    assert admin.uncordon(np.str_("a"), operation=np.str_(result.operation)) == 1
+    assert a.engine.failure is None
+
+
+def test_a_reason_is_checked_before_anything_is_written(cluster):
+    pair(cluster)
+    with pytest.raises(ConfigurationError, match="give a shorter one"):
+        DrainingAdmin(cluster).drain("a", for_ms=FOR_MS, reason="x" * 1_025)
+    assert written(cluster) == {t: [] for t in range(K)}
 
 
 def test_a_host_is_drained_in_every_group_and_partition(cluster):

@@ -1,7 +1,9 @@
 """How a set position ends, and what became of one."""
 
 import pytest
+from countkit import commit_at_an_earlier_home
 from enginekit import fold
+from logkit import OP as PLAIN_OP
 from positionkit import (
     FOR_MS,
     HOME,
@@ -174,3 +176,21 @@ def test_a_commit_is_open_until_the_home_is_resolved(cluster):
     assert raised.value.reason == "busy"
     resolution(cluster).finish(TIMEOUT_MS)
     require_resolved(worlds(cluster))
+
+
+def test_a_commit_that_came_back_at_an_earlier_home_is_resolved_there():
+    """PROTOCOL 8.5: the home of now refuses it, as it knows no commit."""
+    cluster, group_id, home = commit_at_an_earlier_home()
+    follower = following(cluster, "other")
+    (found,) = open_operations(follower.worlds, group_id)
+    one = Resolution(
+        follower,
+        Sender("other"),
+        group_id=group_id,
+        op_id=found.op_id,
+        config=cluster.config,
+    )
+    assert bytes.fromhex(found.op_id) == PLAIN_OP
+    assert one.finish(TIMEOUT_MS).outcome == COMMITTED
+    assert fold(cluster, home).groups[group_id].verdict.is_resolved
+    assert open_operations(following(cluster, "later").worlds, group_id) == ()

@@ -1,5 +1,6 @@
 import attrs
 import msgspec
+import numpy as np
 import pytest
 from enginekit import world, write
 
@@ -148,9 +149,20 @@ def test_a_refused_append_is_an_error():
         {"partition_count": 0},
         {"heartbeat_interval_ms": 1},
         {"limits": {"keyes": 1}},
+        {"limits": {"keys": "many"}},
+        {"partition_count": "8"},
+        {"heartbeat_interval_ms": 1_000.5},
     ],
     ids=str,
 )
 def test_impossible_formats(wrong):
     with pytest.raises(ConfigurationError):
         attrs.evolve(WANTED, **wrong)
+
+
+def test_a_format_has_numbers_of_python():
+    found = Format(np.int64(4), np.int32(2_000), {np.str_("keys"): np.int64(9)})
+    assert found == Format(4, 2_000, {"keys": 9})
+    numbers = (found.partition_count, found.heartbeat_interval_ms)
+    assert {*map(type, (*numbers, *found.limits.values()))} == {int}
+    assert type(next(iter(found.limits))) is str

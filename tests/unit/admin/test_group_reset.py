@@ -2,6 +2,7 @@
 
 import attrs
 import msgspec
+import numpy as np
 import pytest
 from enginekit import H, fold
 from positionkit import (
@@ -445,6 +446,16 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
 )
 def test_rules_have_names(rule, value, spec):
     assert PositionSpec.of(rule, value) == spec
+
+
+def test_a_rule_has_numbers_of_python():
+    spec = PositionSpec.to_offset(np.int64(5))
+    assert (spec, type(spec.value)) == (PositionSpec.to_offset(5), int)
+    spec = PositionSpec.from_offsets({("t", np.int64(0)): np.int64(7)})
+    ((place, offset),) = spec.offsets.items()
+    assert (type(place), place, type(offset)) == (TopicPartition, PLACE, int)
+    with pytest.raises(TypeError, match="is no partition"):
+        PositionSpec.from_offsets({"t": 7})
 
 
 def test_an_aborted_reset_is_refused():

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from countkit import (
     Reading,
+    commit_at_an_earlier_home,
     fence_to,
     is_over,
     level_two,
@@ -25,16 +26,10 @@ from enginekit import (
 )
 from logkit import (
     OP,
-    decide,
     direct,
-    ident,
     imported,
-    layout_done,
-    layout_final,
     layout_import,
     member,
-    pause,
-    resolve,
     settings,
 )
 
@@ -690,39 +685,9 @@ def test_a_partition_that_has_lost_an_ended_change_gets_it_again(
     assert {each.config.generation for each in worlds(cluster).values()} == {2}
 
 
-def end_change(cluster, partitions, op):
-    """Write all that ends a change of which no key moves."""
-    for t in range(partitions):
-        for source in worlds(cluster)[t].layout.sources:
-            write(cluster, layout_done(0, source=source.partition, op=op), t)
-    for t in range(partitions):
-        write(cluster, layout_final(op=op), t)
-
-
 def test_a_commit_comes_back_at_the_home_before_two_changes():
     """PROTOCOL 8.5: it kept the fence out, and only that partition can resolve it."""
-    group_id, home = "g0", 1
-    homes = [home_partition(group_id, partition_count=count) for count in (2, 4, 8)]
-    assert homes[0] == home
-    assert home not in homes[1:]
-    cluster = level_two(2, records=[1])
-    for t in (0, home):
-        write(cluster, pause(2**62, group=group_id), t)
-    write(cluster, decide(1, group=group_id), home)
-    write(cluster, resolve(commit=True, group=group_id), 0)
-    fence = fence_to(cluster, 4, op=ident("first"))
-    for t in range(4):
-        write(cluster, fence, t)
-    kept = cluster.kafka.log(cluster.place(home)).end
-    write(cluster, resolve(commit=True, group=group_id), home)
-    end_change(cluster, 4, ident("first"))
-    fence = fence_to(cluster, 8, op=ident("second"), generation=3)
-    for t in range(8):
-        write(cluster, fence, t)
-    end_change(cluster, 8, ident("second"))
-    assert is_over(cluster, 3)
-    cluster.kafka.truncate(cluster.place(home), end=kept, leader=9)
-    worlds(cluster).pop(home)
+    cluster, group_id, home = commit_at_an_earlier_home()
     node = cluster.node("a")
     cluster.run_until(lambda: is_over(cluster, 3), 6 * H)
     assert worlds(cluster)[home].groups[group_id].verdict.is_resolved

@@ -327,3 +327,54 @@ def test_a_gap_that_does_not_follow_is_not_passed():
     unknown = AtLeastOnce(None)
     unknown.skip(0, 4)
     assert unknown.position is None
+
+
+# --- Hand-outs that nobody received ---
+
+
+def test_what_is_put_back_is_handed_out_again():
+    it = alo(0, 0, 1, 2, 5, 6)
+    commit(it, 1)
+    assert it.put_back(2) == 3
+    assert (it.tracked_count, it.uncommitted_count, it.position) == (2, 1, 0)
+    assert it.put_back(2) == 0
+    it.hand_out(2, 2)
+    it.commit(0, 2)
+    assert (it.position, it.tracked_count) == (3, 0)
+
+
+def test_what_is_put_back_is_not_committed_by_a_commit_of_all():
+    it = alo(0, 0, 1, 2, 3)
+    it.commit_all(below=2)
+    assert it.position == 2
+    it.commit_all(below=2)
+    assert (it.position, it.uncommitted_count) == (2, 2)
+    it.put_back(2)
+    it.commit_all()
+    assert (it.position, it.tracked_count) == (2, 0)
+
+
+def test_a_range_is_put_back_in_part():
+    it = alo(0)
+    it.hand_out(0, 9)
+    assert it.put_back(4) == 6
+    it.commit_all()
+    assert it.position == 4
+    it.hand_out(4, 4)
+
+
+def test_an_empty_range_behind_what_is_put_back_is_not_passed():
+    it = alo(0, 0)
+    it.skip(1, 3)
+    it.hand_out(4, 4)
+    it.skip(5, 8)
+    it.put_back(4)
+    it.commit_all()
+    assert it.position == 4
+
+
+def test_a_hand_out_that_was_interrupted_is_put_back():
+    it = alo(0, 0)
+    it._runs.append([3, 5])
+    it.put_back(3)
+    assert (it.tracked_count, list(it._runs)) == (1, [[0, 0]])

@@ -453,6 +453,31 @@ def test_gaps_use_up_what_they_skip(bench):
         bench.it.hand_out(10)
 
 
+def test_what_nobody_received_is_handed_out_again(bench):
+    for last in (4, 9, 19):
+        bench.granted(last)
+    bench.it.hand_out(1)
+    bench.it.take_back()
+    bench.it.hand_out(12)
+    assert bench.it.unused_count == 7
+    bench.it.put_back(3)
+    bench.it.put_back(3)
+    assert bench.it.unused == (OffsetRange(3, 13), OffsetRange(13, 20))
+    assert (bench.it.unused_count, bench.it.done) == (17, 2)
+    bench.it.hand_out(5)
+    bench.it.take_back()
+    assert (bench.it.done, bench.it.unused_count) == (6, 14)
+
+
+def test_an_interrupted_hand_out_is_put_back_whole(bench):
+    bench.granted(4)
+    bench.granted(9)
+    bench.it._handed = 8  # before the grants were used up
+    bench.it.put_back(0)
+    assert bench.it.unused == (OffsetRange(0, 8), OffsetRange(8, 10))
+    assert bench.it.unused_count == 10
+
+
 @pytest.mark.parametrize(
     ("through", "unused"),
     [

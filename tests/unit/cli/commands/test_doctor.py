@@ -4,7 +4,7 @@ import json
 
 import attrs
 import pytest
-from logkit import Log
+from logkit import Log, member
 from typer.testing import CliRunner
 
 from kafka_marshal import CoordinationError, World, native
@@ -14,6 +14,7 @@ from kafka_marshal.kafka_io import Choice, record_batches
 from kafka_marshal.kafka_io.topic_rules import ClusterInfo, Problem, TopicDescription
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing import java
+from kafka_marshal.views.log_scan import Arrival
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.checks import ClockReading
 from kafka_marshal_cli.commands import doctor
@@ -33,6 +34,8 @@ class Cluster:
         self.risks = {}
         self.hidden = ()
         self.questions = 0
+        self.waits_ms = []
+        self.arrival = None
         self.log = Log(cluster_id="cluster")
         self.read_at_ms = self.log.now_ms + 1_500
 
@@ -73,6 +76,10 @@ class Cluster:
         if topic in self.hidden:
             raise LogUnreadable(f"DESCRIBE on topic {topic} is missing")
         return self.risks.get(topic)
+
+    def next_append(self, timeout_ms):
+        self.waits_ms.append(timeout_ms)
+        return self.arrival
 
     def latest_ends(self):
         self.questions += 1
@@ -231,6 +238,45 @@ def test_a_clock_that_is_behind_is_a_note(cluster):
     check = examined()["clock"]
     assert check["result"] == "note"
     assert "broker 7 is 2s ahead" in check["found"]
+
+
+@pytest.mark.parametrize(
+    ("by_ms", "result", "found"),
+    [
+        (0, "ok", "within 2s of broker 7"),
+        (1_999, "ok", "within 2s of broker 7"),
+        (90_000, "note", "this machine is 1m30s ahead of broker 7"),
+        (-90_000, "note", "this machine is 1m30s behind broker 7"),
+    ],
+)
+def test_a_record_that_arrives_shows_this_machine_s_clock(
+    cluster, by_ms, result, found
+):
+    cluster.log.append(member())
+    cluster.read_at_ms = cluster.log.now_ms + 90_000
+    cluster.arrival = Arrival(0, 1_000_000, 1_000_000 + by_ms)
+    check = examined()["clock"]
+    assert check["result"] == result
+    assert found in check["found"]
+    assert (check["run"] is None) == (result == "ok")
+
+
+def test_nobody_waits_for_a_record_where_no_member_is_live(cluster):
+    cluster.read_at_ms = cluster.log.now_ms + 90_000
+    check = examined()["clock"]
+    assert check["result"] == "ok"
+    assert "at most that far ahead" in check["found"]
+    assert cluster.waits_ms == []
+
+
+def test_the_wait_is_long_where_live_members_seem_silent(cluster):
+    """They write each third of an interval: so old a last record is suspicious."""
+    cluster.log.append(member())
+    for age_ms in (1_000, 2_000, 90_000):
+        cluster.read_at_ms = cluster.log.now_ms + age_ms
+        assert examined()["clock"]["result"] == "ok"
+    longest_ms = cluster.log.state.config.heartbeat_interval_ms // 3 + 2_000
+    assert cluster.waits_ms == [min(longest_ms, 5_000), longest_ms]
 
 
 def test_the_assumptions_of_the_guarantees_are_checked(cluster):

@@ -17,10 +17,13 @@ from logkit import (
     pause,
     release,
 )
+from typer.testing import CliRunner
 
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.text import entry_to_object, to_line, world_to_object
+from kafka_marshal.snapshots import snapshot_of, to_file_bytes
+from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands import log_replay
 from kafka_marshal_cli.commands.log_replay import replay_lines, run_replay
 
@@ -278,3 +281,59 @@ def test_the_digest_is_that_of_the_live_log():
     output = json.loads(out)["partitions"]["0"]
     assert output["digest"] == world_to_object([live])["partitions"]["0"]["digest"]
     assert output["claims"][0]["topic"] == KEY.topic
+
+
+# --- Files that are no dump ---
+
+
+def replayed(path):
+    outcome = CliRunner().invoke(app, ["log", "replay", str(path)])
+    assert outcome.stdout == ""
+    assert outcome.stderr.count("\n") == 1
+    return outcome.exit_code, outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (bytes(range(256)) * 9, "not UTF-8"),
+        (b"\x1f\x8b\x08\x00 compressed", "not UTF-8"),
+        (b"group,topic\ng,t\n", "line 1: not a JSON object"),
+        (b'{"claims": []}\n', "line 1: partition must"),
+        (b"[\n", "line 1: not a JSON object"),
+    ],
+)
+def test_a_file_of_another_format_is_named_with_what_to_give(tmp_path, content, why):
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    code, err = replayed(path)
+    assert code == 1
+    assert err.startswith(f"marshal: '{path}': ")
+    assert why in err
+    assert err.endswith("; name an output of marshal log dump\n")
+
+
+def test_a_bad_line_of_a_dump_needs_no_other_file(tmp_path):
+    path = tmp_path / "dump"
+    path.write_text(f"{FIRST}\n{{\n")
+    code, err = replayed(path)
+    assert code == 1
+    assert err.startswith(f"marshal: '{path}': line 2: not a JSON object")
+    assert "log dump" not in err
+
+
+def test_a_snapshot_is_named_as_one(tmp_path):
+    path = tmp_path / "state"
+    section = snapshot_of(story().state, cluster_id="c", topic_id=b"i" * 16)
+    path.write_bytes(to_file_bytes(section))
+    code, err = replayed(path)
+    assert code == 1
+    assert err.endswith(f"; it is a snapshot; show it with: marshal log dump {path}\n")
+
+
+@pytest.mark.parametrize("name", [".", "missing"])
+def test_what_is_no_file_is_named_with_what_to_give(tmp_path, name):
+    code, err = replayed(tmp_path / name)
+    assert code == 2
+    assert "cannot be read" in err
+    assert "name an output of marshal log dump" in err
