@@ -29,7 +29,7 @@ from kafka_marshal.errors import (
     InvalidTransition,
     PositionError,
 )
-from kafka_marshal.protocol.records import ClaimingMessages, Heartbeat
+from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.fakestore import AppendFate
 
@@ -680,88 +680,6 @@ def test_prefetched_records_are_not_handed_out(cluster):
     node.consumer.stop()
     node.consumer.prefetch(0)
     assert node.consumer.is_finished
-
-
-# --- Where to begin (PROTOCOL 5.6) ---
-
-
-@pytest.mark.parametrize(
-    ("reset", "committed", "first"),
-    [
-        pytest.param("earliest", None, 0, id="earliest"),
-        pytest.param("latest", None, 10, id="latest"),
-        pytest.param("latest", 0, 0, id="committed-zero-is-real"),
-        pytest.param("none", 4, 4, id="committed"),
-        pytest.param("earliest", 10, 10, id="committed-at-the-end"),
-    ],
-)
-def test_without_a_position_of_its_own(cluster, reset, committed, first):
-    if committed is not None:
-        cluster.kafka.groups["g"] = {T0: committed}
-    node = owning(cluster, auto_offset_reset=reset)
-    cluster.kafka.produce(T0, b"new")
-    assert [r.offset for r in polled(node)] == list(range(first, 11))
-    assert fold(cluster).keys[KEY].position == first
-
-
-def test_without_any_position_none_is_an_error(cluster):
-    node = cluster.node("a", spec=spec(auto_offset_reset="none"))
-    cluster.run(H)
-    with pytest.raises(PositionError, match="set one with: marshal groups reset"):
-        node.consumer.poll(0)
-    assert not node.held
-
-
-def test_the_log_s_position_is_stronger_than_a_commit(cluster):
-    a = owning(cluster, most=4)
-    a.consumer.commit(polled(a))
-    a.leave()
-    cluster.run(200)
-    cluster.kafka.groups["g"] = {T0: 9}
-    b = owning(cluster, "b")
-    assert [r.offset for r in polled(b)] == [4, 5, 6, 7, 8, 9]
-
-
-def test_position_zero_in_the_log_is_a_position(cluster):
-    a = owning(cluster)
-    a.leave()
-    cluster.run(200)
-    assert fold(cluster).keys[KEY].position == 0
-    b = owning(cluster, "b", auto_offset_reset="latest")
-    assert [r.offset for r in polled(b)][:1] == [0]
-
-
-def test_at_most_once_starts_behind_every_grant(cluster):
-    a = owning(cluster, delivery=AMO, most=4)
-    polled(a)
-    cluster.run(40)
-    cluster.crash(a)
-    b = owning(cluster, "b", delivery=AMO)
-    polled(b)
-    cluster.run(20)
-    assert [r.offset for r in polled(b)] == [4, 5, 6, 7, 8, 9]
-
-
-def test_at_least_once_after_at_most_once_starts_at_position(cluster):
-    a = owning(cluster, delivery=AMO, most=4)
-    polled(a)
-    cluster.run(40)
-    a.leave()
-    cluster.run(200)
-    b = owning(cluster, "b")
-    assert [r.offset for r in polled(b)][:1] == [4]
-
-
-def test_a_look_up_that_fails_is_tried_again(cluster):
-    node = cluster.node("a", spec=spec())
-    node.data.cut = True
-    cluster.run(H)
-    assert node.observer.named("start_lookup_failed")
-    assert polled(node) == []
-    assert of(cluster, "a", Heartbeat)  # the claim is kept alive meanwhile
-    node.data.cut = False
-    cluster.run(H)
-    assert [r.offset for r in polled(node)] == list(range(10))
 
 
 # --- Positions outside the log ---
