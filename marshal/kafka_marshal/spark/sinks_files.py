@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.errors import ConfigurationError, CoordinationError
 from kafka_marshal.protocol.types import Token, TopicPartition
 from kafka_marshal.spark.fencing import SINK_COLUMNS, Fence, require_columns
 
@@ -179,15 +179,31 @@ class FileSink:
         aside = self.path / DATA / uuid.uuid4().hex
         # One folder for each claim, published as a whole or not at all.
         copies = df.withColumns({name: f.col(of) for name, of in _FOLDERS.items()})
-        copies.write.partitionBy(*_FOLDERS).parquet(f"file://{aside}")
-        found = [
-            self._found(df.sparkSession, leaf)
-            for leaf in aside.glob("/".join(f"{name}=*" for name in _FOLDERS))
-        ]
-        for place, link in sorted(found, key=lambda each: (each[0], each[1].first)):
-            self.publish(df.sparkSession, place, link=link, batch_id=batch_id)
-        if not found:
-            shutil.rmtree(aside)
+        try:
+            copies.write.partitionBy(*_FOLDERS).parquet(f"file://{aside}")
+            found = [
+                self._found(df.sparkSession, leaf)
+                for leaf in aside.glob("/".join(f"{name}=*" for name in _FOLDERS))
+            ]
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        found.sort(key=lambda each: (each[0], each[1].first))
+        is_published = False
+        try:
+            while found:
+                place, link = found.pop(0)
+                first = self.publish(
+                    df.sparkSession, place, link=link, batch_id=batch_id
+                )
+                is_published = is_published or first < link.end
+        except BaseException:
+            # The outcome of the one that failed may be unknown.
+            for _, link in found:
+                self._drop(link)
+            raise
+        if not is_published:
+            shutil.rmtree(aside, ignore_errors=True)
 
     def _found(self, spark: "SparkSession", leaf: Path) -> tuple[TopicPartition, Link]:
         """Return the partition and the range of an unpublished folder."""
@@ -246,6 +262,11 @@ class FileSink:
                 self._drop(unused)
             if is_made:
                 return max(first, link.first)
+        else:
+            raise CoordinationError(
+                f"batch {batch_id}: other writers published rows of {place} "
+                f"{TRIES_MAX} times before this one; start the query again"
+            )
         self._drop(link)
         return link.end
 
