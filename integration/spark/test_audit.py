@@ -494,6 +494,18 @@ def test_an_error_in_a_task_is_raised_with_its_own_message(
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.parametrize("options", [(), ("--follow", "--available-now")])
+def test_a_topic_with_another_use_is_refused(domain, spark, tmp_path, options):
+    """Before its records are folded, which are none of the protocol."""
+    topic = domain.data_topic(2, records_each=50)
+    words = ("-b", domain.servers, "--coordination-topic", topic, *options)
+    done = invoke(*words, "--out", str(tmp_path / "out"))
+    assert done.exit_code == 3, done.output
+    assert "this is not a coordination topic" in done.stderr
+    assert "check the name" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_broker_that_is_not_there_is_a_timeout(spark, tmp_path):
     words = ("-b", "localhost:1", "--timeout", "1s", "--out", str(tmp_path / "out"))
     done = invoke(*words)

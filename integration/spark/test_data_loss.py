@@ -1,15 +1,23 @@
 """Offsets that no longer mean what they did: topics recreated, logs cut off."""
 
 import shutil
+from functools import partial
 
+import kafka
 import pytest
+import spark_program
 from domain import opened
+from pyspark import cloudpickle
 from sparkkit import cells, every, keeping
 from waiting import eventually
 
 from kafka_marshal import TopicPartition
+from kafka_marshal.grants import close_grant_clients
 from kafka_marshal.spark.options import parse
 from kafka_marshal.spark.query import Cluster
+from kafka_marshal.spark.sinks_files import FileSink
+from kafka_marshal.spark.sinks_kafka import KafkaSink
+from kafka_marshal.spark.sinks_table import TableSink
 from kafka_marshal.testing.broker import EmbeddedBroker
 
 H_MS = 2_000
@@ -53,6 +61,78 @@ def test_a_restart_on_a_recreated_topic(kit, domain, unique, count):
     lenient = kit.stream(group, subscribe=topic, failOnDataLoss="false")
     assert cells(kit.drained(lenient)) == every(count)
     assert kit.drained(lenient) == []
+
+
+@pytest.fixture
+def by_value():
+    cloudpickle.register_pickle_by_value(spark_program)
+    yield
+    cloudpickle.unregister_pickle_by_value(spark_program)
+    close_grant_clients()
+
+
+@pytest.mark.usefixtures("by_value")
+def test_sinks_write_all_of_a_recreated_topic(kit, domain, database, unique, tmp_path):
+    topic, out = domain.data_topic(1, records_each=20), domain.data_topic(1)
+    options = {
+        **kit.cluster,
+        "subscribe": topic,
+        "group": unique("group"),
+        "startingOffsets": "earliest",
+        "stateDir": "",
+        "includeToken": "true",
+        "failOnDataLoss": "false",
+    }
+    table = TableSink(
+        partial(spark_program.connect, database.dsn),
+        spark_program.insert,
+        options["group"],
+    )
+    table.create()
+    files = FileSink.of(options, path=tmp_path / "files")
+    sinks = [table, files, KafkaSink.of(options, topic=out)]
+
+    def write(rows, batch_id):
+        for sink in sinks:
+            sink(rows, batch_id)
+
+    frame = kit.spark.readStream.format("marshal").options(**options).load()
+    kit.ended(frame, write)
+    # Not longer than the first: all of its offsets were written before.
+    recreate(domain, topic, 12)
+    kit.ended(frame, write)
+    wanted = sorted([*range(20), *range(12)])
+    with database.connect() as connection:
+        found = connection.execute(
+            "SELECT number FROM rows_of_spark WHERE topic = %s", (topic,)
+        ).fetchall()
+    assert sorted(number for (number,) in found) == wanted
+    rows = files.read(kit.spark).select("offset", "topicId").collect()
+    assert sorted(row.offset for row in rows) == wanted
+    assert len({row.topicId for row in rows}) == 2
+    assert committed(domain, out, len(wanted)) == wanted
+
+
+def committed(domain, topic, count):
+    """Return the numbers that readers of a sink's topic get, once there are so many."""
+    values = []
+    consumer = kafka.KafkaConsumer(
+        topic,
+        bootstrap_servers=domain.servers,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+        consumer_timeout_ms=1_000,
+    )
+
+    def look():
+        values.extend(int(record.value) for record in consumer)
+        return len(values) >= count
+
+    try:
+        eventually(look, "all records")
+    finally:
+        consumer.close()
+    return sorted(values)
 
 
 def test_a_topic_of_a_pattern_is_deleted(kit, domain, unique):

@@ -17,8 +17,10 @@ from kafka_marshal.spark.sinks_kafka import KafkaSink
 from kafka_marshal.spark.sinks_table import TableSink
 
 SCHEMA = (
-    "key binary, value binary, topic string, partition int, offset long, token string"
+    "key binary, value binary, topic string, partition int, offset long, token string,"
+    " topicId string"
 )
+FIRST, SECOND = "1" * 32, "2" * 32
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,12 +51,12 @@ class Stream:
             "includeToken": "true",
         }
 
-    def rows(self, spark, first, end, *, tokens=None):
+    def rows(self, spark, first, end, *, tokens=None, topic_id=FIRST):
         """Return a batch of rows of both partitions, as a query would read it."""
         tokens = tokens or [str(claim.token) for claim in self.claims]
         return spark.createDataFrame(
             [
-                (None, b"%d" % n, self.topic, part, n, tokens[part])
+                (None, b"%d" % n, self.topic, part, n, tokens[part], topic_id)
                 for part in range(2)
                 for n in range(first, end)
             ],
@@ -102,6 +104,38 @@ def test_a_table_has_each_row_once(spark, stream, database):
             "SELECT part, number FROM rows_of_spark WHERE topic = %s", (stream.topic,)
         ).fetchall()
     assert sorted(found) == both(0, 8)
+
+
+def test_a_table_of_positions_of_an_earlier_version_is_used(spark, stream, database):
+    place = (stream.options["group"], stream.topic)
+    with database.connect() as connection:
+        connection.execute(
+            "CREATE TABLE old_fence (group_id text NOT NULL, topic text NOT NULL,"
+            " part integer NOT NULL, era bigint NOT NULL, leader_epoch bigint NOT NULL,"
+            " epoch bigint NOT NULL, next_offset bigint NOT NULL,"
+            " PRIMARY KEY (group_id, topic, part))"
+        )
+        for part in range(2):
+            values = (*place, part, 5)
+            connection.execute(
+                "INSERT INTO old_fence VALUES (%s, %s, %s, 0, 0, 0, %s)", values
+            )
+    sink = TableSink(
+        partial(spark_program.connect, database.dsn),
+        spark_program.insert,
+        stream.options["group"],
+        table="old_fence",
+    )
+    sink.create()
+    sink.create()
+    sink(stream.rows(spark, 3, 8), 1)
+    sink(stream.rows(spark, 0, 2, topic_id=SECOND), 2)
+    with database.connect() as connection:
+        found = connection.execute(
+            "SELECT part, number FROM rows_of_spark WHERE topic = %s", (stream.topic,)
+        ).fetchall()
+    assert sorted(found) == sorted(both(5, 8) + both(0, 2))
+    assert set(sink.positions().values()) == {2}
 
 
 def test_files_have_each_row_once(spark, stream, tmp_path):

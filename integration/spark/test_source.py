@@ -77,6 +77,7 @@ def test_the_columns_are_those_of_sparks_own_source(kit, domain, transport):
         "timestampType int",
         "headers array<struct<key:string,value:binary>>",
         "token string",
+        "topicId string",
     ]
     first, second = frame.orderBy("offset").collect()
     assert (bytes(first.key), bytes(first.value)) == (b"k", b"v")

@@ -2,7 +2,7 @@
 
 from operator import attrgetter
 
-from kafka_marshal.spark.fencing import COLUMNS
+from kafka_marshal.spark.fencing import SINK_COLUMNS
 
 
 class Frame:
@@ -14,7 +14,7 @@ class Frame:
         types: Types of some, by name.
     """
 
-    def __init__(self, rows, columns=(*COLUMNS, "key", "value"), types=()):
+    def __init__(self, rows, columns=(*SINK_COLUMNS, "key", "value"), types=()):
         self.rows = list(rows)
         self.columns = list(columns)
         self.dtypes = list(dict(types).items())

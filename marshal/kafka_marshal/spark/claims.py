@@ -243,27 +243,29 @@ class Claims:
             if partition.topic in self._absent:
                 continue
             mark = self._mark(partition, start)
-            topic_id = self._ids.get(partition.topic, "")
+            topic_id = self._ids.get(partition.topic) or each.topic_id
             if mark is not None and mark.is_of_other_topic(topic_id):
                 may_restart = self._may_restart(mark, each)
                 self._report_loss(
                     *(partition, mark.next),
-                    why=self._recreated(partition, mark),
+                    why=_recreated(mark, topic_id),
                     follows=FROM_START if may_restart else BY_CLAIM,
                 )
-                if may_restart:
+                if may_restart and not each.is_of_another(topic_id):
                     found[partition] = _restart(mark, each.token, topic_id)
                     restarting.append(partition)
                     continue
                 if mark.token == each.token:
                     continue  # at most once: this claim ends, as its topic did
-            elif mark is not None and mark.token == each.token:
-                found[partition] = mark
+            if each.is_of_another(topic_id):
+                # The topic was recreated, which ends this claim: so of two topics of
+                # one name the rows of the later one have the later token.
+                continue
+            if mark is not None and mark.token == each.token:
+                found[partition] = mark._replace(topic_id=mark.topic_id or topic_id)
                 continue
             if each.position is None:
                 continue  # its start is not known yet
-            if each.is_of_another(topic_id):
-                continue  # the topic was recreated, which ends this claim
             position, restarts = each.position, 0
             if mark is not None:
                 restarts = mark.restarts
@@ -408,12 +410,6 @@ class Claims:
                 restarting.append(partition)
         self._restart_all(places, restarting)
 
-    def _recreated(self, partition: TopicPartition, mark: Mark) -> str:
-        return (
-            f"the topic was deleted and created again since (its id was "
-            f"{mark.topic_id} and is {self._ids[partition.topic]})"
-        )
-
     def _report_loss(
         self,
         partition: TopicPartition,
@@ -519,7 +515,7 @@ class Claims:
             if mark.is_of_other_topic(topic_id):
                 self._report_loss(
                     *(each.partition, each.first),
-                    why=self._recreated(each.partition, mark),
+                    why=_recreated(mark, topic_id),
                     follows=BY_CLAIM,
                 )
             else:
@@ -643,6 +639,13 @@ def _order(part: Part) -> tuple[TopicPartition, Token | None, int]:
 def _restart(mark: Mark, token: Token, topic_id: str) -> Mark:
     """Return the mark of a new restart, without offsets yet."""
     return mark._replace(token=token, restarts=mark.restarts + 1, topic_id=topic_id)
+
+
+def _recreated(mark: Mark, topic_id: str) -> str:
+    return (
+        f"the topic was deleted and created again since (its id was {mark.topic_id} "
+        f"and is {topic_id})"
+    )
 
 
 def _follows(held: HeldRange, token: Token) -> bool:

@@ -16,6 +16,7 @@ in between, while the executor lives and until the deadline that the sidecar sen
 
 import fcntl
 import hashlib
+import logging
 import os
 import tempfile
 import time
@@ -37,6 +38,7 @@ from kafka_marshal.spark.rows import times_column
 if TYPE_CHECKING:
     import pyarrow as pa
 
+LOGGER = logging.getLogger("kafka_marshal")
 TURN_MS_MAX = 60_000
 POLL_S = 0.05
 
@@ -211,7 +213,11 @@ def _is_locked(file: IO[bytes]) -> bool:
 def _keep_claims_beyond_worker(
     sidecar: str, group_id: str, *, name: str, instance: bytes
 ) -> None:
-    """Make the claims outlive this worker, while its executor lives."""
+    """Make the claims outlive this worker, while its executor lives.
+
+    Where the sidecar cannot watch this worker, as over TCP or in another namespace of
+    process ids, they outlive it anyway, until the deadline that the sidecar sent.
+    """
     address = Address.parse(sidecar)
     if address.socket is None:
         return  # over TCP the sidecar watches no process, so claims stay anyway
@@ -222,20 +228,34 @@ def _keep_claims_beyond_worker(
         client_id=name,
         instance=instance.hex(),
     )
+    path = connection.path(paths.CHILDREN)
     try:
-        path = connection.path(paths.CHILDREN)
         connection.send("PUT", path, body=Children(pids=(executor_pid(),)))
+    except ConfigurationError as error:
+        if error.setting != "pids":
+            raise
+        LOGGER.warning("executor_unwatched by the sidecar of this host: %s", error)
     finally:
         connection.close()
 
 
 def executor_pid(read: Callable[[str], str] | None = None) -> int:
-    """Return the process id of the executor.
+    """Return the process id of the executor, or without ``/proc`` that of the daemon.
 
-    PySpark's daemon forks workers; the executor's JVM has started the daemon.
+    PySpark's daemon forks workers; the executor's JVM has started the daemon, which
+    outlives its workers and ends with the executor. Only Linux shows whose child the
+    daemon is.
     """
     parent = os.getppid()
-    stat = (read or _read)(f"/proc/{parent}/stat")
+    try:
+        stat = (read or _read)(f"/proc/{parent}/stat")
+    except OSError as error:
+        LOGGER.warning(
+            "executor_unknown: %s. The claims of this task stay while process %d "
+            "lives, the daemon of PySpark's workers, which ends with its executor",
+            *(error, parent),
+        )
+        return parent
     grandparent = int(stat.rpartition(")")[2].split()[1])
     # A parent with id 1 has adopted this process, or is the only other one.
     return grandparent if grandparent > 1 else parent

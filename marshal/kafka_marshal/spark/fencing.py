@@ -10,7 +10,7 @@ itself closes that gap: see ``sinks_table``, ``sinks_files`` and ``sinks_kafka``
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -29,13 +29,15 @@ if TYPE_CHECKING:
 
 LOOK_MS_MAX = 30_000
 COLUMNS = ("topic", "partition", "offset", "token")
+# Of sinks that keep positions: offsets mean nothing in another topic of that name.
+SINK_COLUMNS = (*COLUMNS, "topicId")
 
 _LOGGER = logging.getLogger("kafka_marshal")
 
 WriteBatch = Callable[["DataFrame", int], None]
 
 WriteClaim = Callable[..., object]
-"""Writes rows of one claim: ``write(place, token=TOKEN, rows=ROWS)``."""
+"""Writes rows of one claim: ``write(place, token=TEXT, topic_id=HEX, rows=ROWS)``."""
 
 
 @attrs.frozen
@@ -126,18 +128,22 @@ def fenced_by(options: Mapping[str, str]) -> Callable[[WriteBatch], WriteBatch]:
     return decorate
 
 
-def require_columns(df: "DataFrame") -> None:
+def require_columns(df: "DataFrame", columns: Sequence[str] = COLUMNS) -> None:
     """Require the columns for the source and the token of each row.
+
+    Args:
+        df: The batch.
+        columns: Names of the required columns.
 
     Raises:
         ConfigurationError: A column is missing.
     """
-    missing = [name for name in COLUMNS if name not in df.columns]
+    missing = [name for name in columns if name not in df.columns]
     if missing:
         raise ConfigurationError(
             f"the batch has no column {' and no column '.join(missing)}, without which "
             "no sink can find stale rows; read with option includeToken = true, and "
-            f"keep the columns {', '.join(COLUMNS)}",
+            f"keep the columns {', '.join(columns)}",
             setting="includeToken",
         )
 
@@ -157,8 +163,14 @@ def _write_task(write: WriteClaim, rows: "Iterator[Row]") -> None:
     """Write the rows of one task, in Spark's Python workers."""
     for place, of_place in groupby(rows, lambda row: (row.topic, row.partition)):
         # In offset order, rows of a later claim follow.
-        for token, of_claim in groupby(of_place, lambda row: row.token):
-            write(TopicPartition(*place), token=token, rows=of_claim)
+        claims = groupby(of_place, lambda row: (row.token, row.topicId))
+        for (token, topic_id), of_claim in claims:
+            write(
+                TopicPartition(*place),
+                token=token,
+                topic_id=topic_id or "",
+                rows=of_claim,
+            )
 
 
 @attrs.frozen

@@ -137,7 +137,12 @@ def _rows(
     task: Task, span: OffsetRange, *, options: Options, schema: "StructType"
 ) -> Iterator["pa.RecordBatch"]:
     token = None if task.claim is None else task.claim.token
-    make = batch_maker(arrow_schema(schema), task.partition, token=token)
+    make = batch_maker(
+        arrow_schema(schema),
+        task.partition,
+        token=token,
+        topic_id=task.topic_id or None,
+    )
     settings: dict[str, Any] = {
         "timeout_ms": options.poll_timeout_ms,
         "with_headers": options.has_headers,

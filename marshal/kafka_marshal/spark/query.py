@@ -9,9 +9,15 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -19,9 +25,11 @@ from kafka_marshal.client import Marshal
 from kafka_marshal.errors import (
     ConfigurationError,
     CoordinationError,
+    IdentityConflict,
     LogUnreadable,
     PositionError,
 )
+from kafka_marshal.identity import Identity, forget_client, home_of
 from kafka_marshal.kafka_io import KafkaDataLog
 from kafka_marshal.kafka_io.data import KafkaOffsets
 from kafka_marshal.ports import LogRange
@@ -32,6 +40,8 @@ from kafka_marshal.spark.planning import Origin
 
 LOGGER = logging.getLogger("kafka_marshal")
 CLOSE_MS_MAX = 5_000
+# An earlier process of a name has closed by then.
+TURN_S, REST_S = 6.0, 0.2
 PATIENCE_MS = 10_000
 RANDOM_BYTES = 4
 ASK_MS_MAX = 15_000
@@ -179,22 +189,11 @@ class Query:
             MarshalError: Opening failed; everything is closed again.
         """
         _handle_termination()
-        settings = options.settings
         cluster = Cluster(options)
         opened: list[Marshal | Cluster] = [cluster]
         try:
             starts = _starts(options, cluster, is_new=is_new)
-            marshal = Marshal(
-                settings.bootstrap_servers,
-                group_id=options.group or "",
-                client_id=options.client_id or _random_name(),
-                coordination_topic=settings.coordination_topic,
-                options=settings.options,
-                transport=settings.transport,
-                state_dir=options.state_dir,
-                sidecar=options.sidecar,
-                sidecar_token_file=options.sidecar_token_file,
-            )
+            marshal = _opened_in_turn(options)
             opened.append(marshal)
             ranges = marshal.ranges(attrs.evolve(options.config, starts=starts))
         except BaseException:
@@ -227,6 +226,90 @@ class Query:
         """Leave the group. Idempotent."""
         self.marshal.close(timeout_ms=CLOSE_MS_MAX)
         self.cluster.close()
+
+
+def _opened_in_turn(options: Options) -> Marshal:
+    """Open the client of a query, after an earlier process of its name has closed.
+
+    Raises:
+        IdentityConflict: It does not close: another query, or another source of this
+            one, has the name.
+    """
+    until = time.monotonic() + TURN_S
+    while True:
+        with ExitStack() as held:
+            try:
+                if options.client_id is not None and options.state_dir == "":
+                    _lock_name(options, held)
+                marshal = _opened(options)
+            except IdentityConflict as error:
+                if time.monotonic() >= until:
+                    raise IdentityConflict(
+                        f"{error}. Each source of a query is a client of its own: two "
+                        "sources need a clientId each, and a group each if both read "
+                        "the same topic",
+                        holder=error.holder,
+                        host=error.host,
+                        age_ms=error.age_ms,
+                    ) from error
+            else:
+                marshal.call_on_close(held.pop_all().close)
+                return marshal
+        time.sleep(REST_S)
+
+
+def _opened(options: Options) -> Marshal:
+    settings = options.settings
+    marshal = Marshal(
+        settings.bootstrap_servers,
+        group_id=options.group or "",
+        client_id=options.client_id or _random_name(),
+        coordination_topic=settings.coordination_topic,
+        options=settings.options,
+        transport=settings.transport,
+        state_dir=options.state_dir,
+        sidecar=options.sidecar,
+        sidecar_token_file=options.sidecar_token_file,
+    )
+    home = home_of(options.state_dir)
+    if options.client_id is None and options.sidecar is None and home is not None:
+        marshal.call_on_close(partial(_forget, marshal, home))
+    return marshal
+
+
+def _forget(marshal: Marshal, home: Path) -> None:
+    """Remove the identity of a random name, which no later start has."""
+    # Without a sidecar, that of an engine in this process.
+    context: Any = marshal.engine.context
+    with suppress(OSError, IdentityConflict):
+        forget_client(
+            home,
+            domain=context.settled.format_id.hex(),
+            group_id=marshal.group_id,
+            client_id=marshal.client_id,
+        )
+
+
+def _lock_name(options: Options, held: ExitStack) -> None:
+    """Lock the name of a client that has no identity, whose lock would do.
+
+    Otherwise only the log shows that two processes have it, half a heartbeat interval
+    later (PROTOCOL 13).
+
+    Raises:
+        IdentityConflict: Another process of this user on this machine has it.
+    """
+    settings = options.settings
+    cluster = f"{settings.addresses} {settings.coordination_topic}"
+    # Where there can be no lock the log decides.
+    with suppress(OSError):
+        lock = Identity.take(
+            Path(tempfile.gettempdir()) / f"kafka-marshal-names-{os.getuid()}",
+            domain=sha256(cluster.encode()).hexdigest()[:32],
+            group_id=options.group or "",
+            client_id=options.client_id or "",
+        )
+        held.callback(lock.close)
 
 
 def _starts(

@@ -23,7 +23,10 @@ _TIME_MS_MAX = (2**63 - 1) // 1000
 
 
 def columns(*, has_headers: bool, has_token: bool) -> "StructType":
-    """Return the columns of Spark's own Kafka source, in its order, and a token."""
+    """Return the columns of Spark's own Kafka source, in its order.
+
+    With a token also those that sinks need: the token, and Kafka's id of the topic.
+    """
     from pyspark.sql import types as of
 
     header = of.StructType().add("key", of.StringType()).add("value", of.BinaryType())
@@ -39,7 +42,9 @@ def columns(*, has_headers: bool, has_token: bool) -> "StructType":
     )
     if has_headers:
         found = found.add("headers", of.ArrayType(header))
-    return found.add("token", of.StringType()) if has_token else found
+    if has_token:
+        found = found.add("token", of.StringType()).add("topicId", of.StringType())
+    return found
 
 
 def arrow_schema(schema: "StructType") -> "pa.Schema":
@@ -50,7 +55,11 @@ def arrow_schema(schema: "StructType") -> "pa.Schema":
 
 
 def batch_maker(
-    schema: "pa.Schema", partition: TopicPartition, *, token: str | None
+    schema: "pa.Schema",
+    partition: TopicPartition,
+    *,
+    token: str | None,
+    topic_id: str | None = None,
 ) -> Callable[["Slice"], "pa.RecordBatch"]:
     """Return a function that makes record batches of slices of one partition.
 
@@ -58,6 +67,7 @@ def batch_maker(
         schema: Their schema.
         partition: Data partition, for two constant columns.
         token: Fencing token, for the column of that name.
+        topic_id: Kafka's id of the topic in hex, for the column ``topicId``.
 
     Returns:
         The function. It raises ``LogUnreadable`` for a timestamp that Spark does not
@@ -88,6 +98,7 @@ def batch_maker(
             columns["headers"] = _headers(rows.headers, types["headers"])
         if "token" in types:
             columns["token"] = same("token", token, count)
+            columns["topicId"] = same("topicId", topic_id, count)
         return pa.RecordBatch.from_arrays(
             [columns[name] for name in schema.names], schema=schema
         )

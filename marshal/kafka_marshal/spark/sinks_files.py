@@ -4,7 +4,8 @@ A batch is written to new folders first. A manifest for each topic partition dec
 which of them count: a chain of small files, each with the end offset of the next folder
 and its token. A link of the chain can be created only once, so of two concurrent
 writers one wins, and the other starts at its end. Readers read only the folders in the
-chains (``FileSink.read``).
+chains (``FileSink.read``). A topic that was deleted and created again, which Kafka's id
+of the topic shows, starts again at offset 0: its links follow those of the last topic.
 
 The folder must be on a local or mounted file system, whose ``link`` fails if the target
 exists. For object stores use a table format with conditional commits, and store token
@@ -22,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.errors import ConfigurationError, CoordinationError
 from kafka_marshal.protocol.types import Token, TopicPartition
-from kafka_marshal.spark.fencing import Fence, require_columns
+from kafka_marshal.spark.fencing import SINK_COLUMNS, Fence, require_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,6 +39,7 @@ _FOLDERS = {
     "marshal_topic": "topic",
     "marshal_partition": "partition",
     "marshal_token": "token",
+    "marshal_topic_id": "topicId",
 }
 
 _LOGGER = logging.getLogger("kafka_marshal")
@@ -52,12 +54,38 @@ class Link:
         end: Exclusive end.
         token: Token of its claim.
         folder: Path of the rows, below the sink's folder.
+        topic_id: Kafka's id of the topic in hex, or empty if unknown.
+        generation: Number of topics of this name before this one, with links here.
     """
 
     first: int
     end: int
     token: str
     folder: str
+    topic_id: str = ""
+    generation: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of its file; names sort as the links of a chain do."""
+        number = f"{self.first:0{_DIGITS}}.json"
+        return f"r{self.generation:04}-{number}" if self.generation else number
+
+    def after(self, last: "Link | None") -> "Link":
+        """Return this link as it follows the last one of a chain.
+
+        It starts at the end of that, or at 0 if that is of another topic.
+        """
+        if last is None:
+            return attrs.evolve(self, first=0)
+        if self.topic_id and last.topic_id and self.topic_id != last.topic_id:
+            return attrs.evolve(self, first=0, generation=last.generation + 1)
+        return attrs.evolve(
+            self,
+            first=last.end,
+            generation=last.generation,
+            topic_id=self.topic_id or last.topic_id,
+        )
 
 
 @attrs.frozen
@@ -65,7 +93,8 @@ class Chain:
     """The manifest of one topic partition: links without gaps, each created once.
 
     Attributes:
-        folder: Folder of the links, which are named by their first offsets.
+        folder: Folder of the links, which are named by their first offsets; those of a
+            topic that was created again also by its generation.
     """
 
     folder: Path
@@ -88,7 +117,7 @@ class Chain:
         It must start at the end of the last link.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"{link.first:0{_DIGITS}}.json"
+        path = self.folder / link.name
         half = self.folder / f".{uuid.uuid4().hex}"
         with half.open("w") as file:
             json.dump(attrs.asdict(link), file)
@@ -146,19 +175,35 @@ class FileSink:
         """
         from pyspark.sql import functions as f
 
-        require_columns(df)
+        require_columns(df, SINK_COLUMNS)
         aside = self.path / DATA / uuid.uuid4().hex
         # One folder for each claim, published as a whole or not at all.
         copies = df.withColumns({name: f.col(of) for name, of in _FOLDERS.items()})
-        copies.write.partitionBy(*_FOLDERS).parquet(f"file://{aside}")
-        found = [
-            self._found(df.sparkSession, leaf)
-            for leaf in aside.glob("/".join(f"{name}=*" for name in _FOLDERS))
-        ]
-        for place, link in sorted(found, key=lambda each: (each[0], each[1].first)):
-            self.publish(df.sparkSession, place, link=link, batch_id=batch_id)
-        if not found:
-            shutil.rmtree(aside)
+        try:
+            copies.write.partitionBy(*_FOLDERS).parquet(f"file://{aside}")
+            found = [
+                self._found(df.sparkSession, leaf)
+                for leaf in aside.glob("/".join(f"{name}=*" for name in _FOLDERS))
+            ]
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        found.sort(key=lambda each: (each[0], each[1].first))
+        is_published = False
+        try:
+            while found:
+                place, link = found.pop(0)
+                first = self.publish(
+                    df.sparkSession, place, link=link, batch_id=batch_id
+                )
+                is_published = is_published or first < link.end
+        except BaseException:
+            # The outcome of the one that failed may be unknown.
+            for _, link in found:
+                self._drop(link)
+            raise
+        if not is_published:
+            shutil.rmtree(aside, ignore_errors=True)
 
     def _found(self, spark: "SparkSession", leaf: Path) -> tuple[TopicPartition, Link]:
         """Return the partition and the range of an unpublished folder."""
@@ -166,7 +211,7 @@ class FileSink:
 
         rows = spark.read.parquet(f"file://{leaf}")
         (row,) = (
-            rows.groupBy("topic", "partition", "token")
+            rows.groupBy("topic", "partition", "token", "topicId")
             .agg(f.min("offset").alias("first"), f.max("offset").alias("last"))
             .collect()
         )
@@ -176,6 +221,7 @@ class FileSink:
             end=row["last"] + 1,
             token=row["token"],
             folder=folder,
+            topic_id=row["topicId"] or "",
         )
         return TopicPartition(row["topic"], row["partition"]), link
 
@@ -195,7 +241,8 @@ class FileSink:
         chain = self.chain(place)
         for _ in range(TRIES_MAX):
             last = chain.last()
-            first = 0 if last is None else last.end
+            next_ = link.after(last)
+            first = next_.first
             is_older = last is not None and Token.parse(last.token) > Token.parse(
                 link.token
             )
@@ -209,12 +256,17 @@ class FileSink:
             if first >= link.end:
                 break
             made = self._from(spark, link, first) if first > link.first else link
-            is_made = chain.add(attrs.evolve(made, first=first))
+            is_made = chain.add(attrs.evolve(next_, folder=made.folder))
             unused = link if is_made else made
             if made is not link:
                 self._drop(unused)
             if is_made:
                 return max(first, link.first)
+        else:
+            raise CoordinationError(
+                f"batch {batch_id}: other writers published rows of {place} "
+                f"{TRIES_MAX} times before this one; start the query again"
+            )
         self._drop(link)
         return link.end
 

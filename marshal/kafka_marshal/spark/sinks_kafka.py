@@ -18,7 +18,12 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.spark.fencing import Fence, require_columns, write_by_claim
+from kafka_marshal.spark.fencing import (
+    SINK_COLUMNS,
+    Fence,
+    require_columns,
+    write_by_claim,
+)
 from kafka_marshal.spark.options import parse
 
 if TYPE_CHECKING:
@@ -81,7 +86,7 @@ class KafkaSink:
         Raises:
             ConfigurationError: A column is missing, or is of another type.
         """
-        require_columns(df)
+        require_columns(df, SINK_COLUMNS)
         if "value" not in df.columns:
             raise ConfigurationError(
                 "the batch has no column value, which is what is written",
@@ -100,8 +105,22 @@ class KafkaSink:
         # A source partition has one producer, so its rows must be in one task.
         write_by_claim(df, self.write)
 
-    def write(self, place: TopicPartition, *, token: str, rows: "Iterator[Row]") -> int:
+    def write(
+        self,
+        place: TopicPartition,
+        *,
+        token: str,
+        rows: "Iterator[Row]",
+        topic_id: str = "",
+    ) -> int:
         """Write rows of one topic partition and claim, in offset order.
+
+        Args:
+            place: The topic partition.
+            token: Token of the claim.
+            rows: Its rows.
+            topic_id: Kafka's id of the topic in hex, empty if unknown: a topic that was
+                created again has no position yet.
 
         Returns:
             Number of written rows; 0 if the token is stale.
@@ -126,7 +145,7 @@ class KafkaSink:
                     *(place, token),
                 )
                 return 0
-            position = transactions.position(place) or 0
+            position = transactions.position(place, topic_id=topic_id) or 0
             new = [row for row in rows if row.offset >= position]
             if new:
                 transactions.write(
@@ -134,6 +153,7 @@ class KafkaSink:
                     (_outgoing(row) for row in new),
                     partition=place,
                     position=new[-1].offset + 1,
+                    topic_id=topic_id,
                 )
             return len(new)
 

@@ -2,7 +2,8 @@
 
 The database has the position and the token of each topic partition, which change in one
 transaction with the data. It refuses writes under an older token, independently of
-clocks and of the log. Rows below the position are not written again.
+clocks and of the log. Rows below the position are not written again. A topic that was
+deleted and created again, which Kafka's id of the topic shows, starts at position 0.
 """
 
 import re
@@ -14,7 +15,7 @@ import attrs
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import Token, TopicPartition
-from kafka_marshal.spark.fencing import require_columns, write_by_claim
+from kafka_marshal.spark.fencing import SINK_COLUMNS, require_columns, write_by_claim
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -78,9 +79,16 @@ class TableSink:
             )
 
     def create(self) -> None:
-        """Create the table of positions if it does not exist."""
+        """Create the table of positions, or add the columns that it lacks.
+
+        Call it before each start: earlier versions have no ``topic_id``.
+        """
         with _transaction(self.connect) as cursor:
             cursor.execute(_CREATE.format(table=self.table))
+            # Not ADD COLUMN IF NOT EXISTS: that waits for all who write.
+            cursor.execute(_HAS_TOPIC_ID, (self.table,))
+            if cursor.fetchone() is None:
+                cursor.execute(_ADD_TOPIC_ID.format(table=self.table))
 
     def __call__(self, df: "DataFrame", batch_id: int) -> None:  # noqa: ARG002
         """Write a batch without rows that are stale or written already.
@@ -88,16 +96,27 @@ class TableSink:
         Raises:
             ConfigurationError: A column is missing.
         """
-        require_columns(df)
+        require_columns(df, SINK_COLUMNS)
         # One transaction needs all rows of a partition in one task, in order.
         write_by_claim(df, self._write)
 
     def _write(
-        self, place: TopicPartition, *, token: str, rows: "Iterator[Row]"
+        self,
+        place: TopicPartition,
+        *,
+        token: str,
+        topic_id: str,
+        rows: "Iterator[Row]",
     ) -> None:
         with _transaction(self.connect) as cursor:
-            key = (self.group, *place)
-            write_rows(self, cursor, place=key, token=token, rows=rows)
+            write_rows(
+                self,
+                cursor,
+                place=(self.group, *place),
+                token=token,
+                topic_id=topic_id,
+                rows=rows,
+            )
 
     def positions(self) -> dict[tuple[str, int], int]:
         """Return the position of each topic partition of the group."""
@@ -113,6 +132,7 @@ def write_rows(
     place: tuple[str, str, int],
     token: str,
     rows: "Iterator[Row]",
+    topic_id: str = "",
 ) -> int:
     """Write rows of one topic partition, read under one claim, in offset order.
 
@@ -124,6 +144,8 @@ def write_rows(
         place: Group, topic and partition.
         token: Token of the claim.
         rows: Rows with the attribute ``offset`` and those that ``write`` uses.
+        topic_id: Kafka's id of the topic that they are of, in hex. With another id
+            than before the position is 0; an unknown one, empty, changes nothing.
 
     Returns:
         Number of written rows; 0 if the token is stale.
@@ -133,7 +155,8 @@ def write_rows(
     cursor.execute(bound)
     cursor.execute(f"SET LOCAL lock_timeout = {2 * int(sink.idle_ms_max)}")
     # The row stays locked until the transaction ends, so nobody else writes.
-    cursor.execute(_ENTER.format_map(names), (*place, *Token.parse(token)))
+    values = (*place, *Token.parse(token), topic_id)
+    cursor.execute(_ENTER.format_map(names), values)
     found = cursor.fetchone()
     if found is None:
         return 0
@@ -177,16 +200,28 @@ CREATE TABLE IF NOT EXISTS {table} (
     leader_epoch bigint NOT NULL,
     epoch bigint NOT NULL,
     next_offset bigint NOT NULL,
+    topic_id text NOT NULL DEFAULT '',
     PRIMARY KEY (group_id, topic, part)
 )
 """
+_HAS_TOPIC_ID = """
+SELECT 1 FROM pg_attribute
+WHERE attrelid = to_regclass(%s) AND attname = 'topic_id' AND NOT attisdropped
+"""
+_ADD_TOPIC_ID = "ALTER TABLE {table} ADD COLUMN topic_id text NOT NULL DEFAULT ''"
 _BOUND = "SET LOCAL idle_in_transaction_session_timeout = {idle_ms}"
 _ENTER = """
 INSERT INTO {table} AS known
-    (group_id, topic, part, era, leader_epoch, epoch, next_offset)
-VALUES (%s, %s, %s, %s, %s, %s, 0)
+    (group_id, topic, part, era, leader_epoch, epoch, topic_id, next_offset)
+VALUES (%s, %s, %s, %s, %s, %s, %s, 0)
 ON CONFLICT (group_id, topic, part) DO UPDATE
-SET era = excluded.era, leader_epoch = excluded.leader_epoch, epoch = excluded.epoch
+SET era = excluded.era, leader_epoch = excluded.leader_epoch, epoch = excluded.epoch,
+    topic_id = COALESCE(NULLIF(excluded.topic_id, ''), known.topic_id),
+    next_offset = CASE
+        WHEN known.topic_id IN ('', excluded.topic_id) OR excluded.topic_id = ''
+        THEN known.next_offset
+        ELSE 0
+    END
 WHERE (known.era, known.leader_epoch, known.epoch)
    <= (excluded.era, excluded.leader_epoch, excluded.epoch)
 RETURNING next_offset

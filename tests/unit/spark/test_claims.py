@@ -725,11 +725,29 @@ def test_a_running_query_notices_a_recreated_topic(is_strict):
         with pytest.raises(PositionError, match="deleted and created again"):
             query.plan()
         return
+    (earlier,) = query.checkpoint[-1].values()
     found = []
     until_ms = cluster.clock.now_ms() + 20 * H
     while len(found) < 60 and cluster.clock.now_ms() < until_ms:
         found += (query.batch(Limit(most=25)) or {}).get(0, [])
     assert found == list(range(60))
+    for marks in query.checkpoint[1:]:
+        # So a sink that compares tokens knows which of two topics is the later one.
+        assert marks[T[0]].token > earlier.token
+        assert marks[T[0]].topic_id == cluster.kafka.topic("t").topic_id.hex()
+
+
+def test_a_topic_whose_id_cannot_be_looked_up_has_that_of_its_claim(monkeypatch):
+    """A broker that lags behind does not know a new topic yet."""
+    cluster = world(records=(20,))
+    query = Query(cluster, [])
+    known = query.claims.logs.topic_ids
+    monkeypatch.setattr(query.claims.logs, "topic_ids", lambda _: {})
+    query.batch(Limit(most=5))
+    monkeypatch.setattr(query.claims.logs, "topic_ids", known)
+    query.batch()
+    topic_id = cluster.kafka.topic("t").topic_id.hex()
+    assert [marks[T[0]].topic_id for marks in query.checkpoint] == [topic_id] * 2
 
 
 @pytest.mark.parametrize("is_amo", [False, True])

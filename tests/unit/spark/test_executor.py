@@ -2,6 +2,7 @@
 
 import os
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -219,3 +220,46 @@ def test_without_a_task_a_name_is_needed():
 )
 def test_the_executor_is_the_parent_of_the_daemon(stat, found):
     assert executor_pid(lambda _: stat) == found
+
+
+def test_without_proc_the_daemon_stands_for_the_executor(caplog):
+    """As on macOS; the daemon ends with the executor, too."""
+
+    def read(path):
+        raise FileNotFoundError(2, "No such file or directory", path)
+
+    assert executor_pid(read) == os.getppid()
+    assert f"while process {os.getppid()} lives" in caplog.text
+
+
+class Refusing:
+    """A sidecar that refuses to watch children."""
+
+    def __init__(self, setting):
+        self.setting = setting
+        self.is_closed = False
+
+    def path(self, route):
+        return route
+
+    def send(self, method, path, *, body):
+        raise ConfigurationError("not known here", setting=self.setting)
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.mark.parametrize(("setting", "raises"), [("pids", False), ("token", True)])
+def test_a_sidecar_that_cannot_watch_this_process_keeps_its_claims(
+    monkeypatch, caplog, setting, raises
+):
+    """As one in another namespace of process ids: it takes nobody for dead."""
+    sidecar = Refusing(setting)
+    monkeypatch.setattr(executor.Connection, "open", lambda *_, **__: sidecar)
+    context = pytest.raises(ConfigurationError) if raises else nullcontext()
+    with context:
+        executor._keep_claims_beyond_worker(
+            WHO[0], "g", name="task-0", instance=b"i" * 16
+        )
+    assert sidecar.is_closed
+    assert ("executor_unwatched" in caplog.text) is not raises

@@ -136,14 +136,14 @@ def test_without_a_claim_a_range_is_just_read(world):
 
 
 def test_a_valid_claim_is_read_under_its_token(world):
-    world(FakeGrants())
+    world(FakeGrants(), Reader(topic_id="a1"))
     found = fetch.read(
-        task_of(T0, 0, 2, CLAIM),
+        task_of(T0, 0, 2, CLAIM, topic_id="a1"),
         parse(BASE | {"includeToken": "true"}),
         schema=columns(has_headers=False, has_token=True),
     )
     rows = [row for batch in found for row in batch.to_pylist()]
-    assert {row["token"] for row in rows} == {"1.0.5"}
+    assert {(row["token"], row["topicId"]) for row in rows} == {("1.0.5", "a1")}
 
 
 def test_an_ended_claim_fails_the_task_before_its_first_row(world):

@@ -1,13 +1,18 @@
 """From options to partitions and offsets."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from kafka_marshal.errors import (
     ConfigurationError,
     CoordinationError,
+    IdentityConflict,
     LogUnreadable,
     PositionError,
 )
+from kafka_marshal.identity import Identity
 from kafka_marshal.ports import LogRange, TopicInfo
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark import query
@@ -183,3 +188,87 @@ def test_the_readable_end_depends_on_the_isolation_level(cluster):
     assert other._offsets.level == "read_committed"
     assert (other.ends(T[:1]), other.starts(T[:1])) == ({T[0]: 20}, {T[0]: 10})
     other.close()
+
+
+class Opened:
+    """A client that takes its identity, as the real one does."""
+
+    conflicts = 0
+
+    def __init__(self, *_, group_id, client_id, state_dir, **rest):
+        if Opened.conflicts:
+            Opened.conflicts -= 1
+            raise IdentityConflict("'c' is in use", holder="c", host="h", age_ms=5)
+        self.group_id, self.client_id = group_id, client_id
+        settled = SimpleNamespace(format_id=b"\xab")
+        self.engine = SimpleNamespace(context=SimpleNamespace(settled=settled))
+        self.closers = []
+        if state_dir:
+            identity = Identity.take(
+                Path(state_dir), domain="ab", group_id=group_id, client_id=client_id
+            )
+            self.closers.append(identity.close)
+
+    def call_on_close(self, function):
+        self.closers.append(function)
+
+    def close(self):
+        for function in self.closers:
+            function()
+
+
+@pytest.fixture
+def opened(monkeypatch, tmp_path):
+    """Open a client by options, until it has its turn."""
+    monkeypatch.setattr(query, "Marshal", Opened)
+    monkeypatch.setattr(Opened, "conflicts", 0)
+    monkeypatch.setattr(query, "REST_S", 0)
+    monkeypatch.setattr(query.tempfile, "gettempdir", lambda: str(tmp_path))
+
+    def open_in_turn(**more):
+        options = BASE | {"subscribe": "t", "group": "g"} | more
+        return query._opened_in_turn(parse(options))
+
+    return open_in_turn
+
+
+@pytest.mark.parametrize("more", [{}, {"clientId": "c"}])
+def test_only_a_name_that_comes_again_keeps_an_identity(opened, tmp_path, more):
+    """Each start under a random name would leave a folder that nobody uses again."""
+    client = opened(stateDir=str(tmp_path), **more)
+    (folder,) = tmp_path.glob("ab/g=g/c=*")
+    client.close()
+    assert folder.exists() is bool(more)
+
+
+def test_a_query_waits_for_an_earlier_process_of_its_name(opened, monkeypatch):
+    """Spark does not wait for its end when a query is stopped and started again."""
+    monkeypatch.setattr(Opened, "conflicts", 2)
+    assert opened(clientId="c").client_id == "c"
+
+
+def test_a_name_that_stays_in_use_ends_the_query(opened, monkeypatch):
+    monkeypatch.setattr(query, "TURN_S", 0)
+    monkeypatch.setattr(Opened, "conflicts", 1)
+    with pytest.raises(IdentityConflict, match="two sources need a clientId") as error:
+        opened(clientId="c")
+    assert (error.value.holder, error.value.host) == ("c", "h")
+
+
+def test_a_name_without_an_identity_is_locked_too(opened, monkeypatch):
+    monkeypatch.setattr(query, "TURN_S", 0)
+    client = opened(clientId="c", stateDir="")
+    with pytest.raises(IdentityConflict, match="clientId each"):
+        opened(clientId="c", stateDir="")
+    others = [{"clientId": "d"}, {"group": "h"}, {"coordinationTopic": "other"}]
+    for more in others:
+        opened(**{"clientId": "c", "stateDir": ""} | more).close()
+    client.close()
+    opened(clientId="c", stateDir="").close()
+
+
+def test_a_name_that_cannot_be_locked_is_used(opened, monkeypatch, tmp_path):
+    """The log shows a conflict, if later."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(query.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
+    assert opened(clientId="c", stateDir="").client_id == "c"

@@ -23,7 +23,7 @@ def made(rows, **extra):
             has_token=extra.get("has_token", False),
         )
     )
-    batch = batch_maker(schema, T3, token="1.0.5")(rows)
+    batch = batch_maker(schema, T3, token="1.0.5", topic_id="a1")(rows)
     assert batch.schema.equals(schema), "Spark refuses any other"
     return batch.to_pylist()
 
@@ -80,9 +80,8 @@ def test_a_timestamp_that_spark_does_not_have_names_its_record(sign):
 
 
 def test_slices_of_any_length_have_their_own_partition_and_token():
-    make = batch_maker(
-        arrow_schema(columns(has_headers=False, has_token=True)), T3, token="1.0.5"
-    )
+    schema = arrow_schema(columns(has_headers=False, has_token=True))
+    make = batch_maker(schema, T3, token="1.0.5", topic_id="a1")
     for count in (2, 3, 2):
         none = [None] * count
         batch = make(
@@ -96,6 +95,7 @@ def test_slices_of_any_length_have_their_own_partition_and_token():
             )
         )
         assert batch.column("token").to_pylist() == ["1.0.5"] * count
+        assert batch.column("topicId").to_pylist() == ["a1"] * count
         assert batch.column("partition").to_pylist() == [3] * count
 
 
@@ -123,7 +123,7 @@ def test_a_column_of_nothing_keeps_its_type():
         offsets=[1], times_ms=[0], kinds=[0], keys=[None], values=[None], headers=None
     )
     schema = arrow_schema(columns(has_headers=False, has_token=False))
-    batch = batch_maker(schema, T3, token=None)(rows)
+    batch = batch_maker(schema, T3, token=None, topic_id=None)(rows)
     assert batch.column("key").type == pa.binary()
 
 
@@ -138,7 +138,7 @@ from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.rows import arrow_schema, batch_maker, columns
 
 schema = arrow_schema(columns(has_headers=False, has_token=True))
-make = batch_maker(schema, TopicPartition("t", 3), token="1.0.5")
+make = batch_maker(schema, TopicPartition("t", 3), token="1.0.5", topic_id="a1")
 numbers = np.arange(3)
 rows = Slice(
     offsets=numbers,
@@ -161,7 +161,7 @@ def test_columns_of_arrays_are_made_without_loading_pandas():
 
 def test_constant_columns_are_valid_of_any_length():
     schema = arrow_schema(columns(has_headers=False, has_token=True))
-    make = batch_maker(schema, T3, token=None)
+    make = batch_maker(schema, T3, token=None, topic_id=None)
     for count in (0, 1, 3):
         none = [None] * count
         rows = Slice(
@@ -176,4 +176,4 @@ def test_constant_columns_are_valid_of_any_length():
         batch.validate(full=True)
         assert batch["topic"].to_pylist() == ["t"] * count
         assert batch["partition"].to_pylist() == [3] * count
-        assert batch["token"].to_pylist() == none
+        assert batch["token"].to_pylist() == batch["topicId"].to_pylist() == none

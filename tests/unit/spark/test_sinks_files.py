@@ -16,10 +16,11 @@ OPTIONS = {
     "includeToken": "true",
 }
 T0 = TopicPartition("t", 0)
+FIRST, SECOND = "1" * 32, "2" * 32
 
 
-def link(first, end, folder, token="1.0.7"):
-    return Link(first=first, end=end, token=token, folder=folder)
+def link(first, end, folder, token="1.0.7", topic_id=FIRST):
+    return Link(first=first, end=end, token=token, folder=folder, topic_id=topic_id)
 
 
 class Fence:
@@ -37,10 +38,10 @@ def sink(tmp_path):
     return FileSink(tmp_path, Fence())
 
 
-def aside(sink, first, end, token="1.0.7"):
-    folder = f"data/{token}-{first}-{end}"
+def aside(sink, first, end, token="1.0.7", topic_id=FIRST):
+    folder = f"data/{token}-{first}-{end}-{topic_id}"
     (sink.path / folder).mkdir(parents=True)
-    return link(first, end, folder, token)
+    return link(first, end, folder, token, topic_id)
 
 
 def publish(sink, link):
@@ -90,6 +91,44 @@ def test_published_rows_are_not_published_twice(sink):
     again = aside(sink, 2, 10)
     assert publish(sink, again) == 10
     assert not (sink.path / again.folder).exists()
+
+
+def test_rows_of_a_topic_that_was_created_again_are_published(sink):
+    publish(sink, aside(sink, 0, 10))
+    sink = FileSink(sink.path, Fence("1.0.9"))
+    assert publish(sink, aside(sink, 0, 5, "1.0.9", SECOND)) == 0
+    assert publish(sink, aside(sink, 5, 7, "1.0.9", SECOND)) == 5
+    again = aside(sink, 0, 7, "1.0.9", SECOND)
+    assert publish(sink, again) == 7
+    assert not (sink.path / again.folder).exists()
+    sink = FileSink(sink.path, Fence("1.1.0"))
+    assert publish(sink, aside(sink, 0, 3, "1.1.0", "3" * 32)) == 0
+    links = sink.links()[T0]
+    assert [(link.first, link.end) for link in links] == [
+        (0, 10),
+        (0, 5),
+        (5, 7),
+        (0, 3),
+    ]
+    assert [link.generation for link in links] == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(("known", "topic_id"), [("", FIRST), (FIRST, ""), ("", "")])
+def test_an_unknown_topic_id_continues_the_chain(sink, known, topic_id):
+    """Links of earlier versions have none."""
+    publish(sink, aside(sink, 0, 10, topic_id=known))
+    assert publish(sink, aside(sink, 10, 12, topic_id=topic_id)) == 10
+    last = sink.links()[T0][-1]
+    assert (last.first, last.end, last.topic_id) == (10, 12, known or topic_id)
+
+
+def test_a_link_of_an_earlier_version_is_read(sink):
+    folder = sink.path / CHAINS / "t" / "0"
+    folder.mkdir(parents=True)
+    text = '{"first": 0, "end": 10, "token": "1.0.3", "folder": "data/x"}'
+    (folder / f"{0:020}.json").write_text(text)
+    assert publish(sink, aside(sink, 10, 12)) == 10
+    assert [link.end for link in sink.links()[T0]] == [10, 12]
 
 
 def test_an_older_token_is_not_published(sink):

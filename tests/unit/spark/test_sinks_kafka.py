@@ -9,7 +9,7 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.fast import transactions
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark import fencing, sinks_kafka
-from kafka_marshal.spark.fencing import COLUMNS
+from kafka_marshal.spark.fencing import SINK_COLUMNS
 from kafka_marshal.spark.sinks_kafka import KafkaSink, _bytes
 
 OPTIONS = {
@@ -31,6 +31,7 @@ class Transactions:
         self.name = (transactional_id, group_id)
         self.written = []
         self.headers = []
+        self.asked = []
         self.made.append(self)
 
     def __enter__(self):
@@ -39,11 +40,13 @@ class Transactions:
     def __exit__(self, *_):
         pass
 
-    def position(self, partition):
+    def position(self, partition, *, topic_id):
+        self.asked.append(topic_id)
         return self.left
 
-    def write(self, topic, records, *, partition, position):
+    def write(self, topic, records, *, partition, position, topic_id):
         records = list(records)
+        self.asked.append(topic_id)
         self.written.append((topic, [r.value for r in records], partition, position))
         self.headers += [r.headers for r in records]
 
@@ -68,6 +71,7 @@ def rows(*offsets, token="1.0.7", partition=0):
             offset=n,
             token=token,
             topic="t",
+            topicId="1" * 32,
             partition=partition,
             key=None,
             value=b"%d" % n,
@@ -104,6 +108,8 @@ def test_each_topic_partition_has_its_own_id(sink, broker):
         [[b"0", b"1"]],
         [[b"0"]],
     ]
+    # The topic is that of its id, also where another had its name.
+    assert {each for made in broker.made for each in made.asked} == {"1" * 32}
 
 
 @pytest.mark.parametrize(
@@ -135,19 +141,19 @@ def test_headers_are_written_with_their_records(sink, broker):
         {"key": "a", "value": None},
     ]
     batch[1].headers = None
-    sink(Frame(batch, (*COLUMNS, "value", "headers"), {"headers": HEADERS}), 0)
+    sink(Frame(batch, (*SINK_COLUMNS, "value", "headers"), {"headers": HEADERS}), 0)
     assert broker.made[0].headers == [(("a", b"1"), ("a", None)), (), ()]
 
 
 def test_a_column_of_that_name_has_the_type_of_headers(sink):
-    frame = Frame(rows(0), (*COLUMNS, "value", "headers"), {"headers": "string"})
+    frame = Frame(rows(0), (*SINK_COLUMNS, "value", "headers"), {"headers": "string"})
     with pytest.raises(ConfigurationError, match="headers has the type string"):
         sink(frame, 0)
 
 
 def test_a_batch_needs_a_value(sink):
     with pytest.raises(ConfigurationError, match="no column value"):
-        sink(Frame([], COLUMNS), 0)
+        sink(Frame([], SINK_COLUMNS), 0)
 
 
 def test_a_missing_extra_raises(monkeypatch):

@@ -14,6 +14,7 @@ from kafka_marshal.spark.sinks_table import (
 )
 
 PLACE = ("g", "t", 0)
+FIRST, SECOND = "1" * 32, "2" * 32
 
 
 class Table:
@@ -23,7 +24,7 @@ class Table:
     refuse is refused here by the same text. Only ``SET LOCAL`` is PostgreSQL's alone.
     """
 
-    def __init__(self, position=0, *, token=(0, 0, 0)):
+    def __init__(self, position=0, *, token=(0, 0, 0), topic_id=""):
         self.sql = sqlite3.connect(":memory:", isolation_level=None)
         self.sql.execute(_CREATE.format(table="marshal_fence"))
         self.written = []
@@ -31,8 +32,8 @@ class Table:
         self.is_committed = None
         self.is_closed = False
         self.found = self.sql.cursor()
-        values = (*PLACE, *token, position)
-        self.sql.execute("INSERT INTO marshal_fence VALUES (?,?,?,?,?,?,?)", values)
+        values = (*PLACE, *token, position, topic_id)
+        self.sql.execute("INSERT INTO marshal_fence VALUES (?,?,?,?,?,?,?,?)", values)
         self.sql.execute("BEGIN")
 
     @property
@@ -81,16 +82,19 @@ def write(cursor, rows):
     cursor.written.append([row.offset for row in rows])
 
 
-def rows(*offsets, token="1.0.7", partition=0):
+def rows(*offsets, token="1.0.7", partition=0, topic_id=FIRST):
     return [
-        SimpleNamespace(offset=n, token=token, topic="t", partition=partition)
+        SimpleNamespace(
+            offset=n, token=token, topic="t", partition=partition, topicId=topic_id
+        )
         for n in offsets
     ]
 
 
-def run(table, some, **rest):
+def run(table, some, *, topic_id=FIRST, **rest):
     sink = TableSink(lambda: table, write, "g", **rest)
-    return write_rows(sink, table, place=PLACE, token="1.0.7", rows=iter(some))
+    written = {"token": "1.0.7", "rows": iter(some), "topic_id": topic_id}
+    return write_rows(sink, table, place=PLACE, **written)
 
 
 def test_rows_are_written_and_the_position_with_them():
@@ -126,6 +130,40 @@ def test_an_equal_or_a_later_token_writes(known):
     table = Table(token=known)
     assert run(table, rows(0, 1)) == 2
     assert table.row == ((1, 0, 7), 2)
+
+
+def test_rows_of_a_topic_that_was_created_again_are_written():
+    table = Table(100, topic_id=FIRST)
+    assert run(table, rows(0, 1), topic_id=SECOND) == 2
+    assert table.row == ((1, 0, 7), 2)
+    assert run(table, rows(0, 1, 2), topic_id=SECOND) == 1
+    assert table.row[1] == 3
+
+
+@pytest.mark.parametrize(
+    ("known", "topic_id"), [("", FIRST), (FIRST, ""), (FIRST, FIRST), ("", "")]
+)
+def test_an_unknown_topic_id_changes_no_position(known, topic_id):
+    """Rows of earlier versions have none."""
+    table = Table(1, topic_id=known)
+    assert run(table, rows(0, 1), topic_id=topic_id) == 1
+    assert run(table, rows(0), topic_id=SECOND) == (1 if known or topic_id else 0)
+
+
+def test_a_stale_row_of_the_earlier_topic_is_refused():
+    table = Table(5, token=(1, 0, 8), topic_id=SECOND)
+    assert run(table, rows(100), topic_id=FIRST) == 0
+    assert table.row == ((1, 0, 8), 5)
+
+
+def test_each_topic_id_is_written_by_itself():
+    table = Table()
+    some = [*rows(7), *rows(8, token="1.0.9", topic_id=SECOND)]
+    TableSink(lambda: table, write, "g")(Frame(some[:1]), 0)
+    table.sql.execute("BEGIN")
+    TableSink(lambda: table, write, "g")(Frame(some[1:]), 1)
+    (found,) = table.sql.execute("SELECT topic_id FROM marshal_fence")
+    assert found == (SECOND,)
 
 
 def test_another_place_is_not_touched():

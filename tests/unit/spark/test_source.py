@@ -63,7 +63,13 @@ def test_columns_follow_the_options():
     assert source.schema().names == [*names, "timestampType"]
     options = BASE | {"includeHeaders": "true", "includeToken": "true"}
     source = MarshalDataSource(options)
-    assert source.schema().names == [*names, "timestampType", "headers", "token"]
+    assert source.schema().names == [
+        *names,
+        "timestampType",
+        "headers",
+        "token",
+        "topicId",
+    ]
 
 
 def test_readers_are_made_without_a_connection_and_can_be_sent():

@@ -97,8 +97,15 @@ class Transactions(Closing):
                 raise self._translate(error, "Beginning") from error
             raise
 
-    def position(self, partition: types.TopicPartition) -> int | None:
+    def position(
+        self, partition: types.TopicPartition, *, topic_id: str = ""
+    ) -> int | None:
         """Return the position of the last transaction, None before the first.
+
+        Args:
+            partition: Source partition.
+            topic_id: Kafka's id of its topic in hex. The position of another topic of
+                that name does not count; an unknown id, empty, is that of any.
 
         Raises:
             MarshalError: The cluster did not answer.
@@ -113,7 +120,8 @@ class Transactions(Closing):
             raise self._translate(error, doing) from error
         if found.error is not None:
             raise self._translate(KafkaException(found.error), doing)
-        return None if found.offset < 0 else int(found.offset)
+        is_of_another = topic_id and found.metadata and topic_id != found.metadata
+        return None if found.offset < 0 or is_of_another else int(found.offset)
 
     def write(
         self,
@@ -122,6 +130,7 @@ class Transactions(Closing):
         *,
         partition: types.TopicPartition,
         position: int,
+        topic_id: str = "",
     ) -> None:
         """Write records and a position in one transaction.
 
@@ -130,6 +139,7 @@ class Transactions(Closing):
             records: Records; their keys select partitions.
             partition: Source partition.
             position: Its next position after these records.
+            topic_id: Kafka's id of its topic in hex, empty if unknown.
 
         Raises:
             ClaimLost: A later producer has this id; nothing was written.
@@ -143,7 +153,7 @@ class Transactions(Closing):
             for record in records:
                 self._produce(topic, record)
             handle.send_offsets_to_transaction(
-                [TopicPartition(*partition, position)],
+                [TopicPartition(*partition, position, topic_id)],
                 self._consumer.handle.consumer_group_metadata(),
                 self._timeout_ms / 1000,
             )

@@ -15,7 +15,8 @@ import attrs
 import msgspec
 
 from kafka_marshal.clock import SystemClock
-from kafka_marshal.engine.checkpoint_reader import RetainedCheckpoints
+from kafka_marshal.engine.checkpoint_reader import RetainedCheckpoints, entries_in
+from kafka_marshal.engine.config_check import unformatted
 from kafka_marshal.engine.kept_states import restore
 from kafka_marshal.errors import (
     CoordinationError,
@@ -27,8 +28,9 @@ from kafka_marshal.errors import (
 from kafka_marshal.history.historian import Historian
 from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
 from kafka_marshal.kafka_io.topiclog import TopicLog
-from kafka_marshal.ports import CoordinationLog
-from kafka_marshal.protocol.codec import decode, encode
+from kafka_marshal.ports import CoordinationLog, LogRange
+from kafka_marshal.protocol.codec import Undecodable, decode, encode
+from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import Member
 from kafka_marshal.protocol.snapshot import from_bytes, to_bytes
 from kafka_marshal.protocol.state import MemberState, WorldState
@@ -44,6 +46,8 @@ from kafka_marshal.views.log_scan import unknown_text
 from kafka_marshal.views.past import up_to
 
 POLL_MS = 1_000
+# Entries at the start of a partition, of which one must be a record of the protocol.
+FIRST_ENTRIES = 1_000
 VERSION = 1
 Fields = tuple[int, bytes, bytes, list[tuple[bytes, int, int, int]]]
 _DECODER = msgspec.msgpack.Decoder(Fields)
@@ -291,6 +295,36 @@ def log_ends(source: Source) -> LogEnds:
         log.close(0)
     topic_id = log.topic_id
     return LogEnds(log.cluster_id, None if topic_id is None else topic_id.hex(), ends)
+
+
+def require_coordination_log(source: Source) -> None:
+    """Raise unless a partition begins with records of the protocol.
+
+    A fold accepts any bytes, so that of a long topic with another use takes long.
+
+    Raises:
+        TopicMisconfigured: There is no such topic, it is empty, or it has another use.
+        CoordinationError: The cluster did not answer.
+    """
+    log = open_coordination_log(
+        source, heartbeat_interval_ms=None, timeout_ms=source.timeout_ms
+    )
+    try:
+        starts = log.start_offsets(source.timeout_ms)
+        ends = log.end_offsets(source.timeout_ms)
+        windows = {
+            t: LogRange(starts[t], min(end, starts[t] + FIRST_ENTRIES))
+            for t, end in ends.items()
+            if starts[t] < end
+        }
+        worlds = {t: WorldState(t) for t in windows}
+        for t, entry in entries_in(log, windows, timeout_ms=source.timeout_ms):
+            if not isinstance(decode(entry.value), Undecodable):
+                return
+            apply(worlds[t], entry)
+    finally:
+        log.close(0)
+    raise unformatted(worlds.values(), source.coordination_topic)
 
 
 def to_checkpoint(world: WorldState, historian: Historian) -> bytes | None:

@@ -16,7 +16,13 @@ from pyspark.sql import DataFrame, SparkSession
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.history.historian import SAMPLE_MS_DEFAULT
 from kafka_marshal.spark.audit import schema
-from kafka_marshal.spark.audit.folding import Bounds, LogEnds, Source, log_ends
+from kafka_marshal.spark.audit.folding import (
+    Bounds,
+    LogEnds,
+    Source,
+    log_ends,
+    require_coordination_log,
+)
 from kafka_marshal.spark.audit.job import Step, require_same, run_next, translate_error
 from kafka_marshal.spark.audit.store import Run, Store
 from kafka_marshal.spark.audit.tail import NAME, tail_of
@@ -59,7 +65,7 @@ def follow(
     Raises:
         ConfigurationError: The directory holds something else, or the audit of
             another log, or of a part of one.
-        TopicMisconfigured: There is no coordination topic.
+        TopicMisconfigured: There is no coordination topic, or it is none.
         CoordinationError: The cluster did not answer.
     """
     if every_ms < 1:
@@ -70,6 +76,8 @@ def follow(
     session = spark.newSession()
     store = Store(session, out)
     runs = store.runs()
+    if not runs:
+        require_coordination_log(source)
     log = log_ends(source)
     step = Step(source, Bounds(), sample_ms=sample_ms)
     last = runs[-1] if runs else None

@@ -23,6 +23,7 @@ from kafka_marshal.spark.audit.folding import (
     Work,
     fold,
     log_ends,
+    require_coordination_log,
 )
 from kafka_marshal.spark.audit.invariants import Finding, check
 from kafka_marshal.spark.audit.rows import batches
@@ -157,7 +158,7 @@ def audit(
     Raises:
         ConfigurationError: The directory holds something else; bounds and
             ``incremental`` are both given.
-        TopicMisconfigured: There is no coordination topic.
+        TopicMisconfigured: There is no coordination topic, or it is none.
         LogTruncated: The log has lost entries after the last run.
         CoordinationError: The cluster did not answer, or the job failed.
     """
@@ -165,6 +166,8 @@ def audit(
     session = spark.newSession()
     store = Store(session, out)
     last = _last(store, bounds, incremental=incremental)
+    if last is None:
+        require_coordination_log(source)
     began_ms = SystemClock().wall_ms()
     log = log_ends(source)
     step = Step(source, bounds, sample_ms=sample_ms)

@@ -27,6 +27,7 @@ class Handle:
         self.configs = []
         self.fails = {}
         self.offset = -1001
+        self.metadata = ""
 
     def _do(self, name):
         self.did.append(name)
@@ -47,6 +48,7 @@ class Handle:
 
     def send_offsets_to_transaction(self, places, group, timeout_s):
         self._do("offsets")
+        self.metadata = places[0].metadata
 
     def commit_transaction(self, timeout_s):
         self._do("commit")
@@ -56,7 +58,8 @@ class Handle:
 
     def committed(self, places, *, timeout):
         self._do("committed")
-        return [SimpleNamespace(error=None, offset=self.offset)]
+        found = SimpleNamespace(error=None, offset=self.offset, metadata=self.metadata)
+        return [found]
 
     def consumer_group_metadata(self):
         return "metadata"
@@ -86,9 +89,9 @@ def translated(code):
     return KafkaException(KafkaError(code))
 
 
-def write(some):
+def write(some, **rest):
     records = [Outgoing(None, b"1"), Outgoing(b"k", b"2")]
-    some.write("out", records, partition=T0, position=2)
+    some.write("out", records, partition=T0, position=2, **rest)
 
 
 def test_records_and_the_position_are_one_transaction(handle):
@@ -100,6 +103,15 @@ def test_records_and_the_position_are_one_transaction(handle):
         write(some)
     steps = [step for step in handle.did if step != "poll"]
     assert steps == ["begin", "produce", "produce", "offsets", "commit", "forget"]
+
+
+def test_the_position_of_an_earlier_topic_does_not_count(handle):
+    handle.offset = 7
+    with begun() as some:
+        assert some.position(T0, topic_id="aa") == 7, "an earlier version kept no id"
+        write(some, topic_id="aa")
+        assert some.position(T0, topic_id="aa") == some.position(T0) == 7
+        assert some.position(T0, topic_id="bb") is None
 
 
 @pytest.mark.parametrize("code", transactions._FENCED)

@@ -11,12 +11,14 @@ from kafka_marshal.errors import (
     LogTruncated,
     LogUnreadable,
     MalformedRecord,
+    TopicMisconfigured,
 )
 from kafka_marshal.history.historian import Historian
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import LogEntry, TimestampType
 from kafka_marshal.spark.audit import folding, schema
 from kafka_marshal.spark.audit.folding import (
     VERSION,
@@ -27,6 +29,7 @@ from kafka_marshal.spark.audit.folding import (
     fold,
     from_checkpoint,
     log_ends,
+    require_coordination_log,
     runs_of,
     to_checkpoint,
 )
@@ -300,6 +303,80 @@ def test_a_failed_query_closes_the_log(monkeypatch):
     with pytest.raises(DeadlineExceeded):
         looked(monkeypatch, log)
     assert log.is_closed
+
+
+class Begun:
+    """Partitions that return their entries from the wanted offsets on, 100 a poll."""
+
+    def __init__(self, logs, start=0):
+        self.start = start
+        self.left = dict(logs)
+        self.ends = {t: start + len(values) for t, values in logs.items()}
+        self.at = dict.fromkeys(logs, start)
+        self.read = 0
+        self.is_closed = False
+
+    def start_offsets(self, timeout_ms):
+        return dict.fromkeys(self.left, self.start)
+
+    def end_offsets(self, timeout_ms):
+        return self.ends
+
+    def read_from(self, offsets):
+        assert set(offsets.values()) <= {self.start}
+
+    def positions(self):
+        return self.at
+
+    def poll(self, timeout_ms):
+        found = []
+        for t, values in self.left.items():
+            for value in values[:100]:
+                entry = LogEntry(
+                    offset=self.at[t],
+                    leader_epoch=0,
+                    timestamp_ms=9,
+                    timestamp_type=TimestampType.LOG_APPEND_TIME,
+                    value=value,
+                )
+                found.append((t, entry))
+                self.at[t] += 1
+            self.left[t] = values[100:]
+        self.read += len(found)
+        return found
+
+    def close(self, timeout_ms):
+        self.is_closed = True
+
+
+def required(monkeypatch, logs, **rest):
+    log = Begun(logs, **rest)
+    monkeypatch.setattr(folding, "open_coordination_log", lambda *_, **__: log)
+    try:
+        require_coordination_log(Source(coordination_topic="orders"))
+    finally:
+        assert log.is_closed
+    return log
+
+
+JUNK = b'{"order": 5}'
+
+
+@pytest.mark.parametrize("start", [0, 7_000])
+def test_a_topic_with_another_use_is_refused_by_its_first_records(monkeypatch, start):
+    with pytest.raises(TopicMisconfigured, match=r"not a coordination topic: .* 2000 "):
+        required(monkeypatch, {0: [JUNK] * 5_000, 1: [None] * 5_000}, start=start)
+
+
+def test_an_empty_topic_is_not_formatted(monkeypatch):
+    with pytest.raises(TopicMisconfigured, match=r"format --coordination-topic orders"):
+        required(monkeypatch, {0: [], 1: []})
+
+
+def test_one_record_of_the_protocol_shows_a_coordination_topic(monkeypatch):
+    """A stranger may write to any partition of it, from its start on."""
+    logs = {0: [JUNK] * 5_000, 1: [], 2: [JUNK] * 150 + [encode(claim())] * 900}
+    assert required(monkeypatch, logs).read <= 400
 
 
 def played():
