@@ -17,14 +17,15 @@ LONG_H_MS = 60_000
 
 
 @pytest.fixture(scope="module")
-def domain(broker, unique, transport):
-    with opened(broker, unique, transport=transport) as domain:
+def domain(broker, unique):
+    # By one transport: nothing of this looks at how records travel.
+    with opened(broker, unique) as domain:
         yield domain
 
 
 @pytest.fixture(scope="module")
-def slow(broker, unique, transport):
-    with opened(broker, unique, h_ms=LONG_H_MS, transport=transport) as domain:
+def slow(broker, unique):
+    with opened(broker, unique, h_ms=LONG_H_MS) as domain:
         yield domain
 
 

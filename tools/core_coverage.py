@@ -5,24 +5,31 @@ For every ``marshal/kafka_marshal/protocol/M.py`` this runs
 Alone, because a branch that only some other module's test happens to reach is not
 tested: no test states what it should do.
 
-One process per module, as many at a time as there are processors.
+One process per module, as many at a time as there are processors. Each is a copy of
+this one, which has imported pytest and Hypothesis and nothing of the product: to import
+them takes longer than most of the tests.
 """
 
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import coverage
+import hypothesis.strategies  # noqa: F401 - for the copies of this process
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "marshal" / "kafka_marshal" / "protocol"
 TESTS = ROOT / "tests" / "unit" / "protocol"
-TEST_TIMEOUT_S = 1_800
+TIMEOUT_S = 1_800
 TAIL_LINES_MAX = 40
+# Of the plugins that are installed, those that these tests use.
+PLUGINS = ("-p", "pytest_timeout", "-p", "_hypothesis_pytestplugin")
 
 
 @dataclass(kw_only=True)
@@ -43,18 +50,27 @@ class Verdict:
         return not self.gaps
 
 
-def run(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a Python module, its coverage data kept apart in ``directory``."""
-    return subprocess.run(
-        [sys.executable, "-m", *words],
-        cwd=ROOT,
-        env={**os.environ, "COVERAGE_FILE": str(directory / "data")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=TEST_TIMEOUT_S,
-        text=True,
-        check=False,
-    )
+def run(path: str, test: str, directory: Path) -> int:
+    """Run the tests of a file in this process; return pytest's exit code.
+
+    What they print goes to ``output`` in the directory, and what they cover of the
+    module, if they pass, to ``report.json``. Nothing may have imported the module
+    before.
+    """
+    os.chdir(ROOT)
+    with (directory / "output").open("wb") as output:
+        for descriptor in (1, 2):
+            os.dup2(output.fileno(), descriptor)
+    measured = coverage.Coverage(data_file=None, branch=True, include=[path])
+    measured.start()
+    # Plain output: these runs are only read where they fail.
+    options = ("-q", "--no-header", "-p", "no:cacheprovider", *PLUGINS)
+    code = pytest.main([*options, test])
+    measured.stop()
+    sys.stdout.flush()
+    if code == 0:
+        measured.json_report(outfile=str(directory / "report.json"))
+    return code
 
 
 def uncovered(report: dict[str, Any]) -> list[str]:
@@ -68,33 +84,20 @@ def uncovered(report: dict[str, Any]) -> list[str]:
 
 
 def judge(module: Path) -> Verdict:
-    """Run one module's own tests and read what they covered."""
+    """Run one module's own tests and read what they covered; for a new process."""
     verdict = Verdict(module=module.stem)
     test = TESTS / f"test_{module.stem}.py"
     if not test.is_file():
         verdict.gaps = [f"has no test file {test.relative_to(ROOT)}"]
         return verdict
+    path = str(module.relative_to(ROOT))
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        path = str(module.relative_to(ROOT))
-        measure = ("coverage", "run", "--branch", f"--include={path}")
-        # Plain output: these runs are only read where they fail.
-        pytest = ("-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider")
-        try:
-            tested = run(directory, *measure, *pytest, str(test.relative_to(ROOT)))
-        except subprocess.TimeoutExpired:
-            verdict.gaps = [f"its tests took more than {TEST_TIMEOUT_S} s"]
-            return verdict
-        if tested.returncode != 0:
+        if run(path, str(test.relative_to(ROOT)), directory) != 0:
             verdict.gaps = ["its tests fail, see below"]
-            verdict.output = tested.stdout
+            verdict.output = (directory / "output").read_text(errors="replace")
             return verdict
-        target = directory / "report.json"
-        reported = run(directory, "coverage", "json", "-q", "-o", str(target))
-        if not target.is_file():
-            verdict.gaps = [f"coverage reports nothing: {reported.stdout.strip()}"]
-            return verdict
-        report = json.loads(target.read_text())["files"][path]
+        report = json.loads((directory / "report.json").read_text())["files"][path]
     summary = report["summary"]
     verdict.lines = summary["num_statements"]
     verdict.branches = summary["num_branches"]
@@ -102,6 +105,18 @@ def judge(module: Path) -> Verdict:
     verdict.percent = summary["percent_covered"]
     verdict.gaps = uncovered(report)
     return verdict
+
+
+def judge_all(modules: list[Path]) -> list[Verdict]:
+    """Judge each module in a process of its own.
+
+    Raises:
+        multiprocessing.TimeoutError: Their tests took too long, and were ended.
+    """
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    context = multiprocessing.get_context("fork")
+    with context.Pool(maxtasksperchild=1) as pool:
+        return pool.map_async(judge, modules, chunksize=1).get(TIMEOUT_S)
 
 
 def orphans(modules: list[Path]) -> list[str]:
@@ -116,8 +131,11 @@ def main() -> int:
     """Print a table of all modules; fail where any has a gap."""
     # The package file holds a docstring and at most re-exports: nothing to test.
     modules = sorted(path for path in CORE.glob("*.py") if path.stem != "__init__")
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        verdicts = list(pool.map(judge, modules))
+    try:
+        verdicts = judge_all(modules)
+    except multiprocessing.TimeoutError:
+        print(f"the tests of the core took more than {TIMEOUT_S} s", file=sys.stderr)
+        return 1
     print(f"{'module':<16}{'lines':>6}{'branches':>10}{'excluded':>10}{'covered':>9}")
     for verdict in verdicts:
         print(
