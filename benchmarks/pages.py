@@ -190,8 +190,7 @@ def answer(row: Row, figures: Sequence[Measured], question: str) -> str:
         f"{ours.median} {ours.unit}" if ours else UNMEASURED,
         f"{by}{peer.median if peer else UNMEASURED}" if row.peer else "",
         beside.median if beside else "",
-        asked.target if asked else "",
-        verdict,
+        f"{asked.target}: {verdict}" if asked else "",
     )
     return f"| {' | '.join(cells)} |"
 
@@ -203,8 +202,8 @@ def answers(results: str, rows: Iterable[Row] = ROWS) -> str:
     """
     found, places = blocks(results), anchors(results)
     lines = [
-        "| Question | Ours | Peer | Ours / peer | Asked | |",
-        "|---|---|---|---|---|---|",
+        "| Question | Ours | Peer | Ours / peer | Asked |",
+        "|---|---|---|---|---|",
     ]
     linked: set[str] = set()
     for row in rows:

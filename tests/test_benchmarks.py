@@ -145,14 +145,13 @@ def test_a_question_has_our_figure_its_peers_and_their_ratio():
         "4 ms",
         "bare: 8",
         "0.5",
-        "<= 0.4",
-        "[missed](#the-log)",
+        "<= 0.4: [missed](#the-log)",
     ]
 
 
 def test_a_figure_without_a_ratio_has_its_own_target():
     (cells, second) = answered([OURS], row(), row(question="..."))
-    assert [each.strip() for each in cells[1:]] == ["4 ms", "", "", "<= 5", "met"]
+    assert [each.strip() for each in cells[1:]] == ["4 ms", "", "", "<= 5: met"]
     assert second[0].strip() == "..."  # its benchmark is linked above
 
 
