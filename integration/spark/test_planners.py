@@ -70,12 +70,15 @@ def owners(domain, group):
 def test_queries_of_a_driver_have_planners_of_one_server(kit, domain, group):
     topic = domain.data_topic(2, records_each=RECORDS)
     frame = kit.stream(group, subscribe=topic)
+    # Earlier sessions of this driver had folders, and so servers, of their own.
+    earlier = servers()
     assert len(kit.drained(frame)) == 2 * RECORDS
-    (server,) = servers()
+    started = servers() - earlier
+    assert len(started) == 1
     domain.produce(topic, 5)
     # From its checkpoint, without what it had.
     assert len(kit.drained(frame)) == 10
-    assert servers() == {server}
+    assert servers() - earlier == started
     eventually(lambda: owners(domain, group) == {None}, "released claims")
 
 

@@ -27,7 +27,6 @@ from kafka_marshal.protocol.text import (
     transition_to_object,
     world_to_object,
 )
-from kafka_marshal.snapshots import MAGIC
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.render import escape, to_json
 from kafka_marshal_cli.shared import Call, command
@@ -172,6 +171,8 @@ def run_replay(
 
 def _remedy(file: str) -> str:
     """Return what to run for a file that does not begin as a dump."""
+    from kafka_marshal.snapshots import MAGIC  # it imports the engine
+
     with suppress(OSError), Path(file).open("rb") as opened:
         if opened.read(len(MAGIC)) == MAGIC:
             return f"it is a snapshot; show it with: marshal log dump {file}"
