@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import attrs
 import msgspec
@@ -173,7 +173,7 @@ class Run(NamedTuple):
 
 
 def runs_of(records: object) -> Iterator[Run]:
-    """Return the fewest runs with exactly these records, in their order.
+    """Return the fewest runs with exactly these records, of records in their order.
 
     Args:
         records: Records and batches, or lists of them by partition, as of a poll.
@@ -201,17 +201,17 @@ def _run_of(batch: Batch) -> Run:
     )
 
 
-def _runs_of_several(records: Iterable[Committable | Batch]) -> Iterator[Run]:
+def _runs_of_several(records: Iterable[Any]) -> Iterator[Run]:
     topic, number, first, last = "", -1, -1, -1
     token: Token | None = None
     for record in records:
-        if isinstance(record, Batch):
-            yield _run_of(record)
-            continue
         try:
             offset = record.offset
         except AttributeError:
-            raise _not_committable(record) from None
+            if not isinstance(record, Batch):
+                raise _not_committable(record) from None
+            yield _run_of(record)
+            continue
         if (
             offset == last + 1
             and record.partition == number
