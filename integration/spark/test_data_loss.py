@@ -3,12 +3,11 @@
 import shutil
 from functools import partial
 
-import kafka
 import pytest
 import spark_program
 from domain import opened
 from pyspark import cloudpickle
-from sparkkit import cells, every, keeping
+from sparkkit import cells, committed, every, keeping
 from waiting import eventually
 
 from kafka_marshal import TopicPartition
@@ -111,28 +110,6 @@ def test_sinks_write_all_of_a_recreated_topic(kit, domain, database, unique, tmp
     assert sorted(row.offset for row in rows) == wanted
     assert len({row.topicId for row in rows}) == 2
     assert committed(domain, out, len(wanted)) == wanted
-
-
-def committed(domain, topic, count):
-    """Return the numbers that readers of a sink's topic get, once there are so many."""
-    values = []
-    consumer = kafka.KafkaConsumer(
-        topic,
-        bootstrap_servers=domain.servers,
-        isolation_level="read_committed",
-        auto_offset_reset="earliest",
-        consumer_timeout_ms=1_000,
-    )
-
-    def look():
-        values.extend(int(record.value) for record in consumer)
-        return len(values) >= count
-
-    try:
-        eventually(look, "all records")
-    finally:
-        consumer.close()
-    return sorted(values)
 
 
 def test_a_topic_of_a_pattern_is_deleted(kit, domain, unique):

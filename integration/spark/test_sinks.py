@@ -2,13 +2,12 @@
 
 from functools import partial
 
-import kafka
 import pytest
 import spark_program
 from domain import opened
 from pyspark import cloudpickle
 from pyspark.sql.functions import lit
-from waiting import eventually
+from sparkkit import committed
 
 from kafka_marshal.grants import close_grant_clients
 from kafka_marshal.spark.fencing import fenced
@@ -161,22 +160,4 @@ def test_a_topic_has_each_row_once(spark, stream, domain):
     for batch in ((0, 5), (0, 5), (3, 8)):
         sink(stream.rows(spark, *batch), 1)
     sink(stream.rows(spark, 8, 9, tokens=["0.0.1", "0.0.1"]), 2)
-    consumer = kafka.KafkaConsumer(
-        out,
-        bootstrap_servers=domain.servers,
-        isolation_level="read_committed",
-        auto_offset_reset="earliest",
-        consumer_timeout_ms=1_000,
-        metadata_max_age_ms=500,
-    )
-    values = []
-
-    def look():
-        values.extend(int(record.value) for record in consumer)
-        return len(values) >= 16
-
-    try:
-        eventually(look, "all records")
-    finally:
-        consumer.close()
-    assert sorted(values) == sorted([*range(8)] * 2)
+    assert committed(domain, out, 16) == sorted([*range(8)] * 2)

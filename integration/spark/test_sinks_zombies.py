@@ -12,12 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import kafka
 import postgres
 import psycopg
 import pytest
 from domain import opened
-from waiting import eventually
+from sparkkit import committed
 
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.fencing import Fence
@@ -160,25 +159,8 @@ def test_a_topic_takes_nothing_stale(domain, where):
     settings = common(domain, "kafka", where) | {"out": domain.data_topic(1)}
     zombie, healthy = run_both(settings)
     judge(zombie, healthy)
-    consumer = kafka.KafkaConsumer(
-        settings["out"],
-        bootstrap_servers=domain.servers,
-        isolation_level="read_committed",
-        auto_offset_reset="earliest",
-        consumer_timeout_ms=1_000,
-        metadata_max_age_ms=500,
-    )
-    values = []
-
-    def look():
-        values.extend(int(record.value) for record in consumer)
-        return len(values) >= RECORDS
-
-    try:
-        eventually(look, "all records")
-    finally:
-        consumer.close()
-    assert sorted(values) == list(range(RECORDS))
+    found = committed(domain, settings["out"], RECORDS)
+    assert found == list(range(RECORDS))
     if where == "midst":
         # Nobody looked at a claim there: it was the broker that refused.
         refused = (zombie[0]["event"], zombie[0]["error"])

@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
+import kafka
 from waiting import eventually
 
 RUN_S = 600
@@ -144,3 +145,26 @@ def environment():
     """The environment of a job in a process of its own."""
     names = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
     return os.environ | dict.fromkeys(names, sys.executable)
+
+
+def committed(domain, topic, count):
+    """Return the numbers that readers of a sink's topic get, once there are so many."""
+    consumer = kafka.KafkaConsumer(
+        topic,
+        bootstrap_servers=domain.servers,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+        consumer_timeout_ms=1_000,
+        metadata_max_age_ms=500,
+    )
+    values = []
+
+    def look():
+        values.extend(int(record.value) for record in consumer)
+        return len(values) >= count
+
+    try:
+        eventually(look, "all records")
+    finally:
+        consumer.close()
+    return sorted(values)

@@ -267,16 +267,23 @@ def test_ends_are_asked_for_again_after_an_error(cluster):
     assert positions(cluster) == [NEW] * KEYS
 
 
-def test_an_end_of_a_leader_that_lags_does_not_count(cluster):
-    node = member(cluster)
-    die_at(cluster, ResolvePosition)
+def changing_first_ends(node, change):
+    """Change each end of the first answer about ends; return a list of the requests."""
     plain, asked = node.log.end_offsets, []
 
     def end_offsets(timeout_ms):
         asked.append(timeout_ms)
-        return plain(timeout_ms) if len(asked) > 1 else dict.fromkeys(range(K), 0)
+        ends = plain(timeout_ms)
+        return ends if len(asked) > 1 else {t: change(end) for t, end in ends.items()}
 
     node.log.end_offsets = end_offsets
+    return asked
+
+
+def test_an_end_of_a_leader_that_lags_does_not_count(cluster):
+    node = member(cluster)
+    die_at(cluster, ResolvePosition)
+    asked = changing_first_ends(node, lambda end: 0)
     settle(cluster, 2 * SOON_MS)
     assert len(asked) == 2
 
@@ -285,14 +292,7 @@ def test_an_end_that_is_never_reached_is_requested_again(cluster):
     """The log went back behind it, and its reader was not beyond that yet."""
     node = member(cluster)
     die_at(cluster, ResolvePosition)
-    plain, asked = node.log.end_offsets, []
-
-    def end_offsets(timeout_ms):
-        asked.append(timeout_ms)
-        ends = plain(timeout_ms)
-        return ends if len(asked) > 1 else {t: end + 100 for t, end in ends.items()}
-
-    node.log.end_offsets = end_offsets
+    asked = changing_first_ends(node, lambda end: end + 100)
     settle(cluster, 2 * SOON_MS)
     assert len(asked) == 2
     assert positions(cluster) == [NEW] * KEYS
