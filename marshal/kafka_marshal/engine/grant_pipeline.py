@@ -14,7 +14,6 @@ import attrs
 
 from kafka_marshal.ports import DataReader, Record, offset_at
 from kafka_marshal.protocol.granting import US_PER_MS, AtMostOnce, Pace
-from kafka_marshal.protocol.types import OffsetRange
 
 from .fetch_state import FetchState
 from .heartbeats import INTERVALS_PER_H
@@ -314,8 +313,9 @@ class GrantPipeline:
             grant = progress.granted
             if grant is None:
                 break
-            first = offset_at(place.fetched, place.at)
-            if first > grant.last:
+            fetched, at = place.fetched, place.at
+            first = offset_at(fetched, at)
+            if first >= grant.end:
                 progress.skip_through(grant.last)
                 continue
             if first < grant.first:
@@ -324,16 +324,17 @@ class GrantPipeline:
                 # Granted to an earlier owner; this owner never gets them.
                 start = place.find(grant.first)
                 place.next_offset = max(place.next_offset, grant.first)
-                place.take(start - place.at)
+                place.take(start - at)
                 continue
-            count = min(place.buffered_count, most - len(records))
-            end = _end_of_run(progress.unused)
-            if offset_at(place.fetched, place.at + count - 1) >= end:
-                count = place.find(end) - place.at
+            count = min(len(fetched) - at, most - len(records))
+            last = offset_at(fetched, at + count - 1)
+            if last >= grant.end:
+                count = place.find(grant.end) - at
+                last = offset_at(fetched, at + count - 1)
             if not records:
                 place.taken_at = first
             chunk = place.take(count)
-            progress.hand_out(offset_at(chunk, -1))
+            progress.hand_out(last)
             records = [*records, *chunk] if records else chunk
         return records
 
@@ -455,13 +456,3 @@ def last_known(place: FetchState, fresh: int, *, room: int, first: int) -> int:
         return offset_at(place.fetched, fresh + room - 1)
     behind = max(first, place.fetched_end)
     return min(max(place.log_end, behind), behind + room - unrequested) - 1
-
-
-def _end_of_run(grants: Sequence[OffsetRange]) -> int:
-    """Return the end of the first grant, and of those that adjoin it."""
-    end = grants[0].end
-    for grant in grants[1:]:
-        if grant.first != end:
-            break
-        end = grant.end
-    return end

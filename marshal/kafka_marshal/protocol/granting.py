@@ -371,8 +371,8 @@ class AtMostOnce:
                 self.round_trip_us = averaged(self.round_trip_us, sample_us)
 
     def _take(self, grant: OffsetRange, *, seq: int | None = None) -> None:
-        self._grants.append(grant)
         self.unused_count += grant.count
+        _join(self._grants, grant)
         self.is_anchored = True
         # A request for less has landed, or can no longer be granted anything.
         left = [r for r in self._requests if r.offsets.end > grant.end]
@@ -432,7 +432,10 @@ class AtMostOnce:
         if first >= end:
             return
         later = [OffsetRange(max(end, x.first), x.end) for x in rest if x.end > end]
-        self._grants = deque([OffsetRange(first, end), *later])
+        grants = deque([OffsetRange(first, end)])
+        for each in later:
+            _join(grants, each)
+        self._grants = grants
         self.unused_count = sum(each.count for each in self._grants)
         self._handed = first
 
@@ -472,10 +475,21 @@ class AtMostOnce:
 
         Nothing can be handed out afterwards.
         """
-        lost = () if self._is_over else tuple(self._grants)
+        lost = () if self._is_over else self.unused
         self._is_over = True
         self._requests.clear()
         return lost
+
+
+def _join(grants: deque[OffsetRange], grant: OffsetRange) -> None:
+    """Append a grant; one that adjoins the last makes one range with it.
+
+    In one step, because the consumer's thread also looks without the lock.
+    """
+    if grants and grants[-1].end == grant.first:
+        grants[-1] = OffsetRange(grants[-1].first, grant.end)
+    else:
+        grants.append(grant)
 
 
 def lead_for(round_trip_us: int, batch_us: int) -> int:

@@ -221,20 +221,6 @@ def test_partitions_request_together(eager):
     assert sum(sum(each) >= 2 for each in rounds) >= len(rounds) // 2
 
 
-@pytest.mark.parametrize(
-    ("grants", "end"),
-    [
-        ([(3, 5)], 5),
-        ([(3, 5), (5, 9)], 9),
-        ([(3, 5), (5, 9), (10, 12)], 9),
-        ([(3, 5), (6, 9)], 5),
-    ],
-)
-def test_grants_that_adjoin_are_handed_out_together(grants, end):
-    ranges = [OffsetRange(*each) for each in grants]
-    assert grant_pipeline._end_of_run(ranges) == end
-
-
 # --- the trap: no position in the log yet
 
 
