@@ -331,6 +331,7 @@ def test_few_partitions_are_loaded_at_a_time(standby_rig, application, monkeypat
     for _ in range(3):
         load(standby_rig)
     assert [call[0] for call in application.calls] == [0, 1, 2, 3]
+    assert standby_rig.events("standby_ended") == []
 
 
 def test_a_bounded_number_is_kept(standby_rig, application, monkeypatch):
