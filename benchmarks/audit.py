@@ -185,7 +185,7 @@ def run_one(options: argparse.Namespace) -> None:
 def _warm(batches: Iterator[Any]) -> Iterator[Any]:
     from kafka_marshal.spark.audit import folding
 
-    assert folding.POLL_MS
+    assert folding.VERSION
     yield from batches
 
 

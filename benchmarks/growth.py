@@ -26,7 +26,7 @@ from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.codec import decode
 from kafka_marshal.protocol.records import ClaimingPartition
 from kafka_marshal.testing.fakelog import AppendFate
-from kafka_marshal.testing.node import Cluster, ConsumerSpec, Node
+from simulator.node import Cluster, ConsumerSpec, Node
 
 H_MS = 12_000
 K = 8

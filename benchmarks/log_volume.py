@@ -34,7 +34,7 @@ from kafka_marshal.kafka_io.coordination import KafkaCoordinationLog
 from kafka_marshal.protocol.codec import decode, encode
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.records import Heartbeat, Member
-from kafka_marshal.testing.node import Cluster, ConsumerSpec
+from simulator.node import Cluster, ConsumerSpec
 
 K = 8
 HOUR_MS = 3_600_000

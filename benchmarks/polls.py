@@ -48,7 +48,7 @@ from support import (
 from kafka_marshal import Batch, Delivery, Marshal
 from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.testing.broker import EmbeddedBroker
-from kafka_marshal.testing.slowlink import SlowLink
+from simulator.slowlink import SlowLink
 
 # Records that a side reads in a round: in polls of 5,000, in polls of one, iterating.
 LOADS = {

@@ -16,7 +16,7 @@ from support import alternate, arguments, document, figure, ratios, write_docume
 from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.metrics import MarshalCollector
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.testing.node import Cluster, ConsumerSpec, Node
+from simulator.node import Cluster, ConsumerSpec, Node
 
 EVERY_S = 0.1
 POLL_RECORDS = 500

@@ -27,6 +27,9 @@ import attrs
 
 from kafka_marshal.testing.broker import EmbeddedBroker
 
+# Some benchmarks use nodes and links of the simulator.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
 SCHEMA = 1
 SAMPLES_SHOWN_MAX = 200
 # In /proc/net/tcp.

@@ -9,7 +9,7 @@ from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.broker import EmbeddedBroker
-from kafka_marshal.testing.slowlink import SlowLink
+from simulator.slowlink import SlowLink
 
 DELAY_MS = 50
 VALUE_BYTES = 1_000

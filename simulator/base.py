@@ -4,8 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from kafka_marshal.protocol.types import Key, TopicPartition
-from kafka_marshal.testing.node import Cluster
 from simulator.checkers import Folded, HandOuts, LogWatcher, Violation
+from simulator.node import Cluster
 
 GROUP = "g"
 TOPIC = "t"

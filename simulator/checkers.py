@@ -29,7 +29,7 @@ from kafka_marshal.protocol.state import (
 from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
 from kafka_marshal.testing.fakelog import FakeKafka
 from kafka_marshal.testing.fakestore import Stored
-from kafka_marshal.testing.node import Node
+from simulator.node import Node
 from simulator.operation_judge import (
     BEAT,
     CLAIM,

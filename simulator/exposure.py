@@ -15,8 +15,8 @@ import attrs
 
 from kafka_marshal.protocol.log_judge import Place
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.testing.node import Node
 from simulator.checkers import Sets, Violation
+from simulator.node import Node
 
 
 @attrs.frozen

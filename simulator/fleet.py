@@ -21,12 +21,12 @@ from kafka_marshal.errors import (
 from kafka_marshal.ports import Append, Event, Record
 from kafka_marshal.protocol.claiming import PreviousLife
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.testing.node import ConsumerSpec, Node
 from simulator.base import GROUP, TOPIC
 from simulator.checkers import Violation
 from simulator.garbage import GarbagePolicy, never_returns
 from simulator.handoffs import Warming, mood_of, note_death, on_warm_of
 from simulator.keeping import Keeping
+from simulator.node import ConsumerSpec, Node
 from simulator.plan import (
     GARBAGE_POLICY,
     HANDOFFS,

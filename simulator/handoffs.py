@@ -12,7 +12,7 @@ from kafka_marshal.config import OnWarm
 from kafka_marshal.protocol.settings import TUNABLES
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.clock import InlineBackground
-from kafka_marshal.testing.node import Node
+from simulator.node import Node
 from simulator.plan import HANDOFFS, chance
 from simulator.world import World
 

@@ -19,9 +19,9 @@ from kafka_marshal.protocol.records import (
     CheckpointEnd,
     Reset,
 )
-from kafka_marshal.testing.node import Node
 from simulator.checkers import Violation
 from simulator.files import HostFiles
+from simulator.node import Node
 from simulator.pauses import ADMIN
 from simulator.plan import (
     CHECKPOINT,

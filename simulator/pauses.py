@@ -3,8 +3,8 @@
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import ReleaseGroup
 from kafka_marshal.protocol.types import Owner
-from kafka_marshal.testing.node import Cluster
 from simulator.checkers import LogWatcher
+from simulator.node import Cluster
 
 ADMIN = Owner("admin", b"admin".ljust(16, b"."))
 OVER_MS = 10**9

@@ -32,12 +32,12 @@ from kafka_marshal.protocol.records import (
     StagePosition,
 )
 from kafka_marshal.protocol.types import Key, TopicPartition
-from kafka_marshal.testing.node import Cluster
 from simulator.base import GROUP
 from simulator.checkers import Violation
 from simulator.fates import Window
 from simulator.fleet import Fleet
 from simulator.loop import Loop
+from simulator.node import Cluster
 from simulator.plan import Fault, chance
 from simulator.position_judge import name_of
 from simulator.turns import Killed, Program, WaitingLog, refusal_of

@@ -13,7 +13,7 @@ from kafka_marshal.protocol.layout import config_of
 from kafka_marshal.protocol.records import ClaimingPartition, LayoutFence
 from kafka_marshal.protocol.state import Transition, WorldState
 from kafka_marshal.protocol.types import Token
-from kafka_marshal.testing.node import Node
+from simulator.node import Node
 
 
 class Readings:

@@ -35,10 +35,10 @@ from kafka_marshal.protocol.records import (
     ReleasingPartition,
 )
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.testing.node import Cluster
 from simulator.base import TOPIC, BaseWorld
 from simulator.checkers import Folded, LogWatcher, Violation
 from simulator.loop import Loop
+from simulator.node import Cluster
 from simulator.pauses import ADMIN
 from simulator.plan import RESIZE_COUNTS, RESIZE_STEPS, Fault, chance
 from simulator.positions import Admin, Processes, Tools, begin

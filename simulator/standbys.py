@@ -3,7 +3,7 @@
 import attrs
 
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.testing.node import ConsumerSpec, Node
+from simulator.node import ConsumerSpec, Node
 from simulator.plan import chance
 
 HOSTS = ("h1", "h2", "h3")

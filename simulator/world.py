@@ -15,7 +15,6 @@ from kafka_marshal.protocol.placement import (
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import Key, Token
 from kafka_marshal.testing.fakestore import Partition
-from kafka_marshal.testing.node import Cluster, Node
 from simulator.base import GROUP, TOPIC, BaseWorld
 from simulator.checkers import (
     Folded,
@@ -29,6 +28,7 @@ from simulator.exposure import Cuts, Exposures
 from simulator.fates import Fates
 from simulator.levels import Levels
 from simulator.loop import Loop
+from simulator.node import Cluster, Node
 from simulator.plan import LEVELS, RESIZE, RESIZE_COUNTS, Plan, chance
 from simulator.position_judge import PositionJudge
 from simulator.readings import Readings

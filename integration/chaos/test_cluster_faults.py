@@ -11,7 +11,7 @@ from ordeal import Ordeal
 from waiting import eventually, wall_ms
 
 from kafka_marshal.testing.cluster import EmbeddedCluster
-from kafka_marshal.testing.slowlink import SlowLink
+from simulator.slowlink import SlowLink
 
 # Three times what the controller waits for a broker, as with an interval of a minute.
 ROOMY_MS = 10_000

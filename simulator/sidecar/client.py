@@ -39,9 +39,9 @@ from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN, to_http_error
 from kafka_marshal.sidecar.process_monitor import Caller, Peer
 from kafka_marshal.sidecar.service import SidecarService
 from kafka_marshal.testing.clock import InlineBackground, SeededEntropy
-from kafka_marshal.testing.node import Cluster, ConsumerSpec, Recorder
 from simulator.base import GROUP
 from simulator.handoffs import COLD, on_warm_of
+from simulator.node import Cluster, ConsumerSpec, Recorder
 from simulator.sidecar.host import SEED_BITS, Host
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.hashing import home_partition
-from kafka_marshal.testing.node import Node
 from simulator.base import GROUP
+from simulator.node import Node
 from simulator.pauses import Pauses
 from simulator.plan import HANDOFFS, PLANS, RESIZE
 from simulator.plans import nonsense

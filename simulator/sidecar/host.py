@@ -18,7 +18,7 @@ from kafka_marshal.runtime import Runtime
 from kafka_marshal.sidecar.health import Lifecycle, State
 from kafka_marshal.sidecar.service import SidecarService
 from kafka_marshal.testing.clock import ClockView
-from kafka_marshal.testing.node import Cluster, Node
+from simulator.node import Cluster, Node
 
 if TYPE_CHECKING:
     from kafka_marshal.sidecar.process_monitor import DeathWatch

@@ -20,12 +20,12 @@ from kafka_marshal.protocol.records import GroupSettings
 from kafka_marshal.protocol.settings import PLANNER
 from kafka_marshal.protocol.types import Key, Owner, Token
 from kafka_marshal.testing.fakestore import AppendFate
-from kafka_marshal.testing.node import Cluster, ConsumerSpec, Node
 from simulator.base import GROUP, TOPIC, BaseWorld
 from simulator.checkers import Folded, Violation
 from simulator.garbage import NAME as GARBAGE
 from simulator.handoffs import COLD, DIE, NEVER, SLOW, mood_of, on_warm_of
 from simulator.loop import Loop
+from simulator.node import Cluster, ConsumerSpec, Node
 from simulator.plan import GARBAGE_POLICY, HANDOFFS, PLANS, RESIZE, chance
 from simulator.position_judge import PositionJudge
 from simulator.sidecar.client import Hosted

@@ -13,7 +13,7 @@ from kafka_marshal.observability import NullObserver
 from kafka_marshal.remote import paths
 from kafka_marshal.sidecar import server
 from kafka_marshal.sidecar.config import Settings
-from kafka_marshal.testing.node import Cluster
+from simulator.node import Cluster
 
 INSTANCE = "cd" * 16
 

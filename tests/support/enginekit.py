@@ -17,7 +17,7 @@ from kafka_marshal.protocol.records import ClaimingPartition, Record, ReleaseGro
 from kafka_marshal.protocol.state import Transition, WorldState
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.testing.fakestore import AppendFate
-from kafka_marshal.testing.node import Cluster, ConsumerSpec, Node
+from simulator.node import Cluster, ConsumerSpec, Node
 
 H = 3_000
 DUE = CheckpointRule(interval_ms=H, entries=10_000)

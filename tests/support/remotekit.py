@@ -16,7 +16,7 @@ from kafka_marshal.remote.context import RemoteContext, RemoteEngine
 from kafka_marshal.remote.grants import SidecarGrantRequester
 from kafka_marshal.remote.session import RemoteSession
 from kafka_marshal.testing.clock import InlineBackground, SeededEntropy
-from kafka_marshal.testing.node import Recorder
+from simulator.node import Recorder
 
 INCARNATION = "ab" * 16
 GRANTEE = b"g" * 16

@@ -23,6 +23,7 @@ from kafka_marshal.engine import (
     resolver,
     session,
 )
+from kafka_marshal.engine.awaited_ends import AwaitedEnds
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol import (
     fold_groups,
@@ -807,7 +808,12 @@ def resolve_the_home_first(patch):
 
 def resolve_before_all_is_folded(patch):
     """A member decides by replicas that may be older than the lock."""
-    patch.setattr(resolver, "_is_folded_to", lambda *_: True)
+
+    class Ignored(AwaitedEnds):
+        def are_reached(self, folded):
+            return bool(folded)
+
+    patch.setattr(resolver, "AwaitedEnds", Ignored)
 
 
 def abort_what_the_home_does_not_know(patch):

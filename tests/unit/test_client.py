@@ -28,7 +28,7 @@ from kafka_marshal.metrics import MarshalCollector
 from kafka_marshal.observability.logs import FanOut
 from kafka_marshal.ports import Event
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.testing.node import Recorder
+from simulator.node import Recorder
 
 SAFE = TopicDescription(name="__marshal", exists=True)
 

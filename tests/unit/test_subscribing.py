@@ -7,7 +7,7 @@ import pytest
 from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.subscribing import new_subscription
-from kafka_marshal.testing.node import Cluster
+from simulator.node import Cluster
 
 
 @pytest.fixture

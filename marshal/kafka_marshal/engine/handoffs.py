@@ -15,7 +15,7 @@ from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.holding import Drain, Holding, OfferedKey
 from kafka_marshal.engine.outbox import Outbox
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.ports import Pending
+from kafka_marshal.engine.warm_ups import WarmUp, WarmUps
 from kafka_marshal.protocol.handoffs import OFFERED, READY, is_ready_for
 from kafka_marshal.protocol.labels import WARMS_LABEL
 from kafka_marshal.protocol.planner import Release
@@ -270,35 +270,16 @@ def _settings(context: Context, outbox: Outbox) -> Settings:
     return context.settings_of(outbox.claimant.group_id)
 
 
-@attrs.define(kw_only=True)
-class _Warming:
-    """A key that is offered to this client."""
+class Warmer(WarmUps):
+    """The successor's side: has the application warm up, and reports ready."""
 
-    epoch: int
-    outcome: Pending[None]
-    owner: str
-    sub: Subscription
-    begun_ms: int
-    sent_ms: int | None = None
-    is_failed: bool = False
+    __slots__ = ("_is_full", "_is_new", "_outbox")
 
-    def stop_fetching(self, key: Key) -> None:
-        if self.sub.warm_fetcher is not None:
-            self.sub.warm_fetcher.end(key.topic_partition)
-
-
-class Warmer:
-    """The successor's side: has the application warm up, and reports ready.
-
-    Every method is called under the engine's lock.
-    """
-
-    __slots__ = ("_context", "_is_full", "_is_new", "_outbox", "_tasks")
+    _context: Context
 
     def __init__(self, context: Context, outbox: Outbox) -> None:
-        self._context = context
+        super().__init__(context)
         self._outbox = outbox
-        self._tasks: dict[Key, _Warming] = {}
         self._is_new = True
         # Whether an offer was not followed, because there were too many at a time.
         self._is_full = False
@@ -321,7 +302,7 @@ class Warmer:
         task = self._tasks.get(key)
         if not self._is_open(key, known, now_ms) or known.owner is None:
             return
-        if task is not None and task.epoch == known.epoch:
+        if task is not None and task.offered.epoch == known.epoch:
             return
         most = _settings(self._context, self._outbox).value("handoffs_max")
         if len(self._tasks) >= most:
@@ -337,20 +318,7 @@ class Warmer:
             until_ms=now_ms + known.offer.until_ms - log_ms,
             topic_id=known.topic_id,
         )
-        outcome = sub.warm_up(offered)
-        if outcome is None:
-            return
-        if task is not None:
-            self._drop(key)
-        self._tasks[key] = _Warming(
-            epoch=known.epoch,
-            outcome=outcome,
-            owner=offered.owner,
-            sub=sub,
-            begun_ms=now_ms,
-        )
-        fields = {"key": key, "from": offered.owner, "position": offered.position}
-        self._context.observe("warming", fields)
+        self._begin(offered, sub)
 
     def look_again(self) -> None:
         """Look for open offers in the next round: a subscription has changed."""
@@ -376,54 +344,23 @@ class Warmer:
         """Report what has warmed up; drop what is not offered any more."""
         for key, task in list(self._tasks.items()):
             known = self._context.replica_of(key).world.keys.get(key)
-            if known is None or known.epoch != task.epoch:
+            if known is None or known.epoch != task.offered.epoch:
                 self._drop(key)
                 continue
             is_open = self._is_open(key, known, now_ms)
             if not (
-                is_open or (task.sent_ms and self._is_reserved(key, known, now_ms))
+                is_open or (task.is_ready and self._is_reserved(key, known, now_ms))
             ):
                 self._drop(key)
                 continue
-            self._fetch(key, task, known, now_ms=now_ms)
-            if is_open and task.outcome.done() and not task.is_failed:
-                self._finish(key, task, known, now_ms=now_ms)
-
-    def _fetch(self, key: Key, task: _Warming, known: KeyState, *, now_ms: int) -> None:
-        fetcher = task.sub.warm_fetcher
-        if fetcher is not None and not task.is_failed:
-            fetcher.follow(
-                key.topic_partition,
+            self._fetch(
+                task,
+                known.next_unclaimed(),
                 topic_id=known.topic_id,
-                position=known.next_unclaimed(),
                 most=_settings(self._context, self._outbox).value("handoffs_max"),
-                now_ms=now_ms,
             )
-
-    def _drop(self, key: Key) -> None:
-        task = self._tasks.pop(key)
-        task.stop_fetching(key)
-        self._note_expected(task.sub)
-
-    def _note_expected(self, sub: Subscription) -> None:
-        sub.expects_claim = any(
-            task.sub is sub and task.sent_ms is not None
-            for task in self._tasks.values()
-        )
-
-    def finish(self, holding: Holding) -> bool:
-        """Forget a key that was claimed; return whether it was reported ready.
-
-        The holding gets what was fetched of it.
-        """
-        task = self._tasks.pop(holding.key, None)
-        if task is None:
-            return False
-        self._note_expected(task.sub)
-        fetcher = task.sub.warm_fetcher
-        if fetcher is not None:
-            holding.warm_records = fetcher.take(holding.key.topic_partition)
-        return task.sent_ms is not None
+            if is_open and self._is_ready(task):
+                self._send_ready(task, known, now_ms)
 
     def _is_reserved(self, key: Key, known: KeyState, now_ms: int) -> bool:
         """Return whether a key is released to this client, and awaits its claim."""
@@ -434,33 +371,22 @@ class Warmer:
         log_ms = replica.log_ms(now_ms)
         return successor == self._outbox.claimant.owner.client_id and log_ms < until_ms
 
-    def _finish(
-        self, key: Key, task: _Warming, known: KeyState, *, now_ms: int
-    ) -> None:
-        error = task.outcome.exception()
-        if error is not None:
-            task.is_failed = True  # the offer ends by itself
-            task.stop_fetching(key)
-            self._context.observe("warm_failed", {"key": key, "error": error})
-            return
-        owner = self._outbox.claimant.owner
+    def _send_ready(self, task: WarmUp, known: KeyState, now_ms: int) -> None:
+        """Report that the application is ready, until the log shows it."""
+        owner, key = self._outbox.claimant.owner, task.offered.key
         if known.offer is not None and known.offer.ready == owner.incarnation:
             return  # the log has it; the owner drains now
         answer_ms = self._context.heartbeat_interval_ms // 2
         if task.sent_ms is not None and now_ms - task.sent_ms <= answer_ms:
             return
-        if task.sent_ms is None:
-            took_ms = now_ms - task.begun_ms
-            self._context.observe("warmed", {"key": key, "warm_ms": took_ms})
         task.sent_ms = now_ms
-        task.sub.expects_claim = True
         self._outbox.send(
             self._context.partition_of(key),
             lambda seq: HandoffReady(
                 **self._outbox.claimant.sender(seq),
                 topic=key.topic,
                 partition=key.partition,
-                epoch=task.epoch,
+                epoch=task.offered.epoch,
             ),
             key=key,
         )

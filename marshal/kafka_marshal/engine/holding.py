@@ -13,6 +13,7 @@ from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
+from .awaited_ends import AwaitedEnds
 from .meters import Tally, Vacancy
 
 if TYPE_CHECKING:
@@ -101,14 +102,14 @@ class Lookup:
     Attributes:
         committed: The group's commit, None if there is none.
         log_range: The range of its log.
-        growths_end: End of coordinating partition 0 at that time: a growth of the topic
-            that this partition is new in lies below it (PROTOCOL 9.10); 0 if what is
-            read is known to have it.
+        growths: End of coordinating partition 0 at that time: a growth of the topic
+            that this partition is new in lies below it (PROTOCOL 9.10); None if what
+            is read is known to have it.
     """
 
     committed: int | None
     log_range: LogRange
-    growths_end: int
+    growths: AwaitedEnds | None
 
 
 Found = Mapping[TopicPartition, Lookup | Exception]
@@ -117,15 +118,11 @@ Found = Mapping[TopicPartition, Lookup | Exception]
 class StartLookup:
     """The look-up of one start position: waits for a request, then for its answer."""
 
-    __slots__ = ("folded", "found_ms", "may_use_commit", "partition", "request")
+    __slots__ = ("may_use_commit", "partition", "request")
 
     def __init__(self, partition: TopicPartition, *, may_use_commit: bool) -> None:
         self.partition = partition
         self.may_use_commit = may_use_commit
-        # How far coordinating partition 0 was folded when it was requested.
-        self.folded = 0
-        # Local time from which on what was found waits for the fold of its end.
-        self.found_ms: int | None = None
         # One for all partitions of a topic that are looked up together.
         self.request: Pending[Found] | None = None
 

@@ -27,6 +27,7 @@ from kafka_marshal.protocol.snapshot import digest, from_bytes
 from kafka_marshal.protocol.state import KeyState, Transition, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry, Owner, TopicPartition
 
+from .awaited_ends import AwaitedEnds
 from .context import Context
 from .kept_states import (
     ASK_MS_MAX,
@@ -42,8 +43,6 @@ from .session import Session
 
 # Interval between searches for a checkpoint in a log that begins above 0.
 LOG_START_RETRY_MS = 10_000
-# How long a partition is read towards its end before that is requested again.
-ENDS_RETRY_MS, ENDS_MS_MAX = 5_000, 5_000
 # Interval between checks that the coordination topic was not replaced.
 TOPIC_CHECK_MS = 30_000
 # Effects that begin an ownership.
@@ -181,9 +180,7 @@ class Rebuilder:
         self._unplaced = set(context.replicas)
         # Added to the topic, and not read by the log yet.
         self._unread: set[int] = set()
-        self._barriers: dict[int, int] = {}
-        self._ends: Pending[Mapping[int, int]] | None = None
-        self._ends_at_ms = 0
+        self._ends = AwaitedEnds(context.ports)
         self._truncated: dict[int, _Truncated] = {}
         self._lost_grants: list[_LostGrant] = []
         self._foreign_grants: list[_ForeignGrant] = []
@@ -253,7 +250,6 @@ class Rebuilder:
         self, found: Mapping[int, Restored], ends: Mapping[int, int], *, now_ms: int
     ) -> None:
         """Start partitions."""
-        self._ends, self._ends_at_ms = None, now_ms + ENDS_RETRY_MS
         for t, restored in found.items():
             was_log_start_missing = self.log_start_missing.pop(t, None) is not None
             if restored.is_log_start_missing:
@@ -273,7 +269,7 @@ class Rebuilder:
                 notes=restored.notes,
                 is_known=not restored.is_log_start_missing,
             )
-            self._barriers[t] = ends[t]
+            self._ends.add({t: ends[t]})
             if t in self._truncated:
                 self._truncated[t].skip_to(restored.world)
         self._unplaced -= found.keys()
@@ -306,43 +302,16 @@ class Rebuilder:
         self._truncated[kept.partition] = truncated
 
     def finish(self, positions: Mapping[int, int]) -> list[int]:
-        """Return the partitions that have just reached their barrier."""
-        if not self._barriers:
+        """Return the partitions that have just been read to their ends."""
+        if not self._ends:
             return []  # the common case
         self._find_known()
-        self._lower_barriers(positions)
-        done = [
-            t
-            for t, end in self._barriers.items()
-            if t not in self.log_start_missing and positions.get(t, 0) >= end
-        ]
+        reached = self._ends.reached(positions)
+        done = [t for t in reached if t not in self.log_start_missing]
         for t in done:
-            del self._barriers[t]
+            self._ends.discard(t)
             self._context.rebuilding.discard(t)
         return done
-
-    def _lower_barriers(self, positions: Mapping[int, int]) -> None:
-        """Lower the barriers that logs went back behind, so that they are reached.
-
-        A reader that is not beyond the new end of a log does not notice that it went
-        back: it waits for entries that are gone, and in an idle partition for ever. So
-        ends are requested again, in the background, while partitions are read to them.
-        """
-        request, now_ms = self._ends, self._context.now_ms
-        if request is not None and request.done():
-            self._ends = None
-            if request.exception() is None:
-                for t, end in request.result(0).items():
-                    if t in self._barriers:
-                        self._barriers[t] = min(end, self._barriers[t])
-        late = {t for t, end in self._barriers.items() if positions.get(t, 0) < end}
-        if self._ends is not None or not late or now_ms < self._ends_at_ms:
-            return
-        self._ends_at_ms = now_ms + ENDS_RETRY_MS
-        ports = self._context.ports
-        self._ends = ports.background.submit(
-            partial(ports.log.end_offsets, ENDS_MS_MAX, late)
-        )
 
     def _find_known(self) -> None:
         """Find partitions whose state is known although their start is missing."""
@@ -373,10 +342,10 @@ class Rebuilder:
         if 0 in rebuilding and 0 not in found:
             return []
         folded = self._context.folded
-        return [t for t in found if folded.get(t, 0) >= self._barriers.get(t, 0)]
+        return [t for t in found if self._ends.is_reached(t, folded)]
 
     def is_ended(self) -> bool:
-        """Return whether all partitions in use were read to their barriers."""
+        """Return whether all partitions in use were read to their ends."""
         unused = self.log_start_missing.keys() - self._missing()
         return self._context.rebuilding <= unused
 
@@ -419,7 +388,7 @@ class Rebuilder:
                 truncated.remember(place, owner, lost.granted)
                 self._lost_grants.remove(lost)
         self._context.rebuilding.add(partition)
-        self._barriers.pop(partition, None)
+        self._ends.discard(partition)
         self._unplaced.add(partition)
         replica.begin(WorldState(partition), self._context.now_ms)
 

@@ -5,11 +5,9 @@ group's admin left, also where no member of that group is alive.
 """
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 
 import attrs
 
-from kafka_marshal.ports import Pending
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import ResolvePosition
 from kafka_marshal.protocol.resolving import (
@@ -23,11 +21,11 @@ from kafka_marshal.protocol.resolving import (
     unresolved,
 )
 
+from .awaited_ends import AwaitedEnds
 from .context import Context
 from .heartbeats import INTERVALS_PER_H
 from .session import Session
 
-ENDS_MS_MAX = 5_000
 # A part of the interval that an admin which is alive has for itself.
 ADMIN_PART = 4
 REASON = "finished for its admin"
@@ -40,20 +38,14 @@ class _Work:
     Attributes:
         is_committed: Whether the home showed a commit when this began.
         due_ms: Local time before which nothing is done.
-        request: The request for the log's ends.
-        folded: Next offset to fold of each partition at that request.
         ends: Ends requested after the operation was seen; all up to there must be
             folded before anything is sent.
-        ends_at_ms: Local time at which they were received.
         sent_ms: Local time of the last record to each partition.
     """
 
     is_committed: bool
     due_ms: int
-    request: Pending[Mapping[int, int]] | None = None
-    folded: Mapping[int, int] = attrs.field(factory=dict)
-    ends: Mapping[int, int] | None = None
-    ends_at_ms: int = 0
+    ends: AwaitedEnds | None = None
     sent_ms: dict[int, int] = attrs.field(factory=dict)
 
 
@@ -155,41 +147,10 @@ class Resolver:
         """Return whether all is folded that was written when the operation was seen."""
         if now_ms < work.due_ms:
             return False
-        waited_ms = now_ms - work.ends_at_ms
-        if work.ends is not None and (
-            not _is_folded_to(folded, work.folded)
-            or (
-                waited_ms >= self._context.heartbeat_interval_ms
-                and not _is_folded_to(folded, work.ends)
-            )
-        ):
-            # A log went back, and may never reach its end of then. Where its new end is
-            # ahead of its reader, nothing else shows it.
-            work.ends = None
         if work.ends is None:
-            work.ends = self._request_ends(work, now_ms, folded)
-        ends = work.ends
-        return ends is not None and _is_folded_to(folded, ends)
-
-    def _request_ends(
-        self, work: _Work, now_ms: int, folded: Mapping[int, int]
-    ) -> Mapping[int, int] | None:
-        ports = self._context.ports
-        if work.request is None:
-            work.folded = folded
-            call = partial(ports.log.end_offsets, ENDS_MS_MAX)
-            work.request = ports.background.submit(call)
-        if not work.request.done():
-            return None
-        request, work.request = work.request, None
-        if request.exception() is None:
-            ends = request.result(0)
-            # An end below what is folded is that of a new leader that lags.
-            if _is_folded_to(ends, work.folded):
-                work.ends_at_ms = now_ms
-                return ends
-        work.due_ms = now_ms + self._random_ms()
-        return None
+            work.ends = AwaitedEnds(self._context.ports)
+            work.ends.add_unknown(folded)
+        return work.ends.are_reached(folded)
 
     def _resolve(
         self,
@@ -221,7 +182,3 @@ class Resolver:
                 reason=REASON,
             )
             self._context.ports.log.append(t, encode(record))
-
-
-def _is_folded_to(folded: Mapping[int, int], ends: Mapping[int, int]) -> bool:
-    return all(folded.get(t, 0) >= end for t, end in ends.items())

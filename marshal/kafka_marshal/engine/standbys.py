@@ -11,6 +11,7 @@ import attrs
 from kafka_marshal.config import OnStandby
 from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.coverage import CoverageRule
+from kafka_marshal.engine.interfaces import ClaimContext
 from kafka_marshal.engine.subscription import StandingBy, Subscription
 from kafka_marshal.ports import Background, Pending
 from kafka_marshal.protocol.labels import standbys_label
@@ -56,30 +57,75 @@ class StandbyThread(StandingBy):
 
 @attrs.define(kw_only=True)
 class _Duty:
-    """A key that this member stands by for."""
+    """A key that this process stands by for."""
 
     sub: Subscription
     application: StandingBy
     outcome: Pending[None]
-    is_loading: bool = True
 
 
-class Standbys:
-    """The standbys of the keys of a group, as one member sees them.
+class StandbyDuties:
+    """Has the application stand by for keys; subclasses know for which.
 
     Every method is called under the engine's lock.
     """
 
-    __slots__ = (
-        "_candidates",
-        "_context",
-        "_duties",
-        "_hosts",
-        "_me",
-        "_names",
-        "_queue",
-        "_seen",
-    )
+    __slots__ = ("_context", "_duties", "_loading")
+
+    def __init__(self, context: ClaimContext) -> None:
+        self._context = context
+        self._duties: dict[Key, _Duty] = {}
+        # Those whose call has not ended, as far as was reported.
+        self._loading: dict[Key, _Duty] = {}
+
+    @property
+    def keys(self) -> Collection[Key]:
+        """The keys that the application stands by for."""
+        return self._duties.keys()
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._loading) < LOADING_MAX
+
+    def _begin(
+        self, key: Key, sub: Subscription, *, owner: str, position: int | None
+    ) -> None:
+        """Call the application of a subscription, if it stands by."""
+        if sub.standby is None:
+            return
+        self._duties[key] = self._loading[key] = _Duty(
+            sub=sub,
+            application=sub.standby,
+            outcome=sub.standby.begin(key, owner=owner, position=position),
+        )
+        fields = {"key": key, "from": owner, "position": position}
+        self._context.observe("standby_begun", fields)
+
+    def _report(self) -> None:
+        """Report the calls that failed."""
+        for key, duty in list(self._loading.items()):
+            if duty.outcome.done():
+                del self._loading[key]
+                error = duty.outcome.exception()
+                if error is not None:
+                    fields = {"key": key, "error": error}
+                    self._context.observe("standby_failed", fields)
+
+    def _end(self, key: Key, *, has_come: bool) -> None:
+        """End standing by for a key; nothing happens where that has not begun."""
+        self._loading.pop(key, None)
+        duty = self._duties.pop(key, None)
+        if duty is not None:
+            duty.application.end(key, has_come=has_come)
+            self._context.observe("standby_ended", {"key": key, "is_owner": has_come})
+
+
+class Standbys(StandbyDuties):
+    """The standbys of the keys of a group, as one member sees them."""
+
+    __slots__ = ("_candidates", "_hosts", "_me", "_names", "_queue", "_seen")
+
+    _context: Context
 
     def __init__(self, context: Context, *, me: str) -> None:
         """Begin without members.
@@ -88,20 +134,14 @@ class Standbys:
             context: State shared by all parts of one engine.
             me: client_id of this member.
         """
-        self._context = context
+        super().__init__(context)
         self._me = me
-        self._duties: dict[Key, _Duty] = {}
         self._candidates: dict[str, tuple[Candidate, ...]] = {}
         # Also of members that are gone: their keys are still theirs for a while.
         self._hosts: dict[str, str] = {}
         self._names: dict[Key, tuple[str, tuple[str, ...]]] = {}
         self._queue: Iterator[tuple[Key, Subscription]] = iter(())
         self._seen: object = None
-
-    @property
-    def keys(self) -> Collection[Key]:
-        """The keys that this member stands by for."""
-        return self._duties.keys()
 
     # --- who stands by
 
@@ -207,15 +247,6 @@ class Standbys:
                 return
             digests -= self._check(*found)
 
-    def _report(self) -> None:
-        for key, duty in self._duties.items():
-            if duty.is_loading and duty.outcome.done():
-                duty.is_loading = False
-                error = duty.outcome.exception()
-                if error is not None:
-                    fields = {"key": key, "error": error}
-                    self._context.observe("standby_failed", fields)
-
     def _check(self, key: Key, sub: Subscription) -> int:
         """Begin or end standing by for a key; return how many digests that took."""
         replica = self._context.replica_of(key)
@@ -231,26 +262,10 @@ class Standbys:
         if before is not self._names.get(key):
             digests = len(self._candidates[key.topic])
         if not is_standby:
-            if key in self._duties:
-                self._end(key, has_come=has_come)
-        elif key not in self._duties and self._loading_count() < LOADING_MAX:
-            position = known.next_unclaimed()
-            self._duties[key] = _Duty(
-                sub=sub,
-                application=sub.standby,
-                outcome=sub.standby.begin(key, owner=owner, position=position),
-            )
-            fields = {"key": key, "from": owner, "position": position}
-            self._context.observe("standby_begun", fields)
+            self._end(key, has_come=has_come)
+        elif key not in self._duties and self._has_room:
+            self._begin(key, sub, owner=owner, position=known.next_unclaimed())
         return digests
-
-    def _loading_count(self) -> int:
-        return sum(duty.is_loading for duty in self._duties.values())
-
-    def _end(self, key: Key, *, has_come: bool) -> None:
-        duty = self._duties.pop(key)
-        duty.application.end(key, has_come=has_come)
-        self._context.observe("standby_ended", {"key": key, "is_owner": has_come})
 
 
 def _able(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from kafka_marshal.config import Delivery
+from kafka_marshal.engine.awaited_ends import AwaitedEnds
 from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.growths import GROWTH, awaited
 from kafka_marshal.engine.heartbeats import Heartbeater
@@ -89,17 +90,8 @@ class StartPositions:
                 self._context.observe("start_lookup_failed", fields)
                 self._queue(holding)
             return False
-        folded = self._context.folded.get(0, 0)
-        if folded < found.growths_end:
-            lookup.found_ms = now_ms if lookup.found_ms is None else lookup.found_ms
-            waited_ms = now_ms - lookup.found_ms
-            if (
-                folded < lookup.folded
-                or waited_ms >= self._context.heartbeat_interval_ms
-            ):
-                # That log went back, maybe to an end ahead of its reader: its end of
-                # then may never come.
-                self._queue(holding)
+        growths = found.growths
+        if growths is not None and not growths.are_reached(self._context.folded):
             return False
         holding.lookup = None
         if awaited(self._context, holding.key, topic_id=holding.topic_id) is not None:
@@ -136,7 +128,8 @@ class StartPositions:
                 under_way.append(self._request(starting))
 
     def _request(self, holdings: list[Holding]) -> Pending[Found]:
-        data, log = self._context.ports.data, self._context.ports.log
+        ports = self._context.ports
+        data, log = ports.data, ports.log
         folded = self._context.folded.get(0, 0)
         # Of a key of partition 0, the claim that was read back is such an end itself.
         elsewhere = {h.key.topic_partition for h in holdings if h.coordinator != 0}
@@ -144,6 +137,7 @@ class StartPositions:
         lookups = [h.lookup for h in holdings if h.lookup is not None]
         rules = {h.key.topic_partition: h.start_rule for h in holdings}
         committing = [one.partition for one in lookups if one.may_use_commit]
+        growths = AwaitedEnds(ports)
 
         def find() -> Found:
             ranges = data.ranges(
@@ -155,25 +149,28 @@ class StartPositions:
                 if asked
                 else {}
             )
-            end = log.end_offsets(LOOKUP_MS_MAX)[0] if elsewhere else folded
-            if end < folded:
-                raise CoordinationError(
-                    "the leader of coordinating partition 0 lags behind what was read"
-                )
+            if elsewhere:
+                end = log.end_offsets(LOOKUP_MS_MAX)[0]
+                if end < folded:
+                    raise CoordinationError(
+                        "the leader of coordinating partition 0 lags behind what was "
+                        "read"
+                    )
+                growths.add({0: end})
             return {
                 partition: _found(
                     partition,
                     rule,
                     ranges.get(partition),
                     commits.get(partition),
-                    growths_end=end if partition in elsewhere else 0,
+                    growths=growths if partition in elsewhere else None,
                 )
                 for partition, rule in rules.items()
             }
 
-        request = self._context.ports.background.submit(find)
+        request = ports.background.submit(find)
         for lookup in lookups:
-            lookup.request, lookup.folded = request, folded
+            lookup.request = request
         for holding in holdings:
             holding.lookup_at_ms = self._context.now_ms + LOOKUP_RETRY_MS
         return request
@@ -194,14 +191,14 @@ def _found(
     log_range: LogRange | None,
     committed: int | None,
     *,
-    growths_end: int,
+    growths: AwaitedEnds | None,
 ) -> Lookup | Exception:
     if log_range is None:
         return CoordinationError(f"{partition} does not exist.")
     must_exist = rule.offset_reset == "none" and partition not in rule.offsets
     if committed is None and must_exist:
         return _no_position(partition, log_range)
-    return Lookup(committed, log_range, growths_end)
+    return Lookup(committed, log_range, growths)
 
 
 def _choose(holding: Holding, found: Lookup) -> int:

@@ -314,7 +314,7 @@ class RemoteSession(ClaimSession):
         if isinstance(holding.progress, AtMostOnce):
             holding.progress.is_anchored = assignment.is_anchored
         self.holdings[key] = holding
-        self._warmer.on_assigned(holding)
+        self._warmer.finish(holding)
         self._standbys.on_assigned(key)
         self._context.follows[key] = assignment.follows
         self._stuck_counts[key] = assignment.stuck

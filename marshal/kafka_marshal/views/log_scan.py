@@ -23,7 +23,7 @@ from kafka_marshal.errors import (
     LogUnreadable,
 )
 from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
-from kafka_marshal.ports import LogRange, Run
+from kafka_marshal.ports import Clock, CoordinationLog, LogRange, Run
 from kafka_marshal.protocol.layout import used_count
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import from_bytes, to_bytes
@@ -222,16 +222,15 @@ class LogScan(Closing):
         }
         counts = {used_count(state)}
         self._log.read_from({**self.ends, 0: starts[0]})
-        deadline_ms = self._clock.now_ms() + self._timeout_ms
-        while self._log.positions().get(0, 0) < self.ends[0]:
-            for partition, entry in self._log.poll(POLL_MS):
-                if partition == 0 and apply(state, entry):
+        for _, run in runs_to(
+            self._log,
+            {0: self.ends[0]},
+            clock=self._clock,
+            timeout_ms=self._timeout_ms,
+        ):
+            for entry in run:
+                if apply(state, entry):
                     counts.add(used_count(state))
-            if self._clock.now_ms() >= deadline_ms:
-                raise DeadlineExceeded(
-                    f"coordinating partition 0 was not read within {self._timeout_ms} "
-                    "ms; check the brokers with: marshal doctor"
-                )
         self._log.read_from(starts)
         return max((count for count in counts if count is not None), default=None)
 
@@ -303,38 +302,67 @@ class LogScan(Closing):
             LogTruncated: The log went back.
             LogUnreadable: The log cannot be read.
         """
-        since_ms = self._clock.now_ms()
-        while not self._is_read():
-            runs: Sequence[Run] = ()
-            try:
-                runs = self._log.poll_runs(POLL_MS)
-            except CoordinationError as error:
-                if not error.retriable:
-                    raise
-            for partition, run in runs:
-                end = self.ends.get(partition, 0)
-                mine = self.prefix.cut(partition, up_to(run, end - 1))
-                if mine:
-                    yield partition, mine
-            if runs:
-                since_ms = self._clock.now_ms()
-            elif self._clock.now_ms() - since_ms > self._timeout_ms:
-                raise DeadlineExceeded(
-                    f"the coordination log returned nothing for {self._timeout_ms} ms "
-                    "before its end was reached; check the brokers with: marshal "
-                    "doctor"
-                )
-
-    def _is_read(self) -> bool:
-        at = self._log.positions()
-        return all(
-            at.get(t, 0) >= end or self.prefix.has_ended(t)
-            for t, end in self.ends.items()
-        )
+        for partition, run in runs_to(
+            self._log,
+            self.ends,
+            clock=self._clock,
+            timeout_ms=self._timeout_ms,
+            has_ended=self.prefix.has_ended,
+        ):
+            mine = self.prefix.cut(partition, run)
+            if mine:
+                yield partition, mine
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
         self._log.close(2_000)
+
+
+def runs_to(
+    log: CoordinationLog,
+    ends: Mapping[int, int],
+    *,
+    clock: Clock,
+    timeout_ms: int,
+    has_ended: Callable[[int], bool] = lambda _: False,
+) -> Iterator[Run]:
+    """Yield the entries of some partitions from where the log is to their ends.
+
+    Args:
+        log: The log.
+        ends: Where to end in each partition.
+        clock: Local time.
+        timeout_ms: Longest time without an entry; brokers may be away meanwhile.
+        has_ended: Returns whether the rest of a partition is not to be read.
+
+    Raises:
+        DeadlineExceeded: No entry came in time.
+        LogTruncated: The log went back.
+        LogUnreadable: The log cannot be read.
+    """
+    since_ms = clock.now_ms()
+    while True:
+        at = log.positions()
+        left = [t for t, end in ends.items() if at.get(t, 0) < end and not has_ended(t)]
+        if not left:
+            return
+        runs: Sequence[Run] = ()
+        try:
+            runs = log.poll_runs(POLL_MS)
+        except CoordinationError as error:
+            if not error.retriable:
+                raise
+        for partition, run in runs:
+            below = up_to(run, ends.get(partition, 0) - 1)
+            if below:
+                yield partition, below
+        if runs:
+            since_ms = clock.now_ms()
+        elif clock.now_ms() - since_ms > timeout_ms:
+            raise DeadlineExceeded(
+                f"coordinating partitions {left} sent nothing for {timeout_ms} ms "
+                "before their ends were reached; check the brokers with: marshal doctor"
+            )
 
 
 def require_formatted(worlds: Sequence[WorldState]) -> None:

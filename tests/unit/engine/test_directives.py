@@ -9,8 +9,8 @@ from kafka_marshal.protocol.records import (
     HandoffOffer,
     ReleasingPartition,
 )
-from kafka_marshal.testing import node
 from kafka_marshal.testing.fakestore import AppendFate
+from simulator import node
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.testing.fakestore import AppendFate
-from kafka_marshal.testing.node import Cluster, Node
+from simulator.node import Cluster, Node
 
 
 def blank(partitions=1):

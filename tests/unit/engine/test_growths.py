@@ -5,6 +5,7 @@ from enginekit import AMO, H, fold, held_by, lines, spec, world, write
 from logkit import growth
 
 from kafka_marshal.engine import acquirer, key_rows
+from kafka_marshal.engine.awaited_ends import RETRY_MS
 from kafka_marshal.engine.growths import GROWTH, awaited
 from kafka_marshal.protocol.growths import Source
 from kafka_marshal.protocol.layout import place_of
@@ -163,7 +164,7 @@ def test_a_start_waits_until_partition_0_is_read_to_its_end():
     node.background.is_held = False
     ends = context.ports.log.end_offsets
     ahead = ends(100)[0] + 1
-    context.ports.log.end_offsets = lambda _timeout_ms: {0: ahead}
+    context.ports.log.end_offsets = lambda _timeout_ms, _partitions=None: {0: ahead}
     node.background.run_waiting()
     cluster.run(H // 8)
     (holding,) = node.session.holdings.values()
@@ -209,5 +210,5 @@ def test_an_end_that_was_lost_is_looked_up_again(is_read):
     log.end_offsets = ends
     if is_read:
         cluster.kafka.truncate(cluster.place(0), end=1, leader=1)
-    cluster.run(H if is_read else 2 * H)
+    cluster.run(RETRY_MS + H)
     assert holding.progress is not None

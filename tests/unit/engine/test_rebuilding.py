@@ -21,8 +21,8 @@ from enginekit import (
 from keptkit import Shelf, kept
 from logkit import OP, decide, resolve, stage
 
+from kafka_marshal.engine.awaited_ends import RETRY_MS
 from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
-from kafka_marshal.engine.rebuilding import ENDS_RETRY_MS
 from kafka_marshal.errors import ClaimLost, LogUnreadable, TopicMisconfigured
 from kafka_marshal.ports import WrongSetting
 from kafka_marshal.protocol.records import (
@@ -147,7 +147,7 @@ def test_a_log_that_goes_back_ahead_of_its_reader_is_read_to_its_new_end():
     assert node.engine.context.rebuilding == {1}
     cluster.kafka.truncate(cluster.place(1), end=1, leader=2)
     node.log.lags_ms.clear()
-    cluster.run_until(held_by(node, 8), ENDS_RETRY_MS + 3 * H)
+    cluster.run_until(held_by(node, 8), RETRY_MS + 3 * H)
     assert len(node.observer.named("log_truncated")) == 1
 
 
@@ -162,7 +162,7 @@ def test_it_is_read_to_its_new_end_at_a_start_as_well():
     truncate(cluster, end=1, partition=1)
     cluster.run(H)
     node.log.lags_ms.clear()
-    cluster.run_until(held_by(node, 8), ENDS_RETRY_MS + 3 * H)
+    cluster.run_until(held_by(node, 8), RETRY_MS + 3 * H)
     assert node.observer.named("log_truncated") == []
 
 

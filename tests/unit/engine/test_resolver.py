@@ -21,6 +21,7 @@ from positionkit import (
     write_key,
 )
 
+from kafka_marshal.engine.awaited_ends import RETRY_MS
 from kafka_marshal.errors import ClaimRejected, CoordinationError
 from kafka_marshal.protocol.codec import decode
 from kafka_marshal.protocol.hashing import home_partition
@@ -255,14 +256,14 @@ def test_ends_are_asked_for_again_after_an_error(cluster):
     die_at(cluster, ResolvePosition)
     plain, failed = node.log.end_offsets, []
 
-    def end_offsets(timeout_ms):
+    def end_offsets(timeout_ms, partitions=None):
         if len(failed) < 2:
             failed.append(timeout_ms)
             raise CoordinationError("no answer")
         return plain(timeout_ms)
 
     node.log.end_offsets = end_offsets
-    settle(cluster, 3 * SOON_MS)
+    settle(cluster, 2 * RETRY_MS + SOON_MS)
     assert len(failed) == 2
     assert positions(cluster) == [NEW] * KEYS
 
@@ -271,7 +272,7 @@ def changing_first_ends(node, change):
     """Change each end of the first answer about ends; return a list of the requests."""
     plain, asked = node.log.end_offsets, []
 
-    def end_offsets(timeout_ms):
+    def end_offsets(timeout_ms, partitions=None):
         asked.append(timeout_ms)
         ends = plain(timeout_ms)
         return ends if len(asked) > 1 else {t: change(end) for t, end in ends.items()}
@@ -284,7 +285,7 @@ def test_an_end_of_a_leader_that_lags_does_not_count(cluster):
     node = member(cluster)
     die_at(cluster, ResolvePosition)
     asked = changing_first_ends(node, lambda end: 0)
-    settle(cluster, 2 * SOON_MS)
+    settle(cluster, RETRY_MS + SOON_MS)
     assert len(asked) == 2
 
 
@@ -293,7 +294,7 @@ def test_an_end_that_is_never_reached_is_requested_again(cluster):
     node = member(cluster)
     die_at(cluster, ResolvePosition)
     asked = changing_first_ends(node, lambda end: end + 100)
-    settle(cluster, 2 * SOON_MS)
+    settle(cluster, RETRY_MS + SOON_MS)
     assert len(asked) == 2
     assert positions(cluster) == [NEW] * KEYS
 

@@ -28,7 +28,7 @@ from kafka_marshal.observability.logs import (
 from kafka_marshal.ports import Event
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.types import Key, Token, TopicPartition
-from kafka_marshal.testing.node import Recorder
+from simulator.node import Recorder
 
 
 @pytest.mark.parametrize(

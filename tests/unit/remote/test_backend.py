@@ -60,7 +60,7 @@ from kafka_marshal.remote.backend import (
     greet,
 )
 from kafka_marshal.remote.transport import Connection
-from kafka_marshal.testing.node import Recorder
+from simulator.node import Recorder
 
 KEY = Key("g", "t", 0)
 WANTS = api.SubscriptionSpec(topics=("t",))

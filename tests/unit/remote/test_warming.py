@@ -4,6 +4,7 @@ import pytest
 from enginekit import Application, H, values
 from remotekit import RemoteRig, key
 
+from kafka_marshal.engine import standbys
 from kafka_marshal.remote import api, warming
 
 
@@ -319,7 +320,7 @@ def test_a_snapshot_names_everything(standby_rig, application):
 
 
 def test_few_partitions_are_loaded_at_a_time(standby_rig, application, monkeypatch):
-    monkeypatch.setattr(warming, "LOADING_MAX", 2)
+    monkeypatch.setattr(standbys, "LOADING_MAX", 2)
     for number in range(5):
         standby_rig.send(standby(number))
     standby_rig.session.tick(standby_rig.now_ms)
@@ -330,6 +331,7 @@ def test_few_partitions_are_loaded_at_a_time(standby_rig, application, monkeypat
     for _ in range(3):
         load(standby_rig)
     assert [call[0] for call in application.calls] == [0, 1, 2, 3]
+    assert standby_rig.events("standby_ended") == []
 
 
 def test_a_bounded_number_is_kept(standby_rig, application, monkeypatch):

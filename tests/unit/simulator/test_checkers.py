@@ -4,8 +4,8 @@ import pytest
 from logkit import KEY, OP, beat, claim, decide, messages, pause, resolve, stage
 
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.testing.node import Cluster
 from simulator.checkers import LOG, OPERATIONS, HandOuts, LogWatcher, Violation
+from simulator.node import Cluster
 
 
 class Scene:

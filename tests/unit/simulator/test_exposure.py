@@ -3,9 +3,9 @@
 import pytest
 
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.testing.node import Cluster
 from simulator.checkers import Violation
 from simulator.exposure import Cuts, Exposures
+from simulator.node import Cluster
 
 KEY = Key("g", "t", 0)
 PLACE = KEY, b"id"

@@ -9,9 +9,9 @@ from kafka_marshal.engine.snapshotter import capture
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.ports import Event
 from kafka_marshal.snapshots import read_sections
-from kafka_marshal.testing.node import Cluster
 from simulator import files
 from simulator.files import DAMAGES, HostFiles
+from simulator.node import Cluster
 
 CLIENT = "c1"
 

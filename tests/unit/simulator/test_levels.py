@@ -11,7 +11,6 @@ from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.items import Halt
 from kafka_marshal.protocol.records import KINDS
 from kafka_marshal.protocol.types import Owner
-from kafka_marshal.testing.node import Cluster
 from simulator.checkers import LogWatcher, Violation
 from simulator.levels import (
     BEYOND,
@@ -20,6 +19,7 @@ from simulator.levels import (
     Levels,
     level_of,
 )
+from simulator.node import Cluster
 
 OWNER = Owner("c1", b"c1".ljust(16, b"."))
 H_MS = 3_000

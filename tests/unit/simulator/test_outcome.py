@@ -1,7 +1,7 @@
 """What a run comes to."""
 
-from kafka_marshal.testing.node import Cluster
 from simulator.checkers import HandOuts, LogWatcher, Violation
+from simulator.node import Cluster
 from simulator.outcome import (
     TRANSCRIPT_TAIL,
     Report,

@@ -1,7 +1,7 @@
 """Pauses begin and end for every reader of the log."""
 
-from kafka_marshal.testing.node import Cluster
 from simulator.checkers import LogWatcher
+from simulator.node import Cluster
 from simulator.pauses import Pauses
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from kafka_marshal.errors import DeadlineExceeded
 from kafka_marshal.testing.clock import VirtualClock
-from kafka_marshal.testing.node import Cluster
 from simulator.loop import Loop
+from simulator.node import Cluster
 from simulator.turns import Killed, Program, WaitingLog, refusal_of
 
 START_MS = 1_000

@@ -19,8 +19,6 @@ from kafka_marshal.engine.checkpoint_reader import RetainedCheckpoints, entries_
 from kafka_marshal.engine.config_check import unformatted
 from kafka_marshal.engine.kept_states import restore
 from kafka_marshal.errors import (
-    CoordinationError,
-    DeadlineExceeded,
     LogTruncated,
     LogUnreadable,
     MalformedRecord,
@@ -42,10 +40,8 @@ from kafka_marshal.spark.audit.rows import (
     staged,
     state_row,
 )
-from kafka_marshal.views.log_scan import unknown_text
-from kafka_marshal.views.past import up_to
+from kafka_marshal.views.log_scan import runs_to, unknown_text
 
-POLL_MS = 1_000
 # Entries at the start of a partition, of which one must be a record of the protocol.
 FIRST_ENTRIES = 1_000
 VERSION = 1
@@ -238,30 +234,15 @@ def runs_of(
     log: CoordinationLog, work: Work, *, timeout_ms: int
 ) -> Iterator[Sequence[LogEntry]]:
     """Yield the entries of a partition from an open log, up to the planned end."""
-    number, clock = work.partition, SystemClock()
-    since_ms = clock.now_ms()
+    number = work.partition
     if log.end_offsets(timeout_ms)[number] < work.end:
         raise LogTruncated(
             f"coordinating partition {number} ends before offset {work.end}, which "
             "it had reached; audit the log again into another directory"
         )
-    while log.positions()[number] < work.end:
-        try:
-            found = log.poll_runs(POLL_MS)
-        except CoordinationError as error:
-            if not error.retriable:
-                raise
-            found = ()
-        for _, run in found:
-            yield up_to(run, work.end - 1)
-        if found:
-            since_ms = clock.now_ms()
-        elif clock.now_ms() - since_ms > timeout_ms:
-            raise DeadlineExceeded(
-                f"coordinating partition {number} sent nothing for {timeout_ms} ms "
-                f"before offset {work.end} was reached; check the brokers with: "
-                "marshal doctor"
-            )
+    ends, clock = {number: work.end}, SystemClock()
+    for _, run in runs_to(log, ends, clock=clock, timeout_ms=timeout_ms):
+        yield run
 
 
 @attrs.frozen

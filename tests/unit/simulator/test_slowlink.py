@@ -5,7 +5,7 @@ import pytest
 from slowness import until
 
 from kafka_marshal.errors import InvalidTransition
-from kafka_marshal.testing.slowlink import SlowLink
+from simulator.slowlink import SlowLink
 
 NEVER_MS = 3_600_000
 WAIT_S = 60
