@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import attrs
+import msgspec
 import pytest
 from domain import Domain, Recorder, opened
 from waiting import eventually
@@ -26,12 +27,14 @@ from kafka_marshal import (
 )
 from kafka_marshal.admin.formatting import Format
 from kafka_marshal.errors import LogUnreadable
+from kafka_marshal.protocol.codec import encode
 from kafka_marshal.testing.broker import EmbeddedBroker, free_ports
 
 SECURITY = Path(__file__).resolve().parents[1] / "SECURITY.md"
 ROLES = (
     *("member", "member without mirror", "client of a sidecar", "view", "pause"),
     *("reset", "format", "grow", "resize", "withdrawn"),
+    *("fence", "drain", "cordon", "group settings", "alter", "upgrade"),
 )
 H_MS = 2_000
 # Records before a right is withdrawn; as many follow.
@@ -187,6 +190,49 @@ def reset(role: Role, topic: str, group: str) -> list[str]:
     return [] if done.mirror_error is None else [str(done.mirror_error)]
 
 
+def beside_member(
+    work: Callable[[Admin, str], object],
+) -> Callable[[Role, str, str], list[str]]:
+    """Return work of an admin on the group of a live member."""
+
+    def act(role: Role, topic: str, group: str) -> list[str]:
+        with role.domain.marshal(group, "w1") as marshal:
+            consumer = marshal.consumer(topic)
+            eventually(consumer.assignment, "the claim")
+            with Admin(role.servers, **role.common) as admin:
+                work(admin, group)
+        return []
+
+    return act
+
+
+def alter(role: Role, topic: str, _: str) -> list[str]:
+    name = f"{topic}-marshal"
+    wanted = Format(partition_count=1, heartbeat_interval_ms=H_MS)
+    with Admin(role.domain.servers, coordination_topic=name) as admin:
+        admin.format_topic(wanted, ignore_formatted=True)
+    with Admin(role.servers, **role.common | {"coordination_topic": name}) as admin:
+        admin.alter_topic(heartbeat_interval_ms=2 * H_MS, execute=True)
+    return []
+
+
+def upgrade(role: Role, topic: str, _: str) -> list[str]:
+    name = f"{topic}-marshal"
+    wanted = Format(partition_count=1, heartbeat_interval_ms=H_MS)
+    with Admin(role.domain.servers, coordination_topic=name) as admin:
+        config = admin.format_topic(wanted, ignore_formatted=True)
+    lowered = msgspec.structs.replace(
+        config,
+        generation=config.generation + 1,
+        era=config.era + 1,
+        feature_level=1,
+    )
+    role.domain.append(encode(lowered), topic=name)
+    with Admin(role.servers, **role.common | {"coordination_topic": name}) as admin:
+        assert admin.upgrade_topic(execute=True).level == 1
+    return []
+
+
 def grow(role: Role, topic: str, _: str) -> list[str]:
     with Admin(role.servers, **role.common) as admin:
         admin.grow_topic(topic, 2, settle_ms=0, execute=True)
@@ -226,6 +272,18 @@ WORK: dict[str, Callable[[Role, str, str], list[str]]] = {
     "format": format_topic,
     "grow": grow,
     "resize": resize,
+    "fence": beside_member(lambda admin, group: admin.fence_client(group, "w1")),
+    "drain": beside_member(
+        lambda admin, group: admin.drain("w1", group_id=group, for_ms=60_000)
+    ),
+    "cordon": beside_member(
+        lambda admin, group: admin.cordon("w1", group_id=group, for_ms=60_000)
+    ),
+    "group settings": beside_member(
+        lambda admin, group: admin.set_group(group, {"grace_ms": 1_000}, execute=True)
+    ),
+    "alter": alter,
+    "upgrade": upgrade,
 }
 
 
@@ -282,7 +340,7 @@ def test_messages_lead_to_the_rights_of_the_table(listener, domain, unique, name
         return missing is None
 
     eventually(next_step, "it works", timeout_ms=240_000)
-    has_own = name in {"format", "resize"}
+    has_own = name in {"format", "resize", "alter", "upgrade"}
     coordination = f"{topic}-marshal" if has_own else domain.topic
     names = {
         "topic `__marshal`": coordination,

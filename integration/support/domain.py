@@ -157,9 +157,9 @@ class Domain:
         """Return what was produced to one topic."""
         return {p: count for p, count in self.produced.items() if p.topic == topic}
 
-    def append(self, value: bytes, *, t: int = 0) -> None:
-        """Write raw bytes to the coordination topic, as a foreign program would."""
-        self._producer.send(self.topic, value, partition=t).get(timeout=60)
+    def append(self, value: bytes, *, t: int = 0, topic: str | None = None) -> None:
+        """Write raw bytes to a coordination topic, as a foreign program would."""
+        self._producer.send(topic or self.topic, value, partition=t).get(timeout=60)
 
     @property
     def kafka(self) -> KafkaAdminClient:

@@ -254,10 +254,24 @@ class LocalBackend:
 
     def want(self, key: Key) -> Holding:
         """Contend for one key, at once."""
+        is_known = key in self._session.holdings
+        try:
+            with self.engine.changed:
+                holding = self._session.want(key)
+                self.engine.act(self._session)
+        except BaseException:
+            # Such as Ctrl-C: it would be won later, and nobody would have it.
+            if not is_known:
+                self._forget(key)
+            raise
+        return holding
+
+    def _forget(self, key: Key) -> None:
         with self.engine.changed:
-            holding = self._session.want(key)
-            self.engine.act(self._session)
-            return holding
+            self._session.forget_want(key)
+            holding = self._session.holdings.get(key)
+            if holding is not None:
+                self._session.unwant(holding)
 
     def ask(self, key: Key) -> Glance | None:
         """Return the state of a key by the folded log."""

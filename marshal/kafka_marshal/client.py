@@ -419,11 +419,17 @@ class Marshal(Closing):
         backend = self._backend
         key = Key(self.group_id, to_text(topic), number)
         holding = backend.want(key)
-        note_unknown_partition(backend.engine.context, key.topic_partition)
-        claim = HeldClaim(
-            backend.engine, backend.session, holding=holding, ask=backend.ask
-        )
-        claim.wait_held(timeout_ms)
+        try:
+            note_unknown_partition(backend.engine.context, key.topic_partition)
+            claim = HeldClaim(
+                backend.engine, backend.session, holding=holding, ask=backend.ask
+            )
+            claim.wait_held(timeout_ms)
+        except BaseException:
+            # Such as Ctrl-C: nobody would have what was won.
+            with backend.engine.changed:
+                backend.session.unwant(holding)
+            raise
         return claim
 
     def world(self, *, timeout_ms: int = OPEN_MS_MAX) -> dict[str, Any]:
@@ -488,16 +494,28 @@ class Marshal(Closing):
                 it, for ``grace_ms`` at most. With a sidecar it has no effect.
             timeout_ms: Longest time in all. If the log did not answer a consumer,
                 closing does not wait for it again.
+
+        An exception of a signal handler, as of Ctrl-C, ends the wait for the log. The
+        connections are closed all the same; claims that were not released run out.
         """
         if self._is_closed:
             return
-        self._is_closed = True
         if os.getpid() != self._pid:
+            self._is_closed = True
             return
-        for number, before in self._handlers.items():
-            signal.signal(number, before)
-        if restarts:
-            self.expect_restart()
+        try:
+            self._is_closed = True
+            for number, before in self._handlers.items():
+                signal.signal(number, before)
+            if restarts:
+                self.expect_restart()
+            self._leave(release=release, timeout_ms=timeout_ms)
+        finally:  # also after Ctrl-C: else its claims were renewed for good
+            self._backend.close()
+            for function in self._closers:
+                function()
+
+    def _leave(self, *, release: bool, timeout_ms: int) -> None:
         now_ms = self.engine.context.now_ms
         deadline_ms = now_ms + timeout_ms
         for consumer in self._consumers:
@@ -507,9 +525,6 @@ class Marshal(Closing):
                 deadline_ms = now_ms
         timeout_ms = max(0, deadline_ms - self.engine.context.now_ms)
         self._backend.leave(release=release, timeout_ms=timeout_ms)
-        self._backend.close()
-        for function in self._closers:
-            function()
 
     def call_on_close(self, function: Callable[[], None]) -> None:
         """Register a function to call after the close, on the closing thread."""

@@ -630,7 +630,7 @@ class Consumer(Closing):
         """
         if self._is_closed or self._pid != _Process.pid:
             return
-        self._is_closed = self._is_stopped = True
+        self._is_stopped = True
         session = self._session
         if self._subscription.warming is not None:
             self._subscription.warming.close(0)
@@ -645,14 +645,22 @@ class Consumer(Closing):
             error = sys.exc_info()[1]
             is_done = error is None or error is self._caught_before
             self._hands.let_go(is_done=is_done)
+            # Only now: after an exception of a signal handler it can be repeated.
+            self._is_closed = True
             seqs = session.unsubscribe(self._subscription, release=release)
         from kafka_marshal.engine.waits import await_left
 
-        self.is_close_confirmed = await_left(
-            self._engine, session, seqs=seqs, wait=self._await, timeout_ms=timeout_ms
-        )
-        self._places.clear()
-        self._reader.close(timeout_ms)
+        try:
+            self.is_close_confirmed = await_left(
+                self._engine,
+                session,
+                seqs=seqs,
+                wait=self._await,
+                timeout_ms=timeout_ms,
+            )
+        finally:
+            self._places.clear()
+            self._reader.close(timeout_ms)
         self._hands.notify_topics(())
 
     # --- following the session

@@ -41,8 +41,7 @@ class Positions:
                 lock = {name: data[name] for name in ("op_id", "plan_digest")}
                 lock |= {"position": position, "topic_id": topic["topic_id"]}
                 locks[key] = lock
-        for key in locks:
-            self.needs_key_here(key)
+        self.needs_keys_here(locks)
         self.needs_pause(data)
         for reason, applies in (
             ("unknown_key", lambda state, _: state is None),
@@ -92,11 +91,13 @@ class Positions:
             for key, lock in locks.items()
         ]
 
-    def needs_key_here(self, key):  # 10.3
-        if self.is_moving(key):
-            raise Refused("moving", key=key)
-        if self.is_misplaced(key):
-            raise Refused(self.elsewhere(), key=key)
+    def needs_keys_here(self, keys):  # 10.3
+        for key in keys:
+            if self.is_moving(key):
+                raise Refused("moving", key=key)
+        for key in keys:
+            if self.is_misplaced(key):
+                raise Refused(self.elsewhere(), key=key)
 
     def is_another_topic(self, state, lock):
         ids = (state["topic_id"], lock["topic_id"])

@@ -3,6 +3,8 @@
 With one partition, KEY moves to a second one, and STAYS does not.
 """
 
+from itertools import permutations
+
 import msgspec
 import pytest
 from logkit import (
@@ -48,7 +50,7 @@ from logkit import (
     target_log,
 )
 
-from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.hashing import coordinating_partition, home_partition
 from kafka_marshal.protocol.layout import (
     digest_of,
     group_items,
@@ -288,6 +290,21 @@ def test_10_3_ready_and_stage_of_a_moving_key():
     assert log.outcome_of(ready(epoch)) == "moving"
     assert log.one(stage((0, 5))).reason == "moving"
     assert log.one(stage((1, 5))).reason == "not_paused"
+
+
+def test_10_3_a_stage_with_a_moving_key_is_moving_whatever_is_before_it():
+    log = Log(0, k=2, level=2)
+    log.append(layout_fence(4, 2))
+    places = [
+        [coordinating_partition("t", number, partition_count=k) for k in (2, 4)]
+        for number in range(50)
+    ]
+    misplaced = next(n for n, (before, _) in enumerate(places) if before != 0)
+    moving = next(n for n, place in enumerate(places) if place[0] == 0 != place[1])
+    assert log.one(stage((misplaced, 5))).reason == "wrong_partition"
+    for positions in permutations([(misplaced, 5), (moving, 5)]):
+        transition = log.one(stage(*positions))
+        assert (transition.reason, transition.key) == ("moving", Key("g", "t", moving))
 
 
 def test_10_3_nothing_changes_a_final_key():

@@ -7,6 +7,7 @@ import attrs
 import msgspec
 from logkit import schedule
 
+from kafka_marshal.conditions import Condition
 from kafka_marshal.config import Callbacks, ConsumerConfig, Delivery
 from kafka_marshal.engine.checkpointing import CheckpointRule
 from kafka_marshal.engine.follower import Follower
@@ -37,7 +38,7 @@ class Line(NamedTuple):
     transition: Transition
 
 
-class Stepping(threading.Condition):
+class Stepping(Condition):
     """Lets the whole world step on where production code would wait."""
 
     def __init__(self, cluster):

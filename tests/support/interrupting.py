@@ -1,11 +1,14 @@
-"""Raises KeyboardInterrupt where Python may run a signal handler in a hand-out."""
+"""Raises KeyboardInterrupt where Python may run a signal handler."""
 
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import enginekit
 
 import kafka_marshal
 
@@ -18,26 +21,33 @@ _HANDING_OUT = {
         *("protocol/delivery.py", "protocol/granting.py"),
     )
 }
+# Frames below one of these stand for other threads, which run no handlers.
+_OTHERS = (str(_PACKAGE / "testing"), enginekit.__file__)
 # Python runs handlers as a function begins, and as a built-in one has returned.
 _EVENTS = {"call", "c_return"}
 
 
-def interrupted(call: Callable[[], Any], at: int) -> tuple[bool, Any]:
+def interrupted(
+    call: Callable[[], Any], at: int, *, everywhere: bool = False
+) -> tuple[bool, Any]:
     """Call a function and raise at the place with this number.
 
     Args:
         call: Called once, on this thread.
-        at: Number of the place, from 0, in the code that hands out records.
+        at: Number of the place, from 0.
+        everywhere: Whether all code of the library counts, and that of conditions, or
+            only the code that hands out records.
 
     Returns:
         Whether there is such a place, and what the function returned, if anything.
     """
     left, found = at, None
+    is_place = _is_anywhere if everywhere else _is_handing_out
 
     def profile(frame: FrameType, event: str, arg: object) -> None:
         nonlocal left
         del arg
-        if event in _EVENTS and frame.f_code.co_filename in _HANDING_OUT:
+        if event in _EVENTS and is_place(frame):
             left -= 1
             if left == -1:
                 sys.setprofile(None)
@@ -54,3 +64,19 @@ def interrupted(call: Callable[[], Any], at: int) -> tuple[bool, Any]:
         sys.setprofile(before)
         sys.unraisablehook = hook
     return left < 0, found
+
+
+def _is_handing_out(frame: FrameType) -> bool:
+    return frame.f_code.co_filename in _HANDING_OUT
+
+
+def _is_anywhere(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    if not name.startswith(str(_PACKAGE)) and name != threading.__file__:
+        return False
+    each: FrameType | None = frame
+    while each is not None:
+        if each.f_code.co_filename.startswith(_OTHERS):
+            return False
+        each = each.f_back
+    return True

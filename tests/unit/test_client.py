@@ -3,11 +3,14 @@
 import errno
 import inspect
 import os
+import sys
+import threading
 
 import attrs
 import numpy as np
 import pytest
 from enginekit import KEY, T0, H, Stepping, fold, lines, world
+from interrupting import interrupted
 from prometheus_client import CollectorRegistry
 
 from kafka_marshal import backend
@@ -15,6 +18,7 @@ from kafka_marshal import runtime as runtimes
 from kafka_marshal.client import Marshal
 from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.errors import (
+    ClaimLost,
     ConfigurationError,
     CoordinationError,
     IdentityConflict,
@@ -476,3 +480,132 @@ def test_a_close_before_a_restart_is_a_release_with_that_reason(cluster, tmp_pat
         if type(line.record).__name__ == "ReleasingPartition"
     ]
     assert reasons == ["restart"]
+
+
+# --- Interrupted by a signal handler ---
+
+
+QUESTIONS = {
+    "world": lambda marshal, _: "keys" in str(marshal.world()),
+    "owners": lambda marshal, _: marshal.owners("t")[T0],
+    "assignment": lambda _, it: it.assignment(),
+    "tokens": lambda _, it: set(it.tokens()),
+    "position": lambda _, it: it.position(T0),
+    "committed": lambda _, it: it.committed(T0),
+    "lag": lambda _, it: it.lag(),
+    "seek": lambda _, it: it.seek(T0, 4) or it.position(T0),
+    "seek to beginning": lambda _, it: it.seek_to_beginning() or it.position(T0),
+    "seek to end": lambda _, it: it.seek_to_end(T0) or it.position(T0),
+    "pause": lambda _, it: it.pause(T0) or it.paused(),
+    "resume": lambda _, it: it.resume(T0) or it.paused(),
+    "commit": lambda _, it: (it.poll(0, 2), it.commit())[1],
+    "flush": lambda _, it: it.flush() or it.committed(T0),
+}
+
+
+def require_unlocked(engine, at):
+    """Check that no thread holds a lock of the engine."""
+    found = []
+
+    def look():
+        for lock in (engine.lock, engine.changed):
+            found.append(lock.acquire(blocking=False))
+            if found[-1]:
+                lock.release()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [True, True], at
+
+
+def repeated(call, cluster, consumer):
+    """Make a call, again where the error of a seek asks for that."""
+    try:
+        return call()
+    except ClaimLost as error:
+        if error.reason != "seek_unconfirmed":
+            raise
+    cluster.run_until(consumer.assignment, 4 * H)
+    return call()
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_call_after_an_interrupted_one_works(cluster, tmp_path, name):
+    """The engine's lock stayed with the interrupted thread, so claims ran out."""
+    with opened(tmp_path) as marshal:
+        consumer = consuming(marshal, cluster)
+        cluster.run(H)
+
+        def call():
+            return QUESTIONS[name](marshal, consumer)
+
+        wanted, at = call(), 0
+        while interrupted(call, at, everywhere=True)[0]:
+            require_unlocked(marshal.engine, at)
+            assert repeated(call, cluster, consumer) == wanted, at
+            cluster.run(20)
+            at += 1
+        assert at > 0
+        assert fold(cluster).keys[KEY].owner.client_id == "a"
+
+
+def test_an_interrupted_claim_is_given_up(cluster, tmp_path):
+    with opened(tmp_path) as marshal:
+        at, claim = 0, None
+        while True:
+            is_interrupted, claim = interrupted(
+                lambda: marshal.claim("t", 0, timeout_ms=2 * H), at, everywhere=True
+            )
+            require_unlocked(marshal.engine, at)
+            if not is_interrupted:
+                break
+            cluster.run(H)
+            found = [each.claim.phase for each in marshal.session.holdings.values()]
+            assert found == [], at
+            at += 1
+        assert at > 0
+        claim.seek(3)
+        claim.release()
+
+
+CLOSES = {
+    "consumer": lambda _, it: it.close(),
+    "marshal": lambda marshal, _: marshal.close(),
+    "with": lambda marshal, _: marshal.__exit__(None, None, None),
+}
+
+
+def uninterrupted(monkeypatch, backend):
+    """Have no interrupts from where a backend is closed."""
+    plain = backend.close
+
+    def close():
+        sys.setprofile(None)
+        plain()
+
+    monkeypatch.setattr(backend, "close", close)
+
+
+@pytest.mark.parametrize("name", CLOSES)
+def test_what_was_interrupted_while_closing_is_closed(
+    cluster, tmp_path, name, monkeypatch
+):
+    """A later close did nothing, and the claims were renewed for good."""
+    at, is_interrupted = 0, True
+    while is_interrupted:
+        marshal = opened(tmp_path)
+        uninterrupted(monkeypatch, marshal._backend)
+        engine, consumer = marshal.engine, consuming(marshal, cluster)
+        is_interrupted, _ = interrupted(
+            lambda a=marshal, b=consumer: CLOSES[name](a, b), at, everywhere=True
+        )
+        require_unlocked(engine, at)
+        consumer.close()
+        marshal.close()
+        assert consumer.is_closed, at
+        assert runtimes._running == {}, at
+        with pytest.raises(InvalidTransition, match="closed"):
+            marshal.owners("t")
+        at += 1 if at < 20 else 11
+    assert at > 100

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kafka_marshal.conditions import Condition
 from kafka_marshal.errors import (
     CoordinationError,
     InvalidTransition,
@@ -146,7 +147,7 @@ class Engine:
         count = ports.log.partition_count
         replicas = {t: Replica(t, now_ms=now_ms) for t in range(count)}
         self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
+        self.changed = Condition(self.lock)
         self.context = Context(ports, replicas)
         self.proxy_grants = ProxyGrants(self.context)
         kept = sources if store is None else (store, *sources)

@@ -6,11 +6,11 @@ about everything that they want to know. Apart from ``topiclog``, its only user,
 it knows nothing of Kafka.
 """
 
-import threading
 import time
 from collections.abc import Callable, Collection
 from typing import Generic, TypeVar
 
+from kafka_marshal.conditions import Condition
 from kafka_marshal.errors import CoordinationError
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ class SingleFlight(Generic[T]):
     """Thread-safe. Any number of concurrent callers cost at most two requests."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._started = 0
         # What each caller wants that is not answered yet.
         self._wanted: list[frozenset[int]] = []

@@ -55,6 +55,7 @@ def _stage(step: Step, record: StagePosition) -> Transitions:
     for key in locks:
         if layout.is_moving(state, key):
             return (step.refused("moving", key),)
+    for key in locks:
         if judging.is_misplaced(state, key, config=config):
             return (step.refused(judging.elsewhere(state), key),)
     reason = _not_paused(state, record.group_id, op_id=record.op_id)

@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 
+from kafka_marshal.conditions import Condition
 from kafka_marshal.engine import Holding
 from kafka_marshal.engine.interfaces import ClaimPorts
 from kafka_marshal.engine.meters import EngineMeters
@@ -113,6 +114,6 @@ class RemoteEngine:
 
     def __init__(self, context: RemoteContext) -> None:
         self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
+        self.changed = Condition(self.lock)
         self.context = context
         self.failure: MarshalError | None = None

@@ -8,13 +8,13 @@ that repeat only once.
 import contextlib
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import h11
 
+from kafka_marshal.conditions import Condition
 from kafka_marshal.remote.repeated_heads import RepeatedHead
 
 CONNECTIONS_MAX = 16
@@ -100,7 +100,7 @@ class Exchanges:
         self._headers = [("Host", host), *headers.items()]
         # Of requests that were sent, by method, target and whether there is a body.
         self._heads: dict[tuple[str, str, bool], RepeatedHead] = {}
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._busy: set[_Kept] = set()
         self._opening = 0
         # The one used last is at the end.

@@ -28,6 +28,11 @@ from kafka_marshal.observability.logs import LOGGER_NAME
 
 
 _UCRED = struct.Struct("3i")
+# macOS: struct xucred of sys/ucred.h, with the level and options of sys/un.h.
+_XUCRED = struct.Struct("=IIh2x16I")
+_SOL_LOCAL = 0
+_LOCAL_PEERCRED = 1
+_LOCAL_PEERPID = 2
 # Linux; the socket module lacks it.
 _SO_PEERGROUPS = 59
 _GROUPS_MAX = 256
@@ -85,16 +90,33 @@ def peer_of(connection: socket.socket) -> Peer:
     """Return the peer as the kernel saw it; ``UNKNOWN_PEER`` over TCP."""
     if connection.family != socket.AF_UNIX:
         return UNKNOWN_PEER
+    has_ucred = hasattr(socket, "SO_PEERCRED")
     try:
-        found = connection.getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size
-        )
-    except OSError:
+        return _linux_peer(connection) if has_ucred else _macos_peer(connection)
+    except (OSError, struct.error):
         return UNKNOWN_PEER
+
+
+def _linux_peer(connection: socket.socket) -> Peer:
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, gid = _UCRED.unpack(found)
     gids = _groups_of(connection) | {gid}
     # 0 is a process that this namespace cannot see.
     return Peer(pid or None, uid, start_time(pid) if pid else None, gids=gids)
+
+
+def _macos_peer(connection: socket.socket) -> Peer:
+    """Return a peer as macOS reports it: its process apart from user and groups."""
+    found = connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED.size)
+    version, uid, count, *gids = _XUCRED.unpack(found)
+    if version:
+        return UNKNOWN_PEER  # of a layout that is not known
+    try:
+        pid = connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERPID)
+    except OSError:
+        pid = 0
+    started = start_time(pid) if pid else None
+    return Peer(pid or None, uid, started, gids=frozenset(gids[:count]))
 
 
 def _groups_of(connection: socket.socket) -> frozenset[int]:

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -52,6 +53,48 @@ def test_the_peer_of_a_closed_connection_is_unknown():
     other.close()
     one.close()
     assert process_monitor.peer_of(one) == UNKNOWN_PEER
+
+
+class MacSocket:
+    """A Unix socket with the options of macOS."""
+
+    family = socket.AF_UNIX
+
+    def __init__(self, *, version=0, pid=1, fails=()):
+        self.pid, self.fails = pid, fails
+        gids = [20, 12, *[0] * 14]
+        self.found = struct.pack("=IIh2x16I", version, 501, 2, *gids)
+
+    def getsockopt(self, level, option, size=None):
+        assert level == 0, "SOL_LOCAL"
+        if option in self.fails:
+            raise OSError(errno.ENOTCONN, "gone")
+        if option == 1:  # LOCAL_PEERCRED
+            return self.found[:size]
+        assert (option, size) == (2, None), "LOCAL_PEERPID"
+        return self.pid
+
+
+def test_a_peer_on_macos_is_a_process_with_user_and_groups(monkeypatch):
+    monkeypatch.delattr(socket, "SO_PEERCRED")
+    found = process_monitor.peer_of(MacSocket(pid=os.getpid()))
+    started = process_monitor.start_time(os.getpid())
+    assert found == Peer(os.getpid(), 501, started)
+    assert found.gids == {20, 12}
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"fails": {2}}, Peer(None, 501, None)),
+        ({"pid": 0}, Peer(None, 501, None)),
+        ({"fails": {1}}, UNKNOWN_PEER),
+        ({"version": 1}, UNKNOWN_PEER),
+    ],
+)
+def test_what_macos_does_not_report_of_a_peer_is_unknown(monkeypatch, options, found):
+    monkeypatch.delattr(socket, "SO_PEERCRED")
+    assert process_monitor.peer_of(MacSocket(**options)) == found
 
 
 def test_an_ended_process_has_no_start_time():

@@ -28,6 +28,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from kafka_marshal.conditions import Condition
 from kafka_marshal.errors import CoordinationError, MarshalError
 from kafka_marshal.kafka_io.fast.clients import (
     Client,
@@ -253,7 +254,7 @@ class FastCoordinationLog(TopicLog):
     def _prepare(self) -> None:
         # Number of queries under way: destroying their handle would crash the process.
         self._queries = 0
-        self._query_ended = threading.Condition()
+        self._query_ended = Condition()
         # Whether the reader has the current positions.
         self._is_assigned = False
         # Ends of the log that a query has returned last.
