@@ -8,6 +8,7 @@ order, and ignores one that another class path or another Java has written.
 import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -50,8 +51,9 @@ def spark_options() -> str:
     """
     import pyspark
 
-    java = os.environ.get("JAVA_HOME", os.environ.get("PATH"))
-    made_of = (java, pyspark.__version__, pyspark.__file__)
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin" if home else None)
+    made_of = (java and os.path.realpath(java), pyspark.__version__, pyspark.__file__)
     archive = _archive("spark", made_of, _run_spark)
     return _using(archive) if archive else ""
 
