@@ -12,6 +12,7 @@ from limits import (  # noqa: F401 - hooks
     pytest_runtest_teardown,
     pytest_timeout_set_timer,
 )
+from test_lanes import longest_first
 
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.testing.broker import EmbeddedBroker
@@ -64,7 +65,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Deselect tests of an engine in the process alone."""
+    """Sort the longest first, and deselect tests of an engine in the process alone."""
+    longest_first(items)
     out = [
         item
         for item in items

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import test_lanes
@@ -39,6 +40,19 @@ def test_each_lane_is_niced_or_follows_one_that_exists():
     assert test_lanes.NICE.keys() <= test_lanes.LANES.keys()
     assert {*test_lanes.AFTER, *test_lanes.AFTER.values()} <= test_lanes.LANES.keys()
     assert set(test_lanes.RETRIED) <= test_lanes.LANES.keys()
+
+
+def test_the_longest_files_come_first_and_all_others_as_they_were():
+    names = {path.name for path in (ROOT / "integration").rglob("test_*.py")}
+    assert names > set(test_lanes.LONGEST)
+    first, second, *_ = test_lanes.LONGEST
+    items = [
+        SimpleNamespace(path=Path("integration") / name)
+        for name in ("test_b.py", second, "test_a.py", first)
+    ]
+    test_lanes.longest_first(items)
+    found = [item.path.name for item in items]
+    assert found == [first, second, "test_b.py", "test_a.py"]
 
 
 SOMETIMES = """

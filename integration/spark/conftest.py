@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import classdata
 import postgres
 import pytest
 from sparkkit import Kit
@@ -13,12 +14,17 @@ from sparkkit import Kit
 from kafka_marshal.spark import register
 from kafka_marshal.spark.requirements import require_java, require_spark
 
+# As JAVA_OPTIONS beside this folder. With the first compiler alone Java has less room
+# for code, and searches it for what to drop again and again.
+JAVA = "-XX:ReservedCodeCacheSize=240m -XX:MetaspaceSize=256m"
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.driver.memory": "700m",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
+    # Else a query without new records asks its process for some 100 times a second.
+    "spark.sql.streaming.pollingDelay": "50ms",
     # Queries of a few rows: to compile each costs a fifth of Java's time.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -26,13 +32,19 @@ SETTINGS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # On a busy machine, a query's process takes long to load what it needs.
     "spark.python.authenticate.socketTimeout": "120s",
-    # A module's session lives for minutes: what Java's second compiler would save in
-    # them is less than it costs.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": JAVA,
     # A stage that is to be tried again: the tests of delivery force it.
     "spark.task.maxFailures": "4",
     "spark.stage.maxConsecutiveAttempts": "4",
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def classes():
+    """Have Java start Spark from an archive of its classes, in all processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(classdata.SPARK_OPTIONS, classdata.spark_options())
+        yield
 
 
 @pytest.fixture

@@ -1,12 +1,17 @@
-"""An archive of the classes of a Kafka broker, from which Java starts it sooner.
+"""Archives of the classes of Kafka brokers and of Spark: Java starts sooner from them.
 
-A broker loads and verifies 9,000 classes each time, which is half of what its start
-costs, and the tests start dozens. Java writes the archive when it ends in order, and
-ignores one that another class path or another Java has written.
+A broker loads and verifies 9,000 classes each time, and Spark 15,000, which is half of
+what their starts cost; the tests start dozens. Java writes an archive when it ends in
+order, and ignores one that another class path or another Java has written.
 """
 
 import fcntl
 import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,47 +21,87 @@ from kafka_marshal.testing.jars import kafka_jars
 from kafka_marshal.testing.java import find_java
 
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "java"
+SPARK_PROGRAM = Path(__file__).with_name("classdata_program.py")
 # Java's other programs, such as Spark, would print that the archive is not theirs.
 QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 WRITTEN_MS_MAX = 120_000
+# What Java adds, for the drivers of Spark alone.
+SPARK_OPTIONS = "SPARK_SUBMIT_OPTS"
 
 
 def options(java_options: str) -> str:
-    """Return Java's options with those that use the archive, which is made if needed.
+    """Return Java's options with those that use the archive of Kafka's classes.
 
-    While another process makes it, or where brokers cannot start, they stay as they
-    are.
+    It is made if needed. While another process makes it, or where brokers cannot start,
+    the options stay as they are.
     """
     try:
-        archive = _archive()
+        java = find_java()
+        made_of = (java, kafka_jars(java))
+        archive = _archive("kafka", made_of, _run_broker)
     except MarshalError:
         return java_options
-    if archive is None:
-        return java_options
-    return f"{java_options} -XX:SharedArchiveFile={archive} {QUIET}"
+    return f"{java_options} {_using(archive)}" if archive else java_options
 
 
-def _archive() -> Path | None:
-    java = find_java()
-    made_of = repr((java, kafka_jars(java)))
-    name = hashlib.sha256(made_of.encode()).hexdigest()[:16]
-    archive = FOLDER / f"kafka-{name}.jsa"
+def spark_options() -> str:
+    """Return Java's options for Spark that use the archive of its classes, if any.
+
+    It is made if needed, and not while another process makes it.
+    """
+    import pyspark
+
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin" if home else None)
+    made_of = (java and os.path.realpath(java), pyspark.__version__, pyspark.__file__)
+    archive = _archive("spark", made_of, _run_spark)
+    return _using(archive) if archive else ""
+
+
+def _using(archive: Path) -> str:
+    return f"-XX:SharedArchiveFile={archive} {QUIET}"
+
+
+def _archive(kind: str, made_of: object, run: Callable[[str], None]) -> Path | None:
+    """Return an archive of what ``run`` loads, which gets Java's options for that."""
+    name = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
+    archive = FOLDER / f"{kind}-{name}.jsa"
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with (FOLDER / "lock").open("w") as lock:
+    with (FOLDER / f"{kind}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return None
         if not archive.exists():
-            _make(archive)
+            making = archive.with_suffix(".new")
+            run(f"-XX:ArchiveClassesAtExit={making} {QUIET}")
+            if making.exists():
+                making.replace(archive)
         return archive if archive.exists() else None
 
 
-def _make(archive: Path) -> None:
-    making = archive.with_suffix(".new")
-    java_options = (f"-XX:ArchiveClassesAtExit={making}", *QUIET.split())
+def _run_broker(java_options: str) -> None:
     with TemporaryDirectory() as folder:
-        broker = EmbeddedBroker(data_dir=Path(folder), java_options=java_options)
+        broker = EmbeddedBroker(
+            data_dir=Path(folder), java_options=java_options.split()
+        )
         broker.start().stop(timeout_ms=WRITTEN_MS_MAX)
-    if making.exists():
-        making.replace(archive)
+
+
+def _run_spark(java_options: str) -> None:
+    with TemporaryDirectory() as folder:
+        subprocess.run(
+            [sys.executable, SPARK_PROGRAM, folder],
+            env=os.environ
+            | {
+                SPARK_OPTIONS: java_options,
+                "PYSPARK_PYTHON": sys.executable,
+                # Not the archive of Kafka's classes: Java would write none beside it.
+                "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            },
+            # Where it fails there is no archive, and all is slower.
+            check=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=WRITTEN_MS_MAX / 1000,
+        )

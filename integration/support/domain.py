@@ -25,6 +25,7 @@ from waiting import eventually
 from kafka_marshal import Admin, Marshal, TopicPartition, World
 from kafka_marshal.admin.formatting import Format
 from kafka_marshal.kafka_io import ConnectionConfig, KafkaTopicAdmin
+from kafka_marshal.kafka_io.patches import request_updates_once
 from kafka_marshal.kafka_io.topic_rules import coordination_configs
 from kafka_marshal.ports import Event, Observer
 from kafka_marshal.protocol.state import KeyState
@@ -84,6 +85,8 @@ class Domain:
         self.produced: dict[TopicPartition, int] = {}
         self.topics = KafkaTopicAdmin(ConnectionConfig(servers))
         self._producer = KafkaProducer(bootstrap_servers=servers, linger_ms=20)
+        # Tests delete topics that it has written to.
+        request_updates_once(self._producer)
         self._kafka: KafkaAdminClient | None = None
         self._history: History | None = None
         self._sidecars = ExitStack()

@@ -9,15 +9,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from classdata import SPARK_OPTIONS
 from pyspark.sql.streaming import StreamingQuery
 
 PROGRAM = Path(__file__).with_name("spark_program.py")
 END_S = 60
-# A driver lives for seconds: what Java's second compiler would save costs more.
-JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 CONF = {
-    "spark.driver.extraJavaOptions": JAVA,
-    "spark.executor.extraJavaOptions": JAVA,
     "spark.ui.enabled": "false",
     "spark.driver.memory": "500m",
     "spark.driver.host": "127.0.0.1",
@@ -33,6 +30,11 @@ CONF = {
 BUSY = "failed to connect back"
 # It does not run a stage again behind another that it cannot undo: the job fails.
 UNDONE = "indeterminate"
+
+
+def executors_java() -> dict[str, str]:
+    """Have executors use the archive of classes that drivers use."""
+    return {"spark.executor.extraJavaOptions": os.environ.get(SPARK_OPTIONS, "")}
 
 
 class Supervised:
@@ -109,7 +111,10 @@ class Drivers(Leavings):
         own = {"clientId": f"driver-{name}", "stateDir": str(self.home / "state")}
         settings = {
             "master": master,
-            "conf": CONF | rest.pop("conf", {}) | self._folders(name),
+            "conf": CONF
+            | executors_java()
+            | rest.pop("conf", {})
+            | self._folders(name),
             "queries": {each: own | options for each, options in queries.items()},
             "checkpoint": str(self.home / f"checkpoint-{name}"),
             "journal": str(self.journal),

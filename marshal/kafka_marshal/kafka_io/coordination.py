@@ -25,6 +25,7 @@ from kafka_marshal.kafka_io.clients import AdminClient, close_by_force, new_clie
 from kafka_marshal.kafka_io.data import KafkaOffsets
 from kafka_marshal.kafka_io.entries import EntryReader
 from kafka_marshal.kafka_io.faults import required_right
+from kafka_marshal.kafka_io.patches import request_updates_once
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topic_rules import TopicDescription
 from kafka_marshal.kafka_io.topiclog import Runs, TopicLog
@@ -81,6 +82,7 @@ class KafkaOutlet(Outlet):
             },
             topic=self._topic,
         )
+        request_updates_once(self._producer)
         self.config = self._producer.config
         # Conflicting options turn idempotence off without an error.
         assert self.config["enable_idempotence"] is True

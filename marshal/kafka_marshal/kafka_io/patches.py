@@ -14,6 +14,9 @@ stay as they are, because the application may use them as well.
 * Fetches by topic id. A broker answers a fetch by name from whichever topic has the
   name. From Fetch version 13 on (Kafka 3.1) a request names topics by id, and a broker
   that has no topic of that id refuses it.
+* Producers without a leader. While a partition that a producer has written to has no
+  leader, or no longer exists, its thread requests the metadata and wakes itself up each
+  round, so that it uses a whole processor.
 """
 
 import threading
@@ -219,6 +222,22 @@ def _use_empty(fetcher: Any) -> None:
 
 def _in_progress(fetcher: Any) -> bool:
     return bool(fetcher._next_partition_records)  # noqa: SLF001
+
+
+def request_updates_once(producer: Any) -> None:
+    """Have a producer request metadata only where it does not wait for some already."""
+    cluster = producer._metadata  # noqa: SLF001 - no public attribute
+    request = cluster.request_update
+    requested: Any = None
+
+    def request_once() -> Any:
+        nonlocal requested
+        is_awaited = cluster.need_update and requested and not requested.is_done
+        if not is_awaited:
+            requested = request()
+        return requested
+
+    cluster.request_update = request_once
 
 
 def force_close(producer: Any) -> None:

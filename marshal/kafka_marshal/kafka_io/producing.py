@@ -17,6 +17,7 @@ from kafka.errors import KafkaError
 from kafka_marshal.closing import Closing
 from kafka_marshal.errors import DeadlineExceeded, MarshalError
 from kafka_marshal.kafka_io.clients import close_by_force, new_client
+from kafka_marshal.kafka_io.patches import request_updates_once
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.translate import Access, translate_error
 
@@ -57,6 +58,7 @@ class KafkaRecordWriter(Closing):
             self._producer: Any = new_client(KafkaProducer, config)
         except Exception as error:
             raise self._translate(error, "Connecting a producer") from error
+        request_updates_once(self._producer)
 
     def send(
         self, topic: str, value: bytes, *, partition: int, key: bytes | None = None

@@ -1,5 +1,6 @@
 """kafka-python's producer: configuration and reports."""
 
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -37,6 +38,7 @@ class Producer:
         self.futures = []
         self.closed = []
         self._sender = Sender()
+        self._metadata = SimpleNamespace(request_update=print)
         Producer.made.append(self)
 
     def _fail(self, call):
@@ -80,6 +82,8 @@ def test_producer_is_idempotent_and_in_order(producers):
     assert (config["request_timeout_ms"], config["delivery_timeout_ms"]) == (500, 1_000)
     assert not {"retries", "max_in_flight_requests_per_connection"} & set(config)
     assert outlet(lingers=False).config == config | {"linger_ms": 0}
+    # Else it would use a whole processor while a partition has no leader.
+    assert producers[0]._metadata.request_update is not print
 
 
 def test_outcomes_are_reported(producers):

@@ -46,6 +46,7 @@ from kafka_marshal.kafka_io.patches import (
     keep_last_data,
     read_in_place,
     receive,
+    request_updates_once,
 )
 from kafka_marshal.kafka_io.responses import Buffers, ResponseReader
 from kafka_marshal.protocol.types import TopicPartition
@@ -137,6 +138,26 @@ def network():
     made = Network({"bootstrap_servers": "localhost:9"})
     yield made
     made.close()
+
+
+def test_a_producer_without_a_leader_wakes_up_for_metadata_once_a_request(network):
+    cluster = network.cluster
+    woken = []
+    cluster._wakeup = SimpleNamespace(notify=lambda: woken.append(True))
+    cluster._refresh_loop_future = True  # its loop runs: there is no broker here
+    request_updates_once(SimpleNamespace(_metadata=cluster))
+    first = cluster.request_update()
+    assert cluster.request_update() is first
+    assert len(woken) == 1
+    cluster.failed_update(ValueError())
+    second = cluster.request_update()
+    assert second is not first
+    assert not second.is_done
+    assert len(woken) == 2
+    # A request that is answered in part waits on, and is done.
+    second.success(cluster)
+    assert cluster.need_update
+    assert cluster.request_update() is not second
 
 
 @pytest.fixture
