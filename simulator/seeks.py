@@ -111,6 +111,7 @@ class Seeks:
             world.trace(f"{app.name} seeks to {offset} in {key}: {error!r}")
         if holding.seek_count == count:
             return
+        world.watcher.skips.seeking(key, token, first=before, offset=offset)
         world.trace(f"{app.name} seeks from {before} to {offset} in {key}")
         world.coverage.note("sought_back" if offset < before else "sought_forward")
         if any(each.active_pause(GROUP) for each in world.watcher.worlds):
