@@ -11,7 +11,7 @@ from seedkit import found_by
 from kafka_marshal.engine import heartbeats
 from simulator.campaign import CampaignOptions, run_seeds
 from simulator.coverage import SOUGHT
-from simulator.plan import MINUTE_MS, POSITIONS, RESIZE, SEEKS, TRUNCATE
+from simulator.plan import MINUTE_MS, POSITIONS, RECREATE, RESIZE, SEEKS, TRUNCATE
 from simulator.simulate import SimulationFailed, simulate
 from simulator.world import World
 
@@ -31,6 +31,13 @@ def test_an_admin_sets_a_position_that_an_owner_has_sought():
     faults = ("pause", "crash", "late", "stop", "copies", "delay", SEEKS, POSITIONS)
     report = simulate(1003, faults=faults, duration_ms=4 * MINUTE_MS)
     assert report.seen["seek_overtaken"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [40000, 40031])
+def test_an_owner_seeks_while_its_topic_is_gone_or_another_one(seed):
+    report = simulate(seed, also=(SEEKS, RECREATE), duration_ms=5 * MINUTE_MS)
+    assert report.seen["recreated"]
 
 
 @pytest.mark.slow
