@@ -88,7 +88,7 @@ class Broken:
 
     Attributes:
         seed: Which.
-        invariant: Which rule, such as ``S4``.
+        invariant: Which rule, such as ``S4``; ``error`` where the run raised one.
         message: What happened.
         faults: Numbers of the faults that are left, after shrinking if wished for.
     """
@@ -188,7 +188,7 @@ class Summary:
 
 
 def judge(seed: int, options: CampaignOptions) -> Outcome:
-    """Run one seed; never raises for a rule that is broken."""
+    """Run one seed; never raises for a rule that is broken, nor for an error in it."""
     plan = options.plan(seed)
     faults = Counter(fault.kind for fault in plan.faults)
     since = time.process_time_ns()
@@ -199,9 +199,11 @@ def judge(seed: int, options: CampaignOptions) -> Outcome:
     except SimulationFailed as failure:
         small = shrunk(failure) if options.shrinks else plan
         kept = tuple(fault.number for fault in small.faults)
-        text = str(failure.__cause__)
         broken = Broken(
-            seed=seed, invariant=failure.invariant, message=text, faults=kept
+            seed=seed,
+            invariant=failure.invariant,
+            message=failure.finding,
+            faults=kept,
         )
     cpu_ms = (time.process_time_ns() - since) // 1_000_000
     return Outcome(

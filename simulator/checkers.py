@@ -45,6 +45,7 @@ from simulator.operation_judge import (
     Operation,
     OperationJudge,
 )
+from simulator.skips import Skips
 
 LOG, OPERATIONS, SIMULATOR = "log", "operations", "simulator"
 
@@ -107,6 +108,7 @@ class LogWatcher:
             had set its position: the group's committed offset (PROTOCOL 5.6).
         claims: Number of accepted claims and resumes so far, but for checkpoints.
         losses: What ended claims were granted and did not say they were done with.
+        skips: What seeks of owners have skipped.
         is_strict: Whether what it finds is raised; without, it only goes on.
         on_entry: Called with each record, once it is folded and checked.
         may_fall: Called with a claim and the greatest token of its key, which that of
@@ -135,6 +137,7 @@ class LogWatcher:
         self.starts: dict[tuple[Key, Sets], int] = {}
         self.claims = 0
         self.losses: list[Loss] = []
+        self.skips = Skips(self.worlds)
         self.is_strict = True
         self.on_entry: EntryCheck | None = None
         self.may_fall: TokenCheck | None = None
@@ -198,6 +201,7 @@ class LogWatcher:
                 None if each is None else each.position for each in (was, known)
             )
             moved = known is not None and new != old
+            self.skips.take(stored, transition, partition=number, old=old)
             if key is not None and old is None and new is not None:
                 place = key, self.sets_of(key, world)
                 self.starts[place] = max(new, self.starts.get(place, 0))
@@ -274,6 +278,7 @@ class LogWatcher:
         """
         self._books[partition] = LossBook(partition)
         self._next[partition] = 0
+        self.skips.forget(partition)
         world = self.worlds[partition] = WorldState(partition)
         before, judge = self._judges[partition], LogJudge(world)
         self._judges[partition] = judge

@@ -172,7 +172,7 @@ def _print_transcript(options: CampaignOptions, seed: int) -> None:
     for line in lines:
         emit(escape(line))
     if failure is not None:
-        notify(escape(str(failure.__cause__)))
+        notify(escape(failure.finding))
         raise typer.Exit(ExitCode.FAILED)
 
 

@@ -112,7 +112,7 @@ class Healing(Liveness):
         if SCHEDULES in world.plan.kinds:
             self._drain_on_schedule()
             self._drain_some()
-        if world.plan.after:
+        if world.plan.after and not world.is_truncating:
             self._strikes.halt(world.plan.after[0])
             self._all_halt()
             return

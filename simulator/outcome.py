@@ -1,12 +1,16 @@
 """What a seeded run comes to: a report, or a failure that says how to repeat it."""
 
+import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import attrs
 
 from simulator.checkers import HandOuts, LogWatcher, Violation
 
 TRANSCRIPT_TAIL = 60
+UNEXPECTED = "error"
+"""What is named as broken where a run raised anything but a ``Violation``."""
 
 
 class RunFailed(AssertionError):
@@ -16,6 +20,7 @@ class RunFailed(AssertionError):
         seed: Repeats the run.
         invariant: What was broken, such as ``S4`` or ``liveness``.
         judge: What found it; see ``Violation``.
+        finding: What happened, in a line.
         transcript: Everything that happened, one line each.
     """
 
@@ -29,7 +34,18 @@ class RunFailed(AssertionError):
         self.seed = seed
         self.invariant = violation.invariant
         self.judge = violation.judge
+        self.finding = str(violation)
         self.transcript = transcript
+
+
+def violation_of(error: Exception) -> Violation:
+    """Return what a run broke: of an unexpected error its last line, and where."""
+    if isinstance(error, Violation):
+        return error
+    line = traceback.format_exception_only(error)[-1].strip()
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(frame.filename).name}:{frame.lineno}"
+    return Violation(UNEXPECTED, f"{line} ({where}, in {frame.name})")
 
 
 @attrs.frozen(kw_only=True)

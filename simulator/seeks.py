@@ -53,11 +53,15 @@ class Seeks:
         if not found:
             return
         app, key = found[fault.who % len(found)]
+        if world.topic_id is None:
+            return  # nobody knows its end
         if plan.delivery is Delivery.AT_MOST_ONCE:
             self._require_refusal(app, key)
             return
-        end = world.cluster.kafka.log(key.topic_partition).end
-        self._seek(app, key, _offset(rng, app.node.held[key].position or 0, end))
+        position = app.node.held[key].position or 0
+        # The claim may be of an earlier topic, which had more records.
+        end = max(position, world.cluster.kafka.log(key.topic_partition).end)
+        self._seek(app, key, _offset(rng, position, end))
 
     def on_fold(self, folded: Folded) -> None:
         """Count what becomes of keys in which owners have sought."""
@@ -111,6 +115,7 @@ class Seeks:
             world.trace(f"{app.name} seeks to {offset} in {key}: {error!r}")
         if holding.seek_count == count:
             return
+        world.watcher.skips.seeking(key, token, first=before, offset=offset)
         world.trace(f"{app.name} seeks from {before} to {offset} in {key}")
         world.coverage.note("sought_back" if offset < before else "sought_forward")
         if any(each.active_pause(GROUP) for each in world.watcher.worlds):

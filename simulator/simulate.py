@@ -17,7 +17,7 @@ from simulator.build import build
 from simulator.checkers import Violation
 from simulator.fleet import Fleet
 from simulator.healing import Healing, judge_history
-from simulator.outcome import Report, RunFailed
+from simulator.outcome import Report, RunFailed, violation_of
 from simulator.plan import (
     ASKED_FOR,
     FAULTS,
@@ -83,7 +83,7 @@ def run_plan(plan: Plan, *, by_history: bool = False) -> Report:
             of the processes, as that of a real cluster would be.
 
     Raises:
-        SimulationFailed: An invariant was broken.
+        SimulationFailed: An invariant was broken, or something raised an error.
     """
     # There is next to no garbage in a run, and looking for it costs a fifth.
     with uncollected(leaves_garbage=True):
@@ -112,8 +112,9 @@ def _run_plan(plan: Plan, *, by_history: bool) -> Report:
             judge_history(world)
         else:
             Healing(world, fleet, strikes).run()
-    except Violation as violation:
-        raise SimulationFailed(plan, violation, world.transcript) from violation
+    except Exception as error:
+        violation = violation_of(error)
+        raise SimulationFailed(plan, violation, world.transcript) from error
     finally:
         strikes.admins.close()
         strikes.resizes.close()

@@ -346,6 +346,7 @@ class World(BaseWorld):
         """Record that a process has read that its seek is done (6.6)."""
         with self._judging():
             self.hand_outs.sought(key, token, offset=offset)
+        self.watcher.skips.sought(key, token, offset=offset)
         self.chronicle.on_sought(name, key, token=token, offset=offset)
 
     def _expose(self, node: Node, key: Key, records: Sequence[Record]) -> None:
@@ -367,18 +368,24 @@ class World(BaseWorld):
         return self.watcher.sets.get((key, token), ())
 
     def processed(self, key: Key) -> set[int]:
-        """Return what is done with of a key, in the topic that there is now."""
+        """Return what is done with of a key, in the topic that there is now.
+
+        That is what was processed, and what a set position or a seek skipped, as far as
+        the log still has that; see ``Exposures.processed`` and ``Skips``.
+        """
         place = key, self.topic_id
         if not self.is_truncating:
             return self.hand_outs.processed.get(place, set())
         watcher, exposures = self.watcher, self.exposures
-        sets = watcher.sets_of(key, watcher.worlds[self.place_of(key)])
+        number = self.place_of(key)
+        sets = watcher.sets_of(key, watcher.worlds[number])
         # A key that its log has lost begins with the committed offset, which has what
         # lost claims have processed, and what lost set positions have left out.
         start = watcher.starts.get((key, sets), 0)
         before = {*range(watcher.set_to(key)), *exposures.processed_by_any(place)}
         before.intersection_update(range(start))
-        return before | exposures.processed(place, sets)
+        skipped = watcher.skips.of((number, *place))
+        return before | skipped | exposures.processed(place, sets)
 
     def on_started(self, node: Node) -> None:
         """Record that a process starts: it reads the logs as they are."""

@@ -39,7 +39,7 @@ def transcript(via: str, seed: int) -> Sequence[str]:
     try:
         return RUNS[via](seed).transcript
     except RunFailed as failed:
-        return (*failed.transcript, f"broke {failed.invariant}: {failed.__cause__}")
+        return (*failed.transcript, f"broke {failed.invariant}: {failed.finding}")
 
 
 def digest(job: tuple[str, int]) -> str:

@@ -17,7 +17,7 @@ from kafka_marshal.protocol.types import TopicPartition
 from simulator.base import GROUP, Liveness
 from simulator.checkers import Violation
 from simulator.garbage import GARBAGE_HS, installed
-from simulator.outcome import Report, RunFailed
+from simulator.outcome import Report, RunFailed, violation_of
 from simulator.plan import GARBAGE_POLICY, HANDOFFS, PLANS, chance
 from simulator.position_judge import unresolved_in
 from simulator.positions import ENDS_HS_MAX, PAUSE_HS_MAX
@@ -71,13 +71,13 @@ class HostedSimulation(Liveness):
             for _ in range(rounds):
                 self._round()
             self._heal()
-        except Violation as violation:
+        except Exception as error:
             raise RunFailed(
                 world.seed,
-                violation,
+                violation_of(error),
                 repeat=f"repeat it with: simulate_hosted({world.seed})",
                 transcript=world.transcript,
-            ) from violation
+            ) from error
         finally:
             self._troubles.admins.close()
             self._troubles.resizes.close()

@@ -11,8 +11,9 @@ from seedkit import found_by
 from kafka_marshal.engine import heartbeats
 from simulator.campaign import CampaignOptions, run_seeds
 from simulator.coverage import SOUGHT
-from simulator.plan import MINUTE_MS, POSITIONS, SEEKS
-from simulator.simulate import simulate
+from simulator.plan import MINUTE_MS, POSITIONS, RECREATE, RESIZE, SEEKS, TRUNCATE
+from simulator.simulate import SimulationFailed, simulate
+from simulator.world import World
 
 # Seed 30: a release has the position of a seek that its owner never read back.
 CHOSEN = [0, 1, 6, 15, 22, 24, 29, 30]
@@ -30,6 +31,37 @@ def test_an_admin_sets_a_position_that_an_owner_has_sought():
     faults = ("pause", "crash", "late", "stop", "copies", "delay", SEEKS, POSITIONS)
     report = simulate(1003, faults=faults, duration_ms=4 * MINUTE_MS)
     assert report.seen["seek_overtaken"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [40000, 40031])
+def test_an_owner_seeks_while_its_topic_is_gone_or_another_one(seed):
+    report = simulate(seed, also=(SEEKS, RECREATE), duration_ms=5 * MINUTE_MS)
+    assert report.seen["recreated"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seed", "beside"), [(30004, (TRUNCATE, RESIZE)), (30006, (TRUNCATE,))]
+)
+def test_what_a_seek_skips_needs_no_processing_where_logs_lose_records(seed, beside):
+    report = simulate(seed, also=(*beside, SEEKS), duration_ms=5 * MINUTE_MS)
+    assert report.seen["sought_forward"]
+
+
+def test_what_no_seek_skips_is_missed_where_logs_lose_records(monkeypatch):
+    process = World.on_processed
+
+    def forget_some(self, name, key, *, record):
+        if record.offset % 5:
+            process(self, name, key, record=record)
+
+    monkeypatch.setattr(World, "on_processed", forget_some)
+    with pytest.raises(SimulationFailed, match="never processed") as caught:
+        simulate(30006, also=(TRUNCATE, SEEKS), duration_ms=MINUTE_MS)
+    assert caught.value.invariant == "6.1"
+    missed = caught.value.finding.split("[")[1].rstrip("]").split(", ")
+    assert {int(each) % 5 for each in missed} == {0}
 
 
 BROKEN = variants.listed("broken seeks")

@@ -60,7 +60,8 @@ class FakeKafka:
         clocks: The brokers' own clocks.
         cluster_id: An id that no other cluster of this process has.
         groups: Committed offsets by group.
-        changes: Grows with each record that is sent or written.
+        changes: Grows with each record that is sent or written, and with partitions
+            that are added.
         changed: Notified of each change.
         lock: The lock of ``changed``; acquiring it directly is several times faster.
         busy_groups: Groups with active members: only these may set their offsets.
@@ -135,6 +136,7 @@ class FakeKafka:
         """Add ``count`` partitions to a topic."""
         with self.lock:
             self.topic(name).partitions.extend(Partition() for _ in range(count))
+            self.changes += 1
             self.changed.notify_all()
 
     def topic(self, name: str) -> Topic:

@@ -15,6 +15,7 @@ from simulator.campaign import (
 )
 from simulator.coverage import FENCED, SCHEDULED, SET, SITUATIONS
 from simulator.plan import FENCES, POSITIONS, SCHEDULES
+from simulator.world import World
 
 AMO_SEED = 0  # a world of at most once
 SHORT = CampaignOptions(faults=("crash",), minutes=1)
@@ -82,6 +83,24 @@ def test_a_failure_is_reported_with_the_faults_that_cause_it(monkeypatch):
     }
     assert set(small.faults) <= set(whole.faults)
     assert small.message
+
+
+def test_a_seed_that_raises_an_error_is_broken_and_others_still_run(monkeypatch):
+    check = World.check_leases
+
+    def fail(self, nodes):
+        if self.plan.seed == 1:
+            raise IndexError("list index out of range")
+        check(self, nodes)
+
+    monkeypatch.setattr(World, "check_leases", fail)
+    options = CampaignOptions(faults=("crash",), minutes=1, shrinks=True)
+    summary = run_seeds(range(3), options, jobs=1)
+    (broken,) = summary.broken
+    assert (summary.seed_count, broken.seed, broken.invariant) == (3, 1, "error")
+    message = broken.message
+    assert message.startswith("error: IndexError: list index out of range (test_")
+    assert message.endswith("in fail)")
 
 
 def test_a_plan_keeps_the_requested_options():

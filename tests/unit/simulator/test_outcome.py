@@ -1,11 +1,15 @@
 """What a run comes to."""
 
+import pytest
+
 from simulator.checkers import HandOuts, LogWatcher, Violation
 from simulator.node import Cluster
 from simulator.outcome import (
     TRANSCRIPT_TAIL,
+    UNEXPECTED,
     Report,
     RunFailed,
+    violation_of,
 )
 
 
@@ -17,6 +21,17 @@ def test_a_failure_names_the_violation_and_the_command():
     assert text.startswith("seed 7: S4: two\ndo it\n")
     assert text.endswith(lines[-1])
     assert lines[0] not in text
+
+
+def test_an_unexpected_error_is_a_violation_with_its_last_line_and_place():
+    with pytest.raises(KeyError) as caught:
+        {}["missing"]
+    found = violation_of(caught.value)
+    place = "test_an_unexpected_error_is_a_violation_with_its_last_line_and_place"
+    assert found.invariant == UNEXPECTED
+    assert str(found).startswith("error: KeyError: 'missing' (test_outcome.py:")
+    assert str(found).endswith(f"in {place})")
+    assert violation_of(found) is found
 
 
 def test_a_report_sums_up_what_judged_the_run():

@@ -341,3 +341,9 @@ def test_a_leader_whose_clock_runs_fast(cluster, log, clock):
         EPOCH_MS + 10_010,
         EPOCH_MS + 20_010,
     ]
+
+
+def test_partitions_that_are_added_are_a_change(cluster):
+    before = cluster.changes
+    cluster.add_partitions(TOPIC, 1)
+    assert cluster.changes > before
