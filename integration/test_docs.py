@@ -261,6 +261,21 @@ def test_at_most_once(run):
         assert {record.partition for record in records} == {partition.partition}
 
 
+def test_output_in_transactions(run):
+    total = RECORDS_EACH * TOPICS["payments"]
+    found = []
+
+    def receipt_of(record):
+        found.append((record.partition, record.offset))
+        if len(found) == total:
+            signal.raise_signal(signal.SIGINT)
+        return record.value
+
+    with pytest.raises(KeyboardInterrupt):
+        run("transactions", receipt_of=receipt_of)
+    assert len(set(found)) == len(found) == total
+
+
 def test_callbacks_and_signals(run, capsys):
     total = RECORDS_EACH * (TOPICS["payments"] + TOPICS["refunds"])
     before = signal.getsignal(signal.SIGTERM)
