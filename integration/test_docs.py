@@ -66,6 +66,7 @@ HEARTBEAT_MS = 2_000
 RECORDS_EACH = 20
 WANTED = 30
 TOPICS = {"payments": 6, "refunds": 2}
+OUTPUT = "receipts"
 
 Run = Callable[..., dict[str, object]]
 
@@ -77,7 +78,7 @@ def servers(bootstrap_servers):
     with Admin(bootstrap_servers) as admin:
         admin.format_topic(form, ignore_formatted=True)
     with KafkaTopicAdmin(ConnectionConfig(bootstrap_servers)) as topics:
-        for name, count in TOPICS.items():
+        for name, count in {**TOPICS, OUTPUT: 1}.items():
             if not topics.describe_bare(name).exists:
                 topics.create_data_topic(name, partitions=count, replication=1)
     producer = KafkaProducer(bootstrap_servers=bootstrap_servers)

@@ -261,7 +261,11 @@ class TransactionalOutput:
         batches = self._source.batches(max_records)
         while not self._source.is_finished:
             if self._unwritten is None:
-                self._unwritten = next(batches, None)
+                try:
+                    self._unwritten = next(batches, None)
+                except ClaimLost:  # its next owner reads the progress
+                    batches = self._source.batches(max_records)
+                    continue
             if self._unwritten is None:
                 return
             transaction = self._begin(self._unwritten)
