@@ -66,6 +66,7 @@ HEARTBEAT_MS = 2_000
 RECORDS_EACH = 20
 WANTED = 30
 TOPICS = {"payments": 6, "refunds": 2}
+OUTPUT = "receipts"
 
 Run = Callable[..., dict[str, object]]
 
@@ -77,7 +78,7 @@ def servers(bootstrap_servers):
     with Admin(bootstrap_servers) as admin:
         admin.format_topic(form, ignore_formatted=True)
     with KafkaTopicAdmin(ConnectionConfig(bootstrap_servers)) as topics:
-        for name, count in TOPICS.items():
+        for name, count in {**TOPICS, OUTPUT: 1}.items():
             if not topics.describe_bare(name).exists:
                 topics.create_data_topic(name, partitions=count, replication=1)
     producer = KafkaProducer(bootstrap_servers=bootstrap_servers)
@@ -259,6 +260,21 @@ def test_at_most_once(run):
     assert len(send_alerts.calls) >= 2
     for partition, records in send_alerts.calls:
         assert {record.partition for record in records} == {partition.partition}
+
+
+def test_output_in_transactions(run):
+    total = RECORDS_EACH * TOPICS["payments"]
+    found = []
+
+    def receipt_of(record):
+        found.append((record.partition, record.offset))
+        if len(found) == total:
+            signal.raise_signal(signal.SIGINT)
+        return record.value
+
+    with pytest.raises(KeyboardInterrupt):
+        run("transactions", receipt_of=receipt_of)
+    assert len(set(found)) == len(found) == total
 
 
 def test_callbacks_and_signals(run, capsys):

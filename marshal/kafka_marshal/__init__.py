@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from kafka_marshal.protocol.types import Key as Key
     from kafka_marshal.protocol.types import Token as Token
     from kafka_marshal.protocol.types import TopicPartition as TopicPartition
+    from kafka_marshal.transactions import Transaction as Transaction
     from kafka_marshal.views.losses import Losses as Losses
     from kafka_marshal.views.watch import WorldWatch as WorldWatch
     from kafka_marshal.views.world import World as World
@@ -91,6 +92,7 @@ _HOMES = {
     "Key": "kafka_marshal.protocol.types",
     "Token": "kafka_marshal.protocol.types",
     "TopicPartition": "kafka_marshal.protocol.types",
+    "Transaction": "kafka_marshal.transactions",
     "Loss": "kafka_marshal.protocol.losses",
     "GroupHistory": "kafka_marshal.history.reading",
     "KeyHistory": "kafka_marshal.history.reading",

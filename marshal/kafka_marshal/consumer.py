@@ -8,6 +8,8 @@ fetched under a claim that has ended are dropped.
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from kafka_marshal.arguments import (
@@ -33,11 +35,14 @@ if TYPE_CHECKING:
     # As in ``client``: a program that only names the class does not wait for these.
     from kafka_marshal.engine import Subscription
     from kafka_marshal.engine.fetch_state import FetchState
+    from kafka_marshal.engine.holding import Holding
     from kafka_marshal.engine.holdings import ClaimSession
     from kafka_marshal.engine.interfaces import ClaimEngine
+    from kafka_marshal.transactions import Transaction, TransactionalOutput
 
 CLOSE_MS_MAX = 10_000
 ASK_MS_MAX = 10_000
+TRANSACTION_MS_MAX = 30_000
 
 
 class _Process:
@@ -94,6 +99,7 @@ class Consumer(Closing):
         self._places = self._hands.places
         # The same dict: plain tuples are equal to TopicPartition, and cheaper to make.
         self._places_by_name = cast("dict[tuple[str, int], FetchState]", self._places)
+        self._output: TransactionalOutput | None = None
         self._is_stopped = False
         self._is_closed = False
         self.is_close_confirmed = True
@@ -295,6 +301,50 @@ class Consumer(Closing):
             elif now_ms - since_ms >= timeout_ms:
                 return
 
+    def transactions(
+        self,
+        max_records: int | None = None,
+        *,
+        timeout_ms: int = TRANSACTION_MS_MAX,
+    ) -> "Iterator[Transaction]":
+        """Iterate over batches whose output Kafka gets exactly once, until ``stop``.
+
+        Each is a transaction: a context manager with ``records`` and ``send``. At its
+        end the output and the progress of the partition are written in one transaction
+        of Kafka, and then the records are committed. If the block raises, or the
+        transaction fails, nothing is written, and the same records come again first.
+
+        Neither commit by other means, nor hand records out by ``poll``.
+
+        Args:
+            max_records: Most records of a transaction; by default ``max_poll_records``.
+            timeout_ms: Limit for opening a partition's producer, and for each
+                transaction. Readers of the output wait for so long after a crash, if
+                no other member takes the partition over.
+
+        Raises:
+            InvalidTransition: The guarantee is at most once; or the transaction before
+                was neither committed nor aborted.
+            ConfigurationError: The transport, or the sidecar, has no transactions.
+            MarshalError: A producer was not opened, or as ``poll``. Nothing is lost:
+                iterate again.
+        """
+        from kafka_marshal.transactions import TransactionalOutput
+
+        if self._config.is_at_most_once:
+            raise InvalidTransition(
+                "a consumer at most once has no use for transactions: what was granted "
+                "is never handed out again; use delivery=Delivery.AT_LEAST_ONCE"
+            )
+        wait_ms = to_ms("timeout_ms", timeout_ms)
+        data = self._engine.context.ports.data
+        self._output = self._output or TransactionalOutput(
+            self,
+            group_id=self._subscription.group_id,
+            open_writer=partial(data.transactions, timeout_ms=wait_ms),
+        )
+        return self._output.transactions(max_records)
+
     # --- committing
 
     def commit(
@@ -350,24 +400,38 @@ class Consumer(Closing):
         """Commit a range that was handed out of one partition, both ends inclusive."""
         self._require_usable()
         with self._engine.lock:
-            place = self._places_by_name.get(partition)
-            if place is None or place.holding.claim.token != token:
-                raise ClaimLost(
-                    f"{TopicPartition(*partition)} offset {first} was handed out under "
-                    f"token {token}, which has ended; do not count it as processed",
-                    reason="stale_token",
-                )
-            if place.holding.seek_count != seek_count_of(token):
-                raise ClaimLost(
-                    f"{TopicPartition(*partition)} offset {first} was handed out "
-                    "before a seek; do not count it as processed",
-                    reason="seek",
-                )
-            self._require_valid(place, self._clock.now_ms())
-            progress = place.holding.progress
+            holding = self._holding_of(partition, token, first)
+            progress = holding.progress
             if isinstance(progress, AtLeastOnce):
                 progress.commit(first, last)
-                self._session.end_drain(place.holding)
+                self._session.end_drain(holding)
+
+    def holding_of(self, batch: Batch) -> "Holding | None":
+        """Return the claim of a batch, None once it has ended, or after a seek."""
+        self._require_usable()
+        with self._engine.lock, suppress(ClaimLost):
+            return self._holding_of(batch.partition, batch.token, batch.first_offset)
+        return None
+
+    def _holding_of(
+        self, partition: tuple[str, int], token: Token | None, first: int
+    ) -> "Holding":
+        """Return the claim under which an offset was handed out, if it stands."""
+        place = self._places_by_name.get(partition)
+        if place is None or place.holding.claim.token != token:
+            raise ClaimLost(
+                f"{TopicPartition(*partition)} offset {first} was handed out under "
+                f"token {token}, which has ended; do not count it as processed",
+                reason="stale_token",
+            )
+        if place.holding.seek_count != seek_count_of(token):
+            raise ClaimLost(
+                f"{TopicPartition(*partition)} offset {first} was handed out "
+                "before a seek; do not count it as processed",
+                reason="seek",
+            )
+        self._require_valid(place, self._clock.now_ms())
+        return place.holding
 
     def _commit_everything(self) -> None:
         now_ms = self._clock.now_ms()
@@ -631,6 +695,8 @@ class Consumer(Closing):
         if self._is_closed or self._pid != _Process.pid:
             return
         self._is_stopped = True
+        if self._output is not None:
+            self._output.close()
         session = self._session
         if self._subscription.warming is not None:
             self._subscription.warming.close(0)

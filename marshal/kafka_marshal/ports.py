@@ -24,6 +24,7 @@ import attrs
 import msgspec
 
 from kafka_marshal.errors import MarshalError
+from kafka_marshal.outgoing import TransactionalWriter
 from kafka_marshal.protocol.types import LogEntry, Token, TopicPartition
 
 READ_UNCOMMITTED = "read_uncommitted"
@@ -796,6 +797,22 @@ class DataLog(Protocol):
 
         Under ``read_committed`` it returns records of transactions only after their
         commit.
+        """
+        ...
+
+    def transactions(
+        self, transactional_id: str, *, group_id: str, timeout_ms: int
+    ) -> TransactionalWriter:
+        """Return a producer, which fences every earlier one of the same id.
+
+        Args:
+            transactional_id: Transactional id.
+            group_id: Group whose committed offsets are the progress.
+            timeout_ms: Limit for this and each call of the producer.
+
+        Raises:
+            ConfigurationError: The transport has no transactions.
+            MarshalError: The cluster did not answer, or a right is missing.
         """
         ...
 

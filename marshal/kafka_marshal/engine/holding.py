@@ -11,6 +11,7 @@ from kafka_marshal.ports import READ_UNCOMMITTED, LogRange, Pending
 from kafka_marshal.protocol.claiming import Claim
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce
+from kafka_marshal.protocol.state import KeyState
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
 from .awaited_ends import AwaitedEnds
@@ -165,6 +166,7 @@ class Holding:
         "rewind",
         "seek_count",
         "sent_mark",
+        "set_by",
         "start_rule",
         "topic_id",
         "unfinished_count",
@@ -202,6 +204,9 @@ class Holding:
         self.predecessor: Owner | None = None
         # The topic id that the log has for the claim.
         self.topic_id: bytes | None = None
+        # The operation, in hex, that set the position last before the claim; empty if
+        # none has, None if unknown.
+        self.set_by: str | None = None
         # What was fetched before the claim, until the consumer's thread takes it.
         self.warm_records: WarmRecords | None = None
         # The policy's reason for the claim, for people.
@@ -211,6 +216,11 @@ class Holding:
     def key(self) -> Key:
         """The key of the claim."""
         return self.claim.key
+
+    def note_key(self, known: KeyState) -> None:
+        """Keep what the log has of the key when the claim is won."""
+        self.topic_id, previous = known.topic_id, known.previous
+        self.set_by = "" if previous is None else previous.op_id.hex()
 
     @property
     def position(self) -> int | None:

@@ -597,8 +597,9 @@ class Session(ClaimSession):
             if self._mirror is not None:
                 self._mirror.follow(holding)
             self._note_won(holding, transition.effect, world=replica.world)
-            holding.topic_id = replica.world.keys[key].topic_id
-            self._start_positions.begin(holding, replica.world.keys[key])
+            known = replica.world.keys[key]
+            holding.note_key(known)
+            self._start_positions.begin(holding, known)
             self._wanted.bump(key)
             if sub is not None and sub.is_over(holding):
                 # An earlier instance claimed it; a resume keeps the topic id.

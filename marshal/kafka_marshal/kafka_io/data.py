@@ -10,12 +10,14 @@ from kafka.admin import OffsetSpec
 from kafka.protocol.consumer import IsolationLevel
 from kafka.structs import OffsetAndMetadata
 
+from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.clients import AdminClient
 from kafka_marshal.kafka_io.faults import Access, required_right
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topic_rules import problems, set_command
 from kafka_marshal.kafka_io.topics import describe_topic, described
+from kafka_marshal.outgoing import TransactionalWriter
 from kafka_marshal.ports import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
@@ -428,6 +430,22 @@ class KafkaDataLog(DataLog):
     def reader(self, *, isolation_level: str = READ_UNCOMMITTED) -> DataReader:
         """Return a new reader with nothing assigned; it connects when polled."""
         return KafkaDataReader(self._settings, isolation_level=isolation_level)
+
+    def transactions(
+        self, transactional_id: str, *, group_id: str, timeout_ms: int
+    ) -> TransactionalWriter:
+        """Refuse: only librdkafka is used for transactions.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        del group_id, timeout_ms
+        raise ConfigurationError(
+            f"transactions as {transactional_id} need librdkafka, and this process "
+            "uses kafka-python; run: pip install 'kafka-marshal[fast]', and marshal "
+            "doctor, which shows what prevents librdkafka",
+            setting="transport",
+        )
 
     def close(self, timeout_ms: int) -> None:
         """Close the connection, not the readers. Idempotent."""

@@ -516,6 +516,8 @@ class Assignment(Message, frozen=True, kw_only=True, tag="assigned"):
         follows: Epoch of the claim before this one, None = not known.
         topic_id: Kafka's id of the claimed topic, in hex. Only records of that topic
             may be processed under the claim. None = not known.
+        set_by: The operation that set the position last before the claim, in hex; empty
+            = none has, None = not known.
     """
 
     subscription: str
@@ -534,6 +536,7 @@ class Assignment(Message, frozen=True, kw_only=True, tag="assigned"):
     stuck: int = 0
     follows: int | None = None
     topic_id: str | None = None
+    set_by: str | None = None
 
 
 class Releasing(Message, frozen=True, kw_only=True, tag="release"):

@@ -304,6 +304,7 @@ class RemoteSession(ClaimSession):
         holding.why = assignment.why
         topic_id = assignment.topic_id
         holding.topic_id = None if topic_id is None else bytes.fromhex(topic_id)
+        holding.set_by = assignment.set_by
         self._announced_by[holding.key] = self.claimant.owner
 
     def _begin(self, holding: Holding, assignment: api.Assignment) -> None:

@@ -232,4 +232,5 @@ def assigned_event(
         stuck=stuck,
         follows=follows,
         topic_id=None if holding.topic_id is None else holding.topic_id.hex(),
+        set_by=holding.set_by,
     )

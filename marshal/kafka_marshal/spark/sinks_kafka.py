@@ -16,6 +16,7 @@ import attrs
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io import ConnectionConfig
+from kafka_marshal.outgoing import Outgoing
 from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.fencing import (
@@ -28,8 +29,6 @@ from kafka_marshal.spark.options import parse
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
-
-    from kafka_marshal.kafka_io.fast.transactions import Outgoing
 
 WRITE_MS_MAX = 60_000
 # The type of the column with includeHeaders, as of Spark's own source and sink.
@@ -149,20 +148,18 @@ class KafkaSink:
             new = [row for row in rows if row.offset >= position]
             if new:
                 transactions.write(
-                    self.topic,
-                    (_outgoing(row) for row in new),
+                    (_outgoing(self.topic, row) for row in new),
                     partition=place,
                     position=new[-1].offset + 1,
-                    topic_id=topic_id,
+                    metadata=topic_id,
                 )
             return len(new)
 
 
-def _outgoing(row: "Row") -> "Outgoing":
-    from kafka_marshal.kafka_io.fast.transactions import Outgoing
-
+def _outgoing(topic: str, row: "Row") -> Outgoing:
     headers = getattr(row, "headers", None) or ()
     return Outgoing(
+        topic,
         _bytes(getattr(row, "key", None)),
         _bytes(row.value),
         tuple((each["key"], _bytes(each["value"])) for each in headers),

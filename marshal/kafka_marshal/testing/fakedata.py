@@ -1,14 +1,16 @@
 """Data topics and group offsets of a ``FakeKafka``."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kafka_marshal.errors import (
+    ClaimLost,
     CoordinationError,
     InvalidTransition,
     PositionError,
     UnknownTopicId,
 )
+from kafka_marshal.outgoing import Outgoing, Progress, TransactionalWriter
 from kafka_marshal.ports import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
@@ -125,6 +127,14 @@ class FakeDataLog(DataLog):
         """Return a new reader with nothing assigned."""
         return FakeDataReader(self, self._cluster, isolation_level=isolation_level)
 
+    def transactions(
+        self, transactional_id: str, *, group_id: str, timeout_ms: int
+    ) -> "FakeWriter":
+        """Return a producer, which fences every earlier one of the same id."""
+        with self._cluster.lock:
+            self._require_answer(timeout_ms)
+            return FakeWriter(self._cluster, transactional_id, group_id=group_id)
+
     def close(self, timeout_ms: int) -> None:
         """Close the session. Idempotent; readers stay open."""
         del timeout_ms
@@ -136,6 +146,44 @@ class FakeDataLog(DataLog):
         if self.cut:
             raise CoordinationError(f"No answer within {timeout_ms} ms: cut off.")
         self._cluster.settle()
+
+
+class FakeWriter(TransactionalWriter):
+    """A transactional producer. A record without a partition goes to partition 0."""
+
+    def __init__(
+        self, cluster: FakeKafka, transactional_id: str, *, group_id: str
+    ) -> None:
+        """Fence the earlier producers of this id."""
+        self._cluster = cluster
+        self._id = transactional_id
+        self._group_id = group_id
+        cluster.writers[transactional_id] = self
+
+    def progress(self, partition: TopicPartition) -> Progress | None:
+        """Return what the last committed transaction wrote, None before the first."""
+        return self._cluster.progress.get((self._group_id, partition))
+
+    def write(
+        self,
+        records: Iterable[Outgoing],
+        *,
+        partition: TopicPartition,
+        position: int,
+        metadata: str = "",
+    ) -> None:
+        """Write records and progress; see ``outgoing.TransactionalWriter``."""
+        with self._cluster.lock:
+            if self._cluster.writers.get(self._id) is not self:
+                raise ClaimLost(f"{self._id} has a later producer", reason="fenced")
+            for each in records:
+                place = TopicPartition(each.topic, each.partition or 0)
+                self._cluster.produce(place, each.value, key=each.key)
+            found = Progress(position, metadata)
+            self._cluster.progress[self._group_id, partition] = found
+
+    def close(self) -> None:
+        """Do nothing: there is no open transaction."""
 
 
 class FakeDataReader(DataReader):

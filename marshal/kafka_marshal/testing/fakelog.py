@@ -45,6 +45,7 @@ from kafka_marshal.testing.fakestore import (
 )
 
 if TYPE_CHECKING:
+    from kafka_marshal.outgoing import Progress
     from kafka_marshal.testing.fakedata import FakeDataLog
 
 __all__ = ["AppendFate", "FakeCoordinationLog", "FakeKafka", "FatePolicy"]
@@ -83,6 +84,9 @@ class FakeKafka:
         self.is_virtual = isinstance(self.clock, VirtualClock)
         self.cluster_id = f"fake-{next(self._numbers)}"
         self.groups: dict[str, dict[TopicPartition, int]] = {}
+        # Of transactions: the producer opened last of each id, and what is committed.
+        self.writers: dict[str, object] = {}
+        self.progress: dict[tuple[str, TopicPartition], Progress] = {}
         self.busy_groups: set[str] = set()
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)

@@ -6,7 +6,7 @@ import pytest
 from kafka import TopicPartition as KafkaPlace
 from kafka import errors
 
-from kafka_marshal.errors import LogUnreadable, LogUnwritable
+from kafka_marshal.errors import ConfigurationError, LogUnreadable, LogUnwritable
 from kafka_marshal.kafka_io.data import KafkaDataLog, KafkaOffsets
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.protocol.types import TopicPartition
@@ -117,3 +117,9 @@ def test_offsets_of_a_group_need_rights_on_their_topics_too(
         data.committed("g", [A, B], timeout_ms=60_000)
     with pytest.raises(LogUnwritable, match=f"grant {writing}"):
         data.commit("g", {A: 1}, timeout_ms=60_000)
+
+
+def test_transactions_need_librdkafka():
+    data = KafkaDataLog(ConnectionConfig("b:1"))
+    with pytest.raises(ConfigurationError, match=r"kafka-marshal\[fast\]"):
+        data.transactions("an id", group_id="g", timeout_ms=1_000)

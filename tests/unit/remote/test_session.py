@@ -46,6 +46,13 @@ def test_what_is_assigned_is_consumed_under_its_token(rig, consumer):
     assert rig.events("claimed")[0]["client"] == "c"
 
 
+def test_who_set_the_position_comes_with_the_assignment(rig):
+    consumer = rig.consumer()
+    rig.send(rig.snapshot(rig.assigned(set_by="aa")))
+    batch = next(consumer.batches())
+    assert consumer.holding_of(batch).set_by == "aa"
+
+
 def test_events_that_come_twice_change_nothing(rig, consumer):
     consumer.poll()
     version = rig.session.subscriptions[0].version

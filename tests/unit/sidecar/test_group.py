@@ -530,6 +530,17 @@ def topic_ids(client):
     return found
 
 
+def test_clients_know_who_set_the_position(cluster, machine):
+    (assigned, *_) = [
+        event
+        for body in having(machine).received
+        for event in (body.assigned if isinstance(body, api.Snapshot) else [body])
+        if isinstance(event, api.Assignment)
+    ]
+    assert not assigned.set_by
+    assert assigned.set_by is not None
+
+
 def test_a_recreated_topic_is_claimed_again_for_all_clients(cluster, machine):
     a = having(machine)
     earlier = cluster.kafka.topic("t").topic_id.hex()

@@ -6,7 +6,7 @@ from logkit import KEY, beat, claim, decide, pause, resolve, stage
 
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.state import ACCEPTED, Transition, WorldState
-from kafka_marshal.testing.node import Cluster
+from simulator.node import Cluster
 from simulator.checkers import LogWatcher
 
 PLACE = 0, KEY, None

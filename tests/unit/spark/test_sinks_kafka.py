@@ -44,9 +44,10 @@ class Transactions:
         self.asked.append(topic_id)
         return self.left
 
-    def write(self, topic, records, *, partition, position, topic_id):
+    def write(self, records, *, partition, position, metadata):
         records = list(records)
-        self.asked.append(topic_id)
+        self.asked.append(metadata)
+        (topic,) = {r.topic for r in records}
         self.written.append((topic, [r.value for r in records], partition, position))
         self.headers += [r.headers for r in records]
 

@@ -20,6 +20,7 @@ from kafka_marshal.kafka_io.positions import Positions
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.native import compiled
+from kafka_marshal.outgoing import TransactionalWriter
 from kafka_marshal.ports import READ_UNCOMMITTED, DataReader, Record, column_of
 from kafka_marshal.protocol.types import Token, TopicPartition
 
@@ -229,3 +230,20 @@ class FastDataLog(KafkaDataLog):
         """Return a new reader with nothing assigned; it connects when polled."""
         kind = SwitchingReader if can_switch(self._settings) else FastDataReader
         return kind(self._settings, isolation_level=isolation_level)
+
+    def transactions(
+        self, transactional_id: str, *, group_id: str, timeout_ms: int
+    ) -> TransactionalWriter:
+        """Return a producer, which fences every earlier one of the same id.
+
+        Keys select the partitions that the clients of Java and kafka-python choose.
+        """
+        from kafka_marshal.kafka_io.fast.transactions import Transactions
+
+        return Transactions(
+            self._settings,
+            transactional_id,
+            group_id=group_id,
+            timeout_ms=timeout_ms,
+            partitioner="murmur2_random",
+        )

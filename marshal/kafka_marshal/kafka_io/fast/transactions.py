@@ -7,7 +7,6 @@ an id can write.
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -26,6 +25,8 @@ from kafka_marshal.kafka_io.fast.clients import (
 )
 from kafka_marshal.kafka_io.fast.translate import Access, cause_of, translate_error
 from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.outgoing import Outgoing, Progress
+from kafka_marshal.ports import READ_COMMITTED
 from kafka_marshal.protocol import types
 
 _FENCED = (
@@ -40,16 +41,9 @@ _REFUSED = (
 )
 _FATAL = KafkaError._FATAL  # noqa: SLF001 - its public name
 _POLL_S = 0.1
+_BY_KEY = -1
 # The most that librdkafka takes: which records are too large is up to the topic.
 _RECORD_BYTES_MAX = 1_000_000_000
-
-
-class Outgoing(NamedTuple):
-    """A record to be written."""
-
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
 class Transactions(Closing):
@@ -65,6 +59,7 @@ class Transactions(Closing):
         *,
         group_id: str,
         timeout_ms: int,
+        partitioner: str = "consistent_random",
     ) -> None:
         """Connect, and fence earlier producers.
 
@@ -72,7 +67,10 @@ class Transactions(Closing):
             settings: Connection.
             transactional_id: Transactional id.
             group_id: Kafka consumer group that keeps the positions.
-            timeout_ms: Limit for this and each later call.
+            timeout_ms: Limit for this and each later call. A transaction that is open
+                for longer is aborted by the broker.
+            partitioner: How librdkafka chooses a partition by a key;
+                ``murmur2_random`` as the clients of Java and kafka-python.
 
         Raises:
             MarshalError: The cluster did not answer, or a right is missing.
@@ -86,10 +84,13 @@ class Transactions(Closing):
             "transactional.id": transactional_id,
             "transaction.timeout.ms": max(1_000, timeout_ms),
             "message.max.bytes": _RECORD_BYTES_MAX,
+            "partitioner": partitioner,
         }
         self._producer = new_producer(settings, config)
         try:
-            self._consumer = new_consumer(settings, {"group.id": group_id})
+            # A position whose transaction is being committed is waited for, not missed.
+            level = {"isolation.level": READ_COMMITTED}
+            self._consumer = new_consumer(settings, {"group.id": group_id, **level})
             self._producer.handle.init_transactions(timeout_ms / 1000)
         except BaseException as error:
             self.close()
@@ -110,6 +111,18 @@ class Transactions(Closing):
         Raises:
             MarshalError: The cluster did not answer.
         """
+        found = self.progress(partition)
+        if found is None:
+            return None
+        is_of_another = topic_id and found.metadata and topic_id != found.metadata
+        return None if is_of_another else found.position
+
+    def progress(self, partition: types.TopicPartition) -> Progress | None:
+        """Return what the last committed transaction wrote, None before the first.
+
+        Raises:
+            MarshalError: The cluster did not answer.
+        """
         assert self._consumer is not None
         doing = "Querying the position"
         try:
@@ -120,64 +133,67 @@ class Transactions(Closing):
             raise self._translate(error, doing) from error
         if found.error is not None:
             raise self._translate(KafkaException(found.error), doing)
-        is_of_another = topic_id and found.metadata and topic_id != found.metadata
-        return None if found.offset < 0 or is_of_another else int(found.offset)
+        if found.offset < 0:
+            return None
+        return Progress(int(found.offset), found.metadata or "")
 
     def write(
         self,
-        topic: str,
         records: Iterable[Outgoing],
         *,
         partition: types.TopicPartition,
         position: int,
-        topic_id: str = "",
+        metadata: str = "",
     ) -> None:
         """Write records and a position in one transaction.
 
         Args:
-            topic: Target topic.
-            records: Records; their keys select partitions.
+            records: Records.
             partition: Source partition.
             position: Its next position after these records.
-            topic_id: Kafka's id of its topic in hex, empty if unknown.
+            metadata: Text that is kept with the position, of ASCII: for ``position``
+                Kafka's id of the source topic in hex, empty if unknown.
 
         Raises:
             ClaimLost: A later producer has this id; nothing was written.
             MarshalError: The outcome is unknown. Open again, and check the position.
         """
         assert self._consumer is not None
-        handle = self._producer.handle
+        handle, topics = self._producer.handle, dict[str, None]()
         try:
             handle.begin_transaction()
             self._is_under_way = True
             for record in records:
-                self._produce(topic, record)
+                topics[record.topic] = None
+                self._produce(record)
             handle.send_offsets_to_transaction(
-                [TopicPartition(*partition, position, topic_id)],
+                [TopicPartition(*partition, position, metadata)],
                 self._consumer.handle.consumer_group_metadata(),
                 self._timeout_ms / 1000,
             )
             handle.commit_transaction(self._timeout_ms / 1000)
             self._is_under_way = False
         except KafkaException as error:
-            raise self._translate(error, f"Writing to {topic}") from error
+            doing = f"Writing to {', '.join(topics) or 'no topic'}"
+            raise self._translate(error, doing) from error
 
-    def _produce(self, topic: str, record: Outgoing) -> None:
+    def _produce(self, record: Outgoing) -> None:
         deadline = time.monotonic() + self._timeout_ms / 1000
         handle = self._producer.handle
         while True:
             try:
                 handle.produce(
-                    topic,
+                    record.topic,
                     value=record.value,
                     key=record.key,
                     headers=list(record.headers),
+                    partition=_BY_KEY if record.partition is None else record.partition,
                 )
             except BufferError:
                 if time.monotonic() > deadline:
                     raise DeadlineExceeded(
-                        f"{topic} accepted no record within {self._timeout_ms} ms; "
-                        "check the broker's log"
+                        f"{record.topic} accepted no record within "
+                        f"{self._timeout_ms} ms; check the broker's log"
                     ) from None
                 handle.poll(_POLL_S)
             else:

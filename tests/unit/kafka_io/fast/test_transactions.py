@@ -25,6 +25,8 @@ class Handle:
     def __init__(self):
         self.did = []
         self.configs = []
+        self.consumer_configs = []
+        self.partitions = []
         self.fails = {}
         self.offset = -1001
         self.metadata = ""
@@ -40,7 +42,8 @@ class Handle:
     def begin_transaction(self):
         self._do("begin")
 
-    def produce(self, topic, *, value, key, headers):
+    def produce(self, topic, *, value, key, headers, partition):
+        self.partitions.append(partition)
         self._do("produce")
 
     def poll(self, timeout_s):
@@ -75,7 +78,12 @@ def handle(monkeypatch):
         return client
 
     monkeypatch.setattr(transactions, "new_producer", new_producer)
-    monkeypatch.setattr(transactions, "new_consumer", lambda *_: client)
+
+    def new_consumer(_, config):
+        found.consumer_configs.append(config)
+        return client
+
+    monkeypatch.setattr(transactions, "new_consumer", new_consumer)
     monkeypatch.setattr(transactions, "close_consumer", lambda _: None)
     return found
 
@@ -90,8 +98,8 @@ def translated(code):
 
 
 def write(some, **rest):
-    records = [Outgoing(None, b"1"), Outgoing(b"k", b"2")]
-    some.write("out", records, partition=T0, position=2, **rest)
+    records = [Outgoing("out", None, b"1"), Outgoing("out", b"k", b"2")]
+    some.write(records, partition=T0, position=2, **rest)
 
 
 def test_records_and_the_position_are_one_transaction(handle):
@@ -105,11 +113,40 @@ def test_records_and_the_position_are_one_transaction(handle):
     assert steps == ["begin", "produce", "produce", "offsets", "commit", "forget"]
 
 
+def test_a_position_that_is_being_committed_is_waited_for(handle):
+    begun().close()
+    (config,) = handle.consumer_configs
+    assert config == {"group.id": "g", "isolation.level": "read_committed"}
+
+
+def test_progress_is_the_position_with_what_was_written_with_it(handle):
+    with begun() as some:
+        assert some.progress(T0) is None
+        handle.offset = 7
+        assert some.progress(T0) == (7, "")
+        write(some, metadata="mark")
+        assert some.progress(T0) == (7, "mark")
+
+
+def test_a_record_may_name_its_partition(handle):
+    records = [Outgoing("out", b"k", b"v"), Outgoing("out", b"k", b"v", partition=0)]
+    with begun() as some:
+        some.write(records, partition=T0, position=2)
+    assert handle.partitions == [-1, 0]
+
+
+def test_an_error_names_every_topic_that_is_written(handle):
+    handle.fails["commit"] = translated(KafkaError.MSG_SIZE_TOO_LARGE)
+    records = [Outgoing("one", None, b""), Outgoing("two", None, b"")]
+    with begun() as some, pytest.raises(LogUnwritable, match="Writing to one, two as"):
+        some.write(records, partition=T0, position=2)
+
+
 def test_the_position_of_an_earlier_topic_does_not_count(handle):
     handle.offset = 7
     with begun() as some:
         assert some.position(T0, topic_id="aa") == 7, "an earlier version kept no id"
-        write(some, topic_id="aa")
+        write(some, metadata="aa")
         assert some.position(T0, topic_id="aa") == some.position(T0) == 7
         assert some.position(T0, topic_id="bb") is None
 

@@ -1,0 +1,213 @@
+"""Workers that copy in transactions are killed and suspended between any two steps.
+
+A reader of committed records must find the output of each input exactly once. With a
+fault planted in the worker it must not.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import waiting
+from domain import opened
+from kafka import KafkaConsumer
+from kafka import TopicPartition as Place
+from waiting import eventually
+
+from kafka_marshal import PositionSpec, TopicPartition
+from kafka_marshal.transactions import SUFFIX
+
+PROGRAM = Path(waiting.__file__).with_name("output_program.py")
+RECORDS, BATCH = 24, 4
+MOMENTS = {
+    "before opening": 0,
+    "opened": 0,
+    "before begin": 1,
+    "sent": 1,
+    "marked": 1,
+    "committed": 1,
+}
+"""When a worker is stopped, and how many transactions it has committed by then."""
+FAULTS = {
+    "no progress": ("committed", signal.SIGKILL),
+    "no fence": ("sent", signal.SIGSTOP),
+    "progress outside": ("marked", signal.SIGKILL),
+}
+END_S = 120
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique):
+    with opened(broker, unique) as domain:
+        yield domain
+
+
+@pytest.fixture(scope="module")
+def remote(broker, unique):
+    with opened(broker, unique, via="sidecar", transport="fast") as domain:
+        yield domain
+
+
+class Job:
+    """Workers that copy one partition to another topic."""
+
+    def __init__(self, domain, fault=None):
+        self.domain, self.fault = domain, fault
+        self.group = domain.unique("copy")
+        self.place = TopicPartition(domain.data_topic(1, records_each=RECORDS), 0)
+        self.out = domain.data_topic(3)
+        self.cleanup = ExitStack()
+
+    def start(self, client_id, moment=None):
+        settings = {
+            "servers": self.domain.servers,
+            "coordination_topic": self.domain.topic,
+            "sidecar": self.domain.sidecar_address,
+            "group": self.group,
+            "client_id": client_id,
+            "topic": self.place.topic,
+            "out": self.out,
+            "batch": BATCH,
+            "moment": moment,
+            "after": MOMENTS.get(moment, 0),
+            "fault": self.fault,
+        }
+        process = subprocess.Popen(
+            [sys.executable, PROGRAM, json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.cleanup.callback(process.communicate)
+        self.cleanup.callback(process.kill)
+        return process
+
+    def progress(self):
+        found = self.domain.committed(f"{self.group}{SUFFIX}", self.place.topic)
+        return found.get(self.place)
+
+    def wait_copied(self, records=RECORDS):
+        def position():
+            (state,) = self.domain.states(self.group).values()
+            return state.position
+
+        eventually(lambda: position() == records, "the log has the end")
+
+    def output(self):
+        """Return how often each value is in the output, once no transaction is open."""
+        places = [Place(self.out, number) for number in range(3)]
+        consumer = KafkaConsumer(
+            bootstrap_servers=self.domain.servers,
+            isolation_level="read_committed",
+            enable_auto_commit=False,
+        )
+        try:
+            consumer.assign(places)
+            consumer.seek_to_beginning(*places)
+            found = Counter()
+            ends = self.ends(places)
+
+            def has_read_all():
+                for records in consumer.poll(timeout_ms=100).values():
+                    found.update(int(record.value) for record in records)
+                return all(consumer.position(each) >= ends[each] for each in places)
+
+            eventually(has_read_all, "the output is read to its end")
+            return found
+        finally:
+            consumer.close()
+
+    def ends(self, places):
+        reader = KafkaConsumer(bootstrap_servers=self.domain.servers)
+        try:
+            return reader.end_offsets(places)
+        finally:
+            reader.close()
+
+
+@contextmanager
+def job(domain, fault=None):
+    found = Job(domain, fault)
+    with found.cleanup:
+        yield found
+
+
+def reached(process):
+    line = process.stdout.readline()
+    assert line == '{"event": "reached"}\n'
+
+
+def end(process):
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=END_S)
+    assert process.returncode == 0, out
+    assert json.loads(out.splitlines()[-1]) == {"event": "ended"}
+
+
+def interrupt(it, moment, number):
+    """Interrupt one worker at a moment while another takes over; return the output.
+
+    A worker that was suspended then copies what comes later, alone.
+    """
+    first = it.start("a", moment)
+    reached(first)
+    first.send_signal(number)
+    second = it.start("b")
+    it.wait_copied()
+    if number == signal.SIGSTOP:
+        first.send_signal(signal.SIGCONT)
+        first.stdin.write("\n")
+        first.stdin.flush()
+        end(second)
+        it.domain.produce(it.place.topic, BATCH)
+        it.wait_copied(RECORDS + BATCH)
+        end(first)
+    else:
+        end(second)
+    return it.output()
+
+
+def once(it):
+    return Counter(range(it.domain.produced[it.place]))
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_each_output_comes_once(domain, moment, number):
+    with job(domain) as it:
+        assert interrupt(it, moment, number) == once(it)
+        assert it.progress() == it.domain.produced[it.place]
+
+
+@pytest.mark.parametrize("moment", ["sent", "committed"])
+def test_each_output_comes_once_over_a_sidecar(remote, moment):
+    with job(remote) as it:
+        assert interrupt(it, moment, signal.SIGKILL) == once(it)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(domain, fault):
+    moment, number = FAULTS[fault]
+    with job(domain, fault) as it:
+        assert interrupt(it, moment, number) != once(it)
+
+
+def test_a_position_that_an_admin_sets_later_is_followed(domain):
+    """Though the output is ahead of it, and the worker died before the log knew."""
+    with job(domain) as it:
+        first = it.start("a", "committed")
+        reached(first)
+        first.kill()
+        eventually(lambda: it.progress() == 2 * BATCH, "two transactions")
+        with domain.admin() as admin:
+            plan = admin.plan_reset(it.group, PositionSpec.earliest())
+            admin.execute(plan)
+        second = it.start("b")
+        it.wait_copied()
+        end(second)
+        assert it.output() == once(it) + Counter(range(2 * BATCH))

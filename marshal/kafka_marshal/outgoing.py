@@ -1,0 +1,71 @@
+"""Writing to Kafka in transactions: the interface of ``transactions`` to a client."""
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from kafka_marshal.protocol.types import TopicPartition
+
+
+class Outgoing(NamedTuple):
+    """A record to be written.
+
+    Attributes:
+        topic: Target topic.
+        key: Its key selects the partition, if ``partition`` is None.
+        value: Value.
+        headers: Headers.
+        partition: Partition of the target topic, None for that of the key.
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    partition: int | None = None
+
+
+class Progress(NamedTuple):
+    """How far a source partition is processed by the transactions of an id.
+
+    Attributes:
+        position: Its next offset.
+        metadata: The text that was written with it.
+    """
+
+    position: int
+    metadata: str
+
+
+class TransactionalWriter(Protocol):
+    """A producer with a transactional id, and positions. For one thread.
+
+    Opening it fences every earlier producer of the same id.
+    """
+
+    def progress(self, partition: TopicPartition) -> Progress | None:
+        """Return what the last committed transaction wrote, None before the first.
+
+        Raises:
+            MarshalError: The cluster did not answer.
+        """
+        ...
+
+    def write(
+        self,
+        records: Iterable[Outgoing],
+        *,
+        partition: TopicPartition,
+        position: int,
+        metadata: str = "",
+    ) -> None:
+        """Write records and the progress of a source partition in one transaction.
+
+        Raises:
+            ClaimLost: A later producer has this id; nothing was written.
+            MarshalError: The outcome is unknown. Open again, and check the progress.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close; an open transaction is aborted. Idempotent."""
+        ...

@@ -1,0 +1,364 @@
+"""Exactly once into Kafka: the output of a batch and its progress, in one transaction.
+
+Each source partition has a transactional id. Its owner opens a producer of that id
+after it has won the claim, and from then on the broker refuses earlier producers, also
+those of a process that is suspended. Opening ends the transaction that an earlier
+owner left, so the *progress* that is then read is final: the next offset, in the
+committed offsets of a Kafka group of its own, written in the same transactions as the
+output. Records below it are not handed out again, however far the position in the log
+of the claims is behind.
+
+The progress has what its offset counts on: the topic's id, and the operation that set
+the position of the partition last. An admin who sets the position later is followed.
+
+Nothing is sent before the commit of a transaction. So an exception in the application
+leaves nothing to abort, and a slow application no transaction open.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Protocol, Self
+
+import attrs
+import msgspec
+
+from kafka_marshal.batches import Batch
+from kafka_marshal.engine.holding import Holding
+from kafka_marshal.errors import ClaimLost, ConfigurationError, InvalidTransition
+from kafka_marshal.outgoing import Outgoing, Progress, TransactionalWriter
+from kafka_marshal.ports import Record
+from kafka_marshal.protocol.types import Token, TopicPartition, seek_count_of
+
+SUFFIX = ".transactions"
+"""A group's progress is kept in the Kafka group of this name, after the group's."""
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+class Source(Protocol):
+    """The part of a consumer that is used here."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether iteration is over."""
+        ...
+
+    def batches(self, max_records: int | None = None) -> Iterator[Batch]:
+        """Iterate over batches of one partition each."""
+        ...
+
+    def holding_of(self, batch: Batch) -> Holding | None:
+        """Return the claim of a batch, None once it has ended, or after a seek."""
+        ...
+
+    def assignment(self) -> set[TopicPartition]:
+        """Return the partitions that are held."""
+        ...
+
+
+class Transaction:
+    """Records of one partition, and what becomes of them: all of it is written or none.
+
+    A context manager: it commits at the end of its block, and aborts where that raises.
+
+    Attributes:
+        partition: Data partition of the records.
+        records: The records, in offset order.
+        token: Fencing token of the claim.
+        is_open: Whether it was neither committed nor aborted yet.
+        is_committed: Whether Kafka has the output and the progress.
+    """
+
+    def __init__(
+        self, output: "TransactionalOutput", batch: Batch, records: Sequence[Record]
+    ) -> None:
+        self._output = output
+        self._batch = batch
+        self._outgoing: list[Outgoing] = []
+        self.partition = batch.partition
+        self.records = tuple(records)
+        self.token = batch.token
+        self.is_open = True
+        self.is_committed = False
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        *,
+        key: bytes | None = None,
+        headers: Headers | Mapping[str, bytes | None] = (),
+        partition: int | None = None,
+    ) -> None:
+        """Keep a record, to be written when the transaction commits.
+
+        Args:
+            topic: Target topic, on the same cluster.
+            value: Value.
+            key: Key; it selects the partition, as in the clients of Java.
+            headers: Headers.
+            partition: Partition of the target, None for that of the key.
+
+        Raises:
+            InvalidTransition: The transaction has ended.
+            TypeError: Key or value are no bytes.
+        """
+        self._require_open()
+        for name, given in {"key": key, "value": value}.items():
+            if not isinstance(given, bytes | None):
+                raise TypeError(f"{name} must be bytes, not {type(given).__name__}")
+        pairs = headers.items() if isinstance(headers, Mapping) else headers
+        outgoing = Outgoing(topic, key, value, tuple(pairs), partition)
+        self._outgoing.append(outgoing)
+
+    def commit(self) -> None:
+        """Write the output and the progress, then commit the records.
+
+        If the claim has ended nothing is written, and ``is_committed`` stays False: the
+        next owner of the partition processes the records.
+
+        Raises:
+            InvalidTransition: The transaction has ended.
+            MarshalError: The outcome is unknown, or a record was refused. The records
+                come again unless they were written.
+        """
+        self._require_open()
+        self.is_open = False
+        self.is_committed = self._output.write(self._batch, self._outgoing)
+
+    def abort(self) -> None:
+        """Write nothing; the records come again. Idempotent until a commit."""
+        self.is_open = False
+
+    def _require_open(self) -> None:
+        if not self.is_open:
+            raise InvalidTransition(
+                f"the transaction of {self.partition} has ended; iterate to the next"
+            )
+
+    def __enter__(self) -> Self:
+        """Return the transaction itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Commit, or abort where the block raised."""
+        if error is not None:
+            self.abort()
+        elif self.is_open:
+            self.commit()
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """What is written with the progress, as JSON: what its offset counts on.
+
+    Attributes:
+        topic_id: Kafka's id of the source topic in hex, empty if unknown.
+        set_by: The operation that set the position last before the claim, in hex; empty
+            if none has.
+        token: Token of the claim.
+        seeks: Number of seeks under the claim before.
+    """
+
+    topic_id: str
+    set_by: str
+    token: str
+    seeks: int
+
+    @classmethod
+    def of(cls, holding: Holding, batch: Batch) -> Self:
+        """Return that of the transactions with records of a batch.
+
+        Raises:
+            ConfigurationError: The claim comes from a sidecar that is too old.
+        """
+        if holding.set_by is None:
+            raise ConfigurationError(
+                "the sidecar does not report who set the position of "
+                f"{batch.partition}, without which transactions are not safe; update "
+                "the sidecar: pip install -U 'kafka-marshal[sidecar]', and restart it",
+                setting="sidecar",
+            )
+        return cls(
+            topic_id="" if holding.topic_id is None else holding.topic_id.hex(),
+            set_by=holding.set_by,
+            token=str(batch.token),
+            seeks=seek_count_of(batch.token),
+        )
+
+    def written(self, progress: Progress | None) -> int:
+        """Return the offset below which everything is written; 0 if nothing counts.
+
+        The progress counts if it is of the same topic and set position. After a seek
+        under this claim only what was written after that seek counts.
+        """
+        if progress is None:
+            return 0
+        try:
+            mark = msgspec.json.decode(progress.metadata, type=Mark)
+        except msgspec.DecodeError:  # another tool has written it
+            return 0
+        topic_ids = {self.topic_id, mark.topic_id} - {""}
+        here, there = (self.token, self.seeks), (mark.token, mark.seeks)
+        counts = (
+            len(topic_ids) < 2  # noqa: PLR2004 - not of two topics
+            and mark.set_by == self.set_by
+            and (self.seeks == 0 or here == there)
+        )
+        return progress.position if counts else 0
+
+
+@attrs.frozen
+class _Open:
+    """The producer of a partition, for one claim and the time after one seek."""
+
+    token: Token
+    mark: Mark
+    written: int
+    writer: TransactionalWriter
+
+    def is_of(self, batch: Batch) -> bool:
+        """Return whether records of a batch may be written by it."""
+        seeks = seek_count_of(batch.token)
+        return (self.token, self.mark.seeks) == (batch.token, seeks)
+
+
+class TransactionalOutput:
+    """The producers of a consumer's partitions. For the consumer's thread.
+
+    Args:
+        source: The consumer.
+        group_id: Its group.
+        open_writer: Opens a producer of a transactional id, whose progress is kept in a
+            Kafka group: ``open_writer(id, group_id=...)``.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        group_id: str,
+        open_writer: Callable[..., TransactionalWriter],
+    ) -> None:
+        self._source = source
+        self._name = f"{group_id}{SUFFIX}"
+        self._open_writer = open_writer
+        self._open: dict[TopicPartition, _Open] = {}
+        # Its records come again, before any others: they are not known to be written.
+        self._unwritten: Batch | None = None
+
+    def transactions(self, max_records: int | None = None) -> Iterator[Transaction]:
+        """Iterate over transactions until the consumer stops.
+
+        Raises:
+            InvalidTransition: The one before was neither committed nor aborted.
+        """
+        batches = self._source.batches(max_records)
+        while not self._source.is_finished:
+            if self._unwritten is None:
+                try:
+                    self._unwritten = next(batches, None)
+                except ClaimLost:  # its next owner reads the progress
+                    batches = self._source.batches(max_records)
+                    continue
+            if self._unwritten is None:
+                return
+            transaction = self._begin(self._unwritten)
+            if transaction is None:
+                continue
+            yield transaction
+            if transaction.is_open:
+                transaction.abort()
+                raise InvalidTransition(
+                    f"the transaction of {transaction.partition} was neither committed "
+                    "nor aborted; use it in a with statement"
+                )
+
+    def write(self, batch: Batch, outgoing: Sequence[Outgoing]) -> bool:
+        """Write the output of a batch with its progress; return whether it is written.
+
+        Raises:
+            MarshalError: The outcome is unknown, or a record was refused.
+        """
+        found = self._open.get(batch.partition)
+        if found is None or self._source.holding_of(batch) is None:
+            return False
+        try:
+            found.writer.write(
+                outgoing,
+                partition=batch.partition,
+                position=batch.last_offset + 1,
+                metadata=msgspec.json.encode(found.mark).decode(),
+            )
+        except ClaimLost:
+            # By a later owner; or by an earlier one that opened its producer late, and
+            # then the claim still stands, and the next attempt fences that one.
+            self._forget(batch.partition)
+            return False
+        except BaseException:
+            self._forget(batch.partition)
+            raise
+        self._commit(batch)
+        return True
+
+    def close(self) -> None:
+        """Close every producer. Idempotent."""
+        self._unwritten = None
+        for partition in list(self._open):
+            self._forget(partition)
+
+    def _begin(self, batch: Batch) -> Transaction | None:
+        """Return the transaction of a batch, None if it needs none, or none yet."""
+        if self._source.holding_of(batch) is None:
+            self._unwritten = None  # the next owner processes it
+            return None
+        found = self._open.get(batch.partition)
+        if found is None or not found.is_of(batch):
+            with suppress(ClaimLost):  # fenced while it was opened: see ``write``
+                self._renew(batch)
+            return None
+        if batch.last_offset < found.written:
+            self._commit(batch)
+            return None
+        if batch.first_offset >= found.written:
+            return Transaction(self, batch, batch.records)
+        records = [each for each in batch.records if each.offset >= found.written]
+        return Transaction(self, batch, records)
+
+    def _commit(self, batch: Batch) -> None:
+        self._unwritten = None
+        # Where the claim has ended the next owner reads the progress.
+        with suppress(ClaimLost):
+            batch.commit()
+
+    def _renew(self, batch: Batch) -> None:
+        """Open the producer for a batch, unless its claim has ended by then."""
+        partition = batch.partition
+        for other in self._open.keys() - self._source.assignment() | {partition}:
+            self._forget(other)
+        writer = self._open_writer(
+            f"{self._name}/{partition.topic}/{partition.partition}", group_id=self._name
+        )
+        try:
+            # After opening: while this claim stands nobody else has won a later one,
+            # and who does opens a later producer, and then this one is refused.
+            holding = self._source.holding_of(batch)
+            if holding is None:
+                writer.close()
+                return
+            mark = Mark.of(holding, batch)
+            written = mark.written(writer.progress(partition))
+        except BaseException:
+            writer.close()
+            raise
+        self._open[partition] = _Open(batch.token, mark, written, writer)
+
+    def _forget(self, partition: TopicPartition) -> None:
+        found = self._open.pop(partition, None)
+        if found is not None:
+            found.writer.close()
