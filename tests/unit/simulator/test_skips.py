@@ -6,8 +6,8 @@ from logkit import KEY, beat, claim, decide, pause, resolve, stage
 
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.state import ACCEPTED, Transition, WorldState
-from simulator.node import Cluster
 from simulator.checkers import LogWatcher
+from simulator.node import Cluster
 
 PLACE = 0, KEY, None
 
