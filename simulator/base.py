@@ -3,12 +3,25 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
+from kafka_marshal.ports import Record
 from kafka_marshal.protocol.types import Key, TopicPartition
 from simulator.checkers import Folded, HandOuts, LogWatcher, Violation
 from simulator.node import Cluster
 
 GROUP = "g"
 TOPIC = "t"
+
+
+def is_of_one_claim(one: Record, other: Record) -> bool:
+    """Return whether two records were handed out under the same claim.
+
+    Claims of two partitions may have equal tokens.
+    """
+    return (one.topic, one.partition, one.token) == (
+        other.topic,
+        other.partition,
+        other.token,
+    )
 
 
 class BaseWorld:

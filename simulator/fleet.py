@@ -21,7 +21,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.ports import Append, Event, Record
 from kafka_marshal.protocol.claiming import PreviousLife
 from kafka_marshal.protocol.types import Key
-from simulator.base import GROUP, TOPIC
+from simulator.base import GROUP, TOPIC, is_of_one_claim
 from simulator.checkers import Violation
 from simulator.garbage import GarbagePolicy, never_returns
 from simulator.handoffs import Warming, mood_of, note_death, on_warm_of
@@ -500,7 +500,9 @@ class Fleet:
                 consumer.commit(record)
             except ClaimLost:
                 # What else it got under that claim is somebody else's now.
-                app.hand = [each for each in app.hand if each[0].token != record.token]
+                app.hand = [
+                    each for each in app.hand if not is_of_one_claim(each[0], record)
+                ]
                 return
             except MarshalError as error:
                 if app.node.session.failure is None and not app.node.engine.failure:

@@ -20,7 +20,7 @@ from kafka_marshal.protocol.records import GroupSettings
 from kafka_marshal.protocol.settings import PLANNER
 from kafka_marshal.protocol.types import Key, Owner, Token
 from kafka_marshal.testing.fakestore import AppendFate
-from simulator.base import GROUP, TOPIC, BaseWorld
+from simulator.base import GROUP, TOPIC, BaseWorld, is_of_one_claim
 from simulator.checkers import Folded, Violation
 from simulator.garbage import NAME as GARBAGE
 from simulator.handoffs import COLD, DIE, NEVER, SLOW, mood_of, on_warm_of
@@ -436,8 +436,9 @@ class HostedWorld(BaseWorld):
                 consumer.commit(record)
             except ClaimLost:
                 # What else it got under that claim is somebody else's now.
-                token = record.token
-                process.hand = [each for each in process.hand if each.token != token]
+                process.hand = [
+                    each for each in process.hand if not is_of_one_claim(each, record)
+                ]
                 return
 
     # --- what must hold

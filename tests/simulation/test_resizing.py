@@ -23,6 +23,7 @@ from simulator.plan import (
     ABOVE,
     CHECKPOINT,
     FENCES,
+    GARBAGE_POLICY,
     HANDOFFS,
     LEVEL,
     MINUTE_MS,
@@ -111,6 +112,9 @@ FOUND = [
     pytest.param(1, (POSITIONS,), 2, id="a-pause-that-had-run-out-prevented-a-change"),
     pytest.param(1026, (POSITIONS,), 10, id="a-pause-lasted-by-the-clock-of-an-admin"),
     pytest.param(30118, (POSITIONS,), 5, id="a-start-reads-partitions-without-records"),
+    pytest.param(
+        40006, (GARBAGE_POLICY,), 5, id="two-claims-of-one-member-had-equal-tokens"
+    ),
 ]
 
 
