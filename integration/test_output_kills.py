@@ -19,7 +19,7 @@ from kafka import KafkaConsumer
 from kafka import TopicPartition as Place
 from waiting import eventually
 
-from kafka_marshal import PositionSpec, TopicPartition
+from kafka_marshal import MarshalError, PositionSpec, TopicPartition
 from kafka_marshal.transactions import SUFFIX
 
 PROGRAM = Path(waiting.__file__).with_name("output_program.py")
@@ -211,3 +211,26 @@ def test_a_position_that_an_admin_sets_later_is_followed(domain):
         it.wait_copied()
         end(second)
         assert it.output() == once(it) + Counter(range(2 * BATCH))
+
+
+def test_a_target_that_does_not_exist_is_named_and_nothing_is_lost(domain):
+    topic, group = domain.data_topic(1, records_each=BATCH), domain.unique("copy")
+    target = domain.unique("absent")
+    with (
+        domain.marshal(group, "a", transport="fast") as marshal,
+        marshal.consumer(topic) as consumer,
+    ):
+        with pytest.raises(MarshalError, match=f"Writing to {target} .*not exist"):
+            copy(consumer, target)
+        domain.topics.create_data_topic(target, partitions=1, replication=1)
+        assert copy(consumer, target) == range(BATCH)
+
+
+def copy(consumer, target):
+    """Copy the records of one transaction; return their offsets."""
+    with next(consumer.transactions()) as transaction:
+        for record in transaction.records:
+            transaction.send(target, record.value)
+    assert transaction.is_committed
+    first, *_, last = (record.offset for record in transaction.records)
+    return range(first, last + 1)

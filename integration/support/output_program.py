@@ -55,7 +55,13 @@ class Stopping(Transactions):
         super().__init__(settings, transactional_id, **rest)
         self.stops.reach("opened")
         plain = self._producer.handle
-        names = ("produce", "poll", "init_transactions", "abort_transaction")
+        names = [
+            "produce",
+            "poll",
+            "list_topics",
+            "init_transactions",
+            "abort_transaction",
+        ]
         self._producer.handle = SimpleNamespace(
             **{name: getattr(plain, name) for name in names},
             begin_transaction=lambda: self.begin(plain),

@@ -143,6 +143,7 @@ class Consumer(Closing):
             CoordinationError: The engine failed for good.
             ConfigurationError: A limit is no number, or too small.
         """
+        self._require_no_transactions()
         wait_ms = to_ms("timeout_ms", timeout_ms)
         most = self._most(max_records)
         if most == 1 and (record := self._take_fetched()) is not None:
@@ -230,6 +231,7 @@ class Consumer(Closing):
 
         At most once, records granted before the stop are still handed out.
         """
+        self._require_no_transactions()
         return self
 
     def __next__(self) -> Record:
@@ -314,7 +316,8 @@ class Consumer(Closing):
         of Kafka, and then the records are committed. If the block raises, or the
         transaction fails, nothing is written, and the same records come again first.
 
-        Neither commit by other means, nor hand records out by ``poll``.
+        From then on records are handed out and committed only by them: ``poll``,
+        iteration and ``commit`` raise ``InvalidTransition``.
 
         Args:
             max_records: Most records of a transaction; by default ``max_poll_records``.
@@ -345,6 +348,13 @@ class Consumer(Closing):
         )
         return self._output.transactions(max_records)
 
+    def _require_no_transactions(self) -> None:
+        if self._output is not None:
+            raise InvalidTransition(
+                "this consumer hands out and commits by its transactions, or their "
+                "output could be lost; open another consumer to read without them"
+            )
+
     # --- committing
 
     def commit(
@@ -372,6 +382,7 @@ class Consumer(Closing):
             InvalidTransition: A record was never handed out by this consumer.
             TypeError: Something else was given, such as offsets.
         """
+        self._require_no_transactions()
         if records is None:
             self._require_usable()
             self._commit_everything()

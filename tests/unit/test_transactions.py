@@ -1,5 +1,6 @@
 """Output and progress in one transaction, over whole nodes in memory."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import msgspec
@@ -236,6 +237,21 @@ def test_at_most_once_is_refused(cluster):
     node = owning(cluster, delivery=AMO)
     with pytest.raises(InvalidTransition, match="AT_LEAST_ONCE"):
         node.consumer.transactions()
+
+
+def test_nothing_else_hands_out_or_commits(cluster):
+    node = owning(cluster)
+    with next(node.consumer.transactions()) as transaction:
+        for call in (
+            node.consumer.commit,
+            partial(node.consumer.commit, transaction.records),
+            node.consumer.poll,
+            partial(iter, node.consumer),
+        ):
+            with pytest.raises(InvalidTransition, match="by its transactions"):
+                call()
+        transaction.send("out", b"x")
+    assert transaction.is_committed
 
 
 # --- Failures of a producer, with a consumer that only has batches ---

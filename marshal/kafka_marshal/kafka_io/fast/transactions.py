@@ -39,8 +39,11 @@ _REFUSED = (
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE,
 )
+_ABSENT = (KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART)
 _FATAL = KafkaError._FATAL  # noqa: SLF001 - its public name
 _POLL_S = 0.1
+# All brokers know a topic so long after it was created.
+_CREATED_S = 3.0
 _BY_KEY = -1
 # The most that librdkafka takes: which records are too large is up to the topic.
 _RECORD_BYTES_MAX = 1_000_000_000
@@ -79,6 +82,8 @@ class Transactions(Closing):
         self._settings = settings
         self._timeout_ms = timeout_ms
         self._is_under_way = False
+        # Topics that are known to exist.
+        self._found: set[str] = set()
         self._consumer: Client | None = None
         config = {
             "transactional.id": transactional_id,
@@ -159,12 +164,14 @@ class Transactions(Closing):
             MarshalError: The outcome is unknown. Open again, and check the position.
         """
         assert self._consumer is not None
-        handle, topics = self._producer.handle, dict[str, None]()
+        handle, records = self._producer.handle, list(records)
+        topics = dict.fromkeys(record.topic for record in records)
         try:
+            for topic in topics.keys() - self._found:
+                self._find(topic)
             handle.begin_transaction()
             self._is_under_way = True
             for record in records:
-                topics[record.topic] = None
                 self._produce(record)
             handle.send_offsets_to_transaction(
                 [TopicPartition(*partition, position, metadata)],
@@ -176,6 +183,20 @@ class Transactions(Closing):
         except KafkaException as error:
             doing = f"Writing to {', '.join(topics) or 'no topic'}"
             raise self._translate(error, doing) from error
+
+    def _find(self, topic: str) -> None:
+        """Find a topic, which librdkafka would wait for longer than for a commit."""
+        deadline = time.monotonic() + min(_CREATED_S, self._timeout_ms / 1000)
+        handle = self._producer.handle
+        while True:
+            found = handle.list_topics(topic, timeout=self._timeout_ms / 1000)
+            error = found.topics[topic].error
+            if error is None:
+                self._found.add(topic)
+                return
+            if error.code() not in _ABSENT or time.monotonic() >= deadline:
+                raise KafkaException(error)
+            time.sleep(_POLL_S)
 
     def _produce(self, record: Outgoing) -> None:
         deadline = time.monotonic() + self._timeout_ms / 1000

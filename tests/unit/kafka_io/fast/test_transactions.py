@@ -30,6 +30,8 @@ class Handle:
         self.fails = {}
         self.offset = -1001
         self.metadata = ""
+        # Errors of the next look-ups of a topic, None where it is found.
+        self.errors = []
 
     def _do(self, name):
         self.did.append(name)
@@ -38,6 +40,11 @@ class Handle:
 
     def init_transactions(self, timeout_s):
         self._do("init")
+
+    def list_topics(self, topic, *, timeout):
+        self._do("find")
+        error = self.errors.pop(0) if self.errors else None
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=error)})
 
     def begin_transaction(self):
         self._do("begin")
@@ -109,8 +116,35 @@ def test_records_and_the_position_are_one_transaction(handle):
         assert some.position(T0) == 7
         handle.did.clear()
         write(some)
+        write(some)
     steps = [step for step in handle.did if step != "poll"]
-    assert steps == ["begin", "produce", "produce", "offsets", "commit", "forget"]
+    transaction = ["begin", "produce", "produce", "offsets", "commit"]
+    assert steps == ["find", *transaction, *transaction, "forget"]
+
+
+def test_a_topic_that_was_just_created_is_waited_for(handle, monkeypatch):
+    monkeypatch.setattr(transactions.time, "sleep", lambda _: None)
+    handle.errors = [KafkaError(code) for code in transactions._ABSENT]
+    with begun() as some:
+        write(some)
+    assert handle.did.count("find") == 3
+
+
+def test_a_topic_that_does_not_exist_is_named(handle):
+    handle.errors = [KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)] * 10
+    with (
+        begun(timeout_ms=1) as some,
+        pytest.raises(CoordinationError, match=r"Writing to out .* does not exist"),
+    ):
+        write(some)
+    assert "begin" not in handle.did
+
+
+def test_a_topic_that_may_not_be_seen_is_not_waited_for(handle):
+    handle.errors = [KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)]
+    with begun() as some, pytest.raises(CoordinationError):
+        write(some)
+    assert handle.did.count("find") == 1
 
 
 def test_a_position_that_is_being_committed_is_waited_for(handle):
