@@ -316,8 +316,9 @@ class Consumer(Closing):
         of Kafka, and then the records are committed. If the block raises, or the
         transaction fails, nothing is written, and the same records come again first.
 
-        From then on records are handed out and committed only by them: ``poll``,
-        iteration and ``commit`` raise ``InvalidTransition``.
+        From then on ``poll``, iteration over the consumer and ``commit`` raise
+        ``InvalidTransition``. Do not use ``batches`` beside it, either: what it hands
+        out may be missing from the output.
 
         Args:
             max_records: Most records of a transaction; by default ``max_poll_records``.

@@ -40,7 +40,7 @@ class AwaitedEnds:
         self._request, self._request_at_ms = None, self._ports.clock.now_ms() + RETRY_MS
 
     def add_unknown(self, partitions: Iterable[int]) -> None:
-        """Wait for the ends that partitions have at the next call of ``left``."""
+        """Wait for the ends that partitions have when ``reached`` is called next."""
         self._ends |= dict.fromkeys(partitions, UNKNOWN)
         self._request, self._request_at_ms = None, 0
 
