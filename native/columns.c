@@ -1,28 +1,20 @@
 /* Columns in the buffers of Arrow: one pass counts, one copies.
  *
  * ``to_columns`` of ``kafka_io/columns.py`` reads well-formed records only, and returns
- * None for anything else: Python is the rule, and raises the errors. ``fill_columns``
- * reads records that ``batches.c`` has found.
+ * None for anything else: Python is the rule, and raises the errors.
  */
 
-#include "records.h"
-
-#include <string.h>
-
-#define DATA_BYTES_MAX INT32_MAX
+#include "columns.h"
 
 /* As a sum of NumPy's: it wraps around. */
 static int64_t add(int64_t a, int64_t b) {
     return (int64_t)((uint64_t)a + (uint64_t)b);
 }
 
-/* A column of bytes, in the buffers of Arrow. */
+/* Buffers of a column. */
 typedef struct {
     PyObject *validity, *edges, *data;
-    unsigned char *is_valid, *bytes;
-    int32_t *ends;
-    Py_ssize_t size, size_max, null_count;
-} Column;
+} Buffers;
 
 static void *new_buffer(PyObject **buffer, Py_ssize_t size) {
     *buffer = PyBytes_FromStringAndSize(NULL, size);
@@ -30,39 +22,19 @@ static void *new_buffer(PyObject **buffer, Py_ssize_t size) {
 }
 
 /* Make the buffers for what a first pass counted. */
-static int begin_column(Column *column, Py_ssize_t count) {
-    Py_ssize_t bits = (count + 7) / 8;
-    column->is_valid = new_buffer(&column->validity, bits);
-    column->ends = new_buffer(&column->edges, (count + 1) * 4);
-    column->bytes = new_buffer(&column->data, column->size);
+static int new_buffers(Buffers *buffers, Column *column, Py_ssize_t count) {
+    column->is_valid = new_buffer(&buffers->validity, (count + 7) / 8);
+    column->ends = new_buffer(&buffers->edges, (count + 1) * 4);
+    column->bytes = new_buffer(&buffers->data, column->size);
     if (!column->is_valid || !column->ends || !column->bytes) return FAILED;
-    memset(column->is_valid, 0, (size_t)bits);
-    column->ends[0] = 0;
-    column->size_max = column->size;
-    column->size = column->null_count = 0;
+    begin_column(column, count);
     return READ;
 }
 
-static void drop_column(Column *column) {
-    Py_CLEAR(column->validity);
-    Py_CLEAR(column->edges);
-    Py_CLEAR(column->data);
-}
-
-/* Count the bytes of an element, or copy them if there are buffers. */
-static int add_part(Column *column, Py_ssize_t index, const Part *part) {
-    if (part->size < 0) {
-        column->null_count++;
-    } else {
-        if (column->bytes != NULL) {
-            if (part->size > column->size_max - column->size) return LEFT;
-            memcpy(column->bytes + column->size, part->at, (size_t)part->size);
-            column->is_valid[index / 8] |= (unsigned char)(1 << index % 8);
-        }
-        column->size += (Py_ssize_t)part->size;
-    }
-    if (column->ends != NULL) column->ends[index + 1] = (int32_t)column->size;
-    return READ;
+static void drop_buffers(Buffers *buffers) {
+    Py_CLEAR(buffers->validity);
+    Py_CLEAR(buffers->edges);
+    Py_CLEAR(buffers->data);
 }
 
 /* Read the bytes of a record's key or value; add them if they are wanted. */
@@ -76,11 +48,12 @@ static int read_part(Reader *in, Column *column, Py_ssize_t index, int is_wanted
 }
 
 /* Return a tuple of the buffers, or None if every element is null. */
-static PyObject *end_column(const Column *column, Py_ssize_t count) {
+static PyObject *end_column(const Column *column, const Buffers *buffers,
+                            Py_ssize_t count) {
     if (column->null_count == count) Py_RETURN_NONE;
     return Py_BuildValue("nOOO", column->null_count,
-                         column->null_count ? column->validity : Py_None,
-                         column->edges, column->data);
+                         column->null_count ? buffers->validity : Py_None,
+                         buffers->edges, buffers->data);
 }
 
 typedef struct {
@@ -94,6 +67,7 @@ typedef struct {
     int64_t *offset, *time_ms;
     int32_t *kind;
     Column keys, values;
+    Buffers key_buffers, value_buffers;
     Py_ssize_t count, count_max;
     int64_t first, end, last; /* wanted: [first, end); last: the offset before */
 } Columns;
@@ -104,14 +78,15 @@ static int begin_columns(Columns *columns, Py_ssize_t count) {
     columns->time_ms = new_buffer(&columns->times, count * 8);
     columns->kind = new_buffer(&columns->kinds, count * 4);
     if (!columns->offset || !columns->time_ms || !columns->kind) return FAILED;
-    if (begin_column(&columns->keys, count) < 0) return FAILED;
-    return begin_column(&columns->values, count);
+    if (new_buffers(&columns->key_buffers, &columns->keys, count) < 0) return FAILED;
+    return new_buffers(&columns->value_buffers, &columns->values, count);
 }
 
 /* Return the number of records and all buffers; NULL on an error. */
 static PyObject *end_columns(const Columns *columns, Py_ssize_t count) {
-    PyObject *keys = end_column(&columns->keys, count), *made = NULL;
-    PyObject *values = end_column(&columns->values, count);
+    PyObject *keys = end_column(&columns->keys, &columns->key_buffers, count);
+    PyObject *values = end_column(&columns->values, &columns->value_buffers, count);
+    PyObject *made = NULL;
     if (keys != NULL && values != NULL)
         made = Py_BuildValue("nOOOOO", count, columns->offsets, columns->times,
                              columns->kinds, keys, values);
@@ -124,8 +99,8 @@ static void drop_columns(Columns *columns) {
     Py_XDECREF(columns->offsets);
     Py_XDECREF(columns->times);
     Py_XDECREF(columns->kinds);
-    drop_column(&columns->keys);
-    drop_column(&columns->values);
+    drop_buffers(&columns->key_buffers);
+    drop_buffers(&columns->value_buffers);
 }
 
 /* Count the wanted records of a batch, or copy them if there are buffers. */
@@ -244,83 +219,4 @@ PyObject *to_columns(PyObject *module, PyObject *args) {
     if (result == FAILED) return NULL;
     if (result == READ) return made;
     Py_RETURN_NONE;
-}
-
-/* --- records of a fetch ---------------------------------------------------------------- */
-
-/* Some records of a fetch, whose data is to be released. */
-typedef struct {
-    Fetch fetch;
-    Py_ssize_t start, stop;
-    int fields;
-} Piece;
-
-/* Look at a piece; -1 on an error. */
-static int get_piece(PyObject *argument, Piece *piece) {
-    PyObject *data, *places;
-    if (!PyArg_ParseTuple(argument, "OOnni:fill_columns", &data, &places, &piece->start,
-                          &piece->stop, &piece->fields))
-        return -1;
-    return get_records(data, places, piece->start, piece->stop, &piece->fetch);
-}
-
-/* Add to the columns what a piece takes at most: its keys and values lie in between. */
-static int add_room(const Piece *piece, Columns *columns) {
-    Batch batch = {0};
-    Record first, last;
-    if (piece->start == piece->stop) return READ;
-    if (find_record(&piece->fetch, piece->start, &batch, &first) < 0 ||
-        find_record(&piece->fetch, piece->stop - 1, &batch, &last) < 0)
-        return FAILED;
-    Py_ssize_t most = last.headers - first.key.at;
-    if (most < 0 || columns->values.size > DATA_BYTES_MAX - most) return LEFT;
-    columns->count += piece->stop - piece->start;
-    columns->values.size += most;
-    if (piece->fields & KEYS) columns->keys.size += most;
-    return READ;
-}
-
-/* Copy the records of a piece into the buffers. */
-static int copy_piece(const Piece *piece, Columns *columns) {
-    Batch batch = {0};
-    Record record;
-    for (Py_ssize_t i = piece->start; i < piece->stop; i++) {
-        Py_ssize_t at = columns->count++;
-        if (find_record(&piece->fetch, i, &batch, &record) < 0) return FAILED;
-        if (!add_part(&columns->keys, at, &record.key) ||
-            !add_part(&columns->values, at, &record.value))
-            return LEFT;
-        columns->offset[at] = record.offset;
-        columns->time_ms[at] = record.time_ms;
-        columns->kind[at] = batch.attributes & APPENDED ? 1 : 0;
-    }
-    return READ;
-}
-
-/* Do one of the two for every piece. */
-static int each_piece(PyObject *pieces, Columns *columns,
-                      int (*work)(const Piece *, Columns *)) {
-    int result = READ;
-    columns->count = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_Size(pieces) && result == READ; i++) {
-        Piece piece;
-        if (get_piece(PyTuple_GetItem(pieces, i), &piece) < 0) return FAILED;
-        result = work(&piece, columns);
-        PyBuffer_Release(&piece.fetch.data);
-    }
-    return result;
-}
-
-PyObject *fill_columns(PyObject *module, PyObject *args) {
-    PyObject *made = NULL;
-    Columns columns = {0};
-    (void)module;
-    int result = each_piece(args, &columns, add_room);
-    Py_ssize_t found = columns.count;
-    if (result == READ) result = begin_columns(&columns, found);
-    if (result == READ) result = each_piece(args, &columns, copy_piece);
-    if (result == READ) made = end_columns(&columns, found);
-    drop_columns(&columns);
-    if (result != LEFT) return made;
-    Py_RETURN_NONE; /* more bytes than a column of Arrow can have */
 }

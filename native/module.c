@@ -4,15 +4,15 @@
 #include "native.h"
 
 /* Equal to that of ``kafka_marshal/native.py``: other builds are not used. */
-#define REVISION 12
+#define REVISION 13
 
 static PyMethodDef METHODS[] = {
     {"address_of", address_of, METH_O, NULL},
+    {"export_records", export_records, METH_VARARGS, NULL},
     {"fold_beats", (PyCFunction)(void (*)(void))fold_beats,
      METH_VARARGS | METH_KEYWORDS, NULL},
     {"fold_packed", (PyCFunction)(void (*)(void))fold_packed,
      METH_VARARGS | METH_KEYWORDS, NULL},
-    {"fill_columns", fill_columns, METH_VARARGS, NULL},
     {"find_entries", find_entries, METH_VARARGS, NULL},
     {"find_later", find_later, METH_VARARGS, NULL},
     {"index_entries", index_entries, METH_VARARGS, NULL},

@@ -41,9 +41,9 @@ static inline int read_varint(Reader *in, int64_t *found) {
 }
 
 PyObject *address_of(PyObject *module, PyObject *data);
+PyObject *export_records(PyObject *module, PyObject *args);
 PyObject *fold_beats(PyObject *module, PyObject *args, PyObject *named);
 PyObject *fold_packed(PyObject *module, PyObject *args, PyObject *named);
-PyObject *fill_columns(PyObject *module, PyObject *args);
 PyObject *find_entries(PyObject *module, PyObject *args);
 PyObject *find_later(PyObject *module, PyObject *args);
 PyObject *index_entries(PyObject *module, PyObject *args);

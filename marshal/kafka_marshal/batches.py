@@ -88,6 +88,8 @@ class Batch:
     def to_arrow(self) -> "pa.RecordBatch":
         """Return columns ``offset``, ``timestamp``, ``key`` and ``value`` of Arrow.
 
+        A column or a slice that is kept keeps the memory of all of them.
+
         Raises:
             ConfigurationError: pyarrow is not installed.
         """
@@ -99,7 +101,7 @@ class Batch:
                 setting="pyarrow",
             ) from error
         if isinstance(self._records, Records):
-            from kafka_marshal.kafka_io.packed_records import to_arrow
+            from kafka_marshal.kafka_io.arrow import to_arrow
 
             found = to_arrow(self._records)
             if found is not None:

@@ -8,7 +8,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Protocol
 
-REVISION = 12
+REVISION = 13
 """Changes with what the compiled functions take or return."""
 
 

@@ -3,12 +3,23 @@
 import struct
 
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from kafka.record.util import calc_crc32c
 
 from kafka_marshal.kafka_io.columns import Batch
 from kafka_marshal.protocol.packed_entries import PackedEntries
 
 HEADER_BYTES = DefaultRecordBatch.HEADER_STRUCT.size
 BATCH_BYTES_MAX = 10**9
+# Where fields of a header are.
+CRC, ATTRIBUTES = 17, 21
+APPEND_TIME = 0x08
+# Time, key, value and headers of records of any kind.
+ROWS = [
+    (99, b"key", b"value", [("h", b"1"), ("i", None)]),
+    (0, None, b"", []),
+    (2**40, b"", None, [("", b"")]),
+    (5, b"k" * 200, b"v" * 70_000, []),
+]
 
 
 class BadText(str):
@@ -41,6 +52,31 @@ def built(records, *, base=0):
     made = bytearray(builder.build())
     struct.pack_into(">q", made, 0, base)
     return DefaultRecordBatch(made)
+
+
+def batch(offset, *rows, flags=0, epoch=4):
+    """Return the bytes of a batch of (time, key, value, headers)."""
+    builder = new_batch()
+    for at, (time_ms, key, value, headers) in enumerate(rows):
+        assert builder.append(
+            at, timestamp=time_ms, key=key, value=value, headers=headers
+        )
+    return sealed(builder.build(), offset=offset, epoch=epoch, flags=flags)
+
+
+def sealed(data, *, offset, epoch=4, flags=0):
+    found = bytearray(data)
+    struct.pack_into(">q", found, 0, offset)
+    struct.pack_into(">i", found, 12, epoch)
+    found[ATTRIBUTES + 1] |= flags
+    struct.pack_into(">I", found, CRC, calc_crc32c(memoryview(found)[ATTRIBUTES:]))
+    return bytes(found)
+
+
+def numbered(offset, count, **settings):
+    return batch(
+        offset, *[(at, b"k", b"v%d" % at, []) for at in range(count)], **settings
+    )
 
 
 def taken(batch, *, append_ms=None):

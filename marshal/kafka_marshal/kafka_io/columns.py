@@ -9,7 +9,6 @@ the native function leaves headers and all that is malformed to this module.
 """
 
 from collections.abc import Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
@@ -115,51 +114,6 @@ def _filled_column(count: int, parts: tuple[int, Any, Any, Any] | None) -> "pa.A
     nulls, *found = parts
     made = [None if each is None else pa.py_buffer(each) for each in found]
     return pa.Array.from_buffers(pa.binary(), count, made, nulls)
-
-
-@cache
-def _schema() -> "pa.Schema":
-    """Return the schema of ``to_record_batch``."""
-    import pyarrow as pa
-
-    return pa.schema(
-        {
-            "offset": pa.int64(),
-            "timestamp": pa.timestamp("ms", "UTC"),
-            "key": pa.binary(),
-            "value": pa.binary(),
-        }
-    )
-
-
-def to_record_batch(
-    pieces: Sequence[tuple[Any, bytes, int, int, int]],
-) -> "pa.RecordBatch | None":
-    """Return offset, timestamp, key and value of records that were found in batches.
-
-    Args:
-        pieces: Batches, the places of records in them, which of these to return, from
-            and to, and their fields; see ``packed_records.PackedRun``.
-
-    Returns:
-        None if they have more bytes than a column can have.
-    """
-    import pyarrow as pa
-
-    assert compiled is not None
-    found = compiled.fill_columns(*pieces)
-    if found is None:
-        return None
-    count, offsets, times_ms, _, keys, values = found
-    schema = _schema()
-    offset_type, time_type, *_ = schema.types
-    columns = [
-        pa.Array.from_buffers(offset_type, count, [None, pa.py_buffer(offsets)], 0),
-        pa.Array.from_buffers(time_type, count, [None, pa.py_buffer(times_ms)], 0),
-        _filled_column(count, keys),
-        _filled_column(count, values),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _to_columns(

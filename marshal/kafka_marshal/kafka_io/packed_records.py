@@ -9,7 +9,7 @@ that they leave, records are parsed when they are fetched.
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import attrs
 import msgspec
@@ -17,11 +17,8 @@ from kafka.errors import CorruptRecordError
 
 from kafka_marshal.kafka_io.record_batches import Header, uncompressed
 from kafka_marshal.native import compiled
-from kafka_marshal.ports import Piece, Record, Records
+from kafka_marshal.ports import Piece, Record
 from kafka_marshal.protocol.types import Token
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # Fields of ``native/records.h``, to be combined; offsets need none.
 KEYS, VALUES, TIMES, HEADERS = 1, 2, 4, 8
@@ -257,19 +254,3 @@ def pack(
         return None
     found = index_batches(data, first=first, is_checked=False)
     return found.run(data, place) if found is not None and found.places else None
-
-
-def to_arrow(records: Records) -> "pa.RecordBatch | None":
-    """Return the columns of ``Batch.to_arrow``; None to make them of lists.
-
-    Raises:
-        ImportError: pyarrow is not installed.
-    """
-    pieces = [each for each in records.pieces if isinstance(each, PackedPiece)]
-    if len(pieces) < len(records.pieces) or not pieces:
-        return None
-    from kafka_marshal.kafka_io.columns import to_record_batch
-
-    return to_record_batch(
-        [(run.data, run.places, start, stop, run.fields) for run, start, stop in pieces]
-    )

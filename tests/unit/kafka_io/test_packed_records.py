@@ -3,18 +3,22 @@
 import gc
 import pickle
 import struct
-import sys
-from types import SimpleNamespace
 
 import pytest
-from batchkit import BadText, new_batch
+from batchkit import (
+    APPEND_TIME,
+    ATTRIBUTES,
+    ROWS,
+    BadText,
+    batch,
+    new_batch,
+    numbered,
+    sealed,
+)
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka.errors import CorruptRecordError
-from kafka.record.util import calc_crc32c
 
-from kafka_marshal.batches import Batch
 from kafka_marshal.kafka_io import (
-    columns,
     fetched_records,
     packed_records,
     record_batches,
@@ -31,45 +35,17 @@ from kafka_marshal.kafka_io.packed_records import (
     ParsedRecord,
     pack,
     parsed_records,
-    to_arrow,
 )
 from kafka_marshal.kafka_io.record_batches import header_of, python_records
 from kafka_marshal.kafka_io.responses import ResponseBuffer
 from kafka_marshal.native import compiled
 from kafka_marshal.ports import Records
-from kafka_marshal.protocol.types import OFFSET_MAX, Token, TopicPartition
+from kafka_marshal.protocol.types import OFFSET_MAX, Token
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
 
 PLACE = KafkaTopicPartition("t", 2)
 TOKEN = Token(1, 0, 5)
-CRC, ATTRIBUTES = 17, 21
-APPEND_TIME = 0x08
-
-
-def batch(offset, *rows, flags=0, epoch=4):
-    """Return the bytes of a batch of (time, key, value, headers)."""
-    builder = new_batch()
-    for at, (time_ms, key, value, headers) in enumerate(rows):
-        assert builder.append(
-            at, timestamp=time_ms, key=key, value=value, headers=headers
-        )
-    return sealed(builder.build(), offset=offset, epoch=epoch, flags=flags)
-
-
-def sealed(data, *, offset, epoch=4, flags=0):
-    found = bytearray(data)
-    struct.pack_into(">q", found, 0, offset)
-    struct.pack_into(">i", found, 12, epoch)
-    found[ATTRIBUTES + 1] |= flags
-    struct.pack_into(">I", found, CRC, calc_crc32c(memoryview(found)[ATTRIBUTES:]))
-    return bytes(found)
-
-
-def numbered(offset, count, **settings):
-    return batch(
-        offset, *[(at, b"k", b"v%d" % at, []) for at in range(count)], **settings
-    )
 
 
 def packed(raw):
@@ -88,14 +64,6 @@ def records(*pieces):
 
 def offsets(found):
     return [each.offset for each in found]
-
-
-ROWS = [
-    (99, b"key", b"value", [("h", b"1"), ("i", None)]),
-    (0, None, b"", []),
-    (2**40, b"", None, [("", b"")]),
-    (5, b"k" * 200, b"v" * 70_000, []),
-]
 
 
 @pytest.mark.parametrize("flags", [0, APPEND_TIME])
@@ -174,33 +142,6 @@ def test_parts_of_a_batch_become_one_again():
     assert offsets(found) == [12]
 
 
-@pytest.mark.parametrize("flags", [0, APPEND_TIME])
-def test_columns_of_arrow_are_those_of_lists(flags):
-    found = records(
-        piece(batch(7, *ROWS, flags=flags), 1), piece(numbered(20, 3), 1, 2)
-    )
-    made = Batch(TopicPartition("t", 2), found, TOKEN, lambda *_, **__: None)
-    listed = Batch(TopicPartition("t", 2), tuple(found), TOKEN, lambda *_, **__: None)
-    assert to_arrow(found) is not None
-    assert made.to_arrow().equals(listed.to_arrow())
-    assert made.to_arrow().schema == listed.to_arrow().schema
-
-
-def test_columns_of_arrow_need_no_numpy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "numpy", None)
-    found = to_arrow(records(piece(numbered(0, 3))))
-    assert found.column("offset").to_pylist() == [0, 1, 2]
-
-
-def test_what_the_compiled_columns_leave_is_made_of_lists(monkeypatch):
-    left = SimpleNamespace(fill_columns=lambda *_: None)
-    monkeypatch.setattr(columns, "compiled", left)
-    found = records(piece(numbered(0, 3)))
-    assert to_arrow(found) is None
-    made = Batch(TopicPartition("t", 2), found, TOKEN, lambda *_, **__: None)
-    assert made.to_arrow().column("offset").to_pylist() == [0, 1, 2]
-
-
 # --- what is left to a parser
 
 
@@ -266,7 +207,7 @@ def test_an_index_of_other_records_is_refused():
     with pytest.raises(ValueError, match="not those of the index"):
         compiled.make_records(ParsedRecord, *other, 0, 3, VALUES, None, found.origin)
     with pytest.raises(ValueError, match="not those of the index"):
-        compiled.fill_columns((*other, 0, 3, VALUES))
+        compiled.export_records((*other, 0, 3, VALUES))
     whole = (found.data, found.places)
     for start, stop in ((0, 4), (-1, 2), (2, 1)):
         with pytest.raises(IndexError):
@@ -275,12 +216,12 @@ def test_an_index_of_other_records_is_refused():
         with pytest.raises(IndexError):
             compiled.make_records(*at)
         with pytest.raises(IndexError):
-            compiled.fill_columns((*whole, 0, 1, KEYS), (*whole, start, stop, KEYS))
+            compiled.export_records((*whole, 0, 1, KEYS), (*whole, start, stop, KEYS))
     for data, places in ((found.data, None), (None, found.places)):
         with pytest.raises(TypeError):
             compiled.read_column(data, places, 0, 1, VALUES)
         with pytest.raises(TypeError):
-            compiled.fill_columns((data, places, 0, 1, VALUES))
+            compiled.export_records((data, places, 0, 1, VALUES))
 
 
 def test_what_makes_no_record_raises():

@@ -1,0 +1,57 @@
+"""Records that stay as they were fetched, as a record batch of Arrow.
+
+``native/arrow.c`` copies them into one block of memory, which Arrow takes over.
+"""
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from kafka_marshal.kafka_io.packed_records import PackedPiece
+from kafka_marshal.native import compiled
+from kafka_marshal.ports import Records
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@cache
+def _schema() -> "pa.Schema":
+    import pyarrow as pa
+
+    return pa.schema(
+        {
+            "offset": pa.int64(),
+            "timestamp": pa.timestamp("ms", "UTC"),
+            "key": pa.binary(),
+            "value": pa.binary(),
+        }
+    )
+
+
+def to_arrow(records: Records) -> "pa.RecordBatch | None":
+    """Return the columns of ``Batch.to_arrow``; None to make them of lists.
+
+    They are to be made of lists if a parser has read some of the records, or if they
+    have more bytes than a column can have.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+    """
+    import pyarrow as pa
+
+    pieces = [each for each in records.pieces if isinstance(each, PackedPiece)]
+    if len(pieces) < len(records.pieces) or not pieces:
+        return None
+    assert compiled is not None
+    found = compiled.export_records(
+        *[
+            (run.data, run.places, start, stop, run.fields)
+            for run, start, stop in pieces
+        ]
+    )
+    if found is None:
+        return None
+    # The capsule owns the exported structure until Arrow has taken it over.
+    address, _capsule = found
+    # Arrow documents it; ``pa.record_batch`` would import the schema each time.
+    return pa.RecordBatch._import_from_c(address, _schema())  # noqa: SLF001
