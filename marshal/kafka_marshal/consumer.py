@@ -268,11 +268,28 @@ class Consumer(Closing):
 
         A batch is handed out when the iterator advances to it, not before.
         """
+        return self.batches_kept(max_records, lambda _: None)
+
+    def batches_kept(
+        self, max_records: int | None, keep: Callable[[Batch], None]
+    ) -> Iterator[Batch]:
+        """Iterate as ``batches``; pass each to ``keep`` before it counts as received.
+
+        So where a signal handler raises, either ``keep`` has the batch, or its records
+        are handed out again, or both: see ``is_handed_out_again``.
+        """
         most = self._most(max_records)
         for partition, records in self._forever(most):
             batch = self.batch_of(partition, records)
+            keep(batch)
             self._hands.taken = None
             yield batch
+
+    def is_handed_out_again(self, batch: Batch) -> bool:
+        """Return whether handing a batch out was interrupted: it comes again."""
+        return any(
+            place.partition == batch.partition for place in self._hands.taken or ()
+        )
 
     def batch_of(self, partition: TopicPartition, records: Sequence[Record]) -> Batch:
         """Return records of one partition, as one poll handed them out, as a batch."""
@@ -328,7 +345,8 @@ class Consumer(Closing):
 
         Raises:
             InvalidTransition: The guarantee is at most once; or the transaction before
-                was neither committed nor aborted.
+                was neither committed nor aborted; or records of other calls are not
+                committed.
             ConfigurationError: The transport, or the sidecar, has no transactions.
             MarshalError: A producer was not opened, or as ``poll``. Nothing is lost:
                 iterate again.
@@ -341,6 +359,8 @@ class Consumer(Closing):
                 "is never handed out again; use delivery=Delivery.AT_LEAST_ONCE"
             )
         wait_ms = to_ms("timeout_ms", timeout_ms)
+        if self._output is None:
+            self._require_all_committed()
         data = self._engine.context.ports.data
         self._output = self._output or TransactionalOutput(
             self,
@@ -348,6 +368,18 @@ class Consumer(Closing):
             open_writer=partial(data.transactions, timeout_ms=wait_ms),
         )
         return self._output.transactions(max_records)
+
+    def _require_all_committed(self) -> None:
+        self._hands.recover()
+        with self._engine.lock:
+            for partition, place in self._places.items():
+                progress = place.holding.progress
+                if isinstance(progress, AtLeastOnce) and progress.uncommitted_count:
+                    raise InvalidTransition(
+                        f"records of {partition} were handed out and not committed; "
+                        "transactions of later ones would skip them: commit them "
+                        "first, or open another consumer"
+                    )
 
     def _require_no_transactions(self) -> None:
         if self._output is not None:

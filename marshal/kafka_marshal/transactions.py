@@ -44,8 +44,14 @@ class Source(Protocol):
         """Whether iteration is over."""
         ...
 
-    def batches(self, max_records: int | None = None) -> Iterator[Batch]:
-        """Iterate over batches of one partition each."""
+    def batches_kept(
+        self, max_records: int | None, keep: Callable[[Batch], None]
+    ) -> Iterator[Batch]:
+        """Iterate over batches of one partition each; each is passed to ``keep``."""
+        ...
+
+    def is_handed_out_again(self, batch: Batch) -> bool:
+        """Return whether handing a batch out was interrupted."""
         ...
 
     def holding_of(self, batch: Batch) -> Holding | None:
@@ -251,6 +257,8 @@ class TransactionalOutput:
         self._open: dict[TopicPartition, _Open] = {}
         # Its records come again, before any others: they are not known to be written.
         self._unwritten: Batch | None = None
+        # The transaction that was returned last.
+        self._latest: Transaction | None = None
 
     def transactions(self, max_records: int | None = None) -> Iterator[Transaction]:
         """Iterate over transactions until the consumer stops.
@@ -258,19 +266,25 @@ class TransactionalOutput:
         Raises:
             InvalidTransition: The one before was neither committed nor aborted.
         """
-        batches = self._source.batches(max_records)
+        unwritten = self._unwritten
+        if unwritten is not None and self._source.is_handed_out_again(unwritten):
+            self._unwritten = None
+        batches = self._source.batches_kept(max_records, self._keep)
         while not self._source.is_finished:
             if self._unwritten is None:
                 try:
-                    self._unwritten = next(batches, None)
+                    if next(batches, None) is None:
+                        return
                 except ClaimLost:  # its next owner reads the progress
-                    batches = self._source.batches(max_records)
+                    batches = self._source.batches_kept(max_records, self._keep)
                     continue
-            if self._unwritten is None:
-                return
             transaction = self._begin(self._unwritten)
             if transaction is None:
                 continue
+            if self._latest is not None:
+                # Left with another iterator: its batch may be that of this one.
+                self._latest.abort()
+            self._latest = transaction
             yield transaction
             if transaction.is_open:
                 transaction.abort()
@@ -295,6 +309,8 @@ class TransactionalOutput:
                 position=batch.last_offset + 1,
                 metadata=msgspec.json.encode(found.mark).decode(),
             )
+            # Here, as after an interrupt only the progress shows what is written.
+            self._commit(batch)
         except ClaimLost:
             # By a later owner; or by an earlier one that opened its producer late, and
             # then the claim still stands, and the next attempt fences that one.
@@ -303,7 +319,6 @@ class TransactionalOutput:
         except BaseException:
             self._forget(batch.partition)
             raise
-        self._commit(batch)
         return True
 
     def close(self) -> None:
@@ -312,8 +327,13 @@ class TransactionalOutput:
         for partition in list(self._open):
             self._forget(partition)
 
-    def _begin(self, batch: Batch) -> Transaction | None:
+    def _keep(self, batch: Batch) -> None:
+        self._unwritten = batch
+
+    def _begin(self, batch: Batch | None) -> Transaction | None:
         """Return the transaction of a batch, None if it needs none, or none yet."""
+        if batch is None:
+            return None
         if self._source.holding_of(batch) is None:
             self._unwritten = None  # the next owner processes it
             return None
@@ -331,10 +351,10 @@ class TransactionalOutput:
         return Transaction(self, batch, records)
 
     def _commit(self, batch: Batch) -> None:
-        self._unwritten = None
         # Where the claim has ended the next owner reads the progress.
         with suppress(ClaimLost):
             batch.commit()
+        self._unwritten = None
 
     def _renew(self, batch: Batch) -> None:
         """Open the producer for a batch, unless its claim has ended by then."""

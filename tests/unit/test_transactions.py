@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from enginekit import AMO, KEY, T0, H, Stepping, fold, held_by, holders, spec, world
+from interrupting import interrupted
 
 from kafka_marshal.batches import Batch
 from kafka_marshal.errors import (
@@ -279,9 +280,13 @@ class Claims:
             raise ClaimLost("ended", reason="stale_token")
         self.committed.append(last)
 
-    def batches(self, max_records=None):
+    def batches_kept(self, max_records, keep):
         while self.left:
-            yield self.left.pop(0)
+            keep(batch := self.left.pop(0))
+            yield batch
+
+    def is_handed_out_again(self, batch):
+        return False
 
     def holding_of(self, batch):
         return claimed() if self.is_held else None
@@ -407,15 +412,15 @@ def test_a_producer_that_is_opened_after_the_claim_ended_is_closed(rig):
 
 
 def test_iteration_continues_where_a_claim_is_lost(rig):
-    plain, lost = rig.claims.batches, [ClaimLost("ended", reason="taken_over")]
+    plain, lost = rig.claims.batches_kept, [ClaimLost("ended", reason="taken_over")]
 
-    def batches(max_records=None):
-        for batch in plain(max_records):
+    def batches(max_records, keep):
+        for batch in plain(max_records, keep):
             yield batch
             if lost:
                 raise lost.pop()
 
-    rig.claims.batches = batches
+    rig.claims.batches_kept = batches
     finish(rig)
     assert rig.claims.committed == [3, 4]
 
@@ -458,3 +463,43 @@ def test_closing_the_consumer_closes_its_producers(cluster, monkeypatch):
     node.engine.changed = Stepping(cluster)
     node.consumer.close()
     assert closed == [ID]
+
+
+def test_of_two_transactions_of_a_batch_only_the_later_one_is_written(rig):
+    """As where iteration was left, and begins again."""
+    former = next(rig.output.transactions())
+    later = next(rig.output.transactions())
+    with pytest.raises(InvalidTransition, match="has ended"):
+        former.commit()
+    with later:
+        pass
+    assert rig.claims.committed == [3]
+    assert [each for each in rig.events if isinstance(each, int)] == [4]
+
+
+def test_an_interrupt_anywhere_neither_repeats_nor_loses_output():
+    """And the position does not stay behind what was written."""
+    at, is_interrupted = 0, True
+    while is_interrupted:
+        cluster = world()
+        cluster.kafka.create_topic("out", 1)
+        node = owning(cluster)
+        run(node, 1)
+        is_interrupted, _ = interrupted(lambda it=node: run(it, 1), at, everywhere=True)
+        while len(outputs(cluster)) < 10:
+            run(node, 1)
+        assert node.consumer.committed(T0) == 10, at
+        assert outputs(cluster) == numbers(0, 10), at
+        at += 1
+    assert at > 30
+
+
+def test_what_another_call_handed_out_is_committed_before(cluster):
+    """Progress behind it would skip it for good after a crash."""
+    node = owning(cluster)
+    polled = node.consumer.poll()
+    assert polled[T0]
+    with pytest.raises(InvalidTransition, match="commit them first"):
+        node.consumer.transactions()
+    node.consumer.commit(polled)
+    assert run(node, 1) == [[4, 5, 6, 7]]
