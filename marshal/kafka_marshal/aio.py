@@ -8,7 +8,7 @@ call that waits loses no records.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager, suppress
 from functools import partial, wraps
 from signal import SIGINT, SIGTERM, Signals
@@ -65,11 +65,11 @@ class _Hop(Generic[T]):
         self._running = None
         return (await running,)
 
-    def end(self, call: Callable[[], object] | None = None) -> None:
-        """Accept no more calls; make a last one after the others."""
-        if call is not None:
-            self._executor.submit(call)
+    def end(self, call: Callable[[], T] | None = None) -> Future[T] | None:
+        """Accept no more calls; make a last one after the others, and return it."""
+        last = None if call is None else self._executor.submit(call)
         self._executor.shutdown(wait=False)
+        return last
 
 
 class AsyncConsumer:
@@ -266,13 +266,32 @@ class AsyncConsumer:
         """Release every partition at its committed position. Idempotent."""
         self.stop()
         async with self._turn:
+            if self._is_closed:
+                return
             await self._settle()
-            consumer = self._consumer
-            if consumer is not None and not consumer.is_closed:
-                close = partial(consumer.close, release=release, timeout_ms=timeout_ms)
-                await self._hop.run(close)
+            close = partial(self._close, release=release, timeout_ms=timeout_ms)
+            await self._hop.run(close)
             self._hop.end()
             self._is_closed = True
+
+    def close_on_thread(self, *, release: bool, timeout_ms: int) -> Future[None] | None:
+        """Begin to close on the thread, after the call that it makes now.
+
+        Returns:
+            When it is closed; None if it was.
+        """
+        self.stop()
+        if self._is_closed:
+            return None
+        self._is_closed = True
+        return self._hop.end(
+            partial(self._close, release=release, timeout_ms=timeout_ms)
+        )
+
+    def _close(self, *, release: bool, timeout_ms: int) -> None:
+        consumer = self._consumer
+        if consumer is not None and not consumer.is_closed:
+            consumer.close(release=release, timeout_ms=timeout_ms)
 
     async def _settle(self) -> None:
         """Wait for the thread's calls; ignore their errors, because this is closing."""
@@ -370,6 +389,7 @@ class AsyncMarshal:
         self._consumers: list[AsyncConsumer] = []
         self._signals: list[Signals] = []
         self._is_closed = False
+        self._is_ended = False
 
     @property
     def marshal(self) -> Marshal:
@@ -451,23 +471,50 @@ class AsyncMarshal:
     ) -> None:
         """Close every consumer and claim, and leave the group. Idempotent.
 
-        The arguments are those of ``Marshal.close``.
+        Where it is cancelled or fails, its threads go on to close, and nobody waits for
+        them. The arguments are those of ``Marshal.close``.
         """
+        if self._is_ended:
+            return
         self._is_closed = True
         self.stop()
         if restarts and self._marshal is not None:
             self._marshal.expect_restart()
         while self._signals:
             asyncio.get_running_loop().remove_signal_handler(self._signals.pop())
-        for consumer in self._consumers:
-            await consumer.close(release=release, timeout_ms=timeout_ms)
-        with suppress(MarshalError):
-            await self._hop.settle()
+        close = partial(self._close, release=release, timeout_ms=timeout_ms)
+        try:
+            for consumer in self._consumers:
+                await consumer.close(release=release, timeout_ms=timeout_ms)
+            with suppress(MarshalError):
+                await self._hop.settle()
+            await self._hop.run(close)
+        except BaseException:
+            # Its claims would be renewed until the process ends.
+            closing = [
+                each.close_on_thread(release=release, timeout_ms=timeout_ms)
+                for each in self._consumers
+            ]
+            self._end(partial(self._close_after, closing, close))
+            raise
+        self._end()
+
+    def _close(self, *, release: bool = True, timeout_ms: int = CLOSE_MS_MAX) -> None:
         marshal, self._marshal = self._marshal, None
         if marshal is not None:
-            close = partial(marshal.close, release=release, timeout_ms=timeout_ms)
-            await self._hop.run(close)
-        self._hop.end()
+            marshal.close(release=release, timeout_ms=timeout_ms)
+
+    @staticmethod
+    def _close_after(
+        consumers: Sequence[Future[None] | None], close: Callable[[], None]
+    ) -> None:
+        # Each has a limit of its own.
+        wait([each for each in consumers if each is not None])
+        close()
+
+    def _end(self, call: Callable[[], None] | None = None) -> None:
+        self._is_ended = True
+        self._hop.end(call)
 
     def _open(self) -> None:
         self._marshal = self._make()
@@ -477,10 +524,6 @@ class AsyncMarshal:
             raise InvalidTransition(
                 "this AsyncMarshal is closed, or did not open; make another one"
             )
-
-    def _undo(self) -> None:
-        if self._marshal is not None:
-            self._marshal.close()
 
     async def __aenter__(self) -> Self:
         """Open it and return it.
@@ -495,7 +538,7 @@ class AsyncMarshal:
                 await self._hop.run(self._open)
         except BaseException:
             self._is_closed = True
-            self._hop.end(self._undo)
+            self._end(self._close)
             raise
         return self
 

@@ -551,7 +551,7 @@ def test_an_error_of_opening_is_raised():
 def test_a_client_opened_after_a_cancelled_call_is_closed(cluster):
     client = Client(stepping(cluster))
     go_on, is_closed = threading.Event(), threading.Event()
-    client.close = is_closed.set
+    client.close = lambda **_: is_closed.set()
 
     def late():
         assert go_on.wait(WAIT_S)
@@ -563,6 +563,79 @@ def test_a_client_opened_after_a_cancelled_call_is_closed(cluster):
                 pass
         go_on.set()
 
+    run(work)
+    assert is_closed.wait(WAIT_S)
+
+
+class SlowToClose:
+    """A consumer whose close takes until the test lets it end."""
+
+    is_closed = is_finished = False
+
+    def __init__(self):
+        self.begins, self.may_end = threading.Event(), threading.Event()
+        self.fails = False
+
+    def stop(self):
+        pass
+
+    def abandon(self):
+        pass
+
+    def close(self, **_):
+        self.begins.set()
+        assert self.may_end.wait(WAIT_S)
+        self.is_closed = True
+        if self.fails:
+            raise DeadlineExceeded("too late")
+
+
+@pytest.mark.parametrize("cancels", [1, 2])
+def test_a_cancelled_exit_closes_everything_on_its_threads(cluster, cancels):
+    consumer, client, is_closed = SlowToClose(), Client(cluster), threading.Event()
+    closed_in_order = []
+
+    def close(**_):
+        closed_in_order.append(consumer.is_closed)
+        is_closed.set()
+
+    client.close = close
+
+    async def body(marshal):
+        async with marshal, marshal.adopt(lambda: consumer):
+            pass
+
+    async def work():
+        marshal = opened_over(lambda: client)
+        running = asyncio.ensure_future(body(marshal))
+        while not consumer.begins.is_set():
+            await asyncio.sleep(0.001)
+        for _ in range(cancels):
+            running.cancel()
+            await asyncio.sleep(0.01)
+        consumer.may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await marshal.close()
+
+    run(work)
+    assert is_closed.wait(WAIT_S)
+    assert closed_in_order == [True]
+
+
+def test_where_a_consumer_fails_to_close_the_client_is_closed(cluster):
+    consumer, client, is_closed = SlowToClose(), Client(cluster), threading.Event()
+    consumer.may_end.set()
+    consumer.fails = True
+    client.close = lambda **_: is_closed.set()
+
+    async def work():
+        marshal = opened_over(lambda: client)
+        with pytest.raises(DeadlineExceeded):
+            async with marshal:
+                await marshal.adopt(lambda: consumer).assignment()
+
+    consumer.assignment = set
     run(work)
     assert is_closed.wait(WAIT_S)
 

@@ -166,6 +166,7 @@ class Transactions(Closing):
         assert self._consumer is not None
         handle, records = self._producer.handle, list(records)
         topics = dict.fromkeys(record.topic for record in records)
+        doing = writing = f"Writing to {', '.join(topics) or 'no topic'}"
         try:
             for topic in topics.keys() - self._found:
                 self._find(topic)
@@ -173,16 +174,19 @@ class Transactions(Closing):
             self._is_under_way = True
             for record in records:
                 self._produce(record)
+            doing = f"Keeping the position of {partition}"
             handle.send_offsets_to_transaction(
                 [TopicPartition(*partition, position, metadata)],
                 self._consumer.handle.consumer_group_metadata(),
                 self._timeout_ms / 1000,
             )
+            doing = writing
             handle.commit_transaction(self._timeout_ms / 1000)
             self._is_under_way = False
         except KafkaException as error:
-            doing = f"Writing to {', '.join(topics) or 'no topic'}"
             raise self._translate(error, doing) from error
+        except KafkaError as error:  # as rarely where it is fenced meanwhile
+            raise self._translate(KafkaException(error), doing) from error
 
     def _find(self, topic: str) -> None:
         """Find a topic, which librdkafka would wait for longer than for a commit."""

@@ -195,6 +195,21 @@ def test_a_later_producer_fences_this_one(handle, step, code):
         assert lost.value.reason == "fenced"
 
 
+def test_an_absent_source_is_named_not_the_target(handle):
+    handle.fails["offsets"] = translated(KafkaError.UNKNOWN_TOPIC_OR_PART)
+    with begun() as some, pytest.raises(CoordinationError) as refused:
+        write(some)
+    assert "Keeping the position of t-0" in str(refused.value)
+    assert "out" not in str(refused.value)
+
+
+@pytest.mark.parametrize("step", ["produce", "commit"])
+def test_a_bare_error_of_the_client_is_translated(handle, step):
+    handle.fails[step] = KafkaError(KafkaError._FENCED)
+    with begun() as some, pytest.raises(ClaimLost, match="a later producer"):
+        write(some)
+
+
 @pytest.mark.parametrize("code", transactions._REFUSED)
 def test_a_refused_record_is_about_the_topic_that_is_written(handle, code):
     """Not about the coordination topic, of which marshal doctor knows."""
