@@ -170,9 +170,12 @@ class Identity:
         except BlockingIOError as error:
             pid = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(lock)
+            holder = f"process {pid} on this machine; stop it"
+            if pid == str(os.getpid()):
+                holder = "another Marshal of this process; close that one first"
             raise IdentityConflict(
-                f"client_id {client_id!r} of group {group_id!r} is in use by process "
-                f"{pid} on this machine; stop it or choose another client_id",
+                f"client_id {client_id!r} of group {group_id!r} is in use by "
+                f"{holder} or choose another client_id",
                 holder=client_id,
                 host=os.uname().nodename,
             ) from error

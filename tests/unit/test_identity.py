@@ -4,7 +4,14 @@ import stat
 import pytest
 
 from kafka_marshal.errors import ConfigurationError, IdentityConflict
-from kafka_marshal.identity import FILE_NAME, LIVES_MAX, Identity, home_of, state_home
+from kafka_marshal.identity import (
+    FILE_NAME,
+    LIVES_MAX,
+    LOCK_NAME,
+    Identity,
+    home_of,
+    state_home,
+)
 
 MASTER = b"m" * 32
 
@@ -45,9 +52,18 @@ def test_only_so_many_lives_are_kept(tmp_path):
 
 def test_two_processes_cannot_have_one_identity(tmp_path):
     first = take(tmp_path)
-    with pytest.raises(IdentityConflict, match=str(os.getpid())) as caught:
+    (first.folder / LOCK_NAME).write_text("1")
+    with pytest.raises(IdentityConflict, match="process 1 on this machine") as caught:
         take(tmp_path)
     assert caught.value.holder == "c"
+    first.close()
+
+
+def test_a_process_is_not_asked_to_stop_itself(tmp_path):
+    """As after the second run of a notebook cell."""
+    first = take(tmp_path)
+    with pytest.raises(IdentityConflict, match="of this process; close that one"):
+        take(tmp_path)
     first.close()
     first.close()
     take(tmp_path).close()

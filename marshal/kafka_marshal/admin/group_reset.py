@@ -93,7 +93,11 @@ class PositionSpec:
 
     def __attrs_post_init__(self) -> None:
         offsets = {k: to_whole(self.kind, self.offsets[k]) for k in self.offsets}
-        object.__setattr__(self, "value", to_whole(self.kind, self.value))
+        value = to_whole(self.kind, self.value)
+        if self.kind == TIME:
+            # For Kafka negative times have other meanings: -1 is the end of the log.
+            value = max(0, value)
+        object.__setattr__(self, "value", value)
         object.__setattr__(self, "offsets", offsets)
 
     @classmethod

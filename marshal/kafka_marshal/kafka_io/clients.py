@@ -13,6 +13,7 @@ abandons the thread at the deadline; the request timeout ends it soon after.
 import logging
 import os
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +25,11 @@ from kafka import errors as kafka_errors
 from kafka.admin import KafkaAdminClient
 from kafka.net.selector import NetworkSelector
 
-from kafka_marshal.errors import CoordinationError, InvalidTransition
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+    InvalidTransition,
+)
 from kafka_marshal.kafka_io.faults import (
     UNREACHABLE,
     forked_error,
@@ -77,8 +82,15 @@ def new_client(
         selector: Makes what runs the connections, from the client's configuration.
 
     Raises:
+        ConfigurationError: Python runs without assertions.
         KafkaError: No connection could be made.
     """
+    if sys.flags.optimize:
+        # It reads bytes within an assertion, so it would misread every response.
+        raise ConfigurationError(
+            "kafka-python cannot decode responses under python -O or with "
+            "PYTHONOPTIMIZE: it relies on assertions. Run Python without them."
+        )
     network: list[Network] = []
 
     def make(**options: Any) -> Any:

@@ -222,7 +222,8 @@ class TopicLog(CoordinationLog):
         self._require_process("Reading")
         self._require_open()
         try:
-            return self._query_time(time_ms, max(1, timeout_ms))
+            # For Kafka negative times have other meanings: -1 is the end of the log.
+            return self._query_time(max(0, time_ms), max(1, timeout_ms))
         except Exception as error:
             doing = f"Querying the offsets of a time of {self._topic}"
             raise self._translate(error, doing, Access.READ) from error

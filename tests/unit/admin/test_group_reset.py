@@ -136,6 +136,12 @@ def test_each_rule_for_new_positions(cluster, spec, after):
     assert (target.position, len(target.topic_id)) == (after, 32)
 
 
+@pytest.mark.parametrize("early_ms", [-1, -2, -(10**15)])
+def test_a_time_before_1970_is_before_all_records(early_ms):
+    """To Kafka -1 ms is the end of the log."""
+    assert PositionSpec.to_time(early_ms) == PositionSpec.to_time(0)
+
+
 def test_positions_of_a_file_bring_their_partitions(cluster):
     spec = PositionSpec.from_offsets({PLACES[2]: 3, PLACES[0]: 4})
     plan = planned(cluster, spec)

@@ -3,6 +3,8 @@
 import logging
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -245,3 +247,22 @@ def test_a_fault_that_does_not_pass_is_raised(made):
     with pytest.raises(MarshalError, match="a bug"):
         admin.call(fail, doing="Asking", access=Access.READ, timeout_ms=60_000)
     assert [each.closed_count for each in made] == [0]
+
+
+UNDER_O = """
+from kafka.admin import KafkaAdminClient
+from kafka_marshal.kafka_io.clients import new_client
+new_client(KafkaAdminClient, {"bootstrap_servers": "127.0.0.1:1"})
+"""
+
+
+def test_kafka_python_without_assertions_is_refused():
+    """It decodes within an assertion, and would try until the deadline."""
+    done = subprocess.run(
+        [sys.executable, "-O", "-c", UNDER_O],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("kafka_marshal.errors.ConfigurationError: kafka-python")
