@@ -405,6 +405,7 @@ class HandOuts:
         self.count = 0
         self.duplicate_count = 0
         self._watcher = watcher
+        self._is_amo = is_at_most_once
         self._judge = OperationJudge(is_at_most_once=is_at_most_once)
         self._claimed: dict[int, set[Key]] = defaultdict(set)
         # Imports whose source has not been read so far.
@@ -461,6 +462,10 @@ class HandOuts:
             head = None if known is None else known.next_unclaimed()
             topic_id = None if known is None else known.topic_id
             self._judge_one(RESET, each, first=head, topic_id=topic_id)
+            if not self._is_amo:
+                judged = self._judge.keys[each]
+                topic = judged.topics[topic_id, judged.round]
+                self.processed[each, topic_id] = {*range(topic.base), *topic.processed}
 
     def _check_import(self, key: Key, known: KeyState, *, partition: int) -> None:
         """PROTOCOL 10.4: a key has in its target what it had in its source."""
