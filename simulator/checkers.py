@@ -67,8 +67,11 @@ class Violation(AssertionError):
 
 Head = tuple[int | None, int | None, bytes | None]
 """Position, first offset not granted and topic id of a key."""
+NO_HEAD: Head = (None, None, None)
 Sets = tuple[tuple[bytes, int], ...]
 """Set positions of a key, the last one last: op_id and position (PROTOCOL 8.5)."""
+Heads = tuple[int, ...]
+"""First offset that is not granted of a key after each Reset (PROTOCOL 7.6)."""
 EntryCheck = Callable[[int, Stored, Transitions], None]
 """Called with every record: coordinating partition, record, what it did."""
 TokenCheck = Callable[[Transition, Token | None], bool]
@@ -104,6 +107,8 @@ class LogWatcher:
         topic_ids: Id of the topic that a claim is of, by key and token.
         sets: What had set the position of a claim's key, in the log that accepted the
             claim, by key and token. A log that goes back may lose them.
+        resets: The Resets that were read before a claim, by key and token; also those
+            that the log has lost since.
         starts: Highest position that a key without one has begun with, by key and what
             had set its position: the group's committed offset (PROTOCOL 5.6).
         claims: Number of accepted claims and resumes so far, but for checkpoints.
@@ -134,6 +139,7 @@ class LogWatcher:
         self.worlds = [WorldState(number) for number in range(partitions)]
         self.topic_ids: dict[tuple[Key, Token], bytes | None] = {}
         self.sets: dict[tuple[Key, Token], Sets] = {}
+        self.resets: dict[tuple[Key, Token], Heads] = {}
         self.starts: dict[tuple[Key, Sets], int] = {}
         self.claims = 0
         self.losses: list[Loss] = []
@@ -143,6 +149,8 @@ class LogWatcher:
         self.may_fall: TokenCheck | None = None
         # Those of each operation, itself the last; of what it has only locked, too.
         self._sets: dict[tuple[Key, bytes], Sets] = {}
+        # The keys after each Reset, by its partition, leader epoch and offset.
+        self._resets: dict[tuple[int, int | None, int], dict[Key, Head]] = {}
         self._books = [LossBook(number) for number in range(partitions)]
         self._judges = [LogJudge(world) for world in self.worlds]
         self._kafka = kafka
@@ -250,6 +258,12 @@ class LogWatcher:
             self.claims += key.group_id != CHECKPOINT_GROUP
             self.topic_ids[key, token] = world.keys[key].topic_id
             self.sets[key, token] = self.sets_of(key, world)
+            self.resets.setdefault((key, token), self._heads_of(key, world))
+        elif transition.effect == "reset":
+            place = world.partition, world.leader_epoch, transition.offset
+            self._resets.setdefault(
+                place, {key: _head_of(known) for key, known in world.keys.items()}
+            )
         lock = None if key not in world.keys else world.keys[key].lock
         if transition.effect == "staged" and key is not None and lock is not None:
             one = lock.op_id, lock.position
@@ -269,6 +283,19 @@ class LogWatcher:
         if known is None or known.previous is None:
             return ()
         return self._sets.get((key, known.previous.op_id), ())
+
+    def _heads_of(self, key: Key, world: WorldState) -> Heads:
+        """Return where each Reset so far has left a key, in the topic of its claim."""
+        topic_id = world.keys[key].topic_id
+        found = [
+            heads.get(key, NO_HEAD)
+            for (partition, _, _), heads in self._resets.items()
+            if partition == world.partition
+        ]
+        return tuple(
+            max(position or 0, granted or 0) if of == topic_id else 0
+            for position, granted, of in found
+        )
 
     def refold(self, partition: int) -> None:
         """Forget a partition that was truncated, and read it from its start.
@@ -330,6 +357,10 @@ class LogWatcher:
         return has_folded
 
 
+def _head_of(known: KeyState) -> Head:
+    return known.position, known.granted, known.topic_id
+
+
 def _never(key: Key) -> bool:
     del key
     return False
@@ -374,6 +405,7 @@ class HandOuts:
         self.count = 0
         self.duplicate_count = 0
         self._watcher = watcher
+        self._is_amo = is_at_most_once
         self._judge = OperationJudge(is_at_most_once=is_at_most_once)
         self._claimed: dict[int, set[Key]] = defaultdict(set)
         # Imports whose source has not been read so far.
@@ -430,12 +462,16 @@ class HandOuts:
             head = None if known is None else known.next_unclaimed()
             topic_id = None if known is None else known.topic_id
             self._judge_one(RESET, each, first=head, topic_id=topic_id)
+            if not self._is_amo:
+                judged = self._judge.keys[each]
+                topic = judged.topics[topic_id, judged.round]
+                self.processed[each, topic_id] = {*range(topic.base), *topic.processed}
 
     def _check_import(self, key: Key, known: KeyState, *, partition: int) -> None:
         """PROTOCOL 10.4: a key has in its target what it had in its source."""
         layout = self._watcher.worlds[partition].layout
         assert layout is not None
-        head = known.position, known.granted, known.topic_id
+        head = _head_of(known)
         heads = self._final_heads(key, layout.op_id)
         if not heads:
             # Of what has landed at once, the source is read later.
@@ -467,7 +503,7 @@ class HandOuts:
             and other.layout.op_id == op_id
             and is_final(other, key)
         ]
-        return {(each.position, each.granted, each.topic_id) for each in others}
+        return {_head_of(each) for each in others}
 
     def _on_claim(self, key: Key, token: Token, known: KeyState) -> None:
         is_sought = self._judge.keys[key].topic().sought is not None

@@ -6,7 +6,8 @@ reports the range (``grant_exposed``), unless the process that had it ended befo
 could.
 
 A set position that a log has lost counts no more: what its claims handed out is
-compared with what is handed out by the log as it was before.
+compared with what is handed out by the log as it was before. What a Reset has taken
+back is compared no more, also where the log loses the Reset.
 """
 
 from collections import defaultdict
@@ -15,7 +16,7 @@ import attrs
 
 from kafka_marshal.protocol.log_judge import Place
 from kafka_marshal.protocol.types import Key
-from simulator.checkers import Sets, Violation
+from simulator.checkers import Heads, Sets, Violation
 from simulator.node import Node
 
 
@@ -27,15 +28,22 @@ class _HandOut:
         name: The process that got it.
         cuts: Of how many cuts of its coordinating partition that process knew.
         sets: What had set the position before its claim.
+        resets: Where each Reset before its claim had left the key.
     """
 
     name: str
     cuts: int
     sets: Sets
+    resets: Heads
 
     def is_set_again(self, after: "_HandOut") -> bool:
         """Return whether a set position lets a later hand-out repeat this one."""
         return bool(after.sets) and after.sets[-1] not in self.sets
+
+    def is_taken_back(self, after: "_HandOut", offset: int) -> bool:
+        """Return whether a Reset between both claims took the grant back."""
+        since = after.resets[len(self.resets) :]
+        return any(head <= offset for head in since)
 
 
 @attrs.frozen
@@ -58,14 +66,23 @@ class Exposures:
     def __init__(self) -> None:
         """Start with nothing lost."""
         self.excused_count = 0
-        self._handed: dict[tuple[Place, int], dict[Sets, _HandOut]] = defaultdict(dict)
+        self._handed: dict[tuple[Place, int], dict[tuple[Sets, Heads], _HandOut]] = (
+            defaultdict(dict)
+        )
         self._processed: dict[tuple[Place, Sets], set[int]] = defaultdict(set)
         self._twice: list[_Twice] = []
         self._told: dict[Key, set[int]] = defaultdict(set)
         self._ended: dict[tuple[str, Key], int] = {}
 
     def on_handed(
-        self, name: str, place: Place, *, offset: int, cuts: int, sets: Sets = ()
+        self,
+        name: str,
+        place: Place,
+        *,
+        offset: int,
+        cuts: int,
+        sets: Sets = (),
+        resets: Heads = (),
     ) -> None:
         """Take one record that a process may work on, knowing of so many cuts.
 
@@ -75,15 +92,16 @@ class Exposures:
             offset: Its offset.
             cuts: Of how many cuts of the key's partition the process knows.
             sets: What had set the position before its claim.
+            resets: Where each Reset before its claim had left the key.
 
         Raises:
             Violation: Another one had it before, by the very same log.
         """
-        this = _HandOut(name, cuts, sets)
+        this, of = _HandOut(name, cuts, sets, resets), (sets, resets)
         handed = self._handed[place, offset]
         for other in handed.values():
             before, after = sorted((other, this), key=lambda each: each.cuts)
-            if before.is_set_again(after):
+            if before.is_set_again(after) or before.is_taken_back(after, offset):
                 continue
             if other.cuts == cuts:
                 text = f"{place[0]}: {offset} handed out twice by one log"
@@ -91,8 +109,8 @@ class Exposures:
             self._twice.append(
                 _Twice(place=place, offset=offset, before=before, after=after)
             )
-        if sets not in handed or handed[sets].cuts < cuts:
-            handed[sets] = this
+        if of not in handed or handed[of].cuts < cuts:
+            handed[of] = this
 
     def on_processed(self, place: Place, *, offset: int, sets: Sets) -> None:
         """Record that a process is done with a record that its claim let it have."""

@@ -253,7 +253,8 @@ class Levels:
         if header != (FRAME_VERSION, CONFIG, 0):
             return None
         config = decode(value)
-        assert isinstance(config, Config)
+        if not isinstance(config, Config):
+            return None  # somebody has bent it
         return config if config.feature_level <= SUPPORTED_LEVEL else None
 
     def _on_above(

@@ -119,6 +119,7 @@ class TopicHistory:
     count: int = 0
     sought: int | None = None  # where the owner seeks to, and has not read yet
     undone: set[int] = attrs.field(factory=set)  # processed before that seek
+    ever: set[int] = attrs.field(factory=set)  # processed before any seek or reset
 
 
 @attrs.define(kw_only=True)
@@ -243,6 +244,8 @@ class OperationJudge:
             topic.back.update(
                 offset for offset in topic.granted if offset >= (head or 0)
             )
+            if not self._is_amo:
+                _bring_back(topic, head)
 
     def _set(self, known: KeyHistory, operation: Operation) -> None:
         """An admin set a position: S3 and 6.1 count from here on."""
@@ -260,6 +263,8 @@ class OperationJudge:
         if self._is_amo:
             self._find("6.6", key, f"sought to {to} at most once")
             return
+        if known.tokens and known.owner is None and operation.outcome == INVOKE:
+            return  # overtaken by a reset or a set position: the log ignores it
         if known.tokens and token != known.tokens[-1]:
             if operation.outcome == OK:
                 self._find("S1", key, f"sought under {token}, which is over")
@@ -272,6 +277,7 @@ class OperationJudge:
             return
         above = {offset for offset in topic.processed if offset >= to}
         topic.undone |= above
+        topic.ever |= above
         topic.processed = set(range(to)) | (topic.processed - above)
         topic.position = known.starts[token] = to
         # All from there on is asked for again, also what a set position left out.
@@ -284,8 +290,8 @@ class OperationJudge:
         token = operation.token
         if token is None or not known.tokens or token != known.tokens[-1]:
             return
-        if known.rounds[token] != known.round:
-            return  # overtaken by a set position, which the owner has yet to read
+        if known.owner is None:
+            return  # overtaken by a set position or a reset, which it has yet to read
         topic = known.topic(token)
         if topic.position != operation.first:
             text = f"sought to {operation.first}, and the log has {topic.position}"
@@ -467,6 +473,17 @@ class OperationJudge:
             takeovers=sum(max(0, len(known.tokens) - 1) for known in keys),
             duplicates_max=max(again, default=0),
         )
+
+
+def _bring_back(topic: TopicHistory, head: int | None) -> None:
+    """Demand that all from a position on is processed once more, and nothing below.
+
+    Without one, claims begin with the committed offset of the group, below which all
+    was processed or skipped once.
+    """
+    topic.sought, topic.undone = None, set()
+    topic.ever |= topic.processed
+    topic.processed = {*topic.ever} if head is None else set(range(head))
 
 
 def _pass_over(topic: TopicHistory, position: int) -> None:

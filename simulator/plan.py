@@ -219,7 +219,10 @@ def draw(
     kinds = (*lot, *apart) if faults is None else tuple(faults)
     kinds = (*kinds, *(each for each in also if each not in kinds))
     if not set(ASKED_APART).difference({RESIZE}).isdisjoint(kinds):
-        kinds = tuple(each for each in kinds if each not in UNFIT_BESIDE_ADMINS)
+        # Beside seeks and plans alone they stay where they are asked for.
+        asked = also if set(OF_ADMINS).isdisjoint(kinds) else ()
+        unfit = UNFIT_BESIDE_ADMINS.difference(asked)
+        kinds = tuple(each for each in kinds if each not in unfit)
     if RESIZE in kinds:
         kinds = tuple(each for each in kinds if each not in UNFIT_BESIDE_RESIZE)
     return Plan(

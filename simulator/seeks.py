@@ -29,7 +29,12 @@ class Sought:
 
 
 class Seeks:
-    """Has members seek back and forward, and watches their seeks end."""
+    """Has members seek back and forward, and watches their seeks end.
+
+    Attributes:
+        sought: Incarnations of processes that have sought: what they had sent before
+            must not be written once more, which only late appends may do.
+    """
 
     def __init__(self, world: World, fleet: Fleet) -> None:
         """Start without any."""
@@ -38,6 +43,7 @@ class Seeks:
         self._open: list[Sought] = []
         # Processes that have sought, and not handed out anything of the key since.
         self._last: dict[Key, Owner] = {}
+        self.sought: set[bytes] = set()
         fleet.after_step = self._after_step
 
     def strike(self, fault: Fault) -> None:
@@ -115,6 +121,7 @@ class Seeks:
             world.trace(f"{app.name} seeks to {offset} in {key}: {error!r}")
         if holding.seek_count == count:
             return
+        self.sought.add(app.node.owner.incarnation)
         world.watcher.skips.seeking(key, token, first=before, offset=offset)
         world.trace(f"{app.name} seeks from {before} to {offset} in {key}")
         world.coverage.note("sought_back" if offset < before else "sought_forward")

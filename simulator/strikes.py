@@ -411,6 +411,8 @@ class Strikes:
         stored = self._world.cluster.kafka.log(place).records
         if stored and fault.size < PERCENT * 2 // 3:
             value = rng.choice(stored).value
+            if getattr(decode(value), "incarnation", None) in self._seeks.sought:
+                return  # PROTOCOL 6.6 holds for what its owner has sent alone
             if value and fault.size % 3 == 0:
                 at = rng.randrange(len(value))
                 bent = value[:at] + rng.randbytes(1) + value[at + 1 :]

@@ -357,9 +357,14 @@ class World(BaseWorld):
         cuts = self.cuts.known_to(node, self.place_of(key))
         for record in records:
             place = key, record.value
-            sets = self._sets_before(key, record.token)
+            assert record.token is not None
             self.exposures.on_handed(
-                name, place, offset=record.offset, cuts=cuts, sets=sets
+                name,
+                place,
+                offset=record.offset,
+                cuts=cuts,
+                sets=self._sets_before(key, record.token),
+                resets=self.watcher.resets.get((key, record.token), ()),
             )
 
     def _sets_before(self, key: Key, token: Token | None) -> Sets:

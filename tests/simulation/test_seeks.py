@@ -8,10 +8,20 @@ import slices
 import variants
 from seedkit import found_by
 
+from kafka_marshal.config import Delivery
 from kafka_marshal.engine import heartbeats
 from simulator.campaign import CampaignOptions, run_seeds
 from simulator.coverage import SOUGHT
-from simulator.plan import MINUTE_MS, POSITIONS, RECREATE, RESIZE, SEEKS, TRUNCATE
+from simulator.plan import (
+    CHECKPOINT,
+    MINUTE_MS,
+    POSITIONS,
+    RECREATE,
+    RESET,
+    RESIZE,
+    SEEKS,
+    TRUNCATE,
+)
 from simulator.simulate import SimulationFailed, simulate
 from simulator.world import World
 
@@ -33,6 +43,18 @@ def test_an_admin_sets_a_position_that_an_owner_has_sought():
     assert report.seen["seek_overtaken"]
 
 
+@pytest.mark.parametrize("seed", [50043, 50051])
+def test_a_reset_takes_back_what_an_owner_has_sought(seed):
+    """It goes forward again over what the seek went back to."""
+    report = simulate(
+        seed,
+        delivery=Delivery.AT_LEAST_ONCE,
+        also=(SEEKS, RESET, CHECKPOINT),
+        duration_ms=5 * MINUTE_MS,
+    )
+    assert report.seen["reset"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [40000, 40031])
 def test_an_owner_seeks_while_its_topic_is_gone_or_another_one(seed):
@@ -47,6 +69,17 @@ def test_an_owner_seeks_while_its_topic_is_gone_or_another_one(seed):
 def test_what_a_seek_skips_needs_no_processing_where_logs_lose_records(seed, beside):
     report = simulate(seed, also=(*beside, SEEKS), duration_ms=5 * MINUTE_MS)
     assert report.seen["sought_forward"]
+
+
+def test_nobody_else_writes_what_an_owner_had_sent_before_its_seek():
+    """Somebody wrote a heartbeat from before a seek again, once it was confirmed."""
+    report = simulate(
+        52197,
+        delivery=Delivery.AT_LEAST_ONCE,
+        also=(SEEKS, RESET, CHECKPOINT),
+        duration_ms=5 * MINUTE_MS,
+    )
+    assert report.seen["sought_back"]
 
 
 def test_what_no_seek_skips_is_missed_where_logs_lose_records(monkeypatch):

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ import slices
 import variants
 
 from kafka_marshal.config import Delivery
+from kafka_marshal.engine.own_grants import OwnGrants
+from kafka_marshal.engine.rebuilding import Rebuilder
 from simulator.campaign import CampaignOptions, run_seeds, shrunk
 from simulator.checkers import OPERATIONS
 from simulator.coverage import RECREATED, TRUNCATED
@@ -88,6 +91,15 @@ REGRESSIONS = [
     (25, {"faults": ("level", TRUNCATE), "duration_ms": MINUTE_MS}),
     # A log that loses records gets no Config to halt at, and nobody halted (simulator).
     (0, {"faults": ("halt", TRUNCATE), "duration_ms": MINUTE_MS}),
+    # A bent Config was taken for one (simulator).
+    (
+        50027,
+        {"also": (TRUNCATE, "level"), "delivery": AMO, "duration_ms": 5 * MINUTE_MS},
+    ),
+    # What a Reset took back was granted again: with the log as it was, and with one
+    # that had lost the Reset (simulator).
+    (50021, {"also": (TRUNCATE,), "delivery": AMO, "duration_ms": 5 * MINUTE_MS}),
+    (50017, {"also": (TRUNCATE,), "delivery": AMO, "duration_ms": 5 * MINUTE_MS}),
 ]
 
 
@@ -101,6 +113,32 @@ def test_every_invariant_holds_and_every_situation_is_reached():
 @pytest.mark.parametrize(("seed", "options"), REGRESSIONS)
 def test_seeds_that_failed_before_hold(seed, options):
     assert simulate(seed, **options).claims > 0
+
+
+def test_what_a_log_loses_after_a_reset_must_be_reported(monkeypatch):
+    """Planted: a process that has read a Reset reports no lost grants any more."""
+    forget, expose, quiet = OwnGrants.forget, Rebuilder._expose, []
+
+    def forget_all(self, is_reset):
+        quiet.append(self)
+        forget(self, is_reset)
+
+    def expose_some(self, *grants):
+        if not any(each is self.grants for each in quiet):
+            expose(self, *grants)
+
+    run = partial(
+        simulate,
+        50000,
+        delivery=AMO,
+        faults=(TRUNCATE, "reset", "checkpoint", "crash", "failover", "churn"),
+        duration_ms=5 * MINUTE_MS,
+    )
+    assert run().seen["reset"]
+    monkeypatch.setattr(OwnGrants, "forget", forget_all)
+    monkeypatch.setattr(Rebuilder, "_expose", expose_some)
+    with pytest.raises(SimulationFailed, match="nobody reported it"):
+        run()
 
 
 @pytest.mark.slow

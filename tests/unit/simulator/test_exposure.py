@@ -76,6 +76,41 @@ def test_a_set_position_lets_offsets_be_handed_out_again(cuts):
     exposures.judge()
 
 
+def hand_by_resets(exposures, *hands):
+    """Hand out one offset to each, by claims from after some Resets."""
+    for name, cuts, heads in hands:
+        exposures.on_handed(name, PLACE, offset=4, cuts=cuts, resets=heads)
+
+
+@pytest.mark.parametrize("cuts", [0, 1], ids=["in-the-log", "lost"])
+def test_a_reset_lets_offsets_be_handed_out_again(cuts):
+    exposures = Exposures()
+    hand_by_resets(exposures, ("a", 0, ()), ("b", cuts, (4,)), ("c", cuts, (4, 3)))
+    exposures.judge()
+
+
+@pytest.mark.parametrize("heads", [(5,), ()], ids=["below-its-head", "without"])
+def test_what_no_reset_takes_back_is_handed_out_once(heads):
+    exposures = Exposures()
+    hand_by_resets(exposures, ("a", 0, ()))
+    with pytest.raises(Violation, match="S3"):
+        hand_by_resets(exposures, ("b", 0, heads))
+
+
+def test_twice_since_the_same_reset_is_never_right():
+    exposures = Exposures()
+    hand_by_resets(exposures, ("a", 0, ()), ("b", 0, (3,)))
+    with pytest.raises(Violation, match="S3"):
+        hand_by_resets(exposures, ("c", 0, (3,)))
+
+
+def test_what_a_log_lost_since_a_reset_is_reported():
+    exposures = Exposures()
+    hand_by_resets(exposures, ("a", 0, (3,)), ("b", 1, (3,)))
+    with pytest.raises(Violation, match=r"7\.5"):
+        exposures.judge()
+
+
 def test_twice_since_the_same_set_position_is_never_right():
     exposures = Exposures()
     hand(exposures, ("a", 0, ()), ("b", 0, (FIRST,)))

@@ -7,7 +7,7 @@ from logkit import beat, claim, decide
 from msgspec.structs import replace
 
 from kafka_marshal.engine.replica import Replica
-from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.codec import Undecodable, decode, encode
 from kafka_marshal.protocol.items import Halt
 from kafka_marshal.protocol.records import KINDS
 from kafka_marshal.protocol.types import Owner
@@ -207,6 +207,16 @@ def test_a_claim_is_over_2h_behind_a_halt():
     scene.cluster.clock.advance(1)
     with pytest.raises(Violation, match="S4"):
         scene.levels.check_use(OWNER, 0, h_ms=H_MS)
+
+
+def test_a_config_that_somebody_has_bent_is_none_where_logs_lose_records():
+    scene = Scene()
+    scene.levels.may_lose = True
+    bent = encode(scene.cluster.config)[:-1] + b"\xc1"
+    assert isinstance(decode(bent), Undecodable)
+    scene.write(bent)
+    assert scene.levels.config(0) == scene.cluster.config
+    assert scene.watcher.worlds[0].config == scene.cluster.config
 
 
 def test_a_start_between_two_t_is_torn():

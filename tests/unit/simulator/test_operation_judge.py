@@ -368,6 +368,48 @@ def test_a_reset_to_no_position_takes_all_back():
     assert invariants(history, AMO) == []
 
 
+@pytest.mark.parametrize(
+    ("to", "head", "missed"),
+    [
+        pytest.param(2, 8, 0, id="forward-over-what-a-seek-goes-back-to"),
+        pytest.param(8, 4, 4, id="back-over-what-a-seek-skipped"),
+        pytest.param(2, None, 0, id="to-the-committed-offset"),
+    ],
+)
+def test_a_reset_replaces_what_a_seek_has_set(to, head, missed):
+    history = [
+        op("claim", "a", ONE),
+        *handled("a", ONE, 0, 3),
+        op("beat", "a", ONE, 4),
+        *([*handled("a", ONE, 4, 7), op("beat", "a", ONE, 8)] if to == 2 else []),
+        op("seek", "a", ONE, to, outcome="invoke"),
+        op("seek", "a", ONE, to),
+        op("sought", "a", ONE, to),
+        op("reset", "admin", None, head),
+        op("claim", "b", TWO),
+        *handled("b", TWO, 8, 9),
+    ]
+    verdict = check(history, delivery=ALO, ends={KEY: (0, 10)})
+    assert len(verdict.findings) == bool(missed)
+    assert all(f"{missed} records" in each.message for each in verdict.findings)
+
+
+def test_a_reset_overtakes_a_seek_that_its_owner_has_read():
+    history = [
+        op("claim", "a", ONE),
+        op("seek", "a", ONE, 7, outcome="invoke"),
+        op("seek", "a", ONE, 7),
+        op("reset", "admin", None, 3),
+        op("sought", "a", ONE, 7),
+        op("seek", "a", ONE, 9, outcome="invoke"),
+        op("claim", "b", TWO, 3),
+        *handled("b", TWO, 3, 4),
+    ]
+    verdict = check(history, delivery=ALO, ends={KEY: (0, 6)})
+    assert [each.invariant for each in verdict.findings] == ["6.1"]
+    assert "1 records never processed: [5]" in verdict.findings[0].message
+
+
 # --- set positions
 
 

@@ -10,9 +10,12 @@ from simulator.plan import (
     HALT,
     KEEP,
     KEPT,
+    LEVEL,
     LEVELS,
     POSITIONS,
+    RESET,
     SCHEDULES,
+    SEEKS,
     UNFIT_BESIDE_ADMINS,
     chance,
     draw,
@@ -55,6 +58,16 @@ def test_levels_are_drawn_apart():
         assert plan.faults[: len(without.faults)] == without.faults
         numbers = [fault.number for fault in plan.faults]
         assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_resets_and_levels_go_with_seeks_where_they_are_asked_for():
+    for also, kinds in (
+        ((SEEKS, RESET, LEVEL), {SEEKS, RESET, LEVEL}),
+        ((SEEKS, RESET), {SEEKS, RESET}),
+        ((SEEKS,), {SEEKS}),
+        ((SEEKS, RESET, LEVEL, POSITIONS), {SEEKS, POSITIONS}),
+    ):
+        assert {*draw(3, faults=(RESET, LEVEL), also=also).kinds} == kinds
 
 
 def test_damaged_files_are_of_kept_states():
