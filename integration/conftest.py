@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import classdata
 import pytest
+from collecting import pytest_collection_finish  # noqa: F401 - hook
 from containers import ContainerBroker
 from limits import (  # noqa: F401 - hooks
     pytest_runtest_teardown,

@@ -2,6 +2,7 @@
 
 import os
 
+from collecting import pytest_collection_finish  # noqa: F401 - hook
 from hypothesis import HealthCheck, settings
 from limits import (  # noqa: F401 - hooks
     pytest_runtest_teardown,

@@ -34,14 +34,14 @@ from simulator.simulate import (
 )
 from simulator.world import World
 
-# Each situation four times; `make sim` runs many more:
-# choose_seeds.py --seeds 0:300 --times 4
+# Each situation twice; `make sim` runs many more:
+# choose_seeds.py --seeds 0:300 --times 2
 CHOSEN = [
-    *(10, 22, 28, 57, 67, 68, 100, 109, 115, 116, 118, 123, 133, 137, 138, 143),
-    *(151, 160, 162, 182, 210, 224, 226, 227, 252, 266, 271, 275, 294, 296),
+    *(10, 22, 67, 68, 109, 116, 133, 138, 146, 162, 182, 191, 202, 224, 239, 252, 266),
+    *(294, 296),
 ]
 # And some that nobody chose.
-QUICK = sorted({*CHOSEN, *range(20)})
+QUICK = sorted({*CHOSEN, *range(10)})
 SEEDS = slices.seeds_of(quick=QUICK, full=500)
 AMO = Delivery.AT_MOST_ONCE
 # Logs that lose what was read, and what makes that hurt.

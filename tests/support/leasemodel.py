@@ -7,7 +7,7 @@ difference any more, and epochs are renamed, so that time and the length of the
 log are unbounded; records on their way and verdicts unread are bounded.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from itertools import count
 from typing import NamedTuple
@@ -157,6 +157,8 @@ class LeaseModel:
         self.void = 2 * max(intervals) // self.tick_ms  # local ages from here on
         self.stale = self.void + 1  # are alike, and log ages from here on
         self.append = cache(self._append)
+        # Most steps lead where others have led; bounded, as large worlds are millions.
+        self.named = lru_cache(1 << 16)(self._named)
         self.is_valid = cache(self._is_valid)
         self.claimant = cache(self._claimant)
 
@@ -248,9 +250,14 @@ class LeaseModel:
 
     def steps(self, world):
         for label, after in self._steps(world):
-            is_swapped = _shape(after, 1) < _shape(after, 0)
-            swap = "; P0 and P1 swap names" if is_swapped else ""
-            yield label + swap, self.renamed(after, is_swapped=is_swapped)
+            swap, named = self.named(after)
+            yield label + swap, named
+
+    def _named(self, world):
+        """Return a world as `renamed` has it, and what to add to the step there."""
+        is_swapped = _shape(world, 1) < _shape(world, 0)
+        swap = "; P0 and P1 swap names" if is_swapped else ""
+        return swap, self.renamed(world, is_swapped=is_swapped)
 
     def _steps(self, world):
         yield "a tick", self._tick(world)

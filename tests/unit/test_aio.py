@@ -608,8 +608,7 @@ def test_a_cancelled_exit_closes_everything_on_its_threads(cluster, cancels):
     async def work():
         marshal = opened_over(lambda: client)
         running = asyncio.ensure_future(body(marshal))
-        while not consumer.begins.is_set():
-            await asyncio.sleep(0.001)
+        assert await asyncio.to_thread(consumer.begins.wait, WAIT_S)
         for _ in range(cancels):
             running.cancel()
             await asyncio.sleep(0.01)
