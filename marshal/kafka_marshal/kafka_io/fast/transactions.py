@@ -185,7 +185,7 @@ class Transactions(Closing):
             self._is_under_way = False
         except KafkaException as error:
             raise self._translate(error, doing) from error
-        except KafkaError as error:  # as rarely where it is fenced meanwhile
+        except KafkaError as error:  # type: ignore[misc] # as the binding rarely does
             raise self._translate(KafkaException(error), doing) from error
 
     def _find(self, topic: str) -> None:
