@@ -9,11 +9,14 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from slices import HANG_S
 
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.testing.broker import EmbeddedBroker
@@ -24,7 +27,6 @@ FOLDER = Path(__file__).resolve().parents[2] / "build" / "java"
 SPARK_PROGRAM = Path(__file__).with_name("classdata_program.py")
 # Java's other programs, such as Spark, would print that the archive is not theirs.
 QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
-WRITTEN_MS_MAX = 120_000
 # What Java adds, for the drivers of Spark alone.
 SPARK_OPTIONS = "SPARK_SUBMIT_OPTS"
 
@@ -85,12 +87,12 @@ def _run_broker(java_options: str) -> None:
         broker = EmbeddedBroker(
             data_dir=Path(folder), java_options=java_options.split()
         )
-        broker.start().stop(timeout_ms=WRITTEN_MS_MAX)
+        broker.start().stop(timeout_ms=HANG_S * 1000)
 
 
 def _run_spark(java_options: str) -> None:
     with TemporaryDirectory() as folder:
-        subprocess.run(
+        program = subprocess.Popen(
             [sys.executable, SPARK_PROGRAM, folder],
             env=os.environ
             | {
@@ -99,9 +101,13 @@ def _run_spark(java_options: str) -> None:
                 # Not the archive of Kafka's classes: Java would write none beside it.
                 "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             },
-            # Where it fails there is no archive, and all is slower.
-            check=False,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=WRITTEN_MS_MAX / 1000,
+            start_new_session=True,
         )
+        try:
+            # Where it fails or hangs there is no archive, and all is slower.
+            program.wait(HANG_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(program.pid, signal.SIGKILL)
+            program.wait()

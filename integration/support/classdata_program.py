@@ -12,7 +12,6 @@ from pyspark.sql.datasource import (
     SimpleDataSourceStreamReader,
 )
 
-WRITTEN_S_MAX = 120
 SCHEMA = "number int, text string"
 
 
@@ -88,7 +87,7 @@ def main(folder: str) -> None:
     java = spark.sparkContext._gateway.proc
     spark.stop()
     java.stdin.close()
-    java.wait(WRITTEN_S_MAX)
+    java.wait()  # the caller has a deadline
 
 
 if __name__ == "__main__":
