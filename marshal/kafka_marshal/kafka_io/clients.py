@@ -2,15 +2,14 @@
 
 kafka-python retries the bootstrap addresses until its time is up, whatever the
 reason, and then raises a timeout without one: a wrong password looks like a network
-that is down. The reason is only in its log, as an exception among the arguments. A
-failed client also leaves its thread and sockets open; ``new_client`` closes them.
+that is down. The connections that failed know the reason. A failed client also leaves
+its thread and sockets open; ``new_client`` closes them.
 
 The admin client blocks for as many request timeouts as a call has round trips, and has
 no deadline for the whole. ``AdminClient`` runs each call on a separate thread and
 abandons the thread at the deadline; the request timeout ends it soon after.
 """
 
-import logging
 import os
 import ssl
 import sys
@@ -18,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -44,7 +44,6 @@ from kafka_marshal.kafka_io.translate import (
     translate_error,
 )
 
-_LOGGER = "kafka.net.manager"
 # Refusals that no retry changes.
 REFUSALS = (
     kafka_errors.SaslAuthenticationFailedError,
@@ -96,6 +95,7 @@ def new_client(
     def make(**options: Any) -> Any:
         made = Network(options, selector and selector(options))
         network.append(made)
+        made.manager.failed = partial(_note_failure, made)
         if watch is not None:
             watch.add(made)
         if topic is not None:
@@ -120,11 +120,8 @@ def close_by_force(producer: Any) -> None:
     producer.close(timeout=1)
 
 
-class ConnectionWatch(logging.Handler):
-    """Collects connection errors from kafka-python's log, as a context manager.
-
-    If the application has turned off that logger, errors are reported later and with
-    less detail; nothing else changes.
+class ConnectionWatch:
+    """Collects errors of connections to brokers, as a context manager.
 
     Attributes:
         refused: Permanent refusal of a watched client, None once it has connected.
@@ -134,7 +131,6 @@ class ConnectionWatch(logging.Handler):
     """
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
         self.refused: Exception | None = None
         self.refusal: Exception | None = None
         self.last: Exception | None = None
@@ -142,7 +138,7 @@ class ConnectionWatch(logging.Handler):
         self._networks: list[Network] = []
 
     def add(self, network: Network) -> None:
-        """Watch the log lines of this network's thread."""
+        """Watch the connections of this network."""
         self._networks.append(network)
 
     def stop(self) -> None:
@@ -155,20 +151,14 @@ class ConnectionWatch(logging.Handler):
             with suppress(Exception):  # already closed
                 each.stop()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Record the exception among the arguments of a log line."""
-        arguments = record.args if isinstance(record.args, tuple) else ()
-        for argument in arguments:
-            if isinstance(argument, Exception):
-                self.last = argument
-            if isinstance(argument, REFUSALS):
-                self.refusal = argument
-            why = _final(argument)
-            if why is not None and self._is_ours(record):
-                self.refused = why
-
-    def _is_ours(self, record: logging.LogRecord) -> bool:
-        return record.thread in {each.manager.thread for each in self._networks}
+    def note(self, network: Network, error: Exception) -> None:
+        """Record why a connection of a network was not established."""
+        self.last = error
+        if isinstance(error, REFUSALS):
+            self.refusal = error
+        why = _final(error)
+        if why is not None and network in self._networks:
+            self.refused = why
 
     def explained(self) -> Exception | None:
         """Return the last error if it shows what is wrong with the connection."""
@@ -179,7 +169,7 @@ class ConnectionWatch(logging.Handler):
         return f" The last attempt ended with: {self.last}." if self.last else ""
 
     def __enter__(self) -> Self:
-        logging.getLogger(_LOGGER).addHandler(self)
+        _watches.append(self)
         return self
 
     def __exit__(
@@ -188,7 +178,16 @@ class ConnectionWatch(logging.Handler):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        logging.getLogger(_LOGGER).removeHandler(self)
+        _watches.remove(self)
+
+
+# Of the calls that are under way, on any thread.
+_watches: list[ConnectionWatch] = []
+
+
+def _note_failure(network: Network, error: Exception) -> None:
+    for watch in tuple(_watches):
+        watch.note(network, error)
 
 
 def _final(error: object) -> Exception | None:

@@ -19,11 +19,11 @@ stay as they are, because the application may use them as well.
   round, so that it uses a whole processor.
 """
 
-import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, SupportsIndex, overload
+from weakref import WeakSet
 
 import attrs
 import kafka
@@ -63,16 +63,28 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc] # untyped library
     Attributes:
         changes: Called with each transport once it is connected, before anything is
             read.
-        thread: Identifier of the thread that connects; None before the first attempt.
+        failed: Called with the error of each connection that was not established, on
+            the thread that connects.
     """
 
     def __init__(self, net: NetworkSelector, **options: object) -> None:
         super().__init__(net, **options)
         self.changes: list[Callable[[Any], None]] = [keep_last_data]
-        self.thread: int | None = None
+        self.failed: Callable[[Exception], None] = lambda _: None
+        self._begun: WeakSet[Any] = WeakSet()
+
+    def get_connection(self, *args: object, **settings: object) -> Any:
+        """Return the connection to a node, which may be one that is established."""
+        connection = super().get_connection(*args, **settings)
+        if connection not in self._begun:
+            self._begun.add(connection)
+            connection.init_future.add_errback(self._report)
+        return connection
+
+    def _report(self, error: Exception) -> None:
+        self.failed(error)
 
     async def _build_transport(self, *args: object, **settings: object) -> Any:
-        self.thread = threading.get_ident()
         transport = await super()._build_transport(*args, **settings)
         for change in self.changes:
             change(transport)

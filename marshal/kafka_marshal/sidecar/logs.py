@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 LINES_MAX = 10_000
 _LEVELS = {
     LOGGER_NAME: logging.INFO,
-    # Its warnings say why a connection failed, which lookups read; none is written.
-    "kafka": logging.WARNING,
+    "kafka": logging.ERROR,
     # Its warnings are about invalid requests, which get a response.
     "uvicorn.error": logging.ERROR,
     "asyncio": logging.WARNING,
@@ -106,9 +105,6 @@ class _Dropping(QueueHandler):
         self._repeats = RepeatFilter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        is_of_kafka_python = record.name.partition(".")[0] == "kafka"
-        if is_of_kafka_python and record.levelno < logging.ERROR:
-            return
         passed = self._repeats.passed(record)
         if passed is not None:
             super().emit(passed)

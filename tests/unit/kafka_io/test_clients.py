@@ -1,4 +1,4 @@
-"""Why kafka-python could not connect, from its log; the admin client's threads."""
+"""Why kafka-python could not connect; the admin client's threads."""
 
 import logging
 import socket
@@ -6,7 +6,6 @@ import ssl
 import subprocess
 import sys
 import threading
-from types import SimpleNamespace
 
 import pytest
 from kafka import errors
@@ -17,27 +16,20 @@ from kafka_marshal.kafka_io.clients import AdminClient, ConnectionWatch
 from kafka_marshal.kafka_io.faults import Access
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 
-LOGGER = logging.getLogger("kafka.net.manager")
 WRONG_PASSWORD = errors.SaslAuthenticationFailedError("who?")
-LINE = "Bootstrap connection to %s failed: %s"
 
 
 class Network:
-    """A client's network; everything it says, it says on a thread of its own."""
+    """A client's network, whose connections fail on a thread of its own."""
 
     def __init__(self):
-        self.manager = SimpleNamespace(thread=None)
         self.is_closed = False
         self.is_over = False
 
-    def warn(self, *arguments):
-        thread = threading.Thread(target=self._connect, args=arguments)
+    def fail(self, error):
+        thread = threading.Thread(target=clients._note_failure, args=(self, error))
         thread.start()
         thread.join(30)
-
-    def _connect(self, *arguments):
-        self.manager.thread = threading.get_ident()
-        LOGGER.warning(LINE, "bootstrap-0", *arguments)
 
     def stop(self):
         if self.is_over:
@@ -59,7 +51,7 @@ def network(watch):
 
 
 def test_a_refusal_of_a_watched_client_is_recorded(watch, network):
-    network.warn(WRONG_PASSWORD)
+    network.fail(WRONG_PASSWORD)
     assert watch.refused is WRONG_PASSWORD
     watch.stop()
     assert network.is_closed
@@ -77,45 +69,63 @@ def test_stop_ignores_closed_clients(watch, network):
 def test_an_untrusted_certificate_is_a_permanent_refusal(watch, network):
     error = errors.KafkaConnectionError("handshake")
     error.__context__ = ssl.SSLCertVerificationError("self-signed")
-    network.warn(error)
+    network.fail(error)
     assert watch.refused is error.__context__
     assert (watch.refusal, watch.last) == (None, error)
 
 
 def test_a_refused_certificate_of_this_client_is_a_permanent_refusal(watch, network):
     error = errors.KafkaConnectionError("[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED]")
-    network.warn(error)
+    network.fail(error)
     assert watch.refused is error
 
 
 def test_transient_errors_are_no_refusals(watch, network):
     error = errors.KafkaConnectionError("reset")
-    network.warn(error)
+    network.fail(error)
     assert (watch.refused, watch.refusal, watch.last) == (None, None, error)
     assert "reset" in watch.reason()
 
 
 def test_the_last_error_may_explain_what_is_wrong(watch, network):
     error = errors.KafkaConnectionError("Handshake failed: [SSL: WRONG_VERSION_NUMBER]")
-    network.warn(error)
+    network.fail(error)
     assert (watch.refused, watch.explained()) == (None, error)
-    network.warn(errors.KafkaConnectionError("reset"))
+    network.fail(errors.KafkaConnectionError("reset"))
     assert watch.explained() is None
 
 
 def test_refusals_of_other_clients_are_not_recorded(watch, network):
     """Of two clusters, one may be refused to us while we wait for the other."""
-    Network().warn(WRONG_PASSWORD)
-    LOGGER.warning(LINE, "bootstrap-0", WRONG_PASSWORD)
+    Network().fail(WRONG_PASSWORD)
     assert watch.refused is None
     assert watch.refusal is WRONG_PASSWORD
-    assert network.manager.thread is None
+    assert not network.is_closed
 
 
-def test_nothing_is_recorded_afterwards(network, watch):
-    watch.__exit__(None, None, None)
-    network.warn(WRONG_PASSWORD)
+def test_nothing_is_recorded_afterwards():
+    network = Network()
+    with ConnectionWatch() as watch:
+        watch.add(network)
+    network.fail(WRONG_PASSWORD)
     assert watch.refused is None
+
+
+@pytest.mark.parametrize("level", [logging.WARNING, logging.CRITICAL])
+def test_the_reason_is_known_whatever_is_logged(caplog, level):
+    """Applications silence kafka-python's loggers."""
+    caplog.set_level(level, logger="kafka")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        admin = AdminClient(ConnectionConfig(f"127.0.0.1:{port}"))
+        with pytest.raises(MarshalError, match="ECONNREFUSED"):
+            admin.call(
+                lambda client: client.describe_cluster(),
+                doing="Describing the cluster",
+                access=Access.READ,
+                timeout_ms=1_000,
+            )
 
 
 @pytest.fixture

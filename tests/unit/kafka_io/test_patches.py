@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 import uuid
 from collections import deque
 from pathlib import Path
@@ -185,10 +184,14 @@ def test_transports_are_changed_before_they_are_used(network, transport):
     assert transport._sock_recv.func is module._received
 
 
-def test_the_connecting_thread_is_known(network, transport):
-    assert network.manager.thread is None
-    connect(network)
-    assert network.manager.thread == threading.get_ident()
+def test_each_connection_that_fails_is_reported_once(network):
+    failed = []
+    network.manager.failed = failed.append
+    connection = network.manager.get_connection("bootstrap-0")
+    assert network.manager.get_connection("bootstrap-0") is connection
+    error = ConnectionResetError()
+    connection.connection_lost(error)
+    assert failed == [error]
 
 
 def test_a_network_stops_on_its_own_thread(network):

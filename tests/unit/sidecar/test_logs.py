@@ -6,9 +6,7 @@ import logging
 import threading
 
 import pytest
-from kafka.errors import SaslAuthenticationFailedError
 
-from kafka_marshal.kafka_io.clients import ConnectionWatch
 from kafka_marshal.observability.logs import LOGGER_NAME
 from kafka_marshal.ports import Event
 from kafka_marshal.protocol.types import TopicPartition
@@ -109,18 +107,6 @@ def test_the_daemon_s_log_has_few_lines_of_an_outage():
     stop()
     lines = stream.getvalue().splitlines()
     assert [text.split(" ", 3)[3] for text in lines] == ["failed: 0", "FAIL 0", "last"]
-
-
-def test_lookups_see_the_warnings_of_kafka_python_and_the_log_does_not():
-    """A refused login is only in a warning: unseen, it takes the whole deadline."""
-    stream = io.StringIO()
-    _, stop = logs.start_logging("text", stream)
-    refusal = SaslAuthenticationFailedError("wrong password")
-    with ConnectionWatch() as watch:
-        logging.getLogger("kafka.net.manager").warning("failed: %s", refusal)
-    stop()
-    assert watch.refusal is refusal
-    assert stream.getvalue() == ""
 
 
 def test_a_stalled_reader_drops_lines_without_blocking(monkeypatch):
