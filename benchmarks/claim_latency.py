@@ -27,6 +27,7 @@ from confluent_kafka import Consumer as ConfluentConsumer
 from confluent_kafka.admin import AdminClient, ConfigResource
 from kafka import KafkaConsumer
 from support import (
+    HANG_S,
     alternate,
     arguments,
     at_most,
@@ -46,7 +47,6 @@ from kafka_marshal.testing.producing import Producing, create_topic
 GROUP_DELAY = "group.initial.rebalance.delay.ms"
 GROUP_DELAY_DEFAULT_MS = "3000"
 H_MS = (2_000, 60_000)
-PATIENCE_S = 60
 CHILD_TIMEOUT_S = 120
 POLL_MS = 100
 RECORDS = 10
@@ -72,11 +72,11 @@ def milliseconds_until(poll: Callable[[], bool], start: float) -> float:
 def wait_until(
     condition: Callable[[], bool], what: str, start: float | None = None
 ) -> None:
-    """Ask until something is so, at most ``PATIENCE_S`` from ``start`` or now."""
-    late = (time.perf_counter() if start is None else start) + PATIENCE_S
+    """Ask until something is so, at most ``HANG_S`` from ``start`` or now."""
+    late = (time.perf_counter() if start is None else start) + HANG_S
     while not condition():
         if time.perf_counter() > late:
-            raise SystemExit(f"not within {PATIENCE_S} s: {what}")
+            raise SystemExit(f"not within {HANG_S} s: {what}")
 
 
 # --- the ways to the first record; each takes what stands already, if anything does
@@ -176,9 +176,7 @@ class Warm:
         """Time a group under KIP-848; its consumer is connected before."""
         topic = self.topic()
         consumer = confluent_consumer(self._servers, unique("group"))
-        wait_until(
-            lambda: topic in consumer.list_topics(timeout=PATIENCE_S).topics, topic
-        )
+        wait_until(lambda: topic in consumer.list_topics(timeout=HANG_S).topics, topic)
         return by_confluent(consumer, topic, time.perf_counter())
 
     def sides(self) -> dict[str, Callable[[], float]]:
@@ -313,9 +311,9 @@ def measure_opening(servers: str, rounds: int) -> list[dict]:
 def group_delay_ms(servers: str) -> int:
     """Return the rebalance delay that the cluster's brokers say they have."""
     admin = AdminClient({"bootstrap.servers": servers})
-    node = next(iter(admin.list_topics(timeout=PATIENCE_S).brokers))
+    node = next(iter(admin.list_topics(timeout=HANG_S).brokers))
     resource = ConfigResource(ConfigResource.Type.BROKER, str(node))
-    configs = admin.describe_configs([resource])[resource].result(timeout=PATIENCE_S)
+    configs = admin.describe_configs([resource])[resource].result(timeout=HANG_S)
     return int(configs[GROUP_DELAY].value)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from audit import write
 from support import (
+    HANG_S,
     SidecarProcess,
     alternate,
     arguments,
@@ -37,7 +38,6 @@ from kafka_marshal.testing.producing import Producing, create_topic
 
 H_MS = 10_000
 PARTITIONS = 8
-PATIENCE_S = 60
 CALL_MS = 10_000
 SPAN = 10
 # Entries and claims that the coordination log has beside those of the topic.
@@ -58,7 +58,7 @@ def child(settings: Mapping[str, Any]) -> None:
         ) as marshal,
         marshal.consumer(settings["topic"], delivery=Delivery.AT_MOST_ONCE) as consumer,
     ):
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + HANG_S
         while len(consumer.assignment()) < PARTITIONS:
             if time.monotonic() > deadline:
                 sys.exit("not all partitions were claimed")
@@ -153,7 +153,7 @@ def measure(servers: str, rounds: int) -> list[dict[str, Any]]:
                     side()
             took = alternate(sides, rounds)
             process.stdin.close()
-            process.wait(PATIENCE_S)
+            process.wait(HANG_S)
         finally:
             process.kill()
     figures = []

@@ -25,6 +25,7 @@ from kafka import TopicPartition as Place
 from kafka.admin import KafkaAdminClient
 from kafka.structs import OffsetAndMetadata
 from support import (
+    HANG_S,
     alternate,
     arguments,
     at_most,
@@ -43,7 +44,6 @@ from kafka_marshal.testing.producing import Producing, create_topic
 
 H_MS = 5_000
 ALLOWANCE_MS = 5_000
-PATIENCE_S = 300
 POLL_MS = 100
 
 
@@ -127,7 +127,7 @@ class Fleet:
         for process in self._processes:
             process.terminate()
         for process in self._processes:
-            process.wait(PATIENCE_S)
+            process.wait(HANG_S)
         self._processes.clear()
 
     def forget(self) -> None:
@@ -138,9 +138,7 @@ class Fleet:
     def wait_for(self, partitions: int) -> None:
         """Wait until each partition has had its first record since ``forget``."""
         with self._changed:
-            done = self._changed.wait_for(
-                lambda: len(self._seen) == partitions, PATIENCE_S
-            )
+            done = self._changed.wait_for(lambda: len(self._seen) == partitions, HANG_S)
             if not done:
                 raise SystemExit(f"{len(self._seen)} of {partitions} partitions read")
 
@@ -220,7 +218,7 @@ def sides(servers: str, *, partitions: int, consumers: int) -> Iterator[Sides]:
     topic, log = (f"{stem}-{uuid.uuid4().hex[:8]}" for stem in ("data", "marshal"))
     create_topic(servers, topic, partitions=partitions)
     with Producing(servers, topic, partitions=partitions) as producing:
-        producing.fill(partitions, timeout_ms=PATIENCE_S * 1_000)
+        producing.fill(partitions, timeout_ms=HANG_S * 1_000)
     with Admin(servers, coordination_topic=log) as admin:
         admin.format_topic(Format(heartbeat_interval_ms=H_MS))
         shared = {"servers": servers, "topic": topic}

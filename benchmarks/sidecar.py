@@ -22,6 +22,7 @@ from typing import Any
 import attrs
 from kafka import KafkaConsumer, TopicPartition
 from support import (
+    HANG_S,
     SidecarProcess,
     arguments,
     at_most,
@@ -43,7 +44,6 @@ from kafka_marshal.testing.producing import create_topic
 H_MS = 6_000
 ROUNDS = 5
 POLL_MS = 1_000
-PATIENCE_S = 90
 RATIO_MAX = 1.25  # of records: a beat more or less at the edges of a window
 ESTABLISHED = "01"
 MEBIBYTE = 1024 * 1024
@@ -92,7 +92,7 @@ def child(settings: Mapping[str, Any]) -> None:
     ]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + HANG_S
     while sum(held) != settings["partitions"] or min(held) == 0:
         if time.monotonic() > deadline or not all(t.is_alive() for t in threads):
             sys.exit(f"not all is held: {held}")
@@ -101,7 +101,7 @@ def child(settings: Mapping[str, Any]) -> None:
     sys.stdin.read()  # until the measuring process closes it
     is_over.set()
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(HANG_S)
 
 
 # --- what is looked at
@@ -172,7 +172,7 @@ def sample(servers: str, clients: int, *, load: Load, home: Path) -> dict:
                 time.sleep(load.settle_s)
                 found = window(servers, log, pid=sidecar.pid, seconds=load.window_s)
                 process.stdin.close()
-                process.wait(PATIENCE_S)
+                process.wait(HANG_S)
             finally:
                 process.kill()
     return found

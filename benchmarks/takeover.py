@@ -25,6 +25,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from support import (
+    HANG_S,
     SidecarProcess,
     alternate,
     arguments,
@@ -50,7 +51,6 @@ PER_SECOND = 400
 KILLS, KILLS_QUICK = 30, 1
 TARGET_P99_MS = 1_000
 POLL_MS = 100
-PATIENCE_S = 90
 
 _run = uuid.uuid4().hex[:8]
 
@@ -81,18 +81,18 @@ class Survivor:
         """Return when the last of some partitions had been handed out."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self.failure or partitions <= self.seen.keys(), PATIENCE_S
+                lambda: self.failure or partitions <= self.seen.keys(), HANG_S
             )
             if not partitions <= self.seen.keys():
                 lost = sorted(partitions - self.seen.keys())
-                why = self.failure or f"not within {PATIENCE_S} s"
+                why = self.failure or f"not within {HANG_S} s"
                 raise SystemExit(f"partitions {lost} were not taken over: {why}")
             return max(self.seen[partition] for partition in partitions)
 
     def close(self) -> None:
         """Stop consuming."""
         self._is_over = True
-        self._thread.join(PATIENCE_S)
+        self._thread.join(HANG_S)
 
     def _run(self) -> None:
         try:
@@ -150,7 +150,7 @@ class Side:
             took_ms = (self._survivor.wait_for(partitions) - began) * 1_000
         finally:
             victim.kill()
-            victim.wait(PATIENCE_S)
+            victim.wait(HANG_S)
         return took_ms
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class Side:
 
 def share_of(victim: "subprocess.Popen[str]") -> set[int]:
     """Return the partitions that a victim works on, once it has all it will get."""
-    timer = threading.Timer(PATIENCE_S, victim.kill)
+    timer = threading.Timer(HANG_S, victim.kill)
     timer.start()
     try:
         assert victim.stdout is not None
@@ -170,7 +170,7 @@ def share_of(victim: "subprocess.Popen[str]") -> set[int]:
     finally:
         timer.cancel()
     if not line:
-        raise SystemExit(f"a victim had no share within {PATIENCE_S} s, or failed")
+        raise SystemExit(f"a victim had no share within {HANG_S} s, or failed")
     return set(json.loads(line))
 
 
