@@ -554,7 +554,9 @@ def test_a_restored_pattern_is_validated(cluster, machine):
 
 def test_two_sidecars_of_one_name_conflict(cluster, machine):
     Local(machine, "a")
-    with pytest.raises(IdentityConflict, match="in use by process"):
+    with pytest.raises(
+        IdentityConflict, match="in use by another Marshal of this process"
+    ):
         Local(Machine(cluster, state_dir=machine.state_dir), "b")
 
 

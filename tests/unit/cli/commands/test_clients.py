@@ -33,7 +33,7 @@ def test_a_client_that_is_gone_is_forgotten(domain, tmp_path):
     identity.remember(bytes(16), master=bytes(16))
     held = forget(tmp_path)
     assert held.exit_code == 4
-    assert "in use by process" in held.stderr
+    assert "in use by another Marshal of this process" in held.stderr
     identity.close()
     assert forget(tmp_path).exit_code == 0
     assert not identity.folder.exists()
