@@ -2,6 +2,7 @@
 
 import errno
 import inspect
+import os
 import sys
 import threading
 
