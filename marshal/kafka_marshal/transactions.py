@@ -271,14 +271,16 @@ class TransactionalOutput:
             self._unwritten = None
         batches = self._source.batches_kept(max_records, self._keep)
         while not self._source.is_finished:
-            if self._unwritten is None:
+            batch = self._unwritten
+            if batch is None:
                 try:
-                    if next(batches, None) is None:
-                        return
+                    batch = next(batches, None)
                 except ClaimLost:  # its next owner reads the progress
                     batches = self._source.batches_kept(max_records, self._keep)
                     continue
-            transaction = self._begin(self._unwritten)
+            if batch is None:
+                return
+            transaction = self._begin(batch)
             if transaction is None:
                 continue
             if self._latest is not None:
@@ -309,7 +311,8 @@ class TransactionalOutput:
                 position=batch.last_offset + 1,
                 metadata=msgspec.json.encode(found.mark).decode(),
             )
-            # Here, as after an interrupt only the progress shows what is written.
+            # If a signal handler raises here, the batch comes again, to a producer that
+            # is opened for it, and so reads that it is written.
             self._commit(batch)
         except ClaimLost:
             # By a later owner; or by an earlier one that opened its producer late, and
@@ -330,10 +333,8 @@ class TransactionalOutput:
     def _keep(self, batch: Batch) -> None:
         self._unwritten = batch
 
-    def _begin(self, batch: Batch | None) -> Transaction | None:
+    def _begin(self, batch: Batch) -> Transaction | None:
         """Return the transaction of a batch, None if it needs none, or none yet."""
-        if batch is None:
-            return None
         if self._source.holding_of(batch) is None:
             self._unwritten = None  # the next owner processes it
             return None
