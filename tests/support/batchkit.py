@@ -2,14 +2,22 @@
 
 import struct
 
+from kafka import TopicPartition as KafkaTopicPartition
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from kafka.record.util import calc_crc32c
 
 from kafka_marshal.kafka_io.columns import Batch
+from kafka_marshal.kafka_io.packed_records import PackedPiece, pack
+from kafka_marshal.kafka_io.record_batches import header_of
+from kafka_marshal.ports import Records
 from kafka_marshal.protocol.packed_entries import PackedEntries
+from kafka_marshal.protocol.types import Token
 
 HEADER_BYTES = DefaultRecordBatch.HEADER_STRUCT.size
 BATCH_BYTES_MAX = 10**9
+# Of the records that are handed out.
+PLACE = KafkaTopicPartition("t", 2)
+TOKEN = Token(1, 0, 5)
 # Where fields of a header are.
 CRC, ATTRIBUTES = 17, 21
 APPEND_TIME = 0x08
@@ -64,7 +72,8 @@ def batch(offset, *rows, flags=0, epoch=4):
     return sealed(builder.build(), offset=offset, epoch=epoch, flags=flags)
 
 
-def sealed(data, *, offset, epoch=4, flags=0):
+def sealed(data, *, offset=0, epoch=4, flags=0):
+    """Return a batch with another offset, epoch and flags, and its checksum."""
     found = bytearray(data)
     struct.pack_into(">q", found, 0, offset)
     struct.pack_into(">i", found, 12, epoch)
@@ -89,6 +98,23 @@ def taken(batch, *, append_ms=None):
         append_ms=append_ms,
         data=data,
     )
+
+
+def run_of(raw):
+    """Return the packed records of a batch; None if a parser has to read it."""
+    data = memoryview(raw)
+    return pack(data, header_of(data), first=0, place=PLACE)
+
+
+def piece(raw, start=0, stop=None):
+    """Return some packed records of a batch."""
+    found = run_of(raw)
+    return PackedPiece(found, start, found.count if stop is None else stop)
+
+
+def records(*pieces):
+    """Return pieces as they are handed out."""
+    return Records(pieces, token=TOKEN)
 
 
 def packed(entries):

@@ -6,36 +6,24 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from batchkit import APPEND_TIME, ROWS, batch, numbered
-from kafka import TopicPartition as KafkaTopicPartition
+from batchkit import (
+    APPEND_TIME,
+    ROWS,
+    TOKEN,
+    batch,
+    numbered,
+    piece,
+    records,
+    run_of,
+)
 
 from kafka_marshal.batches import Batch
 from kafka_marshal.kafka_io import arrow
 from kafka_marshal.kafka_io.arrow import to_arrow
-from kafka_marshal.kafka_io.packed_records import PackedPiece, pack
-from kafka_marshal.kafka_io.record_batches import header_of
 from kafka_marshal.native import compiled
-from kafka_marshal.ports import Records
-from kafka_marshal.protocol.types import Token, TopicPartition
+from kafka_marshal.protocol.types import TopicPartition
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
-
-PLACE = KafkaTopicPartition("t", 2)
-TOKEN = Token(1, 0, 5)
-
-
-def packed(raw):
-    data = memoryview(raw)
-    return pack(data, header_of(data), first=0, place=PLACE)
-
-
-def piece(raw, start=0, stop=None):
-    found = packed(raw)
-    return PackedPiece(found, start, found.count if stop is None else stop)
-
-
-def records(*pieces):
-    return Records(pieces, token=TOKEN)
 
 
 @pytest.mark.parametrize("flags", [0, APPEND_TIME])
@@ -73,7 +61,7 @@ def test_an_exported_column_outlives_the_others_on_any_thread():
 
 
 def test_what_arrow_does_not_take_over_is_released():
-    run = packed(numbered(0, 3))
+    run = run_of(numbered(0, 3))
     size = len(gc.get_objects())
     for _ in range(200):
         address, capsule = compiled.export_records(

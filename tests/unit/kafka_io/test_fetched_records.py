@@ -7,11 +7,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from batchkit import BadText, new_batch
+from batchkit import APPEND_TIME, ATTRIBUTES, BadText, new_batch, sealed
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka.errors import CorruptRecordError
 from kafka.record import MemoryRecords, MemoryRecordsBuilder
-from kafka.record.util import calc_crc32c
 
 from kafka_marshal.kafka_io import fetched_records as module
 from kafka_marshal.kafka_io.fetched_batches import FetchData
@@ -25,20 +24,9 @@ from kafka_marshal.kafka_io.patches import accept_any_header
 from kafka_marshal.kafka_io.record_batches import compiled_parser, python_records
 
 PLACE = KafkaTopicPartition("t", 0)
-CRC, ATTRIBUTES = 17, 21
-APPEND_TIME, CONTROL = 0x08, 0x20
+CONTROL = 0x20
 ABORT, COMMIT = struct.pack(">hh", 0, 0), struct.pack(">hh", 0, 1)
 FIELDS = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
-
-
-def sealed(data, *, offset=0, epoch=4, flags=0):
-    """Return a batch with another offset, epoch and flags, and its checksum."""
-    found = bytearray(data)
-    struct.pack_into(">q", found, 0, offset)
-    struct.pack_into(">i", found, 12, epoch)
-    found[ATTRIBUTES + 1] |= flags
-    struct.pack_into(">I", found, CRC, calc_crc32c(memoryview(found)[ATTRIBUTES:]))
-    return bytes(found)
 
 
 def batch(

@@ -8,14 +8,18 @@ import pytest
 from batchkit import (
     APPEND_TIME,
     ATTRIBUTES,
+    PLACE,
     ROWS,
+    TOKEN,
     BadText,
     batch,
     new_batch,
     numbered,
+    piece,
+    records,
+    run_of,
     sealed,
 )
-from kafka import TopicPartition as KafkaTopicPartition
 from kafka.errors import CorruptRecordError
 
 from kafka_marshal.kafka_io import (
@@ -33,33 +37,15 @@ from kafka_marshal.kafka_io.packed_records import (
     Origin,
     PackedPiece,
     ParsedRecord,
-    pack,
     parsed_records,
 )
-from kafka_marshal.kafka_io.record_batches import header_of, python_records
+from kafka_marshal.kafka_io.record_batches import python_records
 from kafka_marshal.kafka_io.responses import ResponseBuffer
 from kafka_marshal.native import compiled
 from kafka_marshal.ports import Records
 from kafka_marshal.protocol.types import OFFSET_MAX, Token
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
-
-PLACE = KafkaTopicPartition("t", 2)
-TOKEN = Token(1, 0, 5)
-
-
-def packed(raw):
-    data = memoryview(raw)
-    return pack(data, header_of(data), first=0, place=PLACE)
-
-
-def piece(raw, start=0, stop=None):
-    found = packed(raw)
-    return PackedPiece(found, start, found.count if stop is None else stop)
-
-
-def records(*pieces):
-    return Records(pieces, token=TOKEN)
 
 
 def offsets(found):
@@ -130,7 +116,7 @@ def test_the_index_of_an_offset():
 
 
 def test_parts_of_a_batch_become_one_again():
-    whole = packed(numbered(0, 9))
+    whole = run_of(numbered(0, 9))
     found = records(PackedPiece(whole, 0, 3))
     assert found.replace(2, records(PackedPiece(whole, 3, 5)))
     assert found.replace(0, records(PackedPiece(whole, 5, 6), piece(numbered(9, 1))))
@@ -175,7 +161,7 @@ def with_count(count):
     ],
 )
 def test_other_batches_are_left_to_a_parser(raw):
-    assert packed(raw) is None
+    assert run_of(raw) is None
 
 
 def test_a_compressed_batch_is_for_the_parser_without_codecs(monkeypatch):
@@ -191,16 +177,16 @@ def test_a_compressed_batch_is_for_the_parser_without_codecs(monkeypatch):
         raise ImportError
 
     monkeypatch.setattr(record_batches, "decompress", missing)
-    assert packed(raw) is None
+    assert run_of(raw) is None
 
 
 def test_nothing_is_packed_where_nothing_was_compiled(monkeypatch):
     monkeypatch.setattr(packed_records, "compiled", None)
-    assert packed(numbered(0, 2)) is None
+    assert run_of(numbered(0, 2)) is None
 
 
 def test_an_index_of_other_records_is_refused():
-    found = packed(numbered(0, 3))
+    found = run_of(numbered(0, 3))
     other = (b"\x00" * len(found.data), found.places)
     with pytest.raises(ValueError, match="not those of the index"):
         compiled.read_column(*other, 0, 3, VALUES)
@@ -225,7 +211,7 @@ def test_an_index_of_other_records_is_refused():
 
 
 def test_what_makes_no_record_raises():
-    found = packed(numbered(0, 3))
+    found = run_of(numbered(0, 3))
 
     def refuse(*_):
         raise LookupError("no record")
@@ -236,13 +222,13 @@ def test_what_makes_no_record_raises():
 
 
 def test_fields_that_no_record_has_are_not_read():
-    bare = packed(batch(0, (1, None, b"v", []), (2, None, b"w", [])))
+    bare = run_of(batch(0, (1, None, b"v", []), (2, None, b"w", [])))
     assert bare.fields == VALUES | TIMES
     assert [each.key for each in Records([PackedPiece(bare, 0, 2)], token=None)] == [
         None,
         None,
     ]
-    whole = packed(batch(0, (1, None, b"v", []), (2, b"k", None, [("h", b"")])))
+    whole = run_of(batch(0, (1, None, b"v", []), (2, b"k", None, [("h", b"")])))
     assert whole.fields == KEYS | VALUES | TIMES | HEADERS
     expected = {KEYS: [None, b"k"], VALUES: [b"v", None], TIMES: [1, 2]}
     for field, column in expected.items():
