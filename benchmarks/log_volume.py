@@ -47,7 +47,7 @@ POSITION = 5_000_000_000
 TOPIC = "eu-west-1.payments.transactions"
 GROUP = "payments-enrichment"
 APPENDS = 200
-PATIENCE_MS = 30_000
+LIMIT_MS = 30_000
 
 
 @attrs.frozen
@@ -114,14 +114,14 @@ def hour(
                 ConsumerConfig(topics=(TOPIC,), max_handling_ms=0, release_behind=False)
             ),
         )
-        patience_ms = 4 * heartbeat_interval_ms
+        limit_ms = 4 * heartbeat_interval_ms
         holdings = node.session.holdings
 
         def started() -> list[AtLeastOnce]:
             progress = (each.progress for each in holdings.values())
             return [each for each in progress if isinstance(each, AtLeastOnce)]
 
-        cluster.run_until(lambda: len(started()) == held, patience_ms, step_ms=STEP_MS)
+        cluster.run_until(lambda: len(started()) == held, limit_ms, step_ms=STEP_MS)
         for progress in started():
             progress.position = POSITION
         cluster.run(heartbeat_interval_ms, step_ms=STEP_MS)
@@ -160,17 +160,17 @@ def overhead_bytes(servers: str) -> float:
         )
     )
     before = _log_size(servers, topic)
-    log = KafkaCoordinationLog(settings, heartbeat_interval_ms=PATIENCE_MS)
+    log = KafkaCoordinationLog(settings, heartbeat_interval_ms=LIMIT_MS)
     try:
         for _ in range(APPENDS):
             append = log.append(0, value)
-            deadline = time.monotonic() + PATIENCE_MS / 1_000
+            deadline = time.monotonic() + LIMIT_MS / 1_000
             while not append.is_done():
                 if time.monotonic() > deadline:
                     raise SystemExit("the broker does not acknowledge")
                 time.sleep(0.001)
     finally:
-        log.close(PATIENCE_MS)
+        log.close(LIMIT_MS)
     return (_log_size(servers, topic) - before) / APPENDS - len(value)
 
 

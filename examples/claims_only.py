@@ -25,7 +25,7 @@ from kafka_marshal import (
 )
 
 POLL_MS = 200
-PATIENCE_MS = 2_000
+TIMEOUT_MS = 2_000
 
 
 class Ended:
@@ -47,7 +47,7 @@ def claim_when_free(
     """Wait until this process owns the partition; return None if asked to end."""
     while not ended.is_set:
         try:
-            return marshal.claim(*place, timeout_ms=PATIENCE_MS)
+            return marshal.claim(*place, timeout_ms=TIMEOUT_MS)
         except ClaimRejected as rejected:
             print(f"held by {rejected.holder}; waiting", flush=True)
     return None

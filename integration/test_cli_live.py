@@ -309,7 +309,7 @@ def test_a_lost_claim_ends_the_process(cli, unique, handler):
     with cli.started(*consuming(topic, group, "slow"), "--exec", command) as slow:
         eventually(handler.noted, "the process runs")
         slow.process.send_signal(signal.SIGSTOP)
-        cli.run(*consuming(topic, group, "heir"), "--max-records", "2")
+        cli.run(*consuming(topic, group, "successor"), "--max-records", "2")
         slow.process.send_signal(signal.SIGCONT)
         eventually(lambda: "its next owner continues" in slow.stderr, "it is told")
         assert "(its claim was lost)" in slow.stderr

@@ -23,7 +23,7 @@ from kafka_marshal.testing.producing import Producing, create_topic
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 PARTITIONS = 3
 RECORDS = 90
-PATIENCE_S = 300
+LIMIT_S = 300
 # Each has a test here; a new example without one fails.
 TESTED = {
     *("at_least_once", "at_most_once", "batches", "claims_only"),
@@ -60,12 +60,12 @@ class Program:
     def end(self) -> None:
         """Ask it to end; it must do so in order."""
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(timeout=PATIENCE_S) == 0, self.text
+        assert self.process.wait(timeout=LIMIT_S) == 0, self.text
 
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(timeout=PATIENCE_S)
+        self.process.wait(timeout=LIMIT_S)
 
 
 Run = Callable[..., Program]
@@ -191,7 +191,7 @@ def test_watch_world_shows_who_holds_what_and_who_rests(run, topic, unique, serv
 
     def watch():
         program = run("watch_world", group)
-        assert program.process.wait(timeout=PATIENCE_S) == 0, program.text
+        assert program.process.wait(timeout=LIMIT_S) == 0, program.text
         return program.text.splitlines()
 
     each = RECORDS // PARTITIONS
@@ -199,7 +199,7 @@ def test_watch_world_shows_who_holds_what_and_who_rests(run, topic, unique, serv
         f"{group} {topic}-{number} w1 at {each}" for number in range(PARTITIONS)
     ]
     with Admin(server, client_id="tester") as admin:
-        admin.pause_group(group, for_ms=60_000, wait_ms=PATIENCE_S * 1000)
+        admin.pause_group(group, for_ms=60_000, wait_ms=LIMIT_S * 1000)
         lines = watch()
         admin.resume_group(group)
     assert f"{group} {topic}-0 nobody at {each}" in lines

@@ -151,7 +151,7 @@ class LogWatcher:
         self._sets: dict[tuple[Key, bytes], Sets] = {}
         # The keys after each Reset, by its partition, leader epoch and offset.
         self._resets: dict[tuple[int, int | None, int], dict[Key, Head]] = {}
-        self._books = [LossBook(number) for number in range(partitions)]
+        self._by_partition = [LossBook(number) for number in range(partitions)]
         self._judges = [LogJudge(world) for world in self.worlds]
         self._kafka = kafka
         places = [TopicPartition(COORDINATION_TOPIC, t) for t in range(partitions)]
@@ -189,7 +189,7 @@ class LogWatcher:
         for number in range(len(self.worlds), count):
             world = WorldState(number)
             self.worlds.append(world)
-            self._books.append(LossBook(number))
+            self._by_partition.append(LossBook(number))
             self._judges.append(LogJudge(world))
             self._logs.append(
                 self._kafka.log(TopicPartition(COORDINATION_TOPIC, number))
@@ -228,7 +228,9 @@ class LogWatcher:
                     head=head,
                 )
                 self._on_fold(folded)
-        self.losses += self._books[number].take(entry, transitions, keys=world.keys)
+        self.losses += self._by_partition[number].take(
+            entry, transitions, keys=world.keys
+        )
         if world.halted is None:
             self._digests[number][world.next_offset] = digest(world)
         if self.on_entry is not None:
@@ -303,7 +305,7 @@ class LogWatcher:
         Positions, grants and owners go back with it; tokens do not (PROTOCOL
         4.10).
         """
-        self._books[partition] = LossBook(partition)
+        self._by_partition[partition] = LossBook(partition)
         self._next[partition] = 0
         self.skips.forget(partition)
         world = self.worlds[partition] = WorldState(partition)
@@ -325,7 +327,7 @@ class LogWatcher:
     def unconfirmed(self) -> list[Loss]:
         """Return what is lost, or at risk now, by what the log says."""
         found = list(self.losses)
-        for book, world in zip(self._books, self.worlds, strict=True):
+        for book, world in zip(self._by_partition, self.worlds, strict=True):
             found += book.open_ones(world)
         return found
 

@@ -71,7 +71,7 @@ class Exposures:
         )
         self._processed: dict[tuple[Place, Sets], set[int]] = defaultdict(set)
         self._twice: list[_Twice] = []
-        self._told: dict[Key, set[int]] = defaultdict(set)
+        self._reported: dict[Key, set[int]] = defaultdict(set)
         self._ended: dict[tuple[str, Key], int] = {}
 
     def on_handed(
@@ -132,7 +132,7 @@ class Exposures:
 
     def on_reported(self, key: Key, *, first: int, last: int) -> None:
         """Record that an engine reported a range."""
-        self._told[key].update(range(first, last + 1))
+        self._reported[key].update(range(first, last + 1))
 
     def on_ended(self, name: str, key: Key, *, cuts: int) -> None:
         """Record that a process ended, which had settled what so many cuts took."""
@@ -147,7 +147,7 @@ class Exposures:
         for twice in self._twice:
             (key, _), name = twice.place, twice.before.name
             settled = self._ended.get((name, key))
-            if twice.offset in self._told[key]:
+            if twice.offset in self._reported[key]:
                 continue
             if settled is None or settled >= twice.after.cuts:
                 raise Violation(

@@ -121,7 +121,7 @@ class Levels:
         self._note = note
         self._now_ms = now_ms
         self._configs = {encode(config): config}
-        self._books: dict[int, list[Config]] = {}
+        self._appended: dict[int, list[Config]] = {}
         self._twins: dict[int, WorldState] = {}
         self._read: dict[int, int] = {}
         self._effects: dict[int, str | None] = {}
@@ -137,7 +137,7 @@ class Levels:
         self._watcher.on_entry = self._on_entry
 
     def _begin(self, number: int) -> None:
-        self._books[number] = []
+        self._appended[number] = []
         self._twins[number] = WorldState(number)
         self._read[number] = -1
         self._effects[number] = None
@@ -156,7 +156,7 @@ class Levels:
 
     def book(self, number: int) -> Sequence[Config]:
         """Return the Configs that a coordinating partition has accepted, in order."""
-        return self._books.get(number, ())
+        return self._appended.get(number, ())
 
     def in_force(self, number: int) -> int:
         """Return the level in force in a coordinating partition."""
@@ -199,7 +199,7 @@ class Levels:
             self._on_fence(number, twin)
         if config is not None:
             before = None if halts else self.config(number)
-            self._books[number].append(config)
+            self._appended[number].append(config)
             if before is not None:
                 self._note("level_changed")
                 if before.heartbeat_interval_ms != config.heartbeat_interval_ms:
@@ -229,7 +229,7 @@ class Levels:
         """Take the Config of a change of the count; the twin has judged it."""
         assert twin.config is not None
         self.wrote(twin.config)
-        self._books[number].append(twin.config)
+        self._appended[number].append(twin.config)
 
     def _accepted(self, number: int, value: bytes | None) -> Config | None:
         """Return the Config that a value is, if it is one that counts here."""

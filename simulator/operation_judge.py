@@ -111,7 +111,7 @@ class TopicHistory:
     base: int = 0  # what was set before any claim; nothing below it is asked for
     position: int | None = None
     handed: set[int] = attrs.field(factory=set)
-    lent: set[tuple[str, Token | None, int]] = attrs.field(factory=set)
+    granted_again: set[tuple[str, Token | None, int]] = attrs.field(factory=set)
     granted: dict[int, tuple[str, Token | None]] = attrs.field(factory=dict)
     processed: set[int] = attrs.field(factory=set)
     back: set[int] = attrs.field(factory=set)
@@ -343,7 +343,7 @@ class OperationJudge:
         early = [
             offset
             for offset in (topic.handed - topic.processed if done is not None else ())
-            if offset < (done or 0) and (*who, offset) in topic.lent
+            if offset < (done or 0) and (*who, offset) in topic.granted_again
         ]
         if early:
             shown = sorted(early)[:NAMED_MAX]
@@ -423,7 +423,7 @@ class OperationJudge:
                 if self._is_amo and offset not in topic.back:
                     self._find("S3", key, f"{offset} handed out twice")
             topic.handed.add(offset)
-            topic.lent.add((*who, offset))
+            topic.granted_again.add((*who, offset))
             if self._is_amo and topic.granted.get(offset) != who:
                 self._find("6.2", key, f"{offset} handed out without its grant")
 
@@ -433,7 +433,7 @@ class OperationJudge:
         key, who = operation.key, (operation.process, operation.token)
         topic = known.topic(operation.token)
         for offset in operation.offsets:
-            if (*who, offset) not in topic.lent:
+            if (*who, offset) not in topic.granted_again:
                 self._find("6.2", key, f"{offset} processed, not handed out")
             is_once = self._is_amo and offset not in topic.back
             # What was begun may have been done, whatever came of it.

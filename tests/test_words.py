@@ -98,6 +98,11 @@ def test_a_bad_document_is_found(text, found):
         pytest.param(
             "def tell_all(): ...", (1, "'tell' in the name tell_all"), id="function"
         ),
+        pytest.param(
+            "def f(told): ...", (1, "'told' in the name told"), id="parameter"
+        ),
+        pytest.param("x = 1\nhub = 2", (2, "'hub' in the name hub"), id="variable"),
+        pytest.param("f.hub = 2", (1, "'hub' in the name hub"), id="attribute"),
         pytest.param("# Of each T\n", (1, "'T'"), id="letter"),
     ],
 )
@@ -164,7 +169,7 @@ def test_letters_may_stand_in_the_protocol():
         '"""Report it."""',
         'name = "told"',
         '"""The event `told`."""',
-        "told = tell = 1",
+        "x = told.tell(hear=1)",
         "class Hubris: ...",
         "def stellar(): ...",
     ],

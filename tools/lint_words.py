@@ -143,10 +143,25 @@ def in_python(words: Words, path: str, text: str) -> Iterator[Finding]:
     for line, prose in (*_strings(nodes, path), *_comments(text)):
         for each in words.in_prose(SPAN.sub(_blank, prose)):
             yield Finding(path, line + each.line - 1, each.message)
+    for name, line in _names(nodes).items():
+        yield from (Finding(path, line, message) for message in words.in_name(name))
+
+
+def _names(nodes: list[ast.AST]) -> dict[str, int]:
+    """Return what a module names, and the line of the first of each name."""
+    names: dict[str, int] = {}
     for node in nodes:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            for message in words.in_name(node.name):
-                yield Finding(path, node.lineno, message)
+        match node:
+            case (
+                ast.ClassDef(name=name)
+                | ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.arg(arg=name)
+                | ast.Name(id=name, ctx=ast.Store())
+                | ast.Attribute(attr=name, ctx=ast.Store())
+            ):
+                names.setdefault(name, node.lineno)
+    return names
 
 
 def _strings(nodes: list[ast.AST], path: str) -> Iterator[tuple[int, str]]:

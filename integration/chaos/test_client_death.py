@@ -106,7 +106,7 @@ def mortal(domain, hosts, fleet):
     first = fleet.start("victim", topics=[topic], **at(hosts[0]))
     group = fleet.settings["group_id"]
     wait_owners(domain, group, "host-a", "host-a")
-    second = fleet.start("heir", topics=[topic], **at(hosts[1]))
+    second = fleet.start("successor", topics=[topic], **at(hosts[1]))
     wait_owners(domain, group, "host-a", "host-b")
     wait_both_work(domain, topic, first, second)
     return topic, first, second
@@ -128,7 +128,7 @@ def test_what_a_dead_client_had_is_handed_out_by_another_host(
     domain, hosts, fleet, group
 ):
     """The death is known, so nobody waits for an interval."""
-    topic, victim, heir = mortal(domain, hosts, fleet)
+    topic, victim, successor = mortal(domain, hosts, fleet)
     (lost,) = [p for p, owner in owners(domain, group).items() if owner == "host-a"]
     deaths = figure(hosts[0], DEATHS)
     with Slowness() as machine:
@@ -148,7 +148,7 @@ def test_what_a_dead_client_had_is_handed_out_by_another_host(
     assert claim.timestamp_ms - killed_ms <= TAKEOVER_MS * machine.factor
     # It went on where the dead one had confirmed to be, and nowhere else.
     place = TopicPartition(topic, lost)
-    assert min(heir.journal.offsets()[place]) == release.position
+    assert min(successor.journal.offsets()[place]) == release.position
     # Both hosts report the death, and what the other one has now.
     assert figure(hosts[0], DEATHS) == deaths + 1
     for number in range(2):
@@ -163,13 +163,13 @@ def test_what_a_dead_client_had_is_handed_out_by_another_host(
 
 def test_a_client_that_hangs_keeps_what_it_has(domain, hosts, fleet, group, unique):
     """SIGSTOP is no death, and neither is silence before the deadline."""
-    topic, victim, heir = mortal(domain, hosts, fleet)
+    topic, victim, successor = mortal(domain, hosts, fleet)
     before = claims_of(domain, group)
     victim.signal(signal.SIGSTOP)
     see_another_die(domain, hosts, unique)
     assert claims_of(domain, group) == before
     victim.signal(signal.SIGCONT)
-    wait_both_work(domain, topic, victim, heir)
+    wait_both_work(domain, topic, victim, successor)
     assert claims_of(domain, group) == before
 
 
@@ -239,7 +239,7 @@ def test_a_sidecar_that_is_asked_to_end_hands_everything_over(
         topic = domain.data_topic(2, records_each=50)
         first = fleet.start("leaver", topics=[topic], **at(leaving))
         wait_owners(domain, group, "host-c", "host-c")
-        second = fleet.start("heir", topics=[topic], **at(hosts[1]))
+        second = fleet.start("successor", topics=[topic], **at(hosts[1]))
         wait_owners(domain, group, "host-b", "host-c")
         wait_both_work(domain, topic, first, second)
         assert leaving.stop() == 0

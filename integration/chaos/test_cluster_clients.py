@@ -60,7 +60,7 @@ class Pair:
         self.group = unique("mortal")
         settings = {"group_id": self.group, "topics": [self.topic], "notes": True}
         self.fleet = Fleet(domain, home, handle_ms=1, **settings)
-        self.survivor = self.fleet.start("heir", transport=self._transport)
+        self.survivor = self.fleet.start("successor", transport=self._transport)
         self.killed: list[tuple[str, int]] = []
 
     def kill(self, run: int) -> None:

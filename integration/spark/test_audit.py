@@ -220,14 +220,14 @@ def by_hand(domain):
         found[row.table.name][values] += 1
 
     worlds = {t: WorldState(t) for t in range(K)}
-    books = {t: Historian() for t in range(K)}
+    historians = {t: Historian() for t in range(K)}
     with LogScan(domain.servers, coordination_topic=domain.topic) as scan:
         for t, entry in scan:
             transitions = apply(worlds[t], entry)
-            for row in books[t].take(worlds[t], entry, transitions=transitions):
+            for row in historians[t].take(worlds[t], entry, transitions=transitions):
                 note(staged(t, row))
-    for t, book in books.items():
-        for row in book.open_rows():
+    for t, historian in historians.items():
+        for row in historian.open_rows():
             note(staged(t, row))
     return found, {t: digest(world) for t, world in worlds.items()}
 

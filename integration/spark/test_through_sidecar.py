@@ -243,7 +243,7 @@ def test_claims_without_an_event_yet_are_waited_for(domain, sidecar):
         is_at_most_once=False,
         fails_on_data_loss=True,
         max_delay_ms=0,
-        patience_ms=2 * H_MS,
+        outcome_ms=2 * H_MS,
     )
 
     def planned(marks):

@@ -213,10 +213,12 @@ class ClusterHistory:
         }
         found: list[Event] = []
         for note in sender.notes:
-            tell = tellers.get(note["event"])
-            if tell is not None:
+            describe = tellers.get(note["event"])
+            if describe is not None:
                 ns = note.get("looked_ns", note["ns"])
-                found.append((ns, lambda n=note, tell=tell: tell(sender, n)))
+                found.append(
+                    (ns, lambda n=note, describe=describe: describe(sender, n))
+                )
         if sender.notes:
             gone = sender.notes[-1]["ns"]
             found.append((gone, lambda: self._chronicle.on_gone(sender.name)))

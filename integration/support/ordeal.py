@@ -369,9 +369,9 @@ class Ordeal:
                 if worker.is_running or worker.pid in self._replaced:
                     continue
                 failed = worker.journal.of("failed")
-                says = failed[-1]["kind"] if failed else worker.last_words()
+                reason = failed[-1]["kind"] if failed else worker.last_words()
                 self.finding.notes.append(
-                    f"{delivery} {worker.client_id} ended: {says}"
+                    f"{delivery} {worker.client_id} ended: {reason}"
                 )
                 self._replaced.add(worker.pid)
                 fleet.start(

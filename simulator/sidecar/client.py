@@ -106,14 +106,14 @@ class _GrantCall:
 
     Attributes:
         call: What asks; called again once there is an answer.
-        hub: Which life of the sidecar was asked, None before.
+        service: Service of the sidecar that was asked, None before.
         pending: The request in flight.
         until_ms: When it says that there was no verdict.
         answer: The response to the client.
     """
 
     call: Callable[[], None]
-    hub: SidecarService | None = None
+    service: SidecarService | None = None
     pending: PendingGrant | None = None
     until_ms: int = 0
     answer: api.GrantResponse | MarshalError | None = None
@@ -142,14 +142,14 @@ class Line:
             NotRegistered: The sidecar does not know this process.
             MarshalError: It refused, or nobody knows what it did.
         """
-        hub = self.host.hub
-        if hub is None or self.is_cut:
+        service = self.host.service
+        if service is None or self.is_cut:
             raise CoordinationError("no sidecar answers")
         if self.host.is_hung:
             self.host.backlog.append(do)
             raise CoordinationError("the sidecar does not answer")
         try:
-            answer = do(hub)
+            answer = do(service)
         except MarshalError as error:
             raise _as_received(error) from error
         if self.loses():
@@ -184,18 +184,20 @@ class Line:
         if template == paths.SUBSCRIPTION_END:
             name, keep = str(parts["name"]), bool(query)
             self.call(
-                lambda hub: hub.unsubscribe(self.who, name, release=body, keep=keep)
+                lambda service: service.unsubscribe(
+                    self.who, name, release=body, keep=keep
+                )
             )
         elif template == paths.READY:
-            self.call(lambda hub: hub.ready(self.who, body))
+            self.call(lambda service: service.ready(self.who, body))
         elif template == paths.RELEASED:
-            self.call(lambda hub: hub.release(self.who, body))
+            self.call(lambda service: service.release(self.who, body))
         else:
             assert template == paths.CLAIM, template
             topic, number = str(parts["topic"]), int(str(parts["partition"]))
             request = int((query or {})["request"])
             self.call(
-                lambda hub: hub.unclaim(
+                lambda service: service.unclaim(
                     self.who, topic, partition=number, request=request
                 )
             )
@@ -262,7 +264,7 @@ class Hosted:
         self.session = RemoteSession(
             self.context, nobody, client_id=name, grantee=rng.randbytes(16)
         )
-        self._carriers, self._asking = _WorkerPool(), list[_GrantCall]()
+        self._carriers, self._grants = _WorkerPool(), list[_GrantCall]()
         self._stopped = _Stopped()
         self._answering: _GrantCall | None = None
         self._wire()
@@ -276,12 +278,12 @@ class Hosted:
         self._info: api.Info | None = None
         self._is_known = False
         self._feed: EventCursor | None = None
-        self._heard_of: SidecarService | None = None
+        self._response_of: SidecarService | None = None
         self._inbox: list[api.Frame] = []
         self._after: str | None = None
         self._beat_at_ms = 0
-        self._told: tuple[api.Progress, ...] | None = None
-        self._heard: api.HeartbeatResponse | None = None
+        self._reported: tuple[api.Progress, ...] | None = None
+        self._response: api.HeartbeatResponse | None = None
 
     def _wire(self) -> None:
         session = self.session
@@ -384,14 +386,14 @@ class Hosted:
         self.failure = self.session.failure
 
     def _listen(self) -> None:
-        if self._heard_of is not self.host.hub:
+        if self._response_of is not self.host.service:
             self._drop_feed()  # its sidecar is dead
-            self._heard_of = self.host.hub
+            self._response_of = self.host.service
         if self._feed is None or self._feed.is_closed:
             self._inbox.clear()
             who, after = self.line.who, self._after
-            self._feed = self.line.call(lambda hub: hub.feed(who, after))
-        if self.host.hub is None or self.host.is_hung or self.line.is_cut:
+            self._feed = self.line.call(lambda service: service.feed(who, after))
+        if self.host.service is None or self.host.is_hung or self.line.is_cut:
             raise CoordinationError("the stream broke off")
         self._inbox += self._feed.take()
 
@@ -403,10 +405,12 @@ class Hosted:
 
     def _join(self) -> None:
         beat_ms = max(1, min(self._h // BEATS_PER_H, BEAT_MS_MAX))
-        said = api.RegisterRequest(instance=self.instance.hex(), beat_ms=beat_ms)
+        body = api.RegisterRequest(instance=self.instance.hex(), beat_ms=beat_ms)
         peer = Peer(self.pid, None, None if self.pid is None else 1)
         answer = self.line.call(
-            lambda hub: hub.register(GROUP, self.name, registration=said, peer=peer)
+            lambda service: service.register(
+                GROUP, self.name, registration=body, peer=peer
+            )
         )
         info = self._info = answer.info
         self.context.span = info.span
@@ -414,7 +418,9 @@ class Hosted:
         self.session.claimant = Claimant(owner, GROUP, master=b"")
         wants = self._wants
         if wants is not None and NAME in self.session.names:
-            self.line.call(lambda hub: hub.subscribe(self.line.who, NAME, wants=wants))
+            self.line.call(
+                lambda service: service.subscribe(self.line.who, NAME, wants=wants)
+            )
         for key in self.session.wanted:
             self._claim(key, self._commands.want_number(key))
         self._is_known = True
@@ -422,37 +428,39 @@ class Hosted:
     def _claim(self, key: Key, request: int) -> None:
         who, topic, number = self.line.who, key.topic, key.partition
         self.line.call(
-            lambda hub: hub.claim(who, topic, partition=number, request=request)
+            lambda service: service.claim(who, topic, partition=number, request=request)
         )
 
     def beat(self, phases: int) -> None:
         """Beat where that is due; a beat has three phases, which may come apart."""
         for _ in range(phases):
-            if self._heard is not None and self._told is not None:
-                self.session.on_deadlines(self._heard, reported=self._told)
-                self._told = self._heard = None
-            elif self._told is not None:
-                self._send_beat(self._told)
+            if self._response is not None and self._reported is not None:
+                self.session.on_deadlines(self._response, reported=self._reported)
+                self._reported = self._response = None
+            elif self._reported is not None:
+                self._send_beat(self._reported)
             elif self._is_known and self.now_ms >= self._beat_at_ms:
                 self._beat_at_ms = self.now_ms + min(self._h // BEATS_PER_H, 1_000)
-                self._told = self.session.standings(everything=False)
+                self._reported = self.session.standings(everything=False)
 
-    def _send_beat(self, told: tuple[api.Progress, ...]) -> None:
-        said = api.HeartbeatRequest(standings=told)
+    def _send_beat(self, progress: tuple[api.Progress, ...]) -> None:
+        body = api.HeartbeatRequest(standings=progress)
         try:
-            self._heard = self.line.call(lambda hub: hub.beat(self.line.who, said))
+            self._response = self.line.call(
+                lambda service: service.beat(self.line.who, body)
+            )
         except NotRegistered:
-            self._is_known, self._told = False, None
+            self._is_known, self._reported = False, None
         except MarshalError:
-            self._told = None
+            self._reported = None
 
     def carry(self) -> None:
         """Send the next pending message."""
         self._carriers.step()
         if self._leaving is not None and not self.has_left:
-            said = self._leaving
+            body = self._leaving
             try:
-                self.line.call(lambda hub: hub.leave(self.line.who, said))
+                self.line.call(lambda service: service.leave(self.line.who, body))
             except NotRegistered:
                 pass
             except MarshalError:
@@ -469,42 +477,44 @@ class Hosted:
     # --- grants
 
     def _run(self, call: Callable[[], None]) -> bool:
-        if len(self._asking) >= GRANTS_MAX:
+        if len(self._grants) >= GRANTS_MAX:
             return False
-        self._asking.append(_GrantCall(call=call))
+        self._grants.append(_GrantCall(call=call))
         return True
 
     def _ask(self, ask: api.GrantRequest) -> api.GrantResponse:
         """Ask, or answer what was asked: nothing may wait in between."""
-        asking = self._answering
-        assert asking is not None
-        if isinstance(asking.answer, MarshalError):
-            raise asking.answer
-        if asking.answer is None:
-            asking.pending = self.line.call(lambda hub: hub.begin_grant(GROUP, ask))
-            asking.hub = self.host.hub
-            asking.until_ms = self.now_ms + ask.timeout_ms
+        grant_call = self._answering
+        assert grant_call is not None
+        if isinstance(grant_call.answer, MarshalError):
+            raise grant_call.answer
+        if grant_call.answer is None:
+            grant_call.pending = self.line.call(
+                lambda service: service.begin_grant(GROUP, ask)
+            )
+            grant_call.service = self.host.service
+            grant_call.until_ms = self.now_ms + ask.timeout_ms
             raise _NotYet
-        return asking.answer
+        return grant_call.answer
 
     def grant(self) -> None:
         """Ask for offsets, and take answers, a few at a time."""
-        for asking in self._asking[:GRANTS_AT_A_TIME]:
-            if asking.pending is not None:
-                asking.answer = self._answer(asking, asking.pending)
-                if asking.answer is None:
+        for grant_call in self._grants[:GRANTS_AT_A_TIME]:
+            if grant_call.pending is not None:
+                grant_call.answer = self._answer(grant_call, grant_call.pending)
+                if grant_call.answer is None:
                     continue
-            self._answering = asking
+            self._answering = grant_call
             try:
-                asking.call()
+                grant_call.call()
             except _NotYet:
                 continue
-            self._asking.remove(asking)
+            self._grants.remove(grant_call)
 
     def _answer(
-        self, asking: _GrantCall, pending: PendingGrant
+        self, grant_call: _GrantCall, pending: PendingGrant
     ) -> api.GrantResponse | MarshalError | None:
-        if self.host.hub is not asking.hub or self.line.is_cut:
+        if self.host.service is not grant_call.service or self.line.is_cut:
             return CoordinationError("the connection broke off")
         if self.host.is_hung:
             return None
@@ -512,7 +522,7 @@ class Hosted:
             if self.line.loses():
                 return CoordinationError("the connection broke off")
             return encode_verdict(pending.verdict)
-        if self.now_ms < asking.until_ms:
+        if self.now_ms < grant_call.until_ms:
             return None
         if self.host.node is not None:
             self.host.node.engine.proxy_grants.give_up(pending)

@@ -119,14 +119,18 @@ class Troubles:
     def _drain(self) -> None:
         """End it in order, and start it again."""
         place = self._running()
-        if place is not None and place.host.hub is not None and not place.host.is_hung:
+        if (
+            place is not None
+            and place.host.service is not None
+            and not place.host.is_hung
+        ):
             span_ms = self._span_ms()
             place.drains_ms = self._world.now_ms + span_ms
             if HANDOFFS in self._world.faults:
-                place.host.hub.start_handoff(for_ms=span_ms + self._world.h)
+                place.host.service.start_handoff(for_ms=span_ms + self._world.h)
                 place.recalls_ms = self._world.now_ms + span_ms // 2
             else:
-                place.host.hub.start_drain()
+                place.host.service.start_drain()
             self._world.trace(f"{place.host.name} is asked to end")
 
     def _suspend(self) -> None:

@@ -1,4 +1,4 @@
-"""A machine in memory: a boot clock, a sidecar's production hub, a death watch.
+"""A machine in memory: a boot clock, a sidecar's production service, a death watch.
 
 The sidecar can crash and come back. Nothing runs by itself.
 """
@@ -90,7 +90,7 @@ class Host:
         clock: The boot clock of all of its processes.
         deaths: Who has died there.
         node: The sidecar's engine, None while it does not run.
-        hub: The sidecar's hub, None until the log was read.
+        service: The sidecar's service, None until the log was read.
         rng: Chance of this machine.
         is_hung: Whether the sidecar is stopped: what is asked waits, and is done
             later, when nobody waits for it any more.
@@ -111,7 +111,7 @@ class Host:
         self.clock = clock
         self.deaths = Deaths()
         self.node: Node | None = None
-        self.hub: SidecarService | None = None
+        self.service: SidecarService | None = None
         self.rng = rng
         self.is_hung = False
         self.backlog: list[Callable[[SidecarService], object]] = []
@@ -140,11 +140,11 @@ class Host:
             return
         asked, self.backlog = self.backlog, []
         for do in asked:
-            if self.hub is not None:
+            if self.service is not None:
                 with contextlib.suppress(MarshalError):
-                    do(self.hub)
+                    do(self.service)
         self.node.step()
-        if self.hub is None and self.node.engine.is_ready:
+        if self.service is None and self.node.engine.is_ready:
             self._serve(self.node)
         self.deaths.look()
 
@@ -157,7 +157,7 @@ class Host:
         description = TopicDescription(
             name=COORDINATION_TOPIC, exists=True, partition_count=count
         )
-        hub = SidecarService(
+        service = SidecarService(
             Runtime(node.engine, ports, description, FanOut(), "simulated"),
             client_id=self.name,
             state_dir=self._folder,
@@ -165,25 +165,25 @@ class Host:
             states=self._states,
             watch=cast("DeathWatch", self.deaths),
         )
-        hub.restore(timeout_ms=1)
+        service.restore(timeout_ms=1)
         self._states.move(State.RUNNING, reason="simulated")
-        self.hub = hub
+        self.service = service
 
     def crash(self) -> None:
         """End the sidecar without a word; its clients live on."""
-        if self.hub is not None:
-            for host in self.hub.groups:
+        if self.service is not None:
+            for host in self.service.groups:
                 if host.identity is not None:
                     host.identity.close()
         self.deaths.forget()
         self.backlog.clear()
         self.is_hung = False
-        self.node = self.hub = None
+        self.node = self.service = None
 
     def end(self) -> None:
         """End the sidecar in order, without waiting for what the log shows."""
-        if self.hub is not None:
-            self.hub.close(timeout_ms=0)
+        if self.service is not None:
+            self.service.close(timeout_ms=0)
         self.crash()
 
     def cut(self, *, is_cut: bool) -> None:

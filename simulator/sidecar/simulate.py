@@ -220,11 +220,11 @@ class HostedSimulation(Liveness):
             if not isinstance(process.work, Hosted) and process.work.is_backing_off:
                 return False
         for place in self.world.hosts:
-            host, hub = place.host, place.host.hub
-            if hub is None:
+            host, service = place.host, place.host.service
+            if service is None:
                 return False
             now_ms = host.clock.now_ms()
-            for each in hub.groups:
+            for each in service.groups:
                 if any(s.backoff.is_on(now_ms) for s in each.session.subscriptions):
                     return False
         return True

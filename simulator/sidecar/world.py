@@ -340,15 +340,15 @@ class HostedWorld(BaseWorld):
         """Let a sidecar act once, unless it is stopped."""
         host = place.host
         host.step()
-        if place.drains_ms is None or host.hub is None:
+        if place.drains_ms is None or host.service is None:
             return
         if place.recalls_ms is not None:
-            if not (host.hub.is_handed_off or self.now_ms >= place.recalls_ms):
+            if not (host.service.is_handed_off or self.now_ms >= place.recalls_ms):
                 return
             place.recalls_ms = None
-            host.hub.start_drain()
+            host.service.start_drain()
             self.trace(f"{host.name} recalls what is left")
-        if host.hub.is_drained or self.now_ms >= place.drains_ms:
+        if host.service.is_drained or self.now_ms >= place.drains_ms:
             place.drains_ms = None
             host.end()
             place.starts_ms = self.now_ms + self.rng.randint(0, self.h)
@@ -454,7 +454,7 @@ class HostedWorld(BaseWorld):
             host = place.host
             if host.node is not None:
                 self._check_reader(host.name, host.node, place.checked)
-            for each in () if host.hub is None else host.hub.groups:
+            for each in () if host.service is None else host.service.groups:
                 # What a dead life of it had sent may land late, and look like a twin.
                 if not isinstance(each.failure, IdentityConflict | None):
                     raise Violation("fault", f"{host.name}: {each.failure!r}")
@@ -482,8 +482,8 @@ class HostedWorld(BaseWorld):
                     names = f"{first.name} and {process.name}"
                     raise Violation("S4", f"{key}: {names} have used {token}")
         for place in self.hosts:
-            hub, now_ms = place.host.hub, place.host.clock.now_ms()
-            for host in () if hub is None else hub.groups:
+            service, now_ms = place.host.service, place.host.clock.now_ms()
+            for host in () if service is None else service.groups:
                 for key, holding in host.session.holdings.items():
                     if not holding.claim.is_valid(now_ms):
                         continue

@@ -150,7 +150,7 @@ def test_each_key_is_shown_once(seed):
 def readers_of(walk, *, skips=None):
     """Read all logs; begin at a checkpoint after so many entries of each."""
     chains = {key: {} for key in walk.keys}
-    books, check = {}, ImportCheck()
+    historians, check = {}, ImportCheck()
     for log in walk.change.logs:
         t = log.state.partition
         skip = 0 if skips is None else skips[t]
@@ -172,7 +172,7 @@ def readers_of(walk, *, skips=None):
             check.take(world, transitions)
         assert to_bytes(world) == to_bytes(log.state) if log.entries else True
         book.open_ones(world)
-        books[t] = book
+        historians[t] = book
         for key, chain in made.items():
             chains[key][t] = chain, world
     worlds = {t: world for t, (_, world) in chains[walk.keys[0]].items()}

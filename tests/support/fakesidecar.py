@@ -79,7 +79,7 @@ class FakeSidecar(httpx.BaseTransport):
         self._lock = threading.Lock()
 
     def info(self):
-        told = {
+        fields = {
             "level": api.API_LEVEL,
             "version": "1",
             "state": "RUNNING",
@@ -94,7 +94,7 @@ class FakeSidecar(httpx.BaseTransport):
             "span": 1_000,
             "now_ms": self.clock.now_ms(),
         }
-        return api.Info(**(told | self.info_rest))
+        return api.Info(**(fields | self.info_rest))
 
     def named(self, method, part):
         """Return the bodies of requests whose path ends so."""
@@ -105,8 +105,8 @@ class FakeSidecar(httpx.BaseTransport):
         path, method = request.url.path, request.method
         body = request.read()
         with self._lock:
-            told = msgspec.json.decode(body) if body else None
-            self.asked.append((method, path, told))
+            fields = msgspec.json.decode(body) if body else None
+            self.asked.append((method, path, fields))
         if self.is_dead:
             raise httpx.ConnectError("[Errno 111] Connection refused")
         waiting = self.answers.get((method, path.rpartition("/")[2]))

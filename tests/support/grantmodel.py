@@ -212,18 +212,18 @@ class GrantModel:
                 first=request.offsets.first,
                 last=last,
             )
-            asking = self.after(client, it, sent=(*client.sent, sent))
+            requesting = self.after(client, it, sent=(*client.sent, sent))
             yield (
                 f"{name} asks for {request.offsets.first} to {last}",
-                self._put(world, index, asking),
+                self._put(world, index, requesting),
             )
         if self.tasks and room and client.next_first < self.offsets:
             at = client.next_first
             sent = Sent(
                 kind=TASK, life=client.life, epoch=client.epoch, first=at, last=at
             )
-            asking = client._replace(sent=(*client.sent, sent))
-            yield f"a task of {name} asks for {at}", self._put(world, index, asking)
+            requesting = client._replace(sent=(*client.sent, sent))
+            yield f"a task of {name} asks for {at}", self._put(world, index, requesting)
         if client.asked and self.gives_up:
             it = self.ladder(client)
             it.forget_requests()

@@ -159,7 +159,7 @@ class RemoteRig:
         self.session.on_event(body)
 
     def assigned(self, partition=0, *, epoch=5, name="s", position=0, **rest):
-        told = {
+        fields = {
             "subscription": name,
             "topic": "t",
             "partition": partition,
@@ -174,7 +174,7 @@ class RemoteRig:
             "hard_until_ms": self.now_ms + 2 * H,
             "why": "fair",
         }
-        return api.Assignment(**(told | rest))
+        return api.Assignment(**(fields | rest))
 
     def snapshot(self, *assigned, releasing=(), paused=NOT_PAUSED, standbys=()):
         return api.Snapshot(

@@ -137,11 +137,11 @@ def test_a_handoff_is_counted_by_phase_and_its_gap_timed(registry, scrape):
     owner = cluster.node("a", spec=spec())
     cluster.run_until(held_by(owner, 2), 3 * H)
     assert owner.consumer.poll(1000)
-    heir = cluster.node("b")
-    heir.warming.is_held = True
-    heir.consume(spec(on_warm=lambda *_: None))
+    successor = cluster.node("b")
+    successor.warming.is_held = True
+    successor.consume(spec(on_warm=lambda *_: None))
     exported(owner, registry, client_label=True)
-    MarshalCollector(Client(heir), registry=(second := CollectorRegistry()))
+    MarshalCollector(Client(successor), registry=(second := CollectorRegistry()))
 
     def phases():
         found = Scraped(generate_latest(second).decode())
@@ -155,13 +155,13 @@ def test_a_handoff_is_counted_by_phase_and_its_gap_timed(registry, scrape):
 
     cluster.run(40)
     assert phases() == {"warming": 0, "offered": 0, "ready": 0}
-    cluster.run_until(lambda: heir.warming.waiting_count == 1, 3 * H)
+    cluster.run_until(lambda: successor.warming.waiting_count == 1, 3 * H)
     assert phases() == {"warming": 1, "offered": 1, "ready": 0}
-    heir.warming.run_waiting()
+    successor.warming.run_waiting()
     cluster.run(H // 2)
     assert phases() == {"warming": 1, "offered": 0, "ready": 1}, "it drains"
     owner.consumer.commit()
-    cluster.run_until(held_by(heir, 1), H)
+    cluster.run_until(held_by(successor, 1), H)
     assert phases() == {"warming": 0, "offered": 0, "ready": 0}
     found = Scraped(generate_latest(second).decode())
     name = "marshal_handoff_gap_seconds"
@@ -172,9 +172,9 @@ def test_a_handoff_is_counted_by_phase_and_its_gap_timed(registry, scrape):
 def test_a_takeover_is_timed_from_the_last_renewal(cluster, registry, scrape):
     dead = owning(cluster)
     cluster.crash(dead)
-    heir = cluster.node("b", spec=spec())
-    cluster.run_until(held_by(heir, 1), 4 * H)
-    exported(heir, registry)
+    successor = cluster.node("b", spec=spec())
+    cluster.run_until(held_by(successor, 1), 4 * H)
+    exported(successor, registry)
     found = scrape()
     name = "marshal_takeover_duration_seconds"
     assert found(f"{name}_count", T, after="stale") == 1
@@ -691,9 +691,9 @@ def test_openmetrics_is_strict_and_finds_nothing(cluster, registry):
     """The parser of OpenMetrics checks names, types, units and order of samples."""
     dead = owning(cluster)
     cluster.crash(dead)
-    heir = cluster.node("b", spec=spec())
-    cluster.run_until(held_by(heir, 1), 4 * H)
-    exported(heir, registry)
+    successor = cluster.node("b", spec=spec())
+    cluster.run_until(held_by(successor, 1), 4 * H)
+    exported(successor, registry)
     text = openmetrics.generate_latest(registry).decode()
     families = list(strict.text_string_to_metric_families(text))
     assert "marshal_takeover_duration_seconds" in {each.name for each in families}

@@ -81,10 +81,10 @@ def test_after_a_rewind_the_next_owner_starts_at_the_lower_offset(cluster):
     node.consumer.seek(T0, 3)
     polled(node)
     cluster.crash(node)
-    heir = cluster.node("b", spec=spec(most=4))
-    cluster.run_until(held_by(heir, 1), 4 * H)
+    successor = cluster.node("b", spec=spec(most=4))
+    cluster.run_until(held_by(successor, 1), 4 * H)
     cluster.run(40)
-    assert [record.offset for record in polled(heir)] == [3, 4, 5, 6]
+    assert [record.offset for record in polled(successor)] == [3, 4, 5, 6]
 
 
 def test_seeking_forward_skips_records(cluster):

@@ -237,19 +237,19 @@ class Tail:
 
 
 def run(
-    watch: WorldWatch, tail: Tail, *, follows: bool, idle: Idle, patience_ms: int
+    watch: WorldWatch, tail: Tail, *, follows: bool, idle: Idle, outage_ms_max: int
 ) -> None:
     """Write the entries of the log, and new ones if ``follows``.
 
     Raises:
         DeadlineExceeded: Reading stalled before the end of the log.
     """
-    outages, patience = Outages(), Idle(patience_ms)
+    outages, outage_limit = Outages(), Idle(outage_ms_max)
     while not watch.is_caught_up:
-        if patience.is_over:
+        if outage_limit.is_over:
             watch.catch_up(0)
-        for folded in watch.read(patience.wait_ms):
-            patience.touch()
+        for folded in watch.read(outage_limit.wait_ms):
+            outage_limit.touch()
             # Without following, the end is that of the start.
             if follows or folded.entry.offset < watch.ends[folded.partition]:
                 tail.add_existing(folded)
@@ -426,4 +426,4 @@ def tail(
                 setting="--partition",
             )
         idle = Idle(idle_ms)
-        run(watch, shown, follows=follow, idle=idle, patience_ms=open_ms)
+        run(watch, shown, follows=follow, idle=idle, outage_ms_max=open_ms)

@@ -44,7 +44,7 @@ class RowInputs:
         cooldowns: Keys that this client has released.
         now_ms: Local time.
         is_off: Whether nothing is claimed from others.
-        heirs: Clients for whose restart a key waits that this client may claim.
+        may_replace: Clients for whose restart a key waits that this client may claim.
         grace_ms: How long a key waits for an owner that restarts.
         plans: What the Plan of the group says.
         lost: Lost partitions of topics that are still held in part.
@@ -59,7 +59,7 @@ class RowInputs:
     cooldowns: ReleaseCooldowns
     now_ms: int
     is_off: bool
-    heirs: tuple[str, str | None]
+    may_replace: tuple[str, str | None]
     grace_ms: int
     plans: PlanFollower
     lost: set[Key]
@@ -295,7 +295,7 @@ class KeyRows:
         if is_claimable and inputs.plans.is_in_force:
             kept_for = _kept_for(known, note, inputs, log_ms=place.log_ms)
             if kept_for is not None:
-                is_mine_again = named is None and kept_for in inputs.heirs
+                is_mine_again = named is None and kept_for in inputs.may_replace
                 named = owner.client_id if is_mine_again else named
                 is_free = named == owner.client_id
         is_orphan = is_left = False

@@ -421,7 +421,7 @@ class Subscription:
                 cooldowns=cooldowns,
                 now_ms=now_ms,
                 is_off=self.backoff.is_on(now_ms) and not is_alone,
-                heirs=(owner.client_id, replaces),
+                may_replace=(owner.client_id, replaces),
                 grace_ms=settings.value("grace_ms"),
                 plans=self._plans,
                 lost=self.lost,

@@ -142,10 +142,10 @@ class KafkaRecordWriter(Closing):
             self._acks.append((now, int((now - sent_at) * 1000)))
 
     def _on_failed(self, place: str, error: Exception) -> None:
-        told = self._translate(error, f"Writing to {place}")
+        translated = self._translate(error, f"Writing to {place}")
         with self._lock:
             self._done += 1
-            self._failure = self._failure or told
+            self._failure = self._failure or translated
 
     def _raise_failure(self) -> None:
         with self._lock:

@@ -347,11 +347,11 @@ class KafkaDataReader(DataReader):
         self._require_usable()
         if self._consumer is None:
             return {}
-        told = {
+        ends = {
             ours: self._consumer.highwater(place)
             for place, ours in self._partitions.items()
         }
-        return {ours: end for ours, end in told.items() if end is not None}
+        return {ours: end for ours, end in ends.items() if end is not None}
 
     def close(self, timeout_ms: int) -> None:
         """Close every resource. Idempotent."""

@@ -313,7 +313,7 @@ class SliceReader:
             return
         reader = self._reader
         reader.start(partition, span, topic_id=topic_id)
-        patience = ProgressTimeout(partition, end, timeout_ms)
+        timeout = ProgressTimeout(partition, end, timeout_ms)
         while at < end:
             for fetched in reader.take(POLL_MS):
                 for group in fetched.groups:
@@ -325,11 +325,11 @@ class SliceReader:
             ahead = reader.position_of(partition)
             if ahead > at:
                 at = ahead
-                patience.reset()
+                timeout.reset()
             else:
-                if patience.is_check_due():
+                if timeout.is_check_due():
                     reader.require_range(partition, OffsetRange(at, end))
-                patience.check(at)
+                timeout.check(at)
         reader.assign([])
 
     def close(self) -> None:

@@ -151,18 +151,18 @@ def _replication_problems(found: TopicDescription, broker_count: int) -> list[Pr
                 )
             )
         if least is not None and least < MIN_INSYNC_WANTED:
-            told = (
+            text = (
                 f"{name} is {least}, must be at least {MIN_INSYNC_WANTED}: an "
                 "acknowledged claim could be lost"
             )
-            problems.append(Problem(told, name, str(MIN_INSYNC_WANTED)))
+            problems.append(Problem(text, name, str(MIN_INSYNC_WANTED)))
     if least is not None and found.replication and least > found.replication:
-        told = (
+        text = (
             f"{name} is {least}, above the replication factor of "
             f"{found.replication}: nothing can be written"
         )
         enough = min(found.replication, MIN_INSYNC_WANTED)
-        problems.append(Problem(told, name, str(enough)))
+        problems.append(Problem(text, name, str(enough)))
     return problems
 
 
@@ -173,12 +173,12 @@ def _deviations(configs: Mapping[str, str], names: Iterable[str]) -> list[Proble
         value, why = _WANTED[name]
         actual = configs.get(name)
         if actual is None:
-            told = f"{name} is not known, must be {value}: {why}"
+            text = f"{name} is not known, must be {value}: {why}"
         elif actual.lower() != value.lower():
-            told = f"{name} is {actual}, must be {value}: {why}"
+            text = f"{name} is {actual}, must be {value}: {why}"
         else:
             continue
-        found.append(Problem(told, name, value))
+        found.append(Problem(text, name, value))
     return found
 
 
@@ -221,19 +221,19 @@ def problems(
     if not is_enough:
         shown = configs.get("retention.ms", "not known")
         rule = f"-1 or at least {WEEK_MS}" if has_checkpoints else "-1"
-        told = f"retention.ms is {shown}, must be {rule}: long-held claims would expire"
-        found.append(Problem(told, "retention.ms", "-1"))
+        text = f"retention.ms is {shown}, must be {rule}: long-held claims would expire"
+        found.append(Problem(text, "retention.ms", "-1"))
     size = _number(configs, "retention.bytes")
     if size is not None and size != -1:
-        told = f"retention.bytes is {size}, must be -1: long-held claims would expire"
-        found.append(Problem(told, "retention.bytes", "-1"))
+        text = f"retention.bytes is {size}, must be -1: long-held claims would expire"
+        found.append(Problem(text, "retention.bytes", "-1"))
     largest = _number(configs, "max.message.bytes")
     if largest is not None and largest < MESSAGE_BYTES_MIN:
-        told = (
+        text = (
             f"max.message.bytes is {largest}, must be at least {MESSAGE_BYTES_MIN}: "
             "large records would be refused"
         )
-        found.append(Problem(told, "max.message.bytes", str(MESSAGE_BYTES_MIN)))
+        found.append(Problem(text, "max.message.bytes", str(MESSAGE_BYTES_MIN)))
     found += _replication_problems(description, broker_count)
     found += [
         Problem(f"partition {each} has no leader") for each in description.leaderless

@@ -172,9 +172,9 @@ class TopicLog(CoordinationLog):
         try:
             runs = fetch()
         except Exception as error:
-            told = self._translate(error, f"Reading {self._topic}", Access.READ)
-            self._record_fault(told, error)
-            raise told from error
+            translated = self._translate(error, f"Reading {self._topic}", Access.READ)
+            self._record_fault(translated, error)
+            raise translated from error
         runs = self._validated(runs)
         if not runs:
             self._raise_fault()
@@ -478,17 +478,19 @@ class TopicLog(CoordinationLog):
         for fault in self._truncated.values():
             raise fault
 
-    def _record_fault(self, told: MarshalError, error: Exception) -> None:
+    def _record_fault(self, translated: MarshalError, error: Exception) -> None:
         """Keep a permanent fault, so that every later poll raises it."""
-        if told.retriable:
+        if translated.retriable:
             return
-        lost = self._lost_partitions(error) if isinstance(told, LogTruncated) else ()
+        lost = (
+            self._lost_partitions(error) if isinstance(translated, LogTruncated) else ()
+        )
         for number in lost:
-            self._truncated[number] = LogTruncated(str(told), partition=number)
-        if isinstance(told, LogTruncated) and lost:
-            told.partition = lost[0]
+            self._truncated[number] = LogTruncated(str(translated), partition=number)
+        if isinstance(translated, LogTruncated) and lost:
+            translated.partition = lost[0]
         else:
-            self._fault = told
+            self._fault = translated
 
     def _validated(self, runs: Runs) -> Runs:
         """Check new entries by PROTOCOL 2.1 and advance the positions.

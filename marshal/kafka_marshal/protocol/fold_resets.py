@@ -31,7 +31,7 @@ from kafka_marshal.protocol.state import (
 from kafka_marshal.protocol.types import OFFSET_MAX
 
 PARTS_MAX = 4_096
-PATIENCE_MS = 60_000
+OPEN_MS_MAX = 60_000
 """How long the received parts wait for the next one, in log time."""
 
 CheckpointRecord = CheckpointBegin | CheckpointChunk | CheckpointEnd
@@ -101,7 +101,7 @@ def _with_part(state: WorldState, record: Reset) -> Staging:
         part_count=record.part_count,
         size_bytes=record.size_bytes,
         digest=record.digest,
-        until_ms=min(state.now_ms + PATIENCE_MS, OFFSET_MAX),
+        until_ms=min(state.now_ms + OPEN_MS_MAX, OFFSET_MAX),
         parts=(*parts, record.data),
         chain=chained(chain, record.data),
     )

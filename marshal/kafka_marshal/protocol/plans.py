@@ -262,7 +262,11 @@ def situation_of(reading: Reading, states: Mapping[str, MemberState]) -> Situati
         for name, each in states.items()
     }
     reader = _KeyReader(
-        reading, members, standing, replacing.heirs, standbys=Standbys(reading, states)
+        reading,
+        members,
+        standing,
+        replacing.replacements,
+        standbys=Standbys(reading, states),
     )
     counts = _counts(reading, {topic for m in members.values() for topic in m.topics})
     rows = [
@@ -345,11 +349,11 @@ class _Replacing(NamedTuple):
     """Members that take the place of others after a restart.
 
     Attributes:
-        heirs: By the client that is replaced: it has gone, or is drained.
+        replacements: By the client that is replaced: it has gone, or is drained.
         early: Those that take nothing yet.
     """
 
-    heirs: Mapping[str, str]
+    replacements: Mapping[str, str]
     early: frozenset[str]
 
 
@@ -365,34 +369,34 @@ def _replacing(
     if not labels:
         return _Replacing({}, frozenset())
     owned, leaving = _leaving(reading, states)
-    heirs: dict[str, str] = {}
+    replacements: dict[str, str] = {}
     for name, replaced in labels.items():
         if replaced not in states or replaced in leaving:
-            heirs.setdefault(replaced, name)
-    heirs.pop(REPLACES_ANY, None)
+            replacements.setdefault(replaced, name)
+    replacements.pop(REPLACES_ANY, None)
     willing = {name for name, text in labels.items() if text == REPLACES_ANY}
     without = []
-    for replaced in sorted(leaving.keys() - heirs.keys()):
+    for replaced in sorted(leaving.keys() - replacements.keys()):
         named = {standing[place] for place in leaving[replaced] if place in standing}
         if not named:
             without.append(replaced)
         elif named & willing:
-            heirs[replaced] = min(named & willing)
+            replacements[replaced] = min(named & willing)
     home = reading.worlds[reading.home]
     new = sorted(
         name
-        for name in willing - owned - set(heirs.values())
+        for name in willing - owned - set(replacements.values())
         if _action(home, states[name]) is None
     )
-    heirs |= dict(zip(without, new, strict=False))
+    replacements |= dict(zip(without, new, strict=False))
     early = {
         name
         for name, replaced in labels.items()
         if replaced in states and replaced not in leaving
     }
     if willing != states.keys():  # else a group that begins: none is there to leave
-        early |= set(new) - set(heirs.values())
-    return _Replacing(heirs, frozenset(early))
+        early |= set(new) - set(replacements.values())
+    return _Replacing(replacements, frozenset(early))
 
 
 def _leaving(
@@ -481,9 +485,13 @@ class _KeyReader:
         name = known.owner.client_id
         holder = name if name in self._members else None
         owner = self._planned(place) or self._offered(place, known, now_ms)
-        heir = self._replacements.get(name)
-        if owner is None and heir is not None and self._can_have(heir, place):
-            owner = heir
+        replacement = self._replacements.get(name)
+        if (
+            owner is None
+            and replacement is not None
+            and self._can_have(replacement, place)
+        ):
+            owner = replacement
         owner = owner or holder or self._standby(key, known)
         return _Place(PlanKey(place, owner), holder)
 
@@ -507,9 +515,9 @@ class _KeyReader:
         last = None if note is None else note.client_id
         owner = self._planned(place)
         if owner is None and last is not None:
-            heir = self._replacements.get(last, last)
-            if heir in self._members:
-                owner = heir
+            replacement = self._replacements.get(last, last)
+            if replacement in self._members:
+                owner = replacement
             elif is_reserved(known, note, now_ms=now_ms, grace_ms=self._grace_ms):
                 return None
         return _Place(PlanKey(place, owner, is_free=True), None)

@@ -520,10 +520,10 @@ class SidecarBackend:
             try:
                 with self._engine.changed:
                     before = len(self._session.holdings)
-                    is_restless = self._session.tick(self._context.now_ms)
+                    has_work = self._session.tick(self._context.now_ms)
                     if len(self._session.holdings) != before:
                         self._engine.changed.notify_all()
-                rest_s = TICK_S if is_restless else CALM_S
+                rest_s = TICK_S if has_work else CALM_S
             except Exception as error:  # noqa: BLE001 - a bug must not leave zombies
                 self._fail_for(error)
                 return

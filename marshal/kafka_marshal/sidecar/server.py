@@ -259,7 +259,7 @@ class Daemon:
             socket_gid=self._settings.socket_gid,
         )
         serving = asyncio.create_task(server.serve(sockets=list(sockets)))
-        looking = asyncio.create_task(self._monitor())
+        monitoring = asyncio.create_task(self._monitor())
         try:
             await self._work(serving, place)
             await self._give_up_claims()
@@ -268,7 +268,7 @@ class Daemon:
             self._app.end_streams()
             server.end()
             await asyncio.wait({serving}, timeout=END_S_MAX)
-            looking.cancel()
+            monitoring.cancel()
             self._app.close()
             await asyncio.to_thread(self._close)
 

@@ -335,10 +335,10 @@ class WarmUps:
         log_ms = replica.log_ms(self._context.now_ms)
         return known is not None and phase_of(known, log_ms) is not None
 
-    def _is_full(self, giver: Client, to: Client) -> bool:
+    def _is_full(self, source: Client, to: Client) -> bool:
         """Return whether as many keys are on offer as a client offers, or gets."""
         waiting = [each for each in self.by_key.values() if not each.is_ready]
-        given = sum(each.owner == giver.client_id for each in waiting if each.is_local)
+        given = sum(each.owner == source.client_id for each in waiting if each.is_local)
         taken = sum(each.client is to for each in waiting)
         return max(given, taken) >= self._setting("handoffs_max")
 

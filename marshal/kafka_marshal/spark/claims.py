@@ -75,14 +75,14 @@ class Rules:
         is_at_most_once: Whether only grants move positions.
         fails_on_data_loss: Whether lost offsets end the query.
         max_delay_ms: Longest wait for the fewest offsets of a batch.
-        patience_ms: Longest wait for the outcome of claims of an earlier run.
+        outcome_ms: Longest wait for the outcome of claims of an earlier run.
         claims_max: Most partitions to hold, 0 = no limit.
     """
 
     is_at_most_once: bool
     fails_on_data_loss: bool
     max_delay_ms: int
-    patience_ms: int
+    outcome_ms: int
     claims_max: int = 0
 
 
@@ -140,7 +140,7 @@ class Claims:
         as long as they may last. The same for pending claims, which end by themselves.
         """
         until = self._now() + SETTLE_MS / MS_PER_S
-        patience = self._now() + self.rules.patience_ms / MS_PER_S
+        outcome_due = self._now() + self.rules.outcome_ms / MS_PER_S
         while True:
             held = self.ranges.tokens()
             known = self.ranges.last_claims(LOOK_MS_MAX)
@@ -152,7 +152,7 @@ class Claims:
             now = self._now()
             is_full = 0 < self.rules.claims_max <= len(held)
             is_growing = bool(free) and not is_full
-            if not (is_growing and now < until) and not (coming and now < patience):
+            if not (is_growing and now < until) and not (coming and now < outcome_due):
                 return
             self.ranges.wait_for_change(WAIT_MS)
 
@@ -421,19 +421,19 @@ class Claims:
         causes: str = CUT_OFF,
     ) -> None:
         """Report a lost position: raise, or log it once if that is allowed."""
-        told = f"position {position} of {partition} is gone: {why}"
+        message = f"position {position} of {partition} is gone: {why}"
         if self.rules.fails_on_data_loss:
             raise PositionError(
-                f"{told}. {causes}Start the query with a new checkpointLocation, or "
+                f"{message}. {causes}Start the query with a new checkpointLocation, or "
                 "set failOnDataLoss to false to continue with what can be read",
                 partition=partition,
                 requested=position,
                 log_start=there.start,
                 log_end=there.end,
             )
-        if self._reported.get(partition) != told:
-            self._reported[partition] = told
-            LOGGER.warning("position_jumped %s; %s", told, follows)
+        if self._reported.get(partition) != message:
+            self._reported[partition] = message
+            LOGGER.warning("position_jumped %s; %s", message, follows)
 
     def _should_wait(self, total: int, limit: Limit) -> bool:
         if limit.least is None or total >= limit.least or self._target is not None:
@@ -479,7 +479,7 @@ class Claims:
         """
         undecided = self._of_this_topic(planned_ranges(start, end))
         found: list[Part] = []
-        until = self._now() + self.rules.patience_ms / MS_PER_S
+        until = self._now() + self.rules.outcome_ms / MS_PER_S
         while undecided:
             undecided = self._decide(undecided, found)
             if not undecided:
@@ -531,9 +531,9 @@ class Claims:
         left = []
         for each in undecided:
             now = held.get(each.partition)
-            heir = self._successors.get((each.partition, _token(each)))
+            successor = self._successors.get((each.partition, _token(each)))
             token = tokens.get(each.partition)
-            if token is not None and token in {each.token, heir}:
+            if token is not None and token in {each.token, successor}:
                 if now is not None:
                     self._owner = now.owner
                 assert self._owner is not None

@@ -67,10 +67,10 @@ def run_forked(module: str) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
         try:
             send_request(connection, module)
-            told = connection.recv(PID_BYTES, socket.MSG_WAITALL)
-            if len(told) < PID_BYTES:
+            received = connection.recv(PID_BYTES, socket.MSG_WAITALL)
+            if len(received) < PID_BYTES:
                 raise ConnectionResetError("the fork ended before it ran")
-            pid = int.from_bytes(told)
+            pid = int.from_bytes(received)
 
             def end(*_: object) -> None:
                 with suppress(ProcessLookupError):

@@ -42,7 +42,7 @@ LOGGER = logging.getLogger("kafka_marshal")
 CLOSE_MS_MAX = 5_000
 # An earlier process of a name has closed by then.
 TURN_S, REST_S = 6.0, 0.2
-PATIENCE_MS = 10_000
+OUTCOME_MS = 10_000
 RANDOM_BYTES = 4
 ASK_MS_MAX = 15_000
 LOOKUP_CLOSE_MS_MAX = 1_000
@@ -204,7 +204,7 @@ class Query:
             is_at_most_once=options.config.is_at_most_once,
             fails_on_data_loss=options.fails_on_data_loss,
             max_delay_ms=options.max_delay_ms,
-            patience_ms=2 * marshal.engine.context.heartbeat_interval_ms + PATIENCE_MS,
+            outcome_ms=2 * marshal.engine.context.heartbeat_interval_ms + OUTCOME_MS,
             claims_max=options.config.claims_max,
         )
         if options.config.is_at_most_once and (

@@ -97,7 +97,7 @@ def require_worker_python(python: str) -> None:
     if found is None:
         raise _wrong_python(f"there is no program {python} on this host; {remedy}")
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             [found, "-c", _ASK],
             capture_output=True,
             text=True,
@@ -106,7 +106,7 @@ def require_worker_python(python: str) -> None:
         ).stdout.split()
     except (OSError, subprocess.SubprocessError) as error:
         raise _wrong_python(f"{found} cannot be run ({error}); {remedy}") from error
-    there, missing = said
+    there, missing = output
     if there != here:
         raise _wrong_python(
             f"{found} is Python {there}, and the driver's is {here}; {remedy}"

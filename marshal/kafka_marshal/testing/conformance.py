@@ -214,8 +214,8 @@ def end_offsets_work_from_any_thread(rig: Rig) -> None:
             refused.append(error)  # it is closed
 
     reading = threading.Thread(target=read)
-    asking = [threading.Thread(target=ask, args=(mine,)) for mine in ends]
-    for thread in (reading, *asking):
+    queries = [threading.Thread(target=ask, args=(mine,)) for mine in ends]
+    for thread in (reading, *queries):
         thread.start()
     for number in range(30):
         log.append(0, b"%d" % number)
@@ -228,7 +228,7 @@ def end_offsets_work_from_any_thread(rig: Rig) -> None:
     reading.join(WAIT_S)
     assert not refused
     log.close(TIMEOUT_MS)
-    for thread in asking:
+    for thread in queries:
         thread.join(WAIT_S)
         assert not thread.is_alive()
     for mine in ends:

@@ -220,8 +220,8 @@ class FakeAppend(Append):
     def offset(self) -> int | None:
         """Return its offset, once it is acknowledged."""
         self._cluster.settle()
-        is_told = self.refusal is None and self._is_acknowledged()
-        return self.landed[0] if is_told and self.landed is not None else None
+        is_acknowledged = self.refusal is None and self._is_acknowledged()
+        return self.landed[0] if is_acknowledged and self.landed is not None else None
 
     def error(self) -> MarshalError | None:
         """Return why it is reported as failed, None if it is not."""

@@ -119,7 +119,7 @@ class Losses:
             since = Since(time_ms=since_ms, fits=wanted)
         restored = require_restored(scan.restore(since=since))
         worlds = {number: at.world for number, at in restored.items()}
-        books = {
+        by_partition = {
             number: LossBook(number, group_id=group_id, topic=topic, begun=world)
             for number, world in worlds.items()
         }
@@ -132,7 +132,7 @@ class Losses:
         for number, entry in scan:
             state = worlds[number]
             transitions = apply(state, entry)
-            ended = books[number].take(entry, transitions, keys=state.keys)
+            ended = by_partition[number].take(entry, transitions, keys=state.keys)
             lost += (each for each in ended if each.at_ms >= (since_ms or 0))
         wall_ms = SystemClock().wall_ms()
         elapsed = {
@@ -141,7 +141,7 @@ class Losses:
         }
         lost.sort(key=lambda loss: (loss.at_ms, loss.partition, loss.at_offset))
         at_risk: list[Loss] = []
-        for loss in _open_losses(books, worlds, elapsed=elapsed):
+        for loss in _open_losses(by_partition, worlds, elapsed=elapsed):
             (at_risk if loss.ending == LIVE else lost).append(loss)
         world = World(
             list(worlds.values()),
@@ -180,10 +180,10 @@ class _BeforeOpenClaims:
 
 
 def _open_losses(
-    books: Mapping[int, LossBook],
+    by_partition: Mapping[int, LossBook],
     worlds: Mapping[int, WorldState],
     *,
     elapsed: Mapping[int, int],
 ) -> Iterable[Loss]:
-    for number, book in books.items():
+    for number, book in by_partition.items():
         yield from book.open_ones(worlds[number], elapsed_ms=elapsed[number])

@@ -67,16 +67,16 @@ def test_a_draining_holding_is_active_until_it_is_idle(index):
     leaving.drain = Drain("surplus", None, None)
     starting = won(index, 2)
     starting.lookup = object()
-    asking = won(index, 3, delivery=AMO)
+    requesting = won(index, 3, delivery=AMO)
     assert len(index.active) == 4
     index.compact()
-    assert list(index.active.values()) == [leaving, starting, asking]
+    assert list(index.active.values()) == [leaving, starting, requesting]
     index.mark_active(resting)
     assert resting.key in index.active
     index.compact()
     wanted(index, 4)
     index.mark_all_active()
-    assert list(index.active.values()) == [resting, leaving, starting, asking]
+    assert list(index.active.values()) == [resting, leaving, starting, requesting]
 
 
 def test_leases_are_checked_when_the_earliest_ends(index):

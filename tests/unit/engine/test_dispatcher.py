@@ -36,14 +36,14 @@ T1 = TopicPartition("t", 1)
 # --- At most once (PROTOCOL 6.2) ---
 
 
-@pytest.mark.parametrize("patience_ms", [0, int(0.75 * H)], ids=["asked", "granted"])
-def test_a_grant_that_is_late_counts_once(cluster, patience_ms):
+@pytest.mark.parametrize("waited_ms", [0, int(0.75 * H)], ids=["asked", "granted"])
+def test_a_grant_that_is_late_counts_once(cluster, waited_ms):
     """Either request may arrive first, the late one or the repeated one."""
     node = owning(cluster, delivery=AMO, most=3)
     cluster.fates["a"] = AppendFate(delay_ms=int(0.7 * H), fails_after_ms=10)
     assert node.consumer.poll(0) == {}
     cluster.fates.clear()
-    cluster.run(patience_ms)
+    cluster.run(waited_ms)
     got = []
     for _ in range(200):
         cluster.run(20)
@@ -52,7 +52,7 @@ def test_a_grant_that_is_late_counts_once(cluster, patience_ms):
     assert got == list(range(10))
     asked = of(cluster, "a", ClaimingMessages)
     again = [x.transition.effect for x in asked if x.record.first == 0]
-    assert again == (["granted"] if patience_ms else ["granted", None])
+    assert again == (["granted"] if waited_ms else ["granted", None])
 
 
 def test_nothing_is_handed_out_before_its_grant_is_read_back(cluster):

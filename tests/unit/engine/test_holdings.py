@@ -74,13 +74,13 @@ class Bench:
     def __init__(self):
         self.rig = RemoteRig()
         self.source = Source()
-        self.wishes = SubscriptionSet()
+        self.subscriptions = SubscriptionSet()
         self.held = Holdings(
             self.rig.context,
             self.source,
             client_id="c",
             by_key=self.source.by_key,
-            wanted=self.wishes,
+            wanted=self.subscriptions,
         )
 
     def own(self, key=KEY, *, position=0):
@@ -173,7 +173,7 @@ def test_a_failure_releases_everything_once(bench):
     bench.own()
     bench.own(Key("g", "t", 1))
     sub = subscription()
-    bench.wishes.subs.append(sub)
+    bench.subscriptions.subs.append(sub)
     first, second = ClaimLost("one"), ClaimLost("two")
     bench.held.fail(first)
     bench.held.fail(second)
@@ -196,10 +196,10 @@ def test_a_key_is_claimed_once_in_a_process(bench):
     bench.own()
     with pytest.raises(InvalidTransition, match="already claimed"):
         bench.held.require_unclaimed(KEY)
-    bench.wishes.subs.append(subscription())
+    bench.subscriptions.subs.append(subscription())
     with pytest.raises(InvalidTransition, match="already claimed"):
         bench.held.require_unclaimed(Key("g", "t", 9))
-    assert bench.held.subscriptions == tuple(bench.wishes.subs)
+    assert bench.held.subscriptions == tuple(bench.subscriptions.subs)
 
 
 def test_a_won_claim_is_reported(bench):

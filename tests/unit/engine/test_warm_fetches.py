@@ -51,8 +51,8 @@ class Rig:
         return self.kafka.topic("t").topic_id
 
     def follow(self, position, place=PLACE, **rest):
-        told = {"topic_id": self.topic_id, "most": MOST, "now_ms": self.now_ms}
-        self.fetcher.follow(place, position=position, **(told | rest))
+        fields = {"topic_id": self.topic_id, "most": MOST, "now_ms": self.now_ms}
+        self.fetcher.follow(place, position=position, **(fields | rest))
 
     def offsets(self, position, place=PLACE):
         """Return the offsets that a claim at a position would use."""

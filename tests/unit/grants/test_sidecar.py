@@ -60,8 +60,8 @@ def opened(answer, *, first=()):
         now = next(answers)
         if isinstance(now, Exception):
             raise now
-        status, said = now
-        return httpx.Response(status, content=msgspec.json.encode(said))
+        status, body = now
+        return httpx.Response(status, content=msgspec.json.encode(body))
 
     connection = Connection.open(
         Address.parse("unix:/run/some.sock"),
@@ -91,12 +91,12 @@ def test_the_grant_of_the_sidecar_is_returned():
         REF, OffsetRange.through(0, 9), timeout_ms=1_000
     ) == OffsetRange(2, 10)
     assert asked[0].url.path == "/v1/groups/g/grants"
-    said = json.loads(asked[0].content)
-    assert said["client_id"] == "a"
-    assert said["incarnation"] == (b"i" * 16).hex()
-    assert (said["topic"], said["partition"], said["epoch"]) == ("t", 3, 7)
-    assert (said["first"], said["last"], said["timeout_ms"]) == (0, 9, 1_000)
-    assert said["secret"] == REF.secret
+    body = json.loads(asked[0].content)
+    assert body["client_id"] == "a"
+    assert body["incarnation"] == (b"i" * 16).hex()
+    assert (body["topic"], body["partition"], body["epoch"]) == ("t", 3, 7)
+    assert (body["first"], body["last"], body["timeout_ms"]) == (0, 9, 1_000)
+    assert body["secret"] == REF.secret
 
 
 def test_each_request_has_a_grantee_of_its_own():
@@ -177,8 +177,8 @@ def test_a_request_that_may_be_granted_does_not_go_to_the_log(answer):
 
 
 def test_a_wrong_secret_is_an_error_and_does_not_go_to_the_log():
-    said = Failure(error="ClaimRejected", message="no", reason="wrong_secret")
-    client, _ = opened((403, said))
+    body = Failure(error="ClaimRejected", message="no", reason="wrong_secret")
+    client, _ = opened((403, body))
     with pytest.raises(ClaimRejected) as caught:
         client.acquire(REF, OffsetRange.through(0, 1), timeout_ms=1_000)
     assert caught.value.reason == "wrong_secret"

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from kafka_marshal.protocol import fold_resets
 from kafka_marshal.protocol.claiming import estimate
-from kafka_marshal.protocol.fold_resets import FOLDS, PARTS_MAX, PATIENCE_MS
+from kafka_marshal.protocol.fold_resets import FOLDS, OPEN_MS_MAX, PARTS_MAX
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
     CHUNK_BYTES_MAX,
@@ -191,8 +191,8 @@ def test_every_part_is_in_the_digest():
 def test_parts_wait_for_a_while_only():
     log, records = story()
     log.append(records[0])
-    assert log.outcome_of(records[1], after=PATIENCE_MS - 1) == "reset_staged"
-    log.append(b"", after=PATIENCE_MS)
+    assert log.outcome_of(records[1], after=OPEN_MS_MAX - 1) == "reset_staged"
+    log.append(b"", after=OPEN_MS_MAX)
     assert log.state.staging is None
     assert log.outcome_of(records[2]) == "reset_order"
 

@@ -387,10 +387,10 @@ def test_a_reset_ends_every_claim(is_key_gone):
     if not is_key_gone:
         bench.claim()
     carried = bench.log.state
-    value, told_digest = to_bytes(carried), digest(carried)
+    value, stated_digest = to_bytes(carried), digest(carried)
     bench.claim("c2")
     bench.grant(0, 9, mark=4, client="c2")
-    for record in resets(value, told_digest, bytes_max=len(value) // 2):
+    for record in resets(value, stated_digest, bytes_max=len(value) // 2):
         bench.send(record)
     (loss,) = bench.found
     assert (pairs(loss.ranges), loss.ending, loss.reason) == (

@@ -6,7 +6,9 @@ from kafka_marshal.remote.answers import AsOf, OwnersNow
 
 
 def test_partitions_come_back_as_numbers():
-    said = OwnersNow(as_of=AsOf(time_ms=1, offsets={"0": 7}), owners={10: None, 2: "a"})
-    wire = msgspec.json.encode(said)
+    answer = OwnersNow(
+        as_of=AsOf(time_ms=1, offsets={"0": 7}), owners={10: None, 2: "a"}
+    )
+    wire = msgspec.json.encode(answer)
     assert b'"10":null' in wire
-    assert msgspec.json.decode(wire, type=OwnersNow) == said
+    assert msgspec.json.decode(wire, type=OwnersNow) == answer

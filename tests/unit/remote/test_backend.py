@@ -171,8 +171,8 @@ def handed(consumer):
 def test_the_application_warms_up_on_the_event_and_ready_is_reported(linked):
     calls = []
     subscription = linked.subscribe(on_warm=lambda *seen: calls.append(seen))
-    (told,) = linked.sidecar.named("PUT", linked.name)
-    assert told["warms"] is True
+    (sent,) = linked.sidecar.named("PUT", linked.name)
+    assert sent["warms"] is True
     now_ms = linked.sidecar.clock.now_ms()
     event = api.Warm(
         subscription=linked.name,
@@ -194,14 +194,14 @@ def test_the_application_warms_up_on_the_event_and_ready_is_reported(linked):
 
 def test_a_subscription_shows_whether_its_client_warms_up(linked):
     linked.subscribe()
-    (told,) = linked.sidecar.named("PUT", linked.name)
-    assert told["warms"] is False
+    (sent,) = linked.sidecar.named("PUT", linked.name)
+    assert sent["warms"] is False
 
 
 def test_what_is_assigned_is_handed_out_and_reported(linked):
     consumer = linked.consumer()
-    (told,) = linked.sidecar.named("PUT", linked.name)
-    assert told["topics"] == ["t"]
+    (sent,) = linked.sidecar.named("PUT", linked.name)
+    assert sent["topics"] == ["t"]
     linked.stream.push(linked.snapshot(linked.assigned()))
     assert handed(consumer) == [0, 1, 2, 3]
     consumer.commit()
@@ -276,11 +276,11 @@ def test_a_restarted_sidecar_is_sent_everything_again(linked):
 
 def test_a_claim_that_is_unchanged_goes_on_after_a_restart(linked):
     consumer = linked.consumer()
-    said = linked.assigned()
-    linked.stream.push(linked.snapshot(said))
+    assigned = linked.assigned()
+    linked.stream.push(linked.snapshot(assigned))
     assert handed(consumer) == [0, 1, 2, 3]
     linked.restart()
-    linked.stream.push(linked.snapshot(said))
+    linked.stream.push(linked.snapshot(assigned))
     assert handed(consumer) == [4, 5, 6, 7]
     consumer.commit()
 
@@ -386,8 +386,10 @@ def test_a_claim_without_consumption(linked):
     assert claim.position == 7
     linked.wait_for(lambda: linked.sidecar.named("DELETE", "/claims/t/0"))
     # Sent again before the end, since the first may still be on its way.
-    told = linked.sidecar.named("POST", "/released")
-    assert {each["position"] for said in told for each in said["returned"]} == {7}
+    sent = linked.sidecar.named("POST", "/released")
+    assert {each["position"] for assigned in sent for each in assigned["returned"]} == {
+        7
+    }
 
 
 def test_a_claim_that_somebody_holds_is_rejected_with_its_holder(linked):
@@ -457,8 +459,8 @@ def test_a_client_that_leaves_is_not_notified_of_a_lost_sidecar(linked):
 )
 def test_leaving_sends_the_reason(linked, release, reason):
     linked.link.leave(release=release, timeout_ms=1_000)
-    (told,) = linked.sidecar.named("DELETE", "/clients/c")
-    assert (told["release"], told["reason"]) == (release, reason)
+    (sent,) = linked.sidecar.named("DELETE", "/clients/c")
+    assert (sent["release"], sent["reason"]) == (release, reason)
 
 
 def test_leaving_a_dead_sidecar_ends_in_time(linked):
@@ -500,7 +502,7 @@ def test_nobody_is_not_waited_for():
 
 
 @pytest.mark.parametrize(
-    ("rest", "says"),
+    ("rest", "message"),
     [
         pytest.param({"level": 99}, "level 99", id="level"),
         pytest.param({"boot_id": "another"}, "another clock", id="boot"),
@@ -508,10 +510,10 @@ def test_nobody_is_not_waited_for():
         pytest.param({"now_ms": 0}, "another clock", id="behind"),
     ],
 )
-def test_another_sidecar_than_ours_is_refused(rest, says):
+def test_another_sidecar_than_ours_is_refused(rest, message):
     sidecar = FakeSidecar()
     sidecar.info_rest = rest
-    with pytest.raises(ConfigurationError, match=says):
+    with pytest.raises(ConfigurationError, match=message):
         greeted(sidecar)
     assert sidecar.named("PUT", "/clients/c") == []
 
@@ -661,8 +663,8 @@ def reached(monkeypatch):
 
 
 def opened(**rest):
-    told = {"group_id": "g", "client_id": "c", "sidecar": "unix:/run/s.sock"}
-    return Marshal(**(told | {"observer": Recorder()} | rest))
+    sent = {"group_id": "g", "client_id": "c", "sidecar": "unix:/run/s.sock"}
+    return Marshal(**(sent | {"observer": Recorder()} | rest))
 
 
 def test_a_whole_life(reached):

@@ -73,9 +73,9 @@ def test_a_release_is_sent_until_it_is_answered(rig):
         rig.commands.give_back([returned(), returned(1)])
         assert rig.commands.returning_count == 2
     rig.wait_for(lambda: rig.commands.returning_count == 0)
-    told = rig.sidecar.named("POST", "/released")
-    assert len(told) == 4
-    assert [each["partition"] for each in told[0]["returned"]] == [0, 1]
+    posted = rig.sidecar.named("POST", "/released")
+    assert len(posted) == 4
+    assert [each["partition"] for each in posted[0]["returned"]] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_a_subscription_ends_with_its_positions(rig, keep):
         seq = rig.commands.end("s", [returned()], keep=keep)
         assert rig.commands.is_pending([seq], late=True)
     rig.wait_answered(seq)
-    (told,) = rig.sidecar.named("POST", "/subscriptions/s/end")
-    assert told["returned"][0]["position"] == 3
-    assert told["timeout_ms"] > 0
+    (posted,) = rig.sidecar.named("POST", "/subscriptions/s/end")
+    assert posted["returned"][0]["position"] == 3
+    assert posted["timeout_ms"] > 0
 
 
 def test_a_claim_is_wanted_no_more(rig):
@@ -127,9 +127,9 @@ def test_a_claim_is_ended_only_after_its_position_was_sent(rig):
     rig.wait_for(lambda: rig.sidecar.named("DELETE", "/claims/t/0"))
     asked = [path for _, path, _ in rig.sidecar.asked]
     before = asked[: next(n for n, path in enumerate(asked) if "/claims/" in path)]
-    told = rig.sidecar.named("POST", "/released")[: len(before)]
-    assert len(told) > 2
-    assert any({"t"} == {r["topic"] for r in each["returned"]} for each in told[2:])
+    posted = rig.sidecar.named("POST", "/released")[: len(before)]
+    assert len(posted) > 2
+    assert any({"t"} == {r["topic"] for r in each["returned"]} for each in posted[2:])
     rig.wait_for(lambda: rig.commands.returning_count == 0)
 
 
@@ -139,10 +139,10 @@ def test_flushes_that_wait_are_one(rig):
         seqs = [rig.commands.flush() for _ in range(3)]
         assert rig.commands.is_pending(seqs[2:], late=False)
     rig.wait_answered(*seqs)
-    told = rig.sidecar.named("POST", "/beat")
-    assert len(told) == 2
-    assert told[1]["flush"]
-    assert told[1]["standings"][0]["position"] == 3
+    posted = rig.sidecar.named("POST", "/beat")
+    assert len(posted) == 2
+    assert posted[1]["flush"]
+    assert posted[1]["standings"][0]["position"] == 3
     assert [what for _, what in rig.answered] == [(STANDING,)]
 
 

@@ -21,7 +21,7 @@ from kafka_marshal.remote.grants import (
     encode_verdict,
 )
 
-PATIENCE_MS = max(VERDICT_MS_MAX, H)
+VERDICT_LIMIT_MS = max(VERDICT_MS_MAX, H)
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_what_the_sidecar_refuses_is_not_repeated(rig, consumer):
 def test_it_is_not_repeated_for_ever(rig, consumer):
     consumer.poll()
     for _ in range(4):
-        rig.tick(PATIENCE_MS // 4)
+        rig.tick(VERDICT_LIMIT_MS // 4)
         renew(rig)
         rig.answer(DeadlineExceeded("no verdict"))
     rig.tick(1)
@@ -190,11 +190,11 @@ def test_what_was_granted_without_our_knowledge_is_never_handed_out(rig, consume
 
 def test_one_that_hangs_is_given_up_after_every_answer_could_have_come(rig, consumer):
     consumer.poll()
-    rig.tick(PATIENCE_MS // 4)
+    rig.tick(VERDICT_LIMIT_MS // 4)
     renew(rig)
     assert progress(rig).outstanding_count == 1
     for _ in range(4):
-        rig.tick(PATIENCE_MS // 4)
+        rig.tick(VERDICT_LIMIT_MS // 4)
         renew(rig)
     rig.tick(1)
     assert progress(rig).outstanding_count == 0

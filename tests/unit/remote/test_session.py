@@ -41,8 +41,8 @@ def test_what_is_assigned_is_consumed_under_its_token(rig, consumer):
     assert values(found) == {0: [0, 1, 2, 3]}
     assert {record.token for record in found[T0]} == {Token(1, 0, 5)}
     consumer.commit()
-    (told,) = rig.session.standings(everything=False)
-    assert (told.position, told.uncommitted_count, told.handed) == (4, 0, 4)
+    (given,) = rig.session.standings(everything=False)
+    assert (given.position, given.uncommitted_count, given.handed) == (4, 0, 4)
     assert rig.events("claimed")[0]["client"] == "c"
 
 
@@ -121,19 +121,19 @@ def test_a_topic_of_a_pattern_joins_with_its_first_partition(rig):
 
 
 @pytest.mark.parametrize(
-    "told",
+    "given",
     [
         pytest.param({"name": "other"}, id="a-consumer-that-closed"),
         pytest.param({"position": None}, id="without-a-position"),
         pytest.param({"name": ""}, id="a-claim-that-nobody-wants"),
     ],
 )
-def test_what_nobody_can_use_is_given_back(rig, told):
+def test_what_nobody_can_use_is_given_back(rig, given):
     consumer = rig.consumer()
     rig.session._had.add("other")
-    said = rig.assigned(**told)
-    rig.send(said)
-    rig.send(said)
+    message = rig.assigned(**given)
+    rig.send(message)
+    rig.send(message)
     (returned,) = rig.commands.returned
     assert (returned.epoch, returned.position) == (5, None)
     assert returned.reason == "unused"
@@ -271,19 +271,19 @@ def test_deadlines_of_another_claim_are_passed_over(rig, consumer):
 
 
 def test_only_changes_are_reported(rig, consumer):
-    told = rig.session.standings(everything=False)
-    assert len(told) == 1
-    rig.session.on_deadlines(rig.beaten(), reported=told)
+    given = rig.session.standings(everything=False)
+    assert len(given) == 1
+    rig.session.on_deadlines(rig.beaten(), reported=given)
     assert rig.session.standings(everything=False) == ()
-    assert rig.session.standings(everything=True) == told
+    assert rig.session.standings(everything=True) == given
     consumer.poll()
     assert len(rig.session.standings(everything=False)) == 1
 
 
 def test_a_flush_that_does_not_list_a_claim_ends_it(rig, consumer):
     consumer.poll()
-    told = rig.session.standings(everything=True)
-    rig.session.on_flushed(rig.beaten(partitions=()), reported=told)
+    given = rig.session.standings(everything=True)
+    rig.session.on_flushed(rig.beaten(partitions=()), reported=given)
     with pytest.raises(ClaimLost, match="beat_ignored"):
         consumer.poll()
 
@@ -371,8 +371,8 @@ def test_what_a_snapshot_does_not_list_is_over(rig, consumer, incarnation, reaso
 
 
 def test_a_failure_ends_everything(rig, consumer):
-    said = api.Failure(error="ConfigurationError", message="no", setting="policy")
-    rig.send(api.Failed(failure=said))
+    message = api.Failure(error="ConfigurationError", message="no", setting="policy")
+    rig.send(api.Failed(failure=message))
     with pytest.raises(ConfigurationError, match="no"):
         consumer.poll()
     rig.send(rig.assigned(epoch=9))
@@ -419,8 +419,8 @@ def test_at_most_once_is_never_consumed_otherwise(rig):
     assert consumer.poll() == {}
     (call,) = rig.waiting
     assert call is not None
-    (told,) = rig.session.standings(everything=True)
-    assert (told.position, told.done) == (None, 3)
+    (given,) = rig.session.standings(everything=True)
+    assert (given.position, given.done) == (None, 3)
 
 
 # --- Closing ---

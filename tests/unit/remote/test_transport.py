@@ -33,16 +33,16 @@ def info_of(connected_one):
 
 
 def test_a_request_and_its_answer(sidecar):
-    with closing(connected(sidecar, token="secret")) as asking:
-        assert info_of(asking).client_id == "host-a"
-        path = asking.path(paths.CLAIM, {"topic": "t", "partition": 3})
+    with closing(connected(sidecar, token="secret")) as connection:
+        assert info_of(connection).client_id == "host-a"
+        path = connection.path(paths.CLAIM, {"topic": "t", "partition": 3})
         assert path == "/v1/groups/g/clients/c/claims/t/3"
-        asking.send("PUT", path, body=api.Children(pids=(1,)), query={"a": "b"})
+        connection.send("PUT", path, body=api.Children(pids=(1,)), query={"a": "b"})
     assert sidecar.asked[-1] == ("PUT", path, {"pids": [1]})
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "says"),
+    ("answer", "kind", "message"),
     [
         pytest.param(
             httpx.ConnectError("Connection refused"),
@@ -68,21 +68,21 @@ def test_a_request_and_its_answer(sidecar):
         pytest.param(b"{}", CoordinationError, "cannot be read", id="no-answer-of-it"),
     ],
 )
-def test_an_error_is_reported_in_one_sentence(sidecar, answer, kind, says):
+def test_an_error_is_reported_in_one_sentence(sidecar, answer, kind, message):
     sidecar.answers["GET", "info"] = [answer]
-    asking = connected(sidecar)
-    with pytest.raises(kind, match=says):
-        info_of(asking)
-    asking.close()
-    asking.close()
+    connection = connected(sidecar)
+    with pytest.raises(kind, match=message):
+        info_of(connection)
+    connection.close()
+    connection.close()
 
 
 def test_a_closed_connection_raises(sidecar):
-    asking = connected(sidecar)
-    asking.close()
+    connection = connected(sidecar)
+    connection.close()
     with pytest.raises(CoordinationError, match="closed"):
-        info_of(asking)
-    with pytest.raises(CoordinationError, match="closed"), asking.events(None):
+        info_of(connection)
+    with pytest.raises(CoordinationError, match="closed"), connection.events(None):
         pass
 
 
@@ -103,16 +103,16 @@ def test_requests_have_the_token_and_the_instance():
         thread = threading.Thread(target=serve)
         thread.start()
         place = f"127.0.0.1:{listening.getsockname()[1]}"
-        asking = Connection.open(
+        connection = Connection.open(
             Address.parse(f"http://{place}"),
             token="secret",
             group_id="g",
             client_id="c",
             instance=INSTANCE,
         )
-        with closing(asking):
-            assert info_of(asking).client_id == "host-a"
-            assert asking.ask(
+        with closing(connection):
+            assert info_of(connection).client_id == "host-a"
+            assert connection.ask(
                 "GET", "/a b", answer=api.Info, query={"t": "1&2"}
             ) == info_of_body(body)
         thread.join(10)
@@ -129,12 +129,12 @@ def info_of_body(body):
 
 def test_a_missing_socket_is_reported(tmp_path):
     address = Address.parse(f"unix:{tmp_path}/none.sock")
-    asking = Connection.open(
+    connection = Connection.open(
         address, token=None, group_id="g", client_id="c", instance=INSTANCE
     )
     with pytest.raises(CoordinationError, match="no sidecar answers at unix:"):
-        info_of(asking)
-    asking.close()
+        info_of(connection)
+    connection.close()
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch, sidecar):
@@ -147,21 +147,24 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch, sidecar):
 
 
 def test_events_come_in_order_and_unknown_ones_are_passed_over(sidecar):
-    with closing(connected(sidecar)) as asking, asking.events("a.1.0.0") as stream:
-        said = sidecar.stream()
-        assert said.after == "a.1.0.0"
-        said.push_raw(": hello\n\nretry: 200\n\n")
-        said.push(EMPTY)
-        said.push_raw("event: warmed\ndata: {}\n\n")
-        said.push(api.Paused(is_paused=True))
-        said.end()
+    with (
+        closing(connected(sidecar)) as connection,
+        connection.events("a.1.0.0") as stream,
+    ):
+        served = sidecar.stream()
+        assert served.after == "a.1.0.0"
+        served.push_raw(": hello\n\nretry: 200\n\n")
+        served.push(EMPTY)
+        served.push_raw("event: warmed\ndata: {}\n\n")
+        served.push(api.Paused(is_paused=True))
+        served.end()
         found = list(stream.frames())
     assert [frame.body for frame in found] == [EMPTY, api.Paused(is_paused=True)]
     assert found[0].id.startswith("abababab.1.")
 
 
 def test_an_event_that_cannot_be_read_is_a_fault(sidecar):
-    with closing(connected(sidecar)) as asking, asking.events(None) as stream:
+    with closing(connected(sidecar)) as connection, connection.events(None) as stream:
         sidecar.stream().push_raw("event: lost\ndata: {}\n\n")
         with pytest.raises(CoordinationError, match="'lost' that cannot be read"):
             list(stream.frames())
@@ -170,25 +173,25 @@ def test_an_event_that_cannot_be_read_is_a_fault(sidecar):
 def test_what_is_no_stream_is_a_fault(sidecar):
     sidecar.answers["GET", "events"] = [b"{}"]
     with (
-        closing(connected(sidecar)) as asking,
-        asking.events(None) as stream,
+        closing(connected(sidecar)) as connection,
+        connection.events(None) as stream,
         pytest.raises(CoordinationError, match="did not send a stream of events"),
     ):
         list(stream.frames())
 
 
-def broken_off(asking, sidecar):
-    with asking.events(None) as stream:
+def broken_off(connection, sidecar):
+    with connection.events(None) as stream:
         sidecar.stream().end(httpx.ReadError("reset"))
         list(stream.frames())
 
 
 def test_a_stream_that_breaks_off_is_a_fault(sidecar):
-    with closing(connected(sidecar)) as asking:
+    with closing(connected(sidecar)) as connection:
         with pytest.raises(CoordinationError, match="reset"):
-            broken_off(asking, sidecar)
+            broken_off(connection, sidecar)
         sidecar.answers["GET", "events"] = [(410, failure("ClaimLost"))]
-        with pytest.raises(NotRegistered), asking.events(None):
+        with pytest.raises(NotRegistered), connection.events(None):
             pass
 
 
@@ -206,7 +209,7 @@ def test_ending_a_stream_wakes_its_reader(tmp_path):
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()
-        asking = Connection.open(
+        connection = Connection.open(
             Address.parse(f"unix:{path}"),
             token=None,
             group_id="g",
@@ -224,13 +227,13 @@ def test_ending_a_stream_wakes_its_reader(tmp_path):
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with asking.events(None) as stream:
+        with connection.events(None) as stream:
             thread.join(10)
             ender = threading.Timer(0.05, stream.end)
             ender.start()
             assert list(stream.frames()) == []
             ender.join(10)
-        asking.close()
+        connection.close()
         accepted[0].close()
 
 
@@ -356,5 +359,5 @@ def test_a_refusal_of_the_sidecar_is_not_one_of_this_process(kind):
 )
 @pytest.mark.parametrize("name", ["Unheard", "ClaimError", "annotations", "__doc__"])
 def test_an_error_that_is_not_known(retriable, kind, name):
-    said = Failure(error=name, message="m", retriable=retriable)
-    assert type(error_of(said)) is kind
+    served = Failure(error=name, message="m", retriable=retriable)
+    assert type(error_of(served)) is kind

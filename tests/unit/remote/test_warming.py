@@ -34,7 +34,7 @@ def warm(rig):
 
 
 def offer(rig, partition=0, *, epoch=5, **rest):
-    told = {
+    fields = {
         "subscription": "s",
         "topic": "t",
         "partition": partition,
@@ -43,7 +43,7 @@ def offer(rig, partition=0, *, epoch=5, **rest):
         "position": 3,
         "until_ms": rig.now_ms + 10 * H,
     }
-    return api.Warm(**(told | rest))
+    return api.Warm(**(fields | rest))
 
 
 def finish(rig):

@@ -192,14 +192,14 @@ def test_kafka_names_have_the_same_values(cluster):
     """The figures are those of the log of a measured run."""
     node = owning(cluster)
     cluster.run(6 * H)
-    heir = cluster.node("b", spec=spec())
+    successor = cluster.node("b", spec=spec())
     cluster.crash(node)
-    cluster.run_until(held_by(heir, 1), 5 * H)
-    found = Daemon(heir).scrape()
+    cluster.run_until(held_by(successor, 1), 5 * H)
+    found = Daemon(successor).scrape()
     own = [
         line for line in lines(cluster) if getattr(line.record, "client_id", "") == "b"
     ]
-    pending = len(heir.session._outbox._pending)
+    pending = len(successor.session._outbox._pending)
     name = "marshal_read_back_duration_seconds"
     assert found(f"{name}_count") == len(own) - pending > 0
     assert 0 < found(f"{name}_sum") < H / 1000

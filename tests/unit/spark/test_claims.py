@@ -71,7 +71,7 @@ class Query:
             "is_at_most_once": is_amo,
             "fails_on_data_loss": True,
             "max_delay_ms": 10_000,
-            "patience_ms": 3 * H,
+            "outcome_ms": 3 * H,
         }
         self.claims = Claims(
             ranges=self.ranges,
@@ -227,7 +227,7 @@ def test_a_query_that_holds_nothing_at_its_start_reports_it(caplog):
     cluster = world(records=(4, 4))
     other = cluster.node("other", spec=spec())
     cluster.run_until(lambda: len(other.held) == 2, 4 * H)
-    query = Query(cluster, [], patience_ms=0)
+    query = Query(cluster, [], outcome_ms=0)
     assert query.batch() is None
     assert query.batch() is None
     (reported,) = [r for r in caplog.records if "no_partition_held of 2" in r.message]
@@ -352,7 +352,7 @@ def test_nothing_is_decided_before_the_log_does():
     query = Query(cluster, checkpoint)
     query.plan()
     query.crash()
-    query = Query(cluster, checkpoint, patience_ms=H)
+    query = Query(cluster, checkpoint, outcome_ms=H)
     cluster.run(40)
     query.node.session.unsubscribe(*query.node.session.subscriptions, release=True)
     with pytest.raises(CoordinationError, match="unfinished batch"):

@@ -62,10 +62,10 @@ def test_a_missing_java_raises(monkeypatch, tmp_path):
     assert requirements.require_java() == home / "bin" / "java"
 
 
-def python_that(tmp_path, says, code=0):
+def python_that(tmp_path, output, code=0):
     """Return a program that says something, in place of Python."""
     program = tmp_path / "python"
-    program.write_text(f"#!/bin/sh\necho '{says}'\nexit {code}\n")
+    program.write_text(f"#!/bin/sh\necho '{output}'\nexit {code}\n")
     program.chmod(0o755)
     return str(program)
 
@@ -87,16 +87,16 @@ def test_the_python_of_workers_is_really_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("says", "code", "expected"),
+    ("output", "code", "expected"),
     [
         ("3.9 -", 0, "is Python 3.9, and the driver's is"),
         (f"{HERE} kafka_marshal,pandas", 0, "has no package kafka_marshal,pandas"),
         ("", 3, "cannot be run"),
     ],
 )
-def test_an_unsuitable_python_raises_with_the_remedy(tmp_path, says, code, expected):
+def test_an_unsuitable_python_raises_with_the_remedy(tmp_path, output, code, expected):
     with pytest.raises(ConfigurationError, match=expected) as caught:
-        requirements.require_worker_python(python_that(tmp_path, says, code))
+        requirements.require_worker_python(python_that(tmp_path, output, code))
     assert "set PYSPARK_PYTHON to" in str(caught.value)
     assert caught.value.setting == "PYSPARK_PYTHON"
 

@@ -81,15 +81,15 @@ def test_transitions_go_before_it():
     log = story()
     code, out, err = run(lines(log), transitions=True)
     assert (code, err) == (0, "")
-    *told, world = map(json.loads, out.splitlines())
+    *entries, world = map(json.loads, out.splitlines())
     assert world == world_to_object([log.state])
-    assert list(told[0]) == [
+    assert list(entries[0]) == [
         *("partition", "offset", "transition", "effect", "reason", "key", "epoch"),
         "detail",
     ]
-    assert [one["offset"] for one in told] == [0, 1, 2, 3, 3, 4, 5, 6, 7, 8]
+    assert [one["offset"] for one in entries] == [0, 1, 2, 3, 3, 4, 5, 6, 7, 8]
     brief = ""
-    for one in told:
+    for one in entries:
         key = one["key"] and f"{one['key']['topic']}-{one['key']['partition']}"
         words = [one["transition"], one["effect"], one["reason"], key, one["epoch"]]
         detail = f" {json.dumps(one['detail'])}" if one["detail"] else ""
@@ -144,8 +144,8 @@ def test_a_halt_ends_with_three_and_prints_the_world():
     # Behind the halt nothing is folded, so nothing there can go back.
     code, out, err = run([*given, given[0], *lines(Log(1, k=2))], transitions=True)
     assert (code, err) == (3, "")
-    *told, world = map(json.loads, out.splitlines())
-    assert [one["transition"] for one in told] == ["accepted", "halted", "accepted"]
+    *entries, world = map(json.loads, out.splitlines())
+    assert [one["transition"] for one in entries] == ["accepted", "halted", "accepted"]
     halted = world["partitions"]["0"]
     assert halted["halted"] == {"offset": 1, "feature_level": 3}
     assert set(world["partitions"]) == {"0", "1"}

@@ -257,7 +257,7 @@ MOVE = Move(TopicPartition("t", 1), "a", "b")
 
 
 @pytest.mark.parametrize(
-    ("options", "found", "said"),
+    ("options", "found", "message"),
     [
         ((), {"moves": (MOVE,), "is_missing": True}, "--execute writes it"),
         (("--dry-run",), {"moves": (), "is_missing": False}, "no move would improve"),
@@ -269,7 +269,7 @@ MOVE = Move(TopicPartition("t", 1), "a", "b")
         ),
     ],
 )
-def test_a_group_is_spread(planned_world, monkeypatch, options, found, said):
+def test_a_group_is_spread(planned_world, monkeypatch, options, found, message):
     class Spreading(Cluster):
         def spread_group(self, group_id, *, execute):
             assert execute == ("--execute" in options)
@@ -282,7 +282,7 @@ def test_a_group_is_spread(planned_world, monkeypatch, options, found, said):
     answer = json.loads(result.stdout)
     assert answer["is_executed"] == found.get("is_written", False)
     assert len(answer["moves"]) == answer["moves_count"] == len(found["moves"])
-    assert (said is None and not result.stderr) or said in result.stderr
+    assert (message is None and not result.stderr) or message in result.stderr
 
 
 def test_what_to_improve_must_be_given():

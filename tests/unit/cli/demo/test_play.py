@@ -9,7 +9,7 @@ from kafka_marshal import ConfigurationError
 from kafka_marshal_cli.demo.play import DemoOptions, Outcome
 from kafka_marshal_cli.demo.verdict import Check, Verdict
 
-WISH = DemoOptions(
+OPTIONS = DemoOptions(
     heartbeat_interval_ms=2_000,
     partitions=6,
     records=3_000,
@@ -41,7 +41,9 @@ def verdict(delivery, *, held=True):
     ],
 )
 def test_only_a_whole_run_can_hold(verdicts, is_held):
-    outcome = Outcome(options=WISH, verdicts=tuple(verdicts), took_s=1.5, folder=None)
+    outcome = Outcome(
+        options=OPTIONS, verdicts=tuple(verdicts), took_s=1.5, folder=None
+    )
     document = json.loads(json.dumps(outcome.to_object()))
     assert outcome.held is document["held"] is is_held
     assert document["took_ms"] == 1_500
@@ -55,4 +57,4 @@ def test_a_verdict_without_checks_does_not_hold():
 @pytest.mark.parametrize("interval_ms", [0, 499, 60_001])
 def test_intervals_that_prove_nothing_are_refused(interval_ms):
     with pytest.raises(ConfigurationError, match="--heartbeat-interval must be"):
-        attrs.evolve(WISH, heartbeat_interval_ms=interval_ms)
+        attrs.evolve(OPTIONS, heartbeat_interval_ms=interval_ms)

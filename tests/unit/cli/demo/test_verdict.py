@@ -15,7 +15,7 @@ PAUSE = Pause(asked_at_ms=5_000, drained_at_ms=5_300, ended_at_ms=7_300)
 # What one partition of 20 records sees at least once: worker a handles 0 to 9 and
 # dies, the log knows of 6, worker b resumes there, the group rests, c ends it.
 DEAD = {"claimed_ms": 100, "renewed_ms": 600, "ending": "taken"}
-HEIR = {"claimed_ms": 600 + 2 * H + 50, "renewed_ms": 4_900, "ending": "released"}
+SUCCESSOR = {"claimed_ms": 600 + 2 * H + 50, "renewed_ms": 4_900, "ending": "released"}
 
 
 def batch(at, first, last, epoch):
@@ -40,7 +40,7 @@ def records(at, first, last, epoch):
 def alo(**changes):
     tenures = (
         Tenure(partition=0, epoch=3, client_id="a", start=0, **DEAD),
-        Tenure(partition=0, epoch=9, client_id="b", start=6, **HEIR),
+        Tenure(partition=0, epoch=9, client_id="b", start=6, **SUCCESSOR),
         Tenure(
             partition=0,
             epoch=20,
@@ -89,7 +89,7 @@ def amo(**changes):
             epoch=9,
             client_id="b",
             start=10,
-            **HEIR,
+            **SUCCESSOR,
             grants=[OffsetRange(10, 15)],
         ),
         Tenure(

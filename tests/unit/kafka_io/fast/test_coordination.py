@@ -394,15 +394,15 @@ def test_the_query_handle_outlives_its_queries(log, monkeypatch):
         return answer(places, timeout)
 
     monkeypatch.setattr(log.handle, "offsets_for_times", slowly)
-    asking = threading.Thread(target=lambda: found.append(log.end_offsets(9_000)))
-    asking.start()
+    query = threading.Thread(target=lambda: found.append(log.end_offsets(9_000)))
+    query.start()
     assert is_asked.wait(WAIT_S)
     log.close(0)
     with pytest.raises(InvalidTransition, match="closed"):
         log.end_offsets(9_000)
     assert log._querier not in closed
     may_answer.set()
-    asking.join(WAIT_S)
+    query.join(WAIT_S)
     assert found == [{0: 0, 1: 0}]
     until(lambda: closed == [log._reader, log._querier], "both are closed")
 
