@@ -10,6 +10,7 @@ from simulator.node import Cluster
 
 GROUP = "g"
 TOPIC = "t"
+BACKOFF_HS_MAX = 300
 
 
 def is_of_one_claim(one: Record, other: Record) -> bool:
@@ -132,12 +133,29 @@ class Liveness(ABC):
         if not self._gets(base_ms + record_ms * todo, lambda: not self._base.left()):
             raise Violation("liveness", f"not all consumed: {self._base.left()}")
 
+    @abstractmethod
+    def _is_calm(self) -> bool:
+        """Return whether nobody holds back, having released something."""
+
+    def _demand_calm(self) -> None:
+        """L6: each member that was too slow claims again in the end.
+
+        Raises:
+            Violation: Somebody still holds back.
+        """
+        if not self._gets(BACKOFF_HS_MAX * self._h_ms, self._is_calm):
+            raise Violation("L6", "somebody never takes anything again")
+
     def _demand_rest(self) -> None:
         """L2: nothing fails, so nothing moves.
+
+        A member that was too slow for the last records gets keys back once it claims
+        again, so it is waited for.
 
         Raises:
             Violation: Claims changed hands.
         """
+        self._demand_calm()
         self._live(2 * self._h_ms)
         claims = self._base.watcher.claims
         self._live(4 * self._h_ms)

@@ -32,7 +32,6 @@ from simulator.positions import ENDS_HS_MAX
 from simulator.strikes import Strikes
 from simulator.world import World
 
-BACKOFF_HS_MAX = 300
 CLOCK_MS_MAX = 600_000
 DRIFT = 500  # one part in so many, more than clocks may drift
 TRIP_MS = 400
@@ -100,8 +99,7 @@ class Healing(Liveness):
             world.run(self._fleet.refresh_ms)
         self._demand_ends()
         self._end_twins()
-        if not self._gets(BACKOFF_HS_MAX * self._h_ms, self._is_calm):
-            raise Violation("L6", "somebody never takes anything again")
+        self._demand_calm()
         self._all_owned("L6")
         world.produce(FRESH_RECORDS)
         self._all_done()

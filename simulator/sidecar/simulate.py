@@ -33,7 +33,6 @@ from simulator.sidecar.world import (
 
 HEALED_STEP_MS = 50
 DEATH_MS = 1_000
-BACKOFF_HS_MAX = 300
 TAKEOVER_HS = 3
 RESOLVE_HS = 12
 RESIZE_HS = 12
@@ -134,7 +133,7 @@ class HostedSimulation(Liveness):
         if world.is_resizing:
             self._all_resized()
             self._resize()
-        self._gets(BACKOFF_HS_MAX * world.h, self._is_calm)
+        self._demand_calm()
         self._demand_owned("L6", self._owned_ms)
         base_ms = TAKEOVER_HS * world.h + 3 * self._garbage_ms
         self._demand_done(base_ms=base_ms, record_ms=WORK_MS)
@@ -215,7 +214,6 @@ class HostedSimulation(Liveness):
         return False
 
     def _is_calm(self) -> bool:
-        """Return whether nobody holds back, having given something up."""
         for process in self.world.processes:
             if not isinstance(process.work, Hosted) and process.work.is_backing_off:
                 return False
