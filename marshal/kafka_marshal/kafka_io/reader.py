@@ -14,6 +14,7 @@ from kafka import KafkaConsumer
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka import errors as kafka_errors
 
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import InvalidTransition, PositionError
 from kafka_marshal.kafka_io.clients import new_client
 from kafka_marshal.kafka_io.driving import CallerSelector
@@ -298,16 +299,15 @@ class KafkaDataReader(DataReader):
         if not self._positions.next:
             time.sleep(timeout_ms / 1000)
             return {}
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         if not timeout_ms and self._awaits_answer():
             return {}
         try:
             if not self._connect(timeout_ms):
                 return {}
-            left_ms = max(0, int((deadline - time.monotonic()) * 1000))
             unblock_resumed(self._consumer)
             batches = self._consumer.poll(
-                timeout_ms=left_ms, max_records=max(1, max_records)
+                timeout_ms=deadline.left_ms, max_records=max(1, max_records)
             )
         except Exception as error:
             raise self._translate(error) from error

@@ -17,6 +17,7 @@ import attrs
 import msgspec
 
 from kafka_marshal.clock import SystemClock, SystemEntropy, ThreadBackground, WorkerPool
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine import Holding, Subscription
 from kafka_marshal.engine.interfaces import ClaimPorts
 from kafka_marshal.engine.proxy_grants import draw_grantee
@@ -377,13 +378,12 @@ class SidecarBackend:
 
     def _retry(self, call: Callable[[], None], timeout_ms: int) -> None:
         """Repeat a call until it is answered, while the error is transient."""
-        deadline_ms = self._context.now_ms + timeout_ms
+        deadline = Deadline(timeout_ms, self._context.ports.clock.now_ms)
         while True:
             try:
                 call()
             except MarshalError as error:
-                is_over = self._context.now_ms >= deadline_ms
-                if is_over or not may_pass(error) or self._rest(REST_MS_MIN):
+                if deadline.is_over or not may_pass(error) or self._rest(REST_MS_MIN):
                     raise
             else:
                 return
@@ -599,7 +599,7 @@ def greet(
         IdentityConflict: Another process of that name is alive.
         CoordinationError: The sidecar cannot be reached, or was not ready in time.
     """
-    deadline_ms = clock.now_ms() + timeout_ms
+    deadline = Deadline(timeout_ms, clock.now_ms)
     rests = threading.Event()
     while True:
         try:
@@ -610,7 +610,7 @@ def greet(
             return register(connection, info=info).info
         except (CoordinationError, DeadlineExceeded) as error:
             is_starting = may_pass(error) and not isinstance(error.__cause__, Exception)
-            if not is_starting or clock.now_ms() >= deadline_ms:
+            if not is_starting or deadline.is_over:
                 raise
             rests.wait(REST_MS_MIN / 1000)
 

@@ -19,6 +19,7 @@ import attrs
 
 from kafka_marshal import __version__
 from kafka_marshal.clock import SystemClock
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine import Engine
 from kafka_marshal.errors import (
     ConfigurationError,
@@ -311,15 +312,14 @@ class Daemon:
     async def _start(self) -> bool:
         """Connect, read the log, restore clients; return False on a signal."""
         opening = on_thread("sidecar-open", self._open)
-        loop = asyncio.get_running_loop()
         # Connecting and recovery have their own deadlines; this is the outermost.
-        limit_s = (2 * self._settings.open_ms + READ_MS) / 1000 + END_S_MAX
-        deadline = loop.time() + limit_s
+        limit_ms = 2 * self._settings.open_ms + READ_MS + END_S_MAX * 1000
+        deadline = Deadline(limit_ms)
         while not opening.done():
             if await self._is_stopped_within(POLL_S):
                 return False
-            if loop.time() >= deadline:
-                raise DeadlineExceeded(f"not started within {limit_s:.0f} s")
+            if deadline.is_over:
+                raise DeadlineExceeded(f"not started within {limit_ms / 1000:.0f} s")
         await opening
         self._serving.service = self._inside.service
         self.states.move(State.RUNNING, reason="serving")
@@ -409,11 +409,10 @@ class Daemon:
         )
         if self._actions is not None:
             self._actions.runner.close()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.drain_ms / 1000
+        deadline = Deadline(self._settings.drain_ms)
         await self._hand_off(service)
         await asyncio.to_thread(service.start_drain)
-        while loop.time() < deadline and self.failure is None:
+        while not deadline.is_over and self.failure is None:
             is_acting = self._actions is not None and self._actions.runner.is_busy
             if not is_acting and await asyncio.to_thread(lambda: service.is_drained):
                 return
@@ -425,12 +424,11 @@ class Daemon:
         handoff_ms = min(self._settings.handoff_ms, self._settings.drain_ms)
         if not handoff_ms or self._settings.member.restarts:
             return  # by a restart partitions wait, instead of moving twice
-        loop = asyncio.get_running_loop()
-        until = loop.time() + handoff_ms / 1000
+        deadline = Deadline(handoff_ms)
         # By the end of this process the directive is over, whatever happens.
         for_ms = self._settings.drain_ms + CLOSE_MS
         await asyncio.to_thread(partial(service.start_handoff, for_ms=for_ms))
-        while loop.time() < until and self.failure is None:
+        while not deadline.is_over and self.failure is None:
             if await asyncio.to_thread(lambda: service.is_handed_off):
                 return
             await asyncio.sleep(POLL_S)

@@ -29,6 +29,7 @@ from confluent_kafka import (
 )
 
 from kafka_marshal.conditions import Condition
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import CoordinationError, MarshalError
 from kafka_marshal.kafka_io.fast.clients import (
     Client,
@@ -157,17 +158,16 @@ class FastOutlet(Outlet):
             target=self._collect, name="marshal-deliveries", daemon=True
         )
         self.collector.start()
-        deadline = time.monotonic() + timeout_ms / 1000
-        self._client.requests_pid.wait(timeout=min(timeout_ms / 1000, _PID_WAIT_S))
+        deadline = Deadline(timeout_ms)
+        self._client.requests_pid.wait(timeout=min(deadline.left_s, _PID_WAIT_S))
         try:
             self._client.handle.list_topics(
-                self._topic, timeout=max(0.001, deadline - time.monotonic())
+                self._topic, timeout=max(0.001, deadline.left_s)
             )
         except KafkaException:
             self._is_over.set()
             raise
-        left_s = max(0.0, deadline - time.monotonic())
-        self._client.has_pid.wait(timeout=min(left_s, _PID_WAIT_S))
+        self._client.has_pid.wait(timeout=min(deadline.left_s, _PID_WAIT_S))
 
     def send(
         self,
@@ -305,10 +305,10 @@ class FastCoordinationLog(TopicLog):
 
         return topics.describe_log(self._settings, client=client, timeout_ms=timeout_ms)
 
-    def _connect(self, deadline: float) -> None:
+    def _connect(self, deadline: Deadline) -> None:
         """Wait until the leaders are known and reached, or a while."""
         for thread in self._connecting:
-            thread.join(timeout=max(0.0, deadline - time.monotonic()))
+            thread.join(timeout=deadline.left_s)
         if not self._has_leaders:  # of a topic that is new, perhaps
             self._find_leaders()
 
@@ -456,15 +456,14 @@ class FastCoordinationLog(TopicLog):
         if not self._is_assigned:
             handle.assign([self._to_partition(number) for number in self._read])
             self._is_assigned = True
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         entries: _Entries = []
         while not self._errors and not entries:
             # consume() waits until a batch is full; so poll one, then the rest.
             self._reader.leaders.ask_if_due(handle, (self._topic,))
-            left_s = max(0.0, deadline - time.monotonic())
             # librdkafka cuts off what is below a millisecond: the engine would be back
             # too early, and wait for what is left in vain several times.
-            wait_s = math.ceil(left_s * 1_000) / 1_000
+            wait_s = math.ceil(deadline.left_s * 1_000) / 1_000
             first = handle.poll(self._reader.leaders.max_wait_s(wait_s))
             if first is None:
                 break
@@ -571,10 +570,10 @@ class FastCoordinationLog(TopicLog):
     ) -> Mapping[int, int]:
         """Retry a query until success, a permanent error or the deadline."""
         places = [TopicPartition(self._topic, number, which) for number in numbers]
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         while True:
             self._require_open()
-            left_s = max(0.001, deadline - time.monotonic())
+            left_s = max(0.001, deadline.left_s)
             try:
                 return self._query_once(places, min(left_s, _QUERY_S))
             except KafkaException as error:
