@@ -25,6 +25,7 @@ from kafka import errors as kafka_errors
 from kafka.admin import KafkaAdminClient
 from kafka.net.selector import NetworkSelector
 
+from kafka_marshal.closing import in_background
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import (
     ConfigurationError,
@@ -251,14 +252,8 @@ class AdminClient:
             raise self._late(doing, timeout_ms)
         box: dict[str, Any] = {}
         with ConnectionWatch() as watch:
-            thread = threading.Thread(
-                target=self._run,
-                args=(work, deadline, box, watch),
-                name="marshal-lookup",
-                daemon=True,
-            )
-            thread.start()
-            _await(thread, deadline, watch)
+            run = partial(self._run, work, deadline, box, watch)
+            _await(in_background(run, name="marshal-lookup"), deadline, watch)
         error = box.get("error")
         is_timeout = isinstance(error, kafka_errors.KafkaTimeoutError)
         if is_timeout or not box or watch.is_stopped:
@@ -283,9 +278,7 @@ class AdminClient:
         with self._lock:
             client, self._client, self._is_closed = self._client, None, True
         if client is not None and os.getpid() == self._pid:
-            thread = threading.Thread(target=client.close, daemon=True)
-            thread.start()
-            thread.join(timeout=max(0.0, timeout_ms / 1000))
+            in_background(client.close).join(timeout=max(0.0, timeout_ms / 1000))
 
     def _run(
         self,

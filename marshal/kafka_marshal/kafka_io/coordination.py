@@ -19,6 +19,7 @@ from collections.abc import (
 from kafka import KafkaProducer
 from kafka import errors as kafka_errors
 
+from kafka_marshal.closing import in_background
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io.clients import AdminClient, close_by_force, new_client
@@ -126,17 +127,11 @@ class KafkaOutlet(Outlet):
             except kafka_errors.KafkaError:
                 close_by_force(self._producer)
 
-        return _in_background(end)
+        return in_background(end)
 
     def drop(self) -> threading.Thread:
         """Close by force on a background thread."""
-        return _in_background(lambda: close_by_force(self._producer))
-
-
-def _in_background(act: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=act, name="marshal-close", daemon=True)
-    thread.start()
-    return thread
+        return in_background(lambda: close_by_force(self._producer))
 
 
 class KafkaCoordinationLog(TopicLog):

@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kafka_marshal.closing import in_background
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.defaults import format_command
 from kafka_marshal.errors import (
@@ -261,8 +262,7 @@ class TopicLog(CoordinationLog):
         if os.getpid() != self._pid:
             return
         deadline = Deadline(timeout_ms)
-        closer = threading.Thread(target=self._disconnect, daemon=True)
-        closer.start()
+        closer = in_background(self._disconnect)
         if self.writer is not None:
             self.writer.close(timeout_ms)
         closer.join(timeout=deadline.left_s)

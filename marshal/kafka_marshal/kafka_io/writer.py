@@ -29,6 +29,7 @@ from typing import Any, Protocol
 
 import attrs
 
+from kafka_marshal.closing import in_background
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import CoordinationError, InvalidTransition, MarshalError
 from kafka_marshal.kafka_io import faults
@@ -392,9 +393,7 @@ class Writer:
         self._stale = [sender for sender in self._stale if sender.pending]
         if self._sender.is_broken and not self._is_renewing and not self._is_closed:
             self._is_renewing = True
-            threading.Thread(
-                target=self._renew, name="marshal-renew", daemon=True
-            ).start()
+            in_background(self._renew, name="marshal-renew")
         self._release()
 
     def _release(self) -> None:

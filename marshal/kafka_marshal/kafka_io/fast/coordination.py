@@ -28,6 +28,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from kafka_marshal.closing import in_background
 from kafka_marshal.conditions import Condition
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import CoordinationError, MarshalError
@@ -154,10 +155,7 @@ class FastOutlet(Outlet):
         # The fatal error of the producer; set before the event.
         self._fatal: Exception | None = None
         self._has_failed = threading.Event()
-        self.collector = threading.Thread(
-            target=self._collect, name="marshal-deliveries", daemon=True
-        )
-        self.collector.start()
+        self.collector = in_background(self._collect, name="marshal-deliveries")
         deadline = Deadline(timeout_ms)
         self._client.requests_pid.wait(timeout=min(deadline.left_s, _PID_WAIT_S))
         try:
@@ -199,9 +197,7 @@ class FastOutlet(Outlet):
 
     def end(self) -> threading.Thread:
         """Flush and close in the background, within the delivery timeout."""
-        thread = threading.Thread(target=self._end, name="marshal-close", daemon=True)
-        thread.start()
-        return thread
+        return in_background(self._end)
 
     def drop(self) -> threading.Thread:
         """Make the collector destroy the producer with its pending sends."""
@@ -272,11 +268,9 @@ class FastCoordinationLog(TopicLog):
         self._new_clients()
         # Both connect while the topic is described.
         self._connecting = [
-            threading.Thread(target=connect, name="marshal-connect", daemon=True)
+            in_background(connect, name="marshal-connect")
             for connect in (self._find_leaders, self._reach_leaders)
         ]
-        for thread in self._connecting:
-            thread.start()
 
     def _new_clients(self) -> None:
         common = {
@@ -426,8 +420,7 @@ class FastCoordinationLog(TopicLog):
     def _end_bulk(self) -> None:
         bulk, self._bulk = self._bulk, None
         if bulk is not None:
-            # It may wait for a fetch.
-            threading.Thread(target=bulk.close, daemon=True).start()
+            in_background(bulk.close)  # it may wait for a fetch
 
     @staticmethod
     def _sought(messages: Iterable[Any], head: bytes) -> Iterator[Any]:
