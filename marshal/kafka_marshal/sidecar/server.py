@@ -10,15 +10,14 @@ import contextlib
 import logging
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import attrs
 
 from kafka_marshal import __version__
-from kafka_marshal.clock import SystemClock
+from kafka_marshal.clock import SystemClock, ThreadBackground
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine import Engine
 from kafka_marshal.errors import (
@@ -51,8 +50,6 @@ from kafka_marshal.sidecar.sockets import UnixPlace, open_tcp, open_unix
 if TYPE_CHECKING:
     import socket
 
-
-T = TypeVar("T")
 
 CHECK_S = 1.0
 POLL_S = 0.05
@@ -234,6 +231,7 @@ class Daemon:
             actions=self._actions,
         )
         self._app: App = App(self._serving)
+        self._background = ThreadBackground(name="sidecar-open")
         self._stop = asyncio.Event()
         self._why = "shutdown"
         self._is_ready = True
@@ -311,7 +309,7 @@ class Daemon:
 
     async def _start(self) -> bool:
         """Connect, read the log, restore clients; return False on a signal."""
-        opening = on_thread("sidecar-open", self._open)
+        opening = self._background.submit(self._open)
         # Connecting and recovery have their own deadlines; this is the outermost.
         limit_ms = 2 * self._settings.open_ms + READ_MS + END_S_MAX * 1000
         deadline = Deadline(limit_ms)
@@ -320,7 +318,7 @@ class Daemon:
                 return False
             if deadline.is_over:
                 raise DeadlineExceeded(f"not started within {limit_ms / 1000:.0f} s")
-        await opening
+        opening.result(0)
         self._serving.service = self._inside.service
         self.states.move(State.RUNNING, reason="serving")
         return True
@@ -448,33 +446,11 @@ class Daemon:
         """Close what is left, after the last request."""
         if self._inside.runtime is not None:
             self._inside.runtime.stop()
+        self._background.close(0)
         self._inside.watch.close()
         if self.states.state is State.SHUTTING_DOWN:
             self.states.move(State.NOT_RUNNING, reason=self._why)
         self._notifier.close()
-
-
-def on_thread(name: str, call: Callable[[], T]) -> "asyncio.Future[T]":
-    """Return the future result of a call on a daemon thread."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(put: Callable[[Any], None], value: object) -> None:
-        if not future.done():
-            put(value)
-
-    def work() -> None:
-        put: Callable[[Any], None] = future.set_result
-        try:
-            value: object = call()
-        except Exception as error:  # noqa: BLE001 - raised where it is awaited
-            put, value = future.set_exception, error
-        # The loop may be closed by now.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, put, value)
-
-    threading.Thread(target=work, name=name, daemon=True).start()
-    return future
 
 
 def _require_served(serving: "asyncio.Task[None]") -> None:
