@@ -16,7 +16,13 @@ from typing import Any, TypeVar
 import attrs
 import msgspec
 
-from kafka_marshal.clock import SystemClock, SystemEntropy, ThreadBackground, WorkerPool
+from kafka_marshal.clock import (
+    SystemClock,
+    SystemEntropy,
+    ThreadBackground,
+    WorkerPool,
+    boot_id,
+)
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine import Holding, Subscription
 from kafka_marshal.engine.interfaces import ClaimPorts
@@ -636,12 +642,8 @@ def require_same_clock(info: api.Info, clock: Clock, *, address: Address) -> Non
         ConfigurationError: The sidecar runs on another machine or in another time
             namespace, so its deadlines are not valid here.
     """
-    boot_id = ""
-    with contextlib.suppress(OSError):
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    is_other = bool(boot_id and info.boot_id) and _plain(boot_id) != _plain(
-        info.boot_id
-    )
+    ours, theirs = _plain(boot_id()), _plain(info.boot_id)
+    is_other = bool(ours and theirs) and ours != theirs
     ahead_ms = info.now_ms - clock.now_ms()
     if is_other or ahead_ms > CLOCK_MS_MAX or ahead_ms < -ASK_MS_MAX:
         raise ConfigurationError(
@@ -652,8 +654,8 @@ def require_same_clock(info: api.Info, clock: Clock, *, address: Address) -> Non
         )
 
 
-def _plain(boot_id: str) -> str:
-    return boot_id.replace("-", "").lower()
+def _plain(uuid: str) -> str:
+    return uuid.replace("-", "").lower()
 
 
 def _claimant(info: api.Info, connection: Connection) -> Claimant:

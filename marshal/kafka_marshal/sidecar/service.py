@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kafka_marshal.arguments import require_name
+from kafka_marshal.clock import boot_id
 from kafka_marshal.config import Membership
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.proxy_grants import OnVerdict, PendingGrant
@@ -33,7 +34,6 @@ from kafka_marshal.sidecar.grants import Grants, NumberedRequest
 from kafka_marshal.sidecar.group import LEFT, LocalGroup
 from kafka_marshal.sidecar.health import Lifecycle, State
 from kafka_marshal.sidecar.http_errors import UNKNOWN
-from kafka_marshal.sidecar.lease_journal import boot_id
 from kafka_marshal.sidecar.process_monitor import Caller, DeathWatch, Peer
 from kafka_marshal.sidecar.registry import ClientRegistry
 from kafka_marshal.sidecar.warming import handoff_row
