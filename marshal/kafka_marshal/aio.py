@@ -20,6 +20,7 @@ from kafka_marshal.batches import Batch, Committable, CommitToken
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.client import CLOSE_MS_MAX, OPEN_MS_MAX, Marshal
 from kafka_marshal.consumer import ASK_MS_MAX, Consumer
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.dispatcher import FETCH_SLICE_MS
 from kafka_marshal.errors import InvalidTransition, MarshalError
 from kafka_marshal.ports import Record
@@ -141,14 +142,11 @@ class AsyncConsumer:
         timeout_ms: int | None,
         partitions_max: int | None = None,
     ) -> dict[TopicPartition, list[Record]]:
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
+        deadline = None if timeout_ms is None else Deadline(timeout_ms)
         is_last = False
         while True:
-            slice_ms = FETCH_SLICE_MS
-            if timeout_ms is not None:
-                left_ms = timeout_ms - int((loop.time() - began_s) * 1000)
-                slice_ms = max(0, min(left_ms, FETCH_SLICE_MS))
+            left_ms = FETCH_SLICE_MS if deadline is None else deadline.left_ms
+            slice_ms = min(left_ms, FETCH_SLICE_MS)
             async with self._turn:
                 consumer = await self._opened()
                 await self._hop.settle()

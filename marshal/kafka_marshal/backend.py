@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import attrs
 
 from kafka_marshal import runtime as runtimes
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine import Engine, Holding, Session, Subscription
 from kafka_marshal.engine.checkpointing import checked_interval_ms
 from kafka_marshal.engine.holdings import ClaimSession
@@ -343,12 +344,9 @@ class LocalBackend:
 
     def _await_while(self, is_busy: Callable[[], bool], timeout_ms: int) -> None:
         engine = self.engine
-        deadline_ms = engine.context.now_ms + timeout_ms
-        while engine.failure is None and is_busy():
-            left_ms = deadline_ms - engine.context.now_ms
-            if left_ms <= 0:
-                return
-            engine.changed.wait(min(left_ms, WAIT_SLICE_MS) / 1000)
+        deadline = Deadline(timeout_ms, engine.context.ports.clock.now_ms)
+        while engine.failure is None and is_busy() and not deadline.is_over:
+            engine.changed.wait(min(deadline.left_ms, WAIT_SLICE_MS) / 1000)
 
     def close(self) -> None:
         """Release the identity and the connection."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, SupportsIndex
 
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine import Holding
 from kafka_marshal.engine.holdings import ClaimSession
 from kafka_marshal.engine.interfaces import ClaimContext, ClaimEngine
@@ -132,11 +133,11 @@ class HeldClaim:
         """
         position = _offset(position)
         self.check()
-        deadline_ms = self._clock.now_ms() + timeout_ms
+        deadline = Deadline(timeout_ms, self._clock.now_ms)
         with self._engine.changed:
             self._session.seek(self._holding, position)
             while self._holding.rewind is not None and self.is_valid():
-                self._wait(deadline_ms, "confirmed at the new position")
+                self._wait(deadline, "confirmed at the new position")
         self.check()
 
     def release(self, *, timeout_ms: int = RELEASE_MS_MAX) -> None:
@@ -147,12 +148,12 @@ class HeldClaim:
         """
         if os.getpid() != self._pid:
             return
-        deadline_ms = self._clock.now_ms() + timeout_ms
+        deadline = Deadline(timeout_ms, self._clock.now_ms)
         with self._engine.changed:
             if self._holding.claim.phase is not Phase.ENDED:
                 self._session.unwant(self._holding)
             while self._session.leaving_count and self._engine.failure is None:
-                self._wait(deadline_ms, "released")
+                self._wait(deadline, "released")
 
     def wait_held(self, timeout_ms: int) -> None:
         """Wait until the claim is won.
@@ -160,7 +161,7 @@ class HeldClaim:
         Raises:
             ClaimRejected: Not won in time; names the owner and the reason.
         """
-        deadline_ms = self._clock.now_ms() + timeout_ms
+        deadline = Deadline(timeout_ms, self._clock.now_ms)
         with self._engine.changed:
             while self._holding.claim.phase is not Phase.HELD:
                 failure = self._engine.failure or self._session.failure
@@ -170,7 +171,7 @@ class HeldClaim:
                     # The client was closed, so nothing contends for the key any more.
                     break
                 try:
-                    self._wait(deadline_ms, "won")
+                    self._wait(deadline, "won")
                 except DeadlineExceeded:
                     self._session.unwant(self._holding)
                     break
@@ -182,10 +183,10 @@ class HeldClaim:
                 return
         raise self._rejected()
 
-    def _wait(self, deadline_ms: int, what: str) -> None:
-        left_ms = deadline_ms - self._clock.now_ms()
-        if left_ms <= 0:
-            raise DeadlineExceeded(f"the claim of {self.partition} was not {what}")
+    def _wait(self, deadline: Deadline, what: str) -> None:
+        left_ms = deadline.require_ms(
+            lambda: DeadlineExceeded(f"the claim of {self.partition} was not {what}")
+        )
         self._engine.changed.wait(min(left_ms, WAIT_SLICE_MS) / 1000)
 
     def _rejected(self) -> ClaimRejected:

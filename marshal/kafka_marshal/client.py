@@ -29,6 +29,7 @@ from kafka_marshal.config import (
     OnWarm,
     checked_labels,
 )
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.defaults import CHECKPOINT_INTERVAL_MS
 from kafka_marshal.errors import (
     ConfigurationError,
@@ -516,15 +517,12 @@ class Marshal(Closing):
                 function()
 
     def _leave(self, *, release: bool, timeout_ms: int) -> None:
-        now_ms = self.engine.context.now_ms
-        deadline_ms = now_ms + timeout_ms
+        deadline = Deadline(timeout_ms, self.engine.context.ports.clock.now_ms)
         for consumer in self._consumers:
-            left_ms = max(0, deadline_ms - self.engine.context.now_ms)
-            consumer.close(release=release, timeout_ms=left_ms)
+            consumer.close(release=release, timeout_ms=deadline.left_ms)
             if not consumer.is_close_confirmed:
-                deadline_ms = now_ms
-        timeout_ms = max(0, deadline_ms - self.engine.context.now_ms)
-        self._backend.leave(release=release, timeout_ms=timeout_ms)
+                deadline = deadline.within(0)
+        self._backend.leave(release=release, timeout_ms=deadline.left_ms)
 
     def call_on_close(self, function: Callable[[], None]) -> None:
         """Register a function to call after the close, on the closing thread."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TypeVar
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition
@@ -70,6 +71,14 @@ def _boot_clock() -> Callable[[], int]:
     if boottime is None:
         return _Elapsed(time.monotonic_ns, time.time_ns)
     return lambda: time.clock_gettime_ns(boottime)
+
+
+def boot_id() -> str:
+    """Return the id of the machine's current boot, "" if unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""
 
 
 class SystemClock(Clock):

@@ -1,8 +1,24 @@
-"""Base class of context managers that close themselves."""
+"""Closing: by a ``with`` block, and in the background where it may block."""
 
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
+
+
+def in_background(
+    call: Callable[[], object], *, name: str = "marshal-close"
+) -> threading.Thread:
+    """Start a call, which may block, on a daemon thread of its own; return that.
+
+    Args:
+        call: The call; an error of it goes to ``threading.excepthook``.
+        name: Name of the thread.
+    """
+    thread = threading.Thread(target=call, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 class Closing(ABC):

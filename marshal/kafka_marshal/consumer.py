@@ -21,6 +21,7 @@ from kafka_marshal.arguments import (
 from kafka_marshal.batches import Batch, Committable, CommitToken, runs_of
 from kafka_marshal.closing import Closing
 from kafka_marshal.config import Callbacks, ConsumerConfig
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import (
     ClaimLost,
     InvalidTransition,
@@ -161,7 +162,7 @@ class Consumer(Closing):
     def _poll(
         self, timeout_ms: int, most: int, *, partitions_max: int | None = None
     ) -> dict[TopicPartition, Sequence[Record]]:
-        deadline_ms = self._clock.now_ms() + timeout_ms
+        deadline = Deadline(timeout_ms, self._clock.now_ms)
         hands = self._hands
         hands.take_back()
         while True:
@@ -171,14 +172,13 @@ class Consumer(Closing):
                 if not self._is_stopped:
                     hands.read_ahead()
                 return handed
-            left_ms = max(0, deadline_ms - self._clock.now_ms())
             if self._is_stopped:
-                if not hands.fetch_granted(left_ms):
+                if not hands.fetch_granted(deadline.left_ms):
                     return handed
             else:
-                hands.fetch(left_ms)
+                hands.fetch(deadline.left_ms)
             handed = hands.hand_out(most, partitions_max=partitions_max)
-            if handed or self._clock.now_ms() >= deadline_ms:
+            if handed or deadline.is_over:
                 return handed
 
     def poll_fetched(
@@ -581,7 +581,7 @@ class Consumer(Closing):
                 "out again; pause the group and use: marshal groups reset "
                 "--allow-reprocess"
             )
-        deadline_ms = self._clock.now_ms() + timeout_ms
+        deadline = Deadline(timeout_ms, self._clock.now_ms)
         offsets = self._chosen(wanted, choose, timeout_ms)
         self._sync(quiet=True)
         with self._engine.changed:
@@ -591,7 +591,7 @@ class Consumer(Closing):
         held = [place.holding for place in places]
         self._await(
             lambda: all(h.rewind is None or h.claim.ending is not None for h in held),
-            deadline_ms - self._clock.now_ms(),
+            deadline.left_ms,
         )
         for place in places:
             if place.holding.rewind is not None:

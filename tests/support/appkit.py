@@ -9,9 +9,9 @@ import msgspec
 from fakeservice import INCARNATION
 
 from kafka_marshal.remote import answers, api, paths
+from kafka_marshal.remote.answers import Verdict
 from kafka_marshal.sidecar import requests
 from kafka_marshal.sidecar.group_actions import LIMIT_DEFAULT, ActionRunner
-from kafka_marshal.sidecar.health import Verdict
 from kafka_marshal.sidecar.http_app import App, AppContext
 from kafka_marshal.sidecar.process_monitor import Caller, Peer
 from kafka_marshal.sidecar.requests import Connection

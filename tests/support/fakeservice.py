@@ -5,6 +5,7 @@ from collections import deque
 from types import SimpleNamespace
 
 from kafka_marshal.clock import SystemClock
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import ClaimLost, IdentityConflict
 from kafka_marshal.remote import api
 from kafka_marshal.remote.answers import Handoff, LocalClient
@@ -220,8 +221,8 @@ class FakeService:
             offset=4711,
         )
 
-    def now_ms(self) -> int:
-        return self.clock.now_ms()
+    def deadline(self, timeout_ms) -> Deadline:
+        return Deadline(timeout_ms, self.clock.now_ms)
 
     def grant_at_once(self, group_id, ask, *, on_verdict):
         """Begin a grant; a test gives the verdict."""
@@ -232,8 +233,8 @@ class FakeService:
         self.begun.append(begun)
         return begun
 
-    def await_grant(self, pending, *, until_ms) -> api.GrantResponse:
-        self._record("await_grant", until_ms)
+    def await_grant(self, pending, deadline) -> api.GrantResponse:
+        self._record("await_grant", deadline)
         return self.grant("g", pending.ask)
 
     def world(self, *, timeout_ms) -> dict:

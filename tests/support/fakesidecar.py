@@ -167,8 +167,8 @@ class RequestsBy:
         self._transport = transport
         self._is_closed = False
 
-    def request(self, method, target, *, body, timeout_s):
-        del timeout_s
+    def request(self, method, target, *, body, timeout_ms):
+        del timeout_ms
         if self._is_closed:
             raise RuntimeError("closed")
         request = httpx.Request(method, f"http://sidecar{target}", content=body)

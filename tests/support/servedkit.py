@@ -14,8 +14,8 @@ from slowness import until
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.remote import api
+from kafka_marshal.remote.answers import Verdict
 from kafka_marshal.sidecar.group_actions import GroupActions
-from kafka_marshal.sidecar.health import Verdict
 from kafka_marshal.sidecar.http_app import App, AppContext
 from kafka_marshal.sidecar.requests import make_server
 from kafka_marshal.sidecar.sockets import open_tcp, open_unix

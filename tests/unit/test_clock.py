@@ -244,3 +244,8 @@ def test_a_call_does_not_wait_for_a_thread_that_has_just_taken_another(monkeypat
 )
 def test_a_time_as_text(value, shown):
     assert instant(value) == shown
+
+
+def test_the_boot_has_an_id():
+    assert module.boot_id() == module.boot_id()
+    assert len(module.boot_id()) == 36

@@ -1,8 +1,10 @@
 """What a ``with`` block holds is closed at its end."""
 
+import threading
+
 import pytest
 
-from kafka_marshal.closing import Closing
+from kafka_marshal.closing import Closing, in_background
 
 
 class Door(Closing):
@@ -17,6 +19,14 @@ def test_it_is_closed_at_the_end():
     with Door() as door:
         assert door.closed_count == 0
     assert door.closed_count == 1
+
+
+def test_what_may_block_runs_on_a_thread_of_its_own():
+    seen = []
+    thread = in_background(lambda: seen.append(threading.current_thread()), name="n")
+    thread.join()
+    assert seen == [thread]
+    assert (thread.name, thread.daemon) == ("n", True)
 
 
 def test_an_error_goes_on_after_it_was_closed():

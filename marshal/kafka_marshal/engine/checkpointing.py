@@ -133,7 +133,6 @@ class Checkpointer:
     Attributes:
         claimant: Claims the reserved keys.
         rule: When to write.
-        written_count: Number of complete checkpoints written.
     """
 
     def __init__(
@@ -141,7 +140,6 @@ class Checkpointer:
     ) -> None:
         self.claimant = claimant
         self.rule = rule
-        self.written_count = 0
         self._context = context
         self._outbox = Outbox(context, claimant)
         now_ms = context.now_ms
@@ -416,7 +414,6 @@ class Checkpointer:
                 frozen = freeze(world)
             work.parts = cut(frozen.pieces())
         elif isinstance(record, CheckpointEnd):
-            self.written_count += 1
             fields = {
                 "partition": schedule.partition,
                 "offset": record.begin_offset,

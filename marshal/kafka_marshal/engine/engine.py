@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kafka_marshal.conditions import Condition
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import (
     CoordinationError,
     InvalidTransition,
@@ -511,16 +512,16 @@ class Engine:
             DeadlineExceeded: The end was not reached in time.
             MarshalError: The engine failed.
         """
-        deadline_ms = self.context.now_ms + timeout_ms
+        deadline = Deadline(timeout_ms, self.context.ports.clock.now_ms)
         # The calling thread asks: the stepping thread may be in a poll for a tenth of
         # a second, and if the log has nothing new there is no need to wait for it.
-        ends = self._fetch_ends(deadline_ms, timeout_ms, partitions=partitions)
+        ends = self._fetch_ends(deadline, partitions)
         await_news(
             self,
             lambda: all(
                 self.context.folded.get(t, 0) >= end for t, end in ends.items()
             ),
-            timeout_ms=deadline_ms - self.context.now_ms,
+            timeout_ms=deadline.left_ms,
             fault=UNREAD,
         )
 
@@ -530,7 +531,7 @@ class Engine:
         Their coordinating partitions have all of it, unless these show that the number
         of partitions changes, or has changed (PROTOCOL 10).
         """
-        deadline_ms = self.context.now_ms + timeout_ms
+        deadline = Deadline(timeout_ms, self.context.ports.clock.now_ms)
         with self.changed:
             places = self._places_of(keys)
         if places is not None:
@@ -538,7 +539,7 @@ class Engine:
             with self.changed:
                 if self._places_of(keys) == places:
                     return
-        self.catch_up(max(0, deadline_ms - self.context.now_ms))
+        self.catch_up(deadline.left_ms)
 
     def _places_of(self, keys: Collection[Key]) -> frozenset[int] | None:
         """Return the only partitions that may know keys, None if there are more."""
@@ -547,21 +548,15 @@ class Engine:
         return frozenset(map(self.context.partition_of, keys))
 
     def _fetch_ends(
-        self,
-        deadline_ms: int,
-        timeout_ms: int,
-        *,
-        partitions: Collection[int] | None,
+        self, deadline: Deadline, partitions: Collection[int] | None
     ) -> Mapping[int, int]:
         """Return the log's end offsets, retried until the log answers."""
         while True:
             with self.changed:
                 folded = self.context.folded
-            left_ms = max(1, deadline_ms - self.context.now_ms)
+            left_ms = min(max(1, deadline.left_ms), CATCH_UP_MS_MAX)
             try:
-                ends = self.context.ports.log.end_offsets(
-                    min(left_ms, CATCH_UP_MS_MAX), partitions
-                )
+                ends = self.context.ports.log.end_offsets(left_ms, partitions)
             except CoordinationError as error:
                 if not error.retriable:
                     raise
@@ -572,8 +567,8 @@ class Engine:
                 if all(end >= folded.get(t, 0) for t, end in ends.items()):
                     return ends
             with self.changed:
-                late = f"{UNREAD} within {timeout_ms} ms"
-                wait_for_news(self, deadline_ms, late=late)
+                late = f"{UNREAD} within {deadline.timeout_ms} ms"
+                wait_for_news(self, deadline, late=late)
 
     # --- start
 

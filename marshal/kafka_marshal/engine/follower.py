@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded, LogUnwritable
 from kafka_marshal.ports import Append, Clock, CoordinationLog, Run
 from kafka_marshal.protocol.codec import encode
@@ -159,7 +160,7 @@ class Follower:
         Raises:
             DeadlineExceeded: The log's end was not reached in time.
         """
-        deadline_ms = self._clock.now_ms() + timeout_ms
+        deadline = Deadline(timeout_ms, self._clock.now_ms)
         self.begin(timeout_ms)
         barrier = self._log.end_offsets(timeout_ms)
 
@@ -178,7 +179,7 @@ class Follower:
                 f"{total} records are left; allow more with --timeout, or {CHECK}"
             )
 
-        self._step_until(lambda: not left_count(), deadline_ms, note=note, late=late)
+        self._step_until(lambda: not left_count(), deadline, note=note, late=late)
         return barrier
 
     def append(self, partition: int, record: Record) -> Awaited:
@@ -196,10 +197,9 @@ class Follower:
             LogUnwritable: The broker refuses to append one of them, as it does again.
             LogUnreadable: A partition needs a newer release from some offset on.
         """
-        deadline_ms = self._clock.now_ms() + timeout_ms
         self._step_until(
             lambda: all(item.transition is not None for item in awaited),
-            deadline_ms,
+            Deadline(timeout_ms, self._clock.now_ms),
             note=None,
             late=lambda: f"{NO_ANSWER}{_why(awaited)}; {CHECK}",
             awaited=awaited,
@@ -220,12 +220,11 @@ class Follower:
 
     def follow_until(self, is_done: Callable[[], bool], timeout_ms: int) -> bool:
         """Follow the log until ``is_done``; return False after the timeout."""
-        deadline_ms = self._clock.now_ms() + timeout_ms
+        deadline = Deadline(timeout_ms, self._clock.now_ms)
         while not is_done():
-            left_ms = deadline_ms - self._clock.now_ms()
-            if left_ms <= 0:
+            if deadline.is_over:
                 return False
-            self.step(min(POLL_MS, left_ms))
+            self.step(min(POLL_MS, deadline.left_ms))
         return True
 
     def close(self, timeout_ms: int = 5_000) -> None:
@@ -293,7 +292,7 @@ class Follower:
     def _step_until(
         self,
         is_done: Callable[[], bool],
-        deadline_ms: int,
+        deadline: Deadline,
         *,
         note: Callable[[int, LogEntry], None] | None,
         late: Callable[[], str],
@@ -301,9 +300,7 @@ class Follower:
     ) -> None:
         while not is_done():
             self.require_folding(awaited or ())
-            left_ms = deadline_ms - self._clock.now_ms()
-            if left_ms <= 0:
-                raise DeadlineExceeded(late())
+            left_ms = deadline.require_ms(lambda: DeadlineExceeded(late()))
             if self._awaited and note is None:
                 self.step(min(POLL_MS, left_ms))  # what is awaited may be a heartbeat
             else:

@@ -90,11 +90,6 @@ class Offers:
         self._living: dict[str, Member] | None = None
         self._offered_to: Counter[str] | None = None
 
-    @property
-    def open_count(self) -> int:
-        """Number of open offers."""
-        return len(self._open)
-
     def counts(self) -> dict[str, int]:
         """Return how many keys are offered, and how many drain for a successor."""
         ready = 0

@@ -88,11 +88,6 @@ class ProxyGrants:
         self._context = context
         self._pending: dict[tuple[bytes, int], PendingGrant] = {}
 
-    @property
-    def pending_count(self) -> int:
-        """Number of requests without a verdict."""
-        return len(self._pending)
-
     def send(
         self, request: GrantRequest, *, on_granted: OnGranted | None = None
     ) -> PendingGrant:

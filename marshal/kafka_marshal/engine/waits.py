@@ -5,6 +5,7 @@ A module of its own: the engine, consumers and claims outside of it all wait thi
 
 from collections.abc import Callable, Iterable
 
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import DeadlineExceeded, MarshalError
 
 from .holdings import ClaimSession
@@ -36,19 +37,19 @@ def await_news(
         DeadlineExceeded: The condition was not true in time.
         MarshalError: The engine failed.
     """
-    deadline_ms = engine.context.now_ms + timeout_ms
+    deadline = Deadline(timeout_ms, engine.context.ports.clock.now_ms)
     late = f"{fault} within {timeout_ms} ms{hope}"
     with engine.changed:
         while not is_done():
-            wait_for_news(engine, deadline_ms, late=late)
+            wait_for_news(engine, deadline, late=late)
 
 
-def wait_for_news(engine: ClaimEngine, deadline_ms: int, *, late: str) -> None:
+def wait_for_news(engine: ClaimEngine, deadline: Deadline, *, late: str) -> None:
     """Wait for one round of the engine, or for a slice; its lock is held.
 
     Args:
         engine: The engine.
-        deadline_ms: Deadline by its clock.
+        deadline: When to give up.
         late: What the log did not do until then, for the error message.
 
     Raises:
@@ -57,11 +58,11 @@ def wait_for_news(engine: ClaimEngine, deadline_ms: int, *, late: str) -> None:
     """
     if engine.failure is not None:
         raise engine.failure
-    left_ms = deadline_ms - engine.context.now_ms
-    if left_ms <= 0:
-        raise DeadlineExceeded(
+    left_ms = deadline.require_ms(
+        lambda: DeadlineExceeded(
             f"the log {late}; check the brokers with: marshal doctor"
         )
+    )
     engine.changed.wait(min(left_ms, WAIT_SLICE_MS) / 1000)
 
 

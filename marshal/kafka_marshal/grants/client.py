@@ -6,6 +6,7 @@ from typing import Protocol
 import attrs
 
 from kafka_marshal.clock import SystemClock
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded
 from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.granting import (
@@ -121,7 +122,7 @@ class GrantClient(Protocol):
         """
         if not 0 <= wanted.first < wanted.end:
             return None
-        until_ms = self.clock.now_ms() + timeout_ms
+        deadline = Deadline(timeout_ms, self.clock.now_ms)
         left_ms = timeout_ms
         while True:
             verdict = self.request(ref, wanted, timeout_ms=left_ms)
@@ -138,9 +139,9 @@ class GrantClient(Protocol):
                     "changed; check it with: marshal topic info, and run the task again"
                 )
             if verdict.reason == "paused":
-                self._rest(min(PAUSED_MS, max(0, until_ms - self.clock.now_ms())))
-            left_ms = until_ms - self.clock.now_ms()
-            if left_ms <= 0:
+                self._rest(min(PAUSED_MS, deadline.left_ms))
+            left_ms = deadline.left_ms
+            if not left_ms:
                 raise DeadlineExceeded(
                     f"offsets {wanted.first} to {wanted.last} of {ref.topic}-"
                     f"{ref.partition} were not granted within {timeout_ms} ms "

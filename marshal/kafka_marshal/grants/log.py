@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kafka_marshal.clock import SystemClock, SystemEntropy
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.checkpoint_reader import SHORT_MAX, LogCheckpoints
 from kafka_marshal.engine.config_check import require_cluster, unformatted
 from kafka_marshal.engine.follower import Follower
@@ -105,7 +106,7 @@ class LogGrantClient(GrantClient):
     # --- one request
 
     def _append(
-        self, request: GrantRequest, *, replica: Replica, deadline: "_Deadline"
+        self, request: GrantRequest, *, replica: Replica, deadline: Deadline
     ) -> GrantVerdict:
         """Append a request and return the fold's verdict on it.
 
@@ -122,7 +123,9 @@ class LogGrantClient(GrantClient):
         value = encode(request.to_record(draw_seq(self._entropy)))
         append, sent_ms = self._log.append(t, value), self.clock.now_ms()
         while True:
-            for partition, transition in self._follower.step(deadline.slice_ms()):
+            for partition, transition in self._follower.step(
+                min(POLL_MS, deadline.require_ms(_late))
+            ):
                 record = transition.record
                 if (
                     partition == t
@@ -141,7 +144,7 @@ class LogGrantClient(GrantClient):
 
     # --- the log
 
-    def _claimed(self, ref: ClaimRef, deadline: "_Deadline") -> tuple[Replica, Config]:
+    def _claimed(self, ref: ClaimRef, deadline: Deadline) -> tuple[Replica, Config]:
         """Return the coordinating partition of a claim, or of a later one.
 
         Of two partitions of a key that moved, tokens compare, epochs do not (PROTOCOL
@@ -160,7 +163,7 @@ class LogGrantClient(GrantClient):
         return self._follower.replicas[place], config
 
     def _opened(
-        self, key: Key, deadline: "_Deadline"
+        self, key: Key, deadline: Deadline
     ) -> tuple[dict[int, WorldState], Config]:
         """Return the coordinating partitions that may know a key, and the Config.
 
@@ -173,7 +176,7 @@ class LogGrantClient(GrantClient):
             return (coordinating_partition(*place, partition_count=count),)
 
         if self._log is None:
-            self._log = self._open_log(guess, deadline.left_ms())
+            self._log = self._open_log(guess, deadline.require_ms(_late))
             self._follower = Follower(self._log, self.clock)
         follower = self._follower
         assert follower is not None
@@ -183,7 +186,9 @@ class LogGrantClient(GrantClient):
         if config is None:
             raise unformatted(follower.worlds)
         require_cluster(config, self._log.cluster_id)
-        self._log.configure(config.heartbeat_interval_ms, timeout_ms=deadline.left_ms())
+        self._log.configure(
+            config.heartbeat_interval_ms, timeout_ms=deadline.require_ms(_late)
+        )
         worlds: dict[int, WorldState] = {}
         wanted = set(guess(config.partition_count))
         while left := wanted - worlds.keys():
@@ -202,18 +207,18 @@ class LogGrantClient(GrantClient):
         )
         return worlds, newest
 
-    def _config_of(self, t: int, deadline: "_Deadline") -> Config | None:
+    def _config_of(self, t: int, deadline: Deadline) -> Config | None:
         """Return the Config of a partition; catch up first if it was never read."""
         assert self._log is not None
         assert self._follower is not None
         replica = self._follower.replicas[t]
         if t not in self._started:
-            self._log.read_also(t, timeout_ms=deadline.left_ms())
+            self._log.read_also(t, timeout_ms=deadline.require_ms(_late))
             # Read a long log from its last checkpoint.
             self._follower.restore(
                 [t],
                 sources=(LogCheckpoints(whole_max=SHORT_MAX),),
-                timeout_ms=deadline.left_ms(),
+                timeout_ms=deadline.require_ms(_late),
             )
             self._started.add(t)
             self._catch_up(deadline)
@@ -229,14 +234,14 @@ class LogGrantClient(GrantClient):
         check_halt(replica)
         return replica.world.config
 
-    def _catch_up(self, deadline: "_Deadline") -> None:
+    def _catch_up(self, deadline: Deadline) -> None:
         assert self._follower is not None
-        self._follower.catch_up(deadline.left_ms())
+        self._follower.catch_up(deadline.require_ms(_late))
 
     @contextmanager
-    def _locked(self, timeout_ms: int) -> Iterator["_Deadline"]:
+    def _locked(self, timeout_ms: int) -> Iterator[Deadline]:
         """Serve one thread at a time; close a log that cannot be read further."""
-        deadline = _Deadline(self.clock, timeout_ms)
+        deadline = Deadline(timeout_ms, self.clock.now_ms)
         if not self._lock.acquire(timeout=max(0, timeout_ms) / 1000):
             raise _late("another thread still waits for its own verdict")
         try:
@@ -249,30 +254,7 @@ class LogGrantClient(GrantClient):
             self._lock.release()
 
 
-class _Deadline:
-    """When a call must return."""
-
-    def __init__(self, clock: Clock, timeout_ms: int) -> None:
-        self._clock = clock
-        self._until_ms = clock.now_ms() + timeout_ms
-
-    def left_ms(self) -> int:
-        """Return the time left.
-
-        Raises:
-            DeadlineExceeded: There is none.
-        """
-        left_ms = self._until_ms - self._clock.now_ms()
-        if left_ms <= 0:
-            raise _late("check the brokers with: marshal doctor")
-        return left_ms
-
-    def slice_ms(self) -> int:
-        """Return how long to wait now, at most the time left."""
-        return min(POLL_MS, self.left_ms())
-
-
-def _late(what: str) -> DeadlineExceeded:
+def _late(what: str = "check the brokers with: marshal doctor") -> DeadlineExceeded:
     return DeadlineExceeded(
         f"the coordination log gave no verdict in time, so nothing is processed; {what}"
     )

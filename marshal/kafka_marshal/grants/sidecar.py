@@ -1,8 +1,7 @@
 """Requests grants from the sidecar of this host, which reads the log anyway."""
 
-import time
-
 from kafka_marshal.clock import SystemEntropy
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.proxy_grants import draw_grantee
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.protocol.granting import GrantVerdict
@@ -43,14 +42,14 @@ class SidecarGrantClient(GrantClient):
             number=1,
             timeout_ms=timeout_ms,
         )
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         try:
             return self._send(ref, message, timeout_ms=timeout_ms)
         except CoordinationError as error:
             if was_not_received(error):
                 return self._fallback.request(ref, wanted, timeout_ms=timeout_ms)
-            left_ms = int((deadline - time.monotonic()) * 1000)
-            if not error.retriable or left_ms <= 0:
+            left_ms = deadline.left_ms
+            if not error.retriable or not left_ms:
                 raise
             # With the same number the sidecar returns the original grant. A request
             # with another grantee would lose it, so do not use the fallback.

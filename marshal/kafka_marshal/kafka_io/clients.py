@@ -25,6 +25,8 @@ from kafka import errors as kafka_errors
 from kafka.admin import KafkaAdminClient
 from kafka.net.selector import NetworkSelector
 
+from kafka_marshal.closing import in_background
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import (
     ConfigurationError,
     CoordinationError,
@@ -57,7 +59,7 @@ _RETRY_INTERVAL_S = 0.1
 _CHECK_S = 0.1
 # Retry authentication failures briefly: after a credential change some brokers still
 # reject the new password.
-_REFUSED_RETRY_S = 2.0
+_REFUSED_RETRY_MS = 2_000
 # Concurrent calls, abandoned ones included; bounds the number of threads.
 _CALLS_MAX = 16
 
@@ -245,19 +247,13 @@ class AdminClient:
         """
         if os.getpid() != self._pid:
             raise forked_error(doing)
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         if not self._slots.acquire(timeout=max(0.0, timeout_ms / 1000)):
             raise self._late(doing, timeout_ms)
         box: dict[str, Any] = {}
         with ConnectionWatch() as watch:
-            thread = threading.Thread(
-                target=self._run,
-                args=(work, deadline, box, watch),
-                name="marshal-lookup",
-                daemon=True,
-            )
-            thread.start()
-            _await(thread, deadline, watch)
+            run = partial(self._run, work, deadline, box, watch)
+            _await(in_background(run, name="marshal-lookup"), deadline, watch)
         error = box.get("error")
         is_timeout = isinstance(error, kafka_errors.KafkaTimeoutError)
         if is_timeout or not box or watch.is_stopped:
@@ -282,14 +278,12 @@ class AdminClient:
         with self._lock:
             client, self._client, self._is_closed = self._client, None, True
         if client is not None and os.getpid() == self._pid:
-            thread = threading.Thread(target=client.close, daemon=True)
-            thread.start()
-            thread.join(timeout=max(0.0, timeout_ms / 1000))
+            in_background(client.close).join(timeout=max(0.0, timeout_ms / 1000))
 
     def _run(
         self,
         work: Callable[[Any], Any],
-        deadline: float,
+        deadline: Deadline,
         box: dict[str, Any],
         watch: ConnectionWatch,
     ) -> None:
@@ -301,11 +295,10 @@ class AdminClient:
                     client = self._connect(deadline, watch)
                     box["answer"] = work(client)
                 except Exception as error:  # noqa: BLE001 - raised in call()
-                    left_s = deadline - time.monotonic()
                     # Another call may have closed the client under this one.
                     was_dropped = client is not None and self._is_dropped(client)
                     is_passing = was_dropped or getattr(error, "retriable", False)
-                    is_over = watch.is_stopped or left_s <= _RETRY_INTERVAL_S
+                    is_over = watch.is_stopped or deadline.left_s <= _RETRY_INTERVAL_S
                     if not is_passing or is_over:
                         box["error"] = error
                         return
@@ -316,7 +309,7 @@ class AdminClient:
         finally:
             self._slots.release()
 
-    def _connect(self, deadline: float, watch: ConnectionWatch) -> Any:
+    def _connect(self, deadline: Deadline, watch: ConnectionWatch) -> Any:
         """Return the client; connect it if there is none."""
         with self._connecting:
             client = self._connected()
@@ -325,10 +318,9 @@ class AdminClient:
             if not self._has_connected:
                 # Later they may be in the middle of a renewal.
                 check_tls_files(self._settings.options)
-            left_ms = max(1, int((deadline - time.monotonic()) * 1000))
             timeouts = {
                 "request_timeout_ms": _REQUEST_TIMEOUT_MS,
-                "bootstrap_timeout_ms": left_ms,
+                "bootstrap_timeout_ms": max(1, deadline.left_ms),
                 # By default five: the sixth call at a time would fail at once.
                 "max_in_flight_requests_per_connection": 2 * _CALLS_MAX,
             }
@@ -382,14 +374,16 @@ def _closed() -> InvalidTransition:
     return InvalidTransition("The connection is closed; open a new one.")
 
 
-def _await(thread: threading.Thread, deadline: float, watch: ConnectionWatch) -> None:
+def _await(
+    thread: threading.Thread, deadline: Deadline, watch: ConnectionWatch
+) -> None:
     """Wait for the end, the deadline or a permanent refusal."""
     give_up = deadline
-    while thread.is_alive() and time.monotonic() < give_up:
-        thread.join(timeout=min(_CHECK_S, max(0.0, deadline - time.monotonic())))
+    while thread.is_alive() and not give_up.is_over:
+        thread.join(timeout=min(_CHECK_S, deadline.left_s))
         if watch.refused is None:
             give_up = deadline
-        elif give_up == deadline:
-            give_up = min(deadline, time.monotonic() + _REFUSED_RETRY_S)
+        elif give_up is deadline:
+            give_up = deadline.within(_REFUSED_RETRY_MS)
     if thread.is_alive() and watch.refused is not None:
         watch.stop()

@@ -8,7 +8,6 @@ without an error.
 """
 
 import threading
-import time
 from collections.abc import (
     Callable,
     Collection,
@@ -20,6 +19,8 @@ from collections.abc import (
 from kafka import KafkaProducer
 from kafka import errors as kafka_errors
 
+from kafka_marshal.closing import in_background
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io.clients import AdminClient, close_by_force, new_client
 from kafka_marshal.kafka_io.data import KafkaOffsets
@@ -35,7 +36,7 @@ from kafka_marshal.kafka_io.writer import (
     LINGER_MS,
     OVERDUE_GRACE_MS,
     Outlet,
-    left_ms,
+    no_answer,
 )
 from kafka_marshal.protocol.types import TopicPartition
 
@@ -65,7 +66,7 @@ class KafkaOutlet(Outlet):
         Raises:
             KafkaError: No connection could be made.
         """
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         self._topic = settings.coordination_topic
         self._producer = new_client(
             KafkaProducer,
@@ -91,7 +92,7 @@ class KafkaOutlet(Outlet):
             try:
                 self._producer.partitions_for(self._topic)
             except kafka_errors.KafkaTimeoutError:
-                if time.monotonic() < deadline:
+                if not deadline.is_over:
                     continue
                 self.end()
                 raise
@@ -126,17 +127,11 @@ class KafkaOutlet(Outlet):
             except kafka_errors.KafkaError:
                 close_by_force(self._producer)
 
-        return _in_background(end)
+        return in_background(end)
 
     def drop(self) -> threading.Thread:
         """Close by force on a background thread."""
-        return _in_background(lambda: close_by_force(self._producer))
-
-
-def _in_background(act: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=act, name="marshal-close", daemon=True)
-    thread.start()
-    return thread
+        return in_background(lambda: close_by_force(self._producer))
 
 
 class KafkaCoordinationLog(TopicLog):
@@ -155,11 +150,11 @@ class KafkaCoordinationLog(TopicLog):
     ) -> tuple[str, TopicDescription]:
         return describe_log(self._settings, client=client, timeout_ms=timeout_ms)
 
-    def _connect(self, deadline: float) -> None:
+    def _connect(self, deadline: Deadline) -> None:
         self._reader = EntryReader(
             self._settings,
             fetch_wait_ms=self._fetch_wait_ms,
-            timeout_ms=left_ms(deadline),
+            timeout_ms=deadline.require_ms(no_answer),
         )
 
     def _prepare(self) -> None:

@@ -15,6 +15,7 @@ from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
 from kafka_marshal.closing import Closing
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import DeadlineExceeded, MarshalError
 from kafka_marshal.kafka_io.clients import close_by_force, new_client
 from kafka_marshal.kafka_io.patches import request_updates_once
@@ -106,14 +107,14 @@ class KafkaRecordWriter(Closing):
             CoordinationError: A record could not be written.
             DeadlineExceeded: Not in time; it may still be written.
         """
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         while True:
             self._raise_failure()
             with self._lock:
                 left = self._sent - self._done
             if not left:
                 return
-            if time.monotonic() >= deadline:
+            if deadline.is_over:
                 raise DeadlineExceeded(
                     f"{left} records were not acknowledged within {timeout_ms} ms; "
                     "look at the broker's log"

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import groupby, repeat
 from operator import attrgetter
 from typing import Any
@@ -14,6 +15,8 @@ from kafka import KafkaConsumer
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka import errors as kafka_errors
 
+from kafka_marshal.closing import in_background
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import InvalidTransition, PositionError
 from kafka_marshal.kafka_io.clients import new_client
 from kafka_marshal.kafka_io.driving import CallerSelector
@@ -167,10 +170,7 @@ class _Connecting:
         self._consumer: Any = None
         self._error: Exception | None = None
         self._is_abandoned = False
-        self._thread = threading.Thread(
-            target=self._run, name="marshal-connect", daemon=True
-        )
-        self._thread.start()
+        self._thread = in_background(self._run, name="marshal-connect")
 
     def _run(self) -> None:
         try:
@@ -298,16 +298,15 @@ class KafkaDataReader(DataReader):
         if not self._positions.next:
             time.sleep(timeout_ms / 1000)
             return {}
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         if not timeout_ms and self._awaits_answer():
             return {}
         try:
             if not self._connect(timeout_ms):
                 return {}
-            left_ms = max(0, int((deadline - time.monotonic()) * 1000))
             unblock_resumed(self._consumer)
             batches = self._consumer.poll(
-                timeout_ms=left_ms, max_records=max(1, max_records)
+                timeout_ms=deadline.left_ms, max_records=max(1, max_records)
             )
         except Exception as error:
             raise self._translate(error) from error
@@ -521,10 +520,7 @@ class KafkaDataReader(DataReader):
         consumer, self._consumer = self._consumer, None
         if consumer is None or os.getpid() != self._pid:
             return
-        closer = threading.Thread(
-            target=consumer.close, kwargs={"autocommit": False}, daemon=True
-        )
-        closer.start()
+        closer = in_background(partial(consumer.close, autocommit=False))
         closer.join(timeout=max(0.0, timeout_ms / 1000))
 
     def _require_usable(self) -> None:

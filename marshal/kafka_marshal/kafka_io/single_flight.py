@@ -6,11 +6,11 @@ about everything that they want to know. Apart from ``topiclog``, its only user,
 it knows nothing of Kafka.
 """
 
-import time
 from collections.abc import Callable, Collection
 from typing import Generic, TypeVar
 
 from kafka_marshal.conditions import Condition
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import CoordinationError
 
 T = TypeVar("T")
@@ -46,32 +46,28 @@ class SingleFlight(Generic[T]):
         Raises:
             CoordinationError: An earlier request did not end in time.
         """
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         own = frozenset(wanted)
         with self._changed:
             self._wanted.append(own)
         try:
-            return self._shared(request, timeout_ms, deadline=deadline)
+            return self._shared(request, deadline)
         finally:
             with self._changed:
                 self._wanted.remove(own)
 
     def _shared(
-        self,
-        request: Callable[[frozenset[int], int], T],
-        timeout_ms: int,
-        *,
-        deadline: float,
+        self, request: Callable[[frozenset[int], int], T], deadline: Deadline
     ) -> T:
         with self._changed:
             mine = self._started + 1
             if not self._changed.wait_for(
                 lambda: not self._is_running or self._since(mine) is not None,
-                timeout=timeout_ms / 1000,
+                timeout=deadline.left_s,
             ):
                 raise CoordinationError(
-                    f"No answer within {timeout_ms} ms: an earlier request is still "
-                    "without one. Check the brokers with: marshal doctor"
+                    f"No answer within {deadline.timeout_ms} ms: an earlier request is "
+                    "still without one. Check the brokers with: marshal doctor"
                 )
             found = self._since(mine)
             if found is not None:
@@ -81,8 +77,7 @@ class SingleFlight(Generic[T]):
             # Of all callers that will share the answer.
             asked = frozenset().union(*self._wanted)
         try:
-            left_ms = max(1, round((deadline - time.monotonic()) * 1000))
-            answer = request(asked, left_ms)
+            answer = request(asked, max(1, deadline.left_ms))
             with self._changed:
                 self._answer = number, answer
             return answer

@@ -6,7 +6,6 @@ of a fetch are decoded into columns.
 """
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import attrs
 from kafka import TopicPartition as KafkaTopicPartition
 
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import DeadlineExceeded, PositionError, UnknownTopicId
 from kafka_marshal.gc_pause import uncollected
 from kafka_marshal.kafka_io.columns import Batch, Slice, to_columns
@@ -239,18 +239,18 @@ class ProgressTimeout:
         self._partition = partition
         self._end = end
         self._timeout_ms = timeout_ms
-        self._since = self._checked_at = time.monotonic()
+        self.reset()
 
     def reset(self) -> None:
         """Extend the deadline."""
-        self._since = self._checked_at = time.monotonic()
+        self._deadline = Deadline(self._timeout_ms)
+        self._check_at = Deadline(CHECK_MS)
 
     def is_check_due(self) -> bool:
         """Return True once for each ``CHECK_MS`` without progress."""
-        now = time.monotonic()
-        is_due = (now - self._checked_at) * 1000 >= CHECK_MS
+        is_due = self._check_at.is_over
         if is_due:
-            self._checked_at = now
+            self._check_at = Deadline(CHECK_MS)
         return is_due
 
     def check(self, at: int) -> None:
@@ -259,7 +259,7 @@ class ProgressTimeout:
         Raises:
             DeadlineExceeded: It has.
         """
-        if (time.monotonic() - self._since) * 1000 < self._timeout_ms:
+        if not self._deadline.is_over:
             return
         raise DeadlineExceeded(
             f"{self._partition} returned no records from offset {at} on within "

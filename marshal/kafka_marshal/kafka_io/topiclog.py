@@ -7,11 +7,12 @@ fetching and appending.
 
 import os
 import threading
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kafka_marshal.closing import in_background
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.defaults import format_command
 from kafka_marshal.errors import (
     InvalidTransition,
@@ -30,7 +31,7 @@ from kafka_marshal.kafka_io.settings import (
 )
 from kafka_marshal.kafka_io.single_flight import SingleFlight
 from kafka_marshal.kafka_io.topic_rules import TopicDescription
-from kafka_marshal.kafka_io.writer import FailedAppend, Outlet, Writer, left_ms
+from kafka_marshal.kafka_io.writer import FailedAppend, Outlet, Writer, no_answer
 from kafka_marshal.ports import Append, CoordinationLog, Run
 from kafka_marshal.protocol.packed_entries import PackedEntries
 from kafka_marshal.protocol.types import LogEntry
@@ -90,7 +91,7 @@ class TopicLog(CoordinationLog):
             LogUnreadable: Access is denied.
             CoordinationError: The cluster did not answer.
         """
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         self._settings = settings
         self._lingers = lingers
         self._fetch_wait_ms = FETCH_WAIT_MS if follows else FETCH_WAIT_ONCE_MS
@@ -121,9 +122,11 @@ class TopicLog(CoordinationLog):
         self._ends = [0] * self._partition_count
         try:
             if heartbeat_interval_ms is not None:
-                self.writer = self._new_writer(heartbeat_interval_ms, left_ms(deadline))
+                self.writer = self._new_writer(
+                    heartbeat_interval_ms, deadline.require_ms(no_answer)
+                )
             self._connect(deadline)
-            starts = self._query_offsets(left_ms(deadline), is_end=False)
+            starts = self._query_offsets(deadline.require_ms(no_answer), is_end=False)
             self._seek(starts)
         except Exception as error:
             self.close(0)
@@ -258,12 +261,11 @@ class TopicLog(CoordinationLog):
             self._is_closed = True
         if os.getpid() != self._pid:
             return
-        deadline = time.monotonic() + timeout_ms / 1000
-        closer = threading.Thread(target=self._disconnect, daemon=True)
-        closer.start()
+        deadline = Deadline(timeout_ms)
+        closer = in_background(self._disconnect)
         if self.writer is not None:
             self.writer.close(timeout_ms)
-        closer.join(timeout=max(0.0, deadline - time.monotonic()))
+        closer.join(timeout=deadline.left_s)
 
     def configure(
         self, heartbeat_interval_ms: int, *, timeout_ms: int = OPEN_TIMEOUT_MS
@@ -319,15 +321,15 @@ class TopicLog(CoordinationLog):
         added = range(self._partition_count, partition_count)
         if not added:
             return
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         try:
-            starts = self._find_added(added, left_ms(deadline))
+            starts = self._find_added(added, deadline.require_ms(no_answer))
         except Exception as error:
             doing = f"Querying the added partitions of {self._topic}"
             raise self._translate(error, doing, Access.READ) from error
         if self.writer is not None:
             try:
-                self.writer.reconnect(timeout_ms=left_ms(deadline))
+                self.writer.reconnect(timeout_ms=deadline.require_ms(no_answer))
             except Exception as error:
                 doing = f"Connecting a writer to {self._topic}"
                 raise self._translate(error, doing, Access.WRITE) from error
@@ -388,7 +390,7 @@ class TopicLog(CoordinationLog):
         """
 
     @abstractmethod
-    def _connect(self, deadline: float) -> None:
+    def _connect(self, deadline: Deadline) -> None:
         """Make the reader, without positions."""
 
     @abstractmethod
@@ -453,9 +455,9 @@ class TopicLog(CoordinationLog):
             timeout_ms=timeout_ms,
         )
 
-    def _describe_topic(self, deadline: float, client: "AdminClient | None") -> None:
+    def _describe_topic(self, deadline: Deadline, client: "AdminClient | None") -> None:
         """Get the partitions and ids of the topic."""
-        self.cluster_id, found = self._describe(client, left_ms(deadline))
+        self.cluster_id, found = self._describe(client, deadline.require_ms(no_answer))
         if not found.exists:
             raise TopicMisconfigured(
                 f"There is no coordination topic {self._topic} on "

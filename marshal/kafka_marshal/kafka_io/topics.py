@@ -1,6 +1,5 @@
 """Topics over kafka-python: description, creation, replicas."""
 
-import time
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
@@ -10,6 +9,7 @@ from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from kafka_marshal.closing import Closing
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import LogUnreadable, TopicMisconfigured
 from kafka_marshal.kafka_io.clients import AdminClient
 from kafka_marshal.kafka_io.settings import ConnectionConfig
@@ -22,7 +22,7 @@ from kafka_marshal.kafka_io.topic_rules import (
     coordination_configs,
 )
 from kafka_marshal.kafka_io.translate import Access
-from kafka_marshal.kafka_io.writer import left_ms
+from kafka_marshal.kafka_io.writer import no_answer
 from kafka_marshal.protocol.types import PARTITION_MAX
 
 TIMEOUT_MS = 15_000
@@ -73,7 +73,7 @@ def describe_topic(
     client: AdminClient, topic: str, *, timeout_ms: int
 ) -> TopicDescription:
     """Describe a topic; see ``KafkaTopicAdmin.describe``."""
-    deadline = time.monotonic() + timeout_ms / 1000
+    deadline = Deadline(timeout_ms)
     found = _describe_bare(client, topic, timeout_ms=timeout_ms)
     if not found.exists:
         return found
@@ -92,7 +92,7 @@ def describe_topic(
         doing=f"Describing the settings of topic {topic}",
         access=Access.READ,
         needs=f"DESCRIBE_CONFIGS on topic {topic}",
-        timeout_ms=max(0, int((deadline - time.monotonic()) * 1000)),
+        timeout_ms=deadline.left_ms,
     )
     return attrs.evolve(found, configs=configs)
 
@@ -125,16 +125,18 @@ def describe_log(
         LogUnreadable: This principal may not describe the topic.
         CoordinationError: There was no answer.
     """
-    deadline = time.monotonic() + timeout_ms / 1000
+    deadline = Deadline(timeout_ms)
     topic = settings.coordination_topic
     admin = KafkaTopicAdmin(settings, client=client)
     try:
-        cluster_id = admin.cluster_id(timeout_ms=left_ms(deadline))
+        cluster_id = admin.cluster_id(timeout_ms=deadline.require_ms(no_answer))
         try:
-            found = admin.describe(topic, timeout_ms=left_ms(deadline))
+            found = admin.describe(topic, timeout_ms=deadline.require_ms(no_answer))
         except LogUnreadable:
             # Members need not see the settings.
-            found = admin.describe_bare(topic, timeout_ms=left_ms(deadline))
+            found = admin.describe_bare(
+                topic, timeout_ms=deadline.require_ms(no_answer)
+            )
     finally:
         if client is None:
             admin.close()

@@ -1,4 +1,4 @@
-"""Errors of kafka-python translated to those of the package, by one table."""
+"""Errors of kafka-python translated to those of the package."""
 
 import re
 import ssl
@@ -16,90 +16,13 @@ _ALERT_LENGTH = re.compile(r"Invalid frame length: (\d+)")
 _ALERT_TYPE = 21
 _WRAPPED = re.compile(r"\[Error (\d+)\]")
 
-# The first matching row counts, so subclasses come before their bases.
-_TABLE = (
+# Errors of kafka-python itself. The first matching row counts.
+_OWN = (
     (faults.FORBIDDEN, (kafka_errors.AuthorizationError,)),
-    (
-        faults.NOT_AUTHENTICATED,
-        (
-            kafka_errors.SaslAuthenticationFailedError,
-            kafka_errors.UnsupportedSaslMechanismError,
-            kafka_errors.SecurityDisabledError,
-        ),
-    ),
-    (faults.NO_LOGIN, (kafka_errors.IllegalSaslStateError,)),
     (faults.NOT_TRUSTED, (ssl.SSLCertVerificationError,)),
-    (
-        faults.GONE,
-        (
-            kafka_errors.LogTruncationError,
-            kafka_errors.OffsetOutOfRangeError,
-        ),
-    ),
-    (
-        faults.REFUSED_RECORD,
-        (
-            kafka_errors.MessageSizeTooLargeError,
-            kafka_errors.RecordListTooLargeError,
-            kafka_errors.InvalidRecordError,
-            kafka_errors.InvalidTimestampError,
-        ),
-    ),
-    (
-        faults.UNDECODABLE,
-        (
-            kafka_errors.CorruptRecordError,
-            kafka_errors.UnsupportedCodecError,
-            kafka_errors.UnsupportedCompressionTypeError,
-            UnicodeDecodeError,
-        ),
-    ),
-    (
-        faults.TOO_OLD,
-        (
-            kafka_errors.UnsupportedVersionError,
-            kafka_errors.UnrecognizedBrokerVersion,
-            kafka_errors.UnsupportedForMessageFormatError,
-        ),
-    ),
-    (
-        faults.REFUSED_TOPIC,
-        (
-            kafka_errors.TopicAlreadyExistsError,
-            kafka_errors.InvalidTopicError,
-            kafka_errors.InvalidPartitionsError,
-            kafka_errors.InvalidReplicationFactorError,
-            kafka_errors.InvalidReplicationAssignmentError,
-            kafka_errors.InvalidConfigurationError,
-            kafka_errors.PolicyViolationError,
-        ),
-    ),
-    (
-        faults.NO_SUCH_TOPIC,
-        (
-            kafka_errors.UnknownTopicOrPartitionError,
-            kafka_errors.UnknownTopicIdError,
-        ),
-    ),
-    (
-        faults.GROUP_IN_USE,
-        (
-            kafka_errors.UnknownMemberIdError,
-            kafka_errors.NonEmptyGroupError,
-            kafka_errors.IllegalGenerationError,
-            kafka_errors.RebalanceInProgressError,
-            kafka_errors.FencedInstanceIdError,
-            kafka_errors.StaleMemberEpochError,
-            kafka_errors.FencedMemberEpochError,
-        ),
-    ),
-    (
-        faults.TOO_FEW_REPLICAS,
-        (
-            kafka_errors.NotEnoughReplicasError,
-            kafka_errors.NotEnoughReplicasAfterAppendError,
-        ),
-    ),
+    (faults.GONE, (kafka_errors.LogTruncationError,)),
+    (faults.UNDECODABLE, (kafka_errors.UnsupportedCodecError, UnicodeDecodeError)),
+    (faults.TOO_OLD, (kafka_errors.UnrecognizedBrokerVersion,)),
     (faults.BAD_SETTINGS, (kafka_errors.KafkaConfigurationError,)),
     (faults.OUT_OF_TURN, (kafka_errors.IllegalStateError,)),
     (
@@ -108,9 +31,6 @@ _TABLE = (
             kafka_errors.KafkaTimeoutError,
             kafka_errors.KafkaConnectionError,
             kafka_errors.NodeNotReadyError,
-            kafka_errors.RequestTimedOutError,
-            kafka_errors.NetworkExceptionError,
-            kafka_errors.BrokerNotAvailableError,
             kafka_errors.MetadataEmptyBrokerList,
             kafka_errors.UnknownBrokerIdError,
             kafka_errors.Cancelled,
@@ -164,7 +84,9 @@ def translate_error(
     if isinstance(error, MarshalError):
         return error
     kind = _inner_kind(error)
-    fault = next(fault for fault, kinds in _TABLE if issubclass(kind, kinds))
+    fault = faults.BY_CODE.get(getattr(kind, "errno", None))
+    if fault is None:
+        fault = next(fault for fault, kinds in _OWN if issubclass(kind, kinds))
     if fault in (faults.UNREACHABLE, faults.OTHER):
         fault = fault_of_connection(error) or fault
     cause = " ".join(str(error).split())

@@ -23,13 +23,14 @@ heartbeat interval.
 """
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import attrs
 
+from kafka_marshal.closing import in_background
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import CoordinationError, InvalidTransition, MarshalError
 from kafka_marshal.kafka_io import faults
 from kafka_marshal.kafka_io.faults import Access, Failure
@@ -43,7 +44,7 @@ LINGER_MS = 2
 # Client libraries expire late requests once per turn of their loop.
 OVERDUE_GRACE_MS = 250
 RENEW_TIMEOUT_MS = 10_000
-RENEW_INTERVAL_S = 1.0
+RENEW_INTERVAL_MS = 1_000
 # As many as a busy process sends while a producer is replaced.
 QUEUE_MAX = 10_000
 
@@ -113,19 +114,12 @@ def writer_timeouts(heartbeat_interval_ms: int) -> dict[str, int]:
     }
 
 
-def left_ms(deadline: float) -> int:
-    """Return the milliseconds until a deadline of ``time.monotonic``.
-
-    Raises:
-        CoordinationError: The deadline has passed.
-    """
-    left = int((deadline - time.monotonic()) * 1000)
-    if left <= 0:
-        raise CoordinationError(
-            "The cluster did not answer in time. Check the addresses, the network and "
-            "that the brokers run."
-        )
-    return left
+def no_answer() -> CoordinationError:
+    """Return the error of a call whose deadline has passed."""
+    return CoordinationError(
+        "The cluster did not answer in time. Check the addresses, the network and "
+        "that the brokers run."
+    )
 
 
 class FailedAppend(Append):
@@ -152,7 +146,7 @@ class _Sender:
 
     def __init__(self, outlet: Outlet, delivery_timeout_ms: int) -> None:
         self.outlet = outlet
-        self.limit_s = (delivery_timeout_ms + OVERDUE_GRACE_MS) / 1000
+        self.limit_ms = delivery_timeout_ms + OVERDUE_GRACE_MS
         self.is_broken = False
         # Pending appends by partition, oldest first.
         self.pending: dict[int, deque[_SentAppend]] = {}
@@ -207,7 +201,7 @@ class _SentAppend(Append):
     def __init__(
         self,
         *,
-        limit_s: float,
+        limit_ms: int,
         settings: ConnectionConfig,
         doing: str,
         translate: Translate,
@@ -216,14 +210,14 @@ class _SentAppend(Append):
         self._settings = settings
         self._doing = doing
         self._translate = translate
-        self._deadline = time.monotonic() + limit_s
+        self._deadline = Deadline(limit_ms)
         # The first counts; later ones are ignored.
         self._outcomes: list[int | Exception] = []
 
     def begin(self, sender: _Sender) -> None:
         """Start the deadline of a sent append."""
         self._sender = sender
-        self._deadline = time.monotonic() + sender.limit_s
+        self._deadline = Deadline(sender.limit_ms)
 
     def report(self, outcome: int | Exception) -> None:
         """Set the outcome; any thread. An error marks the outlet as broken."""
@@ -236,7 +230,7 @@ class _SentAppend(Append):
         self._outcomes.append(error)
 
     def is_done(self) -> bool:
-        if not self._outcomes and time.monotonic() >= self._deadline:
+        if not self._outcomes and self._deadline.is_over:
             self.report(TimeoutError("no outcome in time"))
         return bool(self._outcomes)
 
@@ -300,7 +294,7 @@ class Writer:
         self._timeouts = writer_timeouts(heartbeat_interval_ms)
         self._lock = threading.Lock()
         self._is_closed = False
-        self._renewed_at = time.monotonic()
+        self._may_renew = Deadline(RENEW_INTERVAL_MS)
         self._wake = threading.Event()
         # Healthy outlets that were replaced and still have pending appends.
         self._stale: list[_Sender] = []
@@ -335,7 +329,7 @@ class Writer:
             append = _SentAppend(
                 # Queued and then sent, it ends within the heartbeat interval,
                 # for which callers wait.
-                limit_s=self._timeouts["delivery_timeout_ms"] / 2000,
+                limit_ms=self._timeouts["delivery_timeout_ms"] // 2,
                 settings=self._settings,
                 doing=doing,
                 translate=self._translate,
@@ -379,7 +373,7 @@ class Writer:
 
         Appends still under way end within the delivery timeout.
         """
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         with self._lock:
             if self._is_closed:
                 return
@@ -389,7 +383,7 @@ class Writer:
             self._held.clear()
         self._wake.set()
         closer = self._sender.outlet.end()
-        closer.join(timeout=max(0.0, deadline - time.monotonic()))
+        closer.join(timeout=deadline.left_s)
 
     def _watch(self) -> None:
         """Start a renewal if one is due (with the lock held)."""
@@ -399,9 +393,7 @@ class Writer:
         self._stale = [sender for sender in self._stale if sender.pending]
         if self._sender.is_broken and not self._is_renewing and not self._is_closed:
             self._is_renewing = True
-            threading.Thread(
-                target=self._renew, name="marshal-renew", daemon=True
-            ).start()
+            in_background(self._renew, name="marshal-renew")
         self._release()
 
     def _release(self) -> None:
@@ -433,9 +425,8 @@ class Writer:
     def _renew(self) -> None:
         """Connect a new producer; retry until success or close()."""
         while not self._is_closed:
-            wait_s = self._renewed_at + RENEW_INTERVAL_S - time.monotonic()
-            self._wake.wait(timeout=max(0.0, wait_s))
-            self._renewed_at = time.monotonic()
+            self._wake.wait(timeout=self._may_renew.left_s)
+            self._may_renew = Deadline(RENEW_INTERVAL_MS)
             try:
                 fresh = self._new_sender(RENEW_TIMEOUT_MS)
             except Exception:  # noqa: BLE001, S112 - the next attempt may succeed

@@ -16,7 +16,14 @@ from typing import Any, TypeVar
 import attrs
 import msgspec
 
-from kafka_marshal.clock import SystemClock, SystemEntropy, ThreadBackground, WorkerPool
+from kafka_marshal.clock import (
+    SystemClock,
+    SystemEntropy,
+    ThreadBackground,
+    WorkerPool,
+    boot_id,
+)
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine import Holding, Subscription
 from kafka_marshal.engine.interfaces import ClaimPorts
 from kafka_marshal.engine.proxy_grants import draw_grantee
@@ -377,13 +384,12 @@ class SidecarBackend:
 
     def _retry(self, call: Callable[[], None], timeout_ms: int) -> None:
         """Repeat a call until it is answered, while the error is transient."""
-        deadline_ms = self._context.now_ms + timeout_ms
+        deadline = Deadline(timeout_ms, self._context.ports.clock.now_ms)
         while True:
             try:
                 call()
             except MarshalError as error:
-                is_over = self._context.now_ms >= deadline_ms
-                if is_over or not may_pass(error) or self._rest(REST_MS_MIN):
+                if deadline.is_over or not may_pass(error) or self._rest(REST_MS_MIN):
                     raise
             else:
                 return
@@ -599,7 +605,7 @@ def greet(
         IdentityConflict: Another process of that name is alive.
         CoordinationError: The sidecar cannot be reached, or was not ready in time.
     """
-    deadline_ms = clock.now_ms() + timeout_ms
+    deadline = Deadline(timeout_ms, clock.now_ms)
     rests = threading.Event()
     while True:
         try:
@@ -610,7 +616,7 @@ def greet(
             return register(connection, info=info).info
         except (CoordinationError, DeadlineExceeded) as error:
             is_starting = may_pass(error) and not isinstance(error.__cause__, Exception)
-            if not is_starting or clock.now_ms() >= deadline_ms:
+            if not is_starting or deadline.is_over:
                 raise
             rests.wait(REST_MS_MIN / 1000)
 
@@ -636,12 +642,8 @@ def require_same_clock(info: api.Info, clock: Clock, *, address: Address) -> Non
         ConfigurationError: The sidecar runs on another machine or in another time
             namespace, so its deadlines are not valid here.
     """
-    boot_id = ""
-    with contextlib.suppress(OSError):
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    is_other = bool(boot_id and info.boot_id) and _plain(boot_id) != _plain(
-        info.boot_id
-    )
+    ours, theirs = _plain(boot_id()), _plain(info.boot_id)
+    is_other = bool(ours and theirs) and ours != theirs
     ahead_ms = info.now_ms - clock.now_ms()
     if is_other or ahead_ms > CLOCK_MS_MAX or ahead_ms < -ASK_MS_MAX:
         raise ConfigurationError(
@@ -652,8 +654,8 @@ def require_same_clock(info: api.Info, clock: Clock, *, address: Address) -> Non
         )
 
 
-def _plain(boot_id: str) -> str:
-    return boot_id.replace("-", "").lower()
+def _plain(uuid: str) -> str:
+    return uuid.replace("-", "").lower()
 
 
 def _claimant(info: api.Info, connection: Connection) -> Claimant:

@@ -15,6 +15,7 @@ import attrs
 import h11
 
 from kafka_marshal.conditions import Condition
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.remote.repeated_heads import RepeatedHead
 
 CONNECTIONS_MAX = 16
@@ -108,7 +109,7 @@ class Exchanges:
         self._is_closed = False
 
     def request(
-        self, method: str, target: str, *, body: bytes | None, timeout_s: float
+        self, method: str, target: str, *, body: bytes | None, timeout_ms: int
     ) -> Answer:
         """Make a request and return its response, whatever its status.
 
@@ -116,13 +117,13 @@ class Exchanges:
             method: HTTP method.
             target: Path and query, escaped.
             body: A JSON document, None without one.
-            timeout_s: Limit for everything but connecting.
+            timeout_ms: Limit for everything but connecting.
 
         Raises:
             ExchangeError: There was no whole response in time.
             RuntimeError: It was closed.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_ms)
         request = _Request(method, target, body, self._headers)
         kept = self._taken(deadline)
         is_kept = False
@@ -147,12 +148,12 @@ class Exchanges:
         for kept in idle:
             kept.close()
 
-    def _taken(self, deadline: float) -> "_Kept":
+    def _taken(self, deadline: Deadline) -> "_Kept":
         """Return a connection that no other thread uses."""
         with self._changed:
             is_free = self._changed.wait_for(
                 lambda: self._is_closed or self._has_room,
-                timeout=max(0.0, deadline - time.monotonic()),
+                timeout=deadline.left_s,
             )
             if self._is_closed:
                 raise RuntimeError("the connection was closed")
@@ -247,14 +248,14 @@ class _Kept:
         request: _Request,
         heads: dict[tuple[str, str, bool], RepeatedHead],
         *,
-        deadline: float,
+        deadline: Deadline,
     ) -> Answer:
         """Send a request and return its response.
 
         Args:
             request: The request.
             heads: Heads of earlier requests of any connection; a new one is added.
-            deadline: When to give up, by ``time.monotonic``.
+            deadline: When to give up.
         """
         self.can_repeat = False
         head = heads.get(request.name)
@@ -280,17 +281,17 @@ class _Kept:
         self._http.receive_data(received)
         return self._parsed(deadline)
 
-    def _send(self, data: bytes, deadline: float) -> None:
+    def _send(self, data: bytes, deadline: Deadline) -> None:
         self._limit(deadline)
         # A server that refuses a request may answer and close before it has read it.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(data)
 
-    def _receive(self, deadline: float) -> bytes:
+    def _receive(self, deadline: Deadline) -> bytes:
         self._limit(deadline)
         return self._socket.recv(READ_BYTES)
 
-    def _parsed(self, deadline: float) -> Answer:
+    def _parsed(self, deadline: Deadline) -> Answer:
         """Return the response to a request that h11 knows, parsed by it."""
         http, first = self._http, None
         status, content = 0, bytearray()
@@ -328,9 +329,9 @@ class _Kept:
                 if place is not None and received[place[0] :] == content:
                     self._head = head
 
-    def _limit(self, deadline: float) -> None:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
+    def _limit(self, deadline: Deadline) -> None:
+        left_s = deadline.left_s
+        if not left_s:
             raise TimeoutError("timed out")
         self._socket.settimeout(left_s)
 

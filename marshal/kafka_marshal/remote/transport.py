@@ -222,7 +222,7 @@ def _wrong(text: str, why: str) -> ConfigurationError:
 T = TypeVar("T", bound=msgspec.Struct)
 
 CONNECT_S = 2.0
-MARGIN_S = 2.0
+MARGIN_MS = 2_000
 # Longer than the sidecar's own keep-alive of a stream.
 SILENCE_S = 30.0
 _NOT_KNOWN = frozenset({404, 410})
@@ -461,10 +461,9 @@ class Connection:
         if query:
             target = f"{target}?{urlencode(query)}"
         content = None if body is None else msgspec.json.encode(body)
-        timeout_s = timeout_ms / 1000 + MARGIN_S
         try:
             answer = self._requests.request(
-                method, target, body=content, timeout_s=timeout_s
+                method, target, body=content, timeout_ms=timeout_ms + MARGIN_MS
             )
         except ExchangeError as error:
             raise self._unreachable(error) from error

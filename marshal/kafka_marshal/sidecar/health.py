@@ -30,13 +30,13 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 
 import attrs
-import msgspec
 
 from kafka_marshal.engine import Engine
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.observability.logs import LOGGER_NAME, escaped
 from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.types import Key
+from kafka_marshal.remote.answers import Verdict
 
 # --- Lifecycle -------------------------------------------------------------------
 
@@ -238,28 +238,6 @@ class View:
     diverged: tuple[int, ...] = ()
 
 
-@attrs.frozen
-class Verdict:
-    """The answer to a probe.
-
-    Attributes:
-        reasons: Why not, a sentence each; or the state's reason if it is well.
-    """
-
-    ok: bool
-    state: str
-    reasons: tuple[str, ...]
-
-    @property
-    def status(self) -> int:
-        """Return the HTTP status."""
-        return 200 if self.ok else 503
-
-    def to_json(self) -> bytes:
-        """Return the body of the response."""
-        return msgspec.json.encode(attrs.asdict(self))
-
-
 def livez(view: View) -> Verdict:
     """Return whether the daemon should go on running.
 
@@ -284,7 +262,11 @@ def startupz(view: View) -> Verdict:
 
 def _verdict(view: View, reasons: tuple[str, ...] | Iterator[str]) -> Verdict:
     found = tuple(escaped(reason) for reason in reasons)
-    return Verdict(not found, view.state.value, found or (escaped(view.reason),))
+    return Verdict(
+        ok=not found,
+        state=view.state.value,
+        reasons=found or (escaped(view.reason),),
+    )
 
 
 def _state_reason(view: View) -> str:

@@ -463,7 +463,8 @@ class App:
             "startupz": health.started,
         }[route.name]
         found = await self._quick.run(look, timeout_s=PROBE_S_MAX)
-        return Response(found.to_json(), found.status, media_type=route.media)
+        status = 200 if found.ok else 503
+        return Response(msgspec.json.encode(found), status, media_type=route.media)
 
     async def _metrics(self, route: Route) -> Response:
         del route

@@ -208,11 +208,3 @@ def gone_client(
         wants={},
         keys=keys,
     )
-
-
-def boot_id() -> str:
-    """Return the id of the machine's current boot, "" if unknown."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

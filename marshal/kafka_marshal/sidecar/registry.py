@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from kafka_marshal.config import Membership
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine import Session, Subscription
 from kafka_marshal.errors import (
     ConfigurationError,
@@ -77,7 +78,7 @@ class ClientRegistry:
         """Restore groups and clients from the journals; return how many clients."""
         if self._state_dir is None:
             return 0
-        deadline_ms = self._context.now_ms + timeout_ms
+        deadline = Deadline(timeout_ms, self._context.ports.clock.now_ms)
         home = self._state_dir / self._context.settled.format_id.hex()
         found = sorted(home.glob(f"g=*/c={self._client_id}/{FILE_NAME}"))
         for path in found[:GROUPS_MAX]:
@@ -87,7 +88,7 @@ class ClientRegistry:
                 clients = list(group.table.clients.values())
             for client in clients:
                 for name, wants in list(client.wants.items()):
-                    left_ms = max(1, deadline_ms - self._context.now_ms)
+                    left_ms = max(1, deadline.left_ms)
                     self._resubscribe(
                         group, client, name=name, wants=wants, left_ms=left_ms
                     )

@@ -19,6 +19,7 @@ import attrs
 import msgspec
 from starlette.responses import Response
 
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.proxy_grants import PendingGrant
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.protocol.granting import GrantVerdict
@@ -259,7 +260,7 @@ class RepeatedAnswers:
             self._waiting.reserve()
         except (msgspec.MsgspecError, RecursionError, HttpError):
             return None
-        until_ms = service.now_ms() + message.timeout_ms
+        deadline = service.deadline(message.timeout_ms)
         grant = _Grant(self, _Pending(call.route, service, Later()))
         pending = None
         with contextlib.suppress(MarshalError):  # nothing was appended
@@ -270,7 +271,7 @@ class RepeatedAnswers:
             self._waiting.leave()
             # The thread waits for what was busy, or has the reason of a refusal.
             return self._on_thread(attrs.evolve(call, service=service, body=message))
-        grant.begin(pending, until_ms=until_ms)
+        grant.begin(pending, deadline)
         return grant.request.later
 
     def _respond(self, request: "_Pending", future: "Future[bytes | None]") -> None:
@@ -304,13 +305,13 @@ class RepeatedAnswers:
         self._waiting.leave()
 
     def await_verdict(
-        self, grant: "_Grant", pending: PendingGrant, *, until_ms: int
+        self, grant: "_Grant", pending: PendingGrant, deadline: Deadline
     ) -> None:
         """Wait for a verdict on a thread, in the reserved place."""
 
         def wait() -> bytes:
             service = grant.request.service
-            found = service.await_grant(pending, until_ms=until_ms)
+            found = service.await_grant(pending, deadline)
             return msgspec.json.encode(found)
 
         try:
@@ -339,15 +340,14 @@ class _Grant:
         self._lock = threading.Lock()
         self._is_taken = False
 
-    def begin(self, pending: PendingGrant, *, until_ms: int) -> None:
+    def begin(self, pending: PendingGrant, deadline: Deadline) -> None:
         """Wait for the verdict: for a moment, then on a thread. On the event loop."""
         if pending.verdict is not None:
             self.on_verdict(pending.verdict)
             return
-        left_s = max(0, until_ms - self.request.service.now_ms()) / 1_000
         # The verdict may be there by now: then the timer does nothing.
         timer = asyncio.get_running_loop().call_later(
-            min(THREAD_S, left_s), partial(self._hand_over, pending, until_ms)
+            min(THREAD_S, deadline.left_s), partial(self._hand_over, pending, deadline)
         )
         self.request.later.on_sent = timer.cancel
 
@@ -358,9 +358,9 @@ class _Grant:
             found = msgspec.json.encode(encode_verdict(verdict))
             self._answers.succeed(self.request, found)
 
-    def _hand_over(self, pending: PendingGrant, until_ms: int) -> None:
+    def _hand_over(self, pending: PendingGrant, deadline: Deadline) -> None:
         if self._take():
-            self._answers.await_verdict(self, pending, until_ms=until_ms)
+            self._answers.await_verdict(self, pending, deadline)
 
     def _take(self) -> bool:
         """Return whether the caller is the first, which responds."""

@@ -85,6 +85,55 @@ LIMIT = Query(
 EVENT_STREAM = "text/event-stream"
 PLAIN = "text/plain"
 
+
+def _view(name: str, path: str, found: type[msgspec.Struct], about: str) -> Route:
+    """Return the endpoint of a query that waits for the end of the log."""
+    return Route(
+        method="GET",
+        path=path,
+        name=name,
+        about=about,
+        answers=found,
+        waits=True,
+        queries=(TIMEOUT,),
+    )
+
+
+def _action(
+    name: str,
+    path: str,
+    *,
+    takes: type[msgspec.Struct],
+    answers: type[msgspec.Struct],
+    about: str,
+    is_body_optional: bool = False,
+) -> Route:
+    """Return the endpoint of an action on a group."""
+    return Route(
+        method="POST",
+        path=path,
+        name=name,
+        about=about,
+        takes=takes,
+        answers=answers,
+        waits=True,
+        is_admin=True,
+        is_body_optional=is_body_optional,
+        queries=(STEP_TIMEOUT,),
+    )
+
+
+def _probe(name: str, path: str, what: str) -> Route:
+    return Route(
+        method="GET",
+        path=path,
+        name=name,
+        about=f"{what}: 200 or 503, with reasons.",
+        answers=answers.Verdict,
+        is_open=True,
+    )
+
+
 ROUTES: tuple[Route, ...] = (
     Route(
         method="GET",
@@ -192,116 +241,68 @@ ROUTES: tuple[Route, ...] = (
         answers=api.GrantResponse,
         waits=True,
     ),
-    Route(
-        method="GET",
-        path=paths.OWNERS,
-        name="owners",
-        about="The owner of each partition of a topic, by the log.",
-        answers=answers.OwnersNow,
-        waits=True,
-        queries=(TIMEOUT,),
+    _view(
+        "owners",
+        paths.OWNERS,
+        answers.OwnersNow,
+        "The owner of each partition of a topic, by the log.",
     ),
-    Route(
-        method="GET",
-        path=paths.FENCE,
-        name="fence",
-        about="The newest token of a partition, for sinks to compare with.",
-        answers=answers.FenceNow,
-        waits=True,
-        queries=(TIMEOUT,),
+    _view(
+        "fence",
+        paths.FENCE,
+        answers.FenceNow,
+        "The newest token of a partition, for sinks to compare with.",
     ),
-    Route(
-        method="GET",
-        path=paths.WORLD,
-        name="world",
-        about="The whole state of the coordination log.",
-        answers=answers.WorldNow,
-        waits=True,
-        queries=(TIMEOUT,),
+    _view(
+        "world",
+        paths.WORLD,
+        answers.WorldNow,
+        "The whole state of the coordination log.",
     ),
-    Route(
-        method="GET",
-        path=paths.GROUPS,
-        name="groups",
-        about="All groups, one entry each.",
-        answers=answers.GroupsNow,
-        waits=True,
-        queries=(TIMEOUT,),
+    _view("groups", paths.GROUPS, answers.GroupsNow, "All groups, one entry each."),
+    _view("group", paths.GROUP, answers.GroupNow, "Claims and pauses of one group."),
+    _view(
+        "plan",
+        paths.PLAN,
+        answers.PlanNow,
+        "The plan of one group, and what became of it.",
     ),
-    Route(
-        method="GET",
-        path=paths.GROUP,
-        name="group",
-        about="Claims and pauses of one group.",
-        answers=answers.GroupNow,
-        waits=True,
-        queries=(TIMEOUT,),
-    ),
-    Route(
-        method="GET",
-        path=paths.PLAN,
-        name="plan",
-        about="The plan of one group, and what became of it.",
-        answers=answers.PlanNow,
-        waits=True,
-        queries=(TIMEOUT,),
-    ),
-    Route(
-        method="POST",
-        path=paths.PAUSE,
-        name="pause",
-        about="Pause a group.",
+    _action(
+        "pause",
+        paths.PAUSE,
         takes=api.PauseRequest,
         answers=answers.PauseNow,
-        waits=True,
-        is_admin=True,
-        queries=(STEP_TIMEOUT,),
+        about="Pause a group.",
     ),
-    Route(
-        method="POST",
-        path=paths.RESUME,
-        name="resume",
-        about="End a group's pause.",
+    _action(
+        "resume",
+        paths.RESUME,
         takes=api.ResumeRequest,
         answers=answers.ResumeNow,
-        waits=True,
-        is_admin=True,
+        about="End a group's pause.",
         is_body_optional=True,
-        queries=(STEP_TIMEOUT,),
     ),
-    Route(
-        method="POST",
-        path=paths.RESET,
-        name="reset",
-        about="Plan new positions of a group, or set them.",
+    _action(
+        "reset",
+        paths.RESET,
         takes=api.ResetRequest,
         answers=answers.ResetNow,
-        waits=True,
-        is_admin=True,
-        queries=(STEP_TIMEOUT,),
+        about="Plan new positions of a group, or set them.",
     ),
-    Route(
-        method="POST",
-        path=paths.UNDO,
-        name="undo",
-        about="Plan the undo of a reset, or execute it.",
+    _action(
+        "undo",
+        paths.UNDO,
         takes=api.UndoRequest,
         answers=answers.ResetNow,
-        waits=True,
-        is_admin=True,
-        queries=(STEP_TIMEOUT,),
+        about="Plan the undo of a reset, or execute it.",
     ),
-    Route(
-        method="POST",
-        path=paths.FINISH,
-        name="finish",
-        about="End a reset whose admin died, as the log decided it.",
+    _action(
+        "finish",
+        paths.FINISH,
         takes=api.FinishRequest,
         answers=answers.FinishNow,
-        waits=True,
-        is_admin=True,
+        about="End a reset whose admin died, as the log decided it.",
         is_body_optional=True,
-        queries=(STEP_TIMEOUT,),
     ),
     Route(
         method="GET",
@@ -313,39 +314,15 @@ ROUTES: tuple[Route, ...] = (
         is_admin=True,
         queries=(STEP_TIMEOUT, LIMIT),
     ),
-    Route(
-        method="GET",
-        path=paths.CLIENTS,
-        name="clients",
-        about="The clients that are registered at this sidecar.",
-        answers=answers.ClientsNow,
-        waits=True,
-        queries=(TIMEOUT,),
+    _view(
+        "clients",
+        paths.CLIENTS,
+        answers.ClientsNow,
+        "The clients that are registered at this sidecar.",
     ),
-    Route(
-        method="GET",
-        path=paths.LIVEZ,
-        name="livez",
-        about="Liveness: 200 or 503, with reasons.",
-        answers=answers.Verdict,
-        is_open=True,
-    ),
-    Route(
-        method="GET",
-        path=paths.READYZ,
-        name="readyz",
-        about="Readiness: 200 or 503, with reasons.",
-        answers=answers.Verdict,
-        is_open=True,
-    ),
-    Route(
-        method="GET",
-        path=paths.STARTUPZ,
-        name="startupz",
-        about="Startup: 200 or 503, with reasons.",
-        answers=answers.Verdict,
-        is_open=True,
-    ),
+    _probe("livez", paths.LIVEZ, "Liveness"),
+    _probe("readyz", paths.READYZ, "Readiness"),
+    _probe("startupz", paths.STARTUPZ, "Startup"),
     Route(
         method="GET",
         path=paths.METRICS,

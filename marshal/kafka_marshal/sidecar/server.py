@@ -10,15 +10,15 @@ import contextlib
 import logging
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import attrs
 
 from kafka_marshal import __version__
-from kafka_marshal.clock import SystemClock
+from kafka_marshal.clock import SystemClock, ThreadBackground
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine import Engine
 from kafka_marshal.errors import (
     ConfigurationError,
@@ -50,8 +50,6 @@ from kafka_marshal.sidecar.sockets import UnixPlace, open_tcp, open_unix
 if TYPE_CHECKING:
     import socket
 
-
-T = TypeVar("T")
 
 CHECK_S = 1.0
 POLL_S = 0.05
@@ -233,6 +231,7 @@ class Daemon:
             actions=self._actions,
         )
         self._app: App = App(self._serving)
+        self._background = ThreadBackground(name="sidecar-open")
         self._stop = asyncio.Event()
         self._why = "shutdown"
         self._is_ready = True
@@ -310,17 +309,16 @@ class Daemon:
 
     async def _start(self) -> bool:
         """Connect, read the log, restore clients; return False on a signal."""
-        opening = on_thread("sidecar-open", self._open)
-        loop = asyncio.get_running_loop()
+        opening = self._background.submit(self._open)
         # Connecting and recovery have their own deadlines; this is the outermost.
-        limit_s = (2 * self._settings.open_ms + READ_MS) / 1000 + END_S_MAX
-        deadline = loop.time() + limit_s
+        limit_ms = 2 * self._settings.open_ms + READ_MS + END_S_MAX * 1000
+        deadline = Deadline(limit_ms)
         while not opening.done():
             if await self._is_stopped_within(POLL_S):
                 return False
-            if loop.time() >= deadline:
-                raise DeadlineExceeded(f"not started within {limit_s:.0f} s")
-        await opening
+            if deadline.is_over:
+                raise DeadlineExceeded(f"not started within {limit_ms / 1000:.0f} s")
+        opening.result(0)
         self._serving.service = self._inside.service
         self.states.move(State.RUNNING, reason="serving")
         return True
@@ -409,11 +407,10 @@ class Daemon:
         )
         if self._actions is not None:
             self._actions.runner.close()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.drain_ms / 1000
+        deadline = Deadline(self._settings.drain_ms)
         await self._hand_off(service)
         await asyncio.to_thread(service.start_drain)
-        while loop.time() < deadline and self.failure is None:
+        while not deadline.is_over and self.failure is None:
             is_acting = self._actions is not None and self._actions.runner.is_busy
             if not is_acting and await asyncio.to_thread(lambda: service.is_drained):
                 return
@@ -425,12 +422,11 @@ class Daemon:
         handoff_ms = min(self._settings.handoff_ms, self._settings.drain_ms)
         if not handoff_ms or self._settings.member.restarts:
             return  # by a restart partitions wait, instead of moving twice
-        loop = asyncio.get_running_loop()
-        until = loop.time() + handoff_ms / 1000
+        deadline = Deadline(handoff_ms)
         # By the end of this process the directive is over, whatever happens.
         for_ms = self._settings.drain_ms + CLOSE_MS
         await asyncio.to_thread(partial(service.start_handoff, for_ms=for_ms))
-        while loop.time() < until and self.failure is None:
+        while not deadline.is_over and self.failure is None:
             if await asyncio.to_thread(lambda: service.is_handed_off):
                 return
             await asyncio.sleep(POLL_S)
@@ -450,33 +446,11 @@ class Daemon:
         """Close what is left, after the last request."""
         if self._inside.runtime is not None:
             self._inside.runtime.stop()
+        self._background.close(0)
         self._inside.watch.close()
         if self.states.state is State.SHUTTING_DOWN:
             self.states.move(State.NOT_RUNNING, reason=self._why)
         self._notifier.close()
-
-
-def on_thread(name: str, call: Callable[[], T]) -> "asyncio.Future[T]":
-    """Return the future result of a call on a daemon thread."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(put: Callable[[Any], None], value: object) -> None:
-        if not future.done():
-            put(value)
-
-    def work() -> None:
-        put: Callable[[Any], None] = future.set_result
-        try:
-            value: object = call()
-        except Exception as error:  # noqa: BLE001 - raised where it is awaited
-            put, value = future.set_exception, error
-        # The loop may be closed by now.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, put, value)
-
-    threading.Thread(target=work, name=name, daemon=True).start()
-    return future
 
 
 def _require_served(serving: "asyncio.Task[None]") -> None:

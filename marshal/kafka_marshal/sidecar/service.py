@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from kafka_marshal.arguments import require_name
+from kafka_marshal.clock import boot_id
 from kafka_marshal.config import Membership
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.proxy_grants import OnVerdict, PendingGrant
 from kafka_marshal.engine.waits import await_news
 from kafka_marshal.errors import (
@@ -32,7 +34,6 @@ from kafka_marshal.sidecar.grants import Grants, NumberedRequest
 from kafka_marshal.sidecar.group import LEFT, LocalGroup
 from kafka_marshal.sidecar.health import Lifecycle, State
 from kafka_marshal.sidecar.http_errors import UNKNOWN
-from kafka_marshal.sidecar.lease_journal import boot_id
 from kafka_marshal.sidecar.process_monitor import Caller, DeathWatch, Peer
 from kafka_marshal.sidecar.registry import ClientRegistry
 from kafka_marshal.sidecar.warming import handoff_row
@@ -551,19 +552,17 @@ class SidecarService:
         """
         numbered = _grant_request(group_id, message)
         request = numbered.request
-        until_ms = self._context.now_ms + message.timeout_ms
+        deadline = self.deadline(message.timeout_ms)
         with self._engine.changed:
             self._await_claim(request, message.timeout_ms)
             is_over = self._grants.is_over(request)
             if not is_over:
                 self._grants.require_secret(numbered)
         if not is_over:
-            left_ms = max(0, until_ms - self._context.now_ms)
-            self._grants.require_end(request, timeout_ms=left_ms)
+            self._grants.require_end(request, timeout_ms=deadline.left_ms)
         with self._engine.changed:
             pending = self.begin_grant(group_id, message)
-            left_ms = max(0, until_ms - self._context.now_ms)
-            return encode_verdict(self._await_verdict(pending, left_ms))
+            return encode_verdict(self._await_verdict(pending, deadline.left_ms))
 
     def grant_at_once(
         self,
@@ -602,16 +601,17 @@ class SidecarService:
         finally:
             changed.release()
 
-    def await_grant(self, pending: PendingGrant, *, until_ms: int) -> api.GrantResponse:
+    def await_grant(
+        self, pending: PendingGrant, deadline: Deadline
+    ) -> api.GrantResponse:
         """Wait for the verdict on a request that was begun; raises as ``grant``."""
         with self._engine.changed:
             pending.waiting_count -= 1
-            left_ms = max(0, until_ms - self._context.now_ms)
-            return encode_verdict(self._await_verdict(pending, left_ms))
+            return encode_verdict(self._await_verdict(pending, deadline.left_ms))
 
-    def now_ms(self) -> int:
-        """Return the local time, of deadlines."""
-        return self._context.now_ms
+    def deadline(self, timeout_ms: int) -> Deadline:
+        """Return the deadline of a request that has just come."""
+        return Deadline(timeout_ms, self._context.ports.clock.now_ms)
 
     def begin_grant(self, group_id: str, message: api.GrantRequest) -> PendingGrant:
         """Request offsets without waiting; raises as ``grant``.

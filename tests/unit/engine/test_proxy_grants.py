@@ -64,7 +64,7 @@ def test_another_process_is_granted_a_range_under_a_claim(cluster, owner, reques
     granted = []
     pending = requests.send(wanted(owner, 0, 4, mark=0), on_granted=granted.append)
     assert pending.verdict is None
-    assert requests.pending_count == 1
+    assert len(requests._pending) == 1
     cluster.run(40)
     line = of(cluster, "a", ClaimingMessages)[0]
     assert pending.verdict == GrantVerdict(
@@ -75,7 +75,7 @@ def test_another_process_is_granted_a_range_under_a_claim(cluster, owner, reques
         offset=line.offset,
     )
     assert granted == [OffsetRange.through(0, 4)]
-    assert requests.pending_count == 0
+    assert not requests._pending
     assert line.record.seq >= SEQ_FIRST
     assert marks_of(line.record) == {0: 0}
     assert owner.held, "the owner goes on"
@@ -209,7 +209,7 @@ def test_there_are_only_so_many_at_a_time(cluster, owner, requests, monkeypatch)
         requests.send(wanted(owner, 0, 4))
     cluster.run(2 * H + 100)
     requests.send(wanted(owner, 0, 4))
-    assert requests.pending_count == 1, "what was never answered is forgotten"
+    assert len(requests._pending) == 1, "what was never answered is forgotten"
 
 
 def test_a_refused_append_raises_its_error(cluster, owner, requests):

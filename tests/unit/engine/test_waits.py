@@ -23,6 +23,8 @@ class News(threading.Condition):
 @pytest.fixture
 def engine():
     context = SimpleNamespace(now_ms=7)
+    clock = SimpleNamespace(now_ms=lambda: context.now_ms)
+    context.ports = SimpleNamespace(clock=clock)
     context.observe = lambda name, fields: context.reported.append(name)
     context.reported = []
     return SimpleNamespace(context=context, changed=News(context), failure=None)

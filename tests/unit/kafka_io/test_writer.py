@@ -1,17 +1,17 @@
 """The writer over outlets that do what real producers were seen to do."""
 
 import threading
-import time
 
 import pytest
 from kafka import errors as kafka_errors
 from slowness import until
 
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import CoordinationError, InvalidTransition, LogUnwritable
 from kafka_marshal.kafka_io import writer as module
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.translate import translate_error
-from kafka_marshal.kafka_io.writer import Writer, left_ms, writer_timeouts
+from kafka_marshal.kafka_io.writer import Writer, no_answer, writer_timeouts
 
 
 class Outlet:
@@ -63,7 +63,7 @@ def translated(error, doing, access):
 
 @pytest.fixture(autouse=True)
 def haste(monkeypatch):
-    monkeypatch.setattr(module, "RENEW_INTERVAL_S", 0.01)
+    monkeypatch.setattr(module, "RENEW_INTERVAL_MS", 10)
     monkeypatch.setattr(module, "OVERDUE_GRACE_MS", 0)
 
 
@@ -274,6 +274,6 @@ def test_closed_writer_refuses(writer, outlets):
 
 
 def test_deadlines_run_out():
-    assert left_ms(time.monotonic() + 10) > 9_000
+    assert Deadline(10_000).require_ms(no_answer) > 9_000
     with pytest.raises(CoordinationError, match="in time"):
-        left_ms(time.monotonic())
+        Deadline(0).require_ms(no_answer)

@@ -91,9 +91,9 @@ def served(tmp_path):
     server.close()
 
 
-def ask(found, *, body=None, timeout_s=WAIT_S):
+def ask(found, *, body=None, timeout_ms=WAIT_S * 1000):
     method = "GET" if body is None else "POST"
-    return found.request(method, "/v1/x?a=b", body=body, timeout_s=timeout_s)
+    return found.request(method, "/v1/x?a=b", body=body, timeout_ms=timeout_ms)
 
 
 def test_a_request_is_one_write_on_a_kept_connection(served):
@@ -111,7 +111,7 @@ def test_a_request_is_one_write_on_a_kept_connection(served):
 
 def test_a_request_without_a_body_states_that(served):
     server, found = served
-    found.request("DELETE", "/", body=None, timeout_s=WAIT_S)
+    found.request("DELETE", "/", body=None, timeout_ms=WAIT_S * 1000)
     assert b"content-length: 0\r\n" in server.requests[0][0].lower()
 
 
@@ -195,10 +195,10 @@ def test_a_response_has_a_deadline_whatever_trickles_in(served):
     server, found = served
     server.held.clear()
     with pytest.raises(ExchangeError, match="timed out") as caught:
-        ask(found, timeout_s=0.05)
+        ask(found, timeout_ms=50)
     assert caught.value.was_sent
     with pytest.raises(ExchangeError):
-        ask(found, timeout_s=0)
+        ask(found, timeout_ms=0)
 
 
 def test_a_refusal_is_read_though_the_request_was_not(served, tmp_path):
@@ -252,7 +252,7 @@ def test_requests_at_once_have_connections_of_their_own_up_to_a_limit(
         thread.start()
     eventually(lambda: len(server.requests) == 2)
     with pytest.raises(ExchangeError, match="wait for their answers") as caught:
-        ask(found, timeout_s=0.05)
+        ask(found, timeout_ms=50)
     assert not caught.value.was_sent
     server.held.set()
     for thread in threads:
@@ -312,7 +312,7 @@ def test_whatever_a_server_sends_there_is_a_response_or_an_error(served, noise):
     server, found = served
     server.answers = [noise]
     with contextlib.suppress(ExchangeError):
-        assert isinstance(ask(found, timeout_s=0.05), Answer)
+        assert isinstance(ask(found, timeout_ms=50), Answer)
     server.answers = []
     assert ask(found) == Answer(200, b"hi")
 
@@ -372,11 +372,11 @@ DIFFERENT = [
 def test_what_differs_from_earlier_responses_is_parsed(served, different, body):
     server, found = served
     server.answers = [different]
-    expected = outcome(found, body=body, timeout_s=0.3)
+    expected = outcome(found, body=body, timeout_ms=300)
     for _ in range(2):
         assert ask(found, body=body) == Answer(200, b"hi")
     server.answers = [different]
-    assert outcome(found, body=body, timeout_s=0.3) == expected
+    assert outcome(found, body=body, timeout_ms=300) == expected
     # Whatever it was, the next one is answered.
     assert ask(found, body=body) == Answer(200, b"hi")
 
@@ -386,7 +386,7 @@ def test_a_response_in_pieces_is_awaited(served):
     ask(found)
     server.answers = [OK[:-1]]
     with pytest.raises(ExchangeError, match="timed out"):
-        ask(found, timeout_s=0.2)
+        ask(found, timeout_ms=200)
     sent = []
 
     def later(opened, _):
@@ -414,8 +414,8 @@ def test_few_heads_of_requests_are_kept(served, monkeypatch):
     monkeypatch.setattr(exchanges, "HEADS_MAX", 2)
     _, found = served
     for number in range(5):
-        found.request("GET", f"/{number}", body=None, timeout_s=WAIT_S)
+        found.request("GET", f"/{number}", body=None, timeout_ms=WAIT_S * 1000)
     assert [target for _, target, _ in found._heads] == ["/4"]
     with pytest.raises(ExchangeError):
-        found.request("GET", "/\n", body=None, timeout_s=WAIT_S)
+        found.request("GET", "/\n", body=None, timeout_ms=WAIT_S * 1000)
     assert len(found._heads) == 1

@@ -7,6 +7,7 @@ import socket
 import threading
 
 import attrs
+import msgspec
 import pytest
 from enginekit import H, claim_of, owning, world
 
@@ -174,7 +175,7 @@ def but(**changes):
 def test_a_healthy_sidecar_passes_all_probes():
     for probe in (livez, readyz, startupz):
         verdict = probe(WELL)
-        assert (verdict.ok, verdict.status) == (True, 200)
+        assert verdict.ok
         assert (verdict.state, verdict.reasons) == ("RUNNING", ("serving",))
 
 
@@ -272,7 +273,7 @@ def test_without_an_engine_liveness_passes():
 )
 def test_each_thing_that_is_wrong_has_its_reason(sick, word):
     verdict = readyz(but(**sick))
-    assert (verdict.ok, verdict.status) == (False, 503)
+    assert not verdict.ok
     (reason,) = verdict.reasons
     assert word in reason
 
@@ -289,11 +290,11 @@ def test_reasons_are_bounded_and_escaped():
     assert len(verdict.reasons) == NAMED_MAX + 1
     assert f"and {50 - NAMED_MAX} more" in verdict.reasons[-1]
     assert all(reason.isprintable() for reason in verdict.reasons)
-    assert len(verdict.to_json()) < 10_000
+    assert len(msgspec.json.encode(verdict)) < 10_000
 
 
 def test_the_body_is_json_with_a_list_of_reasons():
-    assert json.loads(readyz(but(is_replayed=False)).to_json()) == {
+    assert json.loads(msgspec.json.encode(readyz(but(is_replayed=False)))) == {
         "ok": False,
         "state": "RUNNING",
         "reasons": ["the coordination log is not read to its end"],

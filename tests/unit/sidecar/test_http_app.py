@@ -25,9 +25,8 @@ from starlette.requests import Request
 
 from kafka_marshal import errors
 from kafka_marshal.remote import api, paths
-from kafka_marshal.remote.answers import GroupLine
+from kafka_marshal.remote.answers import GroupLine, Verdict
 from kafka_marshal.sidecar import http_app, requests, routes
-from kafka_marshal.sidecar.health import Verdict
 from kafka_marshal.sidecar.http_app import BoundedExecutor
 from kafka_marshal.sidecar.http_errors import HttpError
 from kafka_marshal.sidecar.process_monitor import UNKNOWN_PEER, Peer

@@ -19,6 +19,7 @@ from sidecarkit import (
     sizes,
 )
 
+from kafka_marshal.clock import boot_id
 from kafka_marshal.errors import (
     ClaimLost,
     ClientFenced,
@@ -36,7 +37,6 @@ from kafka_marshal.sidecar.lease_journal import (
     JournaledClient,
     JournaledLease,
     LeaseJournal,
-    boot_id,
 )
 
 KEPT = JournaledClient(
@@ -185,11 +185,6 @@ def test_without_a_directory_nothing_is_kept():
     assert journal.save([KEPT]) is None
     assert journal.append([added(1)]) is None
     assert journal.load() == ()
-
-
-def test_the_boot_has_an_id():
-    assert boot_id() == boot_id()
-    assert len(boot_id()) == 36
 
 
 # --- Written before it is sent ---

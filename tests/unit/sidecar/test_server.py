@@ -1,6 +1,5 @@
 """The daemon from its start to its end: states, signals and cleanup."""
 
-import asyncio
 import logging
 import multiprocessing
 import os
@@ -374,20 +373,6 @@ def test_a_missing_extra_is_named(monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigurationError, match=r"kafka-marshal\[sidecar\]"):
         server.require_extra()
-
-
-def test_the_result_of_a_thread_is_returned():
-    async def main():
-        assert await server.on_thread("t", lambda: 7) == 7
-        with pytest.raises(ZeroDivisionError):
-            await server.on_thread("t", lambda: 1 // 0)
-        hold = threading.Event()
-        left = server.on_thread("t", lambda: hold.wait(30))
-        left.cancel()
-        hold.set()
-        await asyncio.sleep(0.01)
-
-    asyncio.run(main())
 
 
 def test_readiness_is_logged_when_it_changes(tmp_path, caplog):

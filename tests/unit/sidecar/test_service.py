@@ -301,16 +301,14 @@ def test_a_grant_begun_at_once_has_a_deadline(single):
     granted(single, a, KEY, 0, 19, grantee=TASK)
     single.node.cut(is_cut=True)
     pending, seen = at_once(single, a, 0, 4)
-    until_ms = single.service.now_ms() + 200
+    deadline = single.service.deadline(200)
     with pytest.raises(DeadlineExceeded, match="verdict"):
-        single.service.await_grant(pending, until_ms=until_ms)
+        single.service.await_grant(pending, deadline)
     assert pending.waiting_count == 0
     assert seen == []
     single.node.cut(is_cut=False)
     pending, _ = at_once(single, a, 0, 4)
-    response = single.service.await_grant(
-        pending, until_ms=single.service.now_ms() + 1_000
-    )
+    response = single.service.await_grant(pending, single.service.deadline(1_000))
     assert response.reason == "nothing_left"
 
 

@@ -34,6 +34,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
+from kafka_marshal.closing import in_background
 from kafka_marshal.kafka_io.fast.settings import fast_config
 from kafka_marshal.kafka_io.fast.translate import Access, translate_error
 from kafka_marshal.kafka_io.settings import ConnectionConfig
@@ -310,9 +311,7 @@ def close_admin(client: Client, pending: "Collection[Future[Any]]") -> threading
         wait(pending, timeout=_REQUESTS_S_MAX)
         client.release()
 
-    thread = threading.Thread(target=close, name="marshal-close", daemon=True)
-    thread.start()
-    return thread
+    return in_background(close)
 
 
 def close_consumer(client: Client) -> threading.Thread:
@@ -322,6 +321,4 @@ def close_consumer(client: Client) -> threading.Thread:
         client.handle.close()
         client.release()
 
-    thread = threading.Thread(target=close, name="marshal-close", daemon=True)
-    thread.start()
-    return thread
+    return in_background(close)

@@ -28,7 +28,9 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from kafka_marshal.closing import in_background
 from kafka_marshal.conditions import Condition
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import CoordinationError, MarshalError
 from kafka_marshal.kafka_io.fast.clients import (
     Client,
@@ -153,21 +155,17 @@ class FastOutlet(Outlet):
         # The fatal error of the producer; set before the event.
         self._fatal: Exception | None = None
         self._has_failed = threading.Event()
-        self.collector = threading.Thread(
-            target=self._collect, name="marshal-deliveries", daemon=True
-        )
-        self.collector.start()
-        deadline = time.monotonic() + timeout_ms / 1000
-        self._client.requests_pid.wait(timeout=min(timeout_ms / 1000, _PID_WAIT_S))
+        self.collector = in_background(self._collect, name="marshal-deliveries")
+        deadline = Deadline(timeout_ms)
+        self._client.requests_pid.wait(timeout=min(deadline.left_s, _PID_WAIT_S))
         try:
             self._client.handle.list_topics(
-                self._topic, timeout=max(0.001, deadline - time.monotonic())
+                self._topic, timeout=max(0.001, deadline.left_s)
             )
         except KafkaException:
             self._is_over.set()
             raise
-        left_s = max(0.0, deadline - time.monotonic())
-        self._client.has_pid.wait(timeout=min(left_s, _PID_WAIT_S))
+        self._client.has_pid.wait(timeout=min(deadline.left_s, _PID_WAIT_S))
 
     def send(
         self,
@@ -199,9 +197,7 @@ class FastOutlet(Outlet):
 
     def end(self) -> threading.Thread:
         """Flush and close in the background, within the delivery timeout."""
-        thread = threading.Thread(target=self._end, name="marshal-close", daemon=True)
-        thread.start()
-        return thread
+        return in_background(self._end)
 
     def drop(self) -> threading.Thread:
         """Make the collector destroy the producer with its pending sends."""
@@ -272,11 +268,9 @@ class FastCoordinationLog(TopicLog):
         self._new_clients()
         # Both connect while the topic is described.
         self._connecting = [
-            threading.Thread(target=connect, name="marshal-connect", daemon=True)
+            in_background(connect, name="marshal-connect")
             for connect in (self._find_leaders, self._reach_leaders)
         ]
-        for thread in self._connecting:
-            thread.start()
 
     def _new_clients(self) -> None:
         common = {
@@ -305,10 +299,10 @@ class FastCoordinationLog(TopicLog):
 
         return topics.describe_log(self._settings, client=client, timeout_ms=timeout_ms)
 
-    def _connect(self, deadline: float) -> None:
+    def _connect(self, deadline: Deadline) -> None:
         """Wait until the leaders are known and reached, or a while."""
         for thread in self._connecting:
-            thread.join(timeout=max(0.0, deadline - time.monotonic()))
+            thread.join(timeout=deadline.left_s)
         if not self._has_leaders:  # of a topic that is new, perhaps
             self._find_leaders()
 
@@ -426,8 +420,7 @@ class FastCoordinationLog(TopicLog):
     def _end_bulk(self) -> None:
         bulk, self._bulk = self._bulk, None
         if bulk is not None:
-            # It may wait for a fetch.
-            threading.Thread(target=bulk.close, daemon=True).start()
+            in_background(bulk.close)  # it may wait for a fetch
 
     @staticmethod
     def _sought(messages: Iterable[Any], head: bytes) -> Iterator[Any]:
@@ -456,15 +449,14 @@ class FastCoordinationLog(TopicLog):
         if not self._is_assigned:
             handle.assign([self._to_partition(number) for number in self._read])
             self._is_assigned = True
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         entries: _Entries = []
         while not self._errors and not entries:
             # consume() waits until a batch is full; so poll one, then the rest.
             self._reader.leaders.ask_if_due(handle, (self._topic,))
-            left_s = max(0.0, deadline - time.monotonic())
             # librdkafka cuts off what is below a millisecond: the engine would be back
             # too early, and wait for what is left in vain several times.
-            wait_s = math.ceil(left_s * 1_000) / 1_000
+            wait_s = math.ceil(deadline.left_s * 1_000) / 1_000
             first = handle.poll(self._reader.leaders.max_wait_s(wait_s))
             if first is None:
                 break
@@ -571,10 +563,10 @@ class FastCoordinationLog(TopicLog):
     ) -> Mapping[int, int]:
         """Retry a query until success, a permanent error or the deadline."""
         places = [TopicPartition(self._topic, number, which) for number in numbers]
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         while True:
             self._require_open()
-            left_s = max(0.001, deadline - time.monotonic())
+            left_s = max(0.001, deadline.left_s)
             try:
                 return self._query_once(places, min(left_s, _QUERY_S))
             except KafkaException as error:

@@ -1,7 +1,6 @@
 """Log ends of data partitions over librdkafka."""
 
 import threading
-import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, wait
 from typing import Any
@@ -10,6 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as FastPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io.fast.clients import (
     LOSSES,
@@ -49,7 +49,7 @@ class FastOffsets:
         """
         if not partitions:
             return {}
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         with self._lock:
             if self._client is None:
                 self._client = new_admin(self._settings)
@@ -83,11 +83,11 @@ class FastOffsets:
             close_admin(client, self._sent)
 
     def _results(
-        self, futures: "Mapping[Any, Future[Any]]", deadline: float
+        self, futures: "Mapping[Any, Future[Any]]", deadline: Deadline
     ) -> list[tuple[Any, Any]]:
         """Wait for all requests, and return the results of those that succeeded."""
         self._sent = tuple(futures.values())
-        _, late = wait(self._sent, timeout=max(0.0, deadline - time.monotonic()))
+        _, late = wait(self._sent, timeout=deadline.left_s)
         if late:
             raise self._error(KafkaException(KafkaError(_TIMED_OUT)))
         found = []
@@ -108,6 +108,6 @@ class FastOffsets:
         )
 
 
-def _left_s(deadline: float) -> float:
+def _left_s(deadline: Deadline) -> float:
     """Return the time until a deadline, for a request: at least a millisecond."""
-    return max(0.001, deadline - time.monotonic())
+    return max(0.001, deadline.left_s)

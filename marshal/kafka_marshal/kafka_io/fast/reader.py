@@ -17,6 +17,7 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, libversion
 from confluent_kafka import TopicPartition as FastPartition
 
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import (
     ConfigurationError,
     CoordinationError,
@@ -298,12 +299,11 @@ class FastDataReader(DataReader):
         """Return up to ``max_records`` records; see ``ports.DataReader``."""
         self._require_usable()
         self._positions.require_all()
-        timeout_s = max(0, timeout_ms) / 1000
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_ms)
         try:
             self._apply_changes()
             if not self._positions.next:
-                time.sleep(timeout_s)
+                time.sleep(deadline.left_s)
                 return {}
             found = self._poll_until(deadline, max(1, max_records))
         except (KafkaException, RuntimeError) as error:
@@ -431,7 +431,7 @@ class FastDataReader(DataReader):
     # --- reading
 
     def _poll_until(
-        self, deadline: float, most: int
+        self, deadline: Deadline, most: int
     ) -> dict[TopicPartition, list[Any]]:
         """Return messages by partition."""
         if self._errors:
@@ -444,8 +444,8 @@ class FastDataReader(DataReader):
             is_taken = self._consume(most, found)
             if self._has_no_client():
                 break
-            left_s = deadline - time.monotonic()
-            if not is_taken and left_s > 0:
+            left_s = deadline.left_s
+            if not is_taken and left_s:
                 # consume() waits until a batch is full; so poll one, then the rest.
                 first = handle.poll(leaders.max_wait_s(left_s))
                 if first is None:
@@ -459,7 +459,7 @@ class FastDataReader(DataReader):
             if not found:
                 self._raise_error()
                 self._raise_replaced()
-                if left_s <= 0:
+                if not left_s:
                     break
         return found
 

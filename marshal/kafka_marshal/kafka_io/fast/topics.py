@@ -17,6 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import LogUnreadable, MarshalError
 from kafka_marshal.kafka_io.fast.clients import Client, close_admin, new_admin
 from kafka_marshal.kafka_io.fast.translate import (
@@ -34,7 +35,7 @@ _RETRY_S = 0.1
 _CHECK_S = 0.1
 # Retry refusals briefly: after a credential change some brokers still reject the new
 # password.
-_REFUSED_RETRY_S = 2.0
+_REFUSED_RETRY_MS = 2_000
 _ID_BITS = 64
 
 
@@ -130,7 +131,7 @@ class _LogQuery:
         self._client = client
         self._settings = settings
         self._timeout_ms = timeout_ms
-        self._deadline = time.monotonic() + timeout_ms / 1000
+        self._deadline = Deadline(timeout_ms)
         self._refusal: Exception | None = None
         self.requests: _Requests | None = None
 
@@ -138,33 +139,29 @@ class _LogQuery:
         """Retry until success, a permanent error or the deadline."""
         topic = self._settings.coordination_topic
         while True:
-            left_s = min(_ATTEMPT_S, max(_RETRY_S, self._left_s()))
+            left_s = min(_ATTEMPT_S, max(_RETRY_S, self._deadline.left_s))
             sent = _Requests.send(self._client.handle, topic, left_s)
             self.requests = sent
             self._wait(sent)
             try:
                 return self._result(sent)
             except MarshalError as error:
-                if not error.retriable or self._left_s() <= _RETRY_S:
+                if not error.retriable or self._deadline.left_s <= _RETRY_S:
                     raise
             time.sleep(_RETRY_S)
-
-    def _left_s(self) -> float:
-        return self._deadline - time.monotonic()
 
     def _wait(self, requests: _Requests) -> None:
         """Wait until all have ended, the deadline, or some time after a refusal."""
         while True:
-            left_s = self._left_s()
-            step_s = min(_CHECK_S, max(0.0, left_s))
-            if not wait(requests.futures, timeout=step_s).not_done or left_s <= 0:
+            left_s = self._deadline.left_s
+            step_s = min(_CHECK_S, left_s)
+            if not wait(requests.futures, timeout=step_s).not_done or not left_s:
                 return
             self._client.handle.poll(0)
             last = self._client.last
             if self._refusal is None and last is not None and is_refusal(last):
                 self._refusal = last
-                until = time.monotonic() + _REFUSED_RETRY_S
-                self._deadline = min(self._deadline, until)
+                self._deadline = self._deadline.within(_REFUSED_RETRY_MS)
 
     def _result(self, requests: _Requests) -> tuple[str, TopicDescription]:
         cluster_id = str(self._result_of(requests.cluster).cluster_id)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kafka_marshal.closing import Closing
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import (
     ClaimLost,
     DeadlineExceeded,
@@ -43,7 +44,7 @@ _ABSENT = (KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART)
 _FATAL = KafkaError._FATAL  # noqa: SLF001 - its public name
 _POLL_S = 0.1
 # All brokers know a topic so long after it was created.
-_CREATED_S = 3.0
+_CREATED_MS = 3_000
 _BY_KEY = -1
 # The most that librdkafka takes: which records are too large is up to the topic.
 _RECORD_BYTES_MAX = 1_000_000_000
@@ -190,7 +191,7 @@ class Transactions(Closing):
 
     def _find(self, topic: str) -> None:
         """Find a topic, which librdkafka would wait for longer than for a commit."""
-        deadline = time.monotonic() + min(_CREATED_S, self._timeout_ms / 1000)
+        deadline = Deadline(min(_CREATED_MS, self._timeout_ms))
         handle = self._producer.handle
         while True:
             found = handle.list_topics(topic, timeout=self._timeout_ms / 1000)
@@ -198,12 +199,12 @@ class Transactions(Closing):
             if error is None:
                 self._found.add(topic)
                 return
-            if error.code() not in _ABSENT or time.monotonic() >= deadline:
+            if error.code() not in _ABSENT or deadline.is_over:
                 raise KafkaException(error)
             time.sleep(_POLL_S)
 
     def _produce(self, record: Outgoing) -> None:
-        deadline = time.monotonic() + self._timeout_ms / 1000
+        deadline = Deadline(self._timeout_ms)
         handle = self._producer.handle
         while True:
             try:
@@ -215,7 +216,7 @@ class Transactions(Closing):
                     partition=_BY_KEY if record.partition is None else record.partition,
                 )
             except BufferError:
-                if time.monotonic() > deadline:
+                if deadline.is_over:
                     raise DeadlineExceeded(
                         f"{record.topic} accepted no record within "
                         f"{self._timeout_ms} ms; check the broker's log"

@@ -1,4 +1,4 @@
-"""Errors of confluent-kafka translated to those of the package, by one table."""
+"""Errors of confluent-kafka translated to those of the package."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,56 +11,28 @@ from kafka_marshal.kafka_io.faults import Access, Failure, Fault
 
 __all__ = ["Access", "translate_error"]
 
-# Names of ``KafkaError`` by family; those with an underscore are of librdkafka itself.
+# Errors of librdkafka itself: names of ``KafkaError`` by family.
 _NAMES: Mapping[Fault, str] = {
-    faults.FORBIDDEN: (
-        "CLUSTER_AUTHORIZATION_FAILED DELEGATION_TOKEN_AUTHORIZATION_FAILED "
-        "GROUP_AUTHORIZATION_FAILED TOPIC_AUTHORIZATION_FAILED "
-        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
-    ),
-    faults.NOT_AUTHENTICATED: (
-        "_AUTHENTICATION _SSL SASL_AUTHENTICATION_FAILED SECURITY_DISABLED "
-        "UNSUPPORTED_SASL_MECHANISM"
-    ),
-    faults.NO_LOGIN: "ILLEGAL_SASL_STATE",
-    faults.GONE: "_AUTO_OFFSET_RESET _LOG_TRUNCATION OFFSET_OUT_OF_RANGE",
-    faults.REFUSED_RECORD: (
-        "INVALID_RECORD INVALID_TIMESTAMP MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE"
-    ),
-    faults.UNDECODABLE: (
-        "_BAD_COMPRESSION _BAD_MSG INVALID_MSG UNSUPPORTED_COMPRESSION_TYPE"
-    ),
-    faults.TOO_OLD: (
-        "_UNSUPPORTED_FEATURE UNSUPPORTED_FOR_MESSAGE_FORMAT UNSUPPORTED_VERSION"
-    ),
-    faults.REFUSED_TOPIC: (
-        "INVALID_CONFIG INVALID_PARTITIONS INVALID_REPLICATION_FACTOR "
-        "INVALID_REPLICA_ASSIGNMENT POLICY_VIOLATION TOPIC_ALREADY_EXISTS "
-        "TOPIC_EXCEPTION"
-    ),
-    faults.NO_SUCH_TOPIC: (
-        "_UNKNOWN_PARTITION _UNKNOWN_TOPIC UNKNOWN_TOPIC_ID UNKNOWN_TOPIC_OR_PART"
-    ),
-    faults.GROUP_IN_USE: (
-        "FENCED_INSTANCE_ID FENCED_MEMBER_EPOCH ILLEGAL_GENERATION "
-        "NON_EMPTY_GROUP REBALANCE_IN_PROGRESS STALE_MEMBER_EPOCH "
-        "UNKNOWN_MEMBER_ID"
-    ),
-    faults.TOO_FEW_REPLICAS: (
-        "_ISR_INSUFF NOT_ENOUGH_REPLICAS NOT_ENOUGH_REPLICAS_AFTER_APPEND"
-    ),
+    faults.NOT_AUTHENTICATED: "_AUTHENTICATION _SSL",
+    faults.GONE: "_AUTO_OFFSET_RESET _LOG_TRUNCATION",
+    faults.UNDECODABLE: "_BAD_COMPRESSION _BAD_MSG",
+    faults.TOO_OLD: "_UNSUPPORTED_FEATURE",
+    faults.NO_SUCH_TOPIC: "_UNKNOWN_PARTITION _UNKNOWN_TOPIC",
+    faults.TOO_FEW_REPLICAS: "_ISR_INSUFF",
     faults.BAD_SETTINGS: "_INVALID_ARG _NOT_CONFIGURED",
     faults.OUT_OF_TURN: "_STATE _DESTROY",
     faults.UNREACHABLE: (
         "_ALL_BROKERS_DOWN _MSG_TIMED_OUT _RESOLVE _TIMED_OUT _TIMED_OUT_QUEUE "
-        "_TRANSPORT _UNKNOWN_BROKER _WAIT_COORD BROKER_NOT_AVAILABLE "
-        "NETWORK_EXCEPTION REQUEST_TIMED_OUT"
+        "_TRANSPORT _UNKNOWN_BROKER _WAIT_COORD"
     ),
 }
-_FAULTS: Mapping[int, Fault] = {
-    getattr(KafkaError, name): fault
-    for fault, names in _NAMES.items()
-    for name in names.split()
+_FAULTS: Mapping[int | None, Fault] = {
+    **faults.BY_CODE,
+    **{
+        getattr(KafkaError, name): fault
+        for fault, names in _NAMES.items()
+        for name in names.split()
+    },
 }
 
 

@@ -90,7 +90,7 @@ def describe(monkeypatch):
     monkeypatch.setattr(module, "_RETRY_S", 0.001)
     monkeypatch.setattr(module, "_CHECK_S", 0.001)
     monkeypatch.setattr(module, "_ATTEMPT_S", 0.001)
-    monkeypatch.setattr(module, "_REFUSED_RETRY_S", 0.02)
+    monkeypatch.setattr(module, "_REFUSED_RETRY_MS", 20)
 
     def run(*rows, timeout_ms=HOURS_MS, reports=()):
         handle = Handle(*rows)
@@ -191,7 +191,7 @@ def test_a_refusal_ends_it_long_before_the_deadline(describe, name, text, words)
 
 def test_a_refusal_that_passes_is_no_error(describe, monkeypatch):
     """As of a password that some brokers do not know yet."""
-    monkeypatch.setattr(module, "_REFUSED_RETRY_S", HOURS_MS)
+    monkeypatch.setattr(module, "_REFUSED_RETRY_MS", HOURS_MS)
     late = failure("_TIMED_OUT")
     refusal = KafkaError(KafkaError._AUTHENTICATION, "not yet")
     cluster = Future()
