@@ -13,7 +13,7 @@ from contextlib import suppress
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import attrs
 import typer
@@ -100,7 +100,6 @@ BootstrapServer = Annotated[
 CoordinationTopic = Annotated[
     str,
     typer.Option(
-        "--coordination-topic",
         envvar="MARSHAL_COORDINATION_TOPIC",
         metavar="TOPIC",
         help="Name of the coordination topic.",
@@ -121,7 +120,6 @@ CommandProperty = Annotated[
 CommandConfig = Annotated[
     Path | None,
     typer.Option(
-        "--command-config",
         envvar="MARSHAL_COMMAND_CONFIG",
         metavar="FILE",
         help="Properties file with such options.",
@@ -131,7 +129,6 @@ CommandConfig = Annotated[
 Transport = Annotated[
     str,
     typer.Option(
-        "--transport",
         envvar="MARSHAL_TRANSPORT",
         metavar="auto|fast|kafka-python",
         help="Client library; auto: fast if it is usable.",
@@ -141,7 +138,6 @@ Transport = Annotated[
 Timeout = Annotated[
     str | None,
     typer.Option(
-        "--timeout",
         envvar="MARSHAL_TIMEOUT",
         metavar="MS",
         help="Longest time of the command. By default 30 s.",
@@ -395,6 +391,7 @@ _DRY_RUN = {"dry_run": (DryRun, False)}
 _DEBUG = {"debug": (Debug, False)}
 
 Body = Callable[..., None]
+F = TypeVar("F", bound=attrs.AttrsInstance)
 
 
 @attrs.frozen
@@ -408,6 +405,19 @@ class OptionGroup:
 
     options: Mapping[str, tuple[Any, Any]]
     build: Callable[[Mapping[str, Any]], Any]
+
+    @classmethod
+    def of(
+        cls, form: type[F], build: Callable[[F], object] = lambda form: form
+    ) -> "OptionGroup":
+        """Return the options that the fields of an attrs class are.
+
+        Args:
+            form: The class; a field has the annotation and the default of an option.
+            build: Returns the argument for an object of the class; by default that.
+        """
+        options = {each.name: (each.type, each.default) for each in attrs.fields(form)}
+        return cls(options, lambda given: build(form(**given)))
 
 
 def _moment_of(given: Mapping[str, Any]) -> Moment | None:
