@@ -21,10 +21,9 @@ from logkit import (
 from typer.testing import CliRunner
 
 from kafka_marshal import World
-from kafka_marshal.admin.altering import plan_alter
+from kafka_marshal.admin.altering import UpgradePlan, plan_alter
 from kafka_marshal.admin.formatting import TopicReport
 from kafka_marshal.admin.resizing import Move, Obstacle, ResizePlan
-from kafka_marshal.admin.state_reset import UpgradePlan
 from kafka_marshal.kafka_io.topic_rules import ClusterInfo, Problem, TopicDescription
 from kafka_marshal.protocol.layout_reading import Progress
 from kafka_marshal_cli.assembly import app
