@@ -17,8 +17,12 @@ class InMemory:
         self._state_home = None
         self.follower = Stepping(cluster, name)
 
-    def _settled(self):
+    def _read(self):
         self.follower.catch_up(self._timeout_ms)
+        return self.follower
+
+    def _settled(self):
+        self._read()
         return self._cluster.config
 
     def _follow(self):

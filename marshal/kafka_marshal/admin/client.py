@@ -9,12 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from kafka_marshal.admin.altering import Altering
 from kafka_marshal.admin.draining import Draining
 from kafka_marshal.admin.fencing import Fencing
-from kafka_marshal.admin.finishing import require_resolved
 from kafka_marshal.admin.formatting import (
     HEARTBEAT_MS_DEFAULT,
     PARTITIONS_DEFAULT,
@@ -42,17 +39,7 @@ from kafka_marshal.admin.pausing import (
 from kafka_marshal.admin.rebalancing import Rebalancing
 from kafka_marshal.admin.resetting import Resetting
 from kafka_marshal.admin.resizing import Resizing
-from kafka_marshal.admin.state_reset import (
-    ForgetPlan,
-    StateResetPlan,
-    find_checkpoint,
-    plan_forgetting,
-    plan_state_reset,
-    require_harmless,
-    topics_of,
-    write_forgetting,
-    write_state_reset,
-)
+from kafka_marshal.admin.state_reset import Overriding
 from kafka_marshal.arguments import (
     require_name,
     to_ms,
@@ -65,7 +52,6 @@ from kafka_marshal.closing import Closing
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS, format_command
 from kafka_marshal.engine.checkpoint_reader import has_checkpoints
 from kafka_marshal.errors import (
-    ClaimRejected,
     ConfigurationError,
     LogUnreadable,
     TopicMisconfigured,
@@ -102,6 +88,7 @@ class Admin(
     Draining,
     Fencing,
     Growing,
+    Overriding,
     Rebalancing,
     Resetting,
     Resizing,
@@ -265,111 +252,6 @@ class Admin(
             tags=self._sender.tags,
             timeout_ms=self._timeout_ms,
         )
-
-    # --- overriding
-
-    @with_plain_arguments
-    def reset_state(
-        self,
-        partition: int,
-        *,
-        checkpoint_id: str | None = None,
-        execute: bool = False,
-        allow_held: bool = False,
-        allow_reprocess: bool = False,
-    ) -> StateResetPlan:
-        """Replace the state of a coordinating partition by that of a checkpoint.
-
-        Args:
-            partition: The coordinating partition.
-            checkpoint_id: Id of the checkpoint, in hex; None for the newest.
-            execute: Whether to execute the plan.
-            allow_held: Whether to take keys away from live clients.
-            allow_reprocess: Whether records may be handed out again.
-
-        Raises:
-            ClaimRejected: It would take keys or repeat records, and that is not
-                allowed; or a set position is not resolved.
-        """
-        log = open_coordination_log(
-            self._settings, heartbeat_interval_ms=None, timeout_ms=self._timeout_ms
-        )
-        try:
-            kept = find_checkpoint(
-                log,
-                partition,
-                checkpoint_id=checkpoint_id,
-                timeout_ms=self._timeout_ms,
-            )
-        finally:
-            log.close(self._timeout_ms)
-        follower = self._read()
-        now_ms, limit_ms = self._clock.now_ms(), self._timeout_ms
-        plan = plan_state_reset(follower.replicas[partition], kept, now_ms=now_ms)
-        if execute:
-            require_resolved(follower.worlds)
-            require_harmless(
-                plan, allow_held=allow_held, allow_reprocess=allow_reprocess
-            )
-            write_state_reset(follower, kept, sender=self._sender, timeout_ms=limit_ms)
-        return plan
-
-    @with_plain_arguments
-    def forget_keys(
-        self,
-        group_id: str,
-        *,
-        topic: str | None = None,
-        execute: bool = False,
-        allow_existing: bool = False,
-    ) -> ForgetPlan:
-        """Drop keys of a group without an owner, with their positions and grants.
-
-        Args:
-            group_id: The group.
-            topic: Only keys of this data topic.
-            execute: Whether to execute the plan.
-            allow_existing: Whether to drop keys of topics that still exist in the
-                cluster: the group starts these again as if it had never read them, so
-                records are processed again, also at most once.
-
-        Returns:
-            The keys that were dropped, or would be.
-
-        Raises:
-            ConfigurationError: The topic has a feature level below 2.
-            ClaimRejected: The log has no such keys.
-        """
-        require_name("group_id", group_id)
-        self._settled()
-        topics = topics_of(self._follow().worlds, group_id, topic=topic)
-        if not topics:
-            raise ClaimRejected(
-                f"group {group_id!r} has no such keys in the log; see: marshal claims "
-                f"list --group {group_id}",
-                reason="unknown_key",
-            )
-        existing = []
-        if not allow_existing:
-            existing = [t for t in topics if self.partition_count(t) is not None]
-        follower, now_ms = self._follow(), self._clock.now_ms()
-        plan = plan_forgetting(
-            follower.replicas.values(),
-            group_id,
-            topics=topics,
-            existing=existing,
-            now_ms=now_ms,
-        )
-        if execute:
-            done = write_forgetting(
-                follower,
-                plan,
-                sender=self._sender,
-                timeout_ms=self._timeout_ms,
-            )
-            keys = tuple(each for each in plan.keys if each[0] in done)
-            plan = attrs.evolve(plan, keys=keys)
-        return plan
 
     # --- pausing a group
 
