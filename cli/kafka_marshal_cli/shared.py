@@ -20,7 +20,7 @@ import typer
 
 import kafka_marshal
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.errors import ClaimRejected, ConfigurationError
 from kafka_marshal_cli import completion_cache, parsing, profiles, render
 from kafka_marshal_cli.exits import ExitCode, exit_code, message
 from kafka_marshal_cli.parsing import Moment
@@ -58,6 +58,16 @@ Partition = Annotated[
 ]
 """A partition is written as TOPIC PARTITION or TOPIC:PARTITION; ``parsing.key_of``."""
 OfGroup = Annotated[str | None, typer.Option(metavar="GROUP", help="Only this group.")]
+OfTopic = Annotated[
+    str | None, typer.Option(metavar="TOPIC", help="Only this data topic.")
+]
+OpenTimeout = Annotated[
+    str,
+    typer.Option(
+        metavar="MS", envvar="MARSHAL_TIMEOUT", help="When to give up connecting."
+    ),
+]
+"""Of commands that run until they are stopped, and so have no ``--timeout``."""
 Execute = Annotated[
     bool, typer.Option("--execute", help="Make the change; else it is only shown.")
 ]
@@ -346,6 +356,14 @@ def notify(text: str) -> None:
     with suppress(BrokenPipeError):
         sys.stderr.write(render.escape_lines(text) + "\n")
         sys.stderr.flush()
+
+
+def unknown_group(group: str, where: str = "in the log") -> ClaimRejected:
+    """Return the error for a group that nobody uses: the name may be misspelt."""
+    return ClaimRejected(
+        f"group {group!r} is not {where}; see: marshal groups list",
+        reason="unknown_group",
+    )
 
 
 def note_unknown_group(world: "World", group: str) -> None:

@@ -18,7 +18,14 @@ from kafka_marshal_cli.claiming_options import MEMBER
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.profile_options import Config, ProfileName, SelectedProfile
 from kafka_marshal_cli.render import NOTHING, Answer, Column, Section, column, duration
-from kafka_marshal_cli.shared import Call, OptionGroup, command, emit, wall_ms
+from kafka_marshal_cli.shared import (
+    Call,
+    OpenTimeout,
+    OptionGroup,
+    command,
+    emit,
+    wall_ms,
+)
 
 app = typer.Typer(no_args_is_help=True)
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
@@ -164,12 +171,7 @@ def run(
             help="Directory of identity and lease journal, for a restart to resume.",
         ),
     ] = None,
-    open_timeout: Annotated[
-        str,
-        typer.Option(
-            metavar="MS", envvar="MARSHAL_TIMEOUT", help="When to give up connecting."
-        ),
-    ] = "30s",
+    open_timeout: OpenTimeout = "30s",
 ) -> None:
     """Run the sidecar in the foreground, until SIGTERM or SIGINT.
 
