@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from opening import Opened
 from typer.testing import CliRunner
 
 from kafka_marshal import (
@@ -57,7 +58,7 @@ def plan(*, repeats=False, left_out=()):
     return ResetPlan(positions=positions, partitions=(row,))
 
 
-class FakeAdmin:
+class FakeAdmin(Opened):
     def __init__(self):
         self.asked = []
         self.plan = plan()
@@ -66,12 +67,6 @@ class FakeAdmin:
         self.mirror_error = None
         self.finished = ()
         self.stored = None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
     def plan_reset(self, group, spec, **options):
         self.asked.append((group, spec, options))
