@@ -22,7 +22,7 @@ from kafka_marshal import (
     GroupPaused,
     PositionSpec,
 )
-from kafka_marshal.admin import group_reset, set_position
+from kafka_marshal.admin import resetting, set_position
 from kafka_marshal.admin.finishing import open_operations
 from kafka_marshal.admin.group_reset import read_plan, write_plan
 from kafka_marshal.protocol.hashing import coordinating_partition
@@ -348,7 +348,7 @@ def test_a_pause_that_runs_out_in_the_middle_sets_nothing(
 ):
     group = unique("expired")
     _, before = set_up(domain, admin, group)
-    monkeypatch.setattr(group_reset, "PAUSE_MS_MIN", 1)
+    monkeypatch.setattr(resetting, "PAUSE_MS_MIN", 1)
 
     def wait():
         def is_over():

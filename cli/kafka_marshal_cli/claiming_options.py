@@ -1,6 +1,6 @@
 """Options of commands that claim: the process as a member, and its sidecar."""
 
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,76 +11,75 @@ from kafka_marshal.config import Membership
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.shared import Call, OptionGroup
 
-MEMBER_PANEL = "Member"
-SIDECAR_PANEL = "Sidecar"
+_member: Any = partial(typer.Option, rich_help_panel="Member")
+_sidecar: Any = partial(typer.Option, rich_help_panel="Sidecar")
 
 
-MEMBER_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "labels": (
-        Annotated[
-            str,
-            typer.Option(
-                "--labels",
-                metavar="NAME=TEXT,...",
-                envvar="MARSHAL_LABELS",
-                help="For planners: `rack`, `target`, `replaces` (the client whose "
-                "place it takes; `*` for any that is drained or restarts), or others.",
-                rich_help_panel=MEMBER_PANEL,
-            ),
-        ],
-        "",
-    ),
-    "no_plan": (
-        Annotated[
-            bool,
-            typer.Option(
-                "--no-plan",
-                envvar="MARSHAL_NO_PLAN",
-                help="Never plan for the group (policy `planner`).",
-                rich_help_panel=MEMBER_PANEL,
-            ),
-        ],
-        False,
-    ),
-    "restarts": (
-        Annotated[
-            bool,
-            typer.Option(
-                "--restarts",
-                envvar="MARSHAL_RESTARTS",
-                help="It, or a member that replaces it, starts again soon: with policy "
-                "`planner` its partitions wait for that, `grace_ms` of the group.",
-                rich_help_panel=MEMBER_PANEL,
-            ),
-        ],
-        False,
-    ),
-}
+@attrs.frozen(kw_only=True)
+class MemberOptions:
+    """The process as a member."""
+
+    labels: Annotated[
+        str,
+        _member(
+            metavar="NAME=TEXT,...",
+            envvar="MARSHAL_LABELS",
+            help="For planners: `rack`, `target`, `replaces` (the client whose "
+            "place it takes; `*` for any that is drained or restarts), or others.",
+        ),
+    ] = ""
+    no_plan: Annotated[
+        bool,
+        _member(
+            "--no-plan",
+            envvar="MARSHAL_NO_PLAN",
+            help="Never plan for the group (policy `planner`).",
+        ),
+    ] = False
+    restarts: Annotated[
+        bool,
+        _member(
+            "--restarts",
+            envvar="MARSHAL_RESTARTS",
+            help="It, or a member that replaces it, starts again soon: with policy "
+            "`planner` its partitions wait for that, `grace_ms` of the group.",
+        ),
+    ] = False
+
+    def membership(self) -> Membership:
+        """Return it as the library takes it."""
+        texts = [each for each in self.labels.split(",") if each.strip()]
+        return Membership(
+            labels=parsing.pairs("--labels", texts),
+            can_plan=not self.no_plan,
+            restarts=self.restarts,
+        )
 
 
-def _member(given: Mapping[str, Any]) -> Membership:
-    texts = [each for each in given["labels"].split(",") if each.strip()]
-    return Membership(
-        labels=parsing.pairs("--labels", texts),
-        can_plan=not given["no_plan"],
-        restarts=given["restarts"],
-    )
-
-
-MEMBER = OptionGroup(MEMBER_OPTIONS, _member)
+MEMBER = OptionGroup.of(MemberOptions, MemberOptions.membership)
 
 
 @attrs.frozen
 class SidecarOption:
-    """The sidecar that holds the claims, if any.
+    """The sidecar that holds the claims, None to hold claims in this process."""
 
-    Attributes:
-        sidecar: Address of the sidecar, None to hold claims in this process.
-        token_file: File with its token.
-    """
-
-    sidecar: str | None = None
-    token_file: Path | None = None
+    sidecar: Annotated[
+        str | None,
+        _sidecar(
+            metavar="ADDRESS",
+            envvar="MARSHAL_SIDECAR",
+            help="Sidecar that holds the claims: unix:/path/of/the.sock or "
+            "http://127.0.0.1:PORT.",
+        ),
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        _sidecar(
+            metavar="FILE",
+            envvar="MARSHAL_SIDECAR_TOKEN_FILE",
+            help="File with the sidecar's token, over TCP.",
+        ),
+    ] = None
 
     @property
     def token(self) -> Path | None:
@@ -110,36 +109,4 @@ class SidecarOption:
         return call.coordination_topic if is_own else None
 
 
-SIDECAR_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "sidecar": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--sidecar",
-                metavar="ADDRESS",
-                envvar="MARSHAL_SIDECAR",
-                help="Sidecar that holds the claims: unix:/path/of/the.sock or "
-                "http://127.0.0.1:PORT.",
-                rich_help_panel=SIDECAR_PANEL,
-            ),
-        ],
-        None,
-    ),
-    "token_file": (
-        Annotated[
-            Path | None,
-            typer.Option(
-                "--token-file",
-                metavar="FILE",
-                envvar="MARSHAL_SIDECAR_TOKEN_FILE",
-                help="File with the sidecar's token, over TCP.",
-                rich_help_panel=SIDECAR_PANEL,
-            ),
-        ],
-        None,
-    ),
-}
-
-SIDECAR = OptionGroup(
-    SIDECAR_OPTIONS, lambda given: SidecarOption(given["sidecar"], given["token_file"])
-)
+SIDECAR = OptionGroup.of(SidecarOption)

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 import attrs
@@ -548,9 +549,10 @@ def variables(job: Job) -> dict[str, str]:
 
 # --- the options
 
-PANEL = "A process for each record or batch"
 RETRIES_DEFAULT = 3
-GRACE_DEFAULT = "5s"
+_option: Any = partial(
+    typer.Option, rich_help_panel="A process for each record or batch"
+)
 
 
 @attrs.frozen
@@ -589,149 +591,100 @@ class ExecRequest:
         )
 
 
-Option = Any  # the type of typer.Option(...) is not public
+@attrs.frozen(kw_only=True)
+class ExecForm:
+    """The options of ``--exec`` as they are given."""
 
+    exec_: Annotated[
+        str | None,
+        _option(
+            "--exec",
+            metavar="CMD",
+            help="Run this command for each record, on stdin; exit code 0 commits. "
+            "Words are split as in a shell.",
+        ),
+    ] = None
+    exec_mode: Annotated[
+        ExecMode, _option(help="A process for each record, or batch of a partition.")
+    ] = ExecMode.RECORD
+    exec_format: Annotated[
+        ExecFormat | None,
+        _option(
+            help="Input: bare values (by default of records), or JSON lines as printed "
+            "without --exec (of batches).",
+        ),
+    ] = None
+    exec_shell: Annotated[
+        bool, _option("--exec-shell", help="Run CMD by /bin/sh, so that pipes work.")
+    ] = False
+    exec_timeout: Annotated[
+        str | None,
+        _option(
+            metavar="MS", help="A process that takes longer is ended and has failed."
+        ),
+    ] = None
+    exec_grace: Annotated[
+        str, _option(metavar="MS", help="Time between TERM and KILL.")
+    ] = "5s"
+    on_error: Annotated[
+        OnError,
+        _option(
+            help="When a process fails: stop with 1 without commit; retry, then stop; "
+            "or skip and commit, with a line on stderr.",
+        ),
+    ] = OnError.STOP
+    retries: Annotated[
+        int | None,
+        _option(
+            min=0,
+            metavar="N",
+            help="Further tries, with pauses from 0.5 s, doubled up to 30 s. By "
+            f"default {RETRIES_DEFAULT} with --on-error retry, else 0.",
+        ),
+    ] = None
+    workers: Annotated[
+        int,
+        _option(
+            min=1,
+            help="Most processes at a time; one for each partition at most, in order.",
+        ),
+    ] = 1
 
-def _option(name: str, help_: str, *, metavar: str | None = None) -> Option:
-    return typer.Option(name, metavar=metavar, help=help_, rich_help_panel=PANEL)
+    def request(self) -> ExecRequest | None:
+        """Return the options of the processes, None without ``--exec``.
 
-
-_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "exec_": (
-        Annotated[
-            str | None,
-            _option(
-                "--exec",
-                "Run this command for each record, on stdin; exit code 0 commits. "
-                "Words are split as in a shell.",
-                metavar="CMD",
-            ),
-        ],
-        None,
-    ),
-    "exec_mode": (
-        Annotated[
-            ExecMode,
-            _option(
-                "--exec-mode",
-                "A process for each record, or batch of a partition.",
-            ),
-        ],
-        ExecMode.RECORD,
-    ),
-    "exec_format": (
-        Annotated[
-            ExecFormat | None,
-            _option(
-                "--exec-format",
-                "Input: bare values (by default of records), or JSON lines as printed "
-                "without --exec (of batches).",
-            ),
-        ],
-        None,
-    ),
-    "exec_shell": (
-        Annotated[
-            bool, _option("--exec-shell", "Run CMD by /bin/sh, so that pipes work.")
-        ],
-        False,
-    ),
-    "exec_timeout": (
-        Annotated[
-            str | None,
-            _option(
-                "--exec-timeout",
-                "A process that takes longer is ended and has failed.",
-                metavar="MS",
-            ),
-        ],
-        None,
-    ),
-    "exec_grace": (
-        Annotated[
-            str,
-            _option(
-                "--exec-grace",
-                "Time between TERM and KILL.",
-                metavar="MS",
-            ),
-        ],
-        GRACE_DEFAULT,
-    ),
-    "on_error": (
-        Annotated[
-            OnError,
-            _option(
-                "--on-error",
-                "When a process fails: stop with 1 without commit; retry, then stop; "
-                "or skip and commit, with a line on stderr.",
-            ),
-        ],
-        OnError.STOP,
-    ),
-    "retries": (
-        Annotated[
-            int | None,
-            typer.Option(
-                min=0,
-                metavar="N",
-                help="Further tries, with pauses from 0.5 s, doubled up to 30 s. By "
-                f"default {RETRIES_DEFAULT} with --on-error retry, else 0.",
-                rich_help_panel=PANEL,
-            ),
-        ],
-        None,
-    ),
-    "workers": (
-        Annotated[
-            int,
-            typer.Option(
-                min=1,
-                help="Most processes at a time; one for each partition at most, in "
-                "order.",
-                rich_help_panel=PANEL,
-            ),
-        ],
-        1,
-    ),
-}
-
-
-def exec_request(given: Mapping[str, Any]) -> ExecRequest | None:
-    """Return the options of ``--exec``, None without it.
-
-    Raises:
-        ConfigurationError: The command does not exist, or an option that needs
-            ``--exec`` was given without it.
-    """
-    text = given["exec_"]
-    if text is None:
-        for name, (_, default) in _OPTIONS.items():
-            if given[name] != default:
-                option = "--" + name.replace("_", "-")
-                raise ConfigurationError(f"{option} needs --exec CMD", setting=option)
-        return None
-    mode, form = given["exec_mode"], given["exec_format"]
-    is_batch = mode is ExecMode.BATCH
-    default_form = ExecFormat.JSONL if is_batch else ExecFormat.VALUE
-    retries = given["retries"]
-    if retries is None:
-        retries = RETRIES_DEFAULT if given["on_error"] is OnError.RETRY else 0
-    timeout = given["exec_timeout"]
-    return ExecRequest(
-        ExecOptions(
-            argv=["/bin/sh", "-c", text] if given["exec_shell"] else _words(text),
-            mode=mode,
-            format=form or default_form,
-            on_error=given["on_error"],
-            retries_max=retries,
-            timeout_ms=None
-            if timeout is None
-            else parsing.duration_ms("--exec-timeout", timeout),
-            grace_ms=parsing.duration_ms("--exec-grace", given["exec_grace"]),
-            workers=given["workers"],
+        Raises:
+            ConfigurationError: The command does not exist, or an option that needs
+                ``--exec`` was given without it.
+        """
+        text = self.exec_
+        if text is None:
+            for each in attrs.fields(ExecForm):
+                if getattr(self, each.name) != each.default:
+                    option = "--" + each.name.replace("_", "-")
+                    raise ConfigurationError(
+                        f"{option} needs --exec CMD", setting=option
+                    )
+            return None
+        is_batch = self.exec_mode is ExecMode.BATCH
+        default_form = ExecFormat.JSONL if is_batch else ExecFormat.VALUE
+        retries, timeout = self.retries, self.exec_timeout
+        if retries is None:
+            retries = RETRIES_DEFAULT if self.on_error is OnError.RETRY else 0
+        return ExecRequest(
+            ExecOptions(
+                argv=["/bin/sh", "-c", text] if self.exec_shell else _words(text),
+                mode=self.exec_mode,
+                format=self.exec_format or default_form,
+                on_error=self.on_error,
+                retries_max=retries,
+                timeout_ms=None
+                if timeout is None
+                else parsing.duration_ms("--exec-timeout", timeout),
+                grace_ms=parsing.duration_ms("--exec-grace", self.exec_grace),
+                workers=self.workers,
+            )
         )
-    )
 
 
 def _words(text: str) -> list[str]:
@@ -752,4 +705,4 @@ def _words(text: str) -> list[str]:
     return words
 
 
-EXEC = OptionGroup(_OPTIONS, exec_request)
+EXEC = OptionGroup.of(ExecForm, ExecForm.request)

@@ -11,8 +11,8 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TextIO
 
@@ -20,6 +20,18 @@ from kafka_marshal import CoordinationError
 from kafka_marshal_cli.shared import notify
 
 POLL_MS = 200
+Handler = Callable[[int, FrameType | None], None]
+
+
+@contextmanager
+def handling(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
+    """Handle signals in the block, and as before after it."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 class Terminated(BaseException):
@@ -34,13 +46,8 @@ def ending_in_order() -> Iterator[None]:
         del number, frame
         raise Terminated
 
-    before = signal.signal(signal.SIGTERM, on_signal)
-    try:
+    with suppress(Terminated), handling((signal.SIGTERM,), on_signal):
         yield
-    except Terminated:
-        pass
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class Idle:

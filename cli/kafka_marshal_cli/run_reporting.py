@@ -1,10 +1,11 @@
 """How a long-running command reports: metrics for Prometheus, events on stderr."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 import attrs
@@ -17,8 +18,8 @@ from kafka_marshal.observability.metrics import Server, prometheus
 from kafka_marshal_cli.render import to_json
 from kafka_marshal_cli.shared import OptionGroup, notify
 
-PANEL = "Metrics and log"
 HOST_DEFAULT = "127.0.0.1"
+_option: Any = partial(typer.Option, rich_help_panel="Metrics and log")
 
 
 class LogFormat(StrEnum):
@@ -30,20 +31,28 @@ class LogFormat(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class Reporting:
-    """The options of reporting.
+    """The options of reporting; JSON always has all events."""
 
-    Attributes:
-        metrics_port: Port for metrics, None for no metrics, 0 for a free port.
-        metrics_host: Address to serve metrics at.
-        log_format: Format of events on stderr.
-        is_verbose: Whether text has claims won and lost, and events at level info;
-            JSON always has them.
-    """
-
-    metrics_port: int | None = None
-    metrics_host: str = HOST_DEFAULT
-    log_format: LogFormat = LogFormat.TEXT
-    is_verbose: bool = False
+    metrics_port: Annotated[
+        int | None,
+        _option(
+            min=0,
+            max=65_535,
+            metavar="PORT",
+            help="Serve /metrics for Prometheus; 0 for a free port. Needs the "
+            "extra metrics.",
+        ),
+    ] = None
+    metrics_host: Annotated[
+        str,
+        _option(metavar="ADDRESS", help="0.0.0.0 for access from other machines."),
+    ] = HOST_DEFAULT
+    log_format: Annotated[
+        LogFormat, _option(help="Events on stderr: text, or a JSON object a line.")
+    ] = LogFormat.TEXT
+    is_verbose: Annotated[
+        bool, _option("-v", "--verbose", help="Also write all events.")
+    ] = False
 
     def includes(self, event: Event) -> bool:
         """Return whether an event is written to stderr."""
@@ -92,61 +101,10 @@ class Reporting:
             collector.close()
 
 
-_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "metrics_port": (
-        Annotated[
-            int | None,
-            typer.Option(
-                min=0,
-                max=65_535,
-                metavar="PORT",
-                help="Serve /metrics for Prometheus; 0 for a free port. Needs the "
-                "extra metrics.",
-                rich_help_panel=PANEL,
-            ),
-        ],
-        None,
-    ),
-    "metrics_host": (
-        Annotated[
-            str,
-            typer.Option(
-                metavar="ADDRESS",
-                help="0.0.0.0 for access from other machines.",
-                rich_help_panel=PANEL,
-            ),
-        ],
-        HOST_DEFAULT,
-    ),
-    "log_format": (
-        Annotated[
-            LogFormat,
-            typer.Option(
-                help="Events on stderr: text, or a JSON object a line.",
-                rich_help_panel=PANEL,
-            ),
-        ],
-        LogFormat.TEXT,
-    ),
-    "is_verbose": (
-        Annotated[
-            bool,
-            typer.Option(
-                "-v",
-                "--verbose",
-                help="Also write all events.",
-                rich_help_panel=PANEL,
-            ),
-        ],
-        False,
-    ),
-}
-
-
-def _reporting(given: Mapping[str, Any]) -> Reporting:
-    if given["metrics_port"] is not None:
+def _checked(given: Reporting) -> Reporting:
+    if given.metrics_port is not None:
         prometheus()  # fail on a missing extra before anything is claimed
-    return Reporting(**given)
+    return given
 
 
-REPORTING = OptionGroup(_OPTIONS, _reporting)
+REPORTING = OptionGroup.of(Reporting, _checked)

@@ -13,14 +13,14 @@ from contextlib import suppress
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import attrs
 import typer
 
 import kafka_marshal
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.errors import ClaimRejected, ConfigurationError
 from kafka_marshal_cli import completion_cache, parsing, profiles, render
 from kafka_marshal_cli.exits import ExitCode, exit_code, message
 from kafka_marshal_cli.parsing import Moment
@@ -58,6 +58,16 @@ Partition = Annotated[
 ]
 """A partition is written as TOPIC PARTITION or TOPIC:PARTITION; ``parsing.key_of``."""
 OfGroup = Annotated[str | None, typer.Option(metavar="GROUP", help="Only this group.")]
+OfTopic = Annotated[
+    str | None, typer.Option(metavar="TOPIC", help="Only this data topic.")
+]
+OpenTimeout = Annotated[
+    str,
+    typer.Option(
+        metavar="MS", envvar="MARSHAL_TIMEOUT", help="When to give up connecting."
+    ),
+]
+"""Of commands that run until they are stopped, and so have no ``--timeout``."""
 Execute = Annotated[
     bool, typer.Option("--execute", help="Make the change; else it is only shown.")
 ]
@@ -100,7 +110,6 @@ BootstrapServer = Annotated[
 CoordinationTopic = Annotated[
     str,
     typer.Option(
-        "--coordination-topic",
         envvar="MARSHAL_COORDINATION_TOPIC",
         metavar="TOPIC",
         help="Name of the coordination topic.",
@@ -121,7 +130,6 @@ CommandProperty = Annotated[
 CommandConfig = Annotated[
     Path | None,
     typer.Option(
-        "--command-config",
         envvar="MARSHAL_COMMAND_CONFIG",
         metavar="FILE",
         help="Properties file with such options.",
@@ -131,7 +139,6 @@ CommandConfig = Annotated[
 Transport = Annotated[
     str,
     typer.Option(
-        "--transport",
         envvar="MARSHAL_TRANSPORT",
         metavar="auto|fast|kafka-python",
         help="Client library; auto: fast if it is usable.",
@@ -141,7 +148,6 @@ Transport = Annotated[
 Timeout = Annotated[
     str | None,
     typer.Option(
-        "--timeout",
         envvar="MARSHAL_TIMEOUT",
         metavar="MS",
         help="Longest time of the command. By default 30 s.",
@@ -352,6 +358,14 @@ def notify(text: str) -> None:
         sys.stderr.flush()
 
 
+def unknown_group(group: str, where: str = "in the log") -> ClaimRejected:
+    """Return the error for a group that nobody uses: the name may be misspelt."""
+    return ClaimRejected(
+        f"group {group!r} is not {where}; see: marshal groups list",
+        reason="unknown_group",
+    )
+
+
 def note_unknown_group(world: "World", group: str) -> None:
     """Note a group that nobody uses: the name may be misspelt."""
     if not world.members(group) and not world.claims(group):
@@ -395,6 +409,7 @@ _DRY_RUN = {"dry_run": (DryRun, False)}
 _DEBUG = {"debug": (Debug, False)}
 
 Body = Callable[..., None]
+F = TypeVar("F", bound=attrs.AttrsInstance)
 
 
 @attrs.frozen
@@ -408,6 +423,19 @@ class OptionGroup:
 
     options: Mapping[str, tuple[Any, Any]]
     build: Callable[[Mapping[str, Any]], Any]
+
+    @classmethod
+    def of(
+        cls, form: type[F], build: Callable[[F], object] = lambda form: form
+    ) -> "OptionGroup":
+        """Return the options that the fields of an attrs class are.
+
+        Args:
+            form: The class; a field has the annotation and the default of an option.
+            build: Returns the argument for an object of the class; by default that.
+        """
+        options = {each.name: (each.type, each.default) for each in attrs.fields(form)}
+        return cls(options, lambda given: build(form(**given)))
 
 
 def _moment_of(given: Mapping[str, Any]) -> Moment | None:

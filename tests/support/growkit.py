@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from enginekit import fold, world, write
 from logkit import release
+from opening import Opened
 from resizekit import TIMEOUT_MS, Died, Waiting, hold, key
 
 from kafka_marshal.admin.growing import Growing
@@ -18,7 +19,7 @@ RECORDS = (5, 0, 7, 9)
 SHORT_MS = 20_000
 
 
-class Tool(Growing):
+class Tool(Growing, Opened):
     """An admin over the log in memory.
 
     Attributes:
@@ -34,12 +35,6 @@ class Tool(Growing):
         self._data, self._topics = cluster.kafka.data_log(), self
         self._follower = None
         self.left, self.refusal, self.done = left, refusal, []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
     def partition_count(self, topic):
         found = self._describe(topic)

@@ -1,12 +1,14 @@
 """A scan of logs in memory, as commands that read a log to its end are given it."""
 
+from opening import Opened
+
 from kafka_marshal.engine.kept_states import Restored
 from kafka_marshal.ports import runs_of
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.views.past import Prefix
 
 
-class FakeScan:
+class FakeScan(Opened):
     """Stands in for ``LogScan``, over logs of ``logkit``."""
 
     cluster_id = "cluster"
@@ -18,12 +20,6 @@ class FakeScan:
         self._logs = logs
         self._first, self._last = 0, None
         self.prefix = Prefix(None, None)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
     def until(self, *, offset=None, time_ms=None):
         """End at a moment, as the scan does."""

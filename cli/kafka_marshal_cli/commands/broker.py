@@ -20,6 +20,7 @@ from kafka_marshal import Admin, CoordinationError
 from kafka_marshal.admin.formatting import Format
 from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal_cli import parsing
+from kafka_marshal_cli.follow_loop import handling
 from kafka_marshal_cli.shared import Call, command, emit, notify
 
 POLL_S = 0.2
@@ -110,15 +111,11 @@ class Signals:
 @contextmanager
 def _signals() -> Iterator[Signals]:
     signals = Signals()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, signals.on_signal) for number in numbers}
-    try:
-        yield signals
-    except _Stopped:
-        notify("stopped before the broker was up")
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handling((signal.SIGINT, signal.SIGTERM), signals.on_signal):
+        try:
+            yield signals
+        except _Stopped:
+            notify("stopped before the broker was up")
 
 
 def _format(address: str, *, wanted: Format | None, topic: str) -> None:

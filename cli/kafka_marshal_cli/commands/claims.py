@@ -16,6 +16,7 @@ from kafka_marshal_cli.shared import (
     Execute,
     Group,
     OfGroup,
+    OfTopic,
     Partition,
     TopicPartition,
     command,
@@ -59,9 +60,7 @@ def list_claims(
     *,
     at: Moment | None,
     group: OfGroup = None,
-    topic: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Only this data topic.")
-    ] = None,
+    topic: OfTopic = None,
 ) -> None:
     """List every claim with its owner, age, position, lag, token and reason.
 
@@ -169,9 +168,7 @@ def forget(
     call: Call,
     *,
     group: Group,
-    topic: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Only this data topic.")
-    ] = None,
+    topic: OfTopic = None,
     execute: Execute = False,
     force: Annotated[
         bool,

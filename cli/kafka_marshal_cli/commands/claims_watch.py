@@ -30,7 +30,15 @@ from kafka_marshal_cli.render import (
     log_place,
     to_json,
 )
-from kafka_marshal_cli.shared import Call, OfGroup, Output, command, emit
+from kafka_marshal_cli.shared import (
+    Call,
+    OfGroup,
+    OfTopic,
+    OpenTimeout,
+    Output,
+    command,
+    emit,
+)
 from kafka_marshal_cli.terminal import terminal
 
 app = typer.Typer()
@@ -345,9 +353,7 @@ def watch(
     call: Call,
     *,
     group: OfGroup = None,
-    topic: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Only this data topic.")
-    ] = None,
+    topic: OfTopic = None,
     count: Annotated[
         int, typer.Option(min=0, help="End after so many changes; 0 for no limit.")
     ] = 0,
@@ -355,12 +361,7 @@ def watch(
         str | None,
         typer.Option(metavar="MS", help="End after this without a change."),
     ] = None,
-    open_timeout: Annotated[
-        str,
-        typer.Option(
-            metavar="MS", envvar="MARSHAL_TIMEOUT", help="When to give up connecting."
-        ),
-    ] = "30s",
+    open_timeout: OpenTimeout = "30s",
     only_changes: Annotated[
         bool,
         typer.Option("--only-changes", help="Do not show the claims at the start."),

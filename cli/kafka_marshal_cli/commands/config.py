@@ -3,12 +3,15 @@
 A module of its own, as each noun of the command line has.
 """
 
+from functools import partial
 from typing import Annotated, Any
 
+import attrs
 import typer
 
-from kafka_marshal_cli import claiming_options, profiles
-from kafka_marshal_cli.commands import sidecar
+from kafka_marshal_cli import profiles
+from kafka_marshal_cli.claiming_options import MEMBER, SIDECAR
+from kafka_marshal_cli.commands.sidecar import DAEMON
 from kafka_marshal_cli.profile_options import Config, SelectedProfile
 from kafka_marshal_cli.profiles import SETTINGS
 from kafka_marshal_cli.render import Answer, Row, Section, column
@@ -26,42 +29,29 @@ MASK = "***"
 COLUMNS = (column("SETTING", "setting"), column("VALUE", "value"))
 ORIGIN = column("ORIGIN", "origin")
 
-# Options of `consume` besides the shared ones, so that they are shown as well.
-_CONSUME_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "group": (
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="GROUP", envvar="MARSHAL_GROUP", help="Option of consume."
-            ),
-        ],
-        None,
-    ),
-    "client_id": (
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="NAME", envvar="MARSHAL_CLIENT_ID", help="Option of consume."
-            ),
-        ],
-        None,
-    ),
-    "state_dir": (
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="DIR", envvar="MARSHAL_STATE_DIR", help="Option of consume."
-            ),
-        ],
-        None,
-    ),
+_consume: Any = partial(typer.Option, help="Option of consume.")
+
+
+@attrs.frozen(kw_only=True)
+class ConsumeOptions:
+    """Options of ``consume`` besides the shared ones, so that they are shown."""
+
+    group: Annotated[str | None, _consume(metavar="GROUP", envvar="MARSHAL_GROUP")] = (
+        None
+    )
+    client_id: Annotated[
+        str | None, _consume(metavar="NAME", envvar="MARSHAL_CLIENT_ID")
+    ] = None
+    state_dir: Annotated[
+        str | None, _consume(metavar="DIR", envvar="MARSHAL_STATE_DIR")
+    ] = None
+
+
+_OTHERS = {
+    name: option
+    for each in (OptionGroup.of(ConsumeOptions), SIDECAR, MEMBER, DAEMON)
+    for name, option in each.options.items()
 }
-_OTHERS = (
-    _CONSUME_OPTIONS
-    | claiming_options.SIDECAR_OPTIONS
-    | claiming_options.MEMBER_OPTIONS
-    | sidecar.OPTIONS
-)
 
 
 def _text(value: object) -> str:

@@ -48,12 +48,13 @@ from kafka_marshal_cli.exec_pipe import (
     ExecRequest,
 )
 from kafka_marshal_cli.exits import ExitCode
-from kafka_marshal_cli.follow_loop import Idle
+from kafka_marshal_cli.follow_loop import Idle, handling
 from kafka_marshal_cli.presenters import record_object
 from kafka_marshal_cli.render import abbreviated, to_json
 from kafka_marshal_cli.run_reporting import REPORTING, Reporting
 from kafka_marshal_cli.shared import (
     Call,
+    OpenTimeout,
     command,
     discard_stdout,
     emit,
@@ -150,14 +151,11 @@ class Stopper:
         numbers = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as by nohup
             numbers.append(signal.SIGHUP)
-        before = {number: signal.signal(number, self._on_signal) for number in numbers}
-        try:
-            yield
-        except _Stopped:
-            notify("stopped before anything was consumed")
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with handling(numbers, self._on_signal):
+            try:
+                yield
+            except _Stopped:
+                notify("stopped before anything was consumed")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
@@ -277,12 +275,6 @@ IdleTimeout = Annotated[
         "--timeout-ms",
         metavar="MS",
         help="End after this time without a record.",
-    ),
-]
-OpenTimeout = Annotated[
-    str,
-    typer.Option(
-        metavar="MS", envvar="MARSHAL_TIMEOUT", help="When to give up connecting."
     ),
 ]
 MaxPollRecords = Annotated[

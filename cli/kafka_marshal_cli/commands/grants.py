@@ -7,12 +7,20 @@ from typing import Annotated
 
 import typer
 
-from kafka_marshal import ClaimRejected, ConfigurationError, Losses
+from kafka_marshal import ConfigurationError, Losses
 from kafka_marshal.protocol.losses import Loss
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section
-from kafka_marshal_cli.shared import AT, Call, command, notify, wall_ms
+from kafka_marshal_cli.shared import (
+    AT,
+    Call,
+    OfTopic,
+    command,
+    notify,
+    unknown_group,
+    wall_ms,
+)
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -24,9 +32,7 @@ def losses(
     *,
     at: Moment | None,
     group: Annotated[str, typer.Option(metavar="GROUP", help="The group.")],
-    topic: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Only this data topic.")
-    ] = None,
+    topic: OfTopic = None,
     since: Annotated[
         str | None,
         typer.Option(
@@ -69,10 +75,7 @@ def losses(
             f"{offset}: what was granted earlier is not listed"
         )
     if not any(group in state.groups for state in found.world.partitions):
-        raise ClaimRejected(
-            f"group {group!r} is not in the log; see: marshal groups list",
-            reason="unknown_group",
-        )
+        raise unknown_group(group)
     lost, at_risk = map(_rows, (found.lost, found.at_risk))
     facts = {
         "group_id": group,

@@ -29,6 +29,7 @@ from kafka_marshal_cli.shared import (
     note_clock_ahead,
     note_unknown_group,
     notify,
+    unknown_group,
     wall_ms,
 )
 
@@ -134,10 +135,7 @@ def describe(call: Call, group: Group, *, at: Moment | None) -> None:
     claims = presenters.claim_rows(world, group_id=group)
     settings = presenters.settings_rows(world.settings(group))
     if not (pauses or members or claims or settings):
-        raise ClaimRejected(
-            f"group {group!r} is not in the log; see: marshal groups list",
-            reason="unknown_group",
-        )
+        raise unknown_group(group)
     claims = call.with_lag(claims) if at is None else presenters.with_lag(claims, {})
     columns = presenters.claim_columns(
         rows=claims, is_past=world.is_past, has_group=False

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from kafka_marshal import ClaimRejected, ConfigurationError, GroupHistory
+from kafka_marshal import ConfigurationError, GroupHistory
 from kafka_marshal.history.actions import OPEN
 from kafka_marshal.history.admin_records import DIRECTIVES
 from kafka_marshal.history.wording import action_to_object
@@ -12,7 +12,7 @@ from kafka_marshal_cli import history_presenters, parsing, presenters
 from kafka_marshal_cli.commands.claims_explain import LIMIT_DEFAULT, Limit
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section
-from kafka_marshal_cli.shared import AT, Call, command, notify, wall_ms
+from kafka_marshal_cli.shared import AT, Call, command, notify, unknown_group, wall_ms
 
 app = typer.Typer()
 
@@ -77,10 +77,7 @@ def history(
     is_named = any(action.group_id == group for action in found.actions)
     if group is not None and not is_known and not is_named:
         where = "in the log" if since is None else f"in the log since {since}"
-        raise ClaimRejected(
-            f"group {group!r} is not {where}; see: marshal groups list",
-            reason="unknown_group",
-        )
+        raise unknown_group(group, where)
     _notify_missing(found)
     rows = [action_to_object(action) for action in found.actions]
     if first_ms is not None:

@@ -1,10 +1,11 @@
 """``marshal groups reset``, ``undo`` and ``finish``: set the positions of a group."""
 
 import time
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import attrs
 import typer
 
 from kafka_marshal import (
@@ -43,7 +44,7 @@ from kafka_marshal_cli.shared import (
 
 app = typer.Typer()
 
-PANEL = "New positions (one of them)"
+_rule: Any = partial(typer.Option, rich_help_panel="New positions (one of them)")
 PROGRESS_S = 1.0
 STDIN = Path("/dev/stdin")
 STEPS = {
@@ -88,117 +89,85 @@ PlanFile = Annotated[
 ]
 
 
-def _rule(flag: str, text: str, *, metavar: str | None = None) -> Any:  # noqa: ANN401
-    return typer.Option(flag, metavar=metavar, help=text, rich_help_panel=PANEL)
+@attrs.frozen(kw_only=True)
+class Rules:
+    """Rules for new positions, of which a command gets one."""
+
+    to_earliest: Annotated[bool, _rule("--to-earliest", help="The log start.")] = False
+    to_latest: Annotated[bool, _rule("--to-latest", help="The log end.")] = False
+    to_current: Annotated[
+        bool,
+        _rule("--to-current", help="The present positions; the log end without one."),
+    ] = False
+    to_offset: Annotated[int | None, _rule(metavar="OFFSET", help="This offset.")] = (
+        None
+    )
+    shift_by: Annotated[
+        int | None, _rule(metavar="COUNT", help="So many records forward, or back.")
+    ] = None
+    to_datetime: Annotated[
+        str | None,
+        _rule(
+            metavar="TIME",
+            help="The first record at or after a time, like 2026-01-31T12:00:00Z; UTC "
+            "without a zone.",
+        ),
+    ] = None
+    by_duration: Annotated[
+        str | None,
+        _rule(
+            metavar="DURATION",
+            help="The same, so long ago, like PT10M, P1DT2H or 10m.",
+        ),
+    ] = None
+    to_fence: Annotated[
+        str | None,
+        _rule(
+            metavar="TIME|T:OFFSET,...",
+            help="Where the group was at a moment of the log, as for --at, or "
+            "like 3:100,5:80.",
+        ),
+    ] = None
+    from_file: Annotated[
+        Path | None,
+        _rule(
+            metavar="FILE",
+            help="Lines of topic,partition,offset, as --export writes them, or a plan; "
+            "- for stdin.",
+        ),
+    ] = None
+
+    def spec(self) -> PositionSpec | Moment | None:
+        """Return the rule, the moment of ``--to-fence``, None without any.
+
+        Raises:
+            ConfigurationError: There are several, or one is invalid.
+        """
+        chosen = {
+            name: value
+            for name, value in attrs.asdict(self).items()
+            if value is not None and value is not False
+        }
+        if len(chosen) > 1:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
+            raise ConfigurationError(f"{flags}: give one of them", setting="positions")
+        for name, value in chosen.items():
+            if name == "from_file":
+                path = STDIN if str(value) == "-" else value
+                return PositionSpec.from_offsets(read_positions(path))
+            if name == "to_fence":
+                return parsing.past_moment("--to-fence", value, now_ms=wall_ms())
+            if name == "to_datetime":
+                at_ms = parsing.datetime_ms("--to-datetime", value)
+                return PositionSpec.of(name, at_ms)
+            if name == "by_duration":
+                ago_ms = parsing.iso_duration_ms("--by-duration", value)
+                return PositionSpec.of(name, max(0, wall_ms() - ago_ms))
+            return PositionSpec.of(name, value)
+        return None
 
 
-_RULES: Mapping[str, tuple[Any, Any]] = {
-    "to_earliest": (
-        Annotated[bool, _rule("--to-earliest", "The log start.")],
-        False,
-    ),
-    "to_latest": (Annotated[bool, _rule("--to-latest", "The log end.")], False),
-    "to_current": (
-        Annotated[
-            bool,
-            _rule("--to-current", "The present positions; the log end without one."),
-        ],
-        False,
-    ),
-    "to_offset": (
-        Annotated[
-            int | None,
-            _rule("--to-offset", "This offset.", metavar="OFFSET"),
-        ],
-        None,
-    ),
-    "shift_by": (
-        Annotated[
-            int | None,
-            _rule("--shift-by", "So many records forward, or back.", metavar="COUNT"),
-        ],
-        None,
-    ),
-    "to_datetime": (
-        Annotated[
-            str | None,
-            _rule(
-                "--to-datetime",
-                "The first record at or after a time, like 2026-01-31T12:00:00Z; UTC "
-                "without a zone.",
-                metavar="TIME",
-            ),
-        ],
-        None,
-    ),
-    "by_duration": (
-        Annotated[
-            str | None,
-            _rule(
-                "--by-duration",
-                "The same, so long ago, like PT10M, P1DT2H or 10m.",
-                metavar="DURATION",
-            ),
-        ],
-        None,
-    ),
-    "to_fence": (
-        Annotated[
-            str | None,
-            _rule(
-                "--to-fence",
-                "Where the group was at a moment of the log, as for --at, or "
-                "like 3:100,5:80.",
-                metavar="TIME|T:OFFSET,...",
-            ),
-        ],
-        None,
-    ),
-    "from_file": (
-        Annotated[
-            Path | None,
-            _rule(
-                "--from-file",
-                "Lines of topic,partition,offset, as --export writes them, or a plan; "
-                "- for stdin.",
-                metavar="FILE",
-            ),
-        ],
-        None,
-    ),
-}
-
-
-def spec_of(given: Mapping[str, Any]) -> PositionSpec | Moment | None:
-    """Return the rule of the options, the moment of ``--to-fence``, None without any.
-
-    Raises:
-        ConfigurationError: There are several, or one is invalid.
-    """
-    chosen = {
-        name: value
-        for name, value in given.items()
-        if value is not None and value is not False
-    }
-    if len(chosen) > 1:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
-        raise ConfigurationError(f"{flags}: give one of them", setting="positions")
-    for name, value in chosen.items():
-        if name == "from_file":
-            path = STDIN if str(value) == "-" else value
-            return PositionSpec.from_offsets(read_positions(path))
-        if name == "to_fence":
-            return parsing.past_moment("--to-fence", value, now_ms=wall_ms())
-        if name == "to_datetime":
-            return PositionSpec.of(name, parsing.datetime_ms("--to-datetime", value))
-        if name == "by_duration":
-            ago_ms = parsing.iso_duration_ms("--by-duration", value)
-            return PositionSpec.of(name, max(0, wall_ms() - ago_ms))
-        return PositionSpec.of(name, value)
-    return None
-
-
-SPEC = OptionGroup(_RULES, spec_of)
+SPEC = OptionGroup.of(Rules, Rules.spec)
 
 
 @app.command(

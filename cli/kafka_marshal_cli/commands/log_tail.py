@@ -24,7 +24,7 @@ from kafka_marshal_cli import parsing
 from kafka_marshal_cli.follow_loop import Idle, Outages, check_reader, ending_in_order
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import escape, log_place, plain, to_json
-from kafka_marshal_cli.shared import AT, Call, OfGroup, command, emit
+from kafka_marshal_cli.shared import AT, Call, OfGroup, OpenTimeout, command, emit
 
 app = typer.Typer()
 
@@ -350,12 +350,6 @@ WithTransitions = Annotated[
 IdleTimeout = Annotated[
     str | None,
     typer.Option(metavar="MS", help="Follow until none came for this time."),
-]
-OpenTimeout = Annotated[
-    str,
-    typer.Option(
-        metavar="MS", envvar="MARSHAL_TIMEOUT", help="When to give up connecting."
-    ),
 ]
 
 

@@ -35,7 +35,15 @@ from kafka_marshal_cli.render import (
     column,
     duration,
 )
-from kafka_marshal_cli.shared import AT, Call, Execute, Group, command, notify
+from kafka_marshal_cli.shared import (
+    AT,
+    Call,
+    Execute,
+    Group,
+    command,
+    notify,
+    unknown_group,
+)
 
 if TYPE_CHECKING:
     from kafka_marshal import World
@@ -345,10 +353,7 @@ def rebalance(
 
 def _require_known(world: "World", group: str) -> None:
     if not presenters.is_known(world, group):
-        raise ClaimRejected(
-            f"group {group!r} is not in the log; see: marshal groups list",
-            reason="unknown_group",
-        )
+        raise unknown_group(group)
 
 
 def _place(text: str) -> TopicPartition:

@@ -4,6 +4,7 @@ import http.client
 import json
 import socket
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,21 +18,26 @@ from kafka_marshal_cli.claiming_options import MEMBER
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.profile_options import Config, ProfileName, SelectedProfile
 from kafka_marshal_cli.render import NOTHING, Answer, Column, Section, column, duration
-from kafka_marshal_cli.shared import Call, OptionGroup, command, emit, wall_ms
+from kafka_marshal_cli.shared import (
+    Call,
+    OpenTimeout,
+    OptionGroup,
+    command,
+    emit,
+    wall_ms,
+)
 
 app = typer.Typer(no_args_is_help=True)
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
-PANEL = "Sidecar"
+_option: Any = partial(typer.Option, rich_help_panel="Sidecar")
 
 Socket = Annotated[
     Path | None,
-    typer.Option(
-        "--socket",
+    _option(
         metavar="PATH",
         envvar="MARSHAL_SIDECAR_SOCKET",
         help="Unix socket of the sidecar; by default kafka-marshal/sidecar.sock in "
         "$XDG_RUNTIME_DIR or /run.",
-        rich_help_panel=PANEL,
     ),
 ]
 
@@ -53,114 +59,77 @@ class Check(StrEnum):
 
 PROBES = {Check.LIVE: "livez", Check.READY: "readyz", Check.STARTED: "startupz"}
 
-# Settings of the daemon, which `config show` shows as well.
-OPTIONS: dict[str, tuple[Any, Any]] = {
-    "socket": (Socket, None),
-    "socket_group": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--socket-group",
-                metavar="GROUP",
-                envvar="MARSHAL_SIDECAR_SOCKET_GROUP",
-                help="System group whose members may also use the socket.",
-                rich_help_panel=PANEL,
-            ),
-        ],
-        None,
-    ),
-    "tcp": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--tcp",
-                metavar="HOST:PORT",
-                envvar="MARSHAL_SIDECAR_TCP",
-                help="Loopback address to serve in addition; needs --token-file.",
-                rich_help_panel=PANEL,
-            ),
-        ],
-        None,
-    ),
-    "token_file": (
-        Annotated[
-            Path | None,
-            typer.Option(
-                "--token-file",
-                metavar="FILE",
-                envvar="MARSHAL_SIDECAR_TOKEN_FILE",
-                help="Token of clients over TCP; created if the file does not exist.",
-                rich_help_panel=PANEL,
-            ),
-        ],
-        None,
-    ),
-    "drain_timeout": (
-        Annotated[
-            str,
-            typer.Option(
-                "--drain-timeout",
-                metavar="MS",
-                envvar="MARSHAL_SIDECAR_DRAIN_TIMEOUT",
-                help="How long a controlled shutdown waits for clients to release.",
-                rich_help_panel=PANEL,
-            ),
-        ],
-        "20s",
-    ),
-    "handoff_timeout": (
-        Annotated[
-            str,
-            typer.Option(
-                "--handoff-timeout",
-                metavar="MS",
-                envvar="MARSHAL_SIDECAR_HANDOFF_TIMEOUT",
-                help="How long of that clients continue, while partitions are handed "
-                "off to other hosts; 0 recalls them at once.",
-                rich_help_panel=PANEL,
-            ),
-        ],
-        "10s",
-    ),
-    "checkpoint_interval": (
-        Annotated[
-            str,
-            typer.Option(
-                "--checkpoint-interval",
-                metavar="MS",
-                envvar="MARSHAL_SIDECAR_CHECKPOINT_INTERVAL",
-                help="How often to write a checkpoint if no other does; 0: never.",
-                rich_help_panel=PANEL,
-            ),
-        ],
-        "5m",
-    ),
-    "log_format": (
-        Annotated[
-            LogFormat,
-            typer.Option(
-                "--log-format",
-                envvar="MARSHAL_SIDECAR_LOG_FORMAT",
-                help="Lines for people, or JSON.",
-                rich_help_panel=PANEL,
-            ),
-        ],
-        LogFormat.TEXT,
-    ),
-    "allow_admin": (
-        Annotated[
-            bool,
-            typer.Option(
-                "--allow-admin",
-                envvar="MARSHAL_SIDECAR_ALLOW_ADMIN",
-                help="Let clients pause, resume and reset groups, and read their "
-                "history, with the sidecar's rights.",
-                rich_help_panel=PANEL,
-            ),
-        ],
-        False,
-    ),
-}
+
+@attrs.frozen(kw_only=True)
+class DaemonOptions:
+    """Settings of the daemon, which ``config show`` shows as well."""
+
+    socket: Socket = None
+    socket_group: Annotated[
+        str | None,
+        _option(
+            metavar="GROUP",
+            envvar="MARSHAL_SIDECAR_SOCKET_GROUP",
+            help="System group whose members may also use the socket.",
+        ),
+    ] = None
+    tcp: Annotated[
+        str | None,
+        _option(
+            metavar="HOST:PORT",
+            envvar="MARSHAL_SIDECAR_TCP",
+            help="Loopback address to serve in addition; needs --token-file.",
+        ),
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        _option(
+            metavar="FILE",
+            envvar="MARSHAL_SIDECAR_TOKEN_FILE",
+            help="Token of clients over TCP; created if the file does not exist.",
+        ),
+    ] = None
+    drain_timeout: Annotated[
+        str,
+        _option(
+            metavar="MS",
+            envvar="MARSHAL_SIDECAR_DRAIN_TIMEOUT",
+            help="How long a controlled shutdown waits for clients to release.",
+        ),
+    ] = "20s"
+    handoff_timeout: Annotated[
+        str,
+        _option(
+            metavar="MS",
+            envvar="MARSHAL_SIDECAR_HANDOFF_TIMEOUT",
+            help="How long of that clients continue, while partitions are handed "
+            "off to other hosts; 0 recalls them at once.",
+        ),
+    ] = "10s"
+    checkpoint_interval: Annotated[
+        str,
+        _option(
+            metavar="MS",
+            envvar="MARSHAL_SIDECAR_CHECKPOINT_INTERVAL",
+            help="How often to write a checkpoint if no other does; 0: never.",
+        ),
+    ] = "5m"
+    log_format: Annotated[
+        LogFormat,
+        _option(envvar="MARSHAL_SIDECAR_LOG_FORMAT", help="Lines for people, or JSON."),
+    ] = LogFormat.TEXT
+    allow_admin: Annotated[
+        bool,
+        _option(
+            "--allow-admin",
+            envvar="MARSHAL_SIDECAR_ALLOW_ADMIN",
+            help="Let clients pause, resume and reset groups, and read their "
+            "history, with the sidecar's rights.",
+        ),
+    ] = False
+
+
+DAEMON = OptionGroup.of(DaemonOptions)
 
 
 # Options of commands that query a sidecar: its socket may be set in a profile.
@@ -174,29 +143,11 @@ _SOCKET_OPTIONS = OptionGroup(
 )
 
 
-@attrs.frozen(kw_only=True)
-class DaemonOptions:
-    """The values of the daemon's options."""
-
-    socket: Path | None
-    socket_group: str | None
-    tcp: str | None
-    token_file: Path | None
-    drain_timeout: str
-    handoff_timeout: str
-    checkpoint_interval: str
-    log_format: LogFormat
-    allow_admin: bool
-
-
 @app.command("run", epilog="Example: marshal sidecar run --config marshal.toml")
 @command(
     waits=False,
     answers=False,
-    option_groups={
-        "daemon": OptionGroup(OPTIONS, lambda given: DaemonOptions(**given)),
-        "member": MEMBER,
-    },
+    option_groups={"daemon": DAEMON, "member": MEMBER},
 )
 def run(
     call: Call,
@@ -220,12 +171,7 @@ def run(
             help="Directory of identity and lease journal, for a restart to resume.",
         ),
     ] = None,
-    open_timeout: Annotated[
-        str,
-        typer.Option(
-            metavar="MS", envvar="MARSHAL_TIMEOUT", help="When to give up connecting."
-        ),
-    ] = "30s",
+    open_timeout: OpenTimeout = "30s",
 ) -> None:
     """Run the sidecar in the foreground, until SIGTERM or SIGINT.
 

@@ -4,8 +4,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,6 +18,7 @@ from kafka_marshal.testing.jars import KAFKA_VERSION, cache_dir
 from kafka_marshal_cli.demo.show import DELIVERIES, Show
 from kafka_marshal_cli.demo.stage import Plan, Stage
 from kafka_marshal_cli.demo.verdict import Verdict, judge
+from kafka_marshal_cli.follow_loop import handling
 
 SCHEMA = 1
 # With an interval of 2 s the demo ends within two minutes: both rounds together wait
@@ -106,7 +106,7 @@ def play(options: DemoOptions, show: Show) -> Outcome:
         KeyboardInterrupt: A signal ended the demo.
     """
     with ExitStack() as opened:
-        opened.enter_context(_ended_by_signals())
+        opened.enter_context(handling((signal.SIGTERM, signal.SIGHUP), _interrupt))
         folder = Path(tempfile.mkdtemp(prefix="kafka-marshal-demo-"))
         if not options.keep:
             opened.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -176,17 +176,6 @@ def _keep_log(broker: EmbeddedBroker, folder: Path) -> None:
         shutil.copy(broker.log_path, folder / "broker.log")
 
 
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Handle SIGTERM and SIGHUP like an interrupt."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """Handle a signal like an interrupt."""
+    raise KeyboardInterrupt

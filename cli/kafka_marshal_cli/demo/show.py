@@ -7,8 +7,6 @@ characters.
 
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 import attrs
 from rich.console import Console, Group, RenderableType
@@ -16,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from kafka_marshal.closing import Closing
 from kafka_marshal_cli.demo.verdict import Verdict
 
 REFRESHES_PER_SECOND = 8
@@ -160,7 +159,7 @@ def _word(*, held: bool) -> str:
     return "held" if held else "FAILED"
 
 
-class Show:
+class Show(Closing):
     """Shows a running demo. A context manager; used by one thread.
 
     Args:
@@ -217,15 +216,8 @@ class Show:
             self._live.stop()
             self._live = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Remove the table. Idempotent."""
         self.clear()
 
     def _refresh(self, board: Board) -> None:

@@ -44,6 +44,28 @@ class Check:
     unit: str
     text: str
 
+    @classmethod
+    def of_none(
+        cls, name: str, count: int, *, good: str, bad: str, unit: str = "records"
+    ) -> "Check":
+        """Return the check that there is none of something.
+
+        Args:
+            name: The guarantee.
+            count: How many there are.
+            good: The finding where there is none.
+            bad: The finding where there are some.
+            unit: What is counted.
+        """
+        return cls(
+            name=name,
+            held=not count,
+            measured=count,
+            bound=0,
+            unit=unit,
+            text=bad if count else good,
+        )
+
 
 @attrs.frozen(kw_only=True)
 class Verdict:
@@ -126,15 +148,12 @@ def judge(evidence: Evidence) -> Verdict:
 
 
 def _no_problems(evidence: Evidence) -> Check:
-    count = len(evidence.problems)
-    text = " ".join(evidence.problems) or "Each step came within its deadline."
-    return Check(
-        name="The round ran as planned",
-        held=not count,
-        measured=count,
-        bound=0,
+    return Check.of_none(
+        "The round ran as planned",
+        len(evidence.problems),
+        good="Each step came within its deadline.",
+        bad=" ".join(evidence.problems),
         unit="problems",
-        text=text,
     )
 
 
@@ -164,16 +183,11 @@ def _something_happened(
 
 
 def _lost_alo(produced: int, lost: tuple[tuple[int, int], ...]) -> Check:
-    text = f"All {produced} records were processed."
-    if lost:
-        text = f"{len(lost)} of {produced} were never processed: {_places(lost)}."
-    return Check(
-        name="No record is lost",
-        held=not lost,
-        measured=len(lost),
-        bound=0,
-        unit="records",
-        text=text,
+    return Check.of_none(
+        "No record is lost",
+        len(lost),
+        good=f"All {produced} records were processed.",
+        bad=f"{len(lost)} of {produced} were never processed: {_places(lost)}.",
     )
 
 
@@ -277,16 +291,11 @@ def _position_ages(evidence: Evidence, works: list[Work]) -> list[Check]:
 
 def _duplicates_amo(counts: Counter[tuple[int, int]]) -> Check:
     wrong = sorted(place for place, count in counts.items() if count > 1)
-    text = "No record was processed twice."
-    if wrong:
-        text = f"{len(wrong)} were processed more than once: {_places(wrong)}."
-    return Check(
-        name="No record is processed twice",
-        held=not wrong,
-        measured=len(wrong),
-        bound=0,
-        unit="records",
-        text=text,
+    return Check.of_none(
+        "No record is processed twice",
+        len(wrong),
+        good="No record was processed twice.",
+        bad=f"{len(wrong)} were processed more than once: {_places(wrong)}.",
     )
 
 
@@ -339,16 +348,11 @@ def _under_claims(evidence: Evidence, works: list[Work]) -> Check:
         )
         if not (is_own and is_granted):
             wrong.append((work.partition, work.offset))
-    text = "Each record was processed under a claim that the log had accepted."
-    if wrong:
-        text = f"{len(wrong)} were processed without one: {_places(wrong)}."
-    return Check(
-        name="All work is done under a claim",
-        held=not wrong,
-        measured=len(wrong),
-        bound=0,
-        unit="records",
-        text=text,
+    return Check.of_none(
+        "All work is done under a claim",
+        len(wrong),
+        good="Each record was processed under a claim that the log had accepted.",
+        bad=f"{len(wrong)} were processed without one: {_places(wrong)}.",
     )
 
 
@@ -411,10 +415,7 @@ def _pause(evidence: Evidence, works: list[Work]) -> list[Check]:
         return [_absent(name, text, bound=0, unit="records")]
     busy = [w for w in works if pause.drained_at_ms < w.at_ms < pause.ended_at_ms]
     rested_ms = pause.ended_at_ms - pause.drained_at_ms
-    text = f"Nothing was processed in the {_seconds(rested_ms)} of the pause."
-    if busy:
-        places = _places([(w.partition, w.offset) for w in busy])
-        text = f"{len(busy)} records were processed during the pause: {places}."
+    places = _places([(w.partition, w.offset) for w in busy])
     drain_ms = pause.drained_at_ms - pause.asked_at_ms
     round_trips_ms = ROUND_TRIPS * max(1, evidence.round_trip_ms)
     bound_ms = 2 * evidence.heartbeat_interval_ms + round_trips_ms
@@ -429,13 +430,11 @@ def _pause(evidence: Evidence, works: list[Work]) -> list[Check]:
     if not resumed:
         went_on = "Nothing was processed after the pause."
     return [
-        Check(
-            name=name,
-            held=not busy,
-            measured=len(busy),
-            bound=0,
-            unit="records",
-            text=text,
+        Check.of_none(
+            name,
+            len(busy),
+            good=f"Nothing was processed in the {_seconds(rested_ms)} of the pause.",
+            bad=f"{len(busy)} records were processed during the pause: {places}.",
         ),
         Check(
             name="A pause comes soon",

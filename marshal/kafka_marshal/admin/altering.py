@@ -5,30 +5,27 @@ is judged by the Config of its own partition, so that an interrupted change is s
 repeating it completes it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import msgspec
 
 from kafka_marshal.admin.connection import AdminConnection
 from kafka_marshal.admin.formatting import check_interval, check_limits
-from kafka_marshal.admin.state_reset import (
-    UpgradePlan,
-    plan_upgrade,
-    require_members,
-    settled_config,
-    write_config,
-    write_upgrade,
-)
 from kafka_marshal.arguments import with_plain_arguments
 from kafka_marshal.engine.config_check import (
     require_level,
     require_newest,
     require_no_change,
 )
-from kafka_marshal.errors import ConfigurationError, MalformedRecord
+from kafka_marshal.errors import (
+    ClaimRejected,
+    ConfigurationError,
+    LogUnwritable,
+    MalformedRecord,
+)
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config
+from kafka_marshal.protocol.records import LIMIT_DEFAULTS, SUPPORTED_LEVEL, Config
 from kafka_marshal.protocol.state import WorldState, is_forgettable
 
 COUNTED = ("keys", "groups")
@@ -165,6 +162,84 @@ def _exceeded(world: WorldState, config: Config) -> list[Exceeded]:
     ]
 
 
+@attrs.frozen(kw_only=True)
+class UpgradePlan:
+    """The effect of an upgrade of the coordination topic.
+
+    Attributes:
+        level: Feature level in force, the lowest of all partitions.
+        level_then: Level of this release.
+        generation_then: Generation of the new Config.
+        partitions: Partitions without the new Config.
+        too_old: Live members whose release does not support the level.
+    """
+
+    level: int
+    level_then: int
+    generation_then: int
+    partitions: tuple[int, ...]
+    too_old: tuple[str, ...]
+
+
+def plan_upgrade(worlds: Mapping[int, WorldState]) -> UpgradePlan:
+    """Return the plan; coordinating partition 0 decides, others may lag behind it."""
+    first = settled_config(worlds, 0)
+    is_new = first.feature_level >= SUPPORTED_LEVEL
+    generation = first.generation + (0 if is_new else 1)
+    partitions = tuple(
+        t
+        for t in range(first.partition_count)
+        if settled_config(worlds, t).generation < generation
+    )
+    too_old = sorted(
+        f"{member.record.group_id}/{member.record.client_id}"
+        for world in worlds.values()
+        for group_id in {name[0] for name in world.soft.members}
+        for member in world.live_members(group_id)
+        if member.record.feature_level_max < SUPPORTED_LEVEL
+    )
+    levels = [
+        settled_config(worlds, t).feature_level for t in range(first.partition_count)
+    ]
+    return UpgradePlan(
+        level=min(levels),
+        level_then=SUPPORTED_LEVEL,
+        generation_then=generation,
+        partitions=partitions,
+        too_old=tuple(too_old),
+    )
+
+
+def settled_config(worlds: Mapping[int, WorldState], partition: int) -> Config:
+    """Return the Config of a coordinating partition.
+
+    Raises:
+        ConfigurationError: It has none.
+    """
+    config = worlds[partition].config
+    if config is None:
+        raise ConfigurationError(
+            f"partition {partition} is not formatted; run: marshal topic format",
+            setting="coordination_topic",
+        )
+    return config
+
+
+def require_members(plan: UpgradePlan) -> None:
+    """Refuse an upgrade that would stop live members.
+
+    Raises:
+        ClaimRejected: Their releases do not support the level.
+    """
+    if plan.too_old:
+        raise ClaimRejected(
+            f"{len(plan.too_old)} live members would stop, for example "
+            f"{plan.too_old[0]}: their release does not support feature level "
+            f"{plan.level_then}; upgrade them first",
+            reason="level",
+        )
+
+
 class Altering(AdminConnection):
     """Changes the Config of the topic, as a part of ``Admin``; for one thread."""
 
@@ -205,12 +280,7 @@ class Altering(AdminConnection):
             tags=self._sender.tags,
         )
         if execute:
-            write_config(
-                follower,
-                plan.config,
-                partitions=plan.partitions,
-                timeout_ms=self._timeout_ms,
-            )
+            self._write_config(plan.config, plan.partitions)
         return plan
 
     def upgrade_topic(
@@ -233,7 +303,35 @@ class Altering(AdminConnection):
         if execute:
             if not ignore_members:
                 require_members(plan)
-            write_upgrade(
-                follower, plan, tags=self._sender.tags, timeout_ms=self._timeout_ms
-            )
+            self._upgrade(plan)
         return plan
+
+    def _upgrade(self, plan: UpgradePlan) -> Config:
+        """Write the next Config; an interrupted upgrade is completed with its own."""
+        follower = self._follow()
+        config = settled_config(follower.by_partition, 0)
+        if 0 in plan.partitions:
+            config = msgspec.structs.replace(
+                config,
+                generation=plan.generation_then,
+                era=max(config.era + 1, follower.wall_s),
+                feature_level=plan.level_then,
+                tags=self._sender.tags,
+            )
+        self._write_config(config, plan.partitions)
+        return config
+
+    def _write_config(self, config: Config, partitions: Iterable[int]) -> None:
+        """Write a Config to partitions that are behind it, in order: the first decides.
+
+        Raises:
+            LogUnwritable: A partition accepted another Config.
+        """
+        worlds = self._follow().by_partition
+        for t in partitions:
+            self._write((t, config))
+            if worlds[t].config != config:
+                raise LogUnwritable(
+                    f"coordinating partition {t} has another Config now; see: "
+                    "marshal topic info, then repeat the change"
+                )

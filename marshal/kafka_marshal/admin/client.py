@@ -5,23 +5,13 @@ Admins read the coordination log by themselves and join no group.
 
 import os
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from kafka_marshal.admin.altering import Altering
 from kafka_marshal.admin.draining import Draining
-from kafka_marshal.admin.fencing import (
-    ClientProcess,
-    FenceResult,
-    processes_of,
-    require_fencing,
-    select,
-    write_fences,
-)
-from kafka_marshal.admin.finishing import OnProgress, ignore_progress, require_resolved
+from kafka_marshal.admin.fencing import Fencing
 from kafka_marshal.admin.formatting import (
     HEARTBEAT_MS_DEFAULT,
     PARTITIONS_DEFAULT,
@@ -29,18 +19,7 @@ from kafka_marshal.admin.formatting import (
     TopicReport,
     format_log,
 )
-from kafka_marshal.admin.group_reset import (
-    GroupResets,
-    PositionSpec,
-    ResetPlan,
-    ResetResult,
-    write_plan,
-)
-from kafka_marshal.admin.group_settings import (
-    SettingsChange,
-    plan_settings,
-    write_settings,
-)
+from kafka_marshal.admin.group_settings import Tuning
 from kafka_marshal.admin.growing import Growing
 from kafka_marshal.admin.pausing import (
     ENDED,
@@ -57,21 +36,10 @@ from kafka_marshal.admin.pausing import (
     refusal,
     scope_of_topics,
 )
-from kafka_marshal.admin.plan_files import remove_finished
 from kafka_marshal.admin.rebalancing import Rebalancing
+from kafka_marshal.admin.resetting import Resetting
 from kafka_marshal.admin.resizing import Resizing
-from kafka_marshal.admin.set_position import PositionPlan
-from kafka_marshal.admin.state_reset import (
-    ForgetPlan,
-    StateResetPlan,
-    find_checkpoint,
-    plan_forgetting,
-    plan_state_reset,
-    require_harmless,
-    topics_of,
-    write_forgetting,
-    write_state_reset,
-)
+from kafka_marshal.admin.state_reset import Overriding
 from kafka_marshal.arguments import (
     require_name,
     to_ms,
@@ -84,7 +52,6 @@ from kafka_marshal.closing import Closing
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS, format_command
 from kafka_marshal.engine.checkpoint_reader import has_checkpoints
 from kafka_marshal.errors import (
-    ClaimRejected,
     ConfigurationError,
     LogUnreadable,
     TopicMisconfigured,
@@ -116,7 +83,18 @@ CLOSE_MS_MAX = 1_000
 UNCLEAN = "unclean.leader.election.enable"
 
 
-class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
+class Admin(
+    Altering,
+    Draining,
+    Fencing,
+    Growing,
+    Overriding,
+    Rebalancing,
+    Resetting,
+    Resizing,
+    Tuning,
+    Closing,
+):
     """Formats the coordination topic and pauses groups. A context manager.
 
     One thread uses it at a time.
@@ -275,111 +253,6 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             timeout_ms=self._timeout_ms,
         )
 
-    # --- overriding
-
-    @with_plain_arguments
-    def reset_state(
-        self,
-        partition: int,
-        *,
-        checkpoint_id: str | None = None,
-        execute: bool = False,
-        allow_held: bool = False,
-        allow_reprocess: bool = False,
-    ) -> StateResetPlan:
-        """Replace the state of a coordinating partition by that of a checkpoint.
-
-        Args:
-            partition: The coordinating partition.
-            checkpoint_id: Id of the checkpoint, in hex; None for the newest.
-            execute: Whether to execute the plan.
-            allow_held: Whether to take keys away from live clients.
-            allow_reprocess: Whether records may be handed out again.
-
-        Raises:
-            ClaimRejected: It would take keys or repeat records, and that is not
-                allowed; or a set position is not resolved.
-        """
-        log = open_coordination_log(
-            self._settings, heartbeat_interval_ms=None, timeout_ms=self._timeout_ms
-        )
-        try:
-            kept = find_checkpoint(
-                log,
-                partition,
-                checkpoint_id=checkpoint_id,
-                timeout_ms=self._timeout_ms,
-            )
-        finally:
-            log.close(self._timeout_ms)
-        follower = self._read()
-        now_ms, limit_ms = self._clock.now_ms(), self._timeout_ms
-        plan = plan_state_reset(follower.replicas[partition], kept, now_ms=now_ms)
-        if execute:
-            require_resolved(follower.worlds)
-            require_harmless(
-                plan, allow_held=allow_held, allow_reprocess=allow_reprocess
-            )
-            write_state_reset(follower, kept, sender=self._sender, timeout_ms=limit_ms)
-        return plan
-
-    @with_plain_arguments
-    def forget_keys(
-        self,
-        group_id: str,
-        *,
-        topic: str | None = None,
-        execute: bool = False,
-        allow_existing: bool = False,
-    ) -> ForgetPlan:
-        """Drop keys of a group without an owner, with their positions and grants.
-
-        Args:
-            group_id: The group.
-            topic: Only keys of this data topic.
-            execute: Whether to execute the plan.
-            allow_existing: Whether to drop keys of topics that still exist in the
-                cluster: the group starts these again as if it had never read them, so
-                records are processed again, also at most once.
-
-        Returns:
-            The keys that were dropped, or would be.
-
-        Raises:
-            ConfigurationError: The topic has a feature level below 2.
-            ClaimRejected: The log has no such keys.
-        """
-        require_name("group_id", group_id)
-        self._settled()
-        topics = topics_of(self._follow().worlds, group_id, topic=topic)
-        if not topics:
-            raise ClaimRejected(
-                f"group {group_id!r} has no such keys in the log; see: marshal claims "
-                f"list --group {group_id}",
-                reason="unknown_key",
-            )
-        existing = []
-        if not allow_existing:
-            existing = [t for t in topics if self.partition_count(t) is not None]
-        follower, now_ms = self._follow(), self._clock.now_ms()
-        plan = plan_forgetting(
-            follower.replicas.values(),
-            group_id,
-            topics=topics,
-            existing=existing,
-            now_ms=now_ms,
-        )
-        if execute:
-            done = write_forgetting(
-                follower,
-                plan,
-                sender=self._sender,
-                timeout_ms=self._timeout_ms,
-            )
-            keys = tuple(each for each in plan.keys if each[0] in done)
-            plan = attrs.evolve(plan, keys=keys)
-        return plan
-
     # --- pausing a group
 
     @with_plain_arguments
@@ -491,133 +364,12 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
     def _end_pause(
         self, group_id: str, op_id: bytes, *, partition: int, reason: str | None
     ) -> None:
-        follower = self._follow()
         record = self._sender.record(group_id, op_id, expire_ms=ENDED, reason=reason)
-        sent = follower.append(partition, record)
-        follower.await_all([sent], self._timeout_ms)
+        (sent,) = self._write((partition, record))
         verdict = sent.transition
         assert verdict is not None  # else the wait would have raised
         if not sent.is_accepted and verdict.reason != "op_over":
-            raise refusal(follower, sent, group_id=group_id)
-
-    # --- settings of a group
-
-    @with_plain_arguments
-    def set_group(
-        self,
-        group_id: str,
-        changes: Mapping[str, int | str | None],
-        *,
-        reason: str | None = None,
-        execute: bool = False,
-    ) -> SettingsChange:
-        """Change how a group's members share and hand off partitions.
-
-        Members apply the change as they read it. Settings that are not named stay.
-
-        Args:
-            group_id: The group.
-            changes: ``policy``, ``debounce_ms``, ``handoff_ms``, ``handoffs_max`` and
-                ``grace_ms``, some of them; None for the default of a setting.
-            reason: Stored in the log, for people.
-            execute: Whether to write the change.
-
-        Raises:
-            ConfigurationError: A value is invalid, or the feature level below 2.
-            ClaimRejected: Somebody else changed the settings meanwhile.
-        """
-        require_name("group_id", group_id)
-        config, follower = self._settled(), self._follow()
-        home = home_partition(group_id, partition_count=config.partition_count)
-        world = follower.replicas[home].world
-        change = plan_settings(world, group_id, changes=changes)
-        if execute and change.is_changed:
-            write_settings(
-                follower,
-                change,
-                sender=self._sender,
-                home=home,
-                reason=reason,
-                timeout_ms=self._timeout_ms,
-            )
-        return change
-
-    # --- fencing a client
-
-    @with_plain_arguments
-    def client_processes(
-        self, group_id: str, client_id: str
-    ) -> tuple[ClientProcess, ...]:
-        """Return the processes of a client that the log knows, fenced ones included."""
-        require_name("client_id", client_id)
-        require_name("group_id", group_id)
-        return self._processes(group_id, client_id, self._settled())
-
-    @with_plain_arguments
-    def fence_client(
-        self,
-        group_id: str,
-        client_id: str,
-        *,
-        incarnations: Collection[str] | None = None,
-        reason: str | None = None,
-        wait_ms: int = 0,
-        dry_run: bool = False,
-    ) -> FenceResult:
-        """End the claims of a client's processes for good, whatever these do.
-
-        A process that reads its fence stops and releases its keys at once. The keys of
-        one that hangs are free once it is stale, at most two heartbeat intervals after
-        the fence. A new process of the client claims as usual. Repeating is harmless.
-
-        Args:
-            group_id: The group.
-            client_id: The client.
-            incarnations: Only these processes, in hex; by default all that own keys or
-                announced themselves lately.
-            reason: Stored in the log, for people.
-            wait_ms: How long to wait until they hold no key any more.
-            dry_run: Write nothing, and wait for nothing: only check, and return which
-                processes would be fenced and what these hold.
-
-        Raises:
-            ClaimRejected: The log knows no such client, or no such process of it.
-            ConfigurationError: The topic has a feature level below 2.
-            LogUnwritable: A coordinating partition refused the fence.
-        """
-        require_name("client_id", client_id)
-        require_name("group_id", group_id)
-        config = self._settled()
-        require_fencing(group_id, config)
-        owner = (group_id, client_id)
-        chosen = select(
-            self._processes(*owner, config), owner=owner, incarnations=incarnations
-        )
-        is_changed = not all(process.is_fenced for process in chosen)
-        if not dry_run:
-            is_changed = write_fences(
-                self._follow(),
-                chosen,
-                sender=self._sender,
-                owner=owner,
-                partition_count=config.partition_count,
-                reason=reason,
-                timeout_ms=self._timeout_ms,
-            )
-        names = {process.incarnation for process in chosen}
-
-        def result() -> FenceResult:
-            found = self._processes(*owner, config)
-            return FenceResult(
-                group_id=group_id,
-                client_id=client_id,
-                is_changed=is_changed,
-                processes=tuple(each for each in found if each.incarnation in names),
-            )
-
-        if wait_ms and not dry_run:
-            self._follow().follow_until(lambda: not result().held, wait_ms)
-        return result()
+            raise refusal(self._follow(), sent, group_id=group_id)
 
     @with_plain_arguments
     def held(self, group_id: str) -> tuple[Key, ...]:
@@ -628,191 +380,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         now_ms = self._clock.now_ms()
         return held_keys(self._follow(), group_id, now_ms=now_ms, scope=scope)
 
-    # --- resetting a group
-
-    @with_plain_arguments
-    def plan_reset(
-        self,
-        group_id: str,
-        spec: PositionSpec,
-        *,
-        topics: Sequence[str] | None = None,
-        clamp: bool = False,
-        allow_reprocess: bool = False,
-    ) -> ResetPlan:
-        """Return what a reset of a group to new positions does; nothing is written.
-
-        Args:
-            group_id: The group.
-            spec: The new positions.
-            topics: Topics, or ``topic:0,1`` for some partitions; None for all topics
-                of the group. Positions of a file bring their own.
-            clamp: Whether a position outside of its log becomes the nearest one
-                inside, as with Kafka's tool; otherwise it is refused.
-            allow_reprocess: Whether partitions at most once may go back, so that
-                records are handed out again.
-
-        Raises:
-            ConfigurationError: A topic or partition does not exist.
-            PositionError: A position lies outside of its log.
-            ClaimRejected: The log has no positions of the group; or a partition that
-                is to be shifted has none.
-        """
-        return self._resets(group_id).plan(
-            group_id,
-            spec,
-            topics=topics,
-            is_clamped=clamp,
-            allows_reprocess=allow_reprocess,
-        )
-
-    @with_plain_arguments
-    def plan_undo(
-        self, op_id: str, *, partial: bool = False, allow_reprocess: bool = False
-    ) -> ResetPlan:
-        """Return what the undo of a reset does; nothing is written.
-
-        Partitions without a position before the reset stay as they are; they are in
-        ``positions.left_out``.
-
-        Args:
-            op_id: The operation, in hex.
-            partial: Whether to undo what is left, where other operations, recreated
-                topics or forgetting have taken some of its partitions.
-            allow_reprocess: As in ``plan_reset``.
-
-        Raises:
-            ClaimRejected: The log does not show what was before, or not of all.
-        """
-        return self._resets().plan_undo(
-            op_id, is_partial=partial, allows_reprocess=allow_reprocess
-        )
-
-    def describe_plan(self, plan: PositionPlan) -> ResetPlan:
-        """Return what a stored plan does now (``read_plan``); nothing is written.
-
-        Raises:
-            ClaimRejected: A topic was deleted or created again since.
-            PositionError: A position is beyond the end of its log now.
-        """
-        return self._resets(plan.group_id).describe(plan)
-
-    @with_plain_arguments
-    def execute(
-        self,
-        plan: ResetPlan | PositionPlan,
-        *,
-        plan_file: str | Path | None = None,
-        reason: str | None = None,
-        drain_ms: int | None = None,
-        on_progress: OnProgress = ignore_progress,
-    ) -> ResetResult:
-        """Set the positions of a plan, all or none; or continue where an admin died.
-
-        The group is paused, releases its keys, and continues by itself from the new
-        positions. Kafka's committed offsets are then written, best effort.
-
-        Args:
-            plan: The plan; that of a file, to continue (``read_plan``).
-            plan_file: File to store the plan in before the first record. Without one
-                an operation whose admin dies can only be finished (``finish``).
-            reason: Stored in the log, for people.
-            drain_ms: Longest wait until the group has released its keys; by default
-                two heartbeat intervals, after which no owner counts, and a step's time.
-            on_progress: Called with each step, on this thread.
-
-        Raises:
-            ConfigurationError: The plan cannot be stored; nothing was written.
-            ClaimRejected: Nothing is set: another operation is not resolved, or a
-                partition at most once would go back, or the positions have changed
-                since an undo was planned.
-            GroupPaused: Nothing is set: another operation holds the group.
-            DeadlineExceeded: The group did not release its keys, and nothing is set;
-                or the log did not answer: execute the plan again.
-        """
-        positions = plan.positions if isinstance(plan, ResetPlan) else plan
-        resets = self._resets(positions.group_id)
-        if plan_file is not None:
-            write_plan(Path(plan_file), positions)
-        result = resets.execute(
-            positions, reason=reason, drain_ms=drain_ms, on_progress=on_progress
-        )
-        self._remove_plans()
-        return result
-
-    @with_plain_arguments
-    def undo(
-        self,
-        op_id: str,
-        *,
-        partial: bool = False,
-        allow_reprocess: bool = False,
-        plan_file: str | Path | None = None,
-        reason: str | None = None,
-        on_progress: OnProgress = ignore_progress,
-    ) -> ResetResult:
-        """Set a group back to where it was before an operation.
-
-        It is an operation of its own, and can be undone; see ``plan_undo`` and
-        ``execute`` for arguments and errors.
-        """
-        plan = self.plan_undo(op_id, partial=partial, allow_reprocess=allow_reprocess)
-        return self.execute(
-            plan, plan_file=plan_file, reason=reason, on_progress=on_progress
-        )
-
-    @with_plain_arguments
-    def finish(
-        self,
-        group_id: str,
-        *,
-        reason: str | None = None,
-        on_progress: OnProgress = ignore_progress,
-    ) -> tuple[ResetResult, ...]:
-        """End the resets of a group that are not resolved, as the log decided them.
-
-        A committed one is applied everywhere, any other is aborted, also if its admin
-        is alive. Members of any group do this by themselves once its pause is over.
-
-        Raises:
-            DeadlineExceeded: The log did not answer; call it again.
-        """
-        results = self._resets(group_id).finish(
-            group_id, reason=reason, on_progress=on_progress
-        )
-        self._remove_plans()
-        return results
-
     # --- internals
-
-    def _remove_plans(self) -> None:
-        """Remove stored plans of operations that have ended, such as killed ones."""
-        if self._state_home is not None:
-            wall_s = self._clock.wall_ms() / 1_000
-            remove_finished(self._state_home, self._follow().worlds, wall_s=wall_s)
-
-    def _processes(
-        self, group_id: str, client_id: str, config: Config
-    ) -> tuple[ClientProcess, ...]:
-        follower, clock = self._follow(), self._clock
-        replicas = [follower.replicas[t] for t in range(config.partition_count)]
-        owner, now_ms = (group_id, client_id), clock.now_ms()
-        return processes_of(replicas, owner, now_ms=now_ms, wall_ms=clock.wall_ms())
-
-    def _resets(self, group_id: str | None = None) -> GroupResets:
-        """Return resets over the log as it is now."""
-        if group_id is not None:
-            require_name("group_id", group_id)
-        config = self._settled()
-        return GroupResets(
-            self._follow(),
-            self._clock,
-            self._sender,
-            data=self._data,
-            times=self._offsets,
-            config=config,
-            timeout_ms=self._timeout_ms,
-        )
 
     def _has_checkpoints(self) -> bool:
         """Return whether each coordinating partition has a checkpoint to start from."""

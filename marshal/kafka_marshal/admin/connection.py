@@ -7,7 +7,7 @@ from kafka_marshal.admin.pausing import Sender
 from kafka_marshal.arguments import with_plain_arguments
 from kafka_marshal.engine.checkpoint_reader import kept_in
 from kafka_marshal.engine.config_check import agreed_config
-from kafka_marshal.engine.follower import Follower
+from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.engine.snapshotter import StateStore
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.kafka_io import (
@@ -16,7 +16,7 @@ from kafka_marshal.kafka_io import (
     open_coordination_log,
 )
 from kafka_marshal.ports import Clock
-from kafka_marshal.protocol.records import Config
+from kafka_marshal.protocol.records import Config, Record
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.snapshots import open_store, read_to_end
 from kafka_marshal.views.log_ends import LogEnds
@@ -100,6 +100,17 @@ class AdminConnection:
             cluster_id=self._cluster_id,
             topic=self._settings.coordination_topic,
         )
+
+    def _write(self, *records: tuple[int, Record]) -> list[Awaited]:
+        """Append records to coordinating partitions, and wait for their verdicts.
+
+        Raises:
+            DeadlineExceeded: No verdict in time; records may still be appended.
+        """
+        follower = self._follow()
+        sent = [follower.append(t, record) for t, record in records]
+        follower.await_all(sent, self._timeout_ms)
+        return sent
 
     def _close_follower(self) -> None:
         if self._follower is not None:

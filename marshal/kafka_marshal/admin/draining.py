@@ -1,18 +1,16 @@
 """Drains and cordons clients and hosts (PROTOCOL 9.7)."""
 
-import secrets
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import attrs
 
 from kafka_marshal.admin.connection import AdminConnection
-from kafka_marshal.admin.pausing import ENDED, HOST_CHARS_MAX, Sender, op_id_of
+from kafka_marshal.admin.pausing import ENDED, HOST_CHARS_MAX, op_id_of
 from kafka_marshal.arguments import require_name, to_whole, with_plain_arguments
 from kafka_marshal.engine.config_check import require_level
-from kafka_marshal.engine.follower import Awaited, Follower
+from kafka_marshal.engine.follower import Awaited
 from kafka_marshal.engine.replica import Replica
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, DeadlineExceeded
-from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.hashing import (
     CHECKPOINT_GROUP,
     RESERVED_TOPICS,
@@ -178,54 +176,6 @@ def held_by(
     return tuple(sorted(found))
 
 
-def write_directive(
-    follower: Follower,
-    *,
-    clock: Clock,
-    sender: Sender,
-    subject: Subject,
-    action: Action,
-    for_ms: int,
-    config: Config,
-    op_id: bytes | None,
-    reason: str | None,
-    timeout_ms: int,
-) -> tuple[bytes, int]:
-    """Write a directive where it belongs; return its op_id and its end, epoch ms.
-
-    Raises:
-        ClaimRejected: The operation is over or asks for something else, or there
-            are too many directives.
-        DeadlineExceeded: No verdict in time; repeating it completes it.
-    """
-    op_id = secrets.token_bytes(16) if op_id is None else op_id
-    sent, until_ms = [], 0
-    for t in subject.homes(config.partition_count):
-        world = follower.replicas[t].world
-        end_ms = max(clock.wall_ms(), world.append_time_ms) + for_ms
-        until_ms = max(until_ms, end_ms)
-        record = Directive(
-            **sender.fields(subject.written_to),
-            op_id=op_id,
-            client=subject.client_id,
-            host=subject.host,
-            action=action,
-            msg_expire_time=end_ms,
-            reason=reason,
-        )
-        sent.append(follower.append(t, record))
-    try:
-        follower.await_all(sent, timeout_ms)
-    except DeadlineExceeded as error:
-        raise DeadlineExceeded(
-            f"{error}; to complete it, repeat it with the operation {op_id.hex()}"
-        ) from error
-    for item in sent:
-        if not item.is_accepted:
-            raise _refusal(item, op_id)
-    return op_id, until_ms
-
-
 _WHY = {
     "op_over": "that operation is over; leave --operation out to begin another one",
     "busy": "that operation asks for something else; repeat it as it was",
@@ -245,70 +195,6 @@ def _refusal(item: Awaited, op_id: bytes) -> Exception:
             reason=reason,
         )
     return item.unwritable("the directive", left="others may have it")
-
-
-def end_directives(
-    follower: Follower,
-    *,
-    subject: Subject | None,
-    op_id: bytes | None,
-    sender: Sender,
-    reason: str | None,
-    timeout_ms: int,
-    dry_run: bool = False,
-) -> int:
-    """End directives wherever they are in force; return in how many partitions.
-
-    Args:
-        follower: Every coordinating partition, folded to its end.
-        subject: End those that name it, in its group or, without one, in any; None
-            for any subject.
-        op_id: End this operation only, or None.
-        sender: Sends the records.
-        reason: Stored in the log, for people.
-        timeout_ms: Longest wait for the verdicts.
-        dry_run: Whether to write nothing, and only count.
-
-    Raises:
-        ClaimRejected: No such directive is in force.
-        LogUnwritable: A partition refused its end.
-    """
-    ended = [
-        (world.partition, group_id, each)
-        for world in follower.worlds
-        for group_id, each in standing_in(world)
-        if (subject is None or subject.is_named_by(group_id, each))
-        and op_id in {None, each.op_id}
-    ]
-    if not ended:
-        what = str(subject) if op_id is None else f"operation {op_id.hex()}"
-        raise ClaimRejected(
-            f"no drain or cordon of {what} is in force; see: marshal clients list",
-            reason="not_directed",
-        )
-    if dry_run:
-        return len(ended)
-    sent = [
-        follower.append(
-            t,
-            Directive(
-                **sender.fields(group_id),
-                op_id=each.op_id,
-                client=each.client,
-                host=each.host,
-                action=each.action,
-                msg_expire_time=ENDED,
-                reason=reason,
-            ),
-        )
-        for t, group_id, each in ended
-    ]
-    follower.await_all(sent, timeout_ms)
-    for item in sent:
-        verdict = item.transition
-        if not item.is_accepted and (verdict is None or verdict.reason != "op_over"):
-            raise item.unwritable("the end of the directive")
-    return len(sent)
 
 
 def standing_in(world: WorldState) -> list[tuple[str, StandingDirective]]:
@@ -450,15 +336,51 @@ class Draining(AdminConnection):
         config = self._settled()
         if subject is not None:
             check_subject(subject, config)
-        return end_directives(
-            self._follow(),
-            subject=subject,
-            op_id=op_id,
-            sender=self._sender,
-            reason=reason,
-            timeout_ms=self._timeout_ms,
-            dry_run=dry_run,
+        ended = [
+            (world.partition, group_id, each)
+            for world in self._follow().worlds
+            for group_id, each in standing_in(world)
+            if (subject is None or subject.is_named_by(group_id, each))
+            and op_id in {None, each.op_id}
+        ]
+        if not ended:
+            what = str(subject) if op_id is None else f"operation {op_id.hex()}"
+            raise ClaimRejected(
+                f"no drain or cordon of {what} is in force; see: marshal clients list",
+                reason="not_directed",
+            )
+        if not dry_run:
+            self._end(ended, reason)
+        return len(ended)
+
+    def _end(
+        self,
+        directives: Iterable[tuple[int, str, StandingDirective]],
+        reason: str | None,
+    ) -> None:
+        """End directives, each in its coordinating partition and group."""
+        sent = self._write(
+            *(
+                (
+                    t,
+                    Directive(
+                        **self._sender.fields(group_id),
+                        op_id=each.op_id,
+                        client=each.client,
+                        host=each.host,
+                        action=each.action,
+                        msg_expire_time=ENDED,
+                        reason=reason,
+                    ),
+                )
+                for t, group_id, each in directives
+            )
         )
+        for item in sent:
+            verdict = item.transition
+            is_over = verdict is not None and verdict.reason == "op_over"
+            if not item.is_accepted and not is_over:
+                raise item.unwritable("the end of the directive")
 
     def _direct(
         self,
@@ -482,23 +404,26 @@ class Draining(AdminConnection):
                 f"no live member matches {subject}; see: marshal clients list",
                 reason="unknown_client",
             )
-        if dry_run:
-            homes = subject.homes(config.partition_count)
-            times = (follower.replicas[t].world.append_time_ms for t in homes)
-            until_ms = max(self._clock.wall_ms(), *times) + for_ms
-        else:
-            op_id, until_ms = write_directive(
-                follower,
-                clock=self._clock,
-                sender=self._sender,
-                subject=subject,
-                action=action,
-                for_ms=for_ms,
-                config=config,
-                op_id=op_id,
-                reason=reason,
-                timeout_ms=self._timeout_ms,
-            )
+        wall_ms = self._clock.wall_ms()
+        ends_ms = {
+            t: max(wall_ms, follower.replicas[t].world.append_time_ms) + for_ms
+            for t in subject.homes(config.partition_count)
+        }
+        if not dry_run:
+            op_id = op_id or self._sender.new_op_id()
+            records = {
+                t: Directive(
+                    **self._sender.fields(subject.written_to),
+                    op_id=op_id,
+                    client=subject.client_id,
+                    host=subject.host,
+                    action=action,
+                    msg_expire_time=end_ms,
+                    reason=reason,
+                )
+                for t, end_ms in ends_ms.items()
+            }
+            self._begin(records, op_id)
             # Log time moves with the records alone, so on a log to which nobody else
             # writes these are the first that show who is dead (PROTOCOL 4.11).
             members = members_of(replicas, subject, now_ms=self._clock.now_ms())
@@ -506,10 +431,22 @@ class Draining(AdminConnection):
             operation="" if op_id is None else op_id.hex(),
             action=action,
             subject=subject,
-            until_ms=until_ms,
+            until_ms=max(ends_ms.values()),
             members=members,
             held=self._held_by(members),
         )
+
+    def _begin(self, records: Mapping[int, Directive], op_id: bytes) -> None:
+        """Write a directive to its coordinating partitions."""
+        try:
+            sent = self._write(*records.items())
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(
+                f"{error}; to complete it, repeat it with the operation {op_id.hex()}"
+            ) from error
+        for item in sent:
+            if not item.is_accepted:
+                raise _refusal(item, op_id)
 
     def _held_by(self, members: Collection[tuple[str, str]]) -> tuple[Key, ...]:
         replicas = self._follow().replicas.values()

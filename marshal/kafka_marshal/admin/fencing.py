@@ -6,9 +6,9 @@ from operator import attrgetter
 
 import attrs
 
-from kafka_marshal.admin.pausing import Sender
+from kafka_marshal.admin.connection import AdminConnection
+from kafka_marshal.arguments import require_name, with_plain_arguments
 from kafka_marshal.engine.config_check import require_level
-from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.replica import Replica
 from kafka_marshal.errors import ClaimRejected, ConfigurationError
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP, home_partition
@@ -208,63 +208,129 @@ def select(
     return [process for process in processes if process.owned or process.is_announced]
 
 
-def write_fences(
-    follower: Follower,
-    processes: Iterable[ClientProcess],
-    *,
-    sender: Sender,
-    owner: tuple[str, str],
-    partition_count: int,
-    reason: str | None,
-    timeout_ms: int,
-) -> bool:
-    """Fence processes where they are not yet: on the group's home, then elsewhere.
+class Fencing(AdminConnection):
+    """Fences of clients, as a part of ``Admin``; for one thread."""
 
-    Repeating it is harmless, so that after an error the command can be run again.
+    @with_plain_arguments
+    def client_processes(
+        self, group_id: str, client_id: str
+    ) -> tuple[ClientProcess, ...]:
+        """Return the processes of a client that the log knows, fenced ones included."""
+        require_name("client_id", client_id)
+        require_name("group_id", group_id)
+        return self._processes(group_id, client_id, self._settled())
 
-    Args:
-        follower: Follows the log, and has read it to its end.
-        processes: The processes.
-        sender: Sender of the records.
-        owner: Group and client.
-        partition_count: Number of coordinating partitions.
-        reason: Stored in the log, for people.
-        timeout_ms: Longest time of each of the two steps.
+    @with_plain_arguments
+    def fence_client(
+        self,
+        group_id: str,
+        client_id: str,
+        *,
+        incarnations: Collection[str] | None = None,
+        reason: str | None = None,
+        wait_ms: int = 0,
+        dry_run: bool = False,
+    ) -> FenceResult:
+        """End the claims of a client's processes for good, whatever these do.
 
-    Returns:
-        Whether anything was written.
+        A process that reads its fence stops and releases its keys at once. The keys of
+        one that hangs are free once it is stale, at most two heartbeat intervals after
+        the fence. A new process of the client claims as usual. Repeating is harmless.
 
-    Raises:
-        LogUnwritable: A coordinating partition refused a fence.
-        DeadlineExceeded: No verdict in time; records may still be appended.
-    """
-    group_id, client_id = owner
-    home = home_partition(group_id, partition_count=partition_count)
-    places = [
-        (each, t)
-        for each in processes
-        for t in range(partition_count)
-        if t not in each.fenced
-    ]
-    for is_home in (True, False):
-        sent = [
-            follower.append(
-                t,
-                FencingClient(
-                    **sender.fields(group_id),
-                    fenced=client_id,
-                    fenced_incarnation=bytes.fromhex(process.incarnation),
-                    reason=reason,
-                ),
+        Args:
+            group_id: The group.
+            client_id: The client.
+            incarnations: Only these processes, in hex; by default all that own keys or
+                announced themselves lately.
+            reason: Stored in the log, for people.
+            wait_ms: How long to wait until they hold no key any more.
+            dry_run: Write nothing, and wait for nothing: only check, and return which
+                processes would be fenced and what these hold.
+
+        Raises:
+            ClaimRejected: The log knows no such client, or no such process of it.
+            ConfigurationError: The topic has a feature level below 2.
+            LogUnwritable: A coordinating partition refused the fence.
+            DeadlineExceeded: No verdict in time; repeating it completes it.
+        """
+        require_name("client_id", client_id)
+        require_name("group_id", group_id)
+        config = self._settled()
+        require_fencing(group_id, config)
+        owner = (group_id, client_id)
+        chosen = select(
+            self._processes(*owner, config), owner=owner, incarnations=incarnations
+        )
+        is_changed = not all(process.is_fenced for process in chosen)
+        if not dry_run:
+            count = config.partition_count
+            is_changed = self._write_fences(chosen, owner, count=count, reason=reason)
+        names = {process.incarnation for process in chosen}
+
+        def result() -> FenceResult:
+            found = self._processes(*owner, config)
+            return FenceResult(
+                group_id=group_id,
+                client_id=client_id,
+                is_changed=is_changed,
+                processes=tuple(each for each in found if each.incarnation in names),
             )
-            for process, t in places
-            if (t == home) is is_home
+
+        if wait_ms and not dry_run:
+            self._follow().follow_until(lambda: not result().held, wait_ms)
+        return result()
+
+    def _write_fences(
+        self,
+        processes: Iterable[ClientProcess],
+        owner: tuple[str, str],
+        *,
+        count: int,
+        reason: str | None,
+    ) -> bool:
+        """Fence processes where they are not yet: on the group's home, then elsewhere.
+
+        Returns:
+            Whether anything was written.
+        """
+        group_id, client_id = owner
+        home = home_partition(group_id, partition_count=count)
+        places = [
+            (t, each)
+            for each in processes
+            for t in range(count)
+            if t not in each.fenced
         ]
-        follower.await_all(sent, timeout_ms)
-        for item in sent:
-            if not item.is_accepted:
-                raise item.unwritable(
-                    f"the fence of client {client_id!r}",
-                    left="others may have it, and fencing again is harmless",
+        for is_home in (True, False):
+            sent = self._write(
+                *(
+                    (t, self._fence(owner, process, reason))
+                    for t, process in places
+                    if (t == home) is is_home
                 )
-    return bool(places)
+            )
+            for item in sent:
+                if not item.is_accepted:
+                    raise item.unwritable(
+                        f"the fence of client {client_id!r}",
+                        left="others may have it, and fencing again is harmless",
+                    )
+        return bool(places)
+
+    def _fence(
+        self, owner: tuple[str, str], process: ClientProcess, reason: str | None
+    ) -> FencingClient:
+        return FencingClient(
+            **self._sender.fields(owner[0]),
+            fenced=owner[1],
+            fenced_incarnation=bytes.fromhex(process.incarnation),
+            reason=reason,
+        )
+
+    def _processes(
+        self, group_id: str, client_id: str, config: Config
+    ) -> tuple[ClientProcess, ...]:
+        follower, clock = self._follow(), self._clock
+        replicas = [follower.replicas[t] for t in range(config.partition_count)]
+        owner, now_ms = (group_id, client_id), clock.now_ms()
+        return processes_of(replicas, owner, now_ms=now_ms, wall_ms=clock.wall_ms())

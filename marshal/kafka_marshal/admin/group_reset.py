@@ -7,49 +7,34 @@ nothing. Executing it is ``SetPosition``: all partitions are set, or none.
 import csv
 import io
 import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
 
 from kafka_marshal.admin.finishing import (
     UNKNOWN,
-    OnProgress,
-    PositionResult,
-    Resolution,
-    open_operations,
 )
-from kafka_marshal.admin.pausing import Sender, parse_topics
 from kafka_marshal.admin.set_position import (
     PositionPlan,
-    SetPosition,
     Target,
     format_of,
-    plan_undo,
 )
 from kafka_marshal.arguments import to_partition, to_whole
-from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
-    CoordinationError,
     GroupPaused,
     PositionError,
 )
-from kafka_marshal.ports import Clock, DataLog, LogRange, TopicInfo
+from kafka_marshal.ports import LogRange, TopicInfo
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.placement import keys_of
-from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.resolving import COMMITTED
 from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.types import Key, TopicPartition
-
-if TYPE_CHECKING:
-    from kafka_marshal.kafka_io.data import KafkaOffsets
 
 EARLIEST, LATEST, CURRENT = "earliest", "latest", "current"
 OFFSET, SHIFT, TIME, OFFSETS = "offset", "shift", "time", "offsets"
@@ -66,10 +51,6 @@ RULES: Mapping[str, str] = {
 }
 """Kinds of a ``PositionSpec`` by the names that commands and requests have for them."""
 _CSV_COLUMNS = 3
-DRAIN_INTERVALS = 2
-"""Heartbeat intervals after which an owner that does not release is stale."""
-PAUSE_MS_MIN = 30_000
-"""Length of the pause at least; it is renewed while the admin lives."""
 _REFUSALS = (ClaimRejected, GroupPaused, ConfigurationError)
 """Errors of an execution after which nothing of the operation is left."""
 
@@ -391,7 +372,7 @@ def plan_reset(
     for place in partitions:
         state = known.get(Key(group_id, *place))
         state = _of_topic(state, facts.topics[place.topic])
-        before = _start(state, facts.committed.get(place))
+        before = start_of(state, facts.committed.get(place))
         wanted = _position(spec, place, before=before, facts=facts)
         if wanted is None:
             left_out.append(place)
@@ -471,7 +452,7 @@ def describe_plan(
         rows.append(
             PartitionReset(
                 partition=place,
-                before=_start(state, facts.committed.get(place)),
+                before=start_of(state, facts.committed.get(place)),
                 after=target.position,
                 log_range=log_range,
                 repeats=state is not None and state.repeats_from(target.position),
@@ -492,7 +473,7 @@ def _of_topic(state: KeyState | None, info: TopicInfo) -> KeyState | None:
     return state if state.topic_id == info.topic_id else None
 
 
-def _start(state: KeyState | None, committed: int | None) -> int | None:
+def start_of(state: KeyState | None, committed: int | None) -> int | None:
     """Return where the next claim would start (PROTOCOL 5.6), None if unknown."""
     if state is None:
         return committed
@@ -518,7 +499,9 @@ def _position(
         found = facts.at_time.get(place)
         return end if found is None else found
     if spec.kind == FENCE:
-        return _start(_of_topic(spec.keys.get(place), facts.topics[place.topic]), None)
+        return start_of(
+            _of_topic(spec.keys.get(place), facts.topics[place.topic]), None
+        )
     return {
         EARLIEST: start,
         LATEST: end,
@@ -696,202 +679,3 @@ def _bad_file(path: Path, why: str) -> ConfigurationError:
         "or is a plan of marshal groups reset",
         setting="offsets",
     )
-
-
-# --- in the cluster
-
-
-class GroupResets:
-    """Plans and executes resets of groups. For one thread."""
-
-    def __init__(
-        self,
-        follower: Follower,
-        clock: Clock,
-        sender: Sender,
-        *,
-        data: DataLog,
-        times: "KafkaOffsets",
-        config: Config,
-        timeout_ms: int,
-    ) -> None:
-        """Prepare; nothing is read or written yet.
-
-        Args:
-            follower: Follows the log, and has read it to its end.
-            clock: Local and wall time.
-            sender: Sender of the records.
-            data: Look-ups of data topics, and Kafka's committed offsets.
-            times: Look-ups by time.
-            config: The Config of all coordinating partitions.
-            timeout_ms: Longest time of each step.
-        """
-        self._follower = follower
-        self._clock = clock
-        self._sender = sender
-        self._data = data
-        self._times = times
-        self._config = config
-        self._timeout_ms = timeout_ms
-
-    def plan(
-        self,
-        group_id: str,
-        spec: object,
-        *,
-        topics: Sequence[str] | None,
-        is_clamped: bool,
-        allows_reprocess: bool,
-    ) -> ResetPlan:
-        """Return the plan of a reset; see ``Admin.plan_reset``."""
-        if not isinstance(spec, PositionSpec):
-            raise ConfigurationError(
-                f"{spec!r} is no PositionSpec; give one, like PositionSpec.earliest()",
-                setting="spec",
-            )
-        if spec.kind == OFFSETS:
-            wanted = _topics_named(spec.offsets)
-        elif topics is None:
-            wanted = dict.fromkeys(topics_of_group(self._follower.worlds, group_id))
-        else:
-            wanted = parse_topics(topics)
-        infos = self._data.describe(sorted(wanted), self._timeout_ms)
-        partitions = partitions_of(wanted, infos)
-        return plan_reset(
-            self._follower.worlds,
-            spec,
-            group_id=group_id,
-            op_id=secrets.token_hex(16),
-            partitions=partitions,
-            facts=self._facts(group_id, partitions, infos=infos, spec=spec),
-            is_clamped=is_clamped,
-            allows_reprocess=allows_reprocess,
-        )
-
-    def plan_undo(
-        self, op_id: str, *, is_partial: bool, allows_reprocess: bool
-    ) -> ResetPlan:
-        """Return the plan of an undo; see ``Admin.plan_undo``."""
-        worlds = self._follower.worlds
-        positions = plan_undo(
-            worlds,
-            group_id=group_of_operation(worlds, op_id),
-            op_id=op_id,
-            new_op_id=secrets.token_hex(16),
-            is_partial=is_partial,
-        )
-        positions = msgspec.structs.replace(
-            positions, allows_reprocess=allows_reprocess
-        )
-        return self.describe(positions, is_partial=is_partial)
-
-    def describe(
-        self, positions: PositionPlan, *, is_partial: bool = False
-    ) -> ResetPlan:
-        """Return the effect of a plan; see ``Admin.describe_plan``."""
-        partitions = [TopicPartition(t.topic, t.partition) for t in positions.targets]
-        infos = self._data.describe(
-            sorted({each.topic for each in partitions}), self._timeout_ms
-        )
-        facts = self._facts(positions.group_id, partitions, infos=infos)
-        worlds = self._follower.worlds
-        return describe_plan(worlds, positions, facts=facts, is_partial=is_partial)
-
-    def execute(
-        self,
-        positions: PositionPlan,
-        *,
-        reason: str | None,
-        drain_ms: int | None,
-        on_progress: OnProgress,
-    ) -> ResetResult:
-        """Set the positions of a plan, or continue; see ``Admin.execute``."""
-        interval_ms = self._config.heartbeat_interval_ms
-        if drain_ms is None:
-            drain_ms = DRAIN_INTERVALS * interval_ms + self._timeout_ms
-        operation = SetPosition(
-            self._follower,
-            self._clock,
-            self._sender,
-            plan=positions,
-            config=self._config,
-            for_ms=min(
-                max(PAUSE_MS_MIN, interval_ms), self._config.limit("max_pause_ms")
-            ),
-            reason=reason,
-            on_progress=on_progress,
-        )
-        result = operation.run(self._timeout_ms, drain_ms=drain_ms)
-        return self._mirrored(positions.group_id, result)
-
-    def finish(
-        self, group_id: str, *, reason: str | None, on_progress: OnProgress
-    ) -> tuple[ResetResult, ...]:
-        """End the open operations of a group; see ``Admin.finish``."""
-        results = []
-        for each in open_operations(self._follower.worlds, group_id):
-            resolution = Resolution(
-                self._follower,
-                self._sender,
-                group_id=group_id,
-                op_id=each.op_id,
-                config=self._config,
-                reason=reason,
-                on_progress=on_progress,
-            )
-            result = resolution.finish(self._timeout_ms)
-            results.append(self._mirrored(group_id, result))
-        return tuple(results)
-
-    def _facts(
-        self,
-        group_id: str,
-        partitions: Sequence[TopicPartition],
-        *,
-        infos: Mapping[str, TopicInfo],
-        spec: PositionSpec | None = None,
-    ) -> Facts:
-        known = keys_of(self._follower.worlds, group_id)
-        without = [
-            place
-            for place in partitions
-            if _start(known.get(Key(group_id, *place)), None) is None
-        ]
-        at_time: Mapping[TopicPartition, int | None] = {}
-        if spec is not None and spec.kind == TIME:
-            times = dict.fromkeys(partitions, spec.value)
-            at_time = self._times.at_times(times, self._timeout_ms)
-        return Facts(
-            topics=infos,
-            ranges=self._data.ranges(partitions, self._timeout_ms),
-            committed=self._data.committed(
-                group_id, without, timeout_ms=self._timeout_ms
-            ),
-            at_time=at_time,
-        )
-
-    def _mirrored(self, group_id: str, result: PositionResult) -> ResetResult:
-        """Write the positions of a commit to Kafka, best effort (PROTOCOL 5.7)."""
-        moved = {key.topic_partition: change for key, change in result.moved.items()}
-        offsets = {place: after for place, (_, after) in moved.items()}
-        failure = None
-        try:
-            self._data.commit(group_id, offsets, timeout_ms=self._timeout_ms)
-        except CoordinationError as error:
-            failure = str(error)
-        return ResetResult(
-            op_id=result.op_id,
-            group_id=group_id,
-            outcome=result.outcome,
-            moved=moved,
-            mirror_error=failure,
-        )
-
-
-def _topics_named(
-    offsets: Mapping[TopicPartition, int],
-) -> dict[str, frozenset[int] | None]:
-    found: dict[str, frozenset[int] | None] = {}
-    for place in offsets:
-        found[place.topic] = (found.get(place.topic) or frozenset()) | {place.partition}
-    return found

@@ -5,10 +5,11 @@ from typing import Any
 
 import attrs
 
-from kafka_marshal.admin.pausing import Sender
+from kafka_marshal.admin.connection import AdminConnection
+from kafka_marshal.arguments import require_name, with_plain_arguments
 from kafka_marshal.engine.config_check import require_level
-from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import ClaimRejected, ConfigurationError
+from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import GroupSettings
 from kafka_marshal.protocol.settings import POLICIES, TUNABLES, Settings
 from kafka_marshal.protocol.state import WorldState
@@ -81,49 +82,65 @@ def _check(name: str, value: int | str | None) -> None:
         )
 
 
-def write_settings(
-    follower: Follower,
-    change: SettingsChange,
-    *,
-    sender: Sender,
-    home: int,
-    reason: str | None,
-    timeout_ms: int,
-) -> None:
-    """Write the settings of a change.
+class Tuning(AdminConnection):
+    """Settings of groups, as a part of ``Admin``; for one thread."""
 
-    Args:
-        follower: Follows the log.
-        change: The change.
-        sender: Sender of the record.
-        home: The group's home partition.
-        reason: Stored in the log, for people.
-        timeout_ms: Longest time of the call.
+    @with_plain_arguments
+    def set_group(
+        self,
+        group_id: str,
+        changes: Mapping[str, int | str | None],
+        *,
+        reason: str | None = None,
+        execute: bool = False,
+    ) -> SettingsChange:
+        """Change how a group's members share and hand off partitions.
 
-    Raises:
-        ClaimRejected: Somebody else changed the settings meanwhile, or they are being
-            moved to another coordinating partition.
-        LogUnwritable: The log has no room for another group.
-        DeadlineExceeded: No verdict in time; the record may still be appended.
-    """
-    group_id = change.group_id
-    record = GroupSettings(
-        **sender.fields(group_id), **change.after._asdict(), reason=reason
-    )
-    sent = follower.append(home, record)
-    follower.await_all([sent], timeout_ms)
-    verdict = sent.transition
-    if verdict is not None and verdict.reason == "settings_overtaken":
-        raise ClaimRejected(
-            f"the settings of group {group_id!r} were changed by somebody else "
-            f"meanwhile; see: marshal groups describe {group_id}",
-            reason="settings_overtaken",
+        Members apply the change as they read it. Settings that are not named stay.
+
+        Args:
+            group_id: The group.
+            changes: ``policy``, ``debounce_ms``, ``handoff_ms``, ``handoffs_max`` and
+                ``grace_ms``, some of them; None for the default of a setting.
+            reason: Stored in the log, for people.
+            execute: Whether to write the change.
+
+        Raises:
+            ConfigurationError: A value is invalid, or the feature level below 2.
+            ClaimRejected: Somebody else changed the settings meanwhile, or they are
+                being moved to another coordinating partition.
+            LogUnwritable: The log has no room for another group.
+        """
+        require_name("group_id", group_id)
+        config, follower = self._settled(), self._follow()
+        home = home_partition(group_id, partition_count=config.partition_count)
+        world = follower.replicas[home].world
+        change = plan_settings(world, group_id, changes=changes)
+        if execute and change.is_changed:
+            self._write_settings(home, change, reason)
+        return change
+
+    def _write_settings(
+        self, home: int, change: SettingsChange, reason: str | None
+    ) -> None:
+        group_id = change.group_id
+        record = GroupSettings(
+            **self._sender.fields(group_id), **change.after._asdict(), reason=reason
         )
-    if verdict is not None and verdict.reason == "importing":
-        raise ClaimRejected(
-            f"the settings of group {group_id!r} are being moved to another "
-            "coordinating partition; see: marshal topic info, then repeat the change",
-            reason="importing",
-        )
-    if not sent.is_accepted:
-        raise sent.unwritable(f"the settings of group {group_id!r}")
+        (sent,) = self._write((home, record))
+        why = None if sent.transition is None else sent.transition.reason
+        if why in _WHY:
+            raise ClaimRejected(
+                f"the settings of group {group_id!r} {_WHY[why].format(group_id)}",
+                reason=why,
+            )
+        if not sent.is_accepted:
+            raise sent.unwritable(f"the settings of group {group_id!r}")
+
+
+_WHY = {
+    "settings_overtaken": "were changed by somebody else meanwhile; see: marshal "
+    "groups describe {}",
+    "importing": "are being moved to another coordinating partition; see: marshal "
+    "topic info, then repeat the change",
+}

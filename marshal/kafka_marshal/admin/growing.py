@@ -463,17 +463,17 @@ class Growing(AdminConnection):
             on_progress(GrowthProgress(step=WITHDRAW))
             old_count = plan.growth.old_count
             end = plan.growth._replace(new_count=old_count, ends=None)
-            self._write(end, reason)
+            self._record(end, reason)
         if ANNOUNCE in plan.steps:
             on_progress(GrowthProgress(step=ANNOUNCE))
-            self._write(plan.growth, reason)
+            self._record(plan.growth, reason)
         if ADD in plan.steps:
             on_progress(GrowthProgress(step=ADD))
             self._add(plan.growth)
         if SETTLE in plan.steps and self._settle(plan, on_progress):
             on_progress(GrowthProgress(step=END))
             grown = plan.growth._replace(ends=self._ends(plan.growth))
-            self._write(grown, reason)
+            self._record(grown, reason)
         return plan
 
     def _plan(
@@ -510,9 +510,8 @@ class Growing(AdminConnection):
     def _describe(self, topic: str) -> TopicInfo | None:
         return self._data.describe([topic], self._timeout_ms).get(topic)
 
-    def _write(self, growth: Growth, reason: str | None) -> None:
+    def _record(self, growth: Growth, reason: str | None) -> None:
         """Append a record that says what a growth is to be, and read it back."""
-        follower = self._follow()
         record = DataGrowth(
             **self._sender.fields(CHECKPOINT_GROUP),
             topic=growth.topic,
@@ -522,8 +521,7 @@ class Growing(AdminConnection):
             ends=growth.ends,
             reason=reason,
         )
-        sent = follower.append(0, record)
-        follower.await_all([sent], self._timeout_ms)
+        (sent,) = self._write((0, record))
         why = None if sent.transition is None else sent.transition.reason
         if sent.is_accepted or why == "known":
             return

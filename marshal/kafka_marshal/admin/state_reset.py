@@ -1,33 +1,27 @@
-"""Overrides by an admin: replace a state, forget keys, raise the feature level.
+"""Overrides by an admin: replace a state, forget keys.
 
 Each is first planned, as plain values that can be shown, and then written
-(PROTOCOL 3.3, 4.12, 7.6).
+(PROTOCOL 4.12, 7.6).
 """
 
-import secrets
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import attrs
-import msgspec
-from msgspec import UNSET, UnsetType
 
-from kafka_marshal.admin.pausing import Sender
+from kafka_marshal.admin.connection import AdminConnection
+from kafka_marshal.admin.finishing import require_resolved
+from kafka_marshal.arguments import require_name, with_plain_arguments
 from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
-from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.kept_states import KeptState
 from kafka_marshal.engine.replica import Replica
-from kafka_marshal.errors import ClaimRejected, ConfigurationError, LogUnwritable
+from kafka_marshal.errors import ClaimRejected, ConfigurationError
+from kafka_marshal.kafka_io import open_coordination_log
 from kafka_marshal.ports import CoordinationLog, LogRange
 from kafka_marshal.protocol.checkpoints import checkpoint_key, split
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, coordinating_partition
 from kafka_marshal.protocol.placement import keys_of
-from kafka_marshal.protocol.records import (
-    SUPPORTED_LEVEL,
-    Config,
-    ForgettingPartition,
-    Reset,
-)
+from kafka_marshal.protocol.records import ForgettingPartition, Reset
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.types import Key
@@ -206,48 +200,6 @@ def require_harmless(
         )
 
 
-def write_state_reset(
-    follower: Follower, kept: KeptState, *, sender: Sender, timeout_ms: int
-) -> int:
-    """Write a Reset; return the offset of its last part.
-
-    Raises:
-        LogUnwritable: The log refused it; the state is unchanged.
-        DeadlineExceeded: No verdict in time. Sent parts may still be appended, and
-            have no effect without the last part.
-    """
-    state = from_bytes(kept.state)
-    # PROTOCOL 7.6: parts of an earlier Reset are not restored.
-    state.staging = None
-    state.rebuild_derived()
-    value, state_digest = to_bytes(state), bytes.fromhex(digest(state))
-    parts = split(value)
-    op_id = secrets.token_bytes(16)
-    offset = 0
-    for first in range(0, len(parts), IN_FLIGHT_MAX):
-        awaited = [
-            follower.append(
-                kept.partition,
-                Reset(
-                    **sender.fields("marshal"),
-                    op_id=op_id,
-                    number=number,
-                    part_count=len(parts),
-                    size_bytes=len(value),
-                    digest=state_digest,
-                    data=parts[number],
-                ),
-            )
-            for number in range(first, min(first + IN_FLIGHT_MAX, len(parts)))
-        ]
-        follower.await_all(awaited, timeout_ms)
-        for item in awaited:
-            if item.transition is None or not item.is_accepted:
-                raise item.unwritable("the reset", left="its state is unchanged")
-            offset = item.transition.offset
-    return offset
-
-
 # --- forgetting keys
 
 
@@ -306,175 +258,163 @@ def plan_forgetting(
     return ForgetPlan(tuple(sorted(keys)), tuple(sorted(held)), tuple(sorted(existing)))
 
 
-def write_forgetting(
-    follower: Follower, plan: ForgetPlan, *, sender: Sender, timeout_ms: int
-) -> tuple[Key, ...]:
-    """Drop the keys of a plan; return the dropped ones.
+class Overriding(AdminConnection):
+    """Overrides of a state, as a part of ``Admin``; for one thread."""
 
-    Keys that changed after the plan was made stay.
+    @with_plain_arguments
+    def reset_state(
+        self,
+        partition: int,
+        *,
+        checkpoint_id: str | None = None,
+        execute: bool = False,
+        allow_held: bool = False,
+        allow_reprocess: bool = False,
+    ) -> StateResetPlan:
+        """Replace the state of a coordinating partition by that of a checkpoint.
 
-    Raises:
-        DeadlineExceeded: No verdict in time; records may still be appended.
-    """
-    worlds = follower.by_partition
-    config = settled_config(worlds, 0)
-    dropped: list[Key] = []
-    for first in range(0, len(plan.keys), FORGETTING_IN_FLIGHT_MAX):
-        some = plan.keys[first : first + FORGETTING_IN_FLIGHT_MAX]
-        awaited = []
-        for key, epoch in some:
-            group_id, topic, number = key
-            record = ForgettingPartition(
-                **sender.fields(group_id),
-                topic=topic,
-                partition=number,
-                epoch=epoch,
-            )
-            t = coordinating_partition(
-                topic, number, partition_count=config.partition_count
-            )
-            awaited.append(follower.append(t, record))
-        follower.await_all(awaited, timeout_ms)
-        dropped += [
-            key
-            for (key, _), item in zip(some, awaited, strict=True)
-            if item.is_accepted
-        ]
-    return tuple(dropped)
+        Args:
+            partition: The coordinating partition.
+            checkpoint_id: Id of the checkpoint, in hex; None for the newest.
+            execute: Whether to execute the plan.
+            allow_held: Whether to take keys away from live clients.
+            allow_reprocess: Whether records may be handed out again.
 
-
-# --- raising the feature level
-
-
-@attrs.frozen(kw_only=True)
-class UpgradePlan:
-    """The effect of an upgrade of the coordination topic.
-
-    Attributes:
-        level: Feature level in force, the lowest of all partitions.
-        level_then: Level of this release.
-        generation_then: Generation of the new Config.
-        partitions: Partitions without the new Config.
-        too_old: Live members whose release does not support the level.
-    """
-
-    level: int
-    level_then: int
-    generation_then: int
-    partitions: tuple[int, ...]
-    too_old: tuple[str, ...]
-
-
-def plan_upgrade(worlds: Mapping[int, WorldState]) -> UpgradePlan:
-    """Return the plan; coordinating partition 0 decides, others may lag behind it."""
-    first = settled_config(worlds, 0)
-    is_new = first.feature_level >= SUPPORTED_LEVEL
-    generation = first.generation + (0 if is_new else 1)
-    partitions = tuple(
-        t
-        for t in range(first.partition_count)
-        if settled_config(worlds, t).generation < generation
-    )
-    too_old = sorted(
-        f"{member.record.group_id}/{member.record.client_id}"
-        for world in worlds.values()
-        for group_id in {name[0] for name in world.soft.members}
-        for member in world.live_members(group_id)
-        if member.record.feature_level_max < SUPPORTED_LEVEL
-    )
-    levels = [
-        settled_config(worlds, t).feature_level for t in range(first.partition_count)
-    ]
-    return UpgradePlan(
-        level=min(levels),
-        level_then=SUPPORTED_LEVEL,
-        generation_then=generation,
-        partitions=partitions,
-        too_old=tuple(too_old),
-    )
-
-
-def settled_config(worlds: Mapping[int, WorldState], partition: int) -> Config:
-    """Return the Config of a coordinating partition.
-
-    Raises:
-        ConfigurationError: It has none.
-    """
-    config = worlds[partition].config
-    if config is None:
-        raise ConfigurationError(
-            f"partition {partition} is not formatted; run: marshal topic format",
-            setting="coordination_topic",
+        Raises:
+            ClaimRejected: It would take keys or repeat records, and that is not
+                allowed; or a set position is not resolved.
+        """
+        log = open_coordination_log(
+            self._settings, heartbeat_interval_ms=None, timeout_ms=self._timeout_ms
         )
-    return config
-
-
-def require_members(plan: UpgradePlan) -> None:
-    """Refuse an upgrade that would stop live members.
-
-    Raises:
-        ClaimRejected: Their releases do not support the level.
-    """
-    if plan.too_old:
-        raise ClaimRejected(
-            f"{len(plan.too_old)} live members would stop, for example "
-            f"{plan.too_old[0]}: their release does not support feature level "
-            f"{plan.level_then}; upgrade them first",
-            reason="level",
-        )
-
-
-def write_upgrade(
-    follower: Follower,
-    plan: UpgradePlan,
-    *,
-    timeout_ms: int,
-    tags: bytes | UnsetType = UNSET,
-) -> Config:
-    """Write the next Config, to coordinating partition 0 first; return it.
-
-    Args:
-        follower: Follows the log, and has read it to its end.
-        plan: The plan.
-        timeout_ms: Longest time of each step.
-        tags: Tags of a new Config; an interrupted upgrade is completed with its own.
-
-    Raises:
-        LogUnwritable: A partition accepted another Config.
-    """
-    worlds = follower.by_partition
-    config = settled_config(worlds, 0)
-    if 0 in plan.partitions:
-        config = msgspec.structs.replace(
-            config,
-            generation=plan.generation_then,
-            era=max(config.era + 1, follower.wall_s),
-            feature_level=plan.level_then,
-            tags=tags,
-        )
-    write_config(follower, config, partitions=plan.partitions, timeout_ms=timeout_ms)
-    return config
-
-
-def write_config(
-    follower: Follower, config: Config, *, partitions: Iterable[int], timeout_ms: int
-) -> None:
-    """Write a Config to partitions that are behind it, in order: the first decides.
-
-    Args:
-        follower: Follows the log, and has read it to its end.
-        config: The Config.
-        partitions: The partitions, partition 0 first.
-        timeout_ms: Longest time of each step.
-
-    Raises:
-        LogUnwritable: A partition accepted another Config.
-    """
-    worlds = follower.by_partition
-    for t in partitions:
-        follower.await_all([follower.append(t, config)], timeout_ms)
-        if worlds[t].config != config:
-            raise LogUnwritable(
-                f"coordinating partition {t} has another Config now; see: "
-                "marshal topic info, then repeat the change"
+        try:
+            kept = find_checkpoint(
+                log,
+                partition,
+                checkpoint_id=checkpoint_id,
+                timeout_ms=self._timeout_ms,
             )
+        finally:
+            log.close(self._timeout_ms)
+        follower = self._read()
+        replica, now_ms = follower.replicas[partition], self._clock.now_ms()
+        plan = plan_state_reset(replica, kept, now_ms=now_ms)
+        if execute:
+            require_resolved(follower.worlds)
+            require_harmless(
+                plan, allow_held=allow_held, allow_reprocess=allow_reprocess
+            )
+            self._write_state(kept)
+        return plan
+
+    @with_plain_arguments
+    def forget_keys(
+        self,
+        group_id: str,
+        *,
+        topic: str | None = None,
+        execute: bool = False,
+        allow_existing: bool = False,
+    ) -> ForgetPlan:
+        """Drop keys of a group without an owner, with their positions and grants.
+
+        Args:
+            group_id: The group.
+            topic: Only keys of this data topic.
+            execute: Whether to execute the plan.
+            allow_existing: Whether to drop keys of topics that still exist in the
+                cluster: the group starts these again as if it had never read them, so
+                records are processed again, also at most once.
+
+        Returns:
+            The keys that were dropped, or would be.
+
+        Raises:
+            ConfigurationError: The topic has a feature level below 2.
+            ClaimRejected: The log has no such keys.
+        """
+        require_name("group_id", group_id)
+        config = self._settled()
+        topics = topics_of(self._follow().worlds, group_id, topic=topic)
+        if not topics:
+            raise ClaimRejected(
+                f"group {group_id!r} has no such keys in the log; see: marshal claims "
+                f"list --group {group_id}",
+                reason="unknown_key",
+            )
+        existing = []
+        if not allow_existing:
+            existing = [t for t in topics if self.partition_count(t) is not None]
+        follower, now_ms = self._follow(), self._clock.now_ms()
+        plan = plan_forgetting(
+            follower.replicas.values(),
+            group_id,
+            topics=topics,
+            existing=existing,
+            now_ms=now_ms,
+        )
+        if execute:
+            done = self._forget(plan, config.partition_count)
+            keys = tuple(each for each in plan.keys if each[0] in done)
+            plan = attrs.evolve(plan, keys=keys)
+        return plan
+
+    def _write_state(self, kept: KeptState) -> int:
+        """Write a Reset; return the offset of its last part.
+
+        Raises:
+            LogUnwritable: The log refused it; the state is unchanged.
+            DeadlineExceeded: No verdict in time. Sent parts may still be appended, and
+                have no effect without the last part.
+        """
+        state = from_bytes(kept.state)
+        # PROTOCOL 7.6: parts of an earlier Reset are not restored.
+        state.staging = None
+        state.rebuild_derived()
+        value, state_digest = to_bytes(state), bytes.fromhex(digest(state))
+        parts = split(value)
+        op_id = self._sender.new_op_id()
+        offset = 0
+        for first in range(0, len(parts), IN_FLIGHT_MAX):
+            records = [
+                Reset(
+                    **self._sender.fields("marshal"),
+                    op_id=op_id,
+                    number=number,
+                    part_count=len(parts),
+                    size_bytes=len(value),
+                    digest=state_digest,
+                    data=parts[number],
+                )
+                for number in range(first, min(first + IN_FLIGHT_MAX, len(parts)))
+            ]
+            for item in self._write(*((kept.partition, each) for each in records)):
+                if item.transition is None or not item.is_accepted:
+                    raise item.unwritable("the reset", left="its state is unchanged")
+                offset = item.transition.offset
+        return offset
+
+    def _forget(self, plan: ForgetPlan, partition_count: int) -> tuple[Key, ...]:
+        """Drop the keys of a plan; return the dropped ones.
+
+        Keys that changed after the plan was made stay.
+        """
+        dropped: list[Key] = []
+        for first in range(0, len(plan.keys), FORGETTING_IN_FLIGHT_MAX):
+            some = plan.keys[first : first + FORGETTING_IN_FLIGHT_MAX]
+            records = []
+            for (group_id, topic, number), epoch in some:
+                record = ForgettingPartition(
+                    **self._sender.fields(group_id),
+                    topic=topic,
+                    partition=number,
+                    epoch=epoch,
+                )
+                place = coordinating_partition(
+                    topic, number, partition_count=partition_count
+                )
+                records.append((place, record))
+            for (key, _), item in zip(some, self._write(*records), strict=True):
+                if item.is_accepted:
+                    dropped.append(key)
+        return tuple(dropped)

@@ -6,7 +6,7 @@ shows them escapes them (PROTOCOL 12).
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from kafka_marshal.clock import instant
 from kafka_marshal.history.actions import (
@@ -94,6 +94,7 @@ OWNED, STALE_OWNER, FREE, LOCKED, UNCLAIMED, HALTED = (
     *("owned", "stale", "free"),
     *("locked", "unclaimed", "halted"),
 )
+T = TypeVar("T")
 _BEGINNINGS = frozenset({"claimed", TAKEN, "resumed"})
 _ENDINGS = frozenset({"staged", "reset"})
 _GONE = frozenset({"forgotten", DROPPED})
@@ -395,7 +396,37 @@ def _ending(action: Action) -> str:
 
 def text_of(event: KeyEvent) -> str:
     """Return what an event was, without its place and time."""
-    return _TEXTS[event.what](event)
+    text = _TEXTS[event.what]
+    return text.format_map(_words(event)) if isinstance(text, str) else text(event)
+
+
+def _words(event: KeyEvent) -> dict[str, Any]:
+    """Return what the texts of events are filled with."""
+    op_id, before, source = event.op_id, event.before, event.move
+    return {
+        "who": _who(event),
+        "owner": event.owner,
+        "partition": event.partition,
+        "position": event.position,
+        "at": _at(event.position),
+        "was": "unknown" if before is None else before,
+        "of": ", ".join(event.topics) or "the group",
+        "from": _maybe(" from {}", event.begin_ms, instant),
+        "until": _maybe(" until {}", event.until_ms, instant),
+        "renewed": _renewed(event.count - 1, event.renewed_by),
+        "operation": _maybe(" by operation {}", op_id, bytes.hex),
+        "reserved": _maybe(", reserved for {}", event.successor),
+        "to": _maybe(" to {}", event.successor),
+        "source": "" if source is None else f" {source.source}",
+        "because": _because(event),
+    }
+
+
+def _maybe(
+    text: str, value: T | None, shown: Callable[[T], object] = lambda value: value
+) -> str:
+    """Return a text with a value, nothing without one."""
+    return "" if value is None else text.format(shown(value))
 
 
 def _who(event: KeyEvent) -> str:
@@ -404,55 +435,28 @@ def _who(event: KeyEvent) -> str:
 
 
 def _at(position: int | None) -> str:
-    return "" if position is None else f" at position {position}"
+    return _maybe(" at position {}", position)
 
 
-def _because(event: KeyEvent, *implied: str) -> str:
-    """Return the reason that the client stated, without the parts that are implied."""
+_IMPLIED = {
+    "claimed": "free",
+    TAKEN: "{owner} is stale",
+    "resumed": "held by an earlier life",
+}
+"""A part of the reason that the text of an event has already."""
+
+
+def _because(event: KeyEvent) -> str:
+    """Return the reason that the client stated, without the part that is implied."""
+    implied = _IMPLIED.get(event.what, "").format(owner=event.owner)
     parts = (event.reason or "").split("; ")
-    reason = "; ".join(part for part in parts if part not in implied)
+    reason = "; ".join(part for part in parts if part != implied)
     return f": {reason}" if reason else ""
 
 
-def _by_operation(event: KeyEvent) -> str:
-    return "" if event.op_id is None else f" by operation {event.op_id.hex()}"
-
-
-def _claimed(event: KeyEvent) -> str:
-    where = _at(event.position)
-    return f"{_who(event)} claimed the free partition{where}{_because(event, 'free')}"
-
-
-def _taken(event: KeyEvent) -> str:
-    return (
-        f"{_who(event)} took it over{_at(event.position)} from {event.owner}, which "
-        f"had gone stale{_because(event, f'{event.owner} is stale')}"
-    )
-
-
-def _resumed(event: KeyEvent) -> str:
-    reason = _because(event, "held by an earlier life")
-    return f"{_who(event)} restarted and resumed its claim{_at(event.position)}{reason}"
-
-
-def _released(event: KeyEvent) -> str:
-    kept = "" if event.successor is None else f", reserved for {event.successor}"
-    return f"{_who(event)} released it{_at(event.position)}{kept}{_because(event)}"
-
-
-def _stale(event: KeyEvent) -> str:
-    return (
-        f"{_who(event)} had not renewed it for two heartbeat intervals; any "
-        "member may take it over"
-    )
-
-
-def _renewed_late(event: KeyEvent) -> str:
-    return f"{_who(event)} renewed it again, before anyone else claimed it"
-
-
-def _times(event: KeyEvent) -> str:
-    return "" if event.count == 1 else f" {event.count} times"
+def _renewed(count: int, by: str | None) -> str:
+    last = "" if by is None else f", last by {by}"
+    return f", renewed {count} times{last}" if count else ""
 
 
 def _unsuccessful(event: KeyEvent) -> str:
@@ -466,116 +470,8 @@ def _unsuccessful(event: KeyEvent) -> str:
         text = f"{event.owner} owned it"
     elif reason == "not_owner" and event.owner is not None:
         text = f"{event.owner} owns it now"
-    return f"{asked}{_times(event)} as {reason}: {text}"
-
-
-def _paused(event: KeyEvent) -> str:
-    until = "" if event.until_ms is None else f" until {instant(event.until_ms)}"
-    renewed = _renewed(event.count - 1, event.renewed_by)
-    return f"{_who(event)} paused {_of(event)}{until}{renewed}{_because(event)}"
-
-
-def _renewed(count: int, by: str | None) -> str:
-    last = "" if by is None else f", last by {by}"
-    return f", renewed {count} times{last}" if count else ""
-
-
-def _of(event: KeyEvent) -> str:
-    """Return what a pause pauses."""
-    return ", ".join(event.topics) or "the group"
-
-
-def _scheduled(event: KeyEvent) -> str:
-    begin = "" if event.begin_ms is None else f" from {instant(event.begin_ms)}"
-    until = "" if event.until_ms is None else f" until {instant(event.until_ms)}"
-    what = f"scheduled a pause of {_of(event)}"
-    return f"{_who(event)} {what}{begin}{until}{_because(event)}"
-
-
-def _unscheduled(event: KeyEvent) -> str:
-    return f"{_who(event)} cancelled a scheduled pause of {_of(event)}{_because(event)}"
-
-
-def _unpaused(event: KeyEvent) -> str:
-    return f"{_who(event)} ended the pause of {_of(event)}{_because(event)}"
-
-
-def _pause_expired(event: KeyEvent) -> str:
-    return f"the pause of {_of(event)} reached its end"
-
-
-def _staged(event: KeyEvent) -> str:
-    return (
-        f"{_who(event)} locked it, to set its position to {event.position}"
-        f"{_by_operation(event)}"
-    )
-
-
-def _decided(event: KeyEvent) -> str:
-    return (
-        f"{_who(event)} committed the set position{_by_operation(event)}, on "
-        f"coordinating partition {event.partition}"
-    )
-
-
-def _was(event: KeyEvent) -> str:
-    return "unknown" if event.before is None else str(event.before)
-
-
-def _position_set(event: KeyEvent) -> str:
-    return (
-        f"{_who(event)} set its position to {event.position}, which was "
-        f"{_was(event)}{_by_operation(event)}{_because(event)}"
-    )
-
-
-def _unlocked(event: KeyEvent) -> str:
-    return (
-        f"{_who(event)} unlocked it, its position unchanged: the set position was "
-        f"aborted{_by_operation(event)}{_because(event)}"
-    )
-
-
-def _forgotten(event: KeyEvent) -> str:
-    return (
-        f"{_who(event)} forgot it, with its position {_was(event)} and what was "
-        "granted; the next claim begins as the first one did"
-    )
-
-
-def _fenced(event: KeyEvent) -> str:
-    return (
-        f"{_who(event)} fenced the process of {event.owner}, which owned it and can "
-        f"renew it no more{_because(event)}"
-    )
-
-
-def _offered(event: KeyEvent) -> str:
-    to = "" if event.successor is None else f" to {event.successor}"
-    return f"{_who(event)} offered it{to}, to warm up before it is released"
-
-
-def _offer_withdrawn(event: KeyEvent) -> str:
-    return f"{_who(event)} withdrew its offer"
-
-
-def _ready(event: KeyEvent) -> str:
-    return f"{_who(event)} has warmed up, and is ready to own it"
-
-
-def _dropped(_: KeyEvent) -> str:
-    return "it was dropped because it had been without an owner and silent for long"
-
-
-def _reset(event: KeyEvent) -> str:
-    return (
-        f"{_who(event)} reset the state of coordinating partition "
-        f"{event.partition}{_by_operation(event)}: no key has an owner any more"
-    )
-
-
-def _configured(event: KeyEvent) -> str:
-    return f"a Config came into force{_because(event)}"
+    times = "" if event.count == 1 else f" {event.count} times"
+    return f"{asked}{times} as {reason}: {text}"
 
 
 def _layout_fenced(event: KeyEvent) -> str:
@@ -591,23 +487,6 @@ def _layout_fenced(event: KeyEvent) -> str:
     return (
         f"{text}: it moves to coordinating partition {move.target}; nobody claims it "
         "here any more"
-    )
-
-
-def _imported(event: KeyEvent) -> str:
-    source = "" if event.move is None else f" {event.move.source}"
-    kept = "" if event.successor is None else f", reserved for {event.successor}"
-    return (
-        f"{_who(event)} imported it{_at(event.position)} from coordinating partition"
-        f"{source}, without an owner{kept}; its earlier claims are in the log of that"
-    )
-
-
-def _layout_done(event: KeyEvent) -> str:
-    source = "" if event.move is None else f" {event.move.source}"
-    return (
-        f"{_who(event)} ended the imports from coordinating partition{source}: it was "
-        "not among them, so the next claim is the first one"
     )
 
 
@@ -631,38 +510,48 @@ def _restored(event: KeyEvent) -> str:
     return f"{text}{_who(event)} owned it{_at(event.position)}"
 
 
-_TEXTS: dict[str, Callable[[KeyEvent], str]] = {
-    "claimed": _claimed,
-    TAKEN: _taken,
-    "resumed": _resumed,
-    "released": _released,
-    STALE: _stale,
-    RENEWED_LATE: _renewed_late,
+_TEXTS: dict[str, str | Callable[[KeyEvent], str]] = {
+    "claimed": "{who} claimed the free partition{at}{because}",
+    TAKEN: "{who} took it over{at} from {owner}, which had gone stale{because}",
+    "resumed": "{who} restarted and resumed its claim{at}{because}",
+    "released": "{who} released it{at}{reserved}{because}",
+    STALE: "{who} had not renewed it for two heartbeat intervals; any member may take "
+    "it over",
+    RENEWED_LATE: "{who} renewed it again, before anyone else claimed it",
     "refused": _unsuccessful,
     "ignored": _unsuccessful,
-    "scheduled": _scheduled,
-    UNSCHEDULED: _unscheduled,
-    "paused": _paused,
-    "unpaused": _unpaused,
-    PAUSE_EXPIRED: _pause_expired,
-    "staged": _staged,
-    "decided": _decided,
-    "position_set": _position_set,
-    "unlocked": _unlocked,
-    "forgotten": _forgotten,
-    DROPPED: _dropped,
-    "offered": _offered,
-    "offer_withdrawn": _offer_withdrawn,
-    "ready": _ready,
-    "fenced": _fenced,
-    "reset": _reset,
-    "configured": _configured,
+    "scheduled": "{who} scheduled a pause of {of}{from}{until}{because}",
+    UNSCHEDULED: "{who} cancelled a scheduled pause of {of}{because}",
+    "paused": "{who} paused {of}{until}{renewed}{because}",
+    "unpaused": "{who} ended the pause of {of}{because}",
+    PAUSE_EXPIRED: "the pause of {of} reached its end",
+    "staged": "{who} locked it, to set its position to {position}{operation}",
+    "decided": "{who} committed the set position{operation}, on coordinating partition "
+    "{partition}",
+    "position_set": "{who} set its position to {position}, which was {was}{operation}"
+    "{because}",
+    "unlocked": "{who} unlocked it, its position unchanged: the set position was "
+    "aborted{operation}{because}",
+    "forgotten": "{who} forgot it, with its position {was} and what was granted; the "
+    "next claim begins as the first one did",
+    DROPPED: "it was dropped because it had been without an owner and silent for long",
+    "offered": "{who} offered it{to}, to warm up before it is released",
+    "offer_withdrawn": "{who} withdrew its offer",
+    "ready": "{who} has warmed up, and is ready to own it",
+    "fenced": "{who} fenced the process of {owner}, which owned it and can renew it no "
+    "more{because}",
+    "reset": "{who} reset the state of coordinating partition {partition}{operation}: "
+    "no key has an owner any more",
+    "configured": "a Config came into force{because}",
     "layout_fenced": _layout_fenced,
-    "imported": _imported,
-    "layout_done": _layout_done,
+    "imported": "{who} imported it{at} from coordinating partition{source}, without an "
+    "owner{reserved}; its earlier claims are in the log of that",
+    "layout_done": "{who} ended the imports from coordinating partition{source}: it "
+    "was not among them, so the next claim is the first one",
     "layout_final": _layout_final,
     RESTORED: _restored,
 }
+"""The text of each kind of event, with ``_words`` in braces."""
 
 
 # --- actions as documents

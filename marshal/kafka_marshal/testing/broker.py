@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
-from types import TracebackType
 from typing import Self
 
+from kafka_marshal.closing import Closing
 from kafka_marshal.errors import (
     ConfigurationError,
     CoordinationError,
@@ -128,7 +128,7 @@ class PortTaken(CoordinationError):
     """Another process took the port before the broker bound it."""
 
 
-class EmbeddedBroker:
+class EmbeddedBroker(Closing):
     """One real Kafka broker, as a context manager.
 
     ::
@@ -334,12 +334,8 @@ class EmbeddedBroker:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Stop it; see ``stop``. Idempotent."""
         self.stop()
 
     # Implementation.

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
-from types import TracebackType
 from typing import Self, TypeVar
 
+from kafka_marshal.closing import Closing
 from kafka_marshal.errors import (
     ConfigurationError,
     CoordinationError,
@@ -62,7 +62,7 @@ def _replicated(nodes: int) -> dict[str, str]:
     }
 
 
-class EmbeddedCluster:
+class EmbeddedCluster(Closing):
     """A cluster of brokers, as a context manager.
 
     Not thread-safe. Nodes have the ids 1 to ``nodes``. Only the process that made
@@ -268,12 +268,8 @@ class EmbeddedCluster:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Stop it; see ``stop``. Idempotent."""
         self.stop()
 
     # Implementation.

@@ -1,14 +1,31 @@
 import msgspec
 import pytest
+from adminkit import InMemory
 from enginekit import KEY, H, follower, lowered, owning, world, write
-from logkit import claim, limits, release
+from logkit import claim, limits, member, release
 
-from kafka_marshal.admin.altering import plan_alter
-from kafka_marshal.admin.state_reset import write_config
+from kafka_marshal.admin.altering import (
+    Altering,
+    plan_alter,
+    plan_upgrade,
+    require_members,
+)
 from kafka_marshal.engine.config_check import require_newest
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, LogUnwritable
 from kafka_marshal.protocol.codec import person_of, person_to_tags
+from kafka_marshal.protocol.records import SUPPORTED_LEVEL
 from kafka_marshal.protocol.state import WorldState
+
+
+class AlteringAdmin(InMemory, Altering):
+    """An admin that changes Configs."""
+
+
+def altering(cluster):
+    """Return an admin that has read the log."""
+    admin = AlteringAdmin(cluster, person="ada")
+    admin._read()
+    return admin
 
 
 def plan_of(found, h=None, **bounds):
@@ -24,7 +41,8 @@ def plan_of(found, h=None, **bounds):
 def test_interval_and_limits_change_and_nothing_else():
     cluster = world(2, keys=50)
     node = owning(cluster)
-    found = follower(cluster)
+    admin = altering(cluster)
+    found = admin.follower
     plan = plan_of(found, 2 * H, beats=7)
     assert plan.partitions == (0, 1)
     assert plan.changes == {
@@ -37,7 +55,7 @@ def test_interval_and_limits_change_and_nothing_else():
     same = {"generation": 1, "era": cluster.config.era, "tags": msgspec.UNSET}
     same |= {"heartbeat_interval_ms": H, "limits": cluster.config.limits}
     assert msgspec.structs.replace(config, **same) == cluster.config
-    write_config(found, config, partitions=plan.partitions, timeout_ms=100)
+    admin._write_config(config, plan.partitions)
     cluster.run(2 * H)
     assert node.engine.context.config == config
     assert node.held
@@ -51,12 +69,13 @@ def test_an_interrupted_change_is_completed_by_the_same_or_the_next():
         cluster.config, generation=2, era=77, heartbeat_interval_ms=2 * H
     )
     write(cluster, half)
-    found = follower(cluster)
+    admin = altering(cluster)
+    found = admin.follower
     assert plan_of(found).partitions == (1,)
     assert plan_of(found, 2 * H).config == half
     plan = plan_of(found, 3 * H)
     assert (plan.config.generation, plan.partitions) == (3, (0, 1))
-    write_config(found, plan.config, partitions=plan.partitions, timeout_ms=100)
+    admin._write_config(plan.config, plan.partitions)
     assert {each.config for each in found.worlds} == {plan.config}
 
 
@@ -76,11 +95,12 @@ def test_nothing_is_written_where_partition_0_has_lost_the_newest_config():
 
 def test_another_admin_that_was_faster_is_an_error():
     cluster = world(2)
-    found = follower(cluster)
+    admin = altering(cluster)
+    found = admin.follower
     plan = plan_of(found, 2 * H)
     write(cluster, msgspec.structs.replace(cluster.config, generation=2, era=2))
     with pytest.raises(LogUnwritable, match="partition 0 has another"):
-        write_config(found, plan.config, partitions=plan.partitions, timeout_ms=100)
+        admin._write_config(plan.config, plan.partitions)
 
 
 @pytest.mark.parametrize(
@@ -118,3 +138,75 @@ def test_what_lower_limits_do_is_shown():
     assert plan.forgotten_count == 1
     plan = plan_of(follower(cluster), forget_ms=H * H)
     assert (plan.forgotten_count, plan.exceeded) == (0, ())
+
+
+# --- upgrades
+
+
+def test_an_upgrade_raises_the_level_and_nothing_else():
+    cluster = lowered()
+    node = owning(cluster)
+    admin = altering(cluster)
+    found = admin.follower
+    plan = plan_upgrade(found.by_partition)
+    assert (plan.level, plan.level_then) == (1, SUPPORTED_LEVEL)
+    assert (plan.generation_then, plan.partitions) == (2, (0, 1))
+    require_members(plan)
+    config = admin._upgrade(plan)
+    assert person_of(config) == "ada"
+    assert (config.generation, config.feature_level) == (2, SUPPORTED_LEVEL)
+    assert config.era > cluster.config.era
+    same = {"generation": 1, "era": cluster.config.era, "feature_level": 1}
+    same["tags"] = msgspec.UNSET
+    assert msgspec.structs.replace(config, **same) == cluster.config
+    cluster.run(2 * H)
+    assert node.engine.context.config == config
+    assert node.held
+    again = plan_upgrade(found.by_partition)
+    assert (again.level, again.partitions) == (SUPPORTED_LEVEL, ())
+    assert admin._upgrade(again) == config
+
+
+def test_an_upgrade_that_was_interrupted_is_completed():
+    cluster = lowered()
+    admin = altering(cluster)
+    found = admin.follower
+    plan = plan_upgrade(found.by_partition)
+    half = msgspec.structs.replace(
+        cluster.config, generation=2, era=77, feature_level=SUPPORTED_LEVEL
+    )
+    write(cluster, half)
+    found.catch_up(100)
+    plan = plan_upgrade(found.by_partition)
+    assert (plan.level, plan.generation_then, plan.partitions) == (1, 2, (1,))
+    assert admin._upgrade(plan) == half
+    assert {each.config for each in found.worlds} == {half}
+
+
+def test_a_partition_with_another_config_is_an_error():
+    cluster = lowered()
+    admin = altering(cluster)
+    found = admin.follower
+    plan = plan_upgrade(found.by_partition)
+    era = found.wall_s + 1_000
+    other = msgspec.structs.replace(cluster.config, generation=2, era=era)
+    write(cluster, other, 1)
+    with pytest.raises(LogUnwritable, match="partition 1 has another"):
+        admin._upgrade(plan)
+
+
+def test_members_of_an_older_release_are_named():
+    cluster = lowered(1)
+    write(cluster, member("old", inc=b"i" * 16))
+    plan = plan_upgrade(follower(cluster).by_partition)
+    assert plan.too_old == ("g/old",)
+    with pytest.raises(ClaimRejected, match="g/old"):
+        require_members(plan)
+
+
+def test_an_unformatted_partition_is_an_error():
+    cluster = world()
+    place = cluster.place(0)
+    cluster.kafka.log(place).records.clear()
+    with pytest.raises(ConfigurationError, match="not formatted"):
+        plan_upgrade(follower(cluster).by_partition)

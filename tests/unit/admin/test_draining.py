@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
+from adminkit import InMemory
 from enginekit import H, fold, lines, spec, world, write
 from logkit import config, direct, ident
-from positionkit import Stepping
 
 from kafka_marshal.admin import draining
 from kafka_marshal.admin.draining import Draining
-from kafka_marshal.admin.pausing import Sender
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
@@ -30,22 +29,8 @@ def _cluster():
     return world(partitions=K, records=(5,) * 4)
 
 
-class DrainingAdmin(Draining):
-    """An admin in a cluster in memory."""
-
-    def __init__(self, cluster, name="admin", *, person=None, timeout_ms=30_000):
-        self._cluster = cluster
-        self._clock = cluster.clock.view()
-        self._sender = Sender(name, person)
-        self._timeout_ms = timeout_ms
-        self.follower = Stepping(cluster, name)
-
-    def _settled(self):
-        self.follower.catch_up(self._timeout_ms)
-        return self._cluster.config
-
-    def _follow(self):
-        return self.follower
+class DrainingAdmin(InMemory, Draining):
+    """An admin that drains and cordons."""
 
 
 def pair(cluster):

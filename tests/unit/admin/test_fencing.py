@@ -1,19 +1,16 @@
 """Fences of a client's processes in all partitions, as an admin writes them."""
 
 import pytest
+from adminkit import InMemory
 from enginekit import H, fold, held_by, lines, spec, world, write
 from logkit import claim, config, fence, ident
-from positionkit import Stepping
 
 from kafka_marshal.admin.fencing import (
     ClientProcess,
     FenceResult,
-    processes_of,
+    Fencing,
     require_fencing,
-    select,
-    write_fences,
 )
-from kafka_marshal.admin.pausing import Sender
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
@@ -28,7 +25,6 @@ from kafka_marshal.testing.fakestore import AppendFate
 
 K = 4
 HOME = home_partition("g", partition_count=K)
-TIMEOUT_MS = 30_000
 OWNER = ("g", "a")
 PROCESS = ClientProcess(
     incarnation="ab" * 16,
@@ -52,31 +48,15 @@ def owning(cluster, name="a"):
     return node
 
 
-class Fencing:
+class FencingAdmin(InMemory, Fencing):
     """An admin that fences client a of group g."""
 
-    def __init__(self, cluster, name="admin", person=None):
-        self.follower = Stepping(cluster, name)
-        self.sender = Sender(name, person)
-        self.follower.catch_up(TIMEOUT_MS)
-
     def processes(self):
-        self.follower.catch_up(TIMEOUT_MS)
-        replicas = list(self.follower.replicas.values())
-        clock = self.follower.cluster.clock
-        now_ms, wall_ms = clock.now_ms(), clock.wall_ms()
-        return processes_of(replicas, OWNER, now_ms=now_ms, wall_ms=wall_ms)
+        return self.client_processes(*OWNER)
 
-    def fence(self, incarnations=None, reason="hung"):
-        return write_fences(
-            self.follower,
-            select(self.processes(), owner=OWNER, incarnations=incarnations),
-            sender=self.sender,
-            owner=OWNER,
-            partition_count=K,
-            reason=reason,
-            timeout_ms=TIMEOUT_MS,
-        )
+    def fence(self, incarnations=None):
+        result = self.fence_client(*OWNER, incarnations=incarnations, reason="hung")
+        return result.is_changed
 
 
 def fences(cluster):
@@ -90,7 +70,7 @@ def fences(cluster):
 
 def test_a_process_is_fenced_everywhere_at_home_first(cluster):
     a = owning(cluster)
-    assert Fencing(cluster, person="alice").fence()
+    assert FencingAdmin(cluster, person="alice").fence()
     found = fences(cluster)
     assert [len(found[t]) for t in range(K)] == [1] * K
     for (line,) in found.values():
@@ -102,7 +82,7 @@ def test_a_process_is_fenced_everywhere_at_home_first(cluster):
 
 def test_a_healthy_process_releases_at_once(cluster):
     a = owning(cluster)
-    admin = Fencing(cluster)
+    admin = FencingAdmin(cluster)
     (before,) = admin.processes()
     assert (len(before.owned), before.is_announced, before.is_live) == (6, True, True)
     assert not before.is_fenced
@@ -116,7 +96,7 @@ def test_a_healthy_process_releases_at_once(cluster):
 
 def test_what_a_process_that_hangs_still_holds(cluster):
     a = owning(cluster)
-    admin = Fencing(cluster)
+    admin = FencingAdmin(cluster)
     a.cut(is_cut=True)
     admin.fence()
     (process,) = admin.processes()
@@ -133,12 +113,12 @@ def test_what_a_process_that_hangs_still_holds(cluster):
 
 def test_a_second_fence_writes_nothing(cluster):
     owning(cluster)
-    admin = Fencing(cluster)
+    admin = FencingAdmin(cluster)
     assert admin.fence()
     cluster.run(H)
     before = {t: fold(cluster, t).next_offset for t in range(K)}
     assert not admin.fence()
-    assert not Fencing(cluster, "another").fence()
+    assert not FencingAdmin(cluster, "another").fence()
     assert {t: fold(cluster, t).next_offset for t in range(K)} == before
 
 
@@ -146,7 +126,7 @@ def test_a_fence_that_was_interrupted_is_completed(cluster):
     a = owning(cluster)
     a.cut(is_cut=True)
     write(cluster, fence("a", inc=a.owner.incarnation), HOME)
-    admin = Fencing(cluster)
+    admin = FencingAdmin(cluster)
     (process,) = admin.processes()
     assert (list(process.fenced), process.is_fenced) == ([HOME], False)
     assert admin.fence()
@@ -155,7 +135,7 @@ def test_a_fence_that_was_interrupted_is_completed(cluster):
 
 def test_another_process_of_the_client_is_fenced_only_if_named(cluster):
     owning(cluster)
-    admin = Fencing(cluster)
+    admin = FencingAdmin(cluster)
     admin.fence()
     cluster.run(H)
     again = owning(cluster)
@@ -178,7 +158,7 @@ def test_what_the_log_does_not_know_is_refused(cluster, known, incarnations, tex
     if known:
         owning(cluster)
     with pytest.raises(ClaimRejected, match=text) as caught:
-        Fencing(cluster).fence(incarnations)
+        FencingAdmin(cluster).fence(incarnations)
     assert caught.value.reason == "unknown_client"
     assert "fence the sidecar" in str(caught.value)
     assert not any(fences(cluster).values())
@@ -188,23 +168,23 @@ def test_a_process_lives_for_two_intervals_or_while_it_holds_keys(cluster):
     """Who lives is confirmed before it is fenced."""
     a, _ = cluster.node("a"), cluster.node("b")  # which moves log time
     cluster.run(H)
-    (idle,) = Fencing(cluster).processes()
+    (idle,) = FencingAdmin(cluster).processes()
     assert (idle.owned, idle.is_announced, idle.is_live) == ((), True, True)
     cluster.crash(a)
     cluster.run(H)
-    (silent,) = Fencing(cluster).processes()
+    (silent,) = FencingAdmin(cluster).processes()
     assert silent.is_live
     cluster.run(H + H // 3)
-    assert Fencing(cluster).processes() == ()
+    assert FencingAdmin(cluster).processes() == ()
 
 
 def test_where_nobody_writes_only_the_wall_clock_shows_who_died(cluster):
     a = owning(cluster)
-    (process,) = Fencing(cluster).processes()
+    (process,) = FencingAdmin(cluster).processes()
     assert (process.is_live, process.is_silent) == (True, False)
     cluster.crash(a)
     cluster.run(3 * H)
-    admin = Fencing(cluster)
+    admin = FencingAdmin(cluster)
     (process,) = admin.processes()
     assert (process.is_live, process.is_silent) == (True, True)
     admin.fence()
@@ -217,16 +197,16 @@ def test_a_client_that_has_left_needs_no_fence(cluster):
     a = owning(cluster)
     a.leave()
     cluster.run_until(lambda: a.has_left, H)
-    (process,) = Fencing(cluster).processes()
+    (process,) = FencingAdmin(cluster).processes()
     assert not process.is_live
-    assert not Fencing(cluster).fence()
+    assert not FencingAdmin(cluster).fence()
 
 
 def test_an_owner_that_never_announced_itself_is_known(cluster):
     key = Key("g", "t", 0)
     for t in range(K):
         write(cluster, claim("a", key=key), t)
-    admin = Fencing(cluster)
+    admin = FencingAdmin(cluster)
     (process,) = admin.processes()
     assert (process.host, process.is_announced) == (None, False)
     assert process.incarnation == ident("a").hex()
@@ -237,24 +217,17 @@ def test_a_partition_that_refuses_is_named(cluster):
     for number in range(3):
         for t in range(K):
             write(cluster, fence(f"x{number}", group=f"full-{number}"), t)
-    admin = Fencing(cluster)
+    admin = FencingAdmin(cluster)
+    admin._read()
     with pytest.raises(
         LogUnwritable, match=r"refused the fence of client 'a' \(limits\)"
     ):
-        write_fences(
-            admin.follower,
-            [PROCESS],
-            sender=admin.sender,
-            owner=OWNER,
-            partition_count=K,
-            reason=None,
-            timeout_ms=TIMEOUT_MS,
-        )
+        admin._write_fences([PROCESS], OWNER, count=K, reason=None)
 
 
 def test_a_fence_without_an_answer_ends_at_its_deadline(cluster):
     owning(cluster)
-    admin = Fencing(cluster)
+    admin = FencingAdmin(cluster)
     cluster.fates["admin"] = AppendFate(is_lost=True)
     with pytest.raises(DeadlineExceeded):
         admin.fence()

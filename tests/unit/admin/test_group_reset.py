@@ -4,25 +4,19 @@ import attrs
 import msgspec
 import numpy as np
 import pytest
-from enginekit import H, fold
+from adminkit import ResettingAdmin, planned
+from enginekit import fold
 from positionkit import (
     KEYS,
     NEW,
     OLD,
     OP,
-    TIMEOUT_MS,
     K,
-    die_at,
-    following,
-    locks,
-    positions,
     written,
 )
 
-from kafka_marshal.admin.finishing import ignore_progress
 from kafka_marshal.admin.group_reset import (
     Facts,
-    GroupResets,
     PositionSpec,
     ResetResult,
     partitions_of,
@@ -32,15 +26,12 @@ from kafka_marshal.admin.group_reset import (
     topics_of_group,
     write_plan,
 )
-from kafka_marshal.admin.pausing import Sender
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
-    CoordinationError,
     PositionError,
 )
 from kafka_marshal.ports import LogRange, TopicInfo
-from kafka_marshal.protocol.records import DecidePosition, ResolvePosition
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, TopicPartition
 
@@ -49,45 +40,9 @@ PLACES = tuple(TopicPartition("t", each) for each in range(KEYS))
 TOPIC_ID = b"i" * 16
 
 
-class Times:
-    """Finds the same offset at every time."""
-
-    def __init__(self, offset=None):
-        self.offset = offset
-
-    def at_times(self, times_ms, timeout_ms):
-        return dict.fromkeys(times_ms, self.offset)
-
-
 @pytest.fixture(name="cluster")
 def _cluster():
     return written()
-
-
-def resets(cluster, name="admin", *, data=None, times=None):
-    follower = following(cluster, name)
-    return GroupResets(
-        follower,
-        cluster.clock.view(),
-        Sender(name),
-        data=data or cluster.kafka.data_log(),
-        times=times or Times(),
-        config=cluster.config,
-        timeout_ms=TIMEOUT_MS,
-    )
-
-
-def planned(cluster, spec=None, *, topics=None, **changes):
-    options = {"is_clamped": False, "allows_reprocess": False, **changes}
-    one = resets(cluster, "planner", times=Times(7))
-    return one.plan("g", spec or PositionSpec.to_offset(NEW), topics=topics, **options)
-
-
-def executed(cluster, plan, name="admin", **options):
-    one = resets(cluster, name, **options)
-    return one.execute(
-        plan.positions, reason=None, drain_ms=None, on_progress=ignore_progress
-    )
 
 
 # --- which partitions
@@ -152,14 +107,8 @@ def test_positions_of_a_file_bring_their_partitions(cluster):
 
 
 def test_a_time_behind_the_last_record_is_the_end(cluster):
-    one = resets(cluster, times=Times(None))
-    plan = one.plan(
-        "g",
-        PositionSpec.to_time(1),
-        topics=None,
-        is_clamped=False,
-        allows_reprocess=False,
-    )
+    admin = ResettingAdmin(cluster, offset=None)
+    plan = admin.plan_reset("g", PositionSpec.to_time(1))
     assert {row.after for row in plan.partitions} == {20}
 
 
@@ -172,7 +121,7 @@ def test_a_position_outside_of_its_log_is_refused_or_clamped(cluster, wanted, cl
     with pytest.raises(PositionError, match=r"positions 3 to 20.*clamp=True") as raised:
         planned(cluster, spec, topics=["t:0"])
     assert (raised.value.log_start, raised.value.log_end) == (3, 20)
-    plan = planned(cluster, spec, topics=["t:0"], is_clamped=True)
+    plan = planned(cluster, spec, topics=["t:0"], clamp=True)
     assert [(r.after, r.is_clamped) for r in plan.partitions] == [(clamped, True)]
 
 
@@ -254,135 +203,6 @@ def test_a_group_goes_back_to_where_it_was(cluster):
     assert plan.positions.left_out == PLACES[1:]
     with pytest.raises(ConfigurationError, match="no position to set"):
         planned(cluster, PositionSpec.to_fence([], "g"))
-
-
-# --- executed
-
-
-def test_a_plan_is_executed_and_mirrored_to_kafka(cluster):
-    result = executed(cluster, planned(cluster))
-    assert (result.outcome, result.mirror_error) == ("committed", None)
-    assert result.moved == dict.fromkeys(PLACES, (OLD, NEW))
-    assert positions(cluster) == [NEW] * KEYS
-    assert cluster.kafka.groups["g"] == dict.fromkeys(PLACES, NEW)
-
-
-def test_kafka_may_refuse_the_mirror(cluster):
-    data = cluster.kafka.data_log()
-
-    def commit(*_, **__):
-        raise CoordinationError("the group has members of Kafka's protocol")
-
-    data.commit = commit
-    result = executed(cluster, planned(cluster), data=data)
-    assert (result.outcome, positions(cluster)) == ("committed", [NEW] * KEYS)
-    assert "members" in result.mirror_error
-
-
-def undo(cluster, op_id, **changes):
-    options = {"is_partial": False, "allows_reprocess": False, **changes}
-    return resets(cluster, "undoing").plan_undo(op_id, **options)
-
-
-def test_an_undo_shows_what_it_does(cluster):
-    op_id = executed(cluster, planned(cluster)).op_id
-    plan = undo(cluster, op_id)
-    assert {(r.before, r.after, r.lag_after) for r in plan.partitions} == {
-        (NEW, OLD, 20 - OLD)
-    }
-    assert (plan.positions.undoes, plan.group_id) == (op_id, "g")
-    executed(cluster, plan, "undoing")
-    assert positions(cluster) == [OLD] * KEYS
-
-
-def test_the_position_of_a_topic_that_was_created_again_is_not_restored(cluster):
-    cluster.kafka.create_topic("other", 1)
-    cluster.kafka.produce(TopicPartition("other", 0), b"x")
-    executed(cluster, planned(cluster, PositionSpec.latest(), topics=["t", "other"]))
-    second = planned(cluster, PositionSpec.earliest(), topics=["t", "other"])
-    op_id = executed(cluster, second, "two").op_id
-    cluster.kafka.recreate_topic("t", KEYS)
-    with pytest.raises(ClaimRejected, match="created again"):
-        undo(cluster, op_id)
-    plan = undo(cluster, op_id, is_partial=True)
-    assert [row.partition for row in plan.partitions] == [("other", 0)]
-
-
-def test_a_position_beyond_the_end_is_not_restored(cluster):
-    executed(cluster, planned(cluster, PositionSpec.latest()))
-    op_id = executed(cluster, planned(cluster, PositionSpec.earliest()), "two").op_id
-    for place in PLACES:
-        cluster.kafka.truncate(place, end=5, leader=0)
-    with pytest.raises(PositionError, match=r"lost its end.*marshal groups reset"):
-        undo(cluster, op_id)
-
-
-def test_an_unknown_operation_cannot_be_undone(cluster):
-    with pytest.raises(ClaimRejected, match="not committed") as raised:
-        undo(cluster, OP)
-    assert raised.value.reason == "unknown_operation"
-    with pytest.raises(ConfigurationError, match="32 hex digits"):
-        undo(cluster, "the last one")
-
-
-@pytest.mark.parametrize(
-    ("kind", "outcome", "expected"),
-    [(DecidePosition, "aborted", OLD), (ResolvePosition, "committed", NEW)],
-)
-def test_open_operations_are_finished(cluster, kind, outcome, expected):
-    die_at(cluster, kind)
-    cluster.run(20)
-    one = resets(cluster, "other")
-    (result,) = one.finish("g", reason=None, on_progress=ignore_progress)
-    assert (result.op_id, result.outcome) == (OP, outcome)
-    assert (positions(cluster), locks(cluster)) == ([expected] * KEYS, [])
-    mirrored = dict.fromkeys(PLACES, NEW) if kind is ResolvePosition else {}
-    assert cluster.kafka.groups.get("g", {}) == mirrored
-    assert resets(cluster, "late").finish("g", reason=None, on_progress=print) == ()
-
-
-def test_the_wait_for_the_drain_is_bounded_by_default(cluster):
-    one = resets(cluster)
-    found = {}
-
-    def run(self, timeout_ms, *, drain_ms):
-        found["drain_ms"] = drain_ms
-        raise CoordinationError("enough")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kafka_marshal.admin.group_reset.SetPosition.run", run)
-        with pytest.raises(CoordinationError):
-            one.execute(
-                planned(cluster).positions,
-                reason=None,
-                drain_ms=None,
-                on_progress=ignore_progress,
-            )
-    assert found["drain_ms"] == 2 * H + TIMEOUT_MS
-
-
-@pytest.mark.parametrize(("limit_ms", "for_ms"), [(None, 30_000), (900, 900)])
-def test_the_pause_is_no_longer_than_the_log_allows(cluster, limit_ms, for_ms):
-    limits = msgspec.structs.replace(cluster.config.limits, max_pause_ms=limit_ms)
-    one = resets(cluster)
-    one._config = msgspec.structs.replace(cluster.config, limits=limits)
-    found = []
-
-    class Never:
-        def __init__(self, *_, **fields):
-            found.append(fields["for_ms"])
-            raise CoordinationError("enough")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kafka_marshal.admin.group_reset.SetPosition", Never)
-        with pytest.raises(CoordinationError):
-            one.execute(
-                planned(cluster).positions,
-                reason=None,
-                drain_ms=None,
-                on_progress=ignore_progress,
-            )
-    assert found == [for_ms]
 
 
 # --- files

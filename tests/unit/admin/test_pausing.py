@@ -3,6 +3,7 @@
 import pytest
 from enginekit import H, fold, lines, world, write
 from logkit import config
+from positionkit import following
 
 from kafka_marshal.admin import pausing
 from kafka_marshal.admin.pausing import (
@@ -18,7 +19,6 @@ from kafka_marshal.admin.pausing import (
     period_of,
     scope_of_topics,
 )
-from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
@@ -46,32 +46,17 @@ OTHERS = [t for t in range(K) if t != HOME]
 TIMEOUT_MS = 30_000
 
 
-class Stepping(Follower):
-    """Lets the world go on where production code would wait for the log."""
-
-    def __init__(self, cluster, name):
-        self.cluster = cluster
-        log = cluster.kafka.coordination_log(name=name)
-        self.own_log = log
-        super().__init__(log, cluster.clock.view())
-
-    def step(self, timeout_ms, **rest):
-        if timeout_ms:
-            self.cluster.run(20)
-        return super().step(0, **rest)
-
-
 @pytest.fixture(name="cluster")
 def _cluster():
     return world(partitions=K, groups=3)
 
 
 def operation(cluster, client="admin", **changes):
-    follower = Stepping(cluster, client)
-    follower.catch_up(100)
     period = Period(for_ms=FOR_MS)
     wanted = {"group_id": "g", "partition_count": K, "period": period} | changes
-    return PauseOperation(follower, cluster.clock.view(), Sender(client), **wanted)
+    return PauseOperation(
+        following(cluster, client), cluster.clock.view(), Sender(client), **wanted
+    )
 
 
 def sent(cluster, client="admin"):
@@ -282,8 +267,6 @@ def test_a_scheduled_pause_begins_everywhere_without_its_admin(cluster):
 
 
 def test_a_refused_schedule_is_undone_in_all(cluster):
-    follower = Stepping(cluster, "other")
-    follower.catch_up(100)
     taken = OTHERS[0]
     for number in range(SCHEDULED_MAX):
         begin_ms = cluster.clock.wall_ms() + 10_000
@@ -324,8 +307,7 @@ def test_a_pause_whose_end_has_passed_is_not_repeated(cluster):
 
 
 def chosen(cluster, *, op_id=None):
-    follower = Stepping(cluster, "reader")
-    follower.catch_up(100)
+    follower = following(cluster, "reader")
     wall_ms = cluster.clock.wall_ms()
     return ending(follower, "g", op_id=op_id, wall_ms=wall_ms)
 

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from adminkit import TuningAdmin
 from countkit import Reading, level_two, moving, owners
 from enginekit import H, fold, lowered, pause_for, pause_scope, world, write
 from logkit import (
@@ -32,8 +33,8 @@ from resizekit import (
 
 from kafka_marshal.admin.altering import Altering
 from kafka_marshal.admin.formatting import Format, format_log
-from kafka_marshal.admin.group_settings import plan_settings, write_settings
-from kafka_marshal.admin.pausing import PauseOperation, Period, Sender
+from kafka_marshal.admin.group_settings import plan_settings
+from kafka_marshal.admin.pausing import PauseOperation, Period
 from kafka_marshal.admin.resizing import Resize, plan_resize, wait_text
 from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.config_check import require_no_change
@@ -752,12 +753,11 @@ def test_what_other_admins_may_not_do_while_a_change_is_open():
     with pytest.raises(Died):
         Tool(cluster, left=12).resize(8)
     assert fold(cluster, 4).layout.sources[0].done_ms is None
-    follower = following(cluster, "other")
-    fields = {"sender": Sender("other"), "timeout_ms": 100}
+    tuning = TuningAdmin(cluster, "other")
     pause = PauseOperation(
-        follower,
+        tuning._read(),
         cluster.clock.view(),
-        Sender("other"),
+        tuning._sender,
         group_id="g",
         op_id=bytes(16),
         period=Period(for_ms=9 * H),
@@ -769,7 +769,7 @@ def test_what_other_admins_may_not_do_while_a_change_is_open():
     assert not any(fold(cluster, t).active_pause("g") for t in range(8))
     change = plan_settings(fold(cluster, 4), group, changes={"grace_ms": 5})
     with pytest.raises(ClaimRejected, match="are being moved") as caught:
-        write_settings(follower, change, home=4, reason=None, **fields)
+        tuning._write_settings(4, change, None)
     assert caught.value.reason == "importing"
 
 

@@ -1,32 +1,27 @@
 import attrs
 import msgspec
 import pytest
-from enginekit import KEY, H, fold, follower, lowered, owning, spec, world, write
-from logkit import claim, member, messages, release
+from adminkit import InMemory
+from enginekit import KEY, H, fold, follower, owning, spec, world, write
+from logkit import claim, messages, release
 
-from kafka_marshal.admin.pausing import Sender
 from kafka_marshal.admin.state_reset import (
     ForgetPlan,
     KeyChange,
+    Overriding,
     find_checkpoint,
     plan_forgetting,
     plan_state_reset,
-    plan_upgrade,
     require_harmless,
-    require_members,
     topics_of,
-    write_forgetting,
-    write_state_reset,
-    write_upgrade,
 )
 from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.checkpointing import CheckpointRule
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, LogUnwritable
 from kafka_marshal.ports import LogRange
-from kafka_marshal.protocol.codec import decode, encode, person_of, person_to_tags
+from kafka_marshal.protocol.codec import decode, encode, person_of
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
-    SUPPORTED_LEVEL,
     Reset,
 )
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
@@ -41,6 +36,17 @@ def checkpointed(cluster, node):
     cluster.run_until(lambda: node.observer.named("checkpoint_written"), 4 * H)
     node.engine.checkpointer.close()
     cluster.run(100)
+
+
+class OverridingAdmin(InMemory, Overriding):
+    """An admin that overrides states."""
+
+
+def admin(cluster):
+    """Return an admin that has read the log."""
+    found = OverridingAdmin(cluster, person="ada")
+    found._read()
+    return found
 
 
 def find(cluster, checkpoint_id=None, partition=0):
@@ -167,9 +173,7 @@ def test_staged_parts_of_another_reset_are_not_restored():
     assert staged.effect == "reset_staged"
     state.next_offset = entry.offset
     kept = attrs.evolve(kept, state=to_bytes(state), digest=digest(state))
-    write_state_reset(
-        follower(cluster), kept, sender=Sender("admin", "ada"), timeout_ms=100
-    )
+    admin(cluster)._write_state(kept)
     assert fold(cluster).soft.counters["reset"] == 1
     assert fold(cluster).staging is None
 
@@ -178,9 +182,7 @@ def test_a_reset_is_written_and_read_back():
     cluster, node = story()
     before = fold(cluster)
     kept = find(cluster)
-    offset = write_state_reset(
-        follower(cluster), kept, sender=Sender("admin", "ada"), timeout_ms=100
-    )
+    offset = admin(cluster)._write_state(kept)
     after = fold(cluster)
     assert after.next_offset == offset + 1 > before.next_offset
     assert person_of(last_record(cluster)) == "ada"
@@ -194,9 +196,7 @@ def test_a_refused_reset_is_an_error():
     kept = find(cluster)
     write(cluster, msgspec.structs.replace(cluster.config, generation=2, era=2))
     with pytest.raises(LogUnwritable, match="reset_foreign"):
-        write_state_reset(
-            follower(cluster), kept, sender=Sender("admin", "ada"), timeout_ms=100
-        )
+        admin(cluster)._write_state(kept)
 
 
 @pytest.mark.parametrize(
@@ -236,76 +236,6 @@ def test_one_of_several_checkpoints_is_found_by_its_id():
     assert source.find(cut, log=log, timeout_ms=1) == {0: second}
 
 
-def worlds(found):
-    return {each.partition: each for each in found.worlds}
-
-
-def test_an_upgrade_raises_the_level_and_nothing_else():
-    cluster = lowered()
-    node = owning(cluster)
-    found = follower(cluster)
-    plan = plan_upgrade(worlds(found))
-    assert (plan.level, plan.level_then) == (1, SUPPORTED_LEVEL)
-    assert (plan.generation_then, plan.partitions) == (2, (0, 1))
-    require_members(plan)
-    config = write_upgrade(found, plan, timeout_ms=100, tags=person_to_tags("ada"))
-    assert person_of(config) == "ada"
-    assert (config.generation, config.feature_level) == (2, SUPPORTED_LEVEL)
-    assert config.era > cluster.config.era
-    same = {"generation": 1, "era": cluster.config.era, "feature_level": 1}
-    same["tags"] = msgspec.UNSET
-    assert msgspec.structs.replace(config, **same) == cluster.config
-    cluster.run(2 * H)
-    assert node.engine.context.config == config
-    assert node.held
-    again = plan_upgrade(worlds(found))
-    assert (again.level, again.partitions) == (SUPPORTED_LEVEL, ())
-    assert write_upgrade(found, again, timeout_ms=100) == config
-
-
-def test_an_upgrade_that_was_interrupted_is_completed():
-    cluster = lowered()
-    found = follower(cluster)
-    plan = plan_upgrade(worlds(found))
-    half = msgspec.structs.replace(
-        cluster.config, generation=2, era=77, feature_level=SUPPORTED_LEVEL
-    )
-    write(cluster, half)
-    found.catch_up(100)
-    plan = plan_upgrade(worlds(found))
-    assert (plan.level, plan.generation_then, plan.partitions) == (1, 2, (1,))
-    assert write_upgrade(found, plan, timeout_ms=100) == half
-    assert {each.config for each in found.worlds} == {half}
-
-
-def test_a_partition_with_another_config_is_an_error():
-    cluster = lowered()
-    found = follower(cluster)
-    plan = plan_upgrade(worlds(found))
-    era = found.wall_s + 1_000
-    other = msgspec.structs.replace(cluster.config, generation=2, era=era)
-    write(cluster, other, 1)
-    with pytest.raises(LogUnwritable, match="partition 1 has another"):
-        write_upgrade(found, plan, timeout_ms=100)
-
-
-def test_members_of_an_older_release_are_named():
-    cluster = lowered(1)
-    write(cluster, member("old", inc=b"i" * 16))
-    plan = plan_upgrade(worlds(follower(cluster)))
-    assert plan.too_old == ("g/old",)
-    with pytest.raises(ClaimRejected, match="g/old"):
-        require_members(plan)
-
-
-def test_an_unformatted_partition_is_an_error():
-    cluster = world()
-    place = cluster.place(0)
-    cluster.kafka.log(place).records.clear()
-    with pytest.raises(ConfigurationError, match="not formatted"):
-        plan_upgrade(worlds(follower(cluster)))
-
-
 # --- forgetting keys
 
 
@@ -339,20 +269,15 @@ def plan_for(cluster, found, *, existing=("t",)):
 
 def test_keys_of_topics_that_are_gone_are_dropped():
     cluster, node, epoch = owning_what_is_gone()
-    found = follower(cluster)
-    plan = plan_for(cluster, found)
+    one = admin(cluster)
+    plan = plan_for(cluster, one.follower)
     assert plan == ForgetPlan(((GONE, epoch),), (KEY,), ("t",))
-    assert write_forgetting(
-        found, plan, sender=Sender("admin", "ada"), timeout_ms=100
-    ) == (GONE,)
+    assert one._forget(plan, 1) == (GONE,)
     assert fold(cluster).keys.keys() == {KEY}
     assert person_of(last_record(cluster)) == "ada"
     cluster.run(H)
     assert node.held
-    assert (
-        write_forgetting(found, plan, sender=Sender("admin", "ada"), timeout_ms=100)
-        == ()
-    )
+    assert one._forget(plan, 1) == ()
 
 
 def test_keys_of_topics_that_exist_stay_unless_that_is_allowed():

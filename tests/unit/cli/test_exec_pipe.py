@@ -14,18 +14,17 @@ from kafka_marshal.ports import PlainRecord
 from kafka_marshal_cli import exec_pipe
 from kafka_marshal_cli import exec_pipe as module
 from kafka_marshal_cli.exec_pipe import (
-    EXEC,
     KEY_BYTES_MAX,
     RETRIES_DEFAULT,
     Child,
     ExecFailed,
+    ExecForm,
     ExecFormat,
     ExecLoop,
     ExecMode,
     ExecOptions,
     Job,
     OnError,
-    exec_request,
     payload,
     variables,
     wait_any,
@@ -462,8 +461,7 @@ def test_an_unstartable_process_is_an_error():
 
 
 def asked(**given):
-    defaults = {name: default for name, (_, default) in EXEC.options.items()}
-    return exec_request(defaults | given)
+    return ExecForm(**given).request()
 
 
 def of(**given):

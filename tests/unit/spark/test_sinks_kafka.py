@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from opening import Opened
 from sinkkit import Frame
 
 from kafka_marshal.errors import ConfigurationError
@@ -21,7 +22,7 @@ OPTIONS = {
 T0 = TopicPartition("t", 0)
 
 
-class Transactions:
+class Transactions(Opened):
     """What the broker keeps for one id."""
 
     made: list = []  # noqa: RUF012 - created for each test
@@ -33,12 +34,6 @@ class Transactions:
         self.headers = []
         self.asked = []
         self.made.append(self)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
     def position(self, partition, *, topic_id):
         self.asked.append(topic_id)

@@ -8,6 +8,7 @@ import pytest
 from attrs import evolve
 from changekit import Change
 from logkit import KEY, Log, beat, release
+from opening import Opened
 from typer.testing import CliRunner
 
 from kafka_marshal import Key, LogUnreadable, World
@@ -45,16 +46,10 @@ def log_ends(_, wanted):
     return {each: 9 for each in wanted if each.partition == 0}
 
 
-class Cluster:
+class Cluster(Opened):
     """An admin of a cluster with the topics of COUNTS."""
 
     COUNTS: ClassVar = {"t": 2, "u": 6}
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
     def partition_count(self, topic):
         if topic == "secret":
@@ -171,15 +166,9 @@ def test_list_of_the_past_has_nothing_of_now(asked, monkeypatch):
     assert {row[name] for row in found["claims"] for name in now} == {None}
 
 
-class FakeAdmin:
+class FakeAdmin(Opened):
     def __init__(self):
         self.asked = []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
     def forget_keys(self, group_id, **asked):
         self.asked.append((group_id, asked))

@@ -5,6 +5,7 @@ import json
 import pytest
 from attrs import evolve
 from logkit import OP, Log, direct, ident, member
+from opening import Opened
 from typer.testing import CliRunner
 
 from kafka_marshal import Key, World
@@ -80,18 +81,12 @@ def process(name="ab", *, owned=(HELD,), is_announced=True, fenced=None):
     )
 
 
-class FakeAdmin:
+class FakeAdmin(Opened):
     """An admin of a client with these processes."""
 
     def __init__(self, *processes, left=()):
         self.processes, self.left = processes, left
         self.asked = None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
     def client_processes(self, group_id, client_id):
         return self.processes
@@ -129,17 +124,11 @@ RESULT = DirectiveResult(
 )
 
 
-class Directing:
+class Directing(Opened):
     """An admin that drains, cordons and ends that."""
 
     def __init__(self, *held):
         self.held, self.asked = held, None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
     def drain(self, client, *, on_progress, **asked):
         for count in (2, len(self.held)):

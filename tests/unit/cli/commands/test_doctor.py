@@ -5,6 +5,7 @@ import json
 import attrs
 import pytest
 from logkit import Log, member
+from opening import Opened
 from typer.testing import CliRunner
 
 from kafka_marshal import CoordinationError, World, native
@@ -21,7 +22,7 @@ from kafka_marshal_cli.commands import doctor
 from kafka_marshal_cli.shared import Call
 
 
-class Cluster:
+class Cluster(Opened):
     """What the doctor asks, answered as a test wants it."""
 
     transport = Choice("fast", "why not")
@@ -53,12 +54,6 @@ class Cluster:
         return TopicReport(
             cluster=info, topic=topic, found=tuple(map(Problem, problems)), note=note
         )
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
     def cluster(self):
         if self.error is not None:

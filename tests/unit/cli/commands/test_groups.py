@@ -21,6 +21,7 @@ from logkit import (
     release,
     settings,
 )
+from opening import Opened
 from typer.testing import CliRunner
 
 from kafka_marshal import CoordinationError, Key, TopicPartition, World
@@ -246,18 +247,12 @@ def test_describe_a_group_that_is_not_there(world):
     )
 
 
-class FakeAdmin:
+class FakeAdmin(Opened):
     def __init__(self, held):
         self.asked = []
         self.begin_ms = None
         self.until_ms = UNTIL
         self._held = held
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
     def pause_group(self, group, **wanted):
         self.asked.append((group, wanted))

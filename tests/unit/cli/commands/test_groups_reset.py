@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from opening import Opened
 from typer.testing import CliRunner
 
 from kafka_marshal import (
@@ -30,7 +31,7 @@ from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands import groups_reset
-from kafka_marshal_cli.commands.groups_reset import Printer, spec_of
+from kafka_marshal_cli.commands.groups_reset import Printer, Rules
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.shared import Call
 
@@ -57,7 +58,7 @@ def plan(*, repeats=False, left_out=()):
     return ResetPlan(positions=positions, partitions=(row,))
 
 
-class FakeAdmin:
+class FakeAdmin(Opened):
     def __init__(self):
         self.asked = []
         self.plan = plan()
@@ -66,12 +67,6 @@ class FakeAdmin:
         self.mirror_error = None
         self.finished = ()
         self.stored = None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
     def plan_reset(self, group, spec, **options):
         self.asked.append((group, spec, options))
@@ -134,21 +129,20 @@ def invoke(*arguments):
     ],
 )
 def test_each_option_is_a_rule(given, spec):
-    empty = dict.fromkeys(groups_reset.SPEC.options)
-    assert spec_of(empty | {"to_latest": False} | given) == spec
+    assert Rules(**given).spec() == spec
 
 
 def test_a_duration_is_so_long_ago(monkeypatch):
     monkeypatch.setattr(groups_reset, "wall_ms", lambda: 700_000)
-    assert spec_of({"by_duration": "PT10M"}) == PositionSpec.to_time(100_000)
-    assert spec_of({"by_duration": "10m"}) == PositionSpec.to_time(100_000)
-    assert spec_of({"by_duration": "P1D"}) == PositionSpec.to_time(0)
+    assert Rules(by_duration="PT10M").spec() == PositionSpec.to_time(100_000)
+    assert Rules(by_duration="10m").spec() == PositionSpec.to_time(100_000)
+    assert Rules(by_duration="P1D").spec() == PositionSpec.to_time(0)
 
 
 def test_a_file_has_positions(tmp_path):
     path = tmp_path / "positions.csv"
     path.write_text("t,0,4\n", encoding="utf-8")
-    assert spec_of({"from_file": path}) == PositionSpec.from_offsets({PLACE: 4})
+    assert Rules(from_file=path).spec() == PositionSpec.from_offsets({PLACE: 4})
 
 
 @pytest.mark.parametrize(
@@ -160,7 +154,7 @@ def test_a_file_has_positions(tmp_path):
 )
 def test_a_fence_is_a_moment_of_the_log(monkeypatch, admin, text, moment):
     monkeypatch.setattr(groups_reset, "wall_ms", lambda: 700_000)
-    assert spec_of({"to_fence": text}) == moment
+    assert Rules(to_fence=text).spec() == moment
     state, asked = WorldState(3), []
     world = World([state], {}, is_past=True)
     monkeypatch.setattr(
@@ -174,7 +168,7 @@ def test_a_fence_is_a_moment_of_the_log(monkeypatch, admin, text, moment):
 
 def test_two_rules_are_refused():
     with pytest.raises(ConfigurationError, match="--to-earliest, --to-offset"):
-        spec_of({"to_earliest": True, "to_offset": 0})
+        Rules(to_earliest=True, to_offset=0).spec()
 
 
 @pytest.mark.parametrize(
@@ -270,7 +264,7 @@ def test_a_file_may_be_the_standard_input(monkeypatch, tmp_path):
     path = tmp_path / "stdin"
     path.write_text("t,0,4\n")
     monkeypatch.setattr(groups_reset, "STDIN", path)
-    assert spec_of({"from_file": Path("-")}) == PositionSpec.from_offsets({PLACE: 4})
+    assert Rules(from_file=Path("-")).spec() == PositionSpec.from_offsets({PLACE: 4})
 
 
 def test_export_writes_lines_for_another_group(admin):

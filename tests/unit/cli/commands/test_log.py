@@ -7,6 +7,7 @@ from changekit import Change
 from enginekit import checkpointed
 from logkit import Log, claim, config, layout_import
 from msgspec.structs import replace
+from opening import Opened
 from pastkit import past
 from scankit import FakeScan
 from typer.testing import CliRunner
@@ -117,17 +118,11 @@ def test_verify_of_a_broken_fold_is_70(logs, monkeypatch):
     assert "partition 0: S2: " in outcome.stderr
 
 
-class FakeResetter:
+class FakeResetter(Opened):
     """An admin that plans a reset, and remembers what it was asked for."""
 
     def __init__(self):
         self.asked = []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
     def reset_state(self, partition, **asked):
         self.asked.append((partition, asked))

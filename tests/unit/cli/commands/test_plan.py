@@ -6,6 +6,7 @@ from typing import ClassVar
 import msgspec
 import pytest
 from logkit import H, Log, beat, member, planned, settings
+from opening import Opened
 from typer.testing import CliRunner
 
 from kafka_marshal import ConfigurationError, Key, World
@@ -26,16 +27,10 @@ def invoke(*arguments, what="simulate"):
     return CliRunner().invoke(app, ["plan", what, *arguments])
 
 
-class Cluster:
+class Cluster(Opened):
     """An admin of a cluster with one topic."""
 
     COUNTS: ClassVar = {"t": 4}
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
     def partition_count(self, topic):
         return self.COUNTS.get(topic)
@@ -207,13 +202,7 @@ def test_a_partition_of_a_plan_is_explained(planned_world):
 def test_changes_since_an_earlier_plan_are_shown(log, planned_world, monkeypatch):
     opened = []
 
-    class Scan:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
+    class Scan(Opened):
         def restore(self):
             return {0: Restored(WorldState(0), None, 0)}
 

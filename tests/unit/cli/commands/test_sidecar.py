@@ -20,13 +20,15 @@ from kafka_marshal.remote.api import EventBody
 from kafka_marshal.sidecar import server
 from kafka_marshal.sidecar.routes import ROUTES
 from kafka_marshal_cli.assembly import app
-from kafka_marshal_cli.claiming_options import MEMBER_OPTIONS
-from kafka_marshal_cli.commands.sidecar import OPTIONS
+from kafka_marshal_cli.claiming_options import MEMBER
+from kafka_marshal_cli.commands.sidecar import DAEMON
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.profiles import SETTINGS
 
 OPTIONS_ENV = {
-    get_args(kind)[1].envvar for kind, _ in (OPTIONS | MEMBER_OPTIONS).values()
+    get_args(kind)[1].envvar
+    for group in (DAEMON, MEMBER)
+    for kind, _ in group.options.values()
 }
 
 

@@ -18,13 +18,13 @@ from logkit import (
     source_log,
     target_log,
 )
+from opening import Opened
 from typer.testing import CliRunner
 
 from kafka_marshal import World
-from kafka_marshal.admin.altering import plan_alter
+from kafka_marshal.admin.altering import UpgradePlan, plan_alter
 from kafka_marshal.admin.formatting import TopicReport
 from kafka_marshal.admin.resizing import Move, Obstacle, ResizePlan
-from kafka_marshal.admin.state_reset import UpgradePlan
 from kafka_marshal.kafka_io.topic_rules import ClusterInfo, Problem, TopicDescription
 from kafka_marshal.protocol.layout_reading import Progress
 from kafka_marshal_cli.assembly import app
@@ -98,13 +98,7 @@ def test_judge(expected, found, code, problem):
 
 
 def info(monkeypatch, written, found, *arguments):
-    class FakeAdmin:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
+    class FakeAdmin(Opened):
         def report_topic(self):
             return written
 
@@ -160,13 +154,7 @@ def test_random_ids_differ():
 def test_an_upgrade_is_written_only_with_execute(
     monkeypatch, partitions, words, expected
 ):
-    class FakeAdmin:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
+    class FakeAdmin(Opened):
         def upgrade_topic(self, *, execute, ignore_members):
             assert (execute, ignore_members) == (bool(words), False)
             return UpgradePlan(
@@ -200,13 +188,7 @@ def test_an_upgrade_is_written_only_with_execute(
 def test_a_topic_is_altered_only_with_execute(monkeypatch, words, expected):
     log, calls = Log(k=1, h=1_000), []
 
-    class FakeAdmin:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
+    class FakeAdmin(Opened):
         def alter_topic(self, *, heartbeat_interval_ms, limits, execute):
             calls.append(execute)
             return plan_alter(
@@ -241,13 +223,7 @@ def progress(**changes):
 def test_the_number_of_partitions_changes_only_with_execute(monkeypatch, words):
     calls = []
 
-    class FakeAdmin:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
+    class FakeAdmin(Opened):
         def resize_topic(self, count, *, on_progress, **given):
             calls.append(given)
             on_progress(progress(fenced_count=3, partition_count=8))
@@ -285,13 +261,7 @@ def test_the_number_of_partitions_changes_only_with_execute(monkeypatch, words):
 
 
 def test_the_number_that_the_topic_has_is_nothing_to_do(monkeypatch):
-    class FakeAdmin:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
+    class FakeAdmin(Opened):
         def resize_topic(self, count, **_):
             return ResizePlan(
                 before=config(k=8),
