@@ -1,5 +1,6 @@
 """Base class of context managers that close themselves."""
 
+import warnings
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
@@ -24,3 +25,17 @@ class Closing(ABC):
     ) -> None:
         """Close."""
         self.close()
+
+
+def warn_unclosed(dropped: object) -> None:
+    """Warn that an object was dropped open, as files and sockets do; takes no lock.
+
+    For ``__del__``, which runs on any thread, in whatever that does: it cannot close.
+    """
+    warnings.warn(
+        f"unclosed {dropped!r}: its claims are renewed until the process ends; close "
+        "it, or use it in a with statement",
+        ResourceWarning,
+        stacklevel=3,
+        source=dropped,
+    )
