@@ -24,6 +24,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from itertools import islice
 from typing import Any
+from weakref import WeakSet
 
 import attrs
 from confluent_kafka import (
@@ -80,7 +81,8 @@ _REFUSALS = (
     KafkaError.SASL_AUTHENTICATION_FAILED,
 )
 
-_live: dict[int, Any] = {}
+# Weakly: one that an interrupted call has dropped is destroyed as garbage.
+_live: "WeakSet[Client]" = WeakSet()
 
 
 class LeaderSearch:
@@ -129,8 +131,8 @@ class LeaderSearch:
 
 def _keep_in_child() -> None:
     """Keep all handles of the parent alive in this child."""
-    for handle in _live.values():
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
+    for client in _live:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(client.handle))
     _live.clear()
 
 
@@ -183,8 +185,8 @@ class Client:
 
         This may block; call it on a background thread.
         """
-        handle, self.handle = self.handle, None
-        _live.pop(id(handle), None)
+        self.handle = None
+        _live.discard(self)
 
 
 class _Log:
@@ -253,6 +255,7 @@ def _new_client(
     is_quiet: bool = False,
 ) -> Client:
     client = Client()
+    _live.add(client)
     whole = {
         "allow.auto.create.topics": False,
         "error_cb": client.on_error,
@@ -273,7 +276,6 @@ def _new_client(
             access=Access.READ,
             addresses=settings.addresses,
         ) from error
-    _live[id(client.handle)] = client.handle
     return client
 
 

@@ -1,8 +1,10 @@
 """librdkafka's clients: configuration, fork, the search for leaders."""
 
+import gc
 import logging
 import os
 import sys
+import weakref
 from concurrent.futures import Future
 
 import pytest
@@ -233,11 +235,18 @@ def test_a_forked_child_ends_without_touching_them(consumer):
     before = sys.getrefcount(consumer.handle)
     child = os.fork()
     if child == 0:
-        is_kept = sys.getrefcount(consumer.handle) == before
+        is_kept = sys.getrefcount(consumer.handle) == before + 1
         consumer.handle = None
         os._exit(0 if is_kept and not clients._live else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert consumer.handle is not None
+
+
+@pytest.mark.parametrize("new", [new_consumer, new_producer])
+def test_one_that_an_interrupted_call_has_dropped_is_destroyed(new):
+    made = weakref.ref(new(NOBODY, {}))
+    gc.collect()
+    assert made() is None
 
 
 def test_the_last_error_that_names_a_cause_is_kept():
