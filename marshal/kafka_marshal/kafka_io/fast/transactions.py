@@ -44,15 +44,12 @@ _FATAL = KafkaError._FATAL  # noqa: SLF001 - its public name
 _POLL_S = 0.1
 # All brokers know a topic so long after it was created.
 _CREATED_S = 3.0
-_ABORT_S = 1.0
+# The least time of a step: enough to learn what became of a transaction where a broker
+# answers, also after a suspension that has used up the deadline.
+_STEP_S = 1.0
 _BY_KEY = -1
 # The most that librdkafka takes: which records are too large is up to the topic.
 _RECORD_BYTES_MAX = 1_000_000_000
-
-
-def _left_s(deadline: float) -> float:
-    # librdkafka would take a negative time for no limit.
-    return max(0.001, deadline - time.monotonic())
 
 
 class Transactions(Closing):
@@ -185,10 +182,10 @@ class Transactions(Closing):
             handle.send_offsets_to_transaction(
                 [TopicPartition(*partition, position, metadata)],
                 self._consumer.handle.consumer_group_metadata(),
-                _left_s(deadline),
+                self._left_s(deadline),
             )
             doing = writing
-            handle.commit_transaction(_left_s(deadline))
+            handle.commit_transaction(self._left_s(deadline))
             self._is_under_way = False
         except KafkaException as error:
             raise self._translate(error, doing) from error
@@ -200,7 +197,7 @@ class Transactions(Closing):
         created = min(deadline, time.monotonic() + _CREATED_S)
         handle = self._producer.handle
         while True:
-            found = handle.list_topics(topic, timeout=_left_s(deadline))
+            found = handle.list_topics(topic, timeout=self._left_s(deadline))
             error = found.topics[topic].error
             if error is None:
                 self._found.add(topic)
@@ -231,6 +228,10 @@ class Transactions(Closing):
                 handle.poll(0)
                 return
 
+    def _left_s(self, deadline: float) -> float:
+        least_s = min(_STEP_S, self._timeout_ms / 1000)
+        return max(least_s, deadline - time.monotonic())
+
     def close(self) -> None:
         """Close; an open transaction is aborted. Idempotent.
 
@@ -240,9 +241,8 @@ class Transactions(Closing):
         try:
             if self._is_under_way:
                 self._is_under_way = False
-                left_s = min(_ABORT_S, self._timeout_ms / 1000)
                 with suppress(KafkaException):
-                    self._producer.handle.abort_transaction(left_s)
+                    self._producer.handle.abort_transaction(self._left_s(0.0))
         finally:  # also after Ctrl-C
             consumer, self._consumer = self._consumer, None
             if consumer is not None:

@@ -164,8 +164,11 @@ CLOSED = (
 
 @pytest.mark.parametrize(
     ("state", "has_tls", "is_guessed"),
-    [("APIVERSION_QUERY", False, True), ("APIVERSION_QUERY", True, False)]
-    + [("UP", False, False)],
+    [
+        ("APIVERSION_QUERY", False, True),
+        ("APIVERSION_QUERY", True, False),
+        ("UP", False, False),
+    ],
 )
 def test_a_listener_that_closes_at_once_may_want_tls(state, has_tls, is_guessed):
     client = Client()
