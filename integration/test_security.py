@@ -282,6 +282,21 @@ def test_a_login_at_a_port_without_logins_is_an_error(guarded, transport, open_b
 
 
 @each_way
+def test_a_port_with_tls_is_named_to_a_client_without_it(guarded, transport, open_by):
+    """At the deadline: also a broker that starts may close a connection at once."""
+    with pytest.raises(CoordinationError, match="closes connections without TLS"):
+        open_by(guarded, guarded.tls, {}, transport=transport, timeout_ms=3_000)
+
+
+@each_way
+def test_a_port_without_tls_is_named_to_a_client_with_it(guarded, transport, open_by):
+    options = {"security.protocol": "SSL", "ssl.ca.location": str(guarded.certificate)}
+    servers = guarded.domain.servers
+    with pytest.raises(CoordinationError, match="takes no TLS"):
+        open_by(guarded, servers, options, transport=transport, timeout_ms=3_000)
+
+
+@each_way
 def test_an_untrusted_certificate_is_an_error(guarded, transport, open_by):
     options = {"security.protocol": "SSL"}
     with pytest.raises(

@@ -26,7 +26,13 @@ Row = tuple[str, str]
 def show(command: Node, ctx: Node) -> None:
     """Write the help of a command to stdout."""
     _, is_color = terminal(sys.stdout)
-    typer.echo(page(command, ctx, width=columns(sys.stdout), is_color=is_color))
+    text = page(command, ctx, width=columns(sys.stdout), is_color=is_color)
+    try:
+        typer.echo(text)
+    except BrokenPipeError:  # as in `marshal --help | head`; typer would end with 1
+        from kafka_marshal_cli.shared import discard_stdout
+
+        discard_stdout()
 
 
 def page(command: Node, ctx: Node, *, width: int, is_color: bool = False) -> str:

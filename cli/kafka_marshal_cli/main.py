@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 
-FAILED, INTERRUPTED = 1, 130
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 def main() -> None:
@@ -33,7 +33,9 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        sys.exit()
+        from kafka_marshal_cli.shared import discard_stdout
+
+        discard_stdout()
     except OSError as error:
         # Commands report their own errors; this is the output of help or version.
         sys.stderr.write(f"marshal: the output cannot be written: {error}\n")
@@ -43,8 +45,33 @@ def main() -> None:
         gc.freeze()
 
 
+def _require_text() -> None:
+    """Exit as after wrong usage if an argument or a setting is no text.
+
+    Nobody could encode what Python makes of bytes that the locale cannot decode.
+    """
+    given = [("argument", text) for text in sys.argv[1:]]
+    settings = sorted(each for each in os.environ if each.startswith("MARSHAL_"))
+    given += [(name, os.environ[name]) for name in settings]
+    for name, text in given:
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            encoding = sys.getfilesystemencoding()
+            is_utf_8 = encoding.lower().replace("_", "-") == "utf-8"
+            places = ("LC_ALL", "LC_CTYPE", "LANG")
+            place = next((each for each in places if os.environ.get(each)), "LANG")
+            sys.stderr.write(
+                f"marshal: {name} {ascii(os.fsencode(text))[1:]} is not valid in "
+                f"{encoding}, the encoding of the locale "
+                f"({place}={ascii(os.environ.get(place, ''))[1:-1]})\n  next: "
+                + ("write it in UTF-8\n" if is_utf_8 else "export LC_ALL=C.UTF-8\n")
+            )
+            sys.exit(USAGE)
+
+
 def run(app: Callable[..., object], *, program: str) -> None:
     """Run a command line; characters that a terminal cannot show are escaped.
+
+    Exits with 2 if an argument is not valid in the encoding of the locale.
 
     Args:
         app: A typer application.
@@ -56,6 +83,7 @@ def run(app: Callable[..., object], *, program: str) -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
+    _require_text()
     for name in ("kafka", "kafka_marshal"):
         # Errors and events report what matters; --debug shows the rest.
         logger = logging.getLogger(name)

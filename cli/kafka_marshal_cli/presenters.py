@@ -764,7 +764,8 @@ CHECK_COLUMNS = (
     column("CHECK", "check"),
     column("RESULT", "result"),
     column("FOUND", "found"),
-    column("RUN", "run"),
+    # No sign for nothing: it would be far to the right of most texts.
+    Column("RUN", lambda row: row["run"] or ""),
 )
 
 

@@ -643,6 +643,11 @@ def run_guarded(
         body()
         sys.stdout.flush()
     except (typer.Exit, typer.Abort):
+        # Else the flush at exit fails, and replaces the code.
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            discard_stdout()
         raise
     except BrokenPipeError:
         # The reader has closed the pipe, as in `marshal log dump | head`.

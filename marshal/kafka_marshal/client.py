@@ -15,7 +15,7 @@ from kafka_marshal.arguments import (
     to_text,
     to_whole,
 )
-from kafka_marshal.closing import Closing
+from kafka_marshal.closing import Closing, warn_unclosed
 from kafka_marshal.config import (
     MAX_POLL_RECORDS,
     WARM_BYTES,
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 # names the class, to check its arguments say, does not wait for them.
 OPEN_MS_MAX = 30_000
 CLOSE_MS_MAX = 10_000
+# One for all clients of the process, whose events come from the engine that they share.
+_LOGGING = LoggingObserver()
 
 
 class Marshal(Closing):
@@ -524,6 +526,12 @@ class Marshal(Closing):
                 deadline = deadline.within(0)
         self._backend.leave(release=release, timeout_ms=deadline.left_ms)
 
+    def __del__(self) -> None:
+        """Warn if it was not closed. It has no backend if it did not open."""
+        is_open = "_backend" in vars(self) and not self._is_closed
+        if is_open and os.getpid() == self._pid:
+            warn_unclosed(self)
+
     def call_on_close(self, function: Callable[[], None]) -> None:
         """Register a function to call after the close, on the closing thread."""
         self._closers.append(function)
@@ -542,7 +550,7 @@ class Marshal(Closing):
 
 def _one_observer(given: Observer | Sequence[Observer] | None) -> Observer:
     if given is None:
-        return LoggingObserver()
+        return _LOGGING
     every = given if isinstance(given, Sequence) else [given]
     for each in every:
         if not callable(getattr(each, "observe", None)):

@@ -1,6 +1,7 @@
 """Closing: by a ``with`` block, and in the background where it may block."""
 
 import threading
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
@@ -40,3 +41,17 @@ class Closing(ABC):
     ) -> None:
         """Close."""
         self.close()
+
+
+def warn_unclosed(dropped: object) -> None:
+    """Warn that an object was dropped open, as files and sockets do; takes no lock.
+
+    For ``__del__``, which runs on any thread, in whatever that does: it cannot close.
+    """
+    warnings.warn(
+        f"unclosed {dropped!r}: its claims are renewed until the process ends; close "
+        "it, or use it in a with statement",
+        ResourceWarning,
+        stacklevel=3,
+        source=dropped,
+    )

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from kafka_marshal.arguments import (
@@ -365,9 +364,9 @@ class Consumer(Closing):
         self._output = self._output or TransactionalOutput(
             self,
             group_id=self._subscription.group_id,
-            open_writer=partial(data.transactions, timeout_ms=wait_ms),
+            open_writer=data.transactions,
         )
-        return self._output.transactions(max_records)
+        return self._output.transactions(max_records, timeout_ms=wait_ms)
 
     def _require_all_committed(self) -> None:
         self._hands.recover()

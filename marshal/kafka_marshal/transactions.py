@@ -219,7 +219,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
         return progress.position if counts else 0
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class _Open:
     """The producer of a partition, for one claim and the time after one seek."""
 
@@ -227,11 +227,12 @@ class _Open:
     mark: Mark
     written: int
     writer: TransactionalWriter
+    timeout_ms: int
 
-    def is_of(self, batch: Batch) -> bool:
-        """Return whether records of a batch may be written by it."""
-        seeks = seek_count_of(batch.token)
-        return (self.token, self.mark.seeks) == (batch.token, seeks)
+    def is_of(self, batch: Batch, timeout_ms: int) -> bool:
+        """Return whether records of a batch may be written by it, within that time."""
+        wanted = batch.token, seek_count_of(batch.token), timeout_ms
+        return (self.token, self.mark.seeks, self.timeout_ms) == wanted
 
 
 class TransactionalOutput:
@@ -241,7 +242,7 @@ class TransactionalOutput:
         source: The consumer.
         group_id: Its group.
         open_writer: Opens a producer of a transactional id, whose progress is kept in a
-            Kafka group: ``open_writer(id, group_id=...)``.
+            Kafka group: ``open_writer(id, group_id=..., timeout_ms=...)``.
     """
 
     def __init__(
@@ -260,8 +261,14 @@ class TransactionalOutput:
         # The transaction that was returned last.
         self._latest: Transaction | None = None
 
-    def transactions(self, max_records: int | None = None) -> Iterator[Transaction]:
+    def transactions(
+        self, max_records: int | None = None, *, timeout_ms: int
+    ) -> Iterator[Transaction]:
         """Iterate over transactions until the consumer stops.
+
+        Args:
+            max_records: Most records of each; by default ``max_poll_records``.
+            timeout_ms: Limit of each, and for opening a producer.
 
         Raises:
             InvalidTransition: The one before was neither committed nor aborted.
@@ -280,7 +287,7 @@ class TransactionalOutput:
                     continue
             if batch is None:
                 return
-            transaction = self._begin(batch)
+            transaction = self._begin(batch, timeout_ms)
             if transaction is None:
                 continue
             if self._latest is not None:
@@ -333,15 +340,15 @@ class TransactionalOutput:
     def _keep(self, batch: Batch) -> None:
         self._unwritten = batch
 
-    def _begin(self, batch: Batch) -> Transaction | None:
+    def _begin(self, batch: Batch, timeout_ms: int) -> Transaction | None:
         """Return the transaction of a batch, None if it needs none, or none yet."""
         if self._source.holding_of(batch) is None:
             self._unwritten = None  # the next owner processes it
             return None
         found = self._open.get(batch.partition)
-        if found is None or not found.is_of(batch):
+        if found is None or not found.is_of(batch, timeout_ms):
             with suppress(ClaimLost):  # fenced while it was opened: see ``write``
-                self._renew(batch)
+                self._renew(batch, timeout_ms)
             return None
         if batch.last_offset < found.written:
             self._commit(batch)
@@ -357,13 +364,15 @@ class TransactionalOutput:
             batch.commit()
         self._unwritten = None
 
-    def _renew(self, batch: Batch) -> None:
+    def _renew(self, batch: Batch, timeout_ms: int) -> None:
         """Open the producer for a batch, unless its claim has ended by then."""
         partition = batch.partition
         for other in self._open.keys() - self._source.assignment() | {partition}:
             self._forget(other)
         writer = self._open_writer(
-            f"{self._name}/{partition.topic}/{partition.partition}", group_id=self._name
+            f"{self._name}/{partition.topic}/{partition.partition}",
+            group_id=self._name,
+            timeout_ms=timeout_ms,
         )
         try:
             # After opening: while this claim stands nobody else has won a later one,
@@ -377,7 +386,13 @@ class TransactionalOutput:
         except BaseException:
             writer.close()
             raise
-        self._open[partition] = _Open(batch.token, mark, written, writer)
+        self._open[partition] = _Open(
+            token=batch.token,
+            mark=mark,
+            written=written,
+            writer=writer,
+            timeout_ms=timeout_ms,
+        )
 
     def _forget(self, partition: TopicPartition) -> None:
         found = self._open.pop(partition, None)

@@ -1,10 +1,12 @@
 """``Marshal`` over a cluster in memory: its contract."""
 
 import errno
+import gc
 import inspect
 import os
 import sys
 import threading
+import warnings
 
 import attrs
 import numpy as np
@@ -96,6 +98,46 @@ def test_a_setting_of_another_type_is_named(cluster, tmp_path, setting, value):
     assert caught.value.setting == setting
     assert repr(value) in str(caught.value)
     assert cluster.opened == []
+
+
+def test_clients_of_one_process_log_each_event_once(cluster, tmp_path, caplog):
+    caplog.set_level("INFO", "kafka_marshal")
+    with (
+        opened(tmp_path, "a", observer=None),
+        opened(tmp_path, "b", observer=None) as marshal,
+    ):
+        observers = marshal._backend._runtime.observers
+        observers.observe(Event("stuck", {"key": KEY}))
+    assert sum("stuck" in each.getMessage() for each in caplog.records) == 1
+
+
+def test_one_that_is_dropped_open_warns(cluster, tmp_path):
+    marshal = opened(tmp_path)
+    consumer = marshal.consumer("t")
+    left = marshal._backend
+    name = repr(marshal)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        del marshal, consumer
+        gc.collect()
+    (only,) = caught
+    assert str(only.message).startswith(f"unclosed {name}")
+    left.leave(release=True, timeout_ms=0)
+    left.close()
+
+
+def test_one_that_was_closed_or_did_not_open_is_dropped_silently(cluster, tmp_path):
+    marshal = opened(tmp_path)
+    marshal.close()
+    parents = Marshal.__new__(Marshal)
+    vars(parents).update(_backend=None, _is_closed=False, _pid=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        del marshal, parents
+        with pytest.raises(ConfigurationError):
+            opened(tmp_path, can_plan=0)
+        gc.collect()
+    assert caught == []
 
 
 def test_a_whole_life(cluster, tmp_path):

@@ -91,6 +91,23 @@ def test_nothing_is_written_where_the_block_raises_and_the_records_come_again(cl
     assert outputs(cluster) == numbers(0, 10)
 
 
+def test_each_call_has_its_own_timeout(cluster, monkeypatch):
+    node = owning(cluster)
+    data, given_ms = node.engine.context.ports.data, []
+    make = data.transactions
+
+    def transactions(name, *, group_id, timeout_ms):
+        given_ms.append(timeout_ms)
+        return make(name, group_id=group_id, timeout_ms=timeout_ms)
+
+    monkeypatch.setattr(data, "transactions", transactions)
+    for timeout_ms in (1_000, 2_000):
+        with next(node.consumer.transactions(timeout_ms=timeout_ms)) as transaction:
+            copy(transaction)
+    assert given_ms == [1_000, 2_000]
+    assert outputs(cluster) == numbers(0, 8)
+
+
 def test_a_transaction_that_was_left_open_is_an_error_and_comes_again(cluster):
     node = owning(cluster)
     transactions = node.consumer.transactions()
@@ -322,8 +339,9 @@ def rig():
     claims, kept, events, opened = Claims(3, 4), {}, [], []
     found = SimpleNamespace(claims=claims, kept=kept, events=events, opened=opened)
 
-    def open_writer(name, *, group_id):
+    def open_writer(name, *, group_id, timeout_ms):
         opened.append((name, group_id))
+        found.timeout_ms = timeout_ms
         events.append("open")
         found.writer = Writer(kept, events)
         return found.writer
@@ -333,7 +351,7 @@ def rig():
 
 
 def finish(rig):
-    for transaction in rig.output.transactions():
+    for transaction in rig.output.transactions(timeout_ms=1_000):
         with transaction:
             pass
 
@@ -344,8 +362,16 @@ def test_the_ids_name_group_topic_and_partition(rig):
     assert rig.claims.committed == [3, 4]
 
 
+def test_another_timeout_opens_a_producer_that_has_it(rig):
+    for timeout_ms in (1_000, 2_000):
+        with next(rig.output.transactions(timeout_ms=timeout_ms)):
+            pass
+        assert rig.timeout_ms == timeout_ms
+    assert rig.events == ["open", 4, "close", "open", 5]
+
+
 def test_an_owner_that_was_fenced_for_nothing_opens_again_and_repeats(rig):
-    stream = rig.output.transactions()
+    stream = rig.output.transactions(timeout_ms=1_000)
     with next(stream) as transaction:
         rig.writer.fails = ClaimLost("fenced", reason="fenced")
     assert not transaction.is_committed
@@ -358,7 +384,7 @@ def test_an_owner_that_was_fenced_for_nothing_opens_again_and_repeats(rig):
 
 @pytest.mark.parametrize("is_written", [False, True])
 def test_where_the_outcome_is_unknown_the_progress_decides(rig, is_written):
-    stream = rig.output.transactions()
+    stream = rig.output.transactions(timeout_ms=1_000)
 
     def fail():
         with next(stream):
@@ -373,7 +399,7 @@ def test_where_the_outcome_is_unknown_the_progress_decides(rig, is_written):
 
 
 def test_a_batch_whose_claim_ends_in_the_block_is_not_written(rig):
-    stream = rig.output.transactions()
+    stream = rig.output.transactions(timeout_ms=1_000)
     with next(stream) as transaction:
         rig.claims.is_held = False
     assert not transaction.is_committed
@@ -382,7 +408,7 @@ def test_a_batch_whose_claim_ends_in_the_block_is_not_written(rig):
 
 
 def test_a_claim_that_ends_after_the_write_is_no_error(rig):
-    stream = rig.output.transactions()
+    stream = rig.output.transactions(timeout_ms=1_000)
     transaction = next(stream)
     plain = rig.writer.write
 
@@ -398,7 +424,7 @@ def test_a_claim_that_ends_after_the_write_is_no_error(rig):
 
 
 def test_a_producer_that_is_opened_after_the_claim_ended_is_closed(rig):
-    stream = rig.output.transactions()
+    stream = rig.output.transactions(timeout_ms=1_000)
     plain = rig.claims.assignment
 
     def assignment():
@@ -426,7 +452,7 @@ def test_iteration_continues_where_a_claim_is_lost(rig):
 
 
 def test_closing_closes_producers_once(rig):
-    next(rig.output.transactions())
+    next(rig.output.transactions(timeout_ms=1_000))
     rig.output.close()
     rig.output.close()
     assert rig.events == ["open", "close"]
@@ -467,8 +493,8 @@ def test_closing_the_consumer_closes_its_producers(cluster, monkeypatch):
 
 def test_of_two_transactions_of_a_batch_only_the_later_one_is_written(rig):
     """As where iteration was left, and begins again."""
-    former = next(rig.output.transactions())
-    later = next(rig.output.transactions())
+    former = next(rig.output.transactions(timeout_ms=1_000))
+    later = next(rig.output.transactions(timeout_ms=1_000))
     with pytest.raises(InvalidTransition, match="has ended"):
         former.commit()
     with later:

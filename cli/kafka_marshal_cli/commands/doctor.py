@@ -134,7 +134,7 @@ def java() -> Check:
 
 
 class ClusterChecks:
-    """Runs the checks of a cluster.
+    """Runs all checks, within the timeout of the call from its construction on.
 
     Attributes:
         world: The world, after the log was read.
@@ -143,6 +143,7 @@ class ClusterChecks:
     def __init__(self, call: Call) -> None:
         self.world: World | None = None
         self._call = call
+        self._deadline = time.monotonic() + call.timeout_ms / 1_000
         self._leaders: dict[int, int] = {}
         self._took_ms: list[float] = []
 
@@ -170,6 +171,8 @@ class ClusterChecks:
             if not is_passing:
                 yield Check(name, Result.SKIPPED, "depends on a check that failed")
                 continue
+            left_ms = round((self._deadline - time.monotonic()) * 1_000)
+            self._call = attrs.evolve(self._call, timeout_ms=max(1, left_ms))
             try:
                 for check in step():
                     yield check

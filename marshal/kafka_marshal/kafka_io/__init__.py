@@ -1,5 +1,6 @@
 """Where bytes meet Kafka: the only package that imports a Kafka client."""
 
+import warnings
 from importlib import import_module
 
 # Type checkers take it for typing's own, whose import takes longer than all of this.
@@ -52,6 +53,15 @@ _HOMES = {
     "problems": "topic_rules",
     "set_command": "topic_rules",
 }
+
+# kafka-python reads its message schemas, in the import of whichever module of it comes
+# first, by functions of importlib that Python 3.11 and 3.12 call deprecated.
+warnings.filterwarnings(
+    "ignore",
+    message="(read|open)_text is deprecated",
+    category=DeprecationWarning,
+    module=r"kafka\.protocol\.schemas\.load_json|importlib\.resources\._legacy",
+)
 
 
 def __getattr__(name: str) -> object:

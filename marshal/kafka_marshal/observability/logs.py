@@ -139,7 +139,8 @@ def escaped(text: str) -> str:
 class FanOut(Observer):
     """Passes each event to every observer, in the order in which they were added.
 
-    The clients of a process share one engine, and each may have an observer.
+    The clients of a process share one engine, and each may have an observer. One that
+    several clients have gets each event once.
     """
 
     def __init__(self, *observers: Observer) -> None:
@@ -158,7 +159,7 @@ class FanOut(Observer):
 
     def observe(self, event: Event) -> None:
         """Pass one event on; an observer that raises is removed."""
-        for observer in self._observers:
+        for observer in {id(each): each for each in self._observers}.values():
             try:
                 observer.observe(event)
             except Exception:  # noqa: BLE001 - observers are code of the application

@@ -1,5 +1,6 @@
 """The entry point: what it leaves to the interpreter at the end."""
 
+import os
 import subprocess
 import sys
 
@@ -11,6 +12,18 @@ import atexit, gc, sys
 atexit.register(lambda: print(gc.get_freeze_count() > 1_000, file=sys.stderr))
 from kafka_marshal_cli.main import main
 main()
+"""
+RESULT = """
+import typer
+from kafka_marshal_cli.shared import emit, run_guarded
+
+def differ():
+    emit("they differ")
+    raise typer.Exit(1)
+
+app = typer.Typer()
+app.command()(lambda: run_guarded(differ))
+app()
 """
 
 
@@ -25,3 +38,76 @@ def test_the_end_of_a_command_looks_for_no_garbage(argument, code):
     )
     assert done.returncode == code
     assert done.stderr.endswith("True\n")
+
+
+def closed_pipe(*arguments):
+    """Return how a program ends whose reader is gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            env=os.environ | {"PYTHONUNBUFFERED": ""},
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=HANG_S,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("--help", 0),
+        ("groups reset --help", 0),
+        ("--version", 0),
+        ("config show", 0),
+        ("completion show bash", 0),
+        ("sidecar openapi", 0),
+        ("", 2),
+        ("groups", 2),
+    ],
+)
+def test_a_reader_that_closed_the_pipe_is_no_failure(line, code):
+    done = closed_pipe("-m", "kafka_marshal_cli", *line.split())
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_a_result_stands_if_the_reader_closed_the_pipe():
+    done = closed_pipe("-c", RESULT)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("setting", [{}, {"MARSHAL_AS": "größe"}])
+def test_an_argument_that_the_locale_cannot_decode_is_wrong_usage(setting):
+    arguments = [] if setting else ["--reason", "größe"]
+    done = subprocess.run(
+        [sys.executable, "-m", "kafka_marshal_cli", "config", "show", *arguments],
+        env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"} | setting,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    name = "MARSHAL_AS" if setting else "argument"
+    assert done.stderr.startswith(
+        rf"marshal: {name} 'gr\xc3\xb6\xc3\x9fe' is not valid in "
+    )
+    assert "the encoding of the locale (LC_ALL=C)\n  next: " in done.stderr
+
+
+def test_bytes_that_are_no_utf_8_are_wrong_usage():
+    done = subprocess.run(
+        [sys.executable, "-X", "utf8", "-m", "kafka_marshal_cli", "shell", b"g\xff"],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert r"argument 'g\xff' is not valid in utf-8" in done.stderr
+    assert done.stderr.endswith("next: write it in UTF-8\n")

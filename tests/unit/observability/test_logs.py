@@ -121,6 +121,17 @@ def test_all_observers_are_called_in_order():
     assert [len(each.events) for each in (first, second, third)] == [2, 1, 2]
 
 
+def test_an_observer_of_several_clients_gets_each_event_once():
+    shared = Recorder()
+    fan = FanOut(shared)
+    fan.add(shared)
+    fan.observe(EVENT)
+    assert shared.events == [EVENT]
+    fan.remove(shared)
+    fan.observe(EVENT)
+    assert shared.events == [EVENT, EVENT]
+
+
 def test_an_observer_that_raises_is_not_called_again():
     broken, sound = Broken(), Recorder()
     fan = FanOut(broken, sound)

@@ -24,6 +24,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from itertools import islice
 from typing import Any
+from weakref import WeakSet
 
 import attrs
 from confluent_kafka import (
@@ -47,15 +48,14 @@ ASKED_FOR_S = 20.0
 TOPICS_AT_ONCE = 8
 # Enough to send the request; librdkafka handles the response whenever it arrives.
 _SENT_S = 0.001
+_TRANSPORT = KafkaError._TRANSPORT  # noqa: SLF001 - its public name
 LOSSES = (
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - its public names
     KafkaError._TIMED_OUT,  # noqa: SLF001
-    KafkaError._TRANSPORT,  # noqa: SLF001
+    _TRANSPORT,
 )
 # Longer than requests of an admin client take.
 _REQUESTS_S_MAX = 10.0
-# Of syslog.
-LOG_CRITICAL = 2
 LOGGER = "kafka_marshal.librdkafka"
 _LOGGER = logging.getLogger(LOGGER)
 # Parts of debug lines. If they were worded differently, opening would take longer.
@@ -68,6 +68,10 @@ _TOPIC_ID = re.compile(r"Topic (\S+) changed id from \S* to ([A-Za-z0-9+/]{22})\
 TOPIC_IDS = {"debug": "topic"}
 # What differs between two lines about one cause.
 _ATTEMPT = re.compile(r" \(after \d+ms in state [^)]*\)")
+# How a TLS listener answers the first request of a client without TLS. No error reports
+# it, only a line of level INFO.
+_CLOSED_AT_ONCE = re.compile(r"\S+: Disconnected: .* in state APIVERSION_QUERY\)")
+_WANTS_TLS = "connecting to a SSL listener?"
 REPEATED_AFTER_S = 60.0
 CAUSES_MAX = 100
 # librdkafka requires a group even for assigned partitions without commits. It only
@@ -78,7 +82,8 @@ _REFUSALS = (
     KafkaError.SASL_AUTHENTICATION_FAILED,
 )
 
-_live: dict[int, Any] = {}
+# Weakly: one that an interrupted call has dropped is destroyed as garbage.
+_live: "WeakSet[Client]" = WeakSet()
 
 
 class LeaderSearch:
@@ -127,8 +132,8 @@ class LeaderSearch:
 
 def _keep_in_child() -> None:
     """Keep all handles of the parent alive in this child."""
-    for handle in _live.values():
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
+    for client in _live:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(client.handle))
     _live.clear()
 
 
@@ -181,8 +186,8 @@ class Client:
 
         This may block; call it on a background thread.
         """
-        handle, self.handle = self.handle, None
-        _live.pop(id(handle), None)
+        self.handle = None
+        _live.discard(self)
 
 
 class _Log:
@@ -191,12 +196,25 @@ class _Log:
     While a broker is down, librdkafka reports every attempt to connect, some 75 a
     second, and those that nobody polled for when the client is destroyed. The first of
     each cause in a minute is an error, the others are for debugging.
+
+    Args:
+        client: Its client.
+        is_quiet: Whether all lines are for debugging: errors name the last cause.
+        has_tls: Whether the client uses TLS.
+        clock_s: Returns local time.
     """
 
     def __init__(
-        self, client: Client, clock_s: Callable[[], float] = time.monotonic
+        self,
+        client: Client,
+        *,
+        is_quiet: bool = False,
+        has_tls: bool = False,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
+        self._is_quiet = is_quiet
+        self._has_tls = has_tls
         self._clock_s = clock_s
         self._due_s: dict[str, float] = {}
 
@@ -212,8 +230,13 @@ class _Log:
                 self._client.requests_pid.set()
             if _PID_ACQUIRED in line:
                 self._client.has_pid.set()
-        is_repeated = level >= logging.WARNING and self._is_repeated(line)
-        _LOGGER.log(logging.DEBUG if is_repeated else level, text, *values)
+        closed = None if self._has_tls else _CLOSED_AT_ONCE.search(line)
+        if closed is not None:
+            guess = f"{closed[0]}: {_WANTS_TLS}"
+            self._client.last = KafkaException(KafkaError(_TRANSPORT, guess))
+        is_repeated = level >= logging.INFO and self._is_repeated(line)
+        is_for_debugging = self._is_quiet or is_repeated
+        _LOGGER.log(logging.DEBUG if is_for_debugging else level, text, *values)
 
     def _is_repeated(self, line: str) -> bool:
         cause, now_s = _ATTEMPT.sub("", line), self._clock_s()
@@ -229,8 +252,11 @@ def _new_client(
     kind: Callable[..., Any],
     settings: ConnectionConfig,
     config: Mapping[str, Any],
+    *,
+    is_quiet: bool = False,
 ) -> Client:
     client = Client()
+    _live.add(client)
     whole = {
         "allow.auto.create.topics": False,
         "error_cb": client.on_error,
@@ -239,8 +265,11 @@ def _new_client(
         **fast_config(settings),
         **config,
     }
+    protocol = str(whole.get("security.protocol", ""))
+    has_tls = protocol.lower() in {"ssl", "sasl_ssl"}
+    log = _Log(client, is_quiet=is_quiet, has_tls=has_tls)
     try:
-        client.handle = kind(whole, logger=_Log(client))
+        client.handle = kind(whole, logger=log)
     except KafkaException as error:
         raise translate_error(
             error,
@@ -248,7 +277,6 @@ def _new_client(
             access=Access.READ,
             addresses=settings.addresses,
         ) from error
-    _live[id(client.handle)] = client.handle
     return client
 
 
@@ -300,8 +328,7 @@ def new_admin(settings: ConnectionConfig) -> Client:
         ConfigurationError: An option has no equivalent in librdkafka, or is not
             accepted by it.
     """
-    # It logs each attempt to connect, many a second. Errors have the cause of the last.
-    return _new_client(AdminClient, settings, {"log_level": LOG_CRITICAL})
+    return _new_client(AdminClient, settings, {}, is_quiet=True)
 
 
 def close_admin(client: Client, pending: "Collection[Future[Any]]") -> threading.Thread:

@@ -45,6 +45,9 @@ _FATAL = KafkaError._FATAL  # noqa: SLF001 - its public name
 _POLL_S = 0.1
 # All brokers know a topic so long after it was created.
 _CREATED_MS = 3_000
+# The least time of a step: enough to learn what became of a transaction where a broker
+# answers, also after a suspension that has used up the deadline.
+_STEP_S = 1.0
 _BY_KEY = -1
 # The most that librdkafka takes: which records are too large is up to the topic.
 _RECORD_BYTES_MAX = 1_000_000_000
@@ -168,43 +171,43 @@ class Transactions(Closing):
         handle, records = self._producer.handle, list(records)
         topics = dict.fromkeys(record.topic for record in records)
         doing = writing = f"Writing to {', '.join(topics) or 'no topic'}"
+        deadline = Deadline(self._timeout_ms)
         try:
             for topic in topics.keys() - self._found:
-                self._find(topic)
+                self._find(topic, deadline)
             handle.begin_transaction()
             self._is_under_way = True
             for record in records:
-                self._produce(record)
+                self._produce(record, deadline)
             doing = f"Keeping the position of {partition}"
             handle.send_offsets_to_transaction(
                 [TopicPartition(*partition, position, metadata)],
                 self._consumer.handle.consumer_group_metadata(),
-                self._timeout_ms / 1000,
+                self._left_s(deadline),
             )
             doing = writing
-            handle.commit_transaction(self._timeout_ms / 1000)
+            handle.commit_transaction(self._left_s(deadline))
             self._is_under_way = False
         except KafkaException as error:
             raise self._translate(error, doing) from error
         except KafkaError as error:  # type: ignore[misc] # as the binding rarely does
             raise self._translate(KafkaException(error), doing) from error
 
-    def _find(self, topic: str) -> None:
+    def _find(self, topic: str, deadline: Deadline) -> None:
         """Find a topic, which librdkafka would wait for longer than for a commit."""
-        deadline = Deadline(min(_CREATED_MS, self._timeout_ms))
+        created = deadline.within(_CREATED_MS)
         handle = self._producer.handle
         while True:
-            found = handle.list_topics(topic, timeout=self._timeout_ms / 1000)
+            found = handle.list_topics(topic, timeout=self._left_s(deadline))
             error = found.topics[topic].error
             if error is None:
                 self._found.add(topic)
                 return
-            if error.code() not in _ABSENT or deadline.is_over:
+            if error.code() not in _ABSENT or created.is_over:
                 raise KafkaException(error)
             time.sleep(_POLL_S)
 
-    def _produce(self, record: Outgoing) -> None:
-        deadline = Deadline(self._timeout_ms)
+    def _produce(self, record: Outgoing, deadline: Deadline) -> None:
         handle = self._producer.handle
         while True:
             try:
@@ -226,16 +229,29 @@ class Transactions(Closing):
                 handle.poll(0)
                 return
 
+    @property
+    def _least_s(self) -> float:
+        return min(_STEP_S, self._timeout_ms / 1000)
+
+    def _left_s(self, deadline: Deadline) -> float:
+        return max(self._least_s, deadline.left_s)
+
     def close(self) -> None:
-        """Close; an open transaction is aborted. Idempotent."""
-        if self._is_under_way:
-            self._is_under_way = False
-            with suppress(KafkaException):
-                self._producer.handle.abort_transaction(self._timeout_ms / 1000)
-        if self._consumer is not None:
-            close_consumer(self._consumer)
-            self._consumer = None
-        self._producer.release()
+        """Close; an open transaction is aborted. Idempotent.
+
+        Where no broker answers, it takes a second at most: the next producer of this id
+        aborts the transaction, or the broker does after its timeout.
+        """
+        try:
+            if self._is_under_way:
+                self._is_under_way = False
+                with suppress(KafkaException):
+                    self._producer.handle.abort_transaction(self._least_s)
+        finally:  # also after Ctrl-C
+            consumer, self._consumer = self._consumer, None
+            if consumer is not None:
+                close_consumer(consumer)
+            self._producer.release()
 
     def _why_fatal(self) -> KafkaException | None:
         # librdkafka reports the cause of a fatal error only to poll().

@@ -1,6 +1,7 @@
 """The doctor: a line a check, and no failure that is none."""
 
 import json
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -354,3 +355,31 @@ def test_a_package_that_is_missing(cluster, monkeypatch):
 def test_versions():
     assert doctor.installed("kafka-python")
     assert doctor.installed("no-such-package-anywhere") is None
+
+
+def test_all_checks_share_one_deadline(cluster, monkeypatch):
+    given, now_s = [], [100.0]
+
+    def call(self):
+        given.append(self.timeout_ms)
+        now_s[0] += 6
+        return cluster
+
+    def machine():
+        now_s[0] += 10
+        return iter(())
+
+    monkeypatch.setattr(Call, "admin", call)
+    monkeypatch.setattr(doctor, "machine", machine)
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], sleep=lambda _: None)
+    monkeypatch.setattr(doctor, "time", clock)
+    examined()
+    # Broker, topic, data topics: each has what those before have left of 30 seconds.
+    assert given == [20_000, 14_000, 8_000]
+
+
+def test_a_check_without_a_remedy_leaves_its_column_empty(cluster):
+    outcome = CliRunner().invoke(app, ["doctor"])
+    assert outcome.exit_code == 0, outcome.output
+    (line,) = (x for x in outcome.stdout.splitlines() if x.startswith("cluster id"))
+    assert line.split() == ["cluster", "id", "ok", "cluster"]

@@ -1,8 +1,10 @@
 """librdkafka's clients: configuration, fork, the search for leaders."""
 
+import gc
 import logging
 import os
 import sys
+import weakref
 from concurrent.futures import Future
 
 import pytest
@@ -19,6 +21,7 @@ from kafka_marshal.kafka_io.fast.clients import (
     new_consumer,
     new_producer,
 )
+from kafka_marshal.kafka_io.fast.translate import Access, translate_error
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 
 NOBODY = ConnectionConfig("127.0.0.1:1")
@@ -128,7 +131,7 @@ def test_debug_lines_report_the_producer_id(caplog):
 
 def test_of_the_attempts_to_connect_one_a_minute_is_an_error(caplog):
     now_s = [5.0]
-    log = clients._Log(Client(), lambda: now_s[0])
+    log = clients._Log(Client(), clock_s=lambda: now_s[0])
 
     def attempt(text, ms):
         line = f"Connect failed: {text} (after {ms}ms in state CONNECT)"
@@ -151,6 +154,47 @@ def test_of_the_attempts_to_connect_one_a_minute_is_an_error(caplog):
     for number in range(3 * clients.CAUSES_MAX):
         attempt(f"cause {number}", 0)
     assert len(log._due_s) <= clients.CAUSES_MAX
+
+
+CLOSED = (
+    "a:1/bootstrap: Disconnected: connection closed by peer: receive 0 after POLLIN "
+    "(after {}ms in state {})"
+)
+
+
+@pytest.mark.parametrize(
+    ("state", "has_tls", "is_guessed"),
+    [
+        ("APIVERSION_QUERY", False, True),
+        ("APIVERSION_QUERY", True, False),
+        ("UP", False, False),
+    ],
+)
+def test_a_listener_that_closes_at_once_may_want_tls(state, has_tls, is_guessed):
+    client = Client()
+    log = clients._Log(client, has_tls=has_tls)
+    log.log(logging.INFO, "%s [%s]: %s", "FAIL", "thrd:a:1", CLOSED.format(0, state))
+    assert (client.last is not None) is is_guessed
+    if is_guessed:
+        error = translate_error(
+            client.last, doing="Reading", access=Access.READ, addresses="a:1"
+        )
+        assert "the port at a:1 closes connections without TLS" in str(error)
+
+
+def test_lines_of_a_quiet_client_are_for_debugging(caplog):
+    log = clients._Log(Client(), is_quiet=True)
+    with caplog.at_level(logging.DEBUG, logger=clients.LOGGER):
+        log.log(logging.ERROR, "%s", "Connect failed")
+    assert [each.levelno for each in caplog.records] == [logging.DEBUG]
+
+
+def test_connections_that_are_closed_at_once_are_logged_once_a_minute(caplog):
+    log = clients._Log(Client())
+    with caplog.at_level(logging.INFO, logger=clients.LOGGER):
+        for ms in range(100):
+            log.log(logging.INFO, "%s", CLOSED.format(ms, "APIVERSION_QUERY"))
+    assert len(caplog.records) == 1
 
 
 def test_debug_lines_report_topic_ids():
@@ -194,11 +238,18 @@ def test_a_forked_child_ends_without_touching_them(consumer):
     before = sys.getrefcount(consumer.handle)
     child = os.fork()
     if child == 0:
-        is_kept = sys.getrefcount(consumer.handle) == before
+        is_kept = sys.getrefcount(consumer.handle) == before + 1
         consumer.handle = None
         os._exit(0 if is_kept and not clients._live else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert consumer.handle is not None
+
+
+@pytest.mark.parametrize("new", [new_consumer, new_producer])
+def test_one_that_an_interrupted_call_has_dropped_is_destroyed(new):
+    made = weakref.ref(new(NOBODY, {}))
+    gc.collect()
+    assert made() is None
 
 
 def test_the_last_error_that_names_a_cause_is_kept():

@@ -245,6 +245,43 @@ def test_close_aborts_an_open_transaction(handle):
     assert handle.did[-2:] == ["abort", "forget"]
 
 
+def test_an_interrupted_abort_closes_everything(handle):
+    handle.fails["commit"] = translated(KafkaError._TIMED_OUT)
+    handle.fails["abort"] = KeyboardInterrupt()
+    some = begun()
+    with pytest.raises(CoordinationError):
+        write(some)
+    with pytest.raises(KeyboardInterrupt):
+        some.close()
+    assert handle.did[-2:] == ["abort", "forget"]
+    some.close()
+    assert handle.did.count("abort") == 1
+
+
+def test_all_steps_of_a_transaction_share_one_deadline(handle, monkeypatch):
+    """Each takes 6 of 20 seconds; ending what is left takes a second at most."""
+    now_s, given_s = [100.0], []
+
+    def step(timeout_s):
+        given_s.append(timeout_s)
+        now_s[0] += 6
+
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], sleep=lambda _: None)
+    monkeypatch.setattr(transactions, "time", clock)
+    find, fail = handle.list_topics, translated(KafkaError._TIMED_OUT)
+    handle.fails["commit"] = fail
+    handle.list_topics = lambda topic, timeout: (step(timeout), find(topic, timeout=1))[
+        1
+    ]
+    handle.send_offsets_to_transaction = lambda _, __, timeout_s: step(timeout_s)
+    handle.abort_transaction = given_s.append
+    commit = handle.commit_transaction
+    handle.commit_transaction = lambda timeout_s: (step(timeout_s), commit(timeout_s))
+    with pytest.raises(CoordinationError), begun(timeout_ms=20_000) as some:
+        write(some)
+    assert given_s == [20.0, 14.0, 8.0, 1.0]
+
+
 def test_a_failed_open_closes_everything(handle):
     handle.fails["init"] = translated(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     with pytest.raises(CoordinationError):
