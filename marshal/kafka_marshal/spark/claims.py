@@ -423,9 +423,17 @@ class Claims:
         """Report a lost position: raise, or log it once if that is allowed."""
         told = f"position {position} of {partition} is gone: {why}"
         if self.rules.fails_on_data_loss:
+            remedy = "Start the query with a new checkpointLocation"
+            if there is not UNKNOWN:
+                # The group's position is gone, too.
+                place = f"{partition.topic}:{partition.partition}"
+                remedy = (
+                    f"Run marshal groups reset GROUP --topic {place} --to-earliest "
+                    "--execute and start the query again"
+                )
             raise PositionError(
-                f"{told}. {causes}Start the query with a new checkpointLocation, or "
-                "set failOnDataLoss to false to continue with what can be read",
+                f"{told}. {causes}{remedy}, or set failOnDataLoss to false to continue "
+                "with what can be read",
                 partition=partition,
                 requested=position,
                 log_start=there.start,

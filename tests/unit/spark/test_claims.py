@@ -494,6 +494,9 @@ def test_a_position_below_the_log_start_fails_or_jumps(caplog):
     with pytest.raises(PositionError, match="begins at 5") as caught:
         strict.batch()
     assert caught.value.partition == T[0]
+    # This query has no checkpoint: another one would not help.
+    assert "groups reset GROUP --topic t:0 --to-earliest" in str(caught.value)
+    assert "checkpointLocation" not in str(caught.value)
     strict.stop()
     lenient = Query(cluster, [], "lenient", fails_on_data_loss=False)
     assert lenient.batch() == {0: [5, 6, 7, 8, 9]}
@@ -603,6 +606,7 @@ def test_a_position_beyond_the_log_ends_the_query():
         query.plan()
     assert (caught.value.requested, caught.value.log_end) == (20, 5)
     assert "failOnDataLoss" in str(caught.value)
+    assert "groups reset GROUP --topic t:0 --to-earliest" in str(caught.value)
 
 
 def test_a_truncated_log_is_read_from_its_start_if_loss_is_allowed(caplog):
