@@ -447,7 +447,7 @@ class Claims:
         if limit.least is None or total >= limit.least or self._target is not None:
             return False
         if self._batch_at is None:
-            self._batch_at = self._now()
+            return False  # as in Spark's own source, the first batch of a run
         waited_ms = (self._now() - self._batch_at) * MS_PER_S
         return waited_ms < self.rules.max_delay_ms
 

@@ -180,14 +180,16 @@ def test_an_unused_plan_is_planned_again():
 def test_a_small_backlog_waits_for_a_limited_time():
     cluster = world(records=(4,))
     query = Query(cluster, [])
+    assert query.batch(Limit(least=5)) == {0: [0, 1, 2, 3]}, "the first batch of a run"
+    cluster.kafka.produce(T[0], b"4")
     assert query.batch(Limit(least=5)) is None
     cluster.run(10_000)
-    assert query.batch(Limit(least=5)) == {0: [0, 1, 2, 3]}
+    assert query.batch(Limit(least=5)) == {0: [4]}
     cluster.kafka.produce(T[0], b"5")
     assert query.batch(Limit(least=5)) is None
     for _ in range(4):
         cluster.kafka.produce(T[0], b"6")
-    assert query.batch(Limit(least=5)) == {0: [4, 5, 6, 7, 8]}
+    assert query.batch(Limit(least=5)) == {0: [5, 6, 7, 8, 9]}
 
 
 def test_a_target_is_reached_although_more_records_arrive():
