@@ -307,6 +307,24 @@ def test_a_query_that_was_stopped_goes_on_from_the_new_positions(kit, domain, gr
     assert found == [(p, o) for p in range(2) for o in range(4, 10)]
 
 
+def test_a_query_below_the_log_goes_on_after_the_reset_that_its_error_names(
+    kit, domain, group
+):
+    topic = domain.data_topic(1, records_each=10)
+    frame = kit.stream(group, subscribe=topic)
+    assert len(kit.drained(frame)) == 10
+    domain.produce(topic, 10)
+    domain.kafka.delete_records({Place(topic, 0): 15})
+    reset = f"groups reset GROUP --topic {topic}:0 --to-earliest"
+    for name in ("checkpoint", "another"):
+        with pytest.raises(Exception, match=f"its log begins at 15.*{reset}"):
+            kit.drained(frame, name=name)
+    with domain.admin() as admin:
+        plan = admin.plan_reset(group, PositionSpec.earliest())
+        assert admin.execute(plan).outcome == "committed"
+    assert cells(kit.drained(frame)) == every(20)[15:]
+
+
 def test_a_stream_at_latest_reads_what_comes_later(kit, domain, group):
     topic = domain.data_topic(2, records_each=5)
     found = []

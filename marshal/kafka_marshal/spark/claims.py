@@ -423,9 +423,17 @@ class Claims:
         """Report a lost position: raise, or log it once if that is allowed."""
         message = f"position {position} of {partition} is gone: {why}"
         if self.rules.fails_on_data_loss:
+            remedy = "Start the query with a new checkpointLocation"
+            if there is not UNKNOWN:
+                # The group's position is gone, too.
+                place = f"{partition.topic}:{partition.partition}"
+                remedy = (
+                    f"Run marshal groups reset GROUP --topic {place} --to-earliest "
+                    "--execute and start the query again"
+                )
             raise PositionError(
-                f"{message}. {causes}Start the query with a new checkpointLocation, or "
-                "set failOnDataLoss to false to continue with what can be read",
+                f"{message}. {causes}{remedy}, or set failOnDataLoss to false to continue "
+                "with what can be read",
                 partition=partition,
                 requested=position,
                 log_start=there.start,
@@ -439,7 +447,7 @@ class Claims:
         if limit.least is None or total >= limit.least or self._target is not None:
             return False
         if self._batch_at is None:
-            self._batch_at = self._now()
+            return False  # as in Spark's own source, the first batch of a run
         waited_ms = (self._now() - self._batch_at) * MS_PER_S
         return waited_ms < self.rules.max_delay_ms
 

@@ -186,6 +186,12 @@ class Options:
                 "runs; leave it out to read on nobody's behalf, or use readStream "
                 "with trigger(availableNow=True) to read the group's part",
             )
+        if self.start == Bound(LATEST):
+            raise _wrong(
+                "startingOffsets",
+                "a batch read from the latest offsets has no rows; use earliest or "
+                "JSON, or readStream for what comes later",
+            )
         for name, value in (
             ("maxOffsetsPerTrigger", self.max_offsets),
             ("minOffsetsPerTrigger", self.min_offsets),
@@ -206,7 +212,7 @@ class Options:
             )
         if self.end is not None:
             raise _wrong(
-                "endingOffsets",
+                self.end.option,
                 "a stream has no end; use spark.read with it, or readStream with "
                 "trigger(availableNow=True) to end where the logs end now",
             )

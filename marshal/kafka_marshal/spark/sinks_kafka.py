@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 WRITE_MS_MAX = 60_000
 # The type of the column with includeHeaders, as of Spark's own source and sink.
 _HEADERS = "array<struct<key:string,value:binary>>"
+_NESTED = ("array<", "map<", "struct<")
 
 _LOGGER = logging.getLogger("kafka_marshal")
 
@@ -91,10 +92,15 @@ class KafkaSink:
                 "the batch has no column value, which is what is written",
                 setting="value",
             )
-        if (
-            "headers" in df.columns
-            and (found := dict(df.dtypes)["headers"]) != _HEADERS
-        ):
+        types = dict(df.dtypes)
+        for name in ("key", "value"):
+            if types.get(name, "").startswith(_NESTED):
+                raise ConfigurationError(
+                    f"the column {name} has the type {types[name]}, which has no one "
+                    "form as bytes; choose one, as by to_json",
+                    setting=name,
+                )
+        if "headers" in df.columns and (found := types["headers"]) != _HEADERS:
             raise ConfigurationError(
                 f"the column headers has the type {found}, and headers of records are "
                 f"{_HEADERS}; rename or drop the column, or read with option "

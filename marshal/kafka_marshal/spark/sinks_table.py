@@ -160,8 +160,10 @@ def write_rows(
     found = cursor.fetchone()
     if found is None:
         return 0
-    position, count = found[0], 0
-    new = (row for row in rows if row.offset >= position)
+    first = position = found[0]
+    count = 0
+    # Several rows may have one offset, so only those of earlier batches are dropped.
+    new = (row for row in rows if row.offset >= first)
     while batch := list(islice(new, sink.rows_at_once)):
         sink.write(cursor, batch)
         # Again: after pipelined statements the server does not count idle time.

@@ -180,14 +180,16 @@ def test_an_unused_plan_is_planned_again():
 def test_a_small_backlog_waits_for_a_limited_time():
     cluster = world(records=(4,))
     query = Query(cluster, [])
+    assert query.batch(Limit(least=5)) == {0: [0, 1, 2, 3]}, "the first batch of a run"
+    cluster.kafka.produce(T[0], b"4")
     assert query.batch(Limit(least=5)) is None
     cluster.run(10_000)
-    assert query.batch(Limit(least=5)) == {0: [0, 1, 2, 3]}
+    assert query.batch(Limit(least=5)) == {0: [4]}
     cluster.kafka.produce(T[0], b"5")
     assert query.batch(Limit(least=5)) is None
     for _ in range(4):
         cluster.kafka.produce(T[0], b"6")
-    assert query.batch(Limit(least=5)) == {0: [4, 5, 6, 7, 8]}
+    assert query.batch(Limit(least=5)) == {0: [5, 6, 7, 8, 9]}
 
 
 def test_a_target_is_reached_although_more_records_arrive():
@@ -494,6 +496,9 @@ def test_a_position_below_the_log_start_fails_or_jumps(caplog):
     with pytest.raises(PositionError, match="begins at 5") as caught:
         strict.batch()
     assert caught.value.partition == T[0]
+    # This query has no checkpoint: another one would not help.
+    assert "groups reset GROUP --topic t:0 --to-earliest" in str(caught.value)
+    assert "checkpointLocation" not in str(caught.value)
     strict.stop()
     lenient = Query(cluster, [], "lenient", fails_on_data_loss=False)
     assert lenient.batch() == {0: [5, 6, 7, 8, 9]}
@@ -603,6 +608,7 @@ def test_a_position_beyond_the_log_ends_the_query():
         query.plan()
     assert (caught.value.requested, caught.value.log_end) == (20, 5)
     assert "failOnDataLoss" in str(caught.value)
+    assert "groups reset GROUP --topic t:0 --to-earliest" in str(caught.value)
 
 
 def test_a_truncated_log_is_read_from_its_start_if_loss_is_allowed(caplog):

@@ -319,8 +319,17 @@ def test_a_batch_has_no_triggers(caplog):
     ],
 )
 def test_a_stream_has_no_end(name, value):
-    with pytest.raises(ConfigurationError, match="a stream has no end"):
+    message = f"^option {name} .*a stream has no end"
+    with pytest.raises(ConfigurationError, match=message) as found:
         parsed(group="g", **{name: value}).require_stream()
+    assert found.value.setting == name
+
+
+def test_a_batch_from_the_latest_offsets_would_be_empty():
+    with pytest.raises(ConfigurationError, match=r"^option startingOffsets .*no rows"):
+        parsed(startingOffsets="latest").require_batch()
+    parsed(startingOffsets='{"t": {"0": -1}}').require_batch()
+    parsed(startingOffsets="earliest").require_batch()
 
 
 def test_names_are_in_order_and_once():

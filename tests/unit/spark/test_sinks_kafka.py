@@ -147,6 +147,14 @@ def test_a_column_of_that_name_has_the_type_of_headers(sink):
         sink(frame, 0)
 
 
+@pytest.mark.parametrize("name", ["key", "value"])
+@pytest.mark.parametrize("kind", ["struct<a:int>", "array<string>", "map<int,int>"])
+def test_a_key_and_a_value_have_no_parts(sink, name, kind):
+    """Their text would be that of Python's objects."""
+    with pytest.raises(ConfigurationError, match=f"column {name} has the type {kind}"):
+        sink(Frame(rows(0), types={name: kind}), 0)
+
+
 def test_a_batch_needs_a_value(sink):
     with pytest.raises(ConfigurationError, match="no column value"):
         sink(Frame([], SINK_COLUMNS), 0)

@@ -180,6 +180,14 @@ def test_rows_come_in_pieces():
     assert table.written == [[0, 1], [2, 3], [4]]
 
 
+def test_rows_of_one_offset_come_in_pieces():
+    """A record may have become several rows, as by ``explode``."""
+    table = Table(1)
+    assert run(table, rows(0, 0, 1, 1, 1, 2, 2), rows_at_once=2) == 5
+    assert table.written == [[1, 1], [1, 2], [2]]
+    assert table.row[1] == 3
+
+
 def test_waits_of_the_database_are_bounded():
     table = Table()
     run(table, rows(0), idle_ms_max=700)
