@@ -78,6 +78,7 @@ def test_members_and_admins_die_while_the_count_changes(
         replication=1,
         team=TEAM,
         deliveries=[delivery],
+        has_gaps=False,
         domain_settings={"partitions": COUNTS[0]},
         keep_ms=KEEP_MS,
     ) as it:
