@@ -9,6 +9,7 @@ from bisect import bisect_right
 from operator import itemgetter
 from pathlib import Path
 
+import forked
 from journal import Journal
 from waiting import WAIT_MS, eventually
 
@@ -56,11 +57,16 @@ class Worker:
         self.journal_path.touch()
         self._lines: list[dict] = []
         self._read_bytes = 0
+        program = [str(PROGRAM), json.dumps(self.settings)]
         with self.stderr_path.open("wb") as stderr:
-            self._process = subprocess.Popen(
-                [*launcher, sys.executable, str(PROGRAM), json.dumps(self.settings)],
-                stdin=subprocess.DEVNULL,
-                stderr=stderr,
+            self._process: forked.Forked | subprocess.Popen = (
+                subprocess.Popen(
+                    [*launcher, sys.executable, *program],
+                    stdin=subprocess.DEVNULL,
+                    stderr=stderr,
+                )
+                if launcher
+                else forked.start(program, stderr=stderr)
             )
 
     @property
