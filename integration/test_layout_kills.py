@@ -1,12 +1,11 @@
 """The count of coordinating partitions changes while members and admins are killed."""
 
 import signal
-import subprocess
-import sys
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
+import forked
 import journal
 import pytest
 from clikit import Cli
@@ -52,10 +51,8 @@ MOMENTS = ((is_fenced, True), (has_import, False), (has_done, True))
 @contextmanager
 def ready_admin(domain, count):
     """The process of an admin that begins the change at a line on its stdin."""
-    arguments = [sys.executable, PROGRAM, domain.servers, domain.topic, str(count)]
-    process = subprocess.Popen(
-        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    arguments = [PROGRAM, domain.servers, domain.topic, str(count)]
+    process = forked.start_piped(arguments)
     try:
         assert process.stdout.readline() == "ready\n"
         yield process
@@ -78,6 +75,7 @@ def test_members_and_admins_die_while_the_count_changes(
         replication=1,
         team=TEAM,
         deliveries=[delivery],
+        has_gaps=False,
         domain_settings={"partitions": COUNTS[0]},
         keep_ms=KEEP_MS,
     ) as it:

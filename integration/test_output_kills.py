@@ -6,12 +6,11 @@ fault planted in the worker it must not.
 
 import json
 import signal
-import subprocess
-import sys
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import forked
 import pytest
 import waiting
 from domain import opened
@@ -77,12 +76,7 @@ class Job:
             "after": MOMENTS.get(moment, 0),
             "fault": self.fault,
         }
-        process = subprocess.Popen(
-            [sys.executable, PROGRAM, json.dumps(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        process = forked.start_piped([PROGRAM, json.dumps(settings)])
         self.cleanup.callback(process.communicate)
         self.cleanup.callback(process.kill)
         return process

@@ -1,12 +1,11 @@
 """Runs the command `marshal`: in this process, or as one of its own."""
 
 import json
-import os
-import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import forked
 from typer.testing import CliRunner
 from waiting import WAIT_MS, eventually
 
@@ -53,9 +52,9 @@ class Cli:
         """A process in the background, with its output in files."""
         out, err = (self._logs / self.domain.unique(kind) for kind in ("out", "err"))
         with out.open("wb") as stdout, err.open("wb") as stderr:
-            process = subprocess.Popen(
+            process = forked.start(
                 [MARSHAL, *arguments],
-                env=os.environ | self.env | (env or {}),
+                env=self.env | (env or {}),
                 stdout=stdout,
                 stderr=stderr,
             )

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from operator import itemgetter
 from pathlib import Path
 
+import forked
 from journal import Journal
 from waiting import WAIT_MS, eventually
 
@@ -54,13 +55,18 @@ class Worker:
         # What it runs under, such as a network of its own; it must become Python.
         launcher = self.settings.pop("launcher", ())
         self.journal_path.touch()
-        self._recent: list[dict] = []
+        self._lines: list[dict] = []
         self._read_bytes = 0
+        program = [str(PROGRAM), json.dumps(self.settings)]
         with self.stderr_path.open("wb") as stderr:
-            self._process = subprocess.Popen(
-                [*launcher, sys.executable, str(PROGRAM), json.dumps(self.settings)],
-                stdin=subprocess.DEVNULL,
-                stderr=stderr,
+            self._process: forked.Forked | subprocess.Popen = (
+                subprocess.Popen(
+                    [*launcher, sys.executable, *program],
+                    stdin=subprocess.DEVNULL,
+                    stderr=stderr,
+                )
+                if launcher
+                else forked.start(program, stderr=stderr)
             )
 
     @property
@@ -73,18 +79,25 @@ class Worker:
 
     @property
     def journal(self) -> Journal:
-        return Journal.read(self.journal_path)
+        return Journal.merged(self.lines())
 
-    def since(self, at_ms: int) -> list[dict]:
-        """Return what it has written since then; cheap however much there is."""
+    def lines(self) -> list[dict]:
+        """Return every line that it has written; each is read and parsed once.
+
+        A line cut off by a kill does not count.
+        """
         with self.journal_path.open("rb") as file:
             file.seek(self._read_bytes)
             data = file.read()
         complete = data[: data.rfind(b"\n") + 1]
         self._read_bytes += len(complete)
-        self._recent += [json.loads(line) for line in complete.splitlines()]
-        first = bisect_right(self._recent, at_ms, key=itemgetter("at_ms"))
-        return self._recent[first:]
+        self._lines += [json.loads(line) for line in complete.splitlines()]
+        return self._lines
+
+    def since(self, at_ms: int) -> list[dict]:
+        """Return what it has written since then; cheap however much there is."""
+        lines = self.lines()
+        return lines[bisect_right(lines, at_ms, key=itemgetter("at_ms")) :]
 
     def wait_for(
         self, event: str, *, timeout_ms: int = WAIT_MS, **fields: object
@@ -154,7 +167,7 @@ class Fleet:
 
     @property
     def journal(self) -> Journal:
-        return Journal.read(*(worker.journal_path for worker in self.workers))
+        return Journal.merged(*(worker.lines() for worker in self.workers))
 
     def __enter__(self):
         return self

@@ -148,6 +148,7 @@ class History:
 
     def read(self) -> "History":
         """Read to the end as of now, and fold."""
+        known_count = len(self.steps)
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 if self._consumer is None:
@@ -159,7 +160,8 @@ class History:
                 self.close()
                 if attempt == ATTEMPTS:
                     raise
-        self.steps.sort(key=lambda step: (step.t, step.offset))
+        if len(self.steps) > known_count:
+            self.steps.sort(key=lambda step: (step.t, step.offset))
         return self
 
     def _read_on(self) -> None:

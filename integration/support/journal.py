@@ -1,9 +1,8 @@
 """What the workers themselves wrote down, and the judgement over it."""
 
-import json
 from collections import Counter, defaultdict
-from itertools import pairwise
-from pathlib import Path
+from itertools import chain, pairwise
+from operator import itemgetter
 
 import attrs
 from history import History, Step, Tenure, parsed
@@ -46,15 +45,9 @@ class Journal:
     lines: list[dict] = attrs.field(factory=list)
 
     @classmethod
-    def read(cls, *paths: Path) -> "Journal":
-        """Read the journals that exist; a line cut off by a kill does not count."""
-        journal = cls()
-        for path in paths:
-            text = path.read_text() if path.exists() else ""
-            complete = text[: text.rfind("\n") + 1]
-            journal.lines += [json.loads(line) for line in complete.splitlines()]
-        journal.lines.sort(key=lambda line: line["at_ms"])
-        return journal
+    def merged(cls, *written: list[dict]) -> "Journal":
+        """Return what workers wrote, each its lines in order, in order of time."""
+        return cls(sorted(chain.from_iterable(written), key=itemgetter("at_ms")))
 
     def of(self, event: str, **fields: object) -> list[dict]:
         """Return the lines of one event, of those that have these fields."""
@@ -83,8 +76,8 @@ class Journal:
     def offsets(self) -> dict[TopicPartition, Counter]:
         """Return how often each offset was processed, by partition."""
         found: dict[TopicPartition, Counter] = defaultdict(Counter)
-        for each in self.handled:
-            found[each.place][each.offset] += 1
+        for line in self.of("handled"):
+            found[TopicPartition(line["topic"], line["partition"])][line["offset"]] += 1
         return dict(found)
 
     def lost(self, produced: dict[TopicPartition, int]) -> dict[TopicPartition, list]:

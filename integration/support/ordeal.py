@@ -89,6 +89,9 @@ class Finding:
 class Ordeal:
     """Two fleets, the stream that they work on, and the judgement.
 
+    Without ``has_gaps`` there is no bare client of kafka-python, which costs as much
+    processor time as a worker, and `note_gaps` has nothing to compare with.
+
     Attributes:
         domain: Their coordination domain.
         finding: What has been found so far.
@@ -108,6 +111,7 @@ class Ordeal:
         deliveries: Sequence[str] = DELIVERIES,
         has_true_time: bool = True,
         is_exclusive: bool = True,
+        has_gaps: bool = True,
         prepare: Callable[[Domain], None] = lambda domain: None,
         domain_settings: dict | None = None,
         **settings: object,
@@ -142,12 +146,12 @@ class Ordeal:
             fleet = Fleet(self.domain, home / delivery, **(usual | settings))
             self.fleets[delivery] = self._stack.enter_context(fleet)
         data = list(self.domain.produced)
-        bare = list(self.domain.of(self.domain.data_topic(partitions)))
         self.stream = self._stack.enter_context(Stream(servers, data))
-        self._python = self._stack.enter_context(
-            PythonPair(servers, bare, [*data, *bare])
-        )
-
+        self._python: PythonPair | None = None
+        if has_gaps:
+            bare = list(self.domain.of(self.domain.data_topic(partitions)))
+            pair = PythonPair(servers, bare, [*data, *bare])
+            self._python = self._stack.enter_context(pair)
         self.failover = Failover(
             servers, self.domain.topic, {place.topic for place in data}
         )
@@ -246,6 +250,7 @@ class Ordeal:
 
     def note_gaps(self, since_ms: int) -> None:
         """Note how long work stood still from then on, ours and the bare one's."""
+        assert self._python is not None
         row = {
             f"alone {name}": max(
                 longest_gap_ms(seen, since_ms) for seen in each.values()

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import secrets
 import shutil
 import signal
@@ -13,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import forked
 import httpx
 import msgspec
 from clikit import MARSHAL
@@ -55,7 +55,7 @@ class Sidecar:
         self._arguments = tuple(arguments)
         self._env = dict(env or {})
         self._log = self.folder / "log"
-        self.process: subprocess.Popen | None = None
+        self.process: forked.Forked | subprocess.Popen | None = None
 
     @property
     def address(self) -> str:
@@ -81,8 +81,8 @@ class Sidecar:
             "XDG_CONFIG_HOME": str(self.folder / "config"),
         }
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, env=os.environ | env | self._env, stdout=log, stderr=log
+            self.process = forked.start(
+                command, env=env | self._env, stdout=log, stderr=log
             )
         if is_ready:
             self.wait_ready()
