@@ -150,7 +150,7 @@ def test_a_bad_subject_is_found(subject, message):
         "  ```sh\n  told\n  ```",
         "<!-- told -->",
         "[a](told.md#anew)",
-        "Ctrl-C ends it; a T-shirt; UTF-8; v2; 4 KiB; HTTP.",
+        "Ctrl-C ends it; a T-shirt; UTF-8; v2; 4 KiB; HTTP; LC_ALL=C.",
         "It retold a foretold story.",
     ],
 )

@@ -73,8 +73,8 @@ class Words:
 
     @cached_property
     def _letter(self) -> re.Pattern[str]:
-        # `2H` and `H/3` are found, too; `Ctrl-C`, `C++` and `T-SQL` are not.
-        return re.compile(rf"(?<![\w'/.+-])\d*([{''.join(self.letters)}])(?![\w'+-])")
+        # `2H` and `H/3` are found, too; `Ctrl-C`, `C++` and `LC_ALL=C` are not.
+        return re.compile(rf"(?<![\w'/.+=-])\d*([{''.join(self.letters)}])(?![\w'+-])")
 
     def in_prose(self, text: str, *, has_formulas: bool = False) -> Iterator[Finding]:
         """Find words in prose; lines count from 1."""

@@ -432,8 +432,8 @@ class Claims:
                     "--execute and start the query again"
                 )
             raise PositionError(
-                f"{message}. {causes}{remedy}, or set failOnDataLoss to false to continue "
-                "with what can be read",
+                f"{message}. {causes}{remedy}, or set failOnDataLoss to false to "
+                "continue with what can be read",
                 partition=partition,
                 requested=position,
                 log_start=there.start,
