@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from kafka_marshal import deadline
 from kafka_marshal.errors import (
     ClaimLost,
     CoordinationError,
@@ -266,8 +267,8 @@ def test_all_steps_of_a_transaction_share_one_deadline(handle, monkeypatch):
         given_s.append(timeout_s)
         now_s[0] += 6
 
-    clock = SimpleNamespace(monotonic=lambda: now_s[0], sleep=lambda _: None)
-    monkeypatch.setattr(transactions, "time", clock)
+    clock = SimpleNamespace(monotonic=lambda: now_s[0])
+    monkeypatch.setattr(deadline, "time", clock)
     find, fail = handle.list_topics, translated(KafkaError._TIMED_OUT)
     handle.fails["commit"] = fail
     handle.list_topics = lambda topic, timeout: (step(timeout), find(topic, timeout=1))[
