@@ -120,8 +120,8 @@ def test_one_that_is_dropped_open_warns(cluster, tmp_path):
         warnings.simplefilter("always", ResourceWarning)
         del marshal, consumer
         gc.collect()
-    (only,) = caught
-    assert str(only.message).startswith(f"unclosed {name}")
+    # Other tests may have left garbage of their own.
+    assert sum(f"unclosed {name}" in str(each.message) for each in caught) == 1
     left.leave(release=True, timeout_ms=0)
     left.close()
 
@@ -137,7 +137,7 @@ def test_one_that_was_closed_or_did_not_open_is_dropped_silently(cluster, tmp_pa
         with pytest.raises(ConfigurationError):
             opened(tmp_path, can_plan=0)
         gc.collect()
-    assert caught == []
+    assert not [each for each in caught if "<Marshal" in str(each.message)]
 
 
 def test_a_whole_life(cluster, tmp_path):
