@@ -22,6 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("marshal", "cli", "simulator")
 FOLDERS = (*PRODUCT, *("tests", "integration", "benchmarks", "examples", "tools"))
+# Comments and texts of these files.
+DEPLOYED = ("*.service", "*.toml", "*.yaml", "*.yml")
 # Generated from help texts, which are searched in the code.
 GENERATED = ("docs/cli.md",)
 # Its formulas have the letters.
@@ -221,12 +223,16 @@ def documents(root: Path) -> list[Path]:
 
 
 def in_repository(words: Words, root: Path = ROOT) -> Iterator[Finding]:
-    """Find words in all documents, modules and subjects of commits."""
+    """Find words in documents, modules, deployed files and subjects of commits."""
     for path in documents(root):
         yield from in_markdown(words, str(path.relative_to(root)), path.read_text())
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*.py")):
             yield from in_python(words, str(path.relative_to(root)), path.read_text())
+    for pattern in DEPLOYED:
+        for path in sorted((root / "deploy").rglob(pattern)):
+            for each in words.in_prose(path.read_text()):
+                yield Finding(str(path.relative_to(root)), each.line, each.message)
     for commit, subject in commits(root):
         yield from in_subject(words, commit, subject)
 

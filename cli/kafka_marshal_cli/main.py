@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
+_SET_LOCALE = "set a locale of UTF-8, such as `LC_ALL=C.UTF-8`\n"
 
 
 def main() -> None:
@@ -63,7 +64,7 @@ def _require_text() -> None:
                 f"marshal: {name} {ascii(os.fsencode(text))[1:]} is not valid in "
                 f"{encoding}, the encoding of the locale "
                 f"({place}={ascii(os.environ.get(place, ''))[1:-1]})\n  next: "
-                + ("write it in UTF-8\n" if is_utf_8 else "export LC_ALL=C.UTF-8\n")
+                + ("write it in UTF-8\n" if is_utf_8 else _SET_LOCALE)
             )
             sys.exit(USAGE)
 

@@ -116,12 +116,12 @@ def test_one_that_is_dropped_open_warns(cluster, tmp_path):
     consumer = marshal.consumer("t")
     left = marshal._backend
     name = repr(marshal)
+    gc.collect()  # the garbage of other tests may warn, too
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
         del marshal, consumer
         gc.collect()
-    (only,) = caught
-    assert str(only.message).startswith(f"unclosed {name}")
+    assert sum(f"unclosed {name}" in str(each.message) for each in caught) == 1
     left.leave(release=True, timeout_ms=0)
     left.close()
 
@@ -131,13 +131,14 @@ def test_one_that_was_closed_or_did_not_open_is_dropped_silently(cluster, tmp_pa
     marshal.close()
     parents = Marshal.__new__(Marshal)
     vars(parents).update(_backend=None, _is_closed=False, _pid=0)
+    gc.collect()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
         del marshal, parents
         with pytest.raises(ConfigurationError):
             opened(tmp_path, can_plan=0)
         gc.collect()
-    assert caught == []
+    assert not [each for each in caught if "<Marshal" in str(each.message)]
 
 
 def test_a_whole_life(cluster, tmp_path):

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from kafka_marshal.closing import Closing, in_background
+from kafka_marshal.closing import Closing, in_background, warn_unclosed
 
 
 class Door(Closing):
@@ -34,3 +34,9 @@ def test_an_error_goes_on_after_it_was_closed():
     with pytest.raises(KeyError), door:
         raise KeyError("x")
     assert door.closed_count == 1
+
+
+def test_what_is_dropped_open_is_named():
+    with pytest.warns(ResourceWarning, match="unclosed 'a door': its claims") as caught:
+        warn_unclosed("a door")
+    assert caught[0].source == "a door"
