@@ -238,6 +238,6 @@ def test_a_distribution_without_history_has_no_commits(tmp_path):
 def test_a_bad_word_of_a_deployed_file_is_found(tmp_path):
     unit = tmp_path / "deploy/systemd/a.service"
     unit.parent.mkdir(parents=True)
-    unit.write_text("[Unit]\n# As it is told.\nDescription=A log of T\n")
+    unit.write_text("[Unit]\n# As it is told.\nDescription=A log\n")
     (found,) = in_repository(WORDS, tmp_path)
     assert str(found).startswith("deploy/systemd/a.service:2: 'told'")
