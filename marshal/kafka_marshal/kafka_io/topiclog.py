@@ -60,6 +60,9 @@ class TopicLog(CoordinationLog):
         writer: The writer, None until the heartbeat interval is known.
     """
 
+    # Whether the caller keeps the state of what it has read.
+    _has_state = False
+
     def __init__(
         self,
         settings: ConnectionConfig,
@@ -106,7 +109,6 @@ class TopicLog(CoordinationLog):
         self._added: Mapping[int, int] = {}
         self._is_closed = False
         self._end_flight: SingleFlight[Mapping[int, int]] = SingleFlight()
-        self._has_state = False
         self.writer: Writer | None = None
         try:
             self._prepare()
@@ -122,9 +124,8 @@ class TopicLog(CoordinationLog):
         self._ends = [0] * self._partition_count
         try:
             if heartbeat_interval_ms is not None:
-                self.writer = self._new_writer(
-                    heartbeat_interval_ms, deadline.require_ms(no_answer)
-                )
+                left_ms = deadline.require_ms(no_answer)
+                self.writer = self._new_writer(heartbeat_interval_ms, left_ms)
             self._connect(deadline)
             starts = self._query_offsets(deadline.require_ms(no_answer), is_end=False)
             self._seek(starts)

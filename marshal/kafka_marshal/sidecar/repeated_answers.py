@@ -305,7 +305,7 @@ class RepeatedAnswers:
         self._waiting.leave()
 
     def await_verdict(
-        self, grant: "_Grant", pending: PendingGrant, deadline: Deadline
+        self, grant: "_Grant", pending: PendingGrant, *, deadline: Deadline
     ) -> None:
         """Wait for a verdict on a thread, in the reserved place."""
 
@@ -360,7 +360,7 @@ class _Grant:
 
     def _hand_over(self, pending: PendingGrant, deadline: Deadline) -> None:
         if self._take():
-            self._answers.await_verdict(self, pending, deadline)
+            self._answers.await_verdict(self, pending, deadline=deadline)
 
     def _take(self) -> bool:
         """Return whether the caller is the first, which responds."""
