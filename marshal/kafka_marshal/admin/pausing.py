@@ -12,6 +12,7 @@ import attrs
 
 from kafka_marshal.arguments import to_whole
 from kafka_marshal.clock import instant
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.engine.kept_states import POLL_MS
@@ -358,17 +359,16 @@ class PauseOperation:
             ClaimRejected: Another operation ended the pause, or it ran out.
             LogUnwritable: A partition refuses it.
         """
-        deadline_ms = self._clock.now_ms() + timeout_ms
+        deadline = Deadline(timeout_ms, self._clock.now_ms)
         while True:
             self._handle_verdicts(timeout_ms)
             if is_done():
                 return True
-            now_ms = self._clock.now_ms()
-            if now_ms >= deadline_ms:
+            if deadline.is_over:
                 return False
-            if now_ms >= self._due_ms and self._period.begin_ms is None:
+            if self._clock.now_ms() >= self._due_ms and self._period.begin_ms is None:
                 self._renew()
-            self._follower.step(min(POLL_MS, deadline_ms - now_ms))
+            self._follower.step(min(POLL_MS, deadline.left_ms))
 
     @property
     def ends_ms(self) -> list[int]:

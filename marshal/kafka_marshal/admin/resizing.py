@@ -17,6 +17,7 @@ import msgspec
 from kafka_marshal.admin.connection import AdminConnection
 from kafka_marshal.admin.pausing import Sender
 from kafka_marshal.arguments import to_whole, with_plain_arguments
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.defaults import format_command
 from kafka_marshal.engine.config_check import unformatted
 from kafka_marshal.engine.follower import Awaited, Follower
@@ -631,7 +632,7 @@ class Resize:
             DeadlineExceeded: It has not ended in time, and can be continued.
             LogUnreadable: Two changes have one generation.
         """
-        deadline_ms = self._clock.now_ms() + timeout_ms
+        deadline = Deadline(timeout_ms, self._clock.now_ms)
         while (reading := self.reading()) is not None:
             steps = next_steps(reading)
             if steps.is_torn:
@@ -640,14 +641,13 @@ class Resize:
                     "generation (torn_layout); compare them with: marshal topic info"
                 )
             self._show(reading)
-            left_ms = deadline_ms - self._clock.now_ms()
-            if left_ms <= 0:
+            if deadline.is_over:
                 raise DeadlineExceeded(_late(steps))
             sent = self._write(steps)
             if sent:
                 self._follower.await_all(sent, step_ms)
             if not any(each.is_accepted for each in sent):
-                self._follower.step(min(POLL_MS, left_ms))
+                self._follower.step(min(POLL_MS, deadline.left_ms))
 
     def _write(self, steps: Steps) -> list[Awaited]:
         sent = []
@@ -783,10 +783,10 @@ class Resizing(AdminConnection):
         Raises:
             DeadlineExceeded: The cluster does not show them in time.
         """
-        deadline_ms = self._clock.now_ms() + self._timeout_ms
+        deadline = Deadline(self._timeout_ms, self._clock.now_ms)
         follower = self._follow()
         while len(follower.replicas) < count:
-            if self._clock.now_ms() >= deadline_ms:
+            if deadline.is_over:
                 raise DeadlineExceeded(
                     f"the coordination topic has {len(follower.replicas)} partitions, "
                     f"and {count} are needed; check the brokers with: marshal doctor, "

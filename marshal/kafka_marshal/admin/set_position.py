@@ -23,6 +23,7 @@ from kafka_marshal.admin.finishing import (
     require_resolved,
 )
 from kafka_marshal.admin.pausing import PauseOperation, Period, Sender, held_keys
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.errors import (
@@ -547,13 +548,13 @@ class SetPosition:
                 f"{self._group_id}"
             )
         require_allowed(self._plan, self._known())
-        deadline_ms = self._clock.now_ms() + timeout_ms
+        deadline = Deadline(timeout_ms, self._clock.now_ms)
         waiting = [
             (t, part) for t, targets in self._targets.items() for part in parts(targets)
         ]
         while waiting:
             self._report("lock", len(waiting))
-            waiting = self._stage(waiting, deadline_ms - self._clock.now_ms())
+            waiting = self._stage(waiting, deadline.left_ms)
 
     def _require_one_config(self) -> None:
         """Refuse pauses that were accepted under different Configs.

@@ -7,6 +7,7 @@ import attrs
 
 from kafka_marshal.clock import SystemClock, instant
 from kafka_marshal.closing import Closing
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.engine.checkpoint_reader import (
     FirstKnown,
@@ -275,9 +276,9 @@ class LogScan(Closing):
         Raises:
             CoordinationError: The cluster did not answer.
         """
-        deadline_ms = self._clock.now_ms() + timeout_ms
+        deadline = Deadline(timeout_ms, self._clock.now_ms)
         self._log.read_from(self.latest_ends())
-        while (left_ms := deadline_ms - self._clock.now_ms()) > 0:
+        while left_ms := deadline.left_ms:
             for partition, entry in self._log.poll(min(POLL_MS, left_ms)):
                 if entry.timestamp_type == TimestampType.LOG_APPEND_TIME:
                     wall_ms = self._clock.wall_ms()

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import attrs
 
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.checkpoint_reader import (
     FirstKnown,
     LogCheckpoints,
@@ -349,7 +350,7 @@ class PastReader:
         self._log = log
         self._prefix = prefix
         self._clock = clock
-        self._deadline_ms = clock.now_ms() + timeout_ms
+        self._deadline = Deadline(timeout_ms, clock.now_ms)
         self.missing: list[int] = []
         self.ends = dict(log.end_offsets(self._left_ms()))
         prefix.require_written(self.ends, now_ms=clock.wall_ms())
@@ -418,8 +419,7 @@ class PastReader:
         """
         return retried(
             lambda: partition_count_of(self._log, timeout_ms=self._left_ms()),
-            until_ms=self._deadline_ms,
-            clock=self._clock,
+            deadline=self._deadline,
         )
 
     def known_from(self) -> dict[int, FirstKnown]:
@@ -445,10 +445,9 @@ class PastReader:
                 sources=(source,),
                 on_unfit=lambda *_: None,
                 discards=False,
-                timeout_ms=max(1, self._deadline_ms - self._clock.now_ms()),
+                timeout_ms=max(1, self._deadline.left_ms),
             ),
-            until_ms=self._deadline_ms,
-            clock=self._clock,
+            deadline=self._deadline,
         )
         begun = {}
         now_ms = self._clock.now_ms()
@@ -505,13 +504,12 @@ class PastReader:
         Raises:
             DeadlineExceeded: There is none.
         """
-        left_ms = self._deadline_ms - self._clock.now_ms()
-        if left_ms <= 0:
-            raise DeadlineExceeded(
+        return self._deadline.require_ms(
+            lambda: DeadlineExceeded(
                 "the coordination log was not read in time; check the brokers with: "
                 "marshal doctor, or allow more with --timeout"
             )
-        return left_ms
+        )
 
     def _begin_earlier(self, begun: Mapping[int, Begun]) -> dict[int, Begun]:
         """Fold again where the checkpoint is less than two intervals old.
@@ -577,8 +575,8 @@ class PastReader:
             self._prefix.add_later(t, {n: later[t][n] for n in names if n in later[t]})
 
 
-def retried(call: Callable[[], T], *, until_ms: int, clock: Clock) -> T:
-    """Repeat a call after errors that may pass, until a local time.
+def retried(call: Callable[[], T], *, deadline: Deadline) -> T:
+    """Repeat a call after errors that may pass, until a deadline.
 
     Raises: as the call, for an error that does not pass or too late.
     """
@@ -586,7 +584,7 @@ def retried(call: Callable[[], T], *, until_ms: int, clock: Clock) -> T:
         try:
             return call()
         except CoordinationError as error:
-            if not error.retriable or clock.now_ms() >= until_ms:
+            if not error.retriable or deadline.is_over:
                 raise
             time.sleep(RETRY_S)
 

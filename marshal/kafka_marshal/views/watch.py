@@ -10,6 +10,7 @@ import attrs
 
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.engine.checkpoint_reader import RetainedCheckpoints, kept_in
 from kafka_marshal.engine.follower import Follower
@@ -560,14 +561,14 @@ class WorldWatch(Closing):
         Raises:
             DeadlineExceeded: They were not read in time.
         """
-        deadline_ms = self._clock.now_ms() + timeout_ms
+        deadline = Deadline(timeout_ms, self._clock.now_ms)
         while not self.is_caught_up:
-            left_ms = deadline_ms - self._clock.now_ms()
-            if left_ms <= 0:
-                raise DeadlineExceeded(
+            left_ms = deadline.require_ms(
+                lambda: DeadlineExceeded(
                     f"the coordination log was not read within {timeout_ms} ms; check "
                     "the brokers with: marshal doctor"
                 )
+            )
             self.changes(min(POLL_MS, left_ms))
 
     def world(self) -> World:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_marshal.arguments import to_whole
 from kafka_marshal.clock import SystemClock
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.engine.checkpoint_reader import (
     FirstKnown,
@@ -525,15 +526,14 @@ def _read(
     """Read the log to its end, from stored states if there are any."""
     clock, prefix = SystemClock(), Prefix(None, None)
     follower = Follower(log, clock, sources=kept_in(store))
-    deadline_ms = clock.now_ms() + timeout_ms
+    deadline = Deadline(timeout_ms)
     follower.begin(timeout_ms)
     if follower.is_pause_unknown and not any(log.start_offsets(timeout_ms).values()):
         # The reason of a pause is only in the log.
         log.read_from(log.start_offsets(timeout_ms))
         follower = Follower(log, clock)
     prefix.begin(follower.began_notes)
-    left_ms = max(0, deadline_ms - clock.now_ms())
-    read_to_end(follower, store, timeout_ms=left_ms, note=prefix.note)
+    read_to_end(follower, store, timeout_ms=deadline.left_ms, note=prefix.note)
     if store is not None:
         keep_read(follower, store, entries_min=KEEP_ENTRIES_MIN)
     return follower, prefix
