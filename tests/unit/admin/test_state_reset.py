@@ -43,9 +43,9 @@ class OverridingAdmin(InMemory, Overriding):
 
 
 def admin(cluster):
-    """Return an admin that has read the log."""
+    """Return an admin that has read the log; members do nothing while it writes."""
     found = OverridingAdmin(cluster, person="ada")
-    found._read()
+    found.follower = follower(cluster)
     return found
 
 
