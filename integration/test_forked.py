@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import forked
@@ -83,6 +84,14 @@ def test_signals_end_a_program_and_a_wait_has_a_limit(start):
         process.send_signal(number)
         assert process.wait(HANG_S) == -number
         process.send_signal(number)  # it has ended: nothing is sent
+
+
+def test_several_threads_get_the_status_of_an_end(start):
+    process = start("import time; time.sleep(3600)")
+    with ThreadPoolExecutor(4) as pool:
+        waits = [pool.submit(process.wait, HANG_S) for _ in range(4)]
+        process.kill()
+        assert {each.result(HANG_S) for each in waits} == {-signal.SIGKILL}
 
 
 def test_a_failure_is_printed_as_python_prints_it(start, tmp_path):

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -45,14 +46,15 @@ class Forked:
         self.stdout: TextIO | None = None
         self.returncode: int | None = None
         self._death = os.pidfd_open(pid)
+        weakref.finalize(self, os.close, self._death)
+        self._lock = threading.Lock()
 
     def poll(self) -> int | None:
         """Return the exit status, None while it runs."""
-        if self.returncode is None:
-            self.returncode = self._server.ask({"pid": self.pid})
-            if self.returncode is not None:
-                os.close(self._death)
-        return self.returncode
+        with self._lock:  # a status is given once
+            if self.returncode is None:
+                self.returncode = self._server.ask({"pid": self.pid})
+            return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit status once it has ended.
