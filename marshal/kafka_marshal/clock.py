@@ -5,16 +5,17 @@ that a simulator can replace them.
 """
 
 import os
-import queue
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
+from kafka_marshal.conditions import Condition
 from kafka_marshal.errors import CoordinationError, InvalidTransition
 from kafka_marshal.ports import Background, Clock, Entropy
 
@@ -126,10 +127,12 @@ class WorkerPool:
         """
         self._name = name
         self._most = threads
-        self._queue: queue.Queue[_Call | None] = queue.Queue(calls_max)
-        self._lock = threading.Lock()
+        self._calls_max = calls_max
+        # Not a queue.Queue: an exception of a signal handler can leave it locked.
+        self._changed = Condition()
+        self._calls: deque[_Call] = deque()
         self._threads: list[threading.Thread] = []
-        self._unfinished = 0
+        self._running = 0
         self.is_closed = False
 
     def submit(
@@ -141,59 +144,65 @@ class WorkerPool:
             call: Handles its own errors: an exception ends the worker thread.
             on_drop: Called instead if the pool closes before the call starts.
         """
-        with self._lock:
-            if self.is_closed:
+        with self._changed:
+            if self.is_closed or len(self._calls) >= self._calls_max:
                 return False
-            try:
-                self._queue.put_nowait((call, on_drop))
-            except queue.Full:
-                return False
-            self._unfinished += 1
-            # Calls count until they end: by the length of the queue, a thread that has
-            # just taken a call would count as free.
-            if len(self._threads) < min(self._unfinished, self._most):
-                thread = threading.Thread(
-                    target=self._run, name=self._name, daemon=True
-                )
-                self._threads.append(thread)
-                thread.start()
+            self._calls.append((call, on_drop))
+            # Calls count until they end: by those that wait, a thread that has just
+            # taken one would count as free.
+            unfinished = len(self._calls) + self._running
+            if len(self._threads) < min(unfinished, self._most):
+                self._start_thread()
+            self._changed.notify()
         return True
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        try:
+            self._threads.append(thread)
+            thread.start()
+        except BaseException:
+            # Such as Ctrl-C: the next call starts another. This one, if it runs after
+            # all, ends as it is not listed.
+            if thread in self._threads:
+                self._threads.remove(thread)
+            raise
 
     def close(self, timeout_ms: int) -> None:
         """End after the running calls; drop the queued ones. Idempotent."""
-        with self._lock:
+        with self._changed:
             self.is_closed = True
             threads = list(self._threads)
-            self._drop_waiting()
-            for _ in threads:
-                self._queue.put_nowait(None)
+            dropped = list(self._calls)
+            self._calls.clear()
+            self._changed.notify_all()
+        for _, on_drop in dropped:
+            if on_drop is not None:
+                on_drop()
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=max(0.0, timeout_ms / 1000))
 
-    def _drop_waiting(self) -> None:
-        while True:
-            try:
-                item = self._queue.get_nowait()
-            except queue.Empty:
-                return
-            if item is not None and item[1] is not None:
-                item[1]()
-
     def _run(self) -> None:
-        while True:
+        while (call := self._next_call()) is not None:
             try:
-                # The deadline only bounds one wait; a daemon thread may idle.
-                item = self._queue.get(timeout=IDLE_S)
-            except queue.Empty:
-                continue
-            if item is None:
-                return
-            try:
-                item[0]()
+                call()
             finally:
-                with self._lock:
-                    self._unfinished -= 1
+                with self._changed:
+                    self._running -= 1
+
+    def _next_call(self) -> Callable[[], None] | None:
+        """Wait for a call; return None where the thread is to end."""
+        with self._changed:
+            if threading.current_thread() not in self._threads:
+                return None
+            while not self._calls:
+                if self.is_closed:
+                    return None
+                # The deadline only bounds one wait; a daemon thread may idle.
+                self._changed.wait(IDLE_S)
+            self._running += 1
+            return self._calls.popleft()[0]
 
 
 class ThreadBackground(Background):

@@ -3,7 +3,6 @@
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,8 +20,11 @@ _HANDING_OUT = {
         *("protocol/delivery.py", "protocol/granting.py"),
     )
 }
-# Frames below one of these stand for other threads, which run no handlers.
-_OTHERS = (str(_PACKAGE / "testing"), enginekit.__file__)
+# Frames below one of these stand for others' threads, which run no handlers.
+_OTHERS = (
+    *(str(_PACKAGE / "testing"), enginekit.__file__),
+    str(Path(__file__).with_name("fakesidecar.py")),
+)
 # Python runs handlers as a function begins, and as a built-in one has returned.
 _EVENTS = {"call", "c_return"}
 
@@ -58,8 +60,13 @@ def interrupted(
     sys.unraisablehook = lambda _: None
     sys.setprofile(profile)
     try:
-        with suppress(KeyboardInterrupt):
-            found = call()
+        found = call()
+    except KeyboardInterrupt:
+        pass
+    except RuntimeError as error:
+        # Of Python: ``Thread.start`` was interrupted as it waited for its lock.
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
     finally:
         sys.setprofile(before)
         sys.unraisablehook = hook

@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from interrupting import interrupted
 
 from kafka_marshal import clock as module
 from kafka_marshal.clock import (
@@ -213,10 +214,10 @@ def test_a_call_does_not_wait_for_a_thread_that_has_just_taken_another(monkeypat
     workers = WorkerPool("test", threads=2, calls_max=QUEUE_CALLS_MAX)
     taken, submitted = threading.Event(), threading.Event()
     second, made = threading.Event(), threading.Event()
-    plain = workers._queue.get
+    plain = workers._next_call
 
-    def get(*, block=True, timeout=None):
-        call = plain(block=block, timeout=timeout)
+    def next_call():
+        call = plain()
         taken.set()
         assert submitted.wait(60)
         return call
@@ -225,13 +226,30 @@ def test_a_call_does_not_wait_for_a_thread_that_has_just_taken_another(monkeypat
         if second.wait(60 / 2):
             made.set()
 
-    monkeypatch.setattr(workers._queue, "get", get)
+    monkeypatch.setattr(workers, "_next_call", next_call)
     assert workers.submit(first)
     assert taken.wait(60)
     assert workers.submit(second.set)
     submitted.set()
     assert made.wait(60)
     workers.close(60 * 1_000)
+
+
+def test_calls_after_an_interrupted_one_are_made():
+    """The queue stayed locked, and with it whoever submitted next."""
+    at, is_interrupted = 0, True
+    while is_interrupted:
+        workers, made = WorkerPool("test", threads=1, calls_max=9), threading.Event()
+        is_interrupted, _ = interrupted(
+            lambda it=workers: it.submit(lambda: None), at, everywhere=True
+        )
+        assert workers._changed.acquire(timeout=60), at
+        workers._changed.release()
+        assert workers.submit(made.set)
+        assert made.wait(60), at
+        workers.close(60 * 1_000)
+        at += 1
+    assert at > 10
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,8 @@ class Exchanges:
         # Of requests that were sent, by method, target and whether there is a body.
         self._heads: dict[tuple[str, str, bool], RepeatedHead] = {}
         self._changed = Condition()
-        self._busy: set[_Kept] = set()
-        self._opening = 0
+        # By request; None while it is opened.
+        self._busy: dict[_Request, _Kept | None] = {}
         # The one used last is at the end.
         self._idle: list[_Kept] = []
         self._is_closed = False
@@ -125,16 +125,19 @@ class Exchanges:
         """
         deadline = Deadline(timeout_ms)
         request = _Request(method, target, body, self._headers)
-        kept = self._taken(deadline)
         is_kept = False
         try:
+            kept = self._taken(request, deadline)
             answer = kept.exchange(request, self._heads, deadline=deadline)
             is_kept = kept.can_repeat
         except (OSError, h11.ProtocolError) as error:
             why = str(error) or type(error).__name__
             raise ExchangeError(why, was_sent=True) from error
         finally:
-            self._give_back(kept, is_kept=is_kept)
+            # Not in a function of its own: a signal handler could raise before it.
+            with self._changed:
+                used = self._busy.pop(request, None)
+                self._give_back(used, is_kept=is_kept)
         return answer
 
     def close(self) -> None:
@@ -142,17 +145,18 @@ class Exchanges:
         with self._changed:
             self._is_closed = True
             idle, self._idle = self._idle, []
-            for kept in self._busy:
-                kept.wake()
+            for busy in self._busy.values():
+                if busy is not None:
+                    busy.wake()
             self._changed.notify_all()
         for kept in idle:
             kept.close()
 
-    def _taken(self, deadline: Deadline) -> "_Kept":
-        """Return a connection that no other thread uses."""
+    def _taken(self, request: "_Request", deadline: Deadline) -> "_Kept":
+        """Return a connection that no other thread uses, for a request."""
         with self._changed:
             is_free = self._changed.wait_for(
-                lambda: self._is_closed or self._has_room,
+                lambda: self._is_closed or len(self._busy) < CONNECTIONS_MAX,
                 timeout=deadline.left_s,
             )
             if self._is_closed:
@@ -163,43 +167,33 @@ class Exchanges:
             while self._idle:
                 kept = self._idle.pop()
                 if kept.is_usable:
-                    self._busy.add(kept)
+                    self._busy[request] = kept
                     return kept
                 kept.close()
-            self._opening += 1
-        opened = None
+            self._busy[request] = None
         try:
             opened = _Kept(self._connect(CONNECT_S))
         except OSError as error:
             raise ExchangeError(str(error), was_sent=False) from error
-        finally:
-            with self._changed:
-                self._opening -= 1
-                if opened is not None:
-                    self._busy.add(opened)
-                self._changed.notify()
+        with self._changed:
+            self._busy[request] = opened
         return opened
 
-    @property
-    def _has_room(self) -> bool:
-        return len(self._busy) + self._opening < CONNECTIONS_MAX
-
-    def _give_back(self, kept: "_Kept", *, is_kept: bool) -> None:
-        with self._changed:
-            self._busy.discard(kept)
-            if is_kept and not self._is_closed:
-                kept.idle_since = time.monotonic()
-                self._idle.append(kept)
-            else:
-                kept.close()
-            while self._idle and self._idle[0].is_expired:
-                self._idle.pop(0).close()
-            self._changed.notify()
+    def _give_back(self, used: "_Kept | None", *, is_kept: bool) -> None:
+        """Keep a connection for other requests, or close it. Under the lock."""
+        if used is not None and is_kept and not self._is_closed:
+            used.idle_since = time.monotonic()
+            self._idle.append(used)
+        elif used is not None:
+            used.close()
+        while self._idle and self._idle[0].is_expired:
+            self._idle.pop(0).close()
+        self._changed.notify()
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class _Request:
-    """One request, with the headers that all have."""
+    """One request, with the headers that all have. Equal to itself only."""
 
     method: str
     target: str

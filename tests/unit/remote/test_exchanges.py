@@ -9,6 +9,7 @@ import pytest
 from fakesidecar import WAIT_S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from interrupting import interrupted
 from slowness import is_over
 
 from kafka_marshal.remote import exchanges
@@ -113,6 +114,17 @@ def test_a_request_without_a_body_states_that(served):
     server, found = served
     found.request("DELETE", "/", body=None, timeout_ms=WAIT_S * 1000)
     assert b"content-length: 0\r\n" in server.requests[0][0].lower()
+
+
+def test_an_interrupted_request_takes_no_place_for_good(served):
+    """After as many as there are places, no heartbeat was sent."""
+    _, found = served
+    at = 0
+    while interrupted(lambda: ask(found), at, everywhere=True)[0]:
+        assert found._busy == {}, at
+        at += 1
+    assert at > exchanges.CONNECTIONS_MAX
+    assert ask(found) == Answer(200, b"hi")
 
 
 def test_a_status_is_returned_whatever_it_is(served):
