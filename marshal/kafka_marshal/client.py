@@ -337,15 +337,19 @@ class Marshal(Closing):
             subscription.standby = StandbyThread(
                 callbacks.on_standby, ThreadBackground(name="marshal-standby")
             )
-        self._backend.subscribe(subscription)
-        consumer = Consumer(
-            self.engine,
-            self.session,
-            subscription=subscription,
-            reader=data.reader(isolation_level=config.isolation_level),
-            callbacks=callbacks,
-        )
-        self._keep(consumer)
+        try:
+            self._backend.subscribe(subscription)
+            consumer = Consumer(
+                self.engine,
+                self.session,
+                subscription=subscription,
+                reader=data.reader(isolation_level=config.isolation_level),
+                callbacks=callbacks,
+            )
+            self._keep(consumer)
+        except BaseException:
+            self._give_up(subscription)
+            raise
         return consumer
 
     def ranges(
@@ -365,14 +369,18 @@ class Marshal(Closing):
         from kafka_marshal.ranges import RangeConsumer
 
         subscription = self._new_subscription(config, timeout_ms)
-        self._backend.subscribe(subscription)
-        ranges = RangeConsumer(
-            self.engine,
-            self.session,
-            subscription=subscription,
-            ask=self._backend.last_claims,
-        )
-        self._keep(ranges)
+        try:
+            self._backend.subscribe(subscription)
+            ranges = RangeConsumer(
+                self.engine,
+                self.session,
+                subscription=subscription,
+                ask=self._backend.last_claims,
+            )
+            self._keep(ranges)
+        except BaseException:
+            self._give_up(subscription)
+            raise
         return ranges
 
     def _new_subscription(
@@ -388,6 +396,11 @@ class Marshal(Closing):
             coordination_topic=self.coordination_topic,
             timeout_ms=timeout_ms,
         )
+
+    def _give_up(self, subscription: "Subscription") -> None:
+        """End a subscription that no consumer has, such as after Ctrl-C."""
+        with self.engine.changed:
+            self.session.unsubscribe(subscription, release=True)
 
     def _keep(self, opened: "Consumer | RangeConsumer") -> None:
         """Register a consumer to be closed with this client."""

@@ -191,15 +191,15 @@ class SidecarBackend:
             standbys=subscription.config.standbys,
         )
         name = f"{self._connection.instance[:8]}-{next(self._numbers)}"
-        with self._engine.changed:
-            self._session.subscribe(name, subscription)
-            self._wants[name] = spec
         try:
+            with self._engine.changed:
+                self._session.subscribe(name, subscription)
+                self._wants[name] = spec
             self._retry(lambda: self._put_wants(name, spec), ASK_MS_MAX)
         except BaseException:
             with self._engine.changed:
                 self._wants.pop(name, None)
-                self._session.forget(name)
+                self._session.unsubscribe(subscription, release=True)
             raise
 
     def _put_wants(self, name: str, wants: api.SubscriptionSpec) -> None:
@@ -214,14 +214,17 @@ class SidecarBackend:
         Raises:
             InvalidTransition: This or another client wants the key already.
         """
-        with self._engine.changed:
-            holding = self._session.want(key)
-            number = self._commands.want_number(key)
+        is_known = key in self._session.wanted
         try:
+            with self._engine.changed:
+                holding = self._session.want(key)
+                number = self._commands.want_number(key)
             self._retry(lambda: self._put_claim(key, number), ASK_MS_MAX)
         except BaseException:
-            with self._engine.changed:
-                self._session.unwant(holding)
+            # Such as Ctrl-C: it would be won later, and nobody would have it.
+            if not is_known:
+                with self._engine.changed:
+                    self._session.forget_want(key)
             raise
         return holding
 
@@ -727,6 +730,8 @@ def open_backend(
         client_id=client_id,
         instance=instance.hex(),
     )
+    data: DataLog | None = None
+    backend: SidecarBackend | None = None
     try:
         info = greet(
             connection,
@@ -741,19 +746,26 @@ def open_backend(
             if options.has_servers
             else info.bootstrap_servers,
         )
+        data = open_data_log(settings)
         backend = SidecarBackend(
             connection,
             info=info,
-            data=open_data_log(settings),
+            data=data,
             observer=observer,
             transport=choose(settings).name,
             clock=clock,
             entropy=entropy,
         )
+        backend.start()
     except BaseException:
+        # Such as Ctrl-C: its threads would send heartbeats until the process ends.
+        if backend is not None:
+            backend.leave(release=True, timeout_ms=0)
+            backend.close()
+        elif data is not None:
+            data.close(JOIN_MS)
         connection.close()
         raise
-    backend.start()
     return backend
 
 

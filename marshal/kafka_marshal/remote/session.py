@@ -120,20 +120,17 @@ class RemoteSession(ClaimSession):
                 del self._early[key]
                 self._on_assigned(assignment)
 
-    def forget(self, name: str) -> None:
-        """Drop a subscription that the sidecar may not have received."""
-        subscription = self._names.pop(name, None)
-        if subscription is not None:
-            self._wanted.subs.remove(subscription)
-            self.commands.end(name, (), keep=False)
-
     def unsubscribe(self, subscription: Subscription, *, release: bool) -> list[int]:
-        """End a subscription; release what it holds, or keep it."""
+        """End a subscription; release what it holds, or keep it.
+
+        One that the sidecar does not know, or that was never begun, ends as well.
+        """
+        if subscription in self._wanted.subs:
+            self._wanted.subs.remove(subscription)
         name = next((n for n, s in self._names.items() if s is subscription), None)
         if name is None:
             return []
         del self._names[name]
-        self._wanted.subs.remove(subscription)
         returned = []
         mine = [h for h in self.holdings.values() if h.key.topic in subscription.topics]
         for holding in mine:
@@ -167,6 +164,14 @@ class RemoteSession(ClaimSession):
             self.release(holding, reason="released")
         elif self.holdings.get(holding.key) is holding:
             self._held.end(holding, Ending("given_up", was_lost=False))
+
+    def forget_want(self, key: Key) -> None:
+        """Stop wanting a key, however far ``want`` came."""
+        holding = self.holdings.get(key)
+        if key in self._wanted.explicit and holding is not None:
+            self.unwant(holding)
+        elif self._wanted.explicit.pop(key, 0) is None:
+            self.commands.unclaim(key)
 
     # --- events and answers of the sidecar
 

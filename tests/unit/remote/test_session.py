@@ -462,8 +462,7 @@ def test_two_consumers_of_a_topic_are_refused(rig, consumer):
 
 
 def test_what_the_sidecar_refused_is_forgotten(rig):
-    rig.subscribe()
-    rig.session.forget("s")
+    rig.session.unsubscribe(rig.subscribe()[0], release=True)
     assert rig.session.subscriptions == ()
     assert rig.commands.ended == [("s", (), False)]
 
