@@ -236,7 +236,7 @@ def test_a_call_does_not_wait_for_a_thread_that_has_just_taken_another(monkeypat
 
 
 def test_calls_after_an_interrupted_one_are_made():
-    """The queue stayed locked, and with it whoever submitted next."""
+    """The queue stayed locked, and with it any thread that submitted next."""
     at, is_interrupted = 0, True
     while is_interrupted:
         workers, made = WorkerPool("test", threads=1, calls_max=9), threading.Event()
