@@ -8,6 +8,7 @@ import msgspec
 
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.remote import api, paths
+from kafka_marshal.remote.answers import AsOf, GroupNow, OwnersNow, WorldNow
 from kafka_marshal.remote.exchanges import Answer, ExchangeError
 from kafka_marshal.remote.transport import Address, Connection
 
@@ -15,6 +16,7 @@ INCARNATION = "ab" * 16
 INSTANCE = "1f" * 16
 H = 1_000
 WAIT_S = 60
+AS_OF = AsOf(time_ms=1, offsets={})
 EMPTY = api.Snapshot(
     assigned=(), releasing=(), paused=api.Paused(is_paused=False), subscriptions=()
 )
@@ -154,6 +156,121 @@ class FakeSidecar(httpx.BaseTransport):
     def stream(self):
         """Wait for the next stream of events that is opened."""
         return self.streams.get(timeout=WAIT_S)
+
+
+class Assigning(FakeSidecar):
+    """A sidecar that assigns what is subscribed to or claimed, and takes it back.
+
+    It ends the stream of a client that closes, which cannot shut a fake one down.
+
+    Attributes:
+        has: Epochs of what the client has, by subscription; "" for claims.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.has = {}
+        self._epochs = iter(range(1, 100_000))
+        self._stream = None
+        self._has_left = False
+        self._answering = threading.Lock()
+        # Of the last claim; one that is withdrawn late does not end a later one.
+        self._number = 0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def _follow(self):
+        while not self._is_over.is_set():
+            try:
+                self._stream = self.streams.get(timeout=0.05)
+            except queue.Empty:
+                continue
+            self._stream.push(self._snapshot())
+            if self._has_left:
+                self._stream.end()
+
+    def _snapshot(self):
+        return api.Snapshot(
+            assigned=tuple(self._assigned(*each) for each in self.has.items()),
+            releasing=(),
+            paused=api.Paused(is_paused=False),
+            subscriptions=(),
+        )
+
+    def handle_request(self, request):
+        if request.method == "PUT" and request.url.path.endswith("/clients/c"):
+            self._has_left = False
+        return super().handle_request(request)
+
+    def close(self):
+        """Called as a client closes its connections."""
+        self._has_left = True
+        if self._stream is not None:
+            self._stream.end()
+
+    def _usual(self, method, path, request):
+        with self._answering:
+            return self._usual_alone(method, path, request)
+
+    def _usual_alone(self, method, path, request):
+        if path.endswith("/world"):
+            return self._answer(WorldNow(as_of=AS_OF, schema=1, partitions={}))
+        if path.endswith("/owners/t"):
+            return self._answer(OwnersNow(as_of=AS_OF, owners={0: "host-a"}))
+        if path.endswith("/groups/g"):
+            found = GroupNow(as_of=AS_OF, group="g", claims=(), pauses=())
+            return self._answer(found)
+        answer = super()._usual(method, path, request)
+        if "/subscriptions/" in path and method == "PUT":
+            self._assign(path.rpartition("/")[2])
+        elif "/claims/" in path and method == "PUT":
+            number = int(request.url.params["request"])
+            if number != self._number:
+                self._number = number
+                self.has.pop("", None)
+            self._assign("")
+        elif path.endswith("/end"):
+            self._end(path.split("/")[-2])
+        elif "/claims/" in path and int(request.url.params["request"]) == self._number:
+            self._end("")
+        return answer
+
+    def _assign(self, name):
+        if name not in self.has:
+            self.has[name] = next(self._epochs)
+            if self._stream is not None:
+                self._stream.push(self._assigned(name, self.has[name]))
+
+    def _end(self, name):
+        epoch = self.has.pop(name, None)
+        if epoch is not None and self._stream is not None:
+            self._stream.push(
+                api.Lost(topic="t", partition=0, epoch=epoch, reason="released")
+            )
+
+    def _assigned(self, name, epoch):
+        now_ms = self.clock.now_ms()
+        return api.Assignment(
+            subscription=name,
+            topic="t",
+            partition=0,
+            epoch=epoch,
+            token=f"1.0.{epoch}",
+            client_id="host-a",
+            incarnation=self.incarnation,
+            secret="5e" * 16,
+            position=0,
+            is_anchored=True,
+            soft_until_ms=now_ms + 600_000,
+            hard_until_ms=now_ms + 900_000,
+        )
+
+    def end(self):
+        self._is_over.set()
+        self._thread.join()
+        if self._stream is not None:
+            self._stream.end()
 
 
 def failure(error, message="no", **rest):

@@ -12,8 +12,10 @@ import attrs
 import numpy as np
 import pytest
 from enginekit import KEY, T0, H, Stepping, fold, lines, world
+from fakesidecar import Assigning, RequestsBy
 from interrupting import interrupted
 from prometheus_client import CollectorRegistry
+from slowness import until
 
 from kafka_marshal import backend
 from kafka_marshal import runtime as runtimes
@@ -34,6 +36,8 @@ from kafka_marshal.metrics import MarshalCollector
 from kafka_marshal.observability.logs import FanOut
 from kafka_marshal.ports import Event
 from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.remote import backend as remote
+from kafka_marshal.remote.transport import Connection
 from simulator.node import Recorder
 
 SAFE = TopicDescription(name="__marshal", exists=True)
@@ -652,3 +656,97 @@ def test_what_was_interrupted_while_closing_is_closed(
             marshal.owners("t")
         at += 1 if at < 20 else 11
     assert at > 100
+
+
+# --- The same with a sidecar ---
+
+
+@pytest.fixture
+def reached(monkeypatch):
+    """A sidecar that every ``Marshal`` of the test reaches, over a data topic ``t``."""
+    found, plain = Assigning(), Connection.open
+
+    def connect(*args, **rest):
+        return plain(*args, **rest, requests=RequestsBy(found), transport=found)
+
+    kafka = world(records=(10,)).kafka
+    monkeypatch.setattr(Connection, "open", connect)
+    monkeypatch.setattr(remote, "open_data_log", lambda _: kafka.data_log())
+    yield found
+    found.end()
+
+
+def connected():
+    return Marshal(
+        group_id="g", client_id="c", sidecar="unix:/run/s.sock", observer=Recorder()
+    )
+
+
+def require_ended():
+    """Wait until no thread of a client of a sidecar runs."""
+
+    def is_ended():
+        names = [each.name for each in threading.enumerate() if each.is_alive()]
+        return not any(name.startswith("marshal-remote-") for name in names)
+
+    until(is_ended, "its threads end")
+
+
+def test_an_interrupted_connection_to_a_sidecar_leaves_nothing_running(reached):
+    """Its heartbeats went on, and the name was in use as long as the process lived."""
+    at, is_interrupted = 0, True
+    while is_interrupted:
+        is_interrupted, marshal = interrupted(connected, at, everywhere=True)
+        if marshal is not None:
+            marshal.close()
+        require_ended()
+        at += 1
+    assert at > 100
+
+
+OPENINGS = {
+    "consumer": lambda it: it.consumer("t"),
+    "ranges": lambda it: it.ranges(ConsumerConfig(topics=("t",))),
+}
+
+
+@pytest.mark.parametrize("name", OPENINGS)
+def test_a_consumer_after_an_interrupted_one_gets_the_partition(reached, name):
+    """Its topic was consumed by nobody, and could not be consumed."""
+    with connected() as marshal:
+        at, is_interrupted = 0, True
+        while is_interrupted:
+            is_interrupted, consumer = interrupted(
+                lambda: OPENINGS[name](marshal), at, everywhere=True
+            )
+            # Python ignores what is raised as it closes a generator.
+            if consumer is None:
+                consumer = OPENINGS[name](marshal)
+            until(lambda: len(marshal.session.holdings) == 1, f"it is assigned: {at}")
+            consumer.close()
+            assert marshal.session.names == {}, at
+            at += 1
+        assert at > 50
+        until(lambda: reached.has == {}, "all is given back")
+
+
+@pytest.mark.parametrize("name", CLOSES)
+def test_what_was_interrupted_while_closing_leaves_no_thread(
+    reached, name, monkeypatch
+):
+    at, is_interrupted = 0, True
+    while is_interrupted:
+        marshal = connected()
+        uninterrupted(monkeypatch, marshal._backend)
+        consumer = marshal.consumer("t")
+        until(consumer.assignment, "it is assigned")
+        is_interrupted, _ = interrupted(
+            lambda a=marshal, b=consumer: CLOSES[name](a, b), at, everywhere=True
+        )
+        consumer.close()
+        marshal.close()
+        assert consumer.is_closed, at
+        require_ended()
+        reached.has.clear()
+        at += 1 if at < 20 else 11
+    assert at > 50

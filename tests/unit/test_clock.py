@@ -236,7 +236,7 @@ def test_a_call_does_not_wait_for_a_thread_that_has_just_taken_another(monkeypat
 
 
 def test_calls_after_an_interrupted_one_are_made():
-    """The queue stayed locked, and with it any thread that submitted next."""
+    """The queue stayed locked, and with it the next caller."""
     at, is_interrupted = 0, True
     while is_interrupted:
         workers, made = WorkerPool("test", threads=1, calls_max=9), threading.Event()
@@ -262,8 +262,3 @@ def test_calls_after_an_interrupted_one_are_made():
 )
 def test_a_time_as_text(value, shown):
     assert instant(value) == shown
-
-
-def test_the_boot_has_an_id():
-    assert module.boot_id() == module.boot_id()
-    assert len(module.boot_id()) == 36

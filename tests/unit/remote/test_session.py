@@ -470,6 +470,18 @@ def test_what_the_sidecar_refused_is_forgotten(rig):
 # --- Claims without consumption ---
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_claim_that_is_forgotten_is_withdrawn_once(rig, is_held):
+    """As after an interrupt, however far it came."""
+    rig.session.want(key())
+    if is_held:
+        rig.send(rig.assigned(name="", position=None))
+    rig.session.forget_want(key())
+    rig.session.forget_want(key())
+    assert (rig.session.wanted, rig.session.holdings) == ([], {})
+    assert rig.commands.unclaimed == [key()]
+
+
 def test_a_claim_without_consumption(rig):
     holding = rig.session.want(key())
     with pytest.raises(InvalidTransition, match="already claimed"):
