@@ -63,7 +63,8 @@ class _Hop(Generic[T]):
             return ()
         while not running.done():
             await asyncio.wait((running,), timeout=SETTLE_SLICE_S)
-        self._running = None
+        if self._running is running:  # else a task that waited, too, runs the next
+            self._running = None
         return (await running,)
 
     def end(self, call: Callable[[], T] | None = None) -> Future[T] | None:
@@ -388,6 +389,7 @@ class AsyncMarshal:
         self._signals: list[Signals] = []
         self._is_closed = False
         self._is_ended = False
+        self._closing = asyncio.Lock()
 
     @property
     def marshal(self) -> Marshal:
@@ -472,14 +474,17 @@ class AsyncMarshal:
         Where it is cancelled or fails, its threads go on to close, and nobody waits for
         them. The arguments are those of ``Marshal.close``.
         """
-        if self._is_ended:
-            return
         self._is_closed = True
         self.stop()
         if restarts and self._marshal is not None:
             self._marshal.expect_restart()
         while self._signals:
             asyncio.get_running_loop().remove_signal_handler(self._signals.pop())
+        async with self._closing:
+            if not self._is_ended:
+                await self._close_all(release=release, timeout_ms=timeout_ms)
+
+    async def _close_all(self, *, release: bool, timeout_ms: int) -> None:
         close = partial(self._close, release=release, timeout_ms=timeout_ms)
         try:
             for consumer in self._consumers:

@@ -9,7 +9,7 @@ import attrs
 import pytest
 from enginekit import AMO, KEY, T0, H, Stepping, fold, held_by, owning, spec, world
 
-from kafka_marshal.aio import AsyncConsumer, AsyncMarshal
+from kafka_marshal.aio import AsyncConsumer, AsyncMarshal, _Hop
 from kafka_marshal.client import Marshal
 from kafka_marshal.errors import (
     ClaimLost,
@@ -639,6 +639,42 @@ def test_where_a_consumer_fails_to_close_the_client_is_closed(cluster):
 
     run(work)
     assert is_closed.wait(WAIT_S)
+
+
+def test_tasks_close_a_client_together(cluster):
+    """The second one found the threads of the first gone."""
+    closed = []
+
+    async def work():
+        client = Client(cluster)
+        client.close = lambda **_: closed.append(client)
+        marshal = await opened_over(lambda: client).__aenter__()
+        await asyncio.gather(marshal.close(), marshal.close())
+
+    run(work)
+    assert len(closed) == 1
+
+
+def test_a_call_stays_known_while_others_notice_the_end_of_the_one_before():
+    """Its thread was taken for idle, and the event loop used the consumer, too."""
+
+    async def work():
+        hop, ends = _Hop("calls"), [threading.Event(), threading.Event()]
+        first = asyncio.ensure_future(hop.run(ends[0].wait))
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(hop.run(ends[1].wait))
+        await asyncio.sleep(0)
+        noticing = asyncio.ensure_future(hop.settle())
+        await asyncio.sleep(0)
+        ends[0].set()
+        await asyncio.gather(first, noticing)
+        assert hop.is_busy
+        ends[1].set()
+        assert await second
+        assert not hop.is_busy
+        hop.end()
+
+    run(work)
 
 
 class Claimed:

@@ -490,36 +490,54 @@ class SidecarBackend:
     # --- the thread of the beats
 
     def _beat(self) -> None:
-        path = self._connection.path(paths.BEAT)
         while not self._stopped.wait(beat_ms_of(self._info) / 1000):
             if self._is_leaving or self._session.failure or not self._is_known:
                 continue
-            with self._engine.changed:
-                reported = self._session.standings(everything=False)[: api.PROGRESS_MAX]
-                generation, info = self._session.acknowledgment(), self._info
-            beat = api.HeartbeatRequest(standings=reported, generation=generation)
             try:
-                response = self._connection.ask(
-                    "POST",
-                    path,
-                    answer=api.HeartbeatResponse,
-                    # Without a body it is one packet, which wakes the sidecar once.
-                    body=None if beat == api.HeartbeatRequest() else beat,
-                )
-            except NotRegistered:
-                self._is_known = False
-                stream = self._stream
-                if stream is not None:
-                    stream.end()
+                self._beat_once()
             except MarshalError as error:
                 self._note_unreachable(error)
-            else:
-                with self._engine.changed:
-                    self._session.on_deadlines(response, reported=reported)
-                    # After a new registration the sidecar may not have it.
-                    if generation is not None and info is self._info:
-                        self._session.on_acknowledged(generation)
-                    self._engine.changed.notify_all()
+            except Exception as error:  # noqa: BLE001 - a bug must not leave zombies
+                self._fail_for(error)
+                return
+
+    def _beat_once(self) -> None:
+        """Report standings, and apply the deadlines that the sidecar answers.
+
+        Raises:
+            MarshalError: There was no answer.
+        """
+        with self._engine.changed:
+            reported = self._session.standings(everything=False)[: api.PROGRESS_MAX]
+            generation, info = self._session.acknowledgment(), self._info
+        beat = api.HeartbeatRequest(standings=reported, generation=generation)
+        try:
+            response = self._connection.ask(
+                "POST",
+                self._connection.path(paths.BEAT),
+                answer=api.HeartbeatResponse,
+                # Without a body it is one packet, which wakes the sidecar once.
+                body=None if beat == api.HeartbeatRequest() else beat,
+            )
+        except NotRegistered:
+            self._on_unknown(info)
+            return
+        with self._engine.changed:
+            self._session.on_deadlines(response, reported=reported)
+            # After a new registration the sidecar may not have it.
+            if generation is not None and info is self._info:
+                self._session.on_acknowledged(generation)
+            self._engine.changed.notify_all()
+
+    def _on_unknown(self, info: api.Info) -> None:
+        """Register again, unless that was done since: as this ``info``."""
+        with self._engine.changed:
+            if info is not self._info:
+                return
+            self._is_known = False
+        stream = self._stream
+        if stream is not None:
+            stream.end()
 
     # --- the thread of the deadlines
 

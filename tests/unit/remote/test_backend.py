@@ -351,6 +351,23 @@ def test_who_cannot_come_back_fails_for_good(linked, answer, kind):
         consumer.poll()
 
 
+def test_a_bug_in_a_heartbeat_leaves_no_zombies(linked, monkeypatch):
+    consumer = linked.consumer()
+    monkeypatch.setattr(linked.link.session, "acknowledgment", lambda: 1 / 0)
+    linked.wait_for(lambda: linked.link.session.failure is not None)
+    with pytest.raises(CoordinationError, match="internal error"):
+        consumer.poll()
+
+
+def test_a_late_answer_ends_no_later_registration(linked):
+    """No heartbeats were sent until the stream of events ended."""
+    link = linked.link
+    link._on_unknown(replace(link._info))
+    assert link._is_known
+    link._on_unknown(link._info)
+    assert not link._is_known
+
+
 def test_a_bug_leaves_no_zombies(linked, monkeypatch):
     consumer = linked.consumer()
     monkeypatch.setattr(linked.link.session, "on_event", lambda _: 1 / 0)
