@@ -37,7 +37,7 @@ from confluent_kafka.admin import AdminClient
 
 from kafka_marshal.closing import in_background
 from kafka_marshal.kafka_io.fast.settings import fast_config
-from kafka_marshal.kafka_io.fast.translate import Access, translate_error
+from kafka_marshal.kafka_io.fast.translate import Access, cause_of, translate_error
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 
 ASK_INTERVAL_S = 0.25
@@ -72,6 +72,8 @@ _ATTEMPT = re.compile(r" \(after \d+ms in state [^)]*\)")
 # it, only a line of level INFO.
 _CLOSED_AT_ONCE = re.compile(r"\S+: Disconnected: .* in state APIVERSION_QUERY\)")
 _WANTS_TLS = "connecting to a SSL listener?"
+# How a listener without TLS answers a handshake; librdkafka guesses so now and then.
+_ENDED, _NO_TLS = "SSL connection closed by peer", "connecting to a PLAINTEXT broker"
 REPEATED_AFTER_S = 60.0
 CAUSES_MAX = 100
 # librdkafka requires a group even for assigned partitions without commits. It only
@@ -174,12 +176,18 @@ class Client:
 
     def on_error(self, error: Any) -> None:
         """Handle an error reported while the client is polled."""
-        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+        is_known = _ENDED in error.str() and self._has_no_tls_guess
+        if error.code() != KafkaError._ALL_BROKERS_DOWN and not is_known:  # noqa: SLF001
             self.last = KafkaException(error)
         if error.code() in _REFUSALS:
             self.refusal = KafkaException(error)
         elif error.code() in LOSSES:
             self.leaders.start()
+
+    @property
+    def _has_no_tls_guess(self) -> bool:
+        last = cause_of(self.last)
+        return last is not None and _NO_TLS in last.str()
 
     def release(self) -> None:
         """Drop the last reference, which destroys the handle.

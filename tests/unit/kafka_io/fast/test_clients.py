@@ -260,6 +260,24 @@ def test_the_last_error_that_names_a_cause_is_kept():
     assert client.last.args == (down,)
 
 
+def test_a_guess_at_why_handshakes_end_is_kept():
+    """Only some of the errors have it, and the last one may be another."""
+    client = Client()
+    ended = "SSL connection closed by peer"
+    plain = KafkaError(KafkaError._TRANSPORT, f"Disconnected: {ended}")
+    guess = KafkaError(
+        KafkaError._SSL, f"{ended}: connecting to a PLAINTEXT broker listener?"
+    )
+    client.on_error(plain)
+    assert client.last.args == (plain,)
+    client.on_error(guess)
+    client.on_error(plain)
+    assert client.last.args == (guess,)
+    refused = KafkaError(KafkaError._TRANSPORT, "Connection refused")
+    client.on_error(refused)
+    assert client.last.args == (refused,)
+
+
 def test_an_admin_client_is_destroyed_when_its_requests_have_ended():
     client = Client(handle=object())
     pending = Future()
