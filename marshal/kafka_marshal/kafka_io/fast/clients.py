@@ -176,8 +176,8 @@ class Client:
 
     def on_error(self, error: Any) -> None:
         """Handle an error reported while the client is polled."""
-        is_known = _ENDED in error.str() and self._has_no_tls_guess
-        if error.code() != KafkaError._ALL_BROKERS_DOWN and not is_known:  # noqa: SLF001
+        is_vague = error.code() == KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001
+        if not (is_vague or (_ENDED in error.str() and self._has_no_tls_guess)):
             self.last = KafkaException(error)
         if error.code() in _REFUSALS:
             self.refusal = KafkaException(error)
