@@ -2,9 +2,9 @@
 
     python tools/test_lanes.py [ARGUMENTS OF PYTEST]
 
-Two lanes have deadlines in real time, and the processors first: what starts Spark, and
-after it the tests that need nothing; and all else that talks to a broker, in three
-processes with a broker each. They mostly wait. Two only compute, on virtual clocks, and
+Two lanes have deadlines in real time, and the processors first: what starts Spark; and
+all else that talks to a broker, in three processes with a broker each, and after it the
+tests that need nothing. They mostly wait. Two only compute, on virtual clocks, and
 take what those leave: the checks, with the tests of the core, and what simulates and
 searches. Each is an ordinary command, whose output goes to ``build/tests``; their
 output is printed when they have ended, with how long they took, and the worst of their
@@ -59,7 +59,7 @@ LONGEST = tuple(
     )
 )
 NICE = {"computing": 15, "checks": 12}
-AFTER = {"unit": "spark"}
+AFTER = {"unit": "brokers"}
 # With deadlines in real time; more failures than this are not a matter of chance.
 RETRIED = ("spark", "brokers", "unit")
 RETRIED_MAX = 3
