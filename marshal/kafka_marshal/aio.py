@@ -63,7 +63,7 @@ class _Hop(Generic[T]):
             return ()
         while not running.done():
             await asyncio.wait((running,), timeout=SETTLE_SLICE_S)
-        if self._running is running:  # else a task that waited, too, runs the next
+        if self._running is running:  # else another task has begun a call since
             self._running = None
         return (await running,)
 

@@ -1,4 +1,4 @@
-"""Closing: by a ``with`` block, and in the background where it may block."""
+"""Closing by a ``with`` block, and calls that may block on threads of their own."""
 
 import threading
 import warnings

@@ -11,6 +11,7 @@ import typer
 
 from kafka_marshal import MarshalError, World, __version__, native
 from kafka_marshal.admin.client import UNCLEAN, remedy, set_command
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.defaults import format_command
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.identity import state_home
@@ -143,7 +144,7 @@ class ClusterChecks:
     def __init__(self, call: Call) -> None:
         self.world: World | None = None
         self._call = call
-        self._deadline = time.monotonic() + call.timeout_ms / 1_000
+        self._deadline = Deadline(call.timeout_ms)
         self._leaders: dict[int, int] = {}
         self._took_ms: list[float] = []
 
@@ -171,8 +172,8 @@ class ClusterChecks:
             if not is_passing:
                 yield Check(name, Result.SKIPPED, "depends on a check that failed")
                 continue
-            left_ms = round((self._deadline - time.monotonic()) * 1_000)
-            self._call = attrs.evolve(self._call, timeout_ms=max(1, left_ms))
+            left_ms = max(1, self._deadline.left_ms)
+            self._call = attrs.evolve(self._call, timeout_ms=left_ms)
             try:
                 for check in step():
                     yield check

@@ -37,7 +37,13 @@ from confluent_kafka.admin import AdminClient
 
 from kafka_marshal.closing import in_background
 from kafka_marshal.kafka_io.fast.settings import fast_config
-from kafka_marshal.kafka_io.fast.translate import Access, cause_of, translate_error
+from kafka_marshal.kafka_io.fast.translate import (
+    GUESS_NO_TLS,
+    GUESS_ONLY_TLS,
+    Access,
+    cause_of,
+    translate_error,
+)
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 
 ASK_INTERVAL_S = 0.25
@@ -71,9 +77,8 @@ _ATTEMPT = re.compile(r" \(after \d+ms in state [^)]*\)")
 # How a TLS listener answers the first request of a client without TLS. No error reports
 # it, only a line of level INFO.
 _CLOSED_AT_ONCE = re.compile(r"\S+: Disconnected: .* in state APIVERSION_QUERY\)")
-_WANTS_TLS = "connecting to a SSL listener?"
 # How a listener without TLS answers a handshake; librdkafka guesses so now and then.
-_ENDED, _NO_TLS = "SSL connection closed by peer", "connecting to a PLAINTEXT broker"
+_ENDED = "SSL connection closed by peer"
 REPEATED_AFTER_S = 60.0
 CAUSES_MAX = 100
 # librdkafka requires a group even for assigned partitions without commits. It only
@@ -187,7 +192,7 @@ class Client:
     @property
     def _has_no_tls_guess(self) -> bool:
         last = cause_of(self.last)
-        return last is not None and _NO_TLS in last.str()
+        return last is not None and GUESS_NO_TLS in last.str()
 
     def release(self) -> None:
         """Drop the last reference, which destroys the handle.
@@ -240,7 +245,7 @@ class _Log:
                 self._client.has_pid.set()
         closed = None if self._has_tls else _CLOSED_AT_ONCE.search(line)
         if closed is not None:
-            guess = f"{closed[0]}: {_WANTS_TLS}"
+            guess = f"{closed[0]}: {GUESS_ONLY_TLS}"
             self._client.last = KafkaException(KafkaError(_TRANSPORT, guess))
         is_repeated = level >= logging.INFO and self._is_repeated(line)
         is_for_debugging = self._is_quiet or is_repeated

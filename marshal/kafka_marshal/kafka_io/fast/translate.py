@@ -44,11 +44,10 @@ _UNTRUSTED = "certificate verify failed"
 _NO_LOGIN = KafkaError(KafkaError.ILLEGAL_SASL_STATE).str()
 
 _CERTIFICATE_FAULTS = (faults.NOT_TRUSTED, faults.CERTIFICATE_REFUSED)
-# librdkafka's guess, in the text of a timeout or of a lost connection.
-_BY_GUESS = {
-    "connecting to a PLAINTEXT broker listener?": faults.NO_TLS,
-    "connecting to a SSL listener?": faults.ONLY_TLS,
-}
+# librdkafka's guesses, in the text of a timeout or of a lost connection.
+GUESS_NO_TLS = "connecting to a PLAINTEXT broker listener?"
+GUESS_ONLY_TLS = "connecting to a SSL listener?"
+_BY_GUESS = {GUESS_NO_TLS: faults.NO_TLS, GUESS_ONLY_TLS: faults.ONLY_TLS}
 
 
 def cause_of(error: BaseException | None) -> Any:

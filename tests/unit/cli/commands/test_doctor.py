@@ -9,7 +9,7 @@ from logkit import Log, member
 from opening import Opened
 from typer.testing import CliRunner
 
-from kafka_marshal import CoordinationError, World, native
+from kafka_marshal import CoordinationError, World, deadline, native
 from kafka_marshal.admin.formatting import TopicReport
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.kafka_io import Choice, record_batches
@@ -372,7 +372,8 @@ def test_all_checks_share_one_deadline(cluster, monkeypatch):
     monkeypatch.setattr(Call, "admin", call)
     monkeypatch.setattr(doctor, "machine", machine)
     clock = SimpleNamespace(monotonic=lambda: now_s[0], sleep=lambda _: None)
-    monkeypatch.setattr(doctor, "time", clock)
+    for module in (doctor, deadline):
+        monkeypatch.setattr(module, "time", clock)
     examined()
     # Broker, topic, data topics: each has what those before have left of 30 seconds.
     assert given == [20_000, 14_000, 8_000]
