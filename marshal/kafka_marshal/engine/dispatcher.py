@@ -239,6 +239,7 @@ class Dispatcher:
             partitions_max: Most partitions that they come from; None = any.
         """
         handed: dict[TopicPartition, Sequence[Record]] = {}
+        left = most
         ready = self._ready
         if not ready:
             return handed
@@ -249,18 +250,18 @@ class Dispatcher:
                 # A served place goes to the end of the queue, so that none starves.
                 place = ready.popleft()
                 if place.partition not in self.paused:
-                    records = self._hand_out_from(place, most, now_ms)
+                    records = self._hand_out_from(place, left, now_ms)
                     if records:
                         handed[place.partition] = records
-                        most -= len(records)
+                        left -= len(records)
                 place.is_ready = place.buffered_count > 0
                 if place.is_ready:
                     ready.append(place)
-                if most <= 0 or len(handed) == partitions_max:
+                if left <= 0 or len(handed) == partitions_max:
                     break
             if self._is_at_most_once:
-                count = sum(map(len, handed.values()))
-                self._pipeline.measure(count, self.places.values())
+                count, places = most - left, self.places.values()
+                self._pipeline.measure(count, places, now_ms=now_ms)
         if not handed:
             self.taken = None
         return handed

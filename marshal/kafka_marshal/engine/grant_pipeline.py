@@ -228,11 +228,11 @@ class GrantPipeline:
     def _is_due(
         self, ladders: Sequence[tuple[FetchState, AtMostOnce]], now_ms: int
     ) -> bool:
-        """Return whether all grants together are nearly used up.
+        """Return whether the grants that are of use now are nearly used up.
 
         Also where what is fetched and what is granted are of different partitions.
         """
-        ahead = sum(progress.ahead_count for _, progress in ladders)
+        ahead = _usable_count(ladders)
         lasts_us = ahead * self._pace.work_us // self._most
         spare_us = lasts_us - self._round_trip_us * ROUND_TRIPS_AHEAD
         self._quiet_until_ms = now_ms
@@ -309,7 +309,7 @@ class GrantPipeline:
     ) -> Sequence[Record]:
         """Return records that are both fetched and granted, in log order."""
         records: Sequence[Record] = []
-        while place.buffered_count and len(records) < most:
+        while most > 0 and (fetched_count := place.buffered_count):
             grant = progress.granted
             if grant is None:
                 break
@@ -326,7 +326,7 @@ class GrantPipeline:
                 place.next_offset = max(place.next_offset, grant.first)
                 place.take(start - at)
                 continue
-            count = min(len(fetched) - at, most - len(records))
+            count = min(fetched_count, most)
             last = offset_at(fetched, at + count - 1)
             if last >= grant.end:
                 count = place.find(grant.end) - at
@@ -335,12 +335,12 @@ class GrantPipeline:
                 place.taken_at = first
             chunk = place.take(count)
             progress.hand_out(last)
+            most -= count
             records = [*records, *chunk] if records else chunk
         return records
 
-    def measure(self, count: int, places: Iterable[FetchState]) -> None:
+    def measure(self, count: int, places: Iterable[FetchState], *, now_ms: int) -> None:
         """Record that records were fetched, and ``count`` of them handed out."""
-        now_ms = self._clock.now_ms()
         round_trip_us = self._round_trip_us or longest_round_trip_us(places)
         meter = self._meter
         if meter is None:
@@ -398,6 +398,7 @@ class GrantPipeline:
     def note_fetched(self) -> None:
         """Record that a fetch brought records."""
         self._rest_until_ms = None
+        self._quiet_until_ms = 0  # of other partitions, perhaps, than were fetched
 
 
 def _is_served(place: FetchState) -> bool:
@@ -413,6 +414,22 @@ def _served_count(places: Iterable[FetchState]) -> int:
     return sum(
         min(place.buffered_count, place.holding.granted_count) for place in places
     )
+
+
+def _usable_count(ladders: Iterable[tuple[FetchState, AtMostOnce]]) -> int:
+    """Return how many offsets are granted or requested that are of use now.
+
+    Where not all of a partition that is fetched are, those of partitions that are not
+    fetched do not help: its records would wait for a round trip.
+    """
+    count = usable = 0
+    is_short = False
+    for place, progress in ladders:
+        ahead, fetched = progress.ahead_count, place.buffered_count
+        count += ahead
+        usable += min(ahead, fetched)
+        is_short = is_short or ahead < fetched
+    return usable if is_short else count
 
 
 def _is_unserved(places: Iterable[FetchState]) -> bool:

@@ -221,6 +221,40 @@ def test_partitions_request_together(eager):
     assert sum(sum(each) >= 2 for each in rounds) >= len(rounds) // 2
 
 
+@pytest.mark.parametrize(
+    ("places", "is_due"),
+    [
+        pytest.param([(0, 40), (0, 40)], False, id="nothing is fetched"),
+        pytest.param([(30, 40), (0, 40)], False, id="all that is fetched is granted"),
+        pytest.param([(30, 25), (0, 40)], False, id="it lasts long enough"),
+        pytest.param([(30, 15), (0, 40)], True, id="what is granted is not fetched"),
+        pytest.param([(30, 15), (30, 40)], False, id="the other is fetched, too"),
+        pytest.param([(30, 15), (4, 40)], True, id="little of the other is fetched"),
+        pytest.param([(0, 9), (0, 9)], True, id="little is granted"),
+    ],
+)
+def test_grants_of_what_is_not_fetched_do_not_delay_requests(places, is_due):
+    pipeline = made(most=5, batches_max=9, is_end_readable=True)
+    # Twenty records last as long as two round trips.
+    pipeline._pace.work_us, pipeline._round_trip_us = 5_000, 10_000
+    ladders = []
+    for partition, (fetched, granted) in zip((T0, T1), places, strict=True):
+        progress = AtMostOnce(0, grantee=b"me")
+        progress.on_verdict(grant_of(0, granted), grantee=b"me", seq=1)
+        place = FetchState(partition, SimpleNamespace(progress=progress), 0)
+        place.fetched = [SimpleNamespace(offset=offset) for offset in range(fetched)]
+        ladders.append((place, progress))
+    assert pipeline._is_due(ladders, 0) == is_due
+
+
+def test_a_fetch_ends_the_time_without_requests():
+    pipeline = made(most=5, batches_max=9, is_end_readable=True)
+    pipeline._quiet_until_ms = 100
+    assert pipeline._is_quiet()
+    pipeline.note_fetched()
+    assert not pipeline._is_quiet()
+
+
 # --- the trap: no position in the log yet
 
 
