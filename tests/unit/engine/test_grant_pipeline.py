@@ -287,6 +287,38 @@ def test_a_drain_hands_out_all_granted_records(eager):
     assert not node.observer.named("grant_lost")
 
 
+def shared_slowly(cluster, *, rounds):
+    """Own two partitions, process a record each H / 4, and have another member join."""
+    node = cluster.node("a", spec=spec(delivery=AMO, most=3))
+    cluster.run_until(held_by(node, 2), 3 * H)
+    consumed(node, cluster, 4)
+    cluster.node("b", spec=spec(delivery=AMO, most=3))
+    for _ in range(rounds):
+        node.consumer.poll(0, max_records=1)
+        cluster.run(H // 4)
+    return node
+
+
+def test_a_surplus_waits_for_an_application_that_is_slow(eager):
+    """What is granted lasts for several intervals, and there is no crash."""
+    cluster = world(records=(60, 60))
+    node = shared_slowly(cluster, rounds=60)
+    assert len(node.session.holdings) == 1
+    assert not node.observer.named("grant_lost")
+
+
+def test_a_surplus_waits_only_so_long_for_what_cannot_be_fetched(eager, ahead):
+    cluster = world(records=(60, 60))
+    node = shared_slowly(cluster, rounds=0)
+    node.data.cut = True
+    before = cluster.clock.now_ms()
+    while len(node.session.holdings) == 2:
+        node.consumer.poll(0)
+        cluster.run(20)
+    assert H < cluster.clock.now_ms() - before < 3 * H
+    assert node.observer.named("grant_lost")
+
+
 # --- endings
 
 
