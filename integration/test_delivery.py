@@ -336,7 +336,6 @@ def test_the_commit_of_a_zombie_raises(frozen, delivery):
     assert "closed" not in reasons or len(reasons) > 1
 
 
-@pytest.mark.direct(reason="a sidecar beats on for a client that is silent")
 def test_a_zombie_repeats_only_within_the_bound(frozen):
     outcome = frozen["alo"]
     assert outcome.journal.lost(outcome.produced) == {}
