@@ -4,7 +4,7 @@ Each scenario runs once for both guarantees side by side; the tests judge it.
 """
 
 import signal
-from collections import Counter
+from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from waiting import eventually, read_out, subscribed, wall_ms
 from kafka_marshal import Delivery, TopicPartition
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.records import BatchHeartbeat, ClaimingMessages, Heartbeat
+from kafka_marshal.protocol.types import Key
 
 BATCH = 40
 # What a crash may lose of a partition at most once.
@@ -67,6 +68,32 @@ class Outcome:
         }
         moments = sorted({since_ms, *own, until_ms})
         return max(after - before for before, after in pairwise(moments))
+
+    def has_dropped_rest(self, tenure: Tenure) -> bool:
+        """Return whether an owner that released a claim may have lost grants then.
+
+        Its application was stuck (PROTOCOL 13), or it was to end or to hand over, and
+        nothing of what was granted arrived for an interval (6.2, 13): both on a busy
+        machine only.
+        """
+        worked = (
+            line["at_ms"]
+            for line in self.journal.of("handled", client_id=tenure.client_id)
+            if line["at_ms"] <= tenure.ended_ms
+        )
+        silence_ms = tenure.ended_ms - max(worked, default=tenure.begun_ms)
+        return tenure.reason.startswith("stuck") or silence_ms >= self.h_ms
+
+    def reported(self, tenure: Tenure) -> set[int]:
+        """Return the offsets that an owner reported as granted and not processed."""
+        return {
+            offset
+            for line in self.journal.of("observed", name="grant_lost")
+            if line["client_id"] == tenure.client_id
+            and Key(*line["fields"]["key"]) == tenure.key
+            for first, last in line["fields"]["ranges"]
+            for offset in range(first, last + 1)
+        }
 
 
 @pytest.fixture(scope="module")
@@ -240,29 +267,32 @@ def test_at_most_once_handles_nothing_twice(crash):
 
 @pytest.mark.direct(reason="judged by clients that the log names")
 def test_at_most_once_loses_what_was_at_risk_at_most(crash, record_testsuite_property):
-    """Exactly what was granted and not processed, under claims that became stale.
+    """Exactly what was granted and not processed, under claims that were given up.
 
     The victim's; on a busy machine maybe another one's. Each may lose as much as a
-    crash does.
+    crash does, and a process that lives reports it.
     """
     outcome = crash["amo"]
     granted = judge_grants(outcome.journal, outcome.history, outcome.group_id)
     lost = outcome.journal.lost(outcome.produced)
     record_testsuite_property("lost.kill", outcome.crash_losses())
     assert {k.topic_partition: sorted(v) for k, v in granted.items()} == lost
-    may_lose = {
-        (tenure.key, tenure.token)
+    tenures = {
+        (tenure.key, tenure.token): tenure
         for tenures in outcome.history.tenures(outcome.group_id).values()
         for tenure in tenures
-        if is_given_up(tenure)
     }
     for key, grants in outcome.history.grants(outcome.group_id).items():
-        losses = Counter()
+        losses = defaultdict(set)
         for grant in grants:
             offsets = range(grant.first, grant.last + 1)
-            losses[grant.token] += len(granted.get(key, set()).intersection(offsets))
-        for token, count in losses.items():
-            assert count <= AT_RISK * ((key, token) in may_lose), (key, token)
+            losses[grant.token] |= granted.get(key, set()).intersection(offsets)
+        for token, missing in losses.items():
+            tenure = tenures[key, token]
+            may_lose = is_given_up(tenure) or outcome.has_dropped_rest(tenure)
+            assert len(missing) <= AT_RISK * may_lose, tenure
+            if tenure.client_id != "w2":
+                assert missing <= outcome.reported(tenure), tenure
 
 
 @KINDS
@@ -336,7 +366,6 @@ def test_the_commit_of_a_zombie_raises(frozen, delivery):
     assert "closed" not in reasons or len(reasons) > 1
 
 
-@pytest.mark.direct(reason="a sidecar beats on for a client that is silent")
 def test_a_zombie_repeats_only_within_the_bound(frozen):
     outcome = frozen["alo"]
     assert outcome.journal.lost(outcome.produced) == {}

@@ -1,7 +1,9 @@
 """What the workers themselves wrote down, and the judgement over it."""
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from itertools import chain, pairwise
+from math import inf
 from operator import itemgetter
 
 import attrs
@@ -105,35 +107,61 @@ def judge_duplicates(
 
     Whatever is processed again lies at or above the last accepted position of
     the tenure before, and was processed there less than an interval and a round trip
-    before that tenure's last sign of life, or after it. The latter is not asked
-    where brokers' clocks were wrong (``has_true_time``).
+    before that tenure's last sign of life, or after it. A sidecar renews on for a
+    client that stands still: there the sign of life is the client's own. Neither is
+    asked where brokers' clocks were wrong (``has_true_time``).
     """
     by_token = defaultdict(list)
     for each in journal.handled:
         by_token[each.place, each.token].append(each)
+    written = defaultdict(list)
+    for line in journal.lines:
+        written[line["client_id"], line["pid"]].append(line["at_ms"])
     repeats = 0
     for key, tenures in history.tenures(group_id).items():
         world = next(w for w in history.worlds.values() if key in w.keys)
-        before: dict[int, tuple[Tenure, int]] = {}
+        interval_ms = world.config.heartbeat_interval_ms
+        before: dict[int, tuple[Tenure, Handled]] = {}
         for tenure in tenures:
             for each in by_token[key.topic_partition, tenure.token]:
                 if each.offset not in before:
-                    before[each.offset] = (tenure, each.at_ms)
+                    before[each.offset] = (tenure, each)
                     continue
-                earlier, then_ms = before[each.offset]
+                earlier, then = before[each.offset]
                 if earlier is tenure:
                     raise AssertionError(f"twice under one claim: {each}")
                 repeats += 1
                 assert earlier.position is None or each.offset >= earlier.position, (
                     f"{each} repeats what was committed under {earlier}"
                 )
-                interval_ms = world.config.heartbeat_interval_ms
-                is_late = then_ms >= earlier.renewed_ms - interval_ms
+                is_late = then.at_ms >= earlier.renewed_ms - interval_ms
+                if not is_late and earlier.client_id != then.client_id:
+                    own = written[then.client_id, then.pid]
+                    is_late = _fell_silent(own, then.at_ms, interval_ms=interval_ms)
                 assert is_late or not has_true_time, (
-                    f"{each} was processed at {then_ms}, an H before the last beat "
-                    f"of {earlier}"
+                    f"{then} was processed an H before the last beat of {earlier}, "
+                    f"and again: {each}"
                 )
     return repeats
+
+
+def _fell_silent(moments: list[int], since_ms: int, *, interval_ms: int) -> bool:
+    """Return whether a process wrote nothing for an H that began within one.
+
+    It was stopped or killed, or its sidecar took its work away. One that wrote on had
+    time to report what it has processed.
+
+    Args:
+        moments: When it wrote, sorted.
+        since_ms: Such a moment.
+        interval_ms: H.
+    """
+    rest = moments[bisect_left(moments, since_ms) :]
+    return any(
+        two - one > interval_ms
+        for one, two in pairwise([*rest, inf])
+        if one <= since_ms + interval_ms
+    )
 
 
 def judge_grants(journal: Journal, history: History, group_id: str) -> dict[Key, set]:

@@ -1,7 +1,7 @@
 """``marshal plan``: who should hold which partition, and what would happen if."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +9,9 @@ import typer
 from kafka_marshal import ClaimRejected, ConfigurationError
 from kafka_marshal.clock import instant
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, home_partition
+from kafka_marshal.protocol.labels import TARGET_LABEL, number_of
+from kafka_marshal.protocol.planner import MemberView
+from kafka_marshal.protocol.records import CORDON, DRAIN
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.views.plan import (
     DIVERGED,
@@ -102,6 +105,11 @@ def simulate_plan(
     other groups are taken to follow `fair`. GAP is the longest time without an owner:
     two heartbeat intervals after a kill, otherwise unknown. Uncovered partitions have
     the reasons of `marshal groups describe`.
+
+    A member's share depends on LIMIT; WEIGHT, the number of members that it counts as;
+    TOPICS, how many of the group's it subscribes to, none while its application does
+    not poll; TARGET, with policy `planner`; and DIRECTIVE, `drain` or `cordon`. These
+    columns are shown where they matter.
     """
     changes = Changes(
         kill=tuple(kill or ()),
@@ -396,10 +404,12 @@ def _answer(found: Simulation, group: str, as_of: Mapping[str, object]) -> Answe
     before = Counter(found.before.values())
     after = Counter(found.owners.values())
     names = sorted({*found.members, *after, *(n for n in before if n is not None)})
+    topics = {place.topic for place in found.before}
     members: list[Row] = [
         {
             "client_id": name,
             "host": found.members.get(name),
+            **_terms(found.terms.get(name), topics),
             "held_count": before[name],
             "predicted_count": after[name],
         }
@@ -431,12 +441,39 @@ def _answer(found: Simulation, group: str, as_of: Mapping[str, object]) -> Answe
         as_of,
         facts,
         (
-            Section("members", members, MEMBERS),
+            Section("members", members, _simulated_columns(members, len(topics))),
             Section("moves", moves, MOVES),
             Section("uncovered", uncovered, presenters.UNCOVERED_COLUMNS),
             Section("owners", owners, OWNERS),
         ),
     )
+
+
+def _terms(member: MemberView | None, topics: Collection[str]) -> Row:
+    """Return what a member's share depends on; nothing of one that is gone."""
+    if member is None:
+        return dict.fromkeys(("limit", "weight", "topics_count", "target", "directive"))
+    is_directed = member.is_drained or member.is_cordoned
+    return {
+        "limit": member.claims_max or None,
+        "weight": member.weight,
+        "topics_count": len(member.topics.intersection(topics)),
+        "target": number_of(dict(member.labels), TARGET_LABEL),
+        "directive": (DRAIN if member.is_drained else CORDON) if is_directed else None,
+    }
+
+
+def _simulated_columns(rows: Sequence[Row], topics_count: int) -> tuple[Column, ...]:
+    """Return the columns of predicted members; some only where they matter."""
+    usual = {"weight": 1, "topics_count": topics_count}
+    shown = {
+        name
+        for name in ("limit", "weight", "topics_count", "target", "directive")
+        if any(row[name] not in {None, usual.get(name)} for row in rows)
+    }
+    client, host, *counts = MEMBERS
+    terms = (each for name, each in TERMS.items() if name in shown)
+    return (client, host, *terms, *counts)
 
 
 PLACE = (
@@ -450,6 +487,13 @@ MEMBERS = (
     column("HELD", "held_count"),
     column("PREDICTED", "predicted_count"),
 )
+TERMS = {
+    "limit": column("LIMIT", "limit"),
+    "weight": column("WEIGHT", "weight"),
+    "topics_count": column("TOPICS", "topics_count"),
+    "target": column("TARGET", "target"),
+    "directive": column("DIRECTIVE", "directive"),
+}
 MOVES = (
     *PLACE,
     *FROM_TO,

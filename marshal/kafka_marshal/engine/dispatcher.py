@@ -32,7 +32,7 @@ from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.types import TopicPartition
 
 from .fetch_state import FAIR_READ_MS, FetchState, Prefetch
-from .grant_pipeline import GrantPipeline, has_unfetched
+from .grant_pipeline import GrantPipeline, has_unfetched, is_served
 from .holding import Holding
 from .holdings import ClaimSession
 from .interfaces import ClaimEngine
@@ -209,14 +209,16 @@ class Dispatcher:
         """Record that the application has finished all records of earlier polls.
 
         Under at most once nothing is committed, so the next poll is the only sign of
-        it; a drain waits for that (PROTOCOL 8.1). Under at least once the commit may
-        still follow: a surplus partition waits another heartbeat interval.
+        it; a drain waits for that, and for all that is granted (PROTOCOL 6.2, 8.1).
+        Under at least once the commit may still follow: a surplus partition waits
+        another heartbeat interval.
         """
         self.recover()
         subscription = self._subscription
         with self._engine.lock:
             now_ms = self._clock.now_ms()
             subscription.back_at_ms = now_ms
+            was_away = bool(self._polled)
             for holding in self._polled:
                 holding.take_back()
                 self._session.end_drain(holding)
@@ -224,10 +226,30 @@ class Dispatcher:
             if not self._has_drains and self._version == subscription.version:
                 return
             for place in self.places.values():
-                holding = place.holding
-                if holding.drain is not None and holding.drain.until_ms is None:
-                    until_ms = now_ms + self._engine.context.heartbeat_interval_ms
-                    holding.drain = attrs.evolve(holding.drain, until_ms=until_ms)
+                drain = place.holding.drain
+                if drain is not None and drain.until_ms is None:
+                    until_ms = self._drained_until_ms(place, now_ms, was_away=was_away)
+                    place.holding.drain = attrs.evolve(drain, until_ms=until_ms)
+
+    def _drained_until_ms(
+        self, place: FetchState, now_ms: int, *, was_away: bool
+    ) -> int | None:
+        """Return when to release a partition that drains, whatever is unfinished.
+
+        At most once, records that are granted come in their turn, however slow the
+        application is (``was_away``: with others): None. Without any for an interval of
+        calls, or if the application has paused the partition, they are given up.
+        """
+        interval_ms = self._engine.context.heartbeat_interval_ms
+        if not self._is_at_most_once:
+            return now_ms + interval_ms
+        is_coming = is_served(place) or (was_away and has_unfetched(place))
+        if is_coming and place.partition not in self.paused:
+            place.rest_since_ms = None
+            return None
+        if place.rest_since_ms is None:
+            place.rest_since_ms = now_ms
+        return now_ms if now_ms - place.rest_since_ms >= interval_ms else None
 
     def hand_out(
         self, most: int, *, partitions_max: int | None = None

@@ -22,6 +22,7 @@ class FetchState:
         "next_offset",
         "partition",
         "requested_ms",
+        "rest_since_ms",
         "taken_at",
     )
 
@@ -38,6 +39,8 @@ class FetchState:
         self.is_ready = False
         # At most once: local time of the last request for grants.
         self.requested_ms = 0
+        # At most once, while it drains: since when nothing granted could be handed out.
+        self.rest_since_ms: int | None = None
         # Whether a fetch under this claim has brought records, and then, at most once,
         # the end of the log as of a look after it; 0 before.
         self.is_read = False

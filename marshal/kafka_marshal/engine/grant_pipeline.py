@@ -127,7 +127,7 @@ class GrantPipeline:
         with a few records left would not be in the next request.
         """
         if self._reader.fetched_max:
-            if not any(map(_is_served, places)):
+            if not any(map(is_served, places)):
                 return True
             enough = self.enough_fetched(places)
             return enough > 1 and any(each.buffered_count < enough for each in places)
@@ -360,7 +360,7 @@ class GrantPipeline:
     def await_grant(self, places: Iterable[FetchState], timeout_ms: int) -> None:
         """Wait for the engine's next round, unless fetched records are granted."""
         with self._engine.changed:
-            if timeout_ms > 0 and not any(map(_is_served, places)):
+            if timeout_ms > 0 and not any(map(is_served, places)):
                 self._engine.changed.wait(timeout_ms / 1000)
 
     def awaits(self, places: Iterable[FetchState]) -> bool:
@@ -371,19 +371,15 @@ class GrantPipeline:
             for place in places
         )
 
-    def holds(self, places: Iterable[FetchState]) -> bool:
+    def holds(self, places: Sequence[FetchState]) -> bool:
         """Return whether records are, or may yet be, granted and not handed out.
 
-        Granted records that no fetch brings within a heartbeat interval do not count,
-        once everything that is fetched is handed out.
+        So while a verdict is pending, which may grant records that are not fetched yet:
+        a request that was sent is in the log or will be. Granted records that no fetch
+        brings within a heartbeat interval do not count, once everything that is fetched
+        is handed out.
         """
-        is_served = any(
-            place.buffered_count > 0
-            and (progress.granted is not None or progress.outstanding_count > 0)
-            for place in places
-            if isinstance(progress := place.holding.progress, AtMostOnce)
-        )
-        if is_served:
+        if any(map(is_served, places)) or self.awaits(places):
             self._rest_until_ms = None
             return True
         return any(map(has_unfetched, places)) and self._is_rest_expected()
@@ -401,7 +397,7 @@ class GrantPipeline:
         self._quiet_until_ms = 0  # of other partitions, perhaps, than were fetched
 
 
-def _is_served(place: FetchState) -> bool:
+def is_served(place: FetchState) -> bool:
     """Return whether records are fetched, and some of the partition are granted."""
     progress = place.holding.progress
     if not isinstance(progress, AtMostOnce):
@@ -435,7 +431,7 @@ def _usable_count(ladders: Iterable[tuple[FetchState, AtMostOnce]]) -> int:
 def _is_unserved(places: Iterable[FetchState]) -> bool:
     """Return whether records are fetched, and none of their partitions has grants."""
     fetched = [place for place in places if place.buffered_count]
-    return bool(fetched) and not any(map(_is_served, fetched))
+    return bool(fetched) and not any(map(is_served, fetched))
 
 
 def longest_round_trip_us(places: Iterable[FetchState]) -> int:

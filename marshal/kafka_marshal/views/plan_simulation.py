@@ -4,7 +4,7 @@ Members under the policy ``fair`` decide each for itself, so the prediction has 
 them decide on the same view, in waves, until nothing moves. In a group with policy
 ``planner`` the plan of the whole group decides, in one wave. It reads a ``World`` and
 writes nothing. Members whose claims race for a key are taken in order of their names;
-in the group the fastest one wins.
+in the group the fastest one wins. Directives that last are followed (PROTOCOL 9.7).
 """
 
 from collections import Counter
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 import attrs
 import msgspec
 
+from kafka_marshal.engine.directives import directed
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.claiming import estimate
 from kafka_marshal.protocol.group_plan import (
@@ -27,11 +28,12 @@ from kafka_marshal.protocol.labels import (
     RACK_LABEL,
     TARGET_LABEL,
     WEIGHT_MAX,
+    failing_of,
     number_of,
     weight_of,
 )
 from kafka_marshal.protocol.lease import Freshness
-from kafka_marshal.protocol.placement import by_partition
+from kafka_marshal.protocol.placement import by_partition, homes_of
 from kafka_marshal.protocol.planner import (
     KeyView,
     MemberView,
@@ -107,6 +109,8 @@ class Simulation:
 
     Attributes:
         members: All members, present and gone, with their machines.
+        terms: What the shares of those that stay depend on: topics, limit, weight,
+            labels and directives, by name.
         before: Owner of each key now; None = nobody.
         owners: Owner of each covered key at the end.
         moves: What moves, by wave and key; a key may move more than once.
@@ -117,6 +121,7 @@ class Simulation:
     """
 
     members: Mapping[str, str]
+    terms: Mapping[str, MemberView]
     before: Mapping[TopicPartition, str | None]
     owners: Mapping[TopicPartition, str]
     moves: tuple[SimulatedMove, ...]
@@ -156,6 +161,7 @@ def simulate(
     owners = {key: name for key, name in group.owners.items() if name is not None}
     return Simulation(
         members=group.hosts,
+        terms=group.terms,
         before=before,
         owners=owners,
         moves=tuple(sorted(group.moves, key=lambda move: (move.wave, move.key))),
@@ -233,6 +239,7 @@ class _Group:
     Attributes:
         owners: Owner of each key, None = nobody.
         hosts: Machine of each member, also of those that are gone.
+        terms: The members that are not gone, by name.
         moves: What has moved so far.
         waves: Number of waves in which something moved.
         is_settled: Whether nothing moves any more.
@@ -244,7 +251,11 @@ class _Group:
         self._group_id = group_id
         self._interval_ms = world.config().heartbeat_interval_ms
         live = _live_members(world, group_id)
-        self._members = {name: _member_view(live[name]) for name in sorted(live)}
+        views = [_member_view(live[name]) for name in sorted(live)]
+        worlds = by_partition(world.partitions)
+        homes = [worlds[t] for t in homes_of(worlds, group_id) if t in worlds]
+        members = directed(views, homes, group_id=group_id)
+        self.terms = {member.client_id: member for member in members}
         self.hosts = {name: live[name].record.host for name in sorted(live)}
         self.owners: dict[TopicPartition, str | None] = {}
         self._last: dict[TopicPartition, str] = {}
@@ -296,31 +307,31 @@ class _Group:
             self._require(name, "kill")
             self._remove(name, gap_ms=2 * self._interval_ms)
         for name in (*changes.drain, *self._on_hosts(changes.drain_hosts)):
-            if name in self.hosts and name not in self._members:
+            if name in self.hosts and name not in self.terms:
                 continue  # named twice
             self._require(name, "drain")
             self._remove(name, gap_ms=None)
         topics = frozenset(place.topic for place in self.owners)
         for each in changes.add:
-            if each.name in self._members:
+            if each.name in self.terms:
                 raise ConfigurationError(
                     f"group {self._group_id} has a client {each.name} already; see: "
                     f"marshal clients list --group {self._group_id}",
                     setting="add",
                 )
             self.hosts[each.name] = each.host
-            self._members[each.name] = MemberView(
+            self.terms[each.name] = MemberView(
                 client_id=each.name, topics=topics, claims_max=each.limit
             )
         for name, limit in changes.limits.items():
             self._require(name, "limits")
-            self._members[name] = msgspec.structs.replace(
-                self._members[name], claims_max=limit
+            self.terms[name] = msgspec.structs.replace(
+                self.terms[name], claims_max=limit
             )
         self._resize(changes.partitions, topics)
 
     def _require(self, name: str, setting: str) -> None:
-        if name not in self._members:
+        if name not in self.terms:
             raise ConfigurationError(
                 f"no live member of group {self._group_id} is named {name}; see: "
                 f"marshal clients list --group {self._group_id}",
@@ -341,7 +352,7 @@ class _Group:
         return found
 
     def _remove(self, name: str, *, gap_ms: int | None) -> None:
-        del self._members[name]
+        del self.terms[name]
         for place, owner in self.owners.items():
             if owner == name:
                 self._free(place, gap_ms=gap_ms)
@@ -391,14 +402,22 @@ class _Group:
                 weight=each.weight,
                 host=self.hosts[each.client_id],
                 rack=dict(each.labels).get(RACK_LABEL, ""),
+                is_drained=each.is_drained,
+                is_cordoned=each.is_cordoned,
             )
             for each in self._members_now()
+        )
+        failing = tuple(
+            (each.client_id, place)
+            for each in self._members_now()
+            for place in failing_of(dict(each.labels))
         )
         keys = tuple(
             PlanKey(place, owner or self._last.get(place), is_free=owner is None)
             for place, owner in sorted(self.owners.items())
         )
-        moves = plan(PlanInput(keys=keys, members=members)).moves
+        given = PlanInput(keys=keys, members=members, failing=failing)
+        moves = plan(given).moves
         for move in moves:
             if self.owners[move.key] is not None:
                 self._free(move.key, gap_ms=None)
@@ -443,7 +462,7 @@ class _Group:
         held = Counter(name for name in self.owners.values() if name is not None)
         return tuple(
             msgspec.structs.replace(member, held=held[name])
-            for name, member in sorted(self._members.items())
+            for name, member in sorted(self.terms.items())
         )
 
     def _view(
@@ -467,10 +486,12 @@ class _Group:
             members=members,
             claims_max=me.claims_max,
             weight=min(me.weight, WEIGHT_MAX),
+            is_drained=me.is_drained,
+            is_cordoned=me.is_cordoned,
         )
 
     def _has_room(self, name: str) -> bool:
-        member = self._members.get(name)
+        member = self.terms.get(name)
         if member is None or not member.claims_max:
             return member is not None
         held = sum(owner == name for owner in self.owners.values())
@@ -506,5 +527,6 @@ def _member_view(member: MemberState) -> MemberView:
         claims_max=record.capacity,
         held=record.load,
         weight=weight_of(record.labels),
+        host=record.host,
         labels=tuple(sorted(record.labels.items())),
     )

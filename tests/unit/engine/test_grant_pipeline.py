@@ -321,6 +321,38 @@ def test_a_drain_hands_out_all_granted_records(eager):
     assert not node.observer.named("grant_lost")
 
 
+def shared_slowly(cluster, *, rounds):
+    """Own two partitions, process a record each H / 4, and have another member join."""
+    node = cluster.node("a", spec=spec(delivery=AMO, most=3))
+    cluster.run_until(held_by(node, 2), 3 * H)
+    consumed(node, cluster, 4)
+    cluster.node("b", spec=spec(delivery=AMO, most=3))
+    for _ in range(rounds):
+        node.consumer.poll(0, max_records=1)
+        cluster.run(H // 4)
+    return node
+
+
+def test_a_surplus_waits_for_an_application_that_is_slow(eager):
+    """What is granted lasts for several intervals, and there is no crash."""
+    cluster = world(records=(60, 60))
+    node = shared_slowly(cluster, rounds=60)
+    assert len(node.session.holdings) == 1
+    assert not node.observer.named("grant_lost")
+
+
+def test_a_surplus_waits_only_so_long_for_what_cannot_be_fetched(eager, ahead):
+    cluster = world(records=(60, 60))
+    node = shared_slowly(cluster, rounds=0)
+    node.data.cut = True
+    before = cluster.clock.now_ms()
+    while len(node.session.holdings) == 2:
+        node.consumer.poll(0)
+        cluster.run(20)
+    assert H < cluster.clock.now_ms() - before < 3 * H
+    assert node.observer.named("grant_lost")
+
+
 # --- endings
 
 
@@ -646,6 +678,41 @@ def test_a_stop_fetches_what_is_granted(eager, ahead):
     assert node.consumer.is_finished
     node.leave()
     assert not node.observer.named("grant_lost")
+
+
+def test_a_stop_waits_for_verdicts_on_what_is_not_fetched(eager, ahead):
+    """The verdicts on several requests come one by one, each after a hand-out."""
+    cluster = world(records=(60,))
+    node = owning(cluster, delivery=AMO, most=3)
+    cluster.fates["a"] = AppendFate(delay_ms=200)
+    got = []
+
+    def polled():
+        got.extend(r.offset for r in node.consumer.poll(0).get(T0, ()))
+        return outstanding(node)
+
+    cluster.run_until(lambda: polled() > 2, H, step_ms=50)
+    node.consumer.stop()
+    while not node.consumer.is_finished:
+        polled()
+        cluster.run(10)
+    assert got == list(range(asked(cluster)[-1][1] + 1))
+    node.leave()
+    cluster.run(200)
+    assert not node.observer.named("grant_lost")
+
+
+def test_a_stop_waits_half_an_interval_for_a_verdict_that_does_not_come(eager, ahead):
+    cluster = world(records=(60,))
+    node = owning(cluster, delivery=AMO, most=3)
+    consumed(node, cluster, 4)
+    node.log.cut = True
+    cluster.run_until(lambda: node.consumer.poll(0) == {} and outstanding(node), H)
+    node.consumer.stop()
+    assert not node.consumer.is_finished
+    cluster.run(H // 2 + 100)
+    assert not outstanding(node)
+    assert node.consumer.is_finished
 
 
 def test_a_stop_fetches_nothing_else(eager, ahead):

@@ -4,7 +4,7 @@ from collections import Counter
 
 import msgspec
 import pytest
-from logkit import START_MS, H, Log, claim, member, pause, release, settings
+from logkit import START_MS, H, Log, claim, direct, member, pause, release, settings
 
 from kafka_marshal import Key, TopicPartition, World
 from kafka_marshal.errors import ConfigurationError
@@ -90,6 +90,41 @@ def test_uncovered_keys_have_a_reason():
     world = group(*"ab", members="ab", b={"topics": ("u",)})
     found = simulate(world, "g", changes=Changes(kill=("a",)))
     assert found.uncovered == (Uncovered(place(0), "topics"),)
+
+
+@pytest.mark.parametrize("policy", ["fair", "planner"])
+def test_what_an_admin_drains_or_cordons_takes_nothing(policy):
+    log = Log(level=2)
+    log.append(settings(policy=policy))
+    for name in "abc":
+        log.append(announced(name))
+    for number, owner in enumerate("aaabbc"):
+        log.claimed(owner, key=Key("g", "t", number))
+    log.append(direct(client="a"))
+    log.append(direct(client="c", op=b"c" * 16, action="cordon"))
+    world = World([log.state], {0: 0})
+    found = simulate(world, "g", changes=Changes())
+    assert counts(found) == {"b": 5, "c": 1}
+    assert [(m.source, m.to) for m in found.moves] == [("a", "b")] * 3
+    assert found.terms["a"].is_drained
+    assert found.terms["c"].is_cordoned
+    found = simulate(world, "g", changes=Changes(kill=("b",)))
+    assert {each.reason for each in found.uncovered} == {"no members"}
+
+
+def test_shares_follow_weights():
+    """As of a sidecar with four clients when another with one joins: none moves."""
+    world = group(*"aaaa", members="ab", a={"labels": {"weight": "4"}})
+    found = simulate(world, "g", changes=Changes())
+    assert counts(found) == {"a": 4}
+    assert [found.terms[name].weight for name in "ab"] == [4, 1]
+
+
+def test_a_planner_gives_no_member_what_it_cannot_serve():
+    world = planned_group(*"aabbcc", a={"labels": {"fails:t": "4,5"}})
+    found = simulate(world, "g", changes=Changes(kill=("c",)))
+    assert counts(found) == {"a": 3, "b": 3}
+    assert {found.owners[place(number)] for number in (4, 5)} == {"b"}
 
 
 def test_what_a_pause_or_a_named_successor_holds_back_is_not_uncovered():

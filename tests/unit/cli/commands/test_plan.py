@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import msgspec
 import pytest
-from logkit import H, Log, beat, member, planned, settings
+from logkit import H, Log, beat, direct, member, planned, settings
 from opening import Opened
 from typer.testing import CliRunner
 
@@ -69,6 +69,11 @@ def test_a_kill_is_predicted():
     assert found["members"][1] == {
         "client_id": "b",
         "host": "host",
+        "limit": None,
+        "weight": None,
+        "topics_count": None,
+        "target": None,
+        "directive": None,
         "held_count": 2,
         "predicted_count": 0,
     }
@@ -95,6 +100,24 @@ def test_the_table_has_moves_and_gaps():
     assert ["t", "2", "b", "a", "1", "2s"] in [line.split() for line in lines]
     lines = invoke("g", "--drain", "b").stdout
     assert "unknown" in lines
+
+
+def test_the_table_shows_what_makes_shares_unequal(monkeypatch):
+    found = invoke("g").stdout
+    assert "HOST  HELD" in found
+    log = Log(cluster_id="cluster", level=2)
+    log.append(member("a", capacity=3, labels={"weight": "2", "target": "4"}))
+    log.append(member("b", topics=(), capacity=0))
+    log.append(direct(client="b", action="cordon"))
+    for number, owner in enumerate("aabb"):
+        log.claimed(owner, key=Key("g", "t", number))
+    world = World([log.state], {0: 0}, cluster_id="cluster", read_at_ms=5)
+    monkeypatch.setattr(Call, "world", lambda self, *at, **which: world)
+    lines = [line.split() for line in invoke("g").stdout.splitlines()]
+    names = ["CLIENT", "HOST", "LIMIT", "WEIGHT", "TOPICS", "TARGET", "DIRECTIVE"]
+    assert [*names, "HELD", "PREDICTED"] in lines
+    assert ["a", "host", "3", "2", "1", "4", "-", "2", "2"] in lines
+    assert ["b", "host", "-", "1", "0", "-", "cordon", "2", "2"] in lines
 
 
 def test_input_that_does_not_fit_is_refused():
