@@ -320,6 +320,9 @@ def _too_long() -> HttpError:
 HEAD_S_MAX = 10.0
 PROBE_S_MAX = 10.0
 HEAD_BYTES_MAX = 16_384
+# How much of a request is parsed at once: others wait meanwhile, and in chunks of one
+# byte a quarter of a megabyte, asyncio's own limit, takes a fifth of a second.
+READ_BYTES_MAX = 16_384
 # The rest of a body follows its head at once; one that does not is slow.
 REST_S_MAX = 0.1
 # A reader on this host takes megabytes in less time; a stopped one reconnects.
@@ -457,6 +460,7 @@ class GuardedProtocol(H11Protocol):
         self._writer = SocketWriter(found.fileno())
         self.app_state = {**self.app_state, CONNECTION: connection}
         self._guest_timer = self.loop.call_later(GUEST_S_MAX, self.abort)
+        transport.max_size = READ_BYTES_MAX  # type: ignore[attr-defined]
         # Pause writing as soon as anything is pending, not only above 64 KiB.
         transport.set_write_buffer_limits(high=0)
         self.limits.enter(self, is_local=is_local)
@@ -540,9 +544,35 @@ class GuardedProtocol(H11Protocol):
         later.send_by(self._send_made)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Close the connection, after the response in progress."""
+        """Close the connection, after the responses to complete requests.
+
+        A client may end its side once it has sent its request, and read the response
+        after that.
+        """
         self._has_ended = True
-        return self._later is not None
+        if self._is_response_due:
+            return True
+        if self._is_request_begun:
+            self.send_400_response("the connection ended before its request did")
+        return False
+
+    @property
+    def _is_response_due(self) -> bool:
+        """Whether a request is complete, and its response, not a stream, is not."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if self._later is not None:
+            return True
+        if cycle is None or cycle.more_body or cycle.response_complete:
+            return False
+        # Only a stream waits for anything but the reader once it has begun.
+        return not cycle.response_started or self.flow.write_paused
+
+    @property
+    def _is_request_begun(self) -> bool:
+        """Whether part of a request has arrived."""
+        is_body_due = self.conn.their_state is h11.SEND_BODY
+        is_rest_due = self._body_timer is not None
+        return is_body_due or is_rest_due or bool(self.conn.trailing_data[0])
 
     def _send_made(self, answered: bytes) -> None:
         """Send a response on the thread that has made it."""
@@ -611,6 +641,8 @@ class GuardedProtocol(H11Protocol):
         answer, self._connection.answer = self._connection.answer, None
         self._repeated.on_response(answer)
         super().on_response_complete()
+        if self._has_ended and not self.eof_received():
+            self.transport.close()
         self._watch_head()
 
     def send_400_response(self, msg: str) -> None:
