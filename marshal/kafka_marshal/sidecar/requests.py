@@ -7,6 +7,8 @@ read. Invalid requests get a one-sentence error.
 
 import asyncio
 import contextlib
+import errno
+import logging
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +24,7 @@ from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from kafka_marshal.errors import IdentityConflict, MarshalError
+from kafka_marshal.observability.logs import LOGGER_NAME
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.remote import api
 from kafka_marshal.remote.transport import is_loopback
@@ -338,8 +341,12 @@ LOCAL_PART = 8
 IDLE_S = 75
 # How often the server looks whether it is to end, besides when it is ended.
 TICK_S = 60.0
+# How often the log has that no connection can be accepted.
+REFUSAL_S = 60.0
 # How long the end waits for streams that nobody reads.
 GRACE_S = 2
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_log = logging.getLogger(LOGGER_NAME)
 _PHRASES = {400: b"Bad Request", 408: b"Request Timeout"}
 
 
@@ -698,6 +705,32 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._is_over = asyncio.Event()
+        self._next_refusal_s = 0.0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        asyncio.get_running_loop().set_exception_handler(self._on_error)
+        await super().startup(sockets)
+
+    def _on_error(
+        self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
+    ) -> None:
+        """Log an error of the event loop.
+
+        Without descriptors asyncio tries to accept again after a second, but reports
+        each attempt a hundred times, with a traceback.
+        """
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in _EXHAUSTED:
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._next_refusal_s:
+            self._next_refusal_s = loop.time() + REFUSAL_S
+            _log.warning(
+                "no connection can be accepted, those in the queue wait: %s; raise the "
+                "limit of open files (ulimit -n, or LimitNOFILE= of systemd), or see "
+                "who connects: marshal sidecar clients",
+                error,
+            )
 
     def end(self) -> None:
         """End soon, after the responses in progress. On the event loop."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import socket
 import struct
 import subprocess
@@ -652,6 +653,36 @@ def test_any_bytes_leave_the_daemon_serving(served, pieces, is_reset):
     with served.connect() as connection:
         connection.sendall(REQUEST)
         assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_without_descriptors_connections_wait_and_the_log_has_one_line(served, caplog):
+    """It had thousands of tracebacks a minute."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, files[1]))
+        try:
+            for each in connections:
+                each.connect(str(served.path))
+            eventually(lambda: caplog.records)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, files)
+        for each in connections:
+            each.settimeout(HANG_S)
+            each.sendall(REQUEST)
+            assert each.recv(65_536).startswith(b"HTTP/1.1 200 ")
+    finally:
+        for each in connections:
+            each.close()
+    (line,) = caplog.messages
+    assert "Too many open files; raise the limit" in line
+
+
+def test_other_errors_of_the_event_loop_are_logged(served, caplog):
+    loop = served.server.servers[0].get_loop()
+    loop.call_soon_threadsafe(lambda: 1 / 0)
+    eventually(lambda: caplog.records)
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_all_connections_are_closed(served):
