@@ -7,6 +7,8 @@ read. Invalid requests get a one-sentence error.
 
 import asyncio
 import contextlib
+import errno
+import logging
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +24,7 @@ from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from kafka_marshal.errors import IdentityConflict, MarshalError
+from kafka_marshal.observability.logs import LOGGER_NAME
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.remote import api
 from kafka_marshal.remote.transport import is_loopback
@@ -320,6 +323,9 @@ def _too_long() -> HttpError:
 HEAD_S_MAX = 10.0
 PROBE_S_MAX = 10.0
 HEAD_BYTES_MAX = 16_384
+# How much of a request is parsed at once: others wait meanwhile, and in chunks of one
+# byte a quarter of a megabyte, asyncio's own limit, takes a fifth of a second.
+READ_BYTES_MAX = 16_384
 # The rest of a body follows its head at once; one that does not is slow.
 REST_S_MAX = 0.1
 # A reader on this host takes megabytes in less time; a stopped one reconnects.
@@ -335,8 +341,12 @@ LOCAL_PART = 8
 IDLE_S = 75
 # How often the server looks whether it is to end, besides when it is ended.
 TICK_S = 60.0
+# How often the log has that no connection can be accepted.
+REFUSAL_S = 60.0
 # How long the end waits for streams that nobody reads.
 GRACE_S = 2
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_log = logging.getLogger(LOGGER_NAME)
 _PHRASES = {400: b"Bad Request", 408: b"Request Timeout"}
 
 
@@ -457,6 +467,7 @@ class GuardedProtocol(H11Protocol):
         self._writer = SocketWriter(found.fileno())
         self.app_state = {**self.app_state, CONNECTION: connection}
         self._guest_timer = self.loop.call_later(GUEST_S_MAX, self.abort)
+        transport.max_size = READ_BYTES_MAX  # type: ignore[attr-defined]
         # Pause writing as soon as anything is pending, not only above 64 KiB.
         transport.set_write_buffer_limits(high=0)
         self.limits.enter(self, is_local=is_local)
@@ -540,9 +551,35 @@ class GuardedProtocol(H11Protocol):
         later.send_by(self._send_made)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Close the connection, after the response in progress."""
+        """Close the connection, after the responses to complete requests.
+
+        A client may end its side once it has sent its request, and read the response
+        after that.
+        """
         self._has_ended = True
-        return self._later is not None
+        if self._is_response_due:
+            return True
+        if self._is_request_begun:
+            self.send_400_response("the connection ended before its request did")
+        return False
+
+    @property
+    def _is_response_due(self) -> bool:
+        """Whether a request is complete, and its response, not a stream, is not."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if self._later is not None:
+            return True
+        if cycle is None or cycle.more_body or cycle.response_complete:
+            return False
+        # Only a stream waits for anything but the reader once it has begun.
+        return not cycle.response_started or self.flow.write_paused
+
+    @property
+    def _is_request_begun(self) -> bool:
+        """Whether part of a request has arrived."""
+        is_body_due = self.conn.their_state is h11.SEND_BODY
+        is_rest_due = self._body_timer is not None
+        return is_body_due or is_rest_due or bool(self.conn.trailing_data[0])
 
     def _send_made(self, answered: bytes) -> None:
         """Send a response on the thread that has made it."""
@@ -611,6 +648,8 @@ class GuardedProtocol(H11Protocol):
         answer, self._connection.answer = self._connection.answer, None
         self._repeated.on_response(answer)
         super().on_response_complete()
+        if self._has_ended and not self.eof_received():
+            self.transport.close()
         self._watch_head()
 
     def send_400_response(self, msg: str) -> None:
@@ -666,6 +705,32 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._is_over = asyncio.Event()
+        self._next_refusal_s = 0.0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        asyncio.get_running_loop().set_exception_handler(self._on_error)
+        await super().startup(sockets)
+
+    def _on_error(
+        self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
+    ) -> None:
+        """Log an error of the event loop.
+
+        Without descriptors asyncio tries to accept again after a second, but reports
+        each attempt a hundred times, with a traceback.
+        """
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in _EXHAUSTED:
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._next_refusal_s:
+            self._next_refusal_s = loop.time() + REFUSAL_S
+            _log.warning(
+                "no connection can be accepted, those in the queue wait: %s; raise the "
+                "limit of open files (ulimit -n, or LimitNOFILE= of systemd), or see "
+                "who connects: marshal sidecar clients",
+                error,
+            )
 
     def end(self) -> None:
         """End soon, after the responses in progress. On the event loop."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import socket
 import struct
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import threading
 from functools import partial
 
+import h11
 import httpx
 import msgspec
 import pytest
@@ -469,6 +471,79 @@ def test_a_page_of_another_name_is_refused_over_tcp(served, host, is_ours):
         assert failure_of(response).setting == "host"
 
 
+INFO = b"GET /v1/info HTTP/1.1\r\nhost: [::1]\r\n" + SHOWN + b"\r\n\r\n"
+BODY = b'{"instance":"%b","beat_ms":100}' % INSTANCE.encode()
+PLAIN_REGISTRATION = (
+    b"PUT %b HTTP/1.1\r\nhost: [::1]\r\n%b\r\ncontent-length: %d\r\n\r\n%b"
+    % (CLIENT.encode(), SHOWN, len(BODY), BODY)
+)
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(INFO, id="no-body"),
+        pytest.param(PLAIN_REGISTRATION, id="body"),
+        pytest.param(INFO + PLAIN_REGISTRATION, id="two"),
+    ],
+)
+def test_a_client_may_end_its_side_after_its_request(served, sent, is_local):
+    """As ``nc -N`` does: it was closed, and got no response."""
+    tcp = ("127.0.0.1", served.port)
+    connect = served.connect if is_local else partial(socket.create_connection, tcp, 30)
+    with connect() as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        response = read(connection)
+    assert response.count(b"HTTP/1.1 200 ") == sent.count(b"HTTP/1.1"), response
+    assert response.endswith(b"}")
+    eventually(lambda: served.connection_count == 0)
+
+
+def test_a_client_that_ended_its_side_gets_a_response_that_waits(served):
+    served.service.hold = threading.Event()
+    try:
+        with served.connect() as connection:
+            connection.sendall(INFO)
+            connection.shutdown(socket.SHUT_WR)
+            eventually(lambda: served.connection_count == 1)
+            (one,) = served.server.server_state.connections
+            eventually(lambda: one._has_ended)
+            served.service.hold.set()
+            assert read(connection).startswith(b"HTTP/1.1 200 ")
+    finally:
+        served.service.hold = None
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"GET /livez HT", id="head"),
+        pytest.param(PLAIN_REGISTRATION[:-1], id="body"),
+    ],
+)
+def test_a_request_that_ends_too_early_is_refused(served, sent):
+    with served.connect() as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        response = read(connection)
+    assert response.startswith(b"HTTP/1.1 400 ")
+    assert "ended before its request" in failure_of(response).message
+    eventually(lambda: served.connection_count == 0)
+
+
+def test_a_stream_ends_with_the_client_s_side(served):
+    count = len(served.service.feeds)
+    with served.connect() as connection:
+        connection.sendall(EVENTS.encode() + b"\r\n\r\n")
+        eventually(lambda: len(served.service.feeds) > count)
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
+        connection.shutdown(socket.SHUT_WR)
+        read(connection)
+    eventually(lambda: served.service.feeds[-1].is_closed)
+
+
 @pytest.mark.parametrize("begun", [b"", b"GET /livez HT", REQUEST + b"GET /li"])
 def test_a_slow_request_times_out(served, monkeypatch, begun):
     monkeypatch.setattr(requests, "HEAD_S_MAX", 0.5)
@@ -518,6 +593,25 @@ def test_a_broken_body_closes_only_its_connection(served):
         assert client.get(paths.LIVEZ).is_success
 
 
+def test_a_long_request_is_parsed_in_small_pieces(served, monkeypatch):
+    """A body in chunks of one byte kept other clients' heartbeats waiting."""
+    sizes, plain = [], h11.Connection.receive_data
+
+    def receive(parser, data):
+        sizes.append(len(data))
+        plain(parser, data)
+
+    monkeypatch.setattr(h11.Connection, "receive_data", receive)
+    head = b"PUT " + CLIENT.encode() + b" HTTP/1.1\r\nhost: x\r\n"
+    with served.connect() as connection:
+        connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n")
+        connection.sendall(b"1\r\n \r\n" * 20_000 + b"0\r\n\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        assert read(connection).startswith(b"HTTP/1.1 400 ")
+    assert sum(sizes) > 100_000
+    assert max(sizes) <= requests.READ_BYTES_MAX
+
+
 @given(
     pieces=st.lists(
         st.one_of(
@@ -561,6 +655,36 @@ def test_any_bytes_leave_the_daemon_serving(served, pieces, is_reset):
         assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
 
 
+def test_without_descriptors_connections_wait_and_the_log_has_one_line(served, caplog):
+    """It had thousands of tracebacks a minute."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, files[1]))
+        try:
+            for each in connections:
+                each.connect(str(served.path))
+            eventually(lambda: caplog.records)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, files)
+        for each in connections:
+            each.settimeout(HANG_S)
+            each.sendall(REQUEST)
+            assert each.recv(65_536).startswith(b"HTTP/1.1 200 ")
+    finally:
+        for each in connections:
+            each.close()
+    (line,) = caplog.messages
+    assert "Too many open files; raise the limit" in line
+
+
+def test_other_errors_of_the_event_loop_are_logged(served, caplog):
+    loop = served.server.servers[0].get_loop()
+    loop.call_soon_threadsafe(lambda: 1 / 0)
+    eventually(lambda: caplog.records)
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_all_connections_are_closed(served):
     eventually(lambda: served.connection_count == 0)
     assert served.server.server_state.tasks == set()
@@ -570,11 +694,13 @@ def test_a_stalled_reader_costs_its_buffer_and_catches_up(served):
     """What is not read stands in the service's ring, which is bounded."""
     head = f"GET {CLIENT}/events HTTP/1.1\r\nhost: x\r\n"
     head += f"{api.INSTANCE_HEADER}: {INSTANCE}\r\n\r\n"
+    count = len(served.service.feeds)
     with served.connect() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         connection.sendall(head.encode())
-        eventually(lambda: served.service.feeds and served.service.feeds[-1].taken)
+        eventually(lambda: len(served.service.feeds) > count)
         feed = served.service.feeds[-1]
+        eventually(lambda: feed.taken)
         pushed = 0
         # Until nothing is taken any more, whatever comes: the buffers are full.
         while True:
