@@ -47,14 +47,14 @@ def fail(what: str, remedy: str) -> NoReturn:
     sys.exit(f"make env: {what}\n  {remedy}")
 
 
-def probe(*command: str | Path) -> str | None:
+def probe(*command: str | Path, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
     """Run a command for its output, stderr included; None if it fails."""
     try:
         done = subprocess.run(
             [str(word) for word in command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=PROBE_TIMEOUT_S,
+            timeout=timeout_s,
             text=True,
             check=True,
         )
@@ -147,16 +147,24 @@ def install_uv() -> str:
     return str(VENV / "bin" / "uv")
 
 
+def install_locked(uv: str, lock: Path, *, remedy: str) -> None:
+    """Install a lock, from the cache of uv alone where that has all of it.
+
+    Hashes say that the cache has the same. Asked again, an index that names no age of
+    its files has uv fetch Spark, 450 MB, and build its wheel, 1.4 GB, each time.
+    """
+    install = (uv, "pip", "install", "--quiet", "--python", PYTHON)
+    locked = (*install, "--require-hashes", "-r", lock)
+    if probe(*locked, "--offline", timeout_s=INSTALL_TIMEOUT_S) is None:
+        run(*locked, what=f"installing requirements/{lock.name}", remedy=remedy)
+
+
 def install(uv: str) -> None:
     """Install what is locked, then the project itself in editable form."""
     print("Installing the locked requirements ...", flush=True)
-    pip_install = (uv, "pip", "install", "--quiet", "--python", PYTHON)
-    run(
-        *pip_install,
-        "--require-hashes",
-        "-r",
+    install_locked(
+        uv,
         LOCK / "dev.txt",
-        what="installing requirements/dev.txt",
         remedy="Is a package index reachable? Where a proxy brings certificates of"
         " its own: UV_SYSTEM_CERTS=1 make env. Where a wheel is missing for this"
         " Python: make env PYTHON=python3.12",
@@ -164,7 +172,7 @@ def install(uv: str) -> None:
     # Offline and unisolated: the build backend is in the lock, so that nothing
     # unlocked is fetched.
     run(
-        *pip_install,
+        *(uv, "pip", "install", "--quiet", "--python", PYTHON),
         "--offline",
         "--no-deps",
         "--no-build-isolation",
@@ -202,11 +210,9 @@ def ensure_java() -> None:
         return
     found = "no Java" if major is None else f"only Java {major}"
     print(f"Installing a Java runtime into .venv ({found} on PATH) ...", flush=True)
-    run(
+    install_locked(
         find_uv("uv") or find_uv(str(VENV / "bin" / "uv")) or install_uv(),
-        *("pip", "install", "--quiet", "--python", PYTHON),
-        *("--require-hashes", "-r", LOCK / "java.txt"),
-        what="installing requirements/java.txt",
+        LOCK / "java.txt",
         remedy=f"Install Java {JAVA_MAJOR_MIN} or newer yourself. Debian, Ubuntu:"
         " sudo apt install default-jre-headless; macOS: brew install openjdk",
     )
