@@ -201,15 +201,17 @@ class PauseRow(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A pause that has not begun.
+    """What is known of a pause before it begins.
 
     Attributes:
-        begin_ms: Its begin, epoch ms.
+        begin_ms: Begin of a scheduled pause, epoch ms; else None.
+        until_ms: Its end, epoch ms.
         reason: Reason in its first record, None if unknown.
         person: Person for whom it was scheduled, None if unknown.
     """
 
-    begin_ms: int
+    begin_ms: int | None = None
+    until_ms: int = 0
     reason: str | None = None
     person: str | None = None
 
