@@ -306,9 +306,12 @@ class Call:
         self, partitions: "Collection[types.TopicPartition]"
     ) -> "dict[types.TopicPartition, int]":
         """Return the log ends of data partitions, as far as they are known."""
+        from kafka_marshal.kafka_io import ConnectionConfig
         from kafka_marshal.views.log_ends import LogEnds
 
-        with LogEnds(**self.connection()) as ends:
+        where = self.connection()
+        timeout_ms = where.pop("timeout_ms")
+        with LogEnds(ConnectionConfig(**where), timeout_ms=timeout_ms) as ends:
             return ends.of(partitions)
 
     def with_lag(self, claims: "Iterable[Row]") -> "list[Row]":
