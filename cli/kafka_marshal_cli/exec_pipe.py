@@ -32,6 +32,7 @@ from kafka_marshal import (
     Record,
     TopicPartition,
 )
+from kafka_marshal.deadline import Deadline
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.follow_loop import POLL_MS, Idle
 from kafka_marshal_cli.presenters import record_object
@@ -158,8 +159,8 @@ def wait_any(children: Sequence[Child], timeout_ms: int) -> None:
     if len(fds) == len(children):
         select.select(fds, [], [], timeout_ms / 1000)
         return
-    deadline_s = time.monotonic() + timeout_ms / 1000
-    while time.monotonic() < deadline_s:
+    deadline = Deadline(timeout_ms)
+    while not deadline.is_over:
         if any(child.exit_code() is not None for child in children):
             return
         time.sleep(POLL_EVERY_S)
@@ -366,8 +367,8 @@ class ExecLoop:
 
     def _end_within_grace(self) -> None:
         """End every process, also after an error."""
-        deadline_s = time.monotonic() + self._options.grace_ms / 1000 + 1
-        while self._jobs and time.monotonic() < deadline_s:
+        deadline = Deadline(self._options.grace_ms + 1_000)
+        while self._jobs and not deadline.is_over:
             for job in list(self._jobs):
                 child = job.child
                 code = None if child is None else child.exit_code()

@@ -76,14 +76,14 @@ def pairs(option: str, given: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def limits(given: Iterable[str]) -> dict[str, int]:
-    """Return ``--limit name=value`` options with whole values."""
+def counts(option: str, given: Iterable[str]) -> dict[str, int]:
+    """Return ``name=value`` options with whole values."""
     found = {}
-    for name, value in pairs("--limit", given).items():
+    for name, value in pairs(option, given).items():
         if not _WHOLE.fullmatch(value):
             raise ConfigurationError(
-                f"--limit {name} is {value!r}, which is not a whole number",
-                setting="--limit",
+                f"{option} {name} is {value!r}, which is not a whole number",
+                setting=option,
             )
         found[name] = int(value)
     return found

@@ -6,7 +6,7 @@ each is escaped when it is shown (PROTOCOL 12).
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import StringIO
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
@@ -337,16 +337,6 @@ def _title(section: Section) -> str:
 def log_place(partition: int, offset: int | None) -> str:
     """Return a place in the log for people, as ``--at`` takes it: ``3:100``."""
     return f"{partition}:{NOTHING if offset is None else offset}"
-
-
-NAMES_SHOWN = 5
-
-
-def abbreviated(names: Iterable[object]) -> str:
-    """Return the first few names for a line, and the number of the others."""
-    every = [str(each) for each in names]
-    more = len(every) - NAMES_SHOWN
-    return ", ".join(every[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 _UNITS_MS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))

@@ -263,16 +263,16 @@ class _GroupFigures(NamedTuple):
 
 
 class _KeyFigures(NamedTuple):
-    """Values of one key of a client."""
+    """Values of one key of a client, None where there are none."""
 
-    state: str | None
-    epoch: int | None
-    age_ms: int | None
-    remaining_ms: int | None
-    lag: int | None
-    group_lag: int | None
-    unconfirmed: int | None
     tally: Tally
+    state: str | None = None
+    epoch: int | None = None
+    age_ms: int | None = None
+    remaining_ms: int | None = None
+    lag: int | None = None
+    group_lag: int | None = None
+    unconfirmed: int | None = None
 
 
 _COUNTED = (known.WON, known.LOST, known.RELEASED)
@@ -383,30 +383,12 @@ def _key_figures(engine: ClaimEngine, session: ClaimSession, key: Key) -> _KeyFi
     tally = session.meters.tallies.get(key, Tally())
     holding = session.holdings.get(key)
     if holding is None:
-        return _KeyFigures(
-            state=None,
-            epoch=None,
-            age_ms=None,
-            remaining_ms=None,
-            lag=None,
-            group_lag=None,
-            unconfirmed=None,
-            tally=tally,
-        )
+        return _KeyFigures(tally)
     tally = tally.plus(holding.tally)
     state = _state_of(holding)
     seen = engine.context.glance(key)
     if seen is None or not holding.claim.is_owned:
-        return _KeyFigures(
-            state=state,
-            epoch=None,
-            age_ms=None,
-            remaining_ms=None,
-            lag=None,
-            group_lag=None,
-            unconfirmed=None,
-            tally=tally,
-        )
+        return _KeyFigures(tally, state=state)
     claim = holding.claim
     end, position = session.end_of(key), seen.position
     group_lag = None

@@ -37,6 +37,7 @@ from kafka_marshal.config import (
 from kafka_marshal.ports import READ_COMMITTED, READ_UNCOMMITTED
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
+from kafka_marshal.protocol.text import abbreviated
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.claiming_options import MEMBER, SIDECAR, SidecarOption
 from kafka_marshal_cli.exec_pipe import (
@@ -50,7 +51,7 @@ from kafka_marshal_cli.exec_pipe import (
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.follow_loop import Idle, handling
 from kafka_marshal_cli.presenters import record_object
-from kafka_marshal_cli.render import abbreviated, to_json
+from kafka_marshal_cli.render import to_json
 from kafka_marshal_cli.run_reporting import REPORTING, Reporting
 from kafka_marshal_cli.shared import (
     Call,

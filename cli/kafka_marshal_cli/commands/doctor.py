@@ -16,11 +16,12 @@ from kafka_marshal.defaults import format_command
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.identity import state_home
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
+from kafka_marshal.protocol.text import abbreviated
 from kafka_marshal.views.log_scan import Arrival
 from kafka_marshal_cli import checks, presenters
 from kafka_marshal_cli.checks import Check, ClockReading, Result
 from kafka_marshal_cli.exits import ExitCode
-from kafka_marshal_cli.render import Answer, Section, abbreviated, duration
+from kafka_marshal_cli.render import Answer, Section, duration
 from kafka_marshal_cli.shared import Call, command, notify, wall_ms
 
 app = typer.Typer()

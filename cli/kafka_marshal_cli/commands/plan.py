@@ -116,8 +116,8 @@ def simulate_plan(
         add=tuple(new_member(text) for text in add or ()),
         drain=tuple(drain or ()),
         drain_hosts=tuple(host or ()),
-        limits=_counts("--limit", limit or []),
-        partitions=_counts("--partitions", partitions or []),
+        limits=parsing.counts("--limit", limit or ()),
+        partitions=parsing.counts("--partitions", partitions or ()),
     )
     world = call.formatted_world(at, has_members=at is not None)
     _require_known(world, group)
@@ -386,18 +386,6 @@ def new_member(text: str) -> NewMember:
             setting="--add",
         )
     return NewMember(name=name, host=host, limit=int(number))
-
-
-def _counts(option: str, given: list[str]) -> dict[str, int]:
-    found = {}
-    for name, value in parsing.pairs(option, given).items():
-        if not (value.isascii() and value.isdigit()):
-            raise ConfigurationError(
-                f"{option} {name} is {value!r}, which is not a whole number",
-                setting=option,
-            )
-        found[name] = int(value)
-    return found
 
 
 def _answer(found: Simulation, group: str, as_of: Mapping[str, object]) -> Answer:

@@ -79,7 +79,7 @@ def format_topic(
     wanted = Format(
         partition_count=given.get("partition_count", PARTITIONS_DEFAULT),
         heartbeat_interval_ms=given.get("heartbeat_interval_ms", HEARTBEAT_MS_DEFAULT),
-        limits=parsing.limits(limit or ()),
+        limits=parsing.counts("--limit", limit or ()),
     )
     with call.admin() as admin:
         config = admin.format_topic(wanted, ignore_formatted=ignore_formatted)
@@ -176,7 +176,7 @@ def alter(
     with call.admin() as admin:
         plan = admin.alter_topic(
             heartbeat_interval_ms=interval_ms,
-            limits=parsing.limits(limit or ()),
+            limits=parsing.counts("--limit", limit or ()),
             execute=execute,
         )
     found = {

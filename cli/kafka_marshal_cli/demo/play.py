@@ -3,7 +3,6 @@
 import shutil
 import signal
 import tempfile
-import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
@@ -13,6 +12,7 @@ import attrs
 
 from kafka_marshal import Admin, ConfigurationError
 from kafka_marshal.admin.formatting import Format
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.testing.broker import EmbeddedBroker
 from kafka_marshal.testing.jars import KAFKA_VERSION, cache_dir
 from kafka_marshal_cli.demo.show import DELIVERIES, Show
@@ -118,7 +118,7 @@ def play(options: DemoOptions, show: Show) -> Outcome:
         _format(broker.bootstrap_servers, options, show)
         interval_s = options.heartbeat_interval_ms / 1000
         budget_s = BUDGET_S + BUDGET_INTERVALS * interval_s
-        ends_at = time.monotonic() + budget_s
+        deadline = Deadline(int(budget_s * 1_000))
         verdicts = []
         for delivery, topic, group_id in ROUNDS:
             show.step(f"-- {DELIVERIES[delivery].capitalize()}.")
@@ -132,7 +132,7 @@ def play(options: DemoOptions, show: Show) -> Outcome:
                 consumers=options.consumers,
                 seed=options.seed,
                 folder=folder / delivery,
-                ends_at=ends_at,
+                deadline=deadline,
             )
             with Stage(plan, broker.bootstrap_servers, show=show) as stage:
                 verdict = judge(stage.run())

@@ -18,6 +18,7 @@ import attrs
 
 from kafka_marshal import Admin, MarshalError
 from kafka_marshal.closing import Closing
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.testing.producing import Producing, create_topic
 from kafka_marshal.testing.watching import LogWatch
 from kafka_marshal_cli.demo import journal
@@ -145,10 +146,10 @@ class WorkerProcess:
             return f"{self.name} ended before SIGTERM."
         return f"{self.name} ended by itself ({code}): {self._last_words()}"
 
-    def wait_stopped(self, until: float) -> str | None:
+    def wait_stopped(self, deadline: Deadline) -> str | None:
         """Wait for an orderly end; return a sentence on what went wrong, or None."""
         try:
-            code = self._process.wait(timeout=max(0.1, until - time.monotonic()))
+            code = self._process.wait(timeout=max(0.1, deadline.left_s))
         except subprocess.TimeoutExpired:
             return f"{self.name} did not stop within {STOP_S:.0f} s of SIGTERM."
         if code and not self.was_killed:
@@ -202,7 +203,7 @@ class Plan:
         consumers: Number of consumer processes.
         seed: Chooses the consumer to kill.
         folder: Folder of journals and logs.
-        ends_at: Monotonic time in seconds at which the round must be over.
+        deadline: When the round must be over.
     """
 
     delivery: str
@@ -214,7 +215,7 @@ class Plan:
     consumers: int
     seed: int
     folder: Path
-    ends_at: float
+    deadline: Deadline
 
     @property
     def jitter_ms(self) -> int:
@@ -409,9 +410,9 @@ class Stage(Closing):
         self._title = "Consumers stop"
         for worker in self._workers:
             worker.terminate()
-        until = min(self._plan.ends_at, time.monotonic() + STOP_S)
+        deadline = self._plan.deadline.within(int(STOP_S * 1_000))
         for worker in self._workers:
-            problem = worker.wait_stopped(until)
+            problem = worker.wait_stopped(deadline)
             if problem is not None:
                 self._problems.append(problem)
         self._update()
@@ -463,8 +464,7 @@ class Stage(Closing):
         Raises:
             StepFailed: The deadline passed, or a consumer ended.
         """
-        began = time.monotonic()
-        until = min(began + limit_s, self._plan.ends_at)
+        deadline = self._plan.deadline.within(int(limit_s * 1_000))
         while True:
             self._update()
             if is_done():
@@ -473,13 +473,13 @@ class Stage(Closing):
                 problem = worker.unexpected_end()
                 if problem is not None:
                     raise StepFailed(problem)
-            if time.monotonic() >= until:
-                raise StepFailed(f"{what} within {until - began:.0f} s.")
+            if deadline.is_over:
+                raise StepFailed(f"{what} within {deadline.timeout_ms / 1_000:.0f} s.")
             time.sleep(POLL_S)
 
     def _wait_for(self, seconds: float) -> None:
-        ends_at = time.monotonic() + seconds
-        self._wait(lambda: time.monotonic() >= ends_at, seconds + 1, "The clock stood")
+        pause = Deadline(int(seconds * 1_000))
+        self._wait(lambda: pause.is_over, seconds + 1, "The clock stood")
 
     def _update(self) -> None:
         for worker in self._workers:

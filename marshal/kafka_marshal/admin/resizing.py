@@ -64,6 +64,7 @@ from kafka_marshal.protocol.records import (
     Record,
 )
 from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.text import abbreviated
 
 IN_FLIGHT_MAX = 64
 """Most records that are appended before their verdicts are waited for."""
@@ -71,8 +72,6 @@ SHOW_MS = 1_000
 """How often progress is shown."""
 WAITS_SHOWN_MAX = 5
 OnResize = Callable[[Progress], None]
-NAMED_MAX = 3
-"""Most names that a message lists."""
 
 
 @attrs.frozen(kw_only=True)
@@ -382,14 +381,16 @@ def _group_obstacles(
                 unresolved.add(group_id)
     found = []
     if paused:
+        named = abbreviated(sorted(paused))
         text = (
-            f"groups are paused, or will be: {_some(paused)}; a change would let a "
+            f"groups are paused, or will be: {named}; a change would let a "
             "pause end early; end it with: marshal groups resume GROUP"
         )
         found.append(Obstacle(reason="paused", text=text))
     if unresolved:
+        named = abbreviated(sorted(unresolved))
         text = (
-            f"positions of groups are being set: {_some(unresolved)}; end that with: "
+            f"positions of groups are being set: {named}; end that with: "
             "marshal groups finish GROUP"
         )
         found.append(Obstacle(reason="unresolved", text=text))
@@ -474,13 +475,6 @@ def _limits(
                 )
                 found.append(Obstacle(reason="limits", text=text))
     return found
-
-
-def _some(names: Iterable[str]) -> str:
-    """Return some names, and how many more there are."""
-    every = sorted(names)
-    more = len(every) - NAMED_MAX
-    return ", ".join(every[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def wait_text(wait: Wait) -> str:

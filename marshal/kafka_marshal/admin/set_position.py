@@ -46,12 +46,12 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.protocol.resolving import COMMITTED, UNDECIDED
 from kafka_marshal.protocol.state import KeyState, WorldState
+from kafka_marshal.protocol.text import abbreviated
 from kafka_marshal.protocol.types import Key
 
 PLAN_VERSION = 1
 STAGE_BYTES_MAX = 40_000
 """Estimated bytes of the positions of one Stage; a frame has at most 48 KiB."""
-KEYS_SHOWN_MAX = 3
 _TOPIC_BYTES, _POSITION_BYTES = 32, 16
 
 
@@ -246,19 +246,14 @@ def _require_every_key(
             reason="partial",
         )
     if count is None and others:
+        named = abbreviated(key.topic_partition for key in others)
         raise ClaimRejected(
             f"{found} partitions can be set back to before operation {op_id}, and "
-            f"other operations were the last to set {_some(others)}; whether it had "
+            f"other operations were the last to set {named}; whether it had "
             "set some of these is not known any more; partial=True sets back those "
             "that can be",
             reason="partial",
         )
-
-
-def _some(keys: Sequence[Key]) -> str:
-    shown = ", ".join(str(key.topic_partition) for key in keys[:KEYS_SHOWN_MAX])
-    left = len(keys) - KEYS_SHOWN_MAX
-    return shown if left <= 0 else f"{shown} and {left} more"
 
 
 def _key_count(worlds: Iterable[WorldState], group_id: str, op_id: bytes) -> int | None:

@@ -32,6 +32,8 @@ from kafka_marshal.history.admin_records import (
     name_of,
     text_of,
 )
+from kafka_marshal.history.pauses import Pauses
+from kafka_marshal.history.rows import RAN_OUT, Moment
 from kafka_marshal.protocol.codec import person_of, undone_of
 from kafka_marshal.protocol.fold_beats import NO_EPOCH
 from kafka_marshal.protocol.layout import config_of
@@ -59,7 +61,7 @@ from kafka_marshal.protocol.state import (
     WorldState,
 )
 from kafka_marshal.protocol.text import scope_texts
-from kafka_marshal.protocol.types import Key, LogEntry, TimestampType
+from kafka_marshal.protocol.types import Key, LogEntry
 
 ACTIONS_MAX = 10_000
 RECORDS_PER_ACTION_MAX = 5_000
@@ -278,10 +280,8 @@ class ActionLog:
         self.dropped_count = 0
         self._operations: dict[Name, _Operation] = {}
         self._configs: dict[int, Config] = {}
-        # Ends of active pauses by coordinating partition, group and op_id.
-        self._pauses: dict[tuple[int, str, bytes], int] = {}
-        # Operations whose pauses have not begun, by coordinating partition and group.
-        self._scheduled: dict[tuple[int, str], tuple[bytes, ...]] = {}
+        # By coordinating partition.
+        self._pauses: dict[int, Pauses] = {}
         # Offsets of the announcements of growths that stand, by topic and old count.
         self._growths: dict[tuple[str, int], int] = {}
 
@@ -295,7 +295,9 @@ class ActionLog:
             self._growths = _announced(world)
         if world.config is not None:
             self._configs[world.partition] = world.config
-        self._note_pauses(world, world.groups)
+        at = Moment(world.next_offset - 1, world.now_ms, world.append_time_ms)
+        self._pauses[world.partition] = pauses = Pauses()
+        pauses.restore(world, at=at)
 
     def epoch(self, _: WorldState) -> int:
         """Return ``NO_EPOCH``: ``take`` needs no Heartbeats."""
@@ -313,18 +315,13 @@ class ActionLog:
         """
         record = transitions[0].record if transitions else None
         admins = record if is_of_admin(record) else None
-        if admins is None and not self._pauses and not self._scheduled:
+        pauses = self._pauses.setdefault(world.partition, Pauses())
+        if admins is None and not pauses:
             return
         if admins is not None and self._is_wanted(admins):
             self._note(world, entry, transitions=transitions)
         is_accepted = any(each.outcome == ACCEPTED for each in transitions)
-        accepted = admins if is_accepted else None
-        self._note_ends(world, entry, record=accepted)
-        self._note_begins(world, entry, record=accepted)
-        if isinstance(admins, Reset):
-            self._note_pauses(world, world.groups)
-        elif admins is not None and not isinstance(admins, Config):
-            self._note_pauses(world, (admins.group_id,))
+        self._note_ends(world, entry, record=admins if is_accepted else None)
 
     def _is_wanted(self, record: AdminRecord) -> bool:
         group_id = group_of(record)
@@ -433,65 +430,24 @@ class ActionLog:
         if transition.effect == "staged" and known is not None:
             row.before = known.position
 
-    def _note_pauses(self, world: WorldState, groups: Iterable[str]) -> None:
-        """Take over the active pauses of groups in a partition."""
-        number = world.partition
-        for group_id in groups:
-            group = world.groups.get(group_id)
-            for pause in () if group is None else group.pauses:
-                self._pauses[number, group_id, pause.op_id] = pause.until_ms
-                operation = self._operations.get((PAUSE, group_id, pause.op_id))
-                if operation is not None:
-                    operation.lasting[number] = pause.until_ms
-            scheduled = () if group is None else group.scheduled
-            for each in scheduled:
-                operation = self._operations.get((PAUSE, group_id, each.op_id))
-                if operation is not None:
-                    operation.scheduled[number] = each.until_ms
-            if scheduled:
-                ahead = tuple(each.op_id for each in scheduled)
-                self._scheduled[number, group_id] = ahead
-
     def _note_ends(
         self, world: WorldState, entry: LogEntry, *, record: AdminRecord | None
     ) -> None:
-        """Note the pauses of a partition that this entry ended."""
-        number = world.partition
-        for place, until_ms in list(self._pauses.items()):
-            where, group_id, op_id = place
-            if where != number or world.lasting_pause(group_id, op_id) is not None:
-                continue
-            del self._pauses[place]
-            operation = self._operations.get((PAUSE, group_id, op_id))
+        """Note the pauses of a partition that ended, and those that never began."""
+        number, pauses = world.partition, self._pauses[world.partition]
+        at = Moment(entry.offset, world.now_ms, entry.timestamp_ms)
+        ahead = dict(pauses.scheduled)
+        over = {
+            (row.group_id, row.op_id): row.ending == RAN_OUT
+            for row in pauses.take(world, at=at, record=record)
+        }
+        for name in ahead.keys() - pauses.scheduled.keys() - pauses.lasting.keys():
+            over.setdefault(name, ahead[name].until_ms <= world.append_time_ms)
+        for name, is_expired in sorted(over.items()):
+            operation = self._operations.get((PAUSE, *name))
             if operation is not None:
-                operation.lasting.pop(number, None)
-                is_expired = _is_expired(entry, until_ms)
                 by = None if is_expired else record
-                operation.ended.append(_end(number, entry, by, op_id=op_id))
-
-    def _note_begins(
-        self, world: WorldState, entry: LogEntry, *, record: AdminRecord | None
-    ) -> None:
-        """Note the scheduled pauses of a partition that began, or never will."""
-        number = world.partition
-        for place, op_ids in list(self._scheduled.items()):
-            if place[0] != number:
-                continue
-            group = world.groups.get(place[1])
-            ahead = [] if group is None else [each.op_id for each in group.scheduled]
-            for op_id in set(op_ids).difference(ahead):
-                operation = self._operations.get((PAUSE, place[1], op_id))
-                until_ms = (
-                    None if operation is None else operation.scheduled.pop(number)
-                )
-                if world.lasting_pause(place[1], op_id) is not None:
-                    continue
-                if operation is not None and until_ms is not None:
-                    by = None if _is_expired(entry, until_ms) else record
-                    operation.ended.append(_end(number, entry, by, op_id=op_id))
-            self._scheduled.pop(place)
-            if set(op_ids).difference(ahead) or ahead:
-                self._note_pauses(world, (place[1],))
+                operation.ended.append(_end(number, entry, by, op_id=name[1]))
 
     def actions(self, elapsed: Mapping[int, int] | None = None) -> list[Action]:
         """Return the actions, by the append time of their first records.
@@ -500,6 +456,7 @@ class ActionLog:
             elapsed: Append time of the next entry of each partition, estimated: a
                 pause whose end is over by then counts as expired.
         """
+        self._note_pauses()
         found = [
             action
             for name, operation in self._operations.items()
@@ -507,6 +464,18 @@ class ActionLog:
         ]
         found.sort(key=lambda action: _place(action.first))
         return found
+
+    def _note_pauses(self) -> None:
+        """Note until when the pause of each operation lasts, and where."""
+        for operation in self._operations.values():
+            operation.lasting, operation.scheduled = {}, {}
+        for number, pauses in self._pauses.items():
+            for name, row in pauses.lasting.items():
+                if (found := self._operations.get((PAUSE, *name))) is not None:
+                    found.lasting[number] = row.until_ms
+            for name, planned in pauses.scheduled.items():
+                if (found := self._operations.get((PAUSE, *name))) is not None:
+                    found.scheduled[number] = planned.until_ms
 
 
 def _note_layout(
@@ -615,12 +584,6 @@ def _key(operation: _Operation, key: Key, position: int | None) -> ActionKey:
         row = ActionKey(key=key, position=position, before=None, outcome="")
         operation.keys[key] = row
     return row
-
-
-def _is_expired(entry: LogEntry, until_ms: int) -> bool:
-    """Return whether an entry ends a pause before its record is judged (4.8)."""
-    is_clock = entry.timestamp_type == TimestampType.LOG_APPEND_TIME
-    return is_clock and entry.timestamp_ms >= until_ms
 
 
 def _end(

@@ -258,7 +258,7 @@ class KeyChain:
         return max(self._pauses(), key=attrgetter("until_ms"), default=None)
 
     def _pauses(self) -> list[PauseRow]:
-        every = self._historian.pauses.values()
+        every = self._historian.pauses.lasting.values()
         return [row for row in every if self._is_of_the_key(row)]
 
     def _is_of_the_key(self, row: PauseRow) -> bool:
@@ -273,9 +273,10 @@ class KeyChain:
         historian.tracks = {
             key: track for key, track in historian.tracks.items() if key == self.key
         }
-        historian.schedule = {
+        scheduled = historian.pauses.scheduled
+        historian.pauses.scheduled = {
             name: planned
-            for name, planned in historian.schedule.items()
+            for name, planned in scheduled.items()
             if name[0] == self.key.group_id
         }
         known = world.keys.get(self.key)
@@ -323,7 +324,9 @@ class KeyChain:
                 self._note_move(self._move_by(each.record, config_of(each.record)))
         pause = self.pause
         is_there = self.key in world.keys
-        self._scheduled = frozenset(op_id for _, op_id in self._historian.schedule)
+        self._scheduled = frozenset(
+            op_id for _, op_id in self._historian.pauses.scheduled
+        )
         has_pause = pause is not None or self._scheduled
         if not mine and not has_pause and is_there >= self._is_known:
             return
@@ -467,7 +470,7 @@ class KeyChain:
     def _paused(self, world: WorldState, transition: Transition, *, at: Moment) -> None:
         record = transition.record
         assert isinstance(record, ReleaseGroup | PauseGroup)
-        pause = self._historian.pauses.get((record.group_id, record.op_id))
+        pause = self._historian.pauses.lasting.get((record.group_id, record.op_id))
         is_scheduled = record.op_id in self._scheduled
         if transition.effect == "unpaused" and is_scheduled:
             event = self._change(world, UNSCHEDULED, at=at, record=record)

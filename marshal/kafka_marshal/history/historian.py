@@ -10,14 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from kafka_marshal.engine.pause_notes import By
 from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.history.pauses import Pauses
 from kafka_marshal.history.rows import (
     GRANTED,
     OPEN,
-    RAN_OUT,
     RESTORED,
-    UNPAUSED,
     WON,
     Attempt,
     GrantRow,
@@ -31,7 +29,6 @@ from kafka_marshal.history.rows import (
     Rejected,
     Row,
 )
-from kafka_marshal.protocol.codec import person_of
 from kafka_marshal.protocol.fold_beats import Beat, fold_beats
 from kafka_marshal.protocol.losses import (
     FORGOTTEN,
@@ -193,146 +190,6 @@ def handoff(before: Interval, after: Interval, *, track: Track) -> Handoff:
     )
 
 
-Pauses = dict[tuple[str, bytes], PauseRow]
-"""The pauses that last, by group and op_id."""
-
-
-def apply_pause(
-    pauses: Pauses, world: WorldState, *, record: ReleaseGroup | PauseGroup, at: Moment
-) -> Iterator[PauseRow]:
-    """Apply an accepted record, which starts, extends or ends a pause.
-
-    Args:
-        pauses: The active pauses.
-        world: The state after the record.
-        record: The record.
-        at: Its place in the log.
-    """
-    name = (record.group_id, record.op_id)
-    row, pause = pauses.get(name), world.lasting_pause(*name)
-    if pause is None:
-        # Without a row, a pause that had not begun was cancelled.
-        yield from unpaused(pauses, world, name=name, at=at)
-    elif row is None:
-        pauses[name] = PauseRow(
-            group_id=record.group_id,
-            op_id=record.op_id,
-            client_id=record.client_id,
-            reason=record.reason,
-            person=person_of(record),
-            start=at,
-            until_ms=pause.until_ms,
-            scope=pause.scope,
-        )
-    else:
-        row.until_ms = pause.until_ms
-        row.renewals_count += 1
-        last = By(record.client_id, person_of(record))
-        row.renewed_by = last.if_other(By(row.client_id, row.person))
-
-
-def unpaused(
-    pauses: Pauses, world: WorldState, *, name: tuple[str, bytes], at: Moment
-) -> Iterator[PauseRow]:
-    """End a pause that lasts no more, also by a Resolve (PROTOCOL 8.5)."""
-    row = pauses.get(name)
-    if row is not None and world.lasting_pause(*name) is None:
-        del pauses[name]
-        row.ending, row.end = UNPAUSED, at
-        yield row
-
-
-Schedule = dict[tuple[str, bytes], Planned]
-"""The scheduled pauses, by group and op_id."""
-
-
-def begun(
-    schedule: Schedule, pauses: Pauses, *, world: WorldState, entry: LogEntry
-) -> Iterator[str]:
-    """Start the scheduled pauses that were due before an entry was judged.
-
-    PROTOCOL 4.14. Those that ended without a begin are dropped.
-
-    Yields:
-        The groups that are paused now.
-    """
-    for group_id, op_id in sorted(schedule):
-        group = world.groups.get(group_id)
-        if group is not None and group.scheduled_as(op_id) is not None:
-            continue
-        planned = schedule.pop((group_id, op_id))
-        pause = None if group is None else group.lasting(op_id)
-        if pause is not None and (group_id, op_id) not in pauses:
-            pauses[group_id, op_id] = PauseRow(
-                group_id=group_id,
-                op_id=op_id,
-                client_id=pause.client_id,
-                reason=planned.reason,
-                person=planned.person,
-                begin_ms=planned.begin_ms,
-                start=Moment(entry.offset, world.now_ms, entry.timestamp_ms),
-                until_ms=pause.until_ms,
-                scope=pause.scope,
-            )
-            yield group_id
-
-
-def scheduled_in(world: WorldState, known: Schedule) -> Schedule:
-    """Return the scheduled pauses of a state, with what is known about them."""
-    return {
-        name: known.get(name, Planned(begin_ms=each.begin_ms))
-        for group_id, group in world.groups.items()
-        for each in group.scheduled
-        for name in [(group_id, each.op_id)]
-    }
-
-
-def ran_out(
-    pauses: Pauses, world: WorldState, *, entry: LogEntry
-) -> Iterator[PauseRow]:
-    """End the pauses that expired before an entry was judged (PROTOCOL 4.8)."""
-    for name, row in sorted(pauses.items()):
-        if row.until_ms <= world.append_time_ms:
-            del pauses[name]
-            row.ending = RAN_OUT
-            row.end = Moment(entry.offset, world.now_ms, entry.timestamp_ms)
-            yield row
-
-
-def replaced(pauses: Pauses, world: WorldState, *, at: Moment) -> Iterator[PauseRow]:
-    """Replace the pauses with those of the state that a Reset carried (PROTOCOL 7.6).
-
-    A pause that is missing there has ended. One that was unknown, or had ended, starts
-    at the Reset, for an unknown reason.
-    """
-    before = dict(pauses)
-    pauses.clear()
-    lasting = [
-        (group_id, pause)
-        for group_id in sorted(world.groups)
-        for pause in world.groups[group_id].pauses
-    ]
-    for group_id, pause in lasting:
-        name = (group_id, pause.op_id)
-        known = before.pop(name, None)
-        if known is not None:
-            known.until_ms = pause.until_ms
-            pauses[name] = known
-        else:
-            pauses[name] = PauseRow(
-                group_id=group_id,
-                op_id=pause.op_id,
-                client_id=pause.client_id,
-                reason=None,
-                start=at,
-                until_ms=pause.until_ms,
-                scope=pause.scope,
-            )
-    for _, row in sorted(before.items()):
-        row.ending, row.end = RESET, at
-        yield row
-
-
 SAMPLE_MS_DEFAULT = 60_000
 AGES_PER_H = 20
 AGES_MAX = 4 * AGES_PER_H
@@ -350,23 +207,21 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
     Attributes:
         sample_ms: Log time between two samples of a key's position.
         tracks: Every key of the state.
-        pauses: Active pauses, by group and op_id.
+        pauses: Its pauses.
         ages: Ages of claims at their renewals, by group: counts by twentieths of the
             heartbeat interval, the last one for all above.
         entries_count: Number of entries.
         first_offset: Offset of the first entry, or the next one of the start state.
         resets_count: Resets that took effect, and keys that were forgotten.
-        schedule: Pauses that have not begun.
     """
 
     sample_ms: int = SAMPLE_MS_DEFAULT
     tracks: dict[Key, Track] = {}
-    pauses: Pauses = {}
+    pauses: Pauses = msgspec.field(default_factory=Pauses)
     ages: dict[str, list[int]] = {}
     entries_count: int = 0
     first_offset: int | None = None
     resets_count: int = 0
-    schedule: Schedule = {}
 
     def begin(self, world: WorldState) -> None:
         """Start from a state with an unknown history, before the first ``take``.
@@ -398,8 +253,7 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
             self.tracks[key] = Track(
                 interval=interval, epoch=known.epoch, sample_due_ms=at.log_ms
             )
-        list(replaced(self.pauses, world, at=at))  # no pause ends here
-        self.schedule = scheduled_in(world, self.schedule)
+        self.pauses.restore(world, at=at)
 
     def take(
         self, world: WorldState, entry: LogEntry, *, transitions: Transitions
@@ -413,15 +267,13 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
         """
         rows: list[Row] = []
         self._count(entry.offset)
-        if self.pauses:
-            rows += ran_out(self.pauses, world, entry=entry)
-        if self.schedule:
-            for group_id in begun(self.schedule, self.pauses, world=world, entry=entry):
-                self._forget_waiting(group_id)
-        if transitions and isinstance(transitions[0].record, _BEATS):
-            rows += self._beats(world, entry, transitions=transitions)
+        at = Moment(entry.offset, world.now_ms, entry.timestamp_ms)
+        is_beat = bool(transitions) and isinstance(transitions[0].record, _BEATS)
+        if self.pauses or not is_beat:
+            rows += self._pauses_at(world, at, transitions=transitions)
+        if is_beat:
+            rows += self._beats(world, transitions, at=at)
         else:
-            at = Moment(entry.offset, world.now_ms, entry.timestamp_ms)
             for transition in transitions:
                 rows += self._other(world, transition, at=at)
         self._drop_gone(world)
@@ -436,7 +288,7 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
         at, is_beat = 0, True
         while at < len(run) and world.halted is None:
             # Heartbeats follow each other. A pause may begin and end with any entry.
-            if is_beat and not (self.pauses or self.schedule):
+            if is_beat and not self.pauses:
                 beats: list[Beat] = []
                 at = fold_beats(world, run, start=at, beats=beats)
                 if beats:
@@ -465,16 +317,16 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
         for _, track in sorted(self.tracks.items()):
             if track.interval.ending == OPEN:
                 yield track.interval
-        for _, pause in sorted(self.pauses.items()):
+        for _, pause in sorted(self.pauses.lasting.items()):
             yield pause
 
     def to_bytes(self) -> bytes:
         """Return the whole historian as bytes for ``from_bytes``."""
         fields = [getattr(self, name) for name in self.__struct_fields__]
         fields[1] = list(self.tracks.values())
-        fields[2] = list(self.pauses.values())
-        fields[-1] = [[*name, each] for name, each in self.schedule.items()]
-        return msgspec.msgpack.encode([_FORMAT_VERSION, *fields])
+        fields[2] = list(self.pauses.lasting.values())
+        scheduled = [[*name, each] for name, each in self.pauses.scheduled.items()]
+        return msgspec.msgpack.encode([_FORMAT_VERSION, *fields, scheduled])
 
     @classmethod
     def from_bytes(cls, value: bytes) -> "Historian":
@@ -493,22 +345,21 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
         return cls(
             sample_ms=sample_ms,
             tracks={track.interval.key: track for track in tracks},
-            pauses={(pause.group_id, pause.op_id): pause for pause in pauses},
+            pauses=Pauses(
+                {(pause.group_id, pause.op_id): pause for pause in pauses},
+                {(group_id, op_id): planned for group_id, op_id, planned in schedule},
+            ),
             ages=ages,
             entries_count=entries_count,
             first_offset=first_offset,
             resets_count=resets_count,
-            schedule={
-                (group_id, op_id): planned for group_id, op_id, planned in schedule
-            },
         )
 
     def _beats(
-        self, world: WorldState, entry: LogEntry, *, transitions: Transitions
+        self, world: WorldState, transitions: Transitions, *, at: Moment
     ) -> list[Row]:
         record = transitions[0].record
         assert isinstance(record, _BEATS)
-        at = Moment(entry.offset, world.now_ms, entry.timestamp_ms)
         sender, named, rewinds = record.incarnation, None, False
         if isinstance(record, Heartbeat):
             named, rewinds = record.epoch, record.rewind
@@ -597,10 +448,8 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
             if is_refused and isinstance(record, ClaimingMessages):
                 yield self._grant(world, transition, at=at)
             yield _rejected(world, transition, at=at)
-        elif isinstance(record, ReleaseGroup | PauseGroup):
-            yield from self._paused(world, transition, at=at)
         elif isinstance(record, _ADMINS):
-            yield from self._administered(world, transition, at=at)
+            yield from self._administered(transition, at=at)
         elif isinstance(record, _STATES):
             yield from self._of_state(world, transition, at=at)
         elif isinstance(record, ClaimingPartition):
@@ -648,8 +497,6 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
                 interval.ending, interval.ended_by = RELEASED, record.client_id
                 interval.reason, interval.end = MOVED, at
                 yield interval
-        yield from replaced(self.pauses, world, at=at)
-        self.schedule = scheduled_in(world, self.schedule)
 
     def _of_owner(
         self, world: WorldState, transition: Transition, *, at: Moment
@@ -746,16 +593,12 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
         track.waiting = []
         return interval
 
-    def _administered(
-        self, world: WorldState, transition: Transition, *, at: Moment
-    ) -> Iterator[Row]:
+    def _administered(self, transition: Transition, *, at: Moment) -> Iterator[Row]:
         """Apply an admin's record about keys, which may end the claims of owners."""
         record, key = transition.record, transition.key
         if isinstance(record, ResolvePosition):
             # Like a Reset, a commit lets offsets be granted again.
             self.resets_count += record.commit and key is not None
-            name = (record.group_id, record.op_id)
-            yield from unpaused(self.pauses, world, name=name, at=at)
         if key is None or isinstance(record, ResolvePosition):
             return
         assert isinstance(record, _ADMINS)
@@ -807,22 +650,20 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
             resets_count=self.resets_count,
         )
 
-    def _paused(
-        self, world: WorldState, transition: Transition, *, at: Moment
-    ) -> Iterator[PauseRow]:
-        record = transition.record
-        assert isinstance(record, ReleaseGroup | PauseGroup)
-        if transition.effect == "scheduled":
-            assert isinstance(record, PauseGroup)
-            planned = Planned(
-                begin_ms=record.begin_time,
-                reason=record.reason,
-                person=person_of(record),
-            )
-            self.schedule.setdefault((record.group_id, record.op_id), planned)
-        else:
+    def _pauses_at(
+        self, world: WorldState, at: Moment, *, transitions: Transitions
+    ) -> list[PauseRow]:
+        """Return the pauses that an entry ended."""
+        accepted = [each for each in transitions if each.outcome == ACCEPTED]
+        record = accepted[0].record if accepted else None
+        rows = self.pauses.take(world, at=at, record=record)
+        for (group_id, _), row in self.pauses.lasting.items():
+            if row.start == at:
+                self._forget_waiting(group_id)
+        is_scheduled = bool(accepted) and accepted[0].effect == "scheduled"
+        if isinstance(record, ReleaseGroup | PauseGroup) and not is_scheduled:
             self._forget_waiting(record.group_id)
-            yield from apply_pause(self.pauses, world, record=record, at=at)
+        return rows
 
     def _forget_waiting(self, group_id: str) -> None:
         # During a pause no process can claim a free key.
@@ -831,12 +672,10 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
                 track.waiting = []
 
     def _reset(self, world: WorldState, record: Reset, *, at: Moment) -> Iterator[Row]:
-        # The carried state has no owners, and has its own pauses.
+        # The carried state has no owners.
         self.resets_count += 1
         quiet_ms, by = world.quiet_until_ms, record.client_id
         yield from taken_away(self.tracks, by, at=at, until_ms=quiet_ms)
-        yield from replaced(self.pauses, world, at=at)
-        self.schedule = scheduled_in(world, self.schedule)
 
 
 Fields = tuple[

@@ -1,10 +1,12 @@
 """The rows of a log's history, which ``historian`` derives from the fold.
 
 Plain data. Offsets are of the coordinating partition, except in positions and grants.
-Times are log time if their name or text says so, else epoch milliseconds.
+Times are log time if their name or text says so, else epoch milliseconds. The text at a
+field is the meaning of its column in the tables of an audit, which have the columns of
+these rows, in this order; what is unknown, or is not yet, is None.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -33,257 +35,225 @@ class Moment(NamedTuple):
     append_ms: int
 
 
+STRING = "string"
+INT = "int"
+LONG = "bigint"
+BINARY = "binary"
+
+
+class Column(NamedTuple):
+    """One column: name, type in Spark SQL, and meaning."""
+
+    name: str
+    kind: str
+    meaning: str
+
+
+KEY = (
+    Column("group_id", STRING, "group of the key"),
+    Column("topic", STRING, "data topic of the key"),
+    Column("partition", INT, "data partition of the key"),
+)
+AT = (
+    Column("offset", LONG, "offset of the record in the coordinating partition"),
+    Column("log_ms", LONG, "log time after it"),
+    Column("append_ms", LONG, "time of the record, epoch ms"),
+)
+# The columns of a field, where its name and type do not give them.
+_TOKEN = (
+    Column("token", STRING, "fencing token, `era.leader_epoch.offset`"),
+    Column("token_era", LONG, "its first part"),
+    Column("token_leader_epoch", INT, "its second part"),
+    Column("epoch", LONG, "its third part: offset of the winning claim"),
+)
+_RENEWED = (Column("renewed_log_ms", LONG, "log time of the last renewal"),)
+_FIRST = (Column("first_offset", LONG, "first offset granted, or requested"),)
+_LAST = (Column("last_offset", LONG, "last one, inclusive"),)
+_TOPICS = "topics that it is limited to; null for the group"
+_SCOPE = (Column("topics", STRING, _TOPICS),)
+_SOURCE = (Column("source", INT, "coordinating partition that it came from"),)
+
+Why = Annotated[str | None, "why it was claimed, from the claim's tags"]
+Resets = Annotated[int, "Resets before it"]
+TopicId = Annotated[bytes | None, "Kafka's id of the data topic, hex, if named"]
+
+
 class Interval(msgspec.Struct, kw_only=True, gc=False):
     """One claim, from the record that won to the record that ended it.
 
-    Attributes:
-        key: The owned key.
-        client_id: The owner.
-        incarnation: The owner's process start.
-        token: Fencing token; its offset is the epoch.
-        effect: ``claimed``, ``resumed``, or ``restored`` if the claim was in the
-            checkpoint at which the history starts.
-        why: Reason in the tags of the claim.
-        start: Where it was won, or that checkpoint's Begin.
-        heartbeat_interval_ms: Heartbeat interval in force at the last renewal.
-        renewed_offset: Offset of the last renewal.
-        renewed_ms: Log time of it.
-        topic_id: Kafka's id of the data topic, if a claim named it.
-        start_position: Position at its start, None if unknown.
-        beats_count: Renewals after the claim.
-        gap_ms_max: Longest log time between two renewals in a row.
-        first_position: First position known under it.
-        position: Last position under it.
-        rewinds_count: Heartbeats under it that rewound the position.
-        steps_back_count: Records under it that lowered it without ``rewind``.
-        stray_count: Accepted records that named another epoch or process.
-        ending: ``open``, ``released``, ``taken_over`` or ``resumed``.
-        ended_by: Client that released it or took it over.
-        reason: Reason in the release, or in the next owner's claim.
-        end: Where it ended, None while it is open.
-        resets_count: Resets before it (PROTOCOL 7.6), which discard earlier grants.
+    A Reset before it (PROTOCOL 7.6) discards earlier grants.
     """
 
     key: Key
-    client_id: str
-    incarnation: bytes
-    token: Token
-    effect: str
-    why: str | None
-    start: Moment
-    heartbeat_interval_ms: int
-    renewed_offset: int
-    renewed_ms: int
-    topic_id: bytes | None = None
-    start_position: int | None = None
-    beats_count: int = 0
-    gap_ms_max: int = 0
-    first_position: int | None = None
-    position: int | None = None
-    rewinds_count: int = 0
-    steps_back_count: int = 0
-    stray_count: int = 0
-    ending: str = OPEN
-    ended_by: str | None = None
-    reason: str | None = None
-    end: Moment | None = None
-    resets_count: int = 0
+    client_id: Annotated[str, "the owner"]
+    incarnation: Annotated[bytes, "its process start, hex"]
+    token: Annotated[Token, _TOKEN]
+    topic_id: TopicId = None
+    effect: Annotated[
+        str, "`claimed`, `resumed`, or `restored` from the first checkpoint"
+    ]
+    why: Why
+    start: Annotated[Moment, "where it was won, or that checkpoint"]
+    heartbeat_interval_ms: Annotated[
+        int, "heartbeat interval in force at the last renewal"
+    ]
+    renewed_offset: Annotated[int, "offset of the last renewal"]
+    renewed_ms: Annotated[int, _RENEWED]
+    beats_count: Annotated[int, "renewals after the claim"] = 0
+    gap_ms_max: Annotated[int, "longest log time between two renewals in a row"] = 0
+    start_position: Annotated[
+        int | None, "position when it was won, if one was known"
+    ] = None
+    first_position: Annotated[int | None, "first position known under it"] = None
+    position: Annotated[int | None, "last position under it"] = None
+    rewinds_count: Annotated[int, "beats that set the position back on purpose"] = 0
+    steps_back_count: Annotated[int, "records that set it back without a rewind"] = 0
+    stray_count: Annotated[int, "accepted records that the owner cannot have sent"] = 0
+    ending: Annotated[str, "`open`, `released`, `taken_over` or `resumed`"] = OPEN
+    ended_by: Annotated[str | None, "client that released it or took it over"] = None
+    reason: Annotated[
+        str | None, "reason of the release, or `why` of the next claim"
+    ] = None
+    end: Annotated[Moment | None, "where it ended; null while open"] = None
+    resets_count: Resets = 0
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A claiming record and its verdict.
-
-    Attributes:
-        key: The claimed key.
-        client_id: The claimant.
-        incarnation: The claimant's process start.
-        at: Place and time.
-        outcome: ``won``, ``refused`` or ``ignored``.
-        reason: Why it was not won, else None.
-        holder: client_id of the owner afterwards.
-        remaining_ms: Log time that the holder had left, if that was the reason.
-        why: Reason in the tags of the claim.
-    """
+    """A claiming record and its verdict."""
 
     key: Key
-    client_id: str
-    incarnation: bytes
     at: Moment
-    outcome: str
-    reason: str | None
-    holder: str | None
-    remaining_ms: int | None
-    why: str | None
+    client_id: Annotated[str, "the client that sent it"]
+    incarnation: Annotated[bytes, "its process start, hex"]
+    outcome: Annotated[str, "`won`, `refused` or `ignored`"]
+    reason: Annotated[str | None, "why not; null if won"]
+    holder: Annotated[str | None, "the owner afterwards"]
+    remaining_ms: Annotated[int | None, "log time until the key can be claimed"]
+    why: Why
 
 
 class Handoff(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Change of a key from one owner to the next.
 
-    Attributes:
-        key: The key.
-        from_client_id: The previous owner.
-        to_client_id: The next owner.
-        token: Token of the next claim.
-        ending: How the earlier claim ended.
-        reason: Reason in its release, else None.
-        why: Reason in the tags of the next claim.
-        at: Where the next claim was won.
-        gap_ms: Log time without a renewal: since the release, or since the last
-            renewal.
-        heartbeat_interval_ms: Heartbeat interval in force at that last renewal.
-        late_ms: Log time from the moment at which the next owner could have won the
-            key to the claim that won it. None unless its previous attempt was refused
-            because the key was held or reserved for another: only then does the log
-            show that it was waiting.
-        position: Position at the change.
+    The log shows that the next owner waited only if its previous attempt was refused
+    because the key was held or reserved for another.
     """
 
     key: Key
-    from_client_id: str
-    to_client_id: str
-    token: Token
-    ending: str
-    reason: str | None
-    why: str | None
     at: Moment
-    gap_ms: int
-    heartbeat_interval_ms: int
-    late_ms: int | None
-    position: int | None
+    from_client_id: Annotated[str, "the owner before"]
+    to_client_id: Annotated[str, "the owner after"]
+    token: Annotated[Token, "fencing token of the next claim"]
+    ending: Annotated[str, "how the claim before ended, as in `intervals`"]
+    reason: Annotated[str | None, "reason of its release"]
+    why: Why
+    gap_ms: Annotated[int, "log time since the release, or since the last renewal"]
+    heartbeat_interval_ms: Annotated[
+        int, "heartbeat interval in force at that last renewal"
+    ]
+    late_ms: Annotated[
+        int | None,
+        "log time by which the next owner got the key later than possible; null "
+        "unless the log shows that it waited",
+    ]
+    position: Annotated[int | None, "position at which the next owner starts"]
 
 
 class GrantRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A request for offsets at most once, both ends inclusive.
+    """A request for offsets at most once.
 
-    Attributes:
-        outcome: ``granted``, or the reason of the refusal.
-        first: First granted offset, or first requested one if it was refused.
-        last: Last offset, likewise.
-        resets_count: Resets before it (PROTOCOL 7.6), which discard earlier grants.
+    A Reset before it (PROTOCOL 7.6) discards earlier grants.
     """
 
     key: Key
-    client_id: str
-    grantee: bytes
-    epoch: int
-    topic_id: bytes | None
     at: Moment
-    outcome: str
-    first: int
-    last: int
-    resets_count: int = 0
+    client_id: Annotated[str, "the client that sent it"]
+    grantee: Annotated[bytes, "process that may process the offsets, hex"]
+    epoch: Annotated[int, "epoch in the record"]
+    topic_id: TopicId
+    outcome: Annotated[str, "`granted`, `paused`, `nothing_left` or `span`"]
+    first: Annotated[int, _FIRST]
+    last: Annotated[int, _LAST]
+    resets_count: Resets = 0
 
 
 class PauseRow(msgspec.Struct, kw_only=True, gc=False):
     """A pause of a group.
 
-    Attributes:
-        person: Person for whom it was paused, None if unknown.
-        begin_ms: Begin that its record named, epoch ms; None for one that began with
-            its record.
-        renewed_by: Person, else client, that renewed it last; None if that is who
-            began it, or none did.
-        until_ms: Append time at which it ends, as of the last renewal.
-        renewals_count: How often the admin extended it.
-        ending: ``open``, ``unpaused``, ``ran_out``, or ``reset`` if the state of a
-            Reset does not have it.
-        scope: Partitions that it is limited to, None for the whole group.
+    Its ending is ``reset`` if the state of a Reset does not have it.
     """
 
-    group_id: str
-    op_id: bytes
-    client_id: str
-    reason: str | None
-    start: Moment
-    until_ms: int
-    renewals_count: int = 0
-    ending: str = OPEN
-    end: Moment | None = None
-    scope: Scope | None = None
-    person: str | None = None
-    begin_ms: int | None = None
-    renewed_by: str | None = None
+    group_id: Annotated[str, "the group"]
+    op_id: Annotated[bytes, "the operation, hex"]
+    client_id: Annotated[str, "the client that began or scheduled it"]
+    person: Annotated[str | None, "the person for whom it did, if named"] = None
+    reason: Annotated[str | None, "reason in its first record"]
+    scope: Annotated[Scope | None, _SCOPE] = None
+    start: Annotated[Moment, "where it began"]
+    begin_ms: Annotated[
+        int | None, "begin of a scheduled pause, epoch ms; else null"
+    ] = None
+    until_ms: Annotated[int, "its end as of the last renewal, epoch ms"]
+    renewals_count: Annotated[int, "how often the pause was renewed"] = 0
+    renewed_by: Annotated[str | None, "who renewed it last, if another began it"] = None
+    ending: Annotated[str, "`open`, `unpaused`, `ran_out` or `reset`"] = OPEN
+    end: Annotated[Moment | None, "where it ended; null while open"] = None
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A pause that has not begun.
+    """What is known of a pause before it begins.
 
     Attributes:
-        begin_ms: Its begin, epoch ms.
+        begin_ms: Begin of a scheduled pause, epoch ms; else None.
+        until_ms: Its end, epoch ms.
         reason: Reason in its first record, None if unknown.
         person: Person for whom it was scheduled, None if unknown.
     """
 
-    begin_ms: int
+    begin_ms: int | None = None
+    until_ms: int = 0
     reason: str | None = None
     person: str | None = None
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A record without effect.
-
-    Attributes:
-        at: Place and time.
-        outcome: ``refused``, ``ignored``, ``undecodable`` or ``halted``.
-        reason: Name of the counter.
-        detail: Error of the codec for bytes that are no record.
-        record_type: Name of the record kind, or None.
-        client_id: Sender, None if unknown.
-        group_id: Group that it names, or None.
-        key: Key that it names, or None.
-    """
+    """A record without effect; one without a key may name a group."""
 
     at: Moment
-    outcome: str
-    reason: str
-    detail: str | None
-    record_type: str | None
-    client_id: str | None
+    outcome: Annotated[str, "`refused`, `ignored`, `undecodable` or `halted`"]
+    reason: Annotated[str, "the counter's name, as in PROTOCOL.md"]
+    detail: Annotated[str | None, "why the value is undecodable"]
+    record_type: Annotated[str | None, "kind of the record; null if undecodable"]
+    client_id: Annotated[str | None, "the client that sent it"]
     group_id: str | None
     key: Key | None
 
 
 class PositionRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A sample of a key's position, taken at a record of its owner.
-
-    Attributes:
-        epoch: Epoch under which the record was accepted.
-        rewinds_count: Number of rewinds so far.
-    """
+    """A sample of a key's position, taken at a record of its owner."""
 
     key: Key
-    client_id: str
-    epoch: int
-    topic_id: bytes | None
     at: Moment
-    position: int | None
-    granted: int | None
-    rewinds_count: int
+    client_id: Annotated[str, "the owner"]
+    epoch: Annotated[int, "epoch under which the record was accepted"]
+    topic_id: TopicId
+    position: Annotated[int | None, "next offset to process"]
+    granted: Annotated[int | None, "next offset to grant, at most once"]
+    rewinds_count: Annotated[int, "how often the position was set back so far"]
 
 
 class ImportRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A key that came from another coordinating partition (PROTOCOL 10.4).
-
-    Attributes:
-        at: Place and time of the import.
-        source: Coordinating partition that it came from.
-        op_id: The change of the partition count.
-        topic_id: Kafka's id of the data topic, if known.
-        era: Era in force: claims of the key before the move have lower ones.
-        position: Its position, None if unknown.
-        granted: Next offset not granted yet, None without grants.
-        resets_count: Resets before it (PROTOCOL 7.6).
-    """
+    """A key that came from another coordinating partition (PROTOCOL 10.4)."""
 
     key: Key
     at: Moment
-    source: int
-    op_id: bytes
-    topic_id: bytes | None
-    era: int
-    position: int | None
-    granted: int | None
-    resets_count: int = 0
+    source: Annotated[int, _SOURCE]
+    op_id: Annotated[bytes, "the change of the partition count, hex"]
+    topic_id: TopicId
+    era: Annotated[int, "era in force; earlier claims of the key have lower ones"]
+    position: Annotated[int | None, "its position, if known"]
+    granted: Annotated[int | None, "next offset to grant, at most once"]
+    resets_count: Resets = 0
 
 
 Row = (

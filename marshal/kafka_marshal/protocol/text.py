@@ -350,6 +350,17 @@ def offer_to_object(offer: Offer) -> dict[str, Any]:
     }
 
 
+NAMED_MAX = 5
+"""Most names that a message lists."""
+
+
+def abbreviated(names: Iterable[object]) -> str:
+    """Return the first few names for a line, and the number of the others."""
+    every = [str(each) for each in names]
+    more = len(every) - NAMED_MAX
+    return ", ".join(every[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
 def scope_texts(scope: Scope | None) -> tuple[str, ...]:
     """Return a scope for people, like ``orders`` and ``invoices:0,3``."""
     return tuple(

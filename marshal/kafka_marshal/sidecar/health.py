@@ -35,6 +35,7 @@ from kafka_marshal.engine import Engine
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.observability.logs import LOGGER_NAME, escaped
 from kafka_marshal.ports import Clock
+from kafka_marshal.protocol.text import NAMED_MAX, abbreviated
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote.answers import Verdict
 
@@ -184,7 +185,6 @@ def _call(observer: OnStateChange, change: StateChange) -> None:
 # A round may send three requests to the cluster, ten seconds each.
 ROUND_MS_MAX = 45_000
 LOCK_MS_MAX = 1_000
-NAMED_MAX = 5
 
 STOPPING = frozenset({State.SHUTTING_DOWN, State.NOT_RUNNING})
 STARTED = frozenset(
@@ -302,12 +302,9 @@ def _unready_reasons(view: View) -> Iterator[str]:
     for group_id, why in view.failed[:NAMED_MAX]:
         yield f"group {group_id} can hold nothing any more: {why}"
     if view.overdue:
-        named = ", ".join(view.overdue[:NAMED_MAX])
-        more = len(view.overdue) - NAMED_MAX
-        rest = f" and {more} more" if more > 0 else ""
         yield (
             f"{len(view.overdue)} of {view.held_count} claims were not renewed in "
-            f"time, so nothing is handed out of: {named}{rest}"
+            "time, so nothing is handed out of: " + abbreviated(view.overdue)
         )
 
 

@@ -24,6 +24,7 @@ from shutil import rmtree
 from typing import Self
 
 from kafka_marshal.closing import Closing
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import (
     ConfigurationError,
     CoordinationError,
@@ -39,7 +40,7 @@ _FORMAT_TIMEOUT_S = 60
 _STARTED = b"Kafka Server started"
 _PORT_TAKEN = b"Address already in use"
 _START_ATTEMPTS = 3
-_STOPPED_S_MAX = 10.0
+_STOPPED_MS_MAX = 10_000
 _STOPPED_LOOK_S = 0.001
 _TAIL_BYTES = 4_000
 _ERRORS_SHOWN = 6
@@ -106,9 +107,9 @@ def free_ports(count: int) -> list[int]:
 
 def _await_stopped(pid: int) -> None:
     """Wait until SIGSTOP has stopped a process: on a busy machine that takes time."""
-    deadline = time.monotonic() + _STOPPED_S_MAX
+    deadline = Deadline(_STOPPED_MS_MAX)
     with suppress(OSError):  # there is no /proc, or the process has ended
-        while time.monotonic() < deadline:
+        while not deadline.is_over:
             stat = Path(f"/proc/{pid}/stat").read_text()
             if stat.rpartition(")")[2].split()[0] == "T":
                 return
@@ -180,7 +181,7 @@ class EmbeddedBroker(Closing):
         self._class_path_first = [os.fspath(each) for each in class_path]
         self._host = host
         self._launcher = tuple(launcher)
-        self._start_timeout_s = start_timeout_ms / 1000
+        self._start_timeout_ms = start_timeout_ms
         self._owner_pid = os.getpid()
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._java_pid = 0
@@ -255,7 +256,7 @@ class EmbeddedBroker(Closing):
             if drawn:
                 client_port, controller_port = free_ports(2)
                 self._ports = (self._wanted_port or client_port, controller_port)
-            deadline = time.monotonic() + self._start_timeout_s
+            deadline = Deadline(self._start_timeout_ms)
             self._write_properties()
             self._format()
             offset = self.log_path.stat().st_size if self.log_path.exists() else 0
@@ -404,7 +405,7 @@ class EmbeddedBroker(Closing):
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=max(_FORMAT_TIMEOUT_S, self._start_timeout_s),
+            timeout=max(_FORMAT_TIMEOUT_S, self._start_timeout_ms / 1000),
             check=False,
         )
         if done.returncode != 0:
@@ -442,7 +443,7 @@ class EmbeddedBroker(Closing):
             raise CoordinationError(f"The broker did not start:\n{self.log_tail()}")
         self._java_pid = int(line)
 
-    def _wait_ready(self, log_offset: int, deadline: float) -> None:
+    def _wait_ready(self, log_offset: int, deadline: Deadline) -> None:
         """Wait until the log reports the start and the port answers."""
         assert self._ports is not None
         while True:
@@ -462,11 +463,11 @@ class EmbeddedBroker(Closing):
                     address = (self._host, self._ports[0])
                     socket.create_connection(address, timeout=1).close()
                     return
-            if time.monotonic() >= deadline:
+            if deadline.is_over:
                 tail = self.log_tail()
                 self._end(signal.SIGKILL, 0)
                 raise DeadlineExceeded(
-                    f"The broker was not ready after {self._start_timeout_s:.0f} s; "
+                    f"The broker was not ready after {deadline.timeout_ms} ms; "
                     "a slow machine needs a larger start_timeout_ms. The end of its "
                     f"log:\n{tail}"
                 )

@@ -16,6 +16,7 @@ from os import PathLike
 from typing import Self, TypeVar
 
 from kafka_marshal.closing import Closing
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import (
     ConfigurationError,
     CoordinationError,
@@ -327,7 +328,7 @@ class EmbeddedCluster(Closing):
 
     def _until(self, look: Callable[[], T | None], what: str, timeout_ms: int) -> T:
         """Return what ``look`` returns once it is neither None nor false."""
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         why = ""
         while True:
             try:
@@ -335,6 +336,6 @@ class EmbeddedCluster(Closing):
                     return found
             except CoordinationError as error:
                 why = f": {error}"
-            if time.monotonic() >= deadline:
+            if deadline.is_over:
                 raise DeadlineExceeded(f"Not within {timeout_ms} ms: {what}{why}")
             time.sleep(_LOOK_INTERVAL_S)

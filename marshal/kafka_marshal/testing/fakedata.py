@@ -1,8 +1,8 @@
 """Data topics and group offsets of a ``FakeKafka``."""
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import (
     ClaimLost,
     CoordinationError,
@@ -242,7 +242,7 @@ class FakeDataReader(DataReader):
         self, timeout_ms: int, max_records: int
     ) -> Mapping[TopicPartition, Sequence[Record]]:
         """Return up to ``max_records`` records; see ``ports.DataReader``."""
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         with self._cluster.lock:
             while True:
                 self._require_open()

@@ -13,10 +13,10 @@ from several threads.
 import heapq
 import itertools
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.defaults import COORDINATION_TOPIC, format_command
 from kafka_marshal.errors import (
     CoordinationError,
@@ -390,17 +390,11 @@ class FakeKafka:
             self.changes += 1
             self.changed.notify_all()
 
-    def wait(self, deadline: float) -> bool:
-        """Wait for a change in real time; with virtual time return False at once.
-
-        Args:
-            deadline: Latest return, on ``time.monotonic``.
-        """
-        if self.is_virtual:
+    def wait(self, deadline: Deadline) -> bool:
+        """Wait for a change in real time; with virtual time return False at once."""
+        if self.is_virtual or deadline.is_over:
             return False
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            return False
+        left_s = deadline.left_s
         if self._pending:
             due_s = (self._pending[0].lands_ms - self.clock.now_ms()) / 1000
             left_s = min(left_s, max(0.001, due_s))
@@ -604,7 +598,7 @@ class FakeCoordinationLog(CoordinationLog):
 
     def poll(self, timeout_ms: int) -> Sequence[tuple[int, LogEntry]]:
         """Return new entries; see ``ports.CoordinationLog``."""
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         with self._cluster.lock:
             while True:
                 self._require_open()

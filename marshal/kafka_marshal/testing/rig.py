@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.ports import CoordinationLog, DataLog, DataReader, Record
 from kafka_marshal.protocol.types import LogEntry, TopicPartition
 
@@ -86,9 +87,9 @@ Entries = list[tuple[int, LogEntry]]
 
 def until(condition: Callable[[], bool], what: str) -> None:
     """Wait for a condition, with a deadline."""
-    deadline = time.monotonic() + WAIT_S
+    deadline = Deadline(WAIT_S * 1_000)
     while not condition():
-        assert time.monotonic() < deadline, f"never came true: {what}"
+        assert not deadline.is_over, f"never came true: {what}"
         time.sleep(0.005)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import attrs
 
 from kafka_marshal.closing import Closing
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.engine.kept_states import POLL_MS
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded, MarshalError
@@ -148,11 +149,11 @@ class LogWatch(Closing):
             CoordinationError: The log cannot be read.
             DeadlineExceeded: Not in time.
         """
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         with self._lock:
             self._ends = None
         while not self._has_caught_up():
-            if time.monotonic() >= deadline:
+            if deadline.is_over:
                 raise DeadlineExceeded(
                     f"the coordination log was not read to its end in {timeout_ms} ms"
                 )

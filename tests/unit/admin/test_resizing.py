@@ -703,10 +703,10 @@ def test_several_obstacles_are_counted():
 
 def test_many_names_are_counted():
     cluster = filled(4, keys=0)
-    for number in range(5):
+    for number in range(7):
         until = cluster.clock.wall_ms() + 9 * H
         write(cluster, schedule(0, until, group=f"g{number}"))
-    assert "g0, g1, g2 and 2 more" in plan_of(cluster).obstacles[0].text
+    assert "g0, g1, g2, g3, g4 and 2 more" in plan_of(cluster).obstacles[0].text
 
 
 # --- other changes meanwhile

@@ -6,11 +6,11 @@ from kafka_marshal import ConfigurationError
 from kafka_marshal.protocol.types import Key
 from kafka_marshal_cli.parsing import (
     Moment,
+    counts,
     datetime_ms,
     duration_ms,
     iso_duration_ms,
     key_of,
-    limits,
     moment,
     pairs,
     past_moment,
@@ -88,10 +88,10 @@ def test_an_invalid_pair_is_not_repeated_in_the_error(text):
     assert "hunter2" not in str(caught.value)
 
 
-def test_limits():
-    assert limits(["span=10", "keys=5"]) == {"span": 10, "keys": 5}
-    with pytest.raises(ConfigurationError, match="span is 'x'"):
-        limits(["span=x"])
+def test_counts():
+    assert counts("--limit", ["span=10", "keys=5"]) == {"span": 10, "keys": 5}
+    with pytest.raises(ConfigurationError, match="--limit span is 'x'"):
+        counts("--limit", ["span=x"])
 
 
 def test_properties_of_librdkafka(tmp_path):

@@ -13,7 +13,6 @@ from kafka_marshal_cli.render import (
     Answer,
     Column,
     Section,
-    abbreviated,
     column,
     document,
     duration,
@@ -252,8 +251,3 @@ def test_duration(value, shown):
 )
 def test_plain(value, shown):
     assert plain(value) == shown
-
-
-def test_names_for_a_line():
-    assert abbreviated([1, 2]) == "1, 2"
-    assert abbreviated(range(7)) == "0, 1, 2, 3, 4 and 2 more"

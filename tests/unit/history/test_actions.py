@@ -557,6 +557,22 @@ def test_a_pause_from_before_a_checkpoint_is_continued():
     assert found.actions()[0].ended.how == "resumed"
 
 
+def test_a_pause_also_lasts_where_only_a_checkpoint_has_it():
+    found = ActionLog()
+    logs = [Log(number, k=2) for number in range(2)]
+    for log in logs:
+        log.append(pause(UNTIL))
+        found.begin(log.state)
+    transitions = logs[0].append(pause(UNTIL + 9, seq=1))
+    found.take(logs[0].state, logs[0].entries[-1], transitions=transitions)
+    (action,) = found.actions()
+    assert action.lasting == (0, 1)
+    logs[1].append(b"?", at=UNTIL)
+    found.take(logs[1].state, logs[1].entries[-1], transitions=())
+    (action,) = found.actions()
+    assert (action.lasting, action.ended) == ((0,), None)
+
+
 def test_a_pause_whose_records_are_gone_ends_without_an_action():
     log = Log()
     log.append(pause(UNTIL))

@@ -38,13 +38,10 @@ from kafka_marshal.history.historian import (
     GONE_KEYS_MIN,
     Historian,
     Track,
-    apply_pause,
     handoff,
     move,
     note_stray,
     note_waiting,
-    ran_out,
-    replaced,
     taken_away,
 )
 from kafka_marshal.history.rows import (
@@ -320,7 +317,7 @@ def test_a_scheduled_pause_starts_where_it_begins():
     assert (row.start.offset, row.reason, row.client_id) == (start, "rest", "admin")
     assert (row.person, row.begin_ms) == ("ada", now_ms + 100)
     assert (row.ending, row.end.offset, row.renewals_count) == ("ran_out", end, 1)
-    assert bench.historian.schedule == {}
+    assert bench.historian.pauses.scheduled == {}
 
 
 def test_a_scheduled_pause_that_is_cancelled_has_no_row():
@@ -329,7 +326,7 @@ def test_a_scheduled_pause_that_is_cancelled_has_no_row():
     bench.append(schedule(now_ms + 100, now_ms + 300))
     bench.append(pause(0))
     bench.append(member(), after=200)
-    assert (bench.of(PauseRow), bench.historian.schedule) == ([], {})
+    assert (bench.of(PauseRow), bench.historian.pauses.scheduled) == ([], {})
 
 
 def test_a_scheduled_pause_that_is_cancelled_during_another_is_no_renewal_of_it():
@@ -341,7 +338,7 @@ def test_a_scheduled_pause_that_is_cancelled_during_another_is_no_renewal_of_it(
     bench.append(member(), after=200)
     (row,) = bench.historian.open_rows()
     assert (row.op_id, row.renewals_count) == (ident("lasts"), 0)
-    assert (bench.of(PauseRow), bench.historian.schedule) == ([], {})
+    assert (bench.of(PauseRow), bench.historian.pauses.scheduled) == ([], {})
 
 
 def test_a_scheduled_pause_follows_the_one_that_it_waited_for():
@@ -360,7 +357,9 @@ def test_a_history_begins_with_the_scheduled_pauses_of_its_state():
     bench.append(schedule(now_ms + 100, now_ms + 300))
     later = Historian()
     later.begin(bench.log.state)
-    assert later.schedule == {("g", OP): Planned(begin_ms=now_ms + 100)}
+    assert later.pauses.scheduled == {
+        ("g", OP): Planned(begin_ms=now_ms + 100, until_ms=now_ms + 300)
+    }
 
 
 def test_a_claim_that_waits_for_a_pause_is_not_late(bench):
@@ -786,88 +785,6 @@ def test_a_reset_ends_every_claim(quiet_ms, kept_ms):
         assert tracks[row.client_id].kept_ms == kept_ms
     # Log time may have gone back: samples are not waited for until it is there again.
     assert {each.sample_due_ms for each in tracks.values()} == {1_500}
-
-
-# --- pausing
-
-
-AT = Moment(7, 1_500, 1_500)
-
-
-@pytest.fixture
-def log():
-    return Log()
-
-
-@pytest.fixture
-def append(log):
-    """Append a pause of a group and return the rows that it ended."""
-    pauses = {}
-
-    def run(until, **record):
-        made = pause(until, **record)
-        log.append(made)
-        return list(apply_pause(pauses, log.state, record=made, at=AT))
-
-    run.pauses = pauses  # type: ignore[attr-defined]
-    return run
-
-
-def in_ms(log, delay_ms):
-    return log.state.append_time_ms + delay_ms
-
-
-def test_one_begins_is_put_off_and_ends(log, append):
-    assert append(in_ms(log, H)) == []
-    (row,) = append.pauses.values()
-    assert (row.group_id, row.client_id, row.start) == ("g", "admin", AT)
-    until_ms = in_ms(log, 3 * H)
-    assert append(until_ms, seq=1) == []
-    assert (row.until_ms, row.renewals_count, row.ending) == (until_ms, 1, "open")
-    assert append(0, seq=2) == [row]
-    assert (row.ending, row.end) == ("unpaused", AT)
-    assert append.pauses == {}
-
-
-def test_expired_pauses_end_by_group(log, append):
-    for group, delay_ms in (("h", H), ("g", H), ("i", 5 * H)):
-        append(in_ms(log, delay_ms), group=group)
-    assert list(ran_out(append.pauses, log.state, entry=log.entries[-1])) == []
-    log.append(b"anything", after=2 * H)
-    entry = log.entries[-1]
-    ended = list(ran_out(append.pauses, log.state, entry=entry))
-    assert [(row.group_id, row.ending) for row in ended] == [
-        ("g", "ran_out"),
-        ("h", "ran_out"),
-    ]
-    assert {row.end.offset for row in ended} == {entry.offset}
-    assert [group for group, _ in append.pauses] == ["i"]
-
-
-def test_another_state_brings_its_own(log, append):
-    """Kept, ended, another one than before, and one that was over."""
-    until_ms = in_ms(log, 9 * H)
-    for group in ("kept", "other", "over", "gone"):
-        append(until_ms, group=group)
-    rows = {group: row for (group, _), row in append.pauses.items()}
-    log.state.groups["gone"].pause = None
-    rows["kept"].until_ms = until_ms + H
-    rows["other"].op_id = ident("another")
-    append.pauses["other", ident("another")] = append.pauses.pop(("other", OP))
-    del append.pauses["over", OP]
-    ended = list(replaced(append.pauses, log.state, at=AT))
-    assert [(row.group_id, row.ending, row.end) for row in ended] == [
-        ("gone", "reset", AT),
-        ("other", "reset", AT),
-    ]
-    assert set(append.pauses) == {(name, OP) for name in ("kept", "other", "over")}
-    assert append.pauses["kept", OP] is rows["kept"]
-    assert rows["kept"].until_ms == until_ms
-    for group in ("other", "over"):
-        row = append.pauses[group, OP]
-        assert row is not rows[group]
-        assert (row.client_id, row.reason, row.start) == ("admin", None, AT)
-        assert row.until_ms == until_ms
 
 
 def test_a_claim_ends_where_its_key_moves_away():

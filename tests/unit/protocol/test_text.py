@@ -43,6 +43,7 @@ from kafka_marshal.protocol.codec import Undecodable, encode
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import Transition, WorldState
 from kafka_marshal.protocol.text import (
+    abbreviated,
     claim_to_object,
     entry_to_object,
     object_to_entry,
@@ -673,3 +674,8 @@ def test_lists_of_bytes_are_hex():
     assert object_to_record(payload) == record
     item["retired_topic_ids"] = [5]
     assert isinstance(object_to_record(payload), Undecodable)
+
+
+def test_names_for_a_line():
+    assert abbreviated([1, 2]) == "1, 2"
+    assert abbreviated(range(7)) == "0, 1, 2, 3, 4 and 2 more"

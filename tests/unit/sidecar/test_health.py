@@ -13,10 +13,10 @@ from enginekit import H, claim_of, owning, world
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition, LogUnreadable
 from kafka_marshal.protocol.checkpoints import Comparison
+from kafka_marshal.protocol.text import NAMED_MAX
 from kafka_marshal.sidecar import health
 from kafka_marshal.sidecar.health import (
     EXTEND_MS,
-    NAMED_MAX,
     NEXT,
     ROUND_MS_MAX,
     Health,

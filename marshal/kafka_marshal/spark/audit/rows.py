@@ -6,18 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafka_marshal.history.historian import Historian
-from kafka_marshal.history.rows import (
-    Attempt,
-    GrantRow,
-    Handoff,
-    ImportRow,
-    Interval,
-    Moment,
-    PauseRow,
-    PositionRow,
-    Rejected,
-    Row,
-)
+from kafka_marshal.history.rows import BINARY, INT, LONG, STRING, Moment, Row
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.text import scope_texts
@@ -119,10 +108,10 @@ def arrow_schema() -> "pa.Schema":
     import pyarrow as pa
 
     kinds = {
-        schema.STRING: pa.string(),
-        schema.INT: pa.int32(),
-        schema.LONG: pa.int64(),
-        schema.BINARY: pa.binary(),
+        STRING: pa.string(),
+        INT: pa.int32(),
+        LONG: pa.int64(),
+        BINARY: pa.binary(),
     }
     structs = [
         pa.field(t.name, pa.struct([(c.name, kinds[c.kind]) for c in t.columns]))
@@ -133,16 +122,7 @@ def arrow_schema() -> "pa.Schema":
     )
 
 
-_TABLES: dict[type, Table] = {
-    Interval: schema.INTERVALS,
-    Attempt: schema.CLAIMS,
-    Handoff: schema.HANDOFFS,
-    GrantRow: schema.GRANTS,
-    PauseRow: schema.PAUSES,
-    Rejected: schema.REFUSED,
-    PositionRow: schema.POSITIONS,
-    ImportRow: schema.IMPORTS,
-}
+_TABLES = {table.row: table for table in schema.TABLES if table.row is not None}
 # Columns have the names of fields, but for these.
 _COLUMNS = {
     "renewed_ms": "renewed_log_ms",

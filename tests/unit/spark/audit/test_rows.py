@@ -1,6 +1,6 @@
 """Rows of the history as rows of the tables."""
 
-from typing import get_args, get_type_hints
+from typing import get_args, get_origin, get_type_hints
 
 import pytest
 from logkit import (
@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from kafka_marshal.history.historian import Historian
 from kafka_marshal.history.rows import Moment, Row
 from kafka_marshal.protocol.codec import person_to_tags
-from kafka_marshal.protocol.records import Scope, ScopedTopic
+from kafka_marshal.protocol.records import ScopedTopic
 from kafka_marshal.protocol.types import OFFSET_MAX, Key, Token
 from kafka_marshal.spark.audit import schema
 from kafka_marshal.spark.audit.rows import (
@@ -94,7 +94,7 @@ FILLED = {
     Key: KEY,
     Moment: Moment(1, 2, 3),
     Token: Token(1, 2, 3),
-    Scope: (ScopedTopic("t", (1, 2)),),
+    tuple: (ScopedTopic("t", (1, 2)),),
     bytes: b"\1",
     str: "text",
     int: 1,
@@ -103,9 +103,11 @@ FILLED = {
 
 @pytest.mark.parametrize("kind", get_args(Row), ids=lambda kind: kind.__name__)
 def test_every_column_has_a_field(kind):
-    hints = get_type_hints(kind, include_extras=True)
-    kinds = {name: get_args(hint) or (hint,) for name, hint in hints.items()}
-    row = kind(**{name: FILLED[found[0]] for name, found in kinds.items()})
+    hints = get_type_hints(kind)
+    kinds = {name: (*get_args(hint), hint)[0] for name, hint in hints.items()}
+    row = kind(
+        **{name: FILLED[get_origin(each) or each] for name, each in kinds.items()}
+    )
     values = staged(3, row).values
     assert [name for name, value in values.items() if value is None] == []
 
