@@ -4,6 +4,7 @@ A group lists its commands, in its help and in completions, without importing th
 of the time of a short command would go into modules that it does not use.
 """
 
+import re
 from collections.abc import Callable
 from difflib import get_close_matches
 from enum import Enum
@@ -19,6 +20,8 @@ from kafka_marshal_cli.leading_options import split
 
 PACKAGE = "kafka_marshal_cli.commands"
 NO_COMMAND = 2  # the exit code of wrong usage
+# Python's int() also takes spaces, underscores and all digits of Unicode.
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 class Conversion:
@@ -57,6 +60,10 @@ class Conversion:
             found = [each for each in kind if value in (each, each.value)]
             if found:
                 return found[0]
+        elif kind is int and type(value) is str and not _WHOLE.fullmatch(value):
+            raise typer.BadParameter(
+                f"{value!r} is no whole number", ctx=ctx, param=param
+            )
         elif kind == list[str] and all(type(each) is str for each in value):
             return list(value)
         return self._by_typer().coerce(value, param=param, ctx=ctx)

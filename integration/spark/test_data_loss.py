@@ -10,10 +10,13 @@ from pyspark import cloudpickle
 from sparkkit import cells, committed, every, keeping
 from waiting import eventually
 
-from kafka_marshal import TopicPartition
+from kafka_marshal import PositionError, TopicPartition
 from kafka_marshal.grants import close_grant_clients
+from kafka_marshal.spark import fetch
 from kafka_marshal.spark.options import parse
+from kafka_marshal.spark.planning import Task
 from kafka_marshal.spark.query import Cluster
+from kafka_marshal.spark.rows import columns
 from kafka_marshal.spark.sinks_files import FileSink
 from kafka_marshal.spark.sinks_kafka import KafkaSink
 from kafka_marshal.spark.sinks_table import TableSink
@@ -147,6 +150,21 @@ def test_partitions_of_a_deleted_topic_have_no_ends(domain):
         assert cluster.ends(places) == cluster.starts(places) == {places[1]: 0}
     finally:
         cluster.close()
+
+
+def test_a_batch_whose_topic_is_deleted_names_it(domain):
+    """By a reader that has read the topic, and by one that has not."""
+    place = TopicPartition(domain.data_topic(1, records_each=20), 0)
+    task = Task(partition=place, first=0, end=20)
+    given = {"kafka.bootstrap.servers": domain.servers, "subscribe": place.topic}
+    schema = columns(has_headers=False, has_token=False)
+    assert sum(rows.num_rows for rows in fetch.read(task, parse(given), schema=schema))
+    domain.kafka.delete_topics([place.topic])
+    eventually(lambda: not domain.topics.describe(place.topic).exists, "its end")
+    with pytest.raises(PositionError, match=f"topic {place.topic} was deleted"):
+        list(fetch.read(task, parse(given), schema=schema))
+    lenient = parse(given | {"failOnDataLoss": "false"})
+    assert list(fetch.read(task, lenient, schema=schema)) == []
 
 
 def cut_off(domain, broker, *, files, topic):

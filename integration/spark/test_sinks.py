@@ -6,8 +6,8 @@ import pytest
 import spark_program
 from domain import opened
 from pyspark import cloudpickle
-from pyspark.sql.functions import lit
-from sparkkit import committed
+from pyspark.sql.functions import col, element_at, lit
+from sparkkit import committed, committed_records
 
 from kafka_marshal.grants import close_grant_clients
 from kafka_marshal.spark.fencing import fenced
@@ -152,6 +152,27 @@ def test_files_have_each_row_once(spark, stream, tmp_path):
     assert found.columns == [*columns, "amount"]
     assert sorted(row.offset for row in found.where("amount = 7").collect()) == [8, 8]
     assert found.where("amount IS NULL").count() == 16
+
+
+def test_keys_are_in_the_partitions_that_clients_of_java_choose(spark, stream, domain):
+    """Of 64 partitions, by the hashes in UtilsTest.testMurmur2 of Kafka."""
+    out = domain.data_topic(64)
+    hashes = {
+        b"21": -973932308,
+        b"foobar": -790332482,
+        b"a-little-bit-long-string": -985981536,
+        b"a-little-bit-longer-string": -1486304829,
+        b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+        b"abc": 479470107,
+    }
+    rows = stream.rows(spark, 0, len(hashes)).where("partition = 0")
+    keys = [key.decode() for key in hashes]
+    keyed = rows.withColumn("key", element_at(lit(keys), col("offset").cast("int") + 1))
+    KafkaSink.of(stream.options, topic=out)(keyed, 1)
+    found = committed_records(domain, out, len(hashes))
+    assert {record.key: record.partition for record in found} == {
+        key: (number & 0x7FFFFFFF) % 64 for key, number in hashes.items()
+    }
 
 
 def test_a_topic_has_each_row_once(spark, stream, domain):

@@ -239,11 +239,19 @@ def test_once_and_in_intervals(kit, domain, group, unique):
     await_positions(domain, group, {0: (None, 7)})
 
 
-def test_continuous_processing_is_refused(kit, topic, group):
+@pytest.mark.parametrize(
+    ("trigger", "message"),
+    [
+        ({"continuous": "1 second"}, r"(?i)continuous"),
+        ({"realTime": "5 minutes"}, r"(?is)real-time.*PythonMicro"),
+    ],
+    ids=["continuous", "real time"],
+)
+def test_other_triggers_are_refused(kit, topic, group, trigger, message):
     frame = kit.stream(group, subscribe=topic)
-    writer = frame.writeStream.format("noop").trigger(continuous="1 second")
+    writer = frame.writeStream.format("console").outputMode("update").trigger(**trigger)
     writer = writer.option("checkpointLocation", kit.checkpoint())
-    with pytest.raises(Exception, match=r"(?i)continuous"):
+    with pytest.raises(Exception, match=message):
         writer.start().awaitTermination(RUN_S)
 
 
@@ -442,6 +450,23 @@ def test_the_checkpoint_of_another_query_is_refused(kit, domain, topic, group, u
     domain.produce(other, 1)
     found = kit.drained(kit.stream(group, subscribe=both))
     assert cells(found) == [(0, 7)], "the first is at the group's position"
+
+
+def test_a_half_written_offset_names_what_to_delete(kit, domain, group):
+    topic = domain.data_topic(1, records_each=20)
+    frame = kit.stream(group, subscribe=topic, maxOffsetsPerTrigger="15")
+    assert cells(kit.drained(frame)) == every(20)
+    home = Path(kit.checkpoint())
+    written = home / "offsets" / "1"
+    written.write_text(written.read_text()[:-20])
+    with pytest.raises(Exception, match="Delete that file, that of the same number in"):
+        kit.drained(frame)
+    for folder in ("offsets", "commits"):
+        (home / folder / "1").unlink()
+        (home / folder / ".1.crc").unlink()
+    domain.produce(topic, 5)
+    found = cells(kit.drained(frame))
+    assert set(found) >= {(0, offset) for offset in range(20, 25)}
 
 
 def test_an_unreachable_topic_or_broker_is_an_error(kit, topic):

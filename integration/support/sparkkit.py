@@ -149,6 +149,11 @@ def environment():
 
 def committed(domain, topic, count):
     """Return the numbers that readers of a sink's topic get, once there are so many."""
+    return sorted(int(each.value) for each in committed_records(domain, topic, count))
+
+
+def committed_records(domain, topic, count):
+    """Return the records that readers of a sink's topic get, once there are so many."""
     consumer = kafka.KafkaConsumer(
         topic,
         bootstrap_servers=domain.servers,
@@ -157,14 +162,14 @@ def committed(domain, topic, count):
         consumer_timeout_ms=1_000,
         metadata_max_age_ms=500,
     )
-    values = []
+    records = []
 
     def look():
-        values.extend(int(record.value) for record in consumer)
-        return len(values) >= count
+        records.extend(consumer)
+        return len(records) >= count
 
     try:
         eventually(look, "all records")
     finally:
         consumer.close()
-    return sorted(values)
+    return records

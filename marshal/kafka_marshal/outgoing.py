@@ -5,6 +5,18 @@ from typing import NamedTuple, Protocol
 
 from kafka_marshal.protocol.types import TopicPartition
 
+MURMUR2_RANDOM = "murmur2_random"
+"""librdkafka's partitioner that chooses as the clients of Java and kafka-python."""
+PARTITIONERS = (
+    MURMUR2_RANDOM,
+    "consistent_random",
+    "fnv1a_random",
+    "murmur2",
+    "consistent",
+    "fnv1a",
+    "random",
+)
+
 
 class Outgoing(NamedTuple):
     """A record to be written.

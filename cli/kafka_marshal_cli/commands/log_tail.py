@@ -281,7 +281,7 @@ def start_of(text: str | None, last: int | None) -> tuple[int, int | None]:
             return 0, last
         case "end":
             return 0, 0
-        case _ if text.isdecimal():
+        case _ if text.isascii() and text.isdecimal():
             return int(text), last
         case _:
             raise ConfigurationError(

@@ -26,6 +26,7 @@ DEFAULT_PORT = 9092
 AUTO, FAST, KAFKA_PYTHON = "auto", "fast", "kafka-python"
 TRANSPORTS = (AUTO, FAST, KAFKA_PYTHON)
 PORT_MAX = 65_535
+_DIGITS = re.compile(r"[0-9]{1,19}")
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 _TEXT_OPTIONS = (
@@ -169,8 +170,8 @@ def _unknown(name: str) -> ConfigurationError:
 
 
 def _whole(name: str, value: object) -> int:
-    if isinstance(value, str) and value.strip().isascii():
-        value = int(value) if value.strip().isdecimal() else value
+    if isinstance(value, str) and _DIGITS.fullmatch(value.strip()):
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ConfigurationError(
             f"Connection option {name!r} must be a whole number of at least 0.",

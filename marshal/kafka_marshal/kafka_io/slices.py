@@ -14,9 +14,15 @@ import attrs
 from kafka import TopicPartition as KafkaTopicPartition
 
 from kafka_marshal.deadline import Deadline
-from kafka_marshal.errors import DeadlineExceeded, PositionError, UnknownTopicId
+from kafka_marshal.errors import (
+    CoordinationError,
+    DeadlineExceeded,
+    PositionError,
+    UnknownTopicId,
+)
 from kafka_marshal.gc_pause import uncollected
 from kafka_marshal.kafka_io.columns import Batch, Slice, to_columns
+from kafka_marshal.kafka_io.data import KafkaDataLog
 from kafka_marshal.kafka_io.fetched_batches import (
     FetchData,
     FetchedBatches,
@@ -43,6 +49,9 @@ _LIMIT = "max_partition_fetch_bytes"
 POLL_MS = 50
 # Time without records after which the end of the log is checked.
 CHECK_MS = 1_000
+# Such checks in a row without the topic in the metadata: one broker may lag behind.
+ABSENT_CHECKS = 10
+_DESCRIBE_MS = 5_000
 _CLOSE_MS = 5_000
 # A part of a fetch: returns the columns of a range of it, or None if it has none.
 # Called with the range and ``with_headers``.
@@ -229,7 +238,7 @@ def _records_to_columns(
 
 
 class TopicReplaced(PositionError):
-    """The topic of a range was deleted and created again."""
+    """The topic of a range was deleted, and perhaps created again."""
 
 
 class ProgressTimeout:
@@ -351,6 +360,7 @@ class _RangeReader(KafkaDataReader):
         )
         self._aim = FetchTarget()
         self._topic_id = ""
+        self._absent_checks = 0
         self._has_batches = is_supported()
 
     def start(
@@ -358,6 +368,7 @@ class _RangeReader(KafkaDataReader):
     ) -> None:
         """Start a range."""
         self._topic_id = topic_id
+        self._absent_checks = 0
         self.assign([partition])
         wanted = bytes.fromhex(topic_id) or None
         self.seek(partition, span.first, topic_id=wanted)
@@ -402,11 +413,14 @@ class _RangeReader(KafkaDataReader):
     def require_range(self, partition: TopicPartition, span: OffsetRange) -> None:
         """Raise if the log ends within a range.
 
+        Called every ``CHECK_MS`` without progress.
+
         Raises:
-            TopicReplaced: The topic has another id.
+            TopicReplaced: The topic was deleted, or has another id.
             PositionError: It does.
         """
         self._require_same_topic(partition)
+        self._require_topic(partition)
         at, end = span.first, span.end
         if self.ends().get(partition, end) >= end:
             return
@@ -428,6 +442,33 @@ class _RangeReader(KafkaDataReader):
                 f"{self._topic_id} and is {known.hex}",
                 partition=partition,
                 requested=at,
+                log_start=-1,
+                log_end=-1,
+            )
+
+    def _require_topic(self, partition: TopicPartition) -> None:
+        """Raise if the topic stays unknown and a broker confirms that there is none."""
+        topic = partition.topic
+        if self._consumer is None or (
+            network_of(self._consumer).cluster.partitions_for_topic(topic) is not None
+        ):
+            self._absent_checks = 0
+            return
+        self._absent_checks += 1
+        if self._absent_checks % ABSENT_CHECKS:
+            return
+        log = KafkaDataLog(self._settings)
+        try:
+            found = log.describe([topic], _DESCRIBE_MS)
+        except CoordinationError:
+            return  # unreachable: the caller waits for progress until its deadline
+        finally:
+            log.close(_CLOSE_MS)
+        if topic not in found:
+            raise TopicReplaced(
+                f"topic {topic} was deleted",
+                partition=partition,
+                requested=self._positions.next[partition] or 0,
                 log_start=-1,
                 log_end=-1,
             )

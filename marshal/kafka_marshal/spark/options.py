@@ -76,7 +76,8 @@ _UNITS_MS = {
     "h": 3_600_000,
     "d": 86_400_000,
 }
-_DURATION = re.compile(r"(\d{1,12})\s*([a-z]*)")
+_DURATION = re.compile(r"([0-9]{1,12})\s*([a-z]*)")
+_WHOLE = re.compile(r"[0-9]{1,19}")
 ISOLATION = "kafka.isolation.level"
 RACK = "kafka.client.rack"
 SERVERS = "kafka.bootstrap.servers"
@@ -454,7 +455,7 @@ def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, i
     try:
         found = json.loads(text)
         pairs = {
-            TopicPartition(topic, int(number)): value
+            TopicPartition(topic, _number(number)): value
             for topic, numbers in found.items()
             for number, value in numbers.items()
         }
@@ -472,6 +473,17 @@ def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, i
     if not pairs:
         raise _wrong(name, f"it names no partition; {hint}")
     return pairs
+
+
+def _number(text: str) -> int:
+    """Parse digits; int() also takes signs, spaces, underscores, digits of Unicode.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if not _WHOLE.fullmatch(text):
+        raise ValueError(f"{text[:80]!r} is no whole number")
+    return int(text)
 
 
 def _topics(name: str, text: str) -> tuple[str, ...]:
@@ -553,10 +565,13 @@ def _whole(name: str, text: str) -> int:
 
 
 def _whole_or_none(name: str, text: str) -> int:
-    digits = text.strip()
-    if not (digits.isascii() and digits.isdecimal() and int(digits) <= OFFSET_MAX):
+    try:
+        found = _number(text.strip())
+    except ValueError:
+        found = OFFSET_MAX + 1
+    if found > OFFSET_MAX:
         raise _wrong(name, f"{text!r} is no whole number")
-    return int(digits)
+    return found
 
 
 def _duration_ms(name: str, text: str) -> int:

@@ -16,7 +16,7 @@ import attrs
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io import ConnectionConfig
-from kafka_marshal.outgoing import Outgoing
+from kafka_marshal.outgoing import MURMUR2_RANDOM, PARTITIONERS, Outgoing
 from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.fencing import (
@@ -54,18 +54,34 @@ class KafkaSink:
         fence: Fence of the stream.
         settings: Connection to the cluster of both topics.
         name: Kafka consumer group of the positions, and prefix of transactional ids.
+        partitioner: How a key chooses the partition, by the names of librdkafka.
     """
 
     topic: str
     fence: Fence
     settings: ConnectionConfig
     name: str
+    partitioner: str = attrs.field(default=MURMUR2_RANDOM, kw_only=True)
 
     @classmethod
     def of(
-        cls, options: Mapping[str, str], *, topic: str, name: str | None = None
+        cls,
+        options: Mapping[str, str],
+        *,
+        topic: str,
+        name: str | None = None,
+        partitioner: str = MURMUR2_RANDOM,
     ) -> "KafkaSink":
         """Return the sink of a stream, from its options.
+
+        Args:
+            options: Options of the stream.
+            topic: Target topic.
+            name: Prefix of transactional ids, by default of the group and the topic.
+            partitioner: How a key chooses the partition: by default that which Java's
+                clients and Spark's own sink choose; ``consistent_random`` as clients
+                of librdkafka do by default. Another one for a topic that has records
+                separates the later records of a key from the earlier ones.
 
         Raises:
             ConfigurationError: An option is wrong, or the extra ``fast`` is missing.
@@ -76,9 +92,14 @@ class KafkaSink:
             raise ConfigurationError(
                 f"{topic!r} is no valid topic name", setting="topic"
             )
+        if partitioner not in PARTITIONERS:
+            raise ConfigurationError(
+                f"partitioner {partitioner!r} is none of {', '.join(PARTITIONERS)}",
+                setting="partitioner",
+            )
         _require_fast()
         name = name or f"{fence.group}.{topic}"
-        return cls(topic, fence, parsed.settings, name)
+        return cls(topic, fence, parsed.settings, name, partitioner=partitioner)
 
     def __call__(self, df: "DataFrame", batch_id: int) -> None:  # noqa: ARG002
         """Write a batch without rows that are stale or written already.
@@ -141,6 +162,7 @@ class KafkaSink:
             f"{self.name}/{self.fence.group}/{place.topic}/{place.partition}",
             group_id=self.name,
             timeout_ms=WRITE_MS_MAX,
+            partitioner=self.partitioner,
         ) as transactions:
             # Check after opening: an owner that wins the claim later opens a later
             # producer, and the broker then refuses this one.

@@ -5,7 +5,9 @@ holds the claims, plans each batch and confirms committed ones; tasks read. A ba
 plans a range of every partition, without claims.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
+from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -255,7 +257,27 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._opened().claims.confirm(self._marks(end))
 
     def stop(self) -> None:
-        """Release every partition at its confirmed position."""
+        """Release every partition at its confirmed position.
+
+        Raises:
+            ConfigurationError: PySpark, which parses offsets of the checkpoint itself,
+                ends the query because it cannot.
+        """
+        self._close()
+        # PySpark calls this while its own error is handled.
+        error = sys.exc_info()[1]
+        if isinstance(error, JSONDecodeError):
+            raise ConfigurationError(
+                f"the checkpoint has {error.doc[-80:]!r} as the end of an offset: the "
+                "last file in its folder offsets was not written as a whole, as where "
+                "a disk is full or fails. Delete that file, that of the same number in "
+                "the folder commits if there is one, and their .crc files, and start "
+                "the query again: it plans that batch again, at least once with rows "
+                "that it may have written already",
+                setting="checkpointLocation",
+            ) from error
+
+    def _close(self) -> None:
         query = self._query
         if query is None:
             return

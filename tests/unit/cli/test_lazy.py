@@ -152,6 +152,14 @@ def test_values_are_converted_as_by_typer(arguments):
     assert outcome(quick, arguments) == outcome(plain, arguments)
 
 
+@pytest.mark.parametrize("number", ["1_0", "\u0663", "5.0", "0x5", "9" * 19, "nan"])
+def test_a_number_is_written_in_digits(number):
+    command = get_command(small)
+    convert_quickly(command)
+    code, shown = outcome(command, f"here --number {number}")
+    assert (code, "is no whole number" in " ".join(shown.split())) == (2, True)
+
+
 def outcome(command, arguments):
     """Return the status of a command, and what it wrote."""
     shown = StringIO()

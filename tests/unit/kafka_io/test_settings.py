@@ -179,6 +179,12 @@ def test_host_name_check(given, expected):
             {"send_buffer_bytes": "many"}, "send_buffer_bytes", "whole number", id="int"
         ),
         pytest.param(
+            {"send_buffer_bytes": "9" * 5_000},
+            "send_buffer_bytes",
+            "whole number",
+            id="digits",
+        ),
+        pytest.param(
             {"send_buffer_bytes": True}, "send_buffer_bytes", "whole number", id="bool"
         ),
         pytest.param(

@@ -11,7 +11,12 @@ from kafka.errors import CorruptRecordError, LogTruncationError
 from kafka.record import MemoryRecords, MemoryRecordsBuilder
 from kafka.record.util import calc_crc32c
 
-from kafka_marshal.errors import DeadlineExceeded, PositionError, UnknownTopicId
+from kafka_marshal.errors import (
+    CoordinationError,
+    DeadlineExceeded,
+    PositionError,
+    UnknownTopicId,
+)
 from kafka_marshal.kafka_io import slices as module
 from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.fetched_batches import FetchData
@@ -316,8 +321,11 @@ def test_a_silent_log_is_checked_for_its_end(monkeypatch):
 class Consumer:
     """What a reader asks a consumer of kafka-python."""
 
-    def __init__(self, *, ends=5, highwater=5, topic_id=None, fault=None):
-        cluster = SimpleNamespace(topic_id=lambda _: topic_id)
+    def __init__(self, *, ends=5, highwater=5, topic_id=None, fault=None, known=True):
+        cluster = SimpleNamespace(
+            topic_id=lambda _: topic_id,
+            partitions_for_topic=lambda _: {0} if known else None,
+        )
         self._client = SimpleNamespace(cluster=cluster)
         self.ends, self.high, self.fault = ends, highwater, fault
 
@@ -384,6 +392,40 @@ def test_a_replaced_topic_is_not_read():
     reader = beneath(Consumer(topic_id=one), topic_id=one.hex)
     reader.poll = refused
     assert reader.take(1) == (), "the broker may not know it yet"
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_deleted"),
+    [({}, True), ({"t": "there"}, False), (CoordinationError("no answer"), False)],
+    ids=["absent", "there", "unreachable"],
+)
+def test_a_topic_that_a_broker_denies_is_deleted(monkeypatch, answer, is_deleted):
+    asked = []
+
+    class Log:
+        def __init__(self, settings):
+            pass
+
+        def describe(self, topics, timeout_ms):
+            asked.append(topics)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        def close(self, timeout_ms):
+            asked.append("closed")
+
+    monkeypatch.setattr(module, "KafkaDataLog", Log)
+    reader = beneath(Consumer(known=False, highwater=9))
+    for _ in range(module.ABSENT_CHECKS - 1):
+        reader.require_range(T0, OffsetRange(3, 9))
+    assert asked == [], "one broker may lag behind"
+    if is_deleted:
+        with pytest.raises(TopicReplaced, match="topic t was deleted"):
+            reader.require_range(T0, OffsetRange(3, 9))
+    else:
+        reader.require_range(T0, OffsetRange(3, 9))
+    assert asked == [["t"], "closed"]
 
 
 def test_the_range_is_set_before_the_first_fetch(monkeypatch):

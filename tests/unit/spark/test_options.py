@@ -193,7 +193,14 @@ def test_an_unknown_connection_option_names_the_nearest():
         ("startingOffsets", "{}", "names no partition"),
         ("startingOffsets", '{"t": {"0": -3}}', "cannot be at -3"),
         ("startingOffsets", '{"t": {"0": true}}', "cannot be at True"),
-        ("startingOffsets", '{"t": {"-1": 1}}', "cannot be at 1"),
+        ("startingOffsets", '{"t": {"-1": 1}}', "'-1' is no whole number"),
+        ("startingOffsets", '{"t": {"1_0": 1}}', "'1_0' is no whole number"),
+        ("startingOffsets", '{"t": {" 1": 1}}', "' 1' is no whole number"),
+        ("startingOffsets", '{"t": {"\u0663": 1}}', "is no whole number"),
+        ("startingOffsets", '{"t": {"0": NaN}}', "cannot be at nan"),
+        ("maxOffsetsPerTrigger", "1_0", "'1_0' is no whole number"),
+        ("maxOffsetsPerTrigger", "\u0663", "is no whole number"),
+        ("maxOffsetsPerTrigger", "9" * 5_000, "is no whole number"),
         ("startingOffsets", '{"t": {"0": "1"}}', "cannot be at '1'"),
         ("endingOffsets", "earliest", "cannot end at earliest"),
         ("endingOffsets", '{"t": {"0": -2}}', "cannot end at -2"),
@@ -261,6 +268,15 @@ def test_impossible_options_of_claims_raise(name, value, expected):
         (
             BASE
             | {"subscribe": "t", "minOffsetsPerTrigger": "2", "maxTriggerDelay": "1y"},
+            "no time such as",
+        ),
+        (
+            BASE
+            | {
+                "subscribe": "t",
+                "minOffsetsPerTrigger": "2",
+                "maxTriggerDelay": "\u0663m",
+            },
             "no time such as",
         ),
     ],

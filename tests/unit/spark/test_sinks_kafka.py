@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import attrs
 import pytest
 from opening import Opened
 from sinkkit import Frame
@@ -28,7 +29,10 @@ class Transactions(Opened):
     made: list = []  # noqa: RUF012 - created for each test
     left = None
 
-    def __init__(self, settings, transactional_id, *, group_id, timeout_ms):
+    def __init__(
+        self, settings, transactional_id, *, group_id, timeout_ms, partitioner
+    ):
+        self.partitioner = partitioner
         self.name = (transactional_id, group_id)
         self.written = []
         self.headers = []
@@ -81,6 +85,16 @@ def test_rows_and_their_position_are_one_transaction(sink, broker):
     (made,) = broker.made
     assert made.name == ("g.out/g/t/0", "g.out")
     assert made.written == [("out", [b"4", b"5"], T0, 6)]
+
+
+def test_keys_select_the_partitions_of_java_or_those_that_are_asked_for(sink, broker):
+    other = KafkaSink.of(OPTIONS, topic="out", partitioner="consistent_random")
+    for each in (sink, attrs.evolve(sink, partitioner=other.partitioner)):
+        each.write(T0, token="1.0.7", rows=iter(rows(4)))
+    chosen = [made.partitioner for made in broker.made]
+    assert chosen == ["murmur2_random", "consistent_random"]
+    with pytest.raises(ConfigurationError, match=r"'murmur3' is none of murmur2_ran"):
+        KafkaSink.of(OPTIONS, topic="out", partitioner="murmur3")
 
 
 def test_written_rows_are_not_written_again(sink, broker, monkeypatch):

@@ -364,6 +364,23 @@ def test_committed_batches_are_confirmed_and_stop_closes(reader):
     assert query.closed == 1
 
 
+def test_an_offset_that_pyspark_cannot_parse_is_an_error_of_the_checkpoint(reader):
+    """It ends the query by ``stop``, while the error of its own is handled."""
+    one = reader()
+    one.latestOffset({}, ReadAllAvailable())
+
+    def parse_offset():
+        try:
+            json.loads('{"orders:0": "1.0.5 0 1')
+        finally:
+            one.stop()
+
+    with pytest.raises(ConfigurationError, match=r"has '.*5 0 1' as the end of an off"):
+        parse_offset()
+    ((query, _),) = one.made
+    assert query.closed == 1
+
+
 def test_available_now_does_not_hide_that_a_query_is_new(reader):
     """Spark calls it before the initial offset, which a start at latest depends on."""
     one = reader()

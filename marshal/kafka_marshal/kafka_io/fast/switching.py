@@ -245,5 +245,4 @@ class FastDataLog(KafkaDataLog):
             transactional_id,
             group_id=group_id,
             timeout_ms=timeout_ms,
-            partitioner="murmur2_random",
         )

@@ -26,7 +26,7 @@ from kafka_marshal.kafka_io.fast.clients import (
 )
 from kafka_marshal.kafka_io.fast.translate import Access, cause_of, translate_error
 from kafka_marshal.kafka_io.settings import ConnectionConfig
-from kafka_marshal.outgoing import Outgoing, Progress
+from kafka_marshal.outgoing import MURMUR2_RANDOM, Outgoing, Progress
 from kafka_marshal.ports import READ_COMMITTED
 from kafka_marshal.protocol import types
 
@@ -66,7 +66,7 @@ class Transactions(Closing):
         *,
         group_id: str,
         timeout_ms: int,
-        partitioner: str = "consistent_random",
+        partitioner: str = MURMUR2_RANDOM,
     ) -> None:
         """Connect, and fence earlier producers.
 
@@ -76,8 +76,8 @@ class Transactions(Closing):
             group_id: Kafka consumer group that keeps the positions.
             timeout_ms: Limit for this and each later call. A transaction that is open
                 for longer is aborted by the broker.
-            partitioner: How librdkafka chooses a partition by a key;
-                ``murmur2_random`` as the clients of Java and kafka-python.
+            partitioner: How librdkafka chooses a partition by a key; by default as
+                the clients of Java and kafka-python do.
 
         Raises:
             MarshalError: The cluster did not answer, or a right is missing.

@@ -169,7 +169,11 @@ def test_an_unknown_type_names_the_nearest(tail):
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
-    [(["--from", "-1"], "--from"), (["--partition", "7"], "has 1 partitions")],
+    [
+        (["--from", "-1"], "--from"),
+        (["--from", "\u0663"], "--from"),
+        (["--partition", "7"], "has 1 partitions"),
+    ],
 )
 def test_bad_places(tail, arguments, word):
     outcome = tail(*arguments)

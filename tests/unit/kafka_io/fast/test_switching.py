@@ -5,7 +5,7 @@ from typing import ClassVar
 import pytest
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition
-from kafka_marshal.kafka_io.fast import switching, transactions
+from kafka_marshal.kafka_io.fast import switching
 from kafka_marshal.kafka_io.fast.reader import FastDataReader
 from kafka_marshal.kafka_io.fast.switching import (
     BACKLOG,
@@ -271,14 +271,3 @@ def test_connections_over_tls_have_librdkafka_alone(monkeypatch, options, is_pos
 def test_without_compiled_functions_librdkafka_reads_everything(monkeypatch):
     monkeypatch.setattr(switching, "compiled", None)
     assert not can_switch(ConnectionConfig("nowhere:1"))
-
-
-def test_keys_select_the_partitions_that_clients_of_java_choose(monkeypatch):
-    opened = []
-    monkeypatch.setattr(
-        transactions, "Transactions", lambda *given, **rest: opened.append(rest)
-    )
-    data = FastDataLog(ConnectionConfig("nowhere:1"))
-    data.transactions("an id", group_id="g", timeout_ms=1_000)
-    wanted = {"group_id": "g", "timeout_ms": 1_000, "partitioner": "murmur2_random"}
-    assert opened == [wanted]

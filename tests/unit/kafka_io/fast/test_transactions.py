@@ -123,6 +123,11 @@ def test_records_and_the_position_are_one_transaction(handle):
     assert steps == ["find", *transaction, *transaction, "forget"]
 
 
+def test_keys_select_the_partitions_that_clients_of_java_choose(handle):
+    with begun():
+        assert handle.configs[0]["partitioner"] == "murmur2_random"
+
+
 def test_a_topic_that_was_just_created_is_waited_for(handle, monkeypatch):
     monkeypatch.setattr(transactions.time, "sleep", lambda _: None)
     handle.errors = [KafkaError(code) for code in transactions._ABSENT]
