@@ -2,17 +2,18 @@
 
 Members under the policy ``fair`` decide each for itself, so the prediction has each of
 them decide on the same view, in waves, until nothing moves. In a group with policy
-``planner`` the plan of the whole group decides, in one wave. It reads a ``World`` and
-writes nothing. Members whose claims race for a key are taken in order of their names;
-in the group the fastest one wins.
+``planner`` the plan of the whole group decides, in one wave. Drains and cordons that
+are in force stay. It reads a ``World`` and writes nothing. Members whose claims race
+for a key are taken in order of their names; in the group the fastest one wins.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import msgspec
 
+from kafka_marshal.engine.directives import directed
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.claiming import estimate
 from kafka_marshal.protocol.group_plan import (
@@ -31,7 +32,7 @@ from kafka_marshal.protocol.labels import (
     weight_of,
 )
 from kafka_marshal.protocol.lease import Freshness
-from kafka_marshal.protocol.placement import by_partition
+from kafka_marshal.protocol.placement import by_partition, homes_of
 from kafka_marshal.protocol.planner import (
     KeyView,
     MemberView,
@@ -171,7 +172,7 @@ def closed_topics(world: World, group_id: str) -> dict[str, str]:
 
     Whether a member has room is judged by the load that it announced last.
     """
-    members = [_member_view(each) for each in _live_members(world, group_id).values()]
+    members = _member_views(world, group_id, _live_members(world, group_id).values())
     found = {
         topic: why_uncovered(topic, members) for topic in group_topics(world, group_id)
     }
@@ -244,7 +245,11 @@ class _Group:
         self._group_id = group_id
         self._interval_ms = world.config().heartbeat_interval_ms
         live = _live_members(world, group_id)
-        self._members = {name: _member_view(live[name]) for name in sorted(live)}
+        views = _member_views(world, group_id, live.values())
+        self._members = {
+            each.client_id: each
+            for each in sorted(views, key=lambda view: view.client_id)
+        }
         self.hosts = {name: live[name].record.host for name in sorted(live)}
         self.owners: dict[TopicPartition, str | None] = {}
         self._last: dict[TopicPartition, str] = {}
@@ -391,6 +396,8 @@ class _Group:
                 weight=each.weight,
                 host=self.hosts[each.client_id],
                 rack=dict(each.labels).get(RACK_LABEL, ""),
+                is_drained=each.is_drained,
+                is_cordoned=each.is_cordoned,
             )
             for each in self._members_now()
         )
@@ -467,6 +474,8 @@ class _Group:
             members=members,
             claims_max=me.claims_max,
             weight=min(me.weight, WEIGHT_MAX),
+            is_drained=me.is_drained,
+            is_cordoned=me.is_cordoned,
         )
 
     def _has_room(self, name: str) -> bool:
@@ -498,6 +507,15 @@ class _Group:
         return tuple(Uncovered(place, why) for place, why in found if why is not None)
 
 
+def _member_views(
+    world: World, group_id: str, members: Iterable[MemberState]
+) -> Sequence[MemberView]:
+    """Return members with the drains and cordons of the group in force."""
+    worlds = by_partition(world.partitions)
+    homes = [worlds[t] for t in homes_of(worlds, group_id) if t in worlds]
+    return directed([_member_view(each) for each in members], homes, group_id=group_id)
+
+
 def _member_view(member: MemberState) -> MemberView:
     record = member.record
     return MemberView(
@@ -505,6 +523,7 @@ def _member_view(member: MemberState) -> MemberView:
         topics=frozenset(record.topics),
         claims_max=record.capacity,
         held=record.load,
+        host=record.host,
         weight=weight_of(record.labels),
         labels=tuple(sorted(record.labels.items())),
     )
