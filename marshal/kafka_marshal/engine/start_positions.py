@@ -163,6 +163,7 @@ class StartPositions:
                     rule,
                     ranges.get(partition),
                     commits.get(partition),
+                    group_id=group_id,
                     growths=growths if partition in elsewhere else None,
                 )
                 for partition, rule in rules.items()
@@ -191,13 +192,14 @@ def _found(
     log_range: LogRange | None,
     committed: int | None,
     *,
+    group_id: str,
     growths: AwaitedEnds | None,
 ) -> Lookup | Exception:
     if log_range is None:
         return CoordinationError(f"{partition} does not exist.")
     must_exist = rule.offset_reset == "none" and partition not in rule.offsets
     if committed is None and must_exist:
-        return _no_position(partition, log_range)
+        return _no_position(partition, log_range, group_id=group_id)
     return Lookup(committed, log_range, growths)
 
 
@@ -212,10 +214,13 @@ def _choose(holding: Holding, found: Lookup) -> int:
     return found.log_range.start
 
 
-def _no_position(partition: TopicPartition, log_range: LogRange) -> PositionError:
+def _no_position(
+    partition: TopicPartition, log_range: LogRange, *, group_id: str
+) -> PositionError:
     return PositionError(
-        f"{partition} has no position and auto_offset_reset is 'none'; set one with: "
-        "marshal groups reset, or choose 'earliest' or 'latest'",
+        f"{partition} has no position and auto_offset_reset is 'none'; choose "
+        "'earliest' or 'latest', or set the topic's positions with: marshal groups "
+        f"reset {group_id} --topic {partition.topic} --to-earliest",
         requested=-1,
         log_start=log_range.start,
         log_end=log_range.end,
