@@ -41,7 +41,7 @@ class StartPositions:
             (PROTOCOL 9.10).
     """
 
-    __slots__ = ("_claimant", "_context", "_heartbeater", "_queued", "_release")
+    __slots__ = ("_claimant", "_context", "_heartbeater", "_queued", "_release", "_reported")
 
     def __init__(
         self,
@@ -57,6 +57,8 @@ class StartPositions:
         self._claimant = claimant
         # In the order of the claims; those that ended meanwhile are left out later.
         self._queued: dict[Key, Holding] = {}
+        # A right that is missing fails every look-up: each error is reported once.
+        self._reported: dict[Key, str] = {}
 
     def begin(self, holding: Holding, known: KeyState) -> None:
         """Send the first heartbeat; start at the position in the log, if any."""
@@ -64,6 +66,7 @@ class StartPositions:
         position = known.next_unclaimed() if is_amo else known.position
         # PROTOCOL 5.1: this heartbeat is the owner's first record, before any fetch.
         self._heartbeater.beat_start(holding, position)
+        self._reported.pop(holding.key, None)
         if position is not None or not holding.start_rule.is_needed:
             holding.begin(position, grantee=self._claimant.owner.incarnation)
             return
@@ -86,8 +89,10 @@ class StartPositions:
             raise found
         if not isinstance(found, Lookup):
             if now_ms >= holding.lookup_at_ms:
-                fields = {"key": holding.key, "error": found}
-                self._context.observe("start_lookup_failed", fields)
+                if self._reported.get(holding.key) != str(found):
+                    self._reported[holding.key] = str(found)
+                    fields = {"key": holding.key, "error": found}
+                    self._context.observe("start_lookup_failed", fields)
                 self._queue(holding)
             return False
         growths = found.growths
