@@ -57,7 +57,10 @@ Partition = Annotated[
     typer.Argument(metavar="[PARTITION]", min=0, help="The data partition."),
 ]
 """A partition is written as TOPIC PARTITION or TOPIC:PARTITION; ``parsing.key_of``."""
-OfGroup = Annotated[str | None, typer.Option(metavar="GROUP", help="Only this group.")]
+OfGroup = Annotated[
+    str | None,
+    typer.Option("--group", "-g", metavar="GROUP", help="Only this group."),
+]
 OfTopic = Annotated[
     str | None, typer.Option(metavar="TOPIC", help="Only this data topic.")
 ]

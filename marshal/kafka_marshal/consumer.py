@@ -575,10 +575,12 @@ class Consumer(Closing):
         self._hands.recover()
         self._sync(quiet=True)
         if self._config.is_at_most_once:
+            group_id, first = self._subscription.group_id, next(iter(wanted), None)
+            topic = "TOPIC" if first is None else first.topic
             raise InvalidTransition(
-                "a consumer at most once cannot seek: what was granted is never handed "
-                "out again; pause the group and use: marshal groups reset "
-                "--allow-reprocess"
+                "a consumer at most once cannot seek, as what was granted is not "
+                "handed out again; to have it repeated all the same: marshal groups "
+                f"reset {group_id} --topic {topic} --to-earliest --allow-reprocess"
             )
         deadline = Deadline(timeout_ms, self._clock.now_ms)
         offsets = self._chosen(wanted, choose, timeout_ms)

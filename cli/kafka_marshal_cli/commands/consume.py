@@ -234,7 +234,10 @@ class Summary:
 
 Topics = Annotated[list[str], typer.Argument(metavar="TOPIC", help="Data topics.")]
 Group = Annotated[
-    str, typer.Option(metavar="GROUP", envvar="MARSHAL_GROUP", help="The group.")
+    str,
+    typer.Option(
+        "--group", "-g", metavar="GROUP", envvar="MARSHAL_GROUP", help="The group."
+    ),
 ]
 ClientId = Annotated[
     str,

@@ -31,7 +31,9 @@ def losses(
     call: Call,
     *,
     at: Moment | None,
-    group: Annotated[str, typer.Option(metavar="GROUP", help="The group.")],
+    group: Annotated[
+        str, typer.Option("--group", "-g", metavar="GROUP", help="The group.")
+    ],
     topic: OfTopic = None,
     since: Annotated[
         str | None,

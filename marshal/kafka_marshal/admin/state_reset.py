@@ -112,7 +112,7 @@ def find_checkpoint(
         raise ConfigurationError(
             f"there is {which} of partition {partition} in the log from offset "
             f"{start} on; list checkpoints with: marshal log tail --partition "
-            f"{partition}",
+            f"{partition} --from start --type CheckpointEnd",
             setting="checkpoint",
         )
     return found

@@ -41,7 +41,14 @@ class StartPositions:
             (PROTOCOL 9.10).
     """
 
-    __slots__ = ("_claimant", "_context", "_heartbeater", "_queued", "_release")
+    __slots__ = (
+        "_claimant",
+        "_context",
+        "_heartbeater",
+        "_queued",
+        "_release",
+        "_reported",
+    )
 
     def __init__(
         self,
@@ -57,6 +64,8 @@ class StartPositions:
         self._claimant = claimant
         # In the order of the claims; those that ended meanwhile are left out later.
         self._queued: dict[Key, Holding] = {}
+        # A right that is missing fails every look-up: each error is reported once.
+        self._reported: dict[Key, str] = {}
 
     def begin(self, holding: Holding, known: KeyState) -> None:
         """Send the first heartbeat; start at the position in the log, if any."""
@@ -64,6 +73,7 @@ class StartPositions:
         position = known.next_unclaimed() if is_amo else known.position
         # PROTOCOL 5.1: this heartbeat is the owner's first record, before any fetch.
         self._heartbeater.beat_start(holding, position)
+        self._reported.pop(holding.key, None)
         if position is not None or not holding.start_rule.is_needed:
             holding.begin(position, grantee=self._claimant.owner.incarnation)
             return
@@ -86,8 +96,10 @@ class StartPositions:
             raise found
         if not isinstance(found, Lookup):
             if now_ms >= holding.lookup_at_ms:
-                fields = {"key": holding.key, "error": found}
-                self._context.observe("start_lookup_failed", fields)
+                if self._reported.get(holding.key) != str(found):
+                    self._reported[holding.key] = str(found)
+                    fields = {"key": holding.key, "error": found}
+                    self._context.observe("start_lookup_failed", fields)
                 self._queue(holding)
             return False
         growths = found.growths
@@ -163,6 +175,7 @@ class StartPositions:
                     rule,
                     ranges.get(partition),
                     commits.get(partition),
+                    group_id=group_id,
                     growths=growths if partition in elsewhere else None,
                 )
                 for partition, rule in rules.items()
@@ -191,13 +204,14 @@ def _found(
     log_range: LogRange | None,
     committed: int | None,
     *,
+    group_id: str,
     growths: AwaitedEnds | None,
 ) -> Lookup | Exception:
     if log_range is None:
         return CoordinationError(f"{partition} does not exist.")
     must_exist = rule.offset_reset == "none" and partition not in rule.offsets
     if committed is None and must_exist:
-        return _no_position(partition, log_range)
+        return _no_position(partition, log_range, group_id=group_id)
     return Lookup(committed, log_range, growths)
 
 
@@ -212,10 +226,13 @@ def _choose(holding: Holding, found: Lookup) -> int:
     return found.log_range.start
 
 
-def _no_position(partition: TopicPartition, log_range: LogRange) -> PositionError:
+def _no_position(
+    partition: TopicPartition, log_range: LogRange, *, group_id: str
+) -> PositionError:
     return PositionError(
-        f"{partition} has no position and auto_offset_reset is 'none'; set one with: "
-        "marshal groups reset, or choose 'earliest' or 'latest'",
+        f"{partition} has no position and auto_offset_reset is 'none'; choose "
+        "'earliest' or 'latest', or set the topic's positions with: marshal groups "
+        f"reset {group_id} --topic {partition.topic} --to-earliest",
         requested=-1,
         log_start=log_range.start,
         log_end=log_range.end,

@@ -15,6 +15,7 @@ __all__ = ["Access", "fault_of_connection", "translate_error"]
 _ALERT_LENGTH = re.compile(r"Invalid frame length: (\d+)")
 _ALERT_TYPE = 21
 _WRAPPED = re.compile(r"\[Error (\d+)\]")
+_RESPONSE_MESSAGE = re.compile(r"error_message=(['\"])(.+?)\1")
 
 # Errors of kafka-python itself. The first matching row counts.
 _OWN = (
@@ -64,6 +65,15 @@ def _inner_kind(error: Exception) -> type[Exception]:
     return type(error)
 
 
+def _without_request(cause: str) -> str:
+    """Return a cause without the dump of request and response, but with its message."""
+    head, dump, rest = cause.partition(": Request '")
+    if not dump:
+        return cause
+    message = _RESPONSE_MESSAGE.search(rest)
+    return head if message is None else f"{head}: {message[2]}"
+
+
 def translate_error(
     error: Exception,
     *,
@@ -89,7 +99,7 @@ def translate_error(
         fault = next(fault for fault, kinds in _OWN if issubclass(kind, kinds))
     if fault in (faults.UNREACHABLE, faults.OTHER):
         fault = fault_of_connection(error) or fault
-    cause = " ".join(str(error).split())
+    cause = _without_request(" ".join(str(error).split()))
     name = type(error).__name__
     cause_text = (
         name

@@ -8,7 +8,7 @@ in the group the fastest one wins. Directives that last are followed (PROTOCOL 9
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import msgspec
@@ -177,7 +177,7 @@ def closed_topics(world: World, group_id: str) -> dict[str, str]:
 
     Whether a member has room is judged by the load that it announced last.
     """
-    members = [_member_view(each) for each in _live_members(world, group_id).values()]
+    members = _member_views(world, group_id, _live_members(world, group_id).values())
     found = {
         topic: why_uncovered(topic, members) for topic in group_topics(world, group_id)
     }
@@ -251,11 +251,11 @@ class _Group:
         self._group_id = group_id
         self._interval_ms = world.config().heartbeat_interval_ms
         live = _live_members(world, group_id)
-        views = [_member_view(live[name]) for name in sorted(live)]
-        worlds = by_partition(world.partitions)
-        homes = [worlds[t] for t in homes_of(worlds, group_id) if t in worlds]
-        members = directed(views, homes, group_id=group_id)
-        self.terms = {member.client_id: member for member in members}
+        views = _member_views(world, group_id, live.values())
+        self.terms = {
+            each.client_id: each
+            for each in sorted(views, key=lambda view: view.client_id)
+        }
         self.hosts = {name: live[name].record.host for name in sorted(live)}
         self.owners: dict[TopicPartition, str | None] = {}
         self._last: dict[TopicPartition, str] = {}
@@ -519,6 +519,15 @@ class _Group:
         return tuple(Uncovered(place, why) for place, why in found if why is not None)
 
 
+def _member_views(
+    world: World, group_id: str, members: Iterable[MemberState]
+) -> Sequence[MemberView]:
+    """Return members with the drains and cordons of the group in force."""
+    worlds = by_partition(world.partitions)
+    homes = [worlds[t] for t in homes_of(worlds, group_id) if t in worlds]
+    return directed([_member_view(each) for each in members], homes, group_id=group_id)
+
+
 def _member_view(member: MemberState) -> MemberView:
     record = member.record
     return MemberView(
@@ -526,7 +535,7 @@ def _member_view(member: MemberState) -> MemberView:
         topics=frozenset(record.topics),
         claims_max=record.capacity,
         held=record.load,
-        weight=weight_of(record.labels),
         host=record.host,
+        weight=weight_of(record.labels),
         labels=tuple(sorted(record.labels.items())),
     )

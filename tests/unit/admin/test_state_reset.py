@@ -206,7 +206,7 @@ def test_a_refused_reset_is_an_error():
         pytest.param("ab", 0, "32 hex digits", id="short"),
         pytest.param("no hex" * 5, 0, "32 hex digits", id="no hex"),
         pytest.param(None, 1, "0 to 0, not 1", id="partition"),
-        pytest.param(None, 0, "no complete checkpoint of", id="none"),
+        pytest.param(None, 0, "--from start --type CheckpointEnd", id="none"),
     ],
 )
 def test_a_checkpoint_that_is_not_there(checkpoint_id, partition, match):

@@ -190,6 +190,12 @@ def test_a_command_takes_its_group_as_an_option(command, flags):
     assert "marshal: give " in done.output  # it then misses other options
 
 
+@pytest.mark.parametrize("command", ["claims list", "grants losses", "consume"])
+def test_an_option_of_a_group_has_the_same_short_name_everywhere(command):
+    shown = CliRunner().invoke(app, [*command.split(), "--help"]).output
+    assert "-g, --group" in " ".join(shown.replace(",--", ", --").split())
+
+
 def test_an_unknown_command_lists_those_that_there_are():
     done = CliRunner().invoke(app, ["topic", "describe"])
     assert done.exit_code == 2

@@ -85,6 +85,19 @@ def test_wrapped_errors_are_unwrapped():
     assert type(translated(kafka_errors.KafkaError("[Error x]"))) is CoordinationError
 
 
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [("None", "AuthorizationFailedError)"), ("'not you'", "FailedError: not you)")],
+)
+def test_requests_and_responses_are_not_dumped(message, shown):
+    error = kafka_errors.TopicAuthorizationFailedError(
+        "Request 'CreatePartitionsRequest(version=3, topics=[...])' failed with "
+        f"response 'CreatePartitionsResponse(error_code=29, error_message={message})'."
+    )
+    assert shown in str(translated(error))
+    assert "Request" not in str(translated(error))
+
+
 def test_own_errors_are_returned_unchanged():
     ours = TopicMisconfigured("x")
     assert translated(ours) is ours

@@ -81,6 +81,39 @@ def test_a_drained_client_and_host_release_all():
     assert {move.gap_ms for move in found.moves} == {None}
 
 
+def directed_group(*owners, policy=None, **directive):
+    """Return a world of members ``abc``, one of which a directive names."""
+    log = Log(level=2)
+    if policy:
+        log.append(settings(policy=policy))
+    log.append(direct(until=START_MS + 9 * H, **directive))
+    for name in "abc":
+        log.append(announced(name))
+    for number, owner in enumerate(owners):
+        log.claimed(owner, key=Key("g", "t", number))
+    return World([log.state], {0: 0})
+
+
+@pytest.mark.parametrize("policy", [None, "planner"])
+@pytest.mark.parametrize("action", ["drain", "cordon"])
+def test_a_client_that_is_drained_or_cordoned_already_takes_nothing(policy, action):
+    world = directed_group(*"bbcc", client="a", action=action, policy=policy)
+    found = simulate(world, "g", changes=Changes(kill=("c",)))
+    assert counts(found) == {"b": 4}
+    nobody = simulate(world, "g", changes=Changes(kill=("b", "c")))
+    assert {each.reason for each in nobody.uncovered} == {"no members"}
+
+
+def test_what_a_drained_client_holds_moves_to_others():
+    found = simulate(directed_group(*"aabc", client="a"), "g", changes=Changes())
+    assert counts(found) == {"b": 2, "c": 2}
+
+
+def test_topics_whose_members_are_all_drained_are_closed():
+    world = directed_group(*"abc", host="host")
+    assert closed_topics(world, "g") == {"t": "no members"}
+
+
 def test_uncovered_keys_have_a_reason():
     world = group(*"ab", members="ab")
     found = simulate(world, "g", changes=Changes(kill=("b",), limits={"a": 1}))
