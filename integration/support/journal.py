@@ -146,7 +146,7 @@ def judge_duplicates(
 
 
 def _fell_silent(moments: list[int], since_ms: int, *, interval_ms: int) -> bool:
-    """Return whether a process wrote nothing for an H that began within one.
+    """Return whether a process wrote nothing for an interval that began within one.
 
     It was stopped or killed, or its sidecar took its work away. One that wrote on had
     time to report what it has processed.
@@ -154,7 +154,7 @@ def _fell_silent(moments: list[int], since_ms: int, *, interval_ms: int) -> bool
     Args:
         moments: When it wrote, sorted.
         since_ms: Such a moment.
-        interval_ms: H.
+        interval_ms: The heartbeat interval.
     """
     rest = moments[bisect_left(moments, since_ms) :]
     return any(

@@ -449,13 +449,15 @@ class Dispatcher:
     def fetch_granted(self, left_ms: int) -> bool:
         """Fetch what is granted, or wait for verdicts, for a slice; without requests.
 
+        Also for the renewal, or the end, of a lease that is too old to hand out more.
+
         Returns:
             False if there is nothing to wait for.
         """
         with self._engine.changed:
             is_awaited = self._pipeline.awaits(self.unpaused())
         unfetched = self._unfetched()
-        if not (is_awaited or unfetched):
+        if not (is_awaited or unfetched or self.holds_grants()):
             return False
         slice_ms = min(left_ms, WAIT_SLICE_MS)
         if not unfetched:

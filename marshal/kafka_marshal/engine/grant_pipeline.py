@@ -358,9 +358,18 @@ class GrantPipeline:
             )
 
     def await_grant(self, places: Iterable[FetchState], timeout_ms: int) -> None:
-        """Wait for the engine's next round, unless fetched records are granted."""
+        """Wait for the engine's next round, unless there are records to hand out.
+
+        Fetched and granted ones under a lease that is too old to hand them out do not
+        count: it may be renewed, or ends.
+        """
         with self._engine.changed:
-            if timeout_ms > 0 and not any(map(is_served, places)):
+            now_ms = self._clock.now_ms()
+            can_hand_out = any(
+                is_served(place) and place.holding.claim.may_hand_out(now_ms)
+                for place in places
+            )
+            if timeout_ms > 0 and not can_hand_out:
                 self._engine.changed.wait(timeout_ms / 1000)
 
     def awaits(self, places: Iterable[FetchState]) -> bool:

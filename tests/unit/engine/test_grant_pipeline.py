@@ -8,6 +8,7 @@ from enginekit import (
     KEY,
     T0,
     H,
+    Stepping,
     claim_of,
     fold,
     held_by,
@@ -321,8 +322,26 @@ def test_a_drain_hands_out_all_granted_records(eager):
     assert not node.observer.named("grant_lost")
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_calls_wait_where_a_lease_is_too_old_to_hand_out(eager, is_stopped):
+    """Time passes only in waits: a call that computes instead would not return."""
+    cluster = world(records=(60,))
+    node = owning(cluster, delivery=AMO, most=3)
+    consumed(node, cluster, 4)
+    node.engine.changed = Stepping(cluster)
+    node.cut(is_cut=True)
+    soft_ms = claim_of(node).lease.soft_until_ms
+    cluster.run_until(lambda: cluster.clock.now_ms() >= soft_ms, 2 * H)
+    if is_stopped:
+        node.consumer.stop()
+    before_ms = cluster.clock.now_ms()
+    assert node.consumer.poll(100) == {}
+    assert cluster.clock.now_ms() - before_ms >= 100
+    assert not node.consumer.is_finished
+
+
 def shared_slowly(cluster, *, rounds):
-    """Own two partitions, process a record each H / 4, and have another member join."""
+    """Own two partitions, process four records an interval; another member joins."""
     node = cluster.node("a", spec=spec(delivery=AMO, most=3))
     cluster.run_until(held_by(node, 2), 3 * H)
     consumed(node, cluster, 4)
