@@ -176,6 +176,7 @@ class Assigning(FakeSidecar):
         self._answering = threading.Lock()
         # Of the last claim; one that is withdrawn late does not end a later one.
         self._number = 0
+        self._is_claimed = False
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
@@ -225,16 +226,26 @@ class Assigning(FakeSidecar):
         if "/subscriptions/" in path and method == "PUT":
             self._assign(path.rpartition("/")[2])
         elif "/claims/" in path and method == "PUT":
-            number = int(request.url.params["request"])
-            if number != self._number:
-                self._number = number
-                self.has.pop("", None)
+            # As with a sidecar, what an earlier one has won goes on.
+            self._number = int(request.url.params["request"])
+            self._is_claimed = True
             self._assign("")
         elif path.endswith("/end"):
             self._end(path.split("/")[-2])
+        elif path.endswith("/released"):
+            self._on_released(msgspec.json.decode(request.content))
         elif "/claims/" in path and int(request.url.params["request"]) == self._number:
-            self._end("")
+            # A client gets no event about what it has given up itself.
+            self._is_claimed = False
+            self.has.pop("", None)
         return answer
+
+    def _on_released(self, report):
+        epochs = [each["epoch"] for each in report["returned"]]
+        if self.has.get("") in epochs:
+            del self.has[""]
+            if self._is_claimed:
+                self._assign("")
 
     def _assign(self, name):
         if name not in self.has:

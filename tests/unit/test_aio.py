@@ -1,13 +1,15 @@
 """The asyncio face over whole nodes in memory."""
 
 import asyncio
+import contextlib
 import inspect
 import random
 import threading
 
 import attrs
 import pytest
-from enginekit import AMO, KEY, T0, H, Stepping, fold, held_by, owning, spec, world
+from cancelling import Cut
+from enginekit import ALO, AMO, KEY, T0, H, Stepping, fold, held_by, owning, spec, world
 
 from kafka_marshal.aio import AsyncConsumer, AsyncMarshal, _Hop
 from kafka_marshal.client import Marshal
@@ -17,6 +19,7 @@ from kafka_marshal.errors import (
     DeadlineExceeded,
     InvalidTransition,
 )
+from kafka_marshal.ports import Record
 from kafka_marshal.protocol.types import TopicPartition
 
 WAIT_S = 60
@@ -737,3 +740,136 @@ def test_stopping_reaches_consumers_that_are_not_open_yet(cluster):
                 assert [record async for record in consumer] == []
 
     run(work)
+
+
+# --- Cancelled at every await ---
+
+
+async def first_batch(consumer):
+    batch = await anext(consumer.batches(2))
+    return {batch.partition: batch.records}
+
+
+READS = {
+    "anext": lambda it: it.__anext__(),
+    "poll": lambda it: it.poll(H, 2),
+    "batches": first_batch,
+}
+OTHERS = {
+    "enter": lambda it: it.__aenter__(),
+    "commit": lambda it: it.commit(),
+    "flush": lambda it: it.flush(),
+    "assignment": lambda it: it.assignment(),
+    "tokens": lambda it: it.tokens(),
+    "position": lambda it: it.position(T0),
+    "committed": lambda it: it.committed(T0),
+    "lag": lambda it: it.lag(),
+    "pause": lambda it: it.pause(T0),
+    "resume": lambda it: it.resume(T0),
+}
+SEEKS = {
+    "seek": lambda it: it.seek(T0, 0),
+    "seek_to_beginning": lambda it: it.seek_to_beginning(T0),
+}
+
+
+def offsets_of(found):
+    """Return the offsets that a call has handed out."""
+    if isinstance(found, dict):
+        return [each.offset for records in found.values() for each in records]
+    return [found.offset] if isinstance(found, Record) else []
+
+
+def every_cut(*, delivery=ALO, used):
+    """Yield a consumer of ten records for each place, and what cancels there.
+
+    Args:
+        used: How many records it is to hand out first; with 0 the call opens it.
+    """
+    for is_late in (False, True):
+        at, is_cut = 0, True
+        while is_cut:
+            node = stepping(world(), delivery=delivery, most=3)
+            consumer, cuts = face(node), []
+
+            async def cut(call, at=at, cuts=cuts, is_late=is_late):
+                """Return what a call returns, None if it was cancelled."""
+                cuts.append(Cut(call, at, late=is_late))
+                with contextlib.suppress(asyncio.CancelledError):
+                    return await cuts[0]
+
+            yield node, consumer, cut
+            is_cut = cuts[0].is_cut
+            at += 1
+        assert used or at > 1
+
+
+@pytest.mark.parametrize("delivery", [ALO, AMO])
+@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("used", [0, 4])
+def test_a_read_cancelled_anywhere_loses_and_repeats_nothing(delivery, name, used):
+    async def work(consumer, cut):
+        seen = await taken(consumer, used)
+        seen += offsets_of(await cut(READS[name](consumer)))
+        seen += offsets_of(await READS[name](consumer))
+        seen += await taken(consumer, 10 - len(seen))
+        await consumer.close()
+        return seen
+
+    for node, consumer, cut in every_cut(delivery=delivery, used=used):
+        found = run(lambda consumer=consumer, cut=cut: work(consumer, cut))
+        assert found == list(range(10))
+        assert node.consumer.is_closed
+
+
+@pytest.mark.parametrize("delivery", [ALO, AMO])
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("used", [0, 4])
+def test_a_call_cancelled_anywhere_can_be_repeated(delivery, name, used):
+    async def work(consumer, cut):
+        seen = await taken(consumer, used)
+        await cut(OTHERS[name](consumer))
+        await OTHERS[name](consumer)
+        await consumer.resume(T0)
+        seen += await taken(consumer, 10 - used)
+        await consumer.close()
+        return seen
+
+    for node, consumer, cut in every_cut(delivery=delivery, used=used):
+        found = run(lambda consumer=consumer, cut=cut: work(consumer, cut))
+        assert found == list(range(10))
+        assert node.consumer.is_closed
+
+
+@pytest.mark.parametrize("name", SEEKS)
+@pytest.mark.parametrize("used", [0, 4])
+def test_a_seek_cancelled_anywhere_can_be_repeated(name, used):
+    async def work(consumer, cut):
+        await taken(consumer, used)
+        await cut(SEEKS[name](consumer))
+        await SEEKS[name](consumer)
+        seen = await taken(consumer, 10)
+        await consumer.close()
+        return seen
+
+    for node, consumer, cut in every_cut(used=used):
+        found = run(lambda consumer=consumer, cut=cut: work(consumer, cut))
+        assert found == list(range(10))
+        assert node.consumer.is_closed
+
+
+@pytest.mark.parametrize("delivery", [ALO, AMO])
+def test_a_close_cancelled_anywhere_can_be_repeated(delivery):
+    async def work(consumer, cut):
+        await taken(consumer, 4)
+        await consumer.commit()
+        await cut(consumer.close())
+        await consumer.close()
+        await consumer.close()
+        with pytest.raises(InvalidTransition):
+            await consumer.position(T0)
+
+    for node, consumer, cut in every_cut(delivery=delivery, used=4):
+        run(lambda consumer=consumer, cut=cut: work(consumer, cut))
+        assert consumer.is_closed
+        assert node.consumer.is_closed

@@ -730,6 +730,21 @@ def test_a_consumer_after_an_interrupted_one_gets_the_partition(reached, name):
         until(lambda: reached.has == {}, "all is given back")
 
 
+def test_a_claim_after_an_interrupted_one_gets_the_partition_of_a_sidecar(reached):
+    with connected() as marshal:
+        at, is_interrupted = 0, True
+        while is_interrupted:
+            is_interrupted, claim = interrupted(
+                lambda: marshal.claim("t", 0, timeout_ms=60_000), at, everywhere=True
+            )
+            if claim is None:
+                claim = marshal.claim("t", 0, timeout_ms=60_000)
+            claim.release()
+            at += 1
+        assert at > 50
+        until(lambda: reached.has == {}, "all is given back")
+
+
 @pytest.mark.parametrize("name", CLOSES)
 def test_what_was_interrupted_while_closing_leaves_no_thread(
     reached, name, monkeypatch

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from kafka_marshal.identity import make_private
 from kafka_marshal.remote.api import SubscriptionSpec
 
 FILE_NAME = "leases.json"
@@ -131,12 +132,17 @@ class LeaseJournal:
         return _with_added(found.clients, added)
 
     def save(self, clients: Sequence[JournaledClient]) -> OSError | None:
-        """Replace the file atomically; return the error, if any."""
+        """Replace the file atomically; return the error, if any.
+
+        A directory that was removed is created again. Without the identity that was in
+        it the next process resumes no claim, so it cannot end a lease too early.
+        """
         if self._folder is None:
             return None
         content = msgspec.json.encode(_File(LEVEL, self._boot_id, tuple(clients)))
         content += b"\n"
         try:
+            make_private(self._folder)
             handle, name = tempfile.mkstemp(dir=self._folder, prefix=".leases")
             try:
                 with os.fdopen(handle, "wb") as file:

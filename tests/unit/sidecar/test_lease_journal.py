@@ -1,6 +1,7 @@
 """Crash and restart of a sidecar (PROTOCOL 12): deadlines are kept."""
 
 import itertools
+import shutil
 
 import msgspec
 import pytest
@@ -305,6 +306,31 @@ def test_a_deadline_that_cannot_be_journaled_is_not_sent(cluster, machine, monke
     run(cluster, [a, b], H)
     assert sum(sizes(a, b)) == 8
     assert max(until for _, until in a.held.values()) > last_ms
+
+
+def test_a_directory_that_was_removed_is_created_again(cluster, machine):
+    """Clients lost their partitions every few seconds, until a restart."""
+    a = having(machine)
+    shutil.rmtree(machine.state_dir)
+    last_ms = max(until for _, until in a.held.values())
+    run(cluster, [a], 3 * H)
+    assert a.valid
+    assert min(until for _, until in a.held.values()) > last_ms
+    assert journaled_leases(machine).keys() == a.held.keys()
+
+
+def test_without_its_identity_a_restart_ends_no_lease_too_early(cluster, machine):
+    a = having(machine)
+    shutil.rmtree(machine.state_dir)
+    run(cluster, [a], 3 * H)
+    machine.restart()
+    assert resumes(cluster) == []
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    while a.valid:
+        assert not b.valid
+        run(cluster, [b], 20, step_ms=20)
+    run_until(cluster, [b], lambda: len(b.valid) == 8, 4 * H)
 
 
 def test_without_the_journal_clients_stop_in_time(cluster, machine, monkeypatch):
