@@ -190,7 +190,6 @@ class Call:
         timeout_ms: Longest time of the command.
         is_timeout_given: Whether --timeout is on the command line.
         output: Format of the answer.
-        is_debug: Whether tracebacks are shown.
         transport: Client library of the logs.
         is_server_given: Whether addresses were set, by an option or otherwise.
         is_topic_given: Whether the coordination topic was set.
@@ -203,7 +202,6 @@ class Call:
     timeout_ms: int = TIMEOUT_MS_DEFAULT
     is_timeout_given: bool = False
     output: Output = Output.TABLE
-    is_debug: bool = False
     transport: str = "auto"
     is_server_given: bool = False
     is_topic_given: bool = False
@@ -582,7 +580,6 @@ def call_of(given: Mapping[str, Any]) -> Call:
         is_timeout_given=timeout is not None
         and (selected is None or selected.is_given("timeout")),
         output=given.get("output", Output.TABLE),
-        is_debug=bool(given.get("debug")),
         transport=given.get("transport", "auto"),
         is_server_given=named is not None or _is_set(selected, "bootstrap_server"),
         is_topic_given=_is_set(selected, "coordination_topic"),

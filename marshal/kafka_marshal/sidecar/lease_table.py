@@ -8,7 +8,6 @@ import msgspec
 from kafka_marshal.engine import OfferedKey, Subscription
 from kafka_marshal.engine.subscription import StandingBy
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.policies import Policy, find_policy
 from kafka_marshal.ports import Pending
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote.api import SubscriptionSpec
@@ -65,13 +64,6 @@ class Transfer:
 
     to: str
     until_ms: int
-
-
-def counts_topics(policy: Policy) -> bool:
-    """Return whether a policy assigns whole topics, so that limits count topics."""
-    return policy is find_policy("topic") or bool(
-        getattr(policy, "counts_topics", False)
-    )
 
 
 @attrs.define(eq=False)

@@ -110,11 +110,6 @@ class Prefix:
         for partition, known in notes.items():
             self._notes.setdefault(partition, PauseNotes()).add(known)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the view has all entries."""
-        return self._offset is None and self.time_ms is None
-
     def accept(self, partition: int, entry: LogEntry) -> bool:
         """Return whether the view folds an entry; notes the reason of a pause."""
         # After the first later entry all are excluded: a leader's clock may go back,
