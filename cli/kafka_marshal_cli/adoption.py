@@ -313,13 +313,7 @@ def plan_adoption(
             original = _read_original(data, from_topic, left, timeout_ms=timeout_ms)
         source = _combined(committed, original, topics=topics)
         _require_offsets(source, left, topics=topics)
-        world = World.open(
-            bootstrap_servers,
-            coordination_topic=coordination_topic,
-            options=options,
-            transport=transport,
-            timeout_ms=timeout_ms,
-        )
+        world = World.open(**settings.arguments, timeout_ms=timeout_ms)
         ranges = _ranges(data, list(source.offsets), timeout_ms=timeout_ms)
     finally:
         groups.close()

@@ -274,13 +274,7 @@ def _report_run(run: "Run") -> None:
 def _source(call: Call) -> "Source":
     from kafka_marshal.spark.audit import Source
 
-    return Source(
-        bootstrap_servers=call.bootstrap_servers,
-        coordination_topic=call.coordination_topic,
-        options=dict(call.options),
-        transport=call.transport,
-        timeout_ms=call.timeout_ms,
-    )
+    return Source(**call.connection())
 
 
 def bounds_of(first: str | None, last: str | None) -> "Bounds":

@@ -359,6 +359,12 @@ class ConnectionConfig:
         """Addresses as text for messages."""
         return ", ".join(self.bootstrap_servers)
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The settings by name, as ``Marshal``, ``Admin`` and the views take them."""
+        names = ("bootstrap_servers", "coordination_topic", "options", "transport")
+        return {name: getattr(self, name) for name in names}
+
     def client_config(self) -> dict[str, Any]:
         """Return the configuration common to all kafka-python clients."""
         servers = list(self.bootstrap_servers)

@@ -273,13 +273,9 @@ class GroupActions:
         Raises:
             ClaimRejected: The log does not know the group.
         """
-        connection = self._connection
         found = self._open_history(
-            connection.bootstrap_servers,
+            **self._connection.arguments,
             group_id=group,
-            coordination_topic=connection.coordination_topic,
-            options=connection.options,
-            transport=connection.transport,
             timeout_ms=TIMEOUT_MS if timeout_ms is None else timeout_ms,
         )
         worlds = found.world.partitions
@@ -306,12 +302,8 @@ class GroupActions:
 
     @contextmanager
     def _admin(self, person: str, timeout_ms: int | None) -> Iterator[Admin]:
-        connection = self._connection
         with self._open_admin(
-            connection.bootstrap_servers,
-            coordination_topic=connection.coordination_topic,
-            options=connection.options,
-            transport=connection.transport,
+            **self._connection.arguments,
             client_id=self._client_id,
             person=person,
             state_dir=self._state_dir,

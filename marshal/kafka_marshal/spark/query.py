@@ -259,14 +259,10 @@ def _opened_in_turn(options: Options) -> Marshal:
 
 
 def _opened(options: Options) -> Marshal:
-    settings = options.settings
     marshal = Marshal(
-        settings.bootstrap_servers,
+        **options.settings.arguments,
         group_id=options.group or "",
         client_id=options.client_id or _random_name(),
-        coordination_topic=settings.coordination_topic,
-        options=settings.options,
-        transport=settings.transport,
         state_dir=options.state_dir,
         sidecar=options.sidecar,
         sidecar_token_file=options.sidecar_token_file,

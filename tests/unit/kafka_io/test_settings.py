@@ -277,3 +277,14 @@ def test_an_unknown_option_names_the_nearest_one(name, near):
         assert "nearest" not in str(caught.value)
     else:
         assert f"the nearest is {near}" in str(caught.value)
+
+
+def test_the_arguments_make_the_same_settings():
+    given = ConnectionConfig(
+        "a:1,b:2",
+        coordination_topic="own",
+        options={"security.protocol": "SSL"},
+        transport="fast",
+    )
+    assert ConnectionConfig(**given.arguments) == given
+    assert given.arguments["bootstrap_servers"] == ("a:1", "b:2")

@@ -74,8 +74,8 @@ class FakeAdmin:
         self.fault = None
         self.stored = None
 
-    def __call__(self, servers, **given):
-        self.given.append((servers, given))
+    def __call__(self, **given):
+        self.given.append(given)
         return self
 
     def __enter__(self):
@@ -180,15 +180,15 @@ def test_each_action_has_an_admin_of_its_own_which_is_closed(actions, admin):
     assert admin.calls == [
         ("resume", "billing", {"operation": OP_ID, "reason": "done", "dry_run": False})
     ]
-    ((servers, given),) = admin.given
-    assert servers == ("broker:9092",)
+    (given,) = admin.given
+    assert given["bootstrap_servers"] == ("broker:9092",)
     assert (given["client_id"], given["person"]) == ("host-1", "ann")
     assert given["timeout_ms"] == 7
     assert admin.closed_count == 1
     actions.resume("billing", api.ResumeRequest(), timeout_ms=None)
     # Nobody is named where the client names nobody, not the user of the sidecar.
-    assert admin.given[1][1]["person"] == ""
-    assert admin.given[1][1]["timeout_ms"] == TIMEOUT_MS
+    assert admin.given[1]["person"] == ""
+    assert admin.given[1]["timeout_ms"] == TIMEOUT_MS
     assert given["state_dir"] == (actions.plans.parent if actions.plans else "")
 
 
@@ -438,8 +438,8 @@ def history_of(group_id, *, actions=(), groups=()):
 def test_the_history_has_the_last_actions(monkeypatch):
     given = []
 
-    def read(servers, **more):
-        given.append((servers, more))
+    def read(**more):
+        given.append(more)
         named = [SimpleNamespace(group_id="billing", number=n) for n in range(3)]
         return history_of("billing", actions=tuple(named))
 
@@ -449,8 +449,8 @@ def test_the_history_has_the_last_actions(monkeypatch):
     connection = ConnectionConfig("broker:9092", coordination_topic="own")
     actions = GroupActions(connection, client_id="h", state_dir=None, history=read)
     found = actions.history("billing", limit=2, timeout_ms=7)
-    ((servers, more),) = given
-    assert servers == ("broker:9092",)
+    (more,) = given
+    assert more["bootstrap_servers"] == ("broker:9092",)
     assert (more["group_id"], more["timeout_ms"]) == ("billing", 7)
     assert more["coordination_topic"] == "own"
     assert found.actions == ({"number": 1}, {"number": 2})
