@@ -307,13 +307,8 @@ class Call:
         self, partitions: "Collection[types.TopicPartition]"
     ) -> "dict[types.TopicPartition, int]":
         """Return the log ends of data partitions, as far as they are known."""
-        from kafka_marshal.kafka_io import ConnectionConfig
-        from kafka_marshal.views.log_ends import LogEnds
-
-        where = self.connection()
-        timeout_ms = where.pop("timeout_ms")
-        with LogEnds(ConnectionConfig(**where), timeout_ms=timeout_ms) as ends:
-            return ends.of(partitions)
+        with self.admin() as admin:
+            return admin.log_ends(partitions)
 
     def with_lag(self, claims: "Iterable[Row]") -> "list[Row]":
         """Return claims with their lag, by the log ends of the cluster."""
