@@ -68,8 +68,8 @@ def rest_of(*done):
     return ("--max-records", str(left), *WAIT)
 
 
-def adopted(domain, group, *arguments, code=0):
-    done = CliRunner().invoke(
+def adoption(domain, group, *arguments):
+    return CliRunner().invoke(
         app,
         ["groups", "adopt", group, *arguments, "-o", "json"],
         env={
@@ -77,6 +77,10 @@ def adopted(domain, group, *arguments, code=0):
             "MARSHAL_COORDINATION_TOPIC": domain.topic,
         },
     )
+
+
+def adopted(domain, group, *arguments, code=0):
+    done = adoption(domain, group, *arguments)
     assert done.exit_code == code, (done.exit_code, done.stdout, done.stderr)
     return json.loads(done.stdout) if done.stdout else done.stderr
 
@@ -154,8 +158,9 @@ def test_a_group_that_works_is_not_adopted(domain, unique):
     try:
         eventually(lambda: consumer.poll(200), "records of the old group")
         eventually(lambda: committed(consumer), "a commit outside of a rebalance")
-        plan = adopted(domain, group)
-        assert plan["is_source_active"]
+        checked = adoption(domain, group)
+        assert json.loads(checked.stdout)["is_source_active"]
+        assert f"stop the consumers of group {group!r}" in checked.stderr
         found = adopted(domain, group, "--execute", code=3)
         assert not found["is_executed"]
         assert not domain.world().claims(group)

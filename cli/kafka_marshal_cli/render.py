@@ -304,13 +304,22 @@ def _folded(section: Section, *, width: int, is_color: bool) -> str:
 
 def facts(answer: Answer) -> str:
     """Return the facts of an answer, one line each."""
-    titles = [name.replace("_", " ") for name in answer.facts]
+    texts = {
+        name: answer.shown.get(name, plain(value))
+        for name, value in answer.facts.items()
+    }
+    titles = [_fact_title(name, text) for name, text in texts.items()]
     wide = max(map(len, titles), default=0)
-    lines_ = []
-    for name, title in zip(answer.facts, titles, strict=True):
-        value = answer.shown.get(name, plain(answer.facts[name]))
-        lines_.append(f"{title + ':':<{wide + 1}} {escape(value)}")
-    return "\n".join(lines_)
+    return "\n".join(
+        f"{title + ':':<{wide + 1}} {escape(text)}"
+        for title, text in zip(titles, texts.values(), strict=True)
+    )
+
+
+def _fact_title(name: str, text: str) -> str:
+    """Return the title of a fact, with the unit only in front of a bare number."""
+    is_bare = text.partition(" ")[0].isdigit()
+    return (name if is_bare else name.removesuffix("_ms")).replace("_", " ")
 
 
 def people(answer: Answer, *, width: int | None = None, is_color: bool = False) -> str:

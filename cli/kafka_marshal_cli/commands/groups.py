@@ -518,5 +518,10 @@ def adopt(
     call.answer(Answer(presenters.as_of(call.world()), found, (section,)))
     if refusal is not None:
         raise refusal
-    if not execute:
+    if not execute and plan.is_source_active:
+        notify(
+            f"nothing was written; stop the consumers of group {plan.from_group!r}, "
+            "which are active, before --execute"
+        )
+    elif not execute:
         notify("nothing was written; --execute sets the positions")

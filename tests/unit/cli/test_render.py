@@ -89,7 +89,7 @@ ANSWER = Answer(
     {"time_ms": 5, "offsets": {"0": 7}},
     {"group_id": "g\n", "until_ms": 0, "is_on": True, "names": [], "none": None},
     (SECTION,),
-    {"until_ms": "1970"},
+    {"until_ms": "1970-01-01"},
 )
 
 
@@ -191,13 +191,23 @@ def test_a_table_in_place_leaves_out_what_does_not_fit_at_the_right():
 def test_people():
     assert people(ANSWER).splitlines() == [
         r"group id: g\n",
-        "until ms: 1970",
+        "until:    1970-01-01",
         "is on:    yes",
         "names:    -",
         "none:     -",
         "",
         *table(SECTION).splitlines(),
     ]
+
+
+@pytest.mark.parametrize(
+    ("shown", "line"),
+    [({}, "age ms: 2000"), ({"age_ms": "2000 (2s)"}, "age ms: 2000 (2s)")],
+)
+def test_a_bare_number_keeps_its_unit(shown, line):
+    answer = Answer({}, {"age_ms": 2000}, shown=shown)
+    assert people(answer) == line
+    assert people(Answer({}, {"age_ms": 2000}, shown={"age_ms": "2s"})) == "age: 2s"
 
 
 def test_an_empty_list_has_a_line():

@@ -44,7 +44,7 @@ def test_without_execute_it_is_only_shown(cluster):
         "partitions count: 4",
         "added count:      4",
         "steps:            announce, add, settle, end",
-        "settle ms:        10m",
+        "settle:           10m",
         "is executed:      no",
     ]
     table = [" ".join(line.split()) for line in done.stdout.splitlines()[9:] if line]
