@@ -44,6 +44,8 @@ BACKLOG_WARNING = 1_000
 FETCH_SLICE_MS = 100
 # Records of other partitions wait as long while a claim is expected.
 CLAIM_SLICE_MS = 5
+# Between two polls of a reader that has nothing to fetch.
+SERVE_MS = 1_000
 RECHECK_MS = 1_000
 # Minimum time between two checks for control records; each visits all partitions.
 PASS_MS = 200
@@ -111,7 +113,7 @@ class Dispatcher:
         self._reader_paused: set[TopicPartition] = set()
         self._is_stale = True
         self._leased_until_ms = 0
-        self._pass_due_ms = 0
+        self._pass_due_ms = self._serve_due_ms = 0
         self._looked_ms = -1
         self._version = _NONE_APPLIED
         # Calls of callbacks that are due.
@@ -422,6 +424,7 @@ class Dispatcher:
         slice_ms = min(left_ms, WAIT_SLICE_MS)
         self._pause_reader()
         if len(self._reader_paused) == len(self.places):
+            self._serve_reader()
             self._wait(slice_ms)
         elif is_requested or self._subscription.expects_claim:
             # Wait for the verdict, or the claim, and fetch meanwhile: neither would end
@@ -433,6 +436,17 @@ class Dispatcher:
                 self._wait(slice_ms if is_requested else min(left_ms, CLAIM_SLICE_MS))
         elif self._read(min(left_ms, FETCH_SLICE_MS)):
             self._request_fetched()
+
+    def _serve_reader(self) -> None:
+        """Poll the reader from time to time where nothing is to be fetched.
+
+        A client library keeps all errors and log lines until then: of brokers that are
+        away for long, so many that adding to them takes a processor.
+        """
+        now_ms = self._clock.now_ms()
+        if now_ms >= self._serve_due_ms:
+            self._serve_due_ms = now_ms + SERVE_MS
+            self._read(0, self._read_any)
 
     def _lacks_records(self) -> bool:
         """Return whether records are granted and to be fetched, and none are there."""
@@ -463,7 +477,7 @@ class Dispatcher:
         if not unfetched:
             self._wait(slice_ms)
             return True
-        self._read(0 if is_awaited else slice_ms, is_rest=True)
+        self._read(0 if is_awaited else slice_ms, self._read_rest)
         return True
 
     def _unfetched(self) -> set[TopicPartition]:
@@ -474,6 +488,11 @@ class Dispatcher:
             for place in self.unpaused()
             if has_unfetched(place) and place.holding.claim.may_hand_out(now_ms)
         }
+
+    def _read_any(self, timeout_ms: int) -> bool:
+        """Read whatever the reader has not paused."""
+        most = self._reader.fetched_max or self._config.max_poll_records
+        return self._store(self._reader.poll(timeout_ms, most))
 
     def _read_rest(self, timeout_ms: int) -> bool:
         """Read only what is granted already, however much is fetched.
@@ -512,31 +531,29 @@ class Dispatcher:
         if self._is_at_most_once:
             self._pipeline.request_ahead(self.unpaused())
 
-    def _read(self, timeout_ms: int, *, is_rest: bool = False) -> bool:
+    def _read(self, timeout_ms: int, read: Callable[[int], bool] | None = None) -> bool:
         """Fetch for up to ``timeout_ms``; return whether there were records.
 
         Args:
             timeout_ms: Longest wait.
-            is_rest: Whether to fetch only what is granted already.
+            read: What to read; by default what the guarantee needs.
         """
+        if read is None:
+            is_at_most_once = self._is_at_most_once
+            read = self._read_for_grants if is_at_most_once else self._read_plain
         # Another exception may leave records between the reader and their place.
         taken, self.taken = self.taken, self.taken or []
         try:
-            is_found = self._try_to_read(timeout_ms, is_rest=is_rest)
+            is_found = self._try_to_read(timeout_ms, read)
         except MarshalError:
             self.taken = taken
             raise
         self.taken = taken
         return is_found
 
-    def _try_to_read(self, timeout_ms: int, *, is_rest: bool) -> bool:
+    def _try_to_read(self, timeout_ms: int, read: Callable[[int], bool]) -> bool:
         try:
-            if is_rest:
-                is_found = self._read_rest(timeout_ms)
-            elif self._is_at_most_once:
-                is_found = self._read_for_grants(timeout_ms)
-            else:
-                is_found = self._read_plain(timeout_ms)
+            is_found = read(timeout_ms)
         except PositionError as error:
             self._on_out_of_range(error)
             return False

@@ -262,7 +262,7 @@ def test_records_that_are_granted_are_waited_for_though_verdicts_are_pending(
     progress._grants.append(OffsetRange(0, 5))
     progress.request(1, 9)
     reads, waits = [], []
-    monkeypatch.setattr(hands, "_read", reads.append)
+    monkeypatch.setattr(hands, "_read", lambda wait_ms, *_: reads.append(wait_ms))
     monkeypatch.setattr(hands, "_wait", waits.append)
     hands.fetch(1_000)
     assert (reads, waits) == ([FETCH_SLICE_MS], [])
@@ -275,6 +275,31 @@ def test_records_that_are_granted_are_waited_for_though_verdicts_are_pending(
     hands.pause([place.partition])
     hands.fetch(1_000)
     assert FETCH_SLICE_MS not in reads[3:]
+
+
+@pytest.mark.parametrize("delivery", [ALO, AMO])
+def test_a_reader_with_nothing_to_fetch_is_polled_from_time_to_time(
+    monkeypatch, delivery
+):
+    """Otherwise a client library keeps its errors and log lines for ever."""
+    cluster = world(records=(40,))
+    node = owning(cluster, delivery=delivery, most=10)
+    node.consumer.pause(*node.consumer.assignment())
+    node.consumer.poll(0)
+    reader = node.consumer._reader
+    polls = []
+    plain = reader.poll
+
+    def poll(timeout_ms, max_records):
+        polls.append(timeout_ms)
+        return plain(timeout_ms, max_records)
+
+    monkeypatch.setattr(reader, "poll", poll)
+    for _ in range(30):
+        assert node.consumer.poll(0) == {}
+        cluster.run(100)
+    assert len(polls) == 2
+    assert not any(polls)
 
 
 @pytest.mark.parametrize("delivery", [ALO, AMO])

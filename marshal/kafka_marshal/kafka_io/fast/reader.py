@@ -303,6 +303,9 @@ class FastDataReader(DataReader):
         try:
             self._apply_changes()
             if not self._positions.next:
+                if self._client is not None:
+                    # Its events: otherwise it keeps them.
+                    self._consume(max(1, max_records), {})
                 time.sleep(deadline.left_s)
                 return {}
             found = self._poll_until(deadline, max(1, max_records))

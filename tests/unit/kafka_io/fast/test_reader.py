@@ -204,6 +204,18 @@ def by_id(handle, monkeypatch):
     return reader, made
 
 
+def test_a_client_with_nothing_assigned_handles_its_events(by_id, handle):
+    """It keeps them, lines of its log too, until it is polled."""
+    reader, _ = by_id
+    polled(reader)
+    reader.assign([])
+    assert polled(reader) == {}  # unassigns
+    events = error(("", 0), KafkaError(KafkaError._ALL_BROKERS_DOWN)), *of(A, 7)
+    handle.made(*events)
+    assert polled(reader) == {}
+    assert not handle.queue
+
+
 def test_records_of_the_wanted_topic_id_are_returned(by_id, handle):
     reader, _ = by_id
     handle.made(*of(A, 0, 1))
