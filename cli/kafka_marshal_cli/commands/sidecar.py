@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import socket
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from kafka_marshal import ConfigurationError, CoordinationError
+from kafka_marshal import ConfigurationError, CoordinationError, unix_sockets
 from kafka_marshal.config import Membership
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.claiming_options import MEMBER
@@ -257,9 +256,7 @@ class _Connection(http.client.HTTPConnection):
         self._timeout_s = timeout_s
 
     def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self._timeout_s)
-        self.sock.connect(str(self._path))
+        self.sock = unix_sockets.connect(str(self._path), self._timeout_s)
 
 
 def query(path: Path, place: str, *, timeout_ms: int) -> tuple[int, Any]:

@@ -51,22 +51,6 @@ class Answer:
     content: bytes
 
 
-def open_unix(path: str, timeout_s: float) -> socket.socket:
-    """Return a connection to a Unix socket.
-
-    Raises:
-        OSError: No process listens there, or not in time.
-    """
-    found = socket.socket(socket.AF_UNIX)
-    try:
-        found.settimeout(timeout_s)
-        found.connect(path)
-    except BaseException:
-        found.close()
-        raise
-    return found
-
-
 def open_tcp(place: tuple[str, int], timeout_s: float) -> socket.socket:
     """Return a connection to a TCP socket.
 

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode
 import attrs
 import msgspec
 
-from kafka_marshal import errors
+from kafka_marshal import errors, unix_sockets
 from kafka_marshal.errors import (
     ClaimLost,
     ClaimRejected,
@@ -363,7 +363,7 @@ class Connection:
             ConfigurationError: The extra is not installed.
         """
         httpx = extra()
-        from kafka_marshal.remote.exchanges import Exchanges, open_tcp, open_unix
+        from kafka_marshal.remote.exchanges import Exchanges, open_tcp
 
         headers = {api.INSTANCE_HEADER: instance}
         if token is not None:
@@ -385,7 +385,7 @@ class Connection:
         if address.socket is None:
             connect = partial(open_tcp, (address.host, address.port))
         else:
-            connect = partial(open_unix, address.socket)
+            connect = partial(unix_sockets.connect, address.socket)
         requests = requests or Exchanges(
             connect, host=address.authority, headers=headers
         )

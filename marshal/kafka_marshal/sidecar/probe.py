@@ -5,9 +5,10 @@ standard library: the command ``marshal`` takes a second of CPU to start.
 """
 
 import os
-import socket
 import sys
 import time
+
+from kafka_marshal.unix_sockets import connect
 
 PLACES = {"live": b"/livez", "ready": b"/readyz", "started": b"/startupz"}
 FOLDER_NAME = "kafka-marshal"
@@ -50,9 +51,7 @@ def ask(path: str, place: bytes, *, timeout_s: float = TIMEOUT_S) -> tuple[int, 
     """
     deadline = time.monotonic() + timeout_s
     found = bytearray()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(timeout_s)
-        connection.connect(path)
+    with connect(path, timeout_s) as connection:
         connection.sendall(
             b"GET %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n" % place
         )

@@ -18,8 +18,8 @@ from kafka_marshal.remote.exchanges import (
     ExchangeError,
     Exchanges,
     open_tcp,
-    open_unix,
 )
+from kafka_marshal.unix_sockets import connect
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
 LAST = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi"
@@ -83,7 +83,7 @@ def served(tmp_path):
     path = tmp_path / "s.sock"
     server = Server(path)
     found = Exchanges(
-        lambda timeout_s: open_unix(str(path), timeout_s),
+        lambda timeout_s: connect(str(path), timeout_s),
         host="sidecar",
         headers={"Marshal-Instance": "ab"},
     )
@@ -230,7 +230,7 @@ def test_a_refusal_is_read_though_the_request_was_not(served, tmp_path):
 
         thread = threading.Thread(target=refuse)
         thread.start()
-        found = Exchanges(lambda s: open_unix(str(path), s), host="x", headers={})
+        found = Exchanges(lambda s: connect(str(path), s), host="x", headers={})
         # What is unread when it closes may also reset the connection.
         with contextlib.suppress(ExchangeError):
             assert ask(found, body=b"x" * 10_000_000) == Answer(413, b"")
@@ -240,7 +240,7 @@ def test_a_refusal_is_read_though_the_request_was_not(served, tmp_path):
 
 def test_without_a_listener_nothing_was_sent(tmp_path):
     found = Exchanges(
-        lambda timeout_s: open_unix(str(tmp_path / "none"), timeout_s),
+        lambda timeout_s: connect(str(tmp_path / "none"), timeout_s),
         host="sidecar",
         headers={},
     )

@@ -128,7 +128,8 @@ def test_the_probe_imports_little():
     names = set(found.stdout.split())
     ours = {name for name in names if name.startswith("kafka_marshal")}
     assert ours == {
-        *("kafka_marshal", "kafka_marshal.sidecar", "kafka_marshal.sidecar.probe")
+        *("kafka_marshal", "kafka_marshal.sidecar", "kafka_marshal.sidecar.probe"),
+        "kafka_marshal.unix_sockets",
     }
     assert {name.split(".")[0] for name in names - ours} <= sys.stdlib_module_names
     assert not names & SLOW
