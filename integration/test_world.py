@@ -105,12 +105,11 @@ def test_there_is_no_such_topic(domain):
 OPENING = """
 import sys
 from kafka_marshal import TopicPartition, World
-from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.views.log_ends import LogEnds
 servers, topic, transport = sys.argv[1:]
 World.open(servers, coordination_topic=topic, transport=transport, state_dir="")
 missing = TopicPartition(topic, 1_000)
-with LogEnds(ConnectionConfig(servers, transport=transport)) as ends:
+with LogEnds(servers, transport=transport) as ends:
     found = ends.of([TopicPartition(topic, 0), missing, TopicPartition("no-such", 0)])
 print(len(found), "kafka" in sys.modules)
 """

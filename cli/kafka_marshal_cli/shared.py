@@ -307,8 +307,10 @@ class Call:
         self, partitions: "Collection[types.TopicPartition]"
     ) -> "dict[types.TopicPartition, int]":
         """Return the log ends of data partitions, as far as they are known."""
-        with self.admin() as admin:
-            return admin.log_ends(partitions)
+        from kafka_marshal.views.log_ends import LogEnds
+
+        with LogEnds(**self.connection()) as ends:
+            return ends.of(partitions)
 
     def with_lag(self, claims: "Iterable[Row]") -> "list[Row]":
         """Return claims with their lag, by the log ends of the cluster."""

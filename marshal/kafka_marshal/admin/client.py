@@ -139,7 +139,7 @@ class Admin(
         self._clock = SystemClock()
         self._topics = KafkaTopicAdmin(self._settings)
         self._offsets = KafkaOffsets(self._settings)
-        self._log_ends = LogEnds(self._settings, timeout_ms=timeout_ms)
+        self._log_ends = LogEnds(**self._settings.arguments, timeout_ms=timeout_ms)
         self._data = KafkaDataLog(self._settings)
 
     @property

@@ -1,9 +1,11 @@
 """Log ends of data partitions, for who shows lag."""
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from kafka_marshal.closing import Closing
+from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.kafka_io import ConnectionConfig, LogEndQuery, open_offsets
 from kafka_marshal.protocol.types import TopicPartition
@@ -18,14 +20,28 @@ class LogEnds(Closing):
     The first query connects.
 
     Args:
-        settings: Addresses and security of the cluster.
+        bootstrap_servers: Addresses of the cluster.
+        coordination_topic: Name of the coordination topic.
+        options: Security and connection options.
+        transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
         timeout_ms: Longest time of a query, if less than ``LOG_ENDS_MS_MAX``.
     """
 
     def __init__(
-        self, settings: ConnectionConfig, *, timeout_ms: int = TIMEOUT_MS
+        self,
+        bootstrap_servers: str | Sequence[str] = SERVERS,
+        *,
+        coordination_topic: str = COORDINATION_TOPIC,
+        options: Mapping[str, Any] | None = None,
+        transport: str = "auto",
+        timeout_ms: int = TIMEOUT_MS,
     ) -> None:
-        self._settings = settings
+        self._settings = ConnectionConfig(
+            bootstrap_servers,
+            coordination_topic=coordination_topic,
+            options=options,
+            transport=transport,
+        )
         self._lock = threading.Lock()
         self._query: LogEndQuery | None = None
         self._timeout_ms = min(timeout_ms, LOG_ENDS_MS_MAX)

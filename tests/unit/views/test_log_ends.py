@@ -3,13 +3,11 @@
 import pytest
 
 from kafka_marshal.errors import ConfigurationError, CoordinationError
-from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.views import log_ends as module
 from kafka_marshal.views.log_ends import LOG_ENDS_MS_MAX, LogEnds
 
 A = TopicPartition("t", 0)
-WHERE = ConnectionConfig("a:1")
 
 
 class Query:
@@ -38,7 +36,7 @@ def over(monkeypatch):
 
 def test_a_query_is_bounded_and_closed_once(over):
     query = over(7)
-    with LogEnds(WHERE, timeout_ms=10 * LOG_ENDS_MS_MAX) as ends:
+    with LogEnds("a:1", timeout_ms=10 * LOG_ENDS_MS_MAX) as ends:
         assert ends.of([A]) == ends.of([A]) == {A: 7}
     ends.close()
     assert query.timeouts == [LOG_ENDS_MS_MAX] * 2
@@ -47,7 +45,7 @@ def test_a_query_is_bounded_and_closed_once(over):
 
 def test_without_an_answer_all_are_absent(over):
     query = over(CoordinationError("no answer"))
-    with LogEnds(WHERE, timeout_ms=50) as ends:
+    with LogEnds("a:1", timeout_ms=50) as ends:
         assert ends.of([A]) == {}
     assert query.timeouts == [50]
 
@@ -57,5 +55,5 @@ def test_nothing_is_opened_before_a_query(monkeypatch):
         raise ConfigurationError("no such transport", setting="transport")
 
     monkeypatch.setattr(module, "open_offsets", refuse)
-    with LogEnds(WHERE) as ends, pytest.raises(ConfigurationError):
+    with LogEnds("a:1") as ends, pytest.raises(ConfigurationError):
         ends.of([A])
