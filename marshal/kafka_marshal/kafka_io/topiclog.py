@@ -282,16 +282,30 @@ class TopicLog(CoordinationLog):
 
         Raises:
             CoordinationError: The cluster did not answer.
+            InvalidTransition: It was closed meanwhile; the writer is closed, too.
         """
         self._require_process("Configuring")
+        fresh: Writer | None = None
         try:
             if self.writer is None:
-                self.writer = self._new_writer(heartbeat_interval_ms, timeout_ms)
+                fresh = self._new_writer(heartbeat_interval_ms, timeout_ms)
             else:
                 self.writer.configure(heartbeat_interval_ms, timeout_ms=timeout_ms)
         except Exception as error:
             doing = f"Connecting a writer to {self._topic}"
             raise self._translate(error, doing, Access.WRITE) from error
+        if fresh is not None and not self._keep(fresh):
+            fresh.close(0)
+            self._require_open("Configuring")
+            self.configure(heartbeat_interval_ms, timeout_ms=timeout_ms)
+
+    def _keep(self, fresh: Writer) -> bool:
+        """Keep a writer, unless this was closed, or got another, meanwhile."""
+        with self._lock:
+            is_kept = not self._is_closed and self.writer is None
+            if is_kept:
+                self.writer = fresh
+        return is_kept
 
     def read_also(self, partition: int, *, timeout_ms: int = OPEN_TIMEOUT_MS) -> None:
         """Read one more partition from its start, unless it is read already.
@@ -573,9 +587,9 @@ class TopicLog(CoordinationLog):
             doing = f"Querying the {which} of {self._topic}"
             raise self._translate(error, doing, Access.READ) from error
 
-    def _require_open(self) -> None:
+    def _require_open(self, doing: str = "Reading") -> None:
         if self._is_closed:
-            raise InvalidTransition(f"Reading {self._topic} failed: it is closed.")
+            raise InvalidTransition(f"{doing} {self._topic} failed: it is closed.")
 
     def _require_process(self, doing: str) -> None:
         if os.getpid() != self._pid:

@@ -1,0 +1,65 @@
+"""The writer of a coordination log, which is connected while the log is used."""
+
+import os
+import threading
+
+import pytest
+
+from kafka_marshal.errors import InvalidTransition
+from kafka_marshal.kafka_io.coordination import KafkaCoordinationLog
+
+
+class Writer:
+    def __init__(self):
+        self.intervals = []
+        self.is_closed = False
+
+    def configure(self, heartbeat_interval_ms, *, timeout_ms):
+        self.intervals.append(heartbeat_interval_ms)
+
+    def close(self, timeout_ms):
+        self.is_closed = True
+
+
+@pytest.fixture
+def log():
+    """A log that is open for reading, as its constructor leaves it."""
+    made = object.__new__(KafkaCoordinationLog)
+    made.topic = made._topic = "__marshal"
+    made.writer = None
+    made._pid, made._lock, made._is_closed = os.getpid(), threading.Lock(), False
+    made._disconnect = lambda: None
+    return made
+
+
+def connecting(log, meanwhile):
+    """Let a writer of a log connect, while something happens; return the writers."""
+    made = []
+
+    def connect(heartbeat_interval_ms, timeout_ms):
+        made_now = Writer()
+        made.append(made_now)
+        if len(made) == 1:
+            meanwhile()
+        return made_now
+
+    log._new_writer = connect
+    return made
+
+
+def test_a_writer_that_connects_while_its_log_is_closed_is_closed(log):
+    """As where the open of a client fails, which is connecting it on another thread."""
+    made = connecting(log, lambda: log.close(0))
+    with pytest.raises(InvalidTransition, match="Configuring __marshal failed"):
+        log.configure(2_000)
+    assert [each.is_closed for each in made] == [True]
+    assert log.writer is None
+
+
+def test_of_two_writers_that_connect_at_once_one_is_kept(log):
+    made = connecting(log, lambda: log.configure(2_000))
+    log.configure(3_000)
+    late, kept = made
+    assert (late.is_closed, kept.is_closed) == (True, False)
+    assert log.writer is kept
+    assert kept.intervals == [3_000]
