@@ -161,6 +161,7 @@ class Holding:
         "is_subleased",
         "lookup",
         "lookup_at_ms",
+        "lookup_error",
         "predecessor",
         "progress",
         "rewind",
@@ -185,6 +186,8 @@ class Holding:
         self.drain: Drain | None = None
         self.lookup: StartLookup | None = None
         self.lookup_at_ms = 0
+        # The last error of a look-up: a missing right fails each, and counts once.
+        self.lookup_error = ""
         # At most once: records handed out since the application's last poll.
         self.unfinished_count = 0
         # Whether a client of this sidecar uses it: then it is not released before

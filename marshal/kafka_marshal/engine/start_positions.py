@@ -41,14 +41,7 @@ class StartPositions:
             (PROTOCOL 9.10).
     """
 
-    __slots__ = (
-        "_claimant",
-        "_context",
-        "_heartbeater",
-        "_queued",
-        "_release",
-        "_reported",
-    )
+    __slots__ = ("_claimant", "_context", "_heartbeater", "_queued", "_release")
 
     def __init__(
         self,
@@ -64,8 +57,6 @@ class StartPositions:
         self._claimant = claimant
         # In the order of the claims; those that ended meanwhile are left out later.
         self._queued: dict[Key, Holding] = {}
-        # A right that is missing fails every look-up: each error is reported once.
-        self._reported: dict[Key, str] = {}
 
     def begin(self, holding: Holding, known: KeyState) -> None:
         """Send the first heartbeat; start at the position in the log, if any."""
@@ -73,7 +64,7 @@ class StartPositions:
         position = known.next_unclaimed() if is_amo else known.position
         # PROTOCOL 5.1: this heartbeat is the owner's first record, before any fetch.
         self._heartbeater.beat_start(holding, position)
-        self._reported.pop(holding.key, None)
+        holding.lookup_error = ""
         if position is not None or not holding.start_rule.is_needed:
             holding.begin(position, grantee=self._claimant.owner.incarnation)
             return
@@ -96,8 +87,8 @@ class StartPositions:
             raise found
         if not isinstance(found, Lookup):
             if now_ms >= holding.lookup_at_ms:
-                if self._reported.get(holding.key) != str(found):
-                    self._reported[holding.key] = str(found)
+                if holding.lookup_error != str(found):
+                    holding.lookup_error = str(found)
                     fields = {"key": holding.key, "error": found}
                     self._context.observe("start_lookup_failed", fields)
                 self._queue(holding)

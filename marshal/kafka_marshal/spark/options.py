@@ -565,13 +565,10 @@ def _whole(name: str, text: str) -> int:
 
 
 def _whole_or_none(name: str, text: str) -> int:
-    try:
-        found = _number(text.strip())
-    except ValueError:
-        found = OFFSET_MAX + 1
-    if found > OFFSET_MAX:
+    digits = text.strip()
+    if not _WHOLE.fullmatch(digits) or int(digits) > OFFSET_MAX:
         raise _wrong(name, f"{text!r} is no whole number")
-    return found
+    return int(digits)
 
 
 def _duration_ms(name: str, text: str) -> int:

@@ -37,11 +37,11 @@ def connecting(log, meanwhile):
     made = []
 
     def connect(heartbeat_interval_ms, timeout_ms):
-        made_now = Writer()
-        made.append(made_now)
-        if len(made) == 1:
+        writer = Writer()
+        made.append(writer)
+        if writer is made[0]:
             meanwhile()
-        return made_now
+        return writer
 
     log._new_writer = connect
     return made

@@ -304,7 +304,7 @@ class FastDataReader(DataReader):
             self._apply_changes()
             if not self._positions.next:
                 if self._client is not None:
-                    # Its events: otherwise it keeps them.
+                    # It keeps errors and log lines until it is polled.
                     self._consume(max(1, max_records), {})
                 time.sleep(deadline.left_s)
                 return {}
