@@ -7,6 +7,7 @@ import attrs
 import typer
 
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.protocol.types import whole_number
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.render import Answer, Section, column, escape
 from kafka_marshal_cli.shared import Call, command, emit, notify
@@ -125,14 +126,14 @@ def sim(
 
 
 def _seeds_of(text: str) -> range:
-    first, colon, end = text.partition(":")
-    is_number = first.isascii() and first.isdigit() and end.isascii() and end.isdigit()
-    if not colon or not is_number or not 0 < int(end) - int(first) <= SEEDS_MAX:
+    first, _, end = text.partition(":")
+    least, most = whole_number(first), whole_number(end)
+    if least is None or most is None or not 0 < most - least <= SEEDS_MAX:
         raise ConfigurationError(
             f"--seeds {text!r} is no range such as 0:100, of 1 to {SEEDS_MAX} seeds",
             setting="--seeds",
         )
-    return range(int(first), int(end))
+    return range(least, most)
 
 
 def _faults_of(text: str, *, setting: str) -> tuple[str, ...] | None:
@@ -152,13 +153,14 @@ def _faults_of(text: str, *, setting: str) -> tuple[str, ...] | None:
 def _numbers_of(text: str, seed: int | None) -> tuple[int, ...] | None:
     if not text:
         return None
-    names = text.split(",")
-    if seed is None or not all(name.isascii() and name.isdigit() for name in names):
+    numbers = [whole_number(name) for name in text.split(",")]
+    found = tuple(each for each in numbers if each is not None)
+    if seed is None or len(found) < len(numbers):
         raise ConfigurationError(
             "--only takes numbers of faults, such as 3,7, and needs --seed",
             setting="--only",
         )
-    return tuple(int(name) for name in names)
+    return found
 
 
 def _print_transcript(options: CampaignOptions, seed: int) -> None:

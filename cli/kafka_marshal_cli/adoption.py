@@ -27,7 +27,12 @@ from kafka_marshal.kafka_io.data import GroupOffsets, KafkaGroups
 from kafka_marshal.ports import DataReader, LogRange
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.lease import Freshness
-from kafka_marshal.protocol.types import OFFSET_MAX, PARTITION_MAX, TopicPartition
+from kafka_marshal.protocol.types import (
+    OFFSET_MAX,
+    PARTITION_MAX,
+    TopicPartition,
+    whole_number,
+)
 from kafka_marshal.views.world import World
 
 
@@ -241,10 +246,10 @@ def _fold(group: OriginalGroup, text: str, group_id: str) -> None:
 
 
 def _whole(text: str, most: int) -> int:
-    # Not int() alone: it takes signs, spaces and underscores.
-    if not (text.isascii() and text.isdecimal()) or int(text) > most:
+    found = whole_number(text, most=most)
+    if found is None:
         raise ValueError(text)
-    return int(text)
+    return found
 
 
 # --- reading and writing

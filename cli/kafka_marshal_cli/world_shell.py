@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from kafka_marshal.errors import MarshalError
+from kafka_marshal.protocol.types import whole_number
 from kafka_marshal_cli.exits import message
 from kafka_marshal_cli.render import escape, to_json
 from kafka_marshal_cli.world_tree import Directory, File, Node, path_of
@@ -338,9 +339,10 @@ def _options(arguments: Sequence[str], name: str) -> tuple[list[str], dict[str, 
 
 
 def _whole(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):  # noqa: PLR2004
+    found = whole_number(text)
+    if found is None:
         raise ShellError(f"{name} is {text!r}, and not a whole number")
-    return int(text)
+    return found
 
 
 def _fitting(directory: Directory, name: str) -> Iterable[str]:

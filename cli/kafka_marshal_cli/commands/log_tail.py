@@ -18,6 +18,7 @@ from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import KINDS
 from kafka_marshal.protocol.state import ACCEPTED, UNDECODABLE, Transitions
 from kafka_marshal.protocol.text import entry_to_object, transition_to_object
+from kafka_marshal.protocol.types import whole_number
 from kafka_marshal.views.log_scan import require_restored
 from kafka_marshal.views.watch import Folded
 from kafka_marshal_cli import parsing
@@ -281,12 +282,12 @@ def start_of(text: str | None, last: int | None) -> tuple[int, int | None]:
             return 0, last
         case "end":
             return 0, 0
-        case _ if text.isascii() and text.isdecimal():
-            return int(text), last
-        case _:
-            raise ConfigurationError(
-                f"--from is {text!r}; write start, end, or an offset", setting="--from"
-            )
+    first = whole_number(text)
+    if first is None:
+        raise ConfigurationError(
+            f"--from is {text!r}; write start, end, or an offset", setting="--from"
+        )
+    return first, last
 
 
 def first_wanted(wanted: Filter, last: int | None) -> Callable[[LogRange], int]:

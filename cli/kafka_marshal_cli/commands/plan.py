@@ -12,7 +12,7 @@ from kafka_marshal.protocol.hashing import RESERVED_TOPICS, home_partition
 from kafka_marshal.protocol.labels import TARGET_LABEL, number_of
 from kafka_marshal.protocol.planner import MemberView
 from kafka_marshal.protocol.records import CORDON, DRAIN
-from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.protocol.types import PARTITION_MAX, TopicPartition, whole_number
 from kafka_marshal.views.plan import (
     DIVERGED,
     explain_key,
@@ -367,11 +367,12 @@ def _require_known(world: "World", group: str) -> None:
 def _place(text: str) -> TopicPartition:
     """Return the partition that ``--why TOPIC:PARTITION`` names."""
     topic, colon, number = text.rpartition(":")
-    if not (colon and topic and number.isascii() and number.isdigit()):
+    partition = whole_number(number, most=PARTITION_MAX)
+    if not (colon and topic) or partition is None:
         raise ConfigurationError(
             f"--why must be written TOPIC:PARTITION, not {text!r}", setting="--why"
         )
-    return TopicPartition(topic, int(number))
+    return TopicPartition(topic, partition)
 
 
 def new_member(text: str) -> NewMember:
@@ -380,12 +381,13 @@ def new_member(text: str) -> NewMember:
     if not colon:
         rest, number = text, "0"
     name, _, host = rest.partition("@")
-    if not name or not (number.isascii() and number.isdigit()):
+    limit = whole_number(number)
+    if not name or limit is None:
         raise ConfigurationError(
             f"--add must be written NAME, NAME@HOST or NAME@HOST:LIMIT, not {text!r}",
             setting="--add",
         )
-    return NewMember(name=name, host=host, limit=int(number))
+    return NewMember(name=name, host=host, limit=limit)
 
 
 def _answer(found: Simulation, group: str, as_of: Mapping[str, object]) -> Answer:

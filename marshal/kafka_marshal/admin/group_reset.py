@@ -34,7 +34,12 @@ from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.placement import keys_of
 from kafka_marshal.protocol.resolving import COMMITTED
 from kafka_marshal.protocol.state import KeyState, WorldState
-from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.protocol.types import (
+    PARTITION_MAX,
+    Key,
+    TopicPartition,
+    whole_number,
+)
 
 EARLIEST, LATEST, CURRENT = "earliest", "latest", "current"
 OFFSET, SHIFT, TIME, OFFSETS = "offset", "shift", "time", "offsets"
@@ -50,7 +55,6 @@ RULES: Mapping[str, str] = {
     "offsets": OFFSETS,
 }
 """Kinds of a ``PositionSpec`` by the names that commands and requests have for them."""
-_CSV_COLUMNS = 3
 _REFUSALS = (ClaimRejected, GroupPaused, ConfigurationError)
 """Errors of an execution after which nothing of the operation is left."""
 
@@ -582,15 +586,15 @@ def read_positions(path: Path) -> dict[TopicPartition, int]:
         values = [each.strip() for each in line]
         if not any(values):
             continue
-        is_whole = len(values) == _CSV_COLUMNS and all(
-            each.isascii() and each.isdigit() for each in values[1:]
-        )
-        if not is_whole:
-            raise _bad_file(path, f"line {number} is not topic,partition,offset")
-        place = TopicPartition(values[0], int(values[1]))
+        numbers = [whole_number(each) for each in values[1:]]
+        match numbers:
+            case [int(partition), int(offset)] if partition <= PARTITION_MAX:
+                place = TopicPartition(values[0], partition)
+            case _:
+                raise _bad_file(path, f"line {number} is not topic,partition,offset")
         if place in found:
             raise _bad_file(path, f"line {number} names {place} again")
-        found[place] = int(values[2])
+        found[place] = offset
     if not found:
         raise _bad_file(path, "it has no positions")
     return found

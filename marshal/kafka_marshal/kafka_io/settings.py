@@ -14,6 +14,7 @@ import attrs
 
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.protocol.types import whole_number
 
 OPEN_TIMEOUT_MS = 30_000
 # How long a broker may hold a fetch for which it has nothing. Readers that go to other
@@ -123,9 +124,9 @@ def _address(text: str) -> str:
     is_bare = not colon or (host.count(":") > 0 and not host.endswith("]"))
     if is_bare or text.strip().endswith("]"):
         host, port = text.strip(), str(DEFAULT_PORT)
-    # Not isdigit(): it accepts digits that int() rejects.
-    is_port = port.isascii() and port.isdecimal() and 0 < int(port) <= PORT_MAX
-    if not host or not is_port or any(mark in host for mark in "/ \t"):
+    is_named = host and not any(mark in host for mark in "/ \t")
+    # Port 0 is none.
+    if not is_named or not whole_number(port, most=PORT_MAX):
         raise ConfigurationError(
             f"bootstrap_servers has {text!r}, which is not host:port. Write it like "
             "broker-1:9092,broker-2:9092.",

@@ -6,7 +6,7 @@ without one counts as one with the default. All readers here accept any labels.
 
 from collections.abc import Iterable, Mapping
 
-from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.protocol.types import TopicPartition, whole_number
 
 LAGGING_LABEL = "lagging"
 WARMS_LABEL = "warms"
@@ -38,14 +38,12 @@ _RESERVED = frozenset(
     }
 )
 _TEXT_MAX = 255
-_DIGITS_MAX = 9
+_NUMBER_MAX = 999_999_999
 
 
 def number_of(labels: Mapping[str, str], name: str) -> int | None:
     """Return the number in a label, None without one."""
-    text = labels.get(name, "")
-    is_number = text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
-    return int(text) if is_number else None
+    return whole_number(labels.get(name, ""), most=_NUMBER_MAX)
 
 
 def weight_of(labels: Mapping[str, str]) -> int:
@@ -64,11 +62,11 @@ def standbys_label(labels: Mapping[str, str]) -> int:
 def failing_of(labels: Mapping[str, str]) -> tuple[TopicPartition, ...]:
     """Return the partitions that a member cannot serve, at most ``FAILING_MAX``."""
     found = [
-        TopicPartition(name.removeprefix(FAILS_PREFIX), int(number))
+        TopicPartition(name.removeprefix(FAILS_PREFIX), number)
         for name, text in sorted(labels.items())
         if name.startswith(FAILS_PREFIX)
-        for number in text.split(",")
-        if number.isascii() and number.isdigit() and len(number) <= _DIGITS_MAX
+        for each in text.split(",")
+        if (number := whole_number(each, most=_NUMBER_MAX)) is not None
     ]
     return tuple(sorted(set(found))[:FAILING_MAX])
 

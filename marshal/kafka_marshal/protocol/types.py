@@ -16,6 +16,17 @@ OFFSET_MAX = 2**63 - 1
 PARTITION_MAX = 2**31 - 1
 
 _TOKEN = re.compile(r"([0-9]{1,10})\.([0-9]{1,10})\.([0-9]{1,20})")
+_WHOLE = re.compile(r"[0-9]{1,19}")
+
+
+def whole_number(text: str, *, most: int = OFFSET_MAX) -> int | None:
+    """Return the number that up to 19 ASCII digits write, None for all other text.
+
+    ``int()`` also takes signs, spaces, underscores and digits of Unicode, and raises
+    for too many digits.
+    """
+    found = int(text) if _WHOLE.fullmatch(text) else most + 1
+    return found if found <= most else None
 
 
 class TimestampType(IntEnum):

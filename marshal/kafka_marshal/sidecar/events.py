@@ -13,13 +13,13 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
+from kafka_marshal.protocol.types import whole_number
 from kafka_marshal.remote.api import EventBody, Failed, Frame, Snapshot, frame_id
 
 # --- Buffer and cursor -----------------------------------------------------------
 
 
 EVENTS_MAX = 1_024
-DIGITS_MAX = 20
 
 LogPosition = tuple[int, int]
 """A coordinating partition and an offset in it."""
@@ -77,10 +77,8 @@ class EventBuffer:
         """Return the number that an event id names, None for a foreign id."""
         name, _, rest = (event_id or "").partition(Frame.SEPARATOR)
         text, _, _ = rest.partition(Frame.SEPARATOR)
-        if name != self._incarnation[:8] or not (text.isascii() and text.isdigit()):
-            return None
-        number = int(text[:DIGITS_MAX])
-        return number if number <= self.number else None
+        is_own = name == self._incarnation[:8]
+        return whole_number(text, most=self.number) if is_own else None
 
     def open(
         self, lock: AbstractContextManager[object], *, after: str | None

@@ -17,7 +17,7 @@ from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.settings import AUTO, ConnectionConfig
 from kafka_marshal.protocol.codec import is_identifier, is_topic
-from kafka_marshal.protocol.types import OFFSET_MAX, TopicPartition
+from kafka_marshal.protocol.types import OFFSET_MAX, TopicPartition, whole_number
 from kafka_marshal.remote.transport import UNIX, Address
 from kafka_marshal.spark.java import settings_of
 from kafka_marshal.spark.kafka_options import (
@@ -77,7 +77,6 @@ _UNITS_MS = {
     "d": 86_400_000,
 }
 _DURATION = re.compile(r"([0-9]{1,12})\s*([a-z]*)")
-_WHOLE = re.compile(r"[0-9]{1,19}")
 ISOLATION = "kafka.isolation.level"
 RACK = "kafka.client.rack"
 SERVERS = "kafka.bootstrap.servers"
@@ -476,14 +475,11 @@ def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, i
 
 
 def _number(text: str) -> int:
-    """Parse digits; int() also takes signs, spaces, underscores, digits of Unicode.
-
-    Raises:
-        ValueError: It is something else.
-    """
-    if not _WHOLE.fullmatch(text):
+    """Return the number; raises ValueError for anything but digits."""
+    found = whole_number(text)
+    if found is None:
         raise ValueError(f"{text[:80]!r} is no whole number")
-    return int(text)
+    return found
 
 
 def _topics(name: str, text: str) -> tuple[str, ...]:
@@ -565,10 +561,10 @@ def _whole(name: str, text: str) -> int:
 
 
 def _whole_or_none(name: str, text: str) -> int:
-    digits = text.strip()
-    if not _WHOLE.fullmatch(digits) or int(digits) > OFFSET_MAX:
+    found = whole_number(text.strip())
+    if found is None:
         raise _wrong(name, f"{text!r} is no whole number")
-    return int(digits)
+    return found
 
 
 def _duration_ms(name: str, text: str) -> int:

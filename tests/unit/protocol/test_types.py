@@ -14,12 +14,40 @@ from kafka_marshal.protocol.types import (
     TokenAfterSeek,
     TopicPartition,
     seek_count_of,
+    whole_number,
 )
 
 
 def test_limits_are_those_of_kafka():
     assert OFFSET_MAX == 9_223_372_036_854_775_807
     assert PARTITION_MAX == 2_147_483_647
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        pytest.param("0", 0, id="zero"),
+        pytest.param("007", 7, id="leading zeros"),
+        pytest.param(str(OFFSET_MAX), OFFSET_MAX, id="the largest offset"),
+        pytest.param(str(OFFSET_MAX + 1), None, id="one more"),
+        pytest.param("", None, id="nothing"),
+        pytest.param("-1", None, id="sign"),
+        pytest.param(" 1", None, id="space"),
+        pytest.param("1\n", None, id="newline"),
+        pytest.param("1_000", None, id="underscore"),
+        pytest.param("1.0", None, id="fraction"),
+        pytest.param("\u0661", None, id="digit of Unicode"),
+        pytest.param("\u00b2", None, id="superscript"),
+        pytest.param("1" * 5_000, None, id="more digits than int takes"),
+    ],
+)
+def test_whole_numbers_are_ascii_digits(text, number):
+    assert whole_number(text) == number
+
+
+def test_a_whole_number_is_at_most_what_is_asked():
+    assert whole_number("10", most=10) == 10
+    assert whole_number("11", most=10) is None
 
 
 @pytest.mark.parametrize(
