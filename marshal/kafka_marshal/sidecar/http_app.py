@@ -66,6 +66,7 @@ from kafka_marshal.sidecar.requests import (
     PROBE_S_MAX,
     ApiRequest,
     Connection,
+    LongBodies,
     caller_of,
     client_process,
     connection_of,
@@ -268,6 +269,7 @@ class App:
             to_response=failure_of,
         )
         self._streams: dict[Caller, EventStream] = {}
+        self._bodies = LongBodies()
         self._asgi: ASGIApp = self._starlette()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -368,7 +370,7 @@ class App:
         queries = parse_queries(route, request)
         caller = caller_of(route, request, parts=parts)
         # Read it even without a service, so that the connection can be reused.
-        body = await read_body(route, request)
+        body = await read_body(route, request, bodies=self._bodies)
         if isinstance(body, api.RegisterRequest):
             caller = attrs.evolve(caller, instance=body.instance)
         require_one_client(connection, caller)

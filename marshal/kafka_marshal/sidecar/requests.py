@@ -30,7 +30,12 @@ from kafka_marshal.remote import api
 from kafka_marshal.remote.transport import is_loopback
 from kafka_marshal.sidecar.config import CONNECTIONS_MAX
 from kafka_marshal.sidecar.group_actions import GroupActions
-from kafka_marshal.sidecar.http_errors import HttpError, http_error, to_http_error
+from kafka_marshal.sidecar.http_errors import (
+    HttpError,
+    http_error,
+    to_http_error,
+    unavailable,
+)
 from kafka_marshal.sidecar.process_monitor import (
     UNKNOWN_PEER,
     Caller,
@@ -53,6 +58,8 @@ from kafka_marshal.sidecar.sockets import BACKLOG
 
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
+BODY_BYTES_FREE = 16 * 1024
+BODIES_BYTES_MAX = 64 * 1024 * 1024
 BODY_S_MAX = 10.0
 TIMEOUT_MS_DEFAULT = 10_000
 CONNECTION = "connection"
@@ -269,13 +276,16 @@ def require_one_client(connection: Connection, caller: Caller) -> None:
         )
 
 
-async def read_body(route: Route, request: Request) -> msgspec.Struct | None:
+async def read_body(
+    route: Route, request: Request, *, bodies: "LongBodies"
+) -> msgspec.Struct | None:
     """Return the decoded body of a request, read within limits.
 
     Raises:
         HttpError: It is too long, too slow, or of the wrong type.
     """
-    data = await _read(request)
+    with bodies.reading() as body:
+        data = await _read(request, body)
     if route.takes is None:
         return None
     if not data and route.is_body_optional:
@@ -291,7 +301,61 @@ async def read_body(route: Route, request: Request) -> msgspec.Struct | None:
     return found
 
 
-async def _read(request: Request) -> bytes:
+class LongBodies:
+    """Bytes of the bodies that are being read, bounded together. On the event loop.
+
+    The beginning of each is free, so that no ordinary request waits for long ones.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator["BodyBytes"]:
+        """Return the count of a body, taken back when it has been read."""
+        body = BodyBytes(self)
+        try:
+            yield body
+        finally:
+            self._bytes -= body.charged
+
+    def charge(self, count: int) -> None:
+        """Count so many bytes more.
+
+        Raises:
+            HttpError: There is no room for them; the client should retry.
+        """
+        if self._bytes + count > BODIES_BYTES_MAX:
+            raise unavailable("too many long requests are being read; try again")
+        self._bytes += count
+
+
+class BodyBytes:
+    """Bytes of one body that count towards the limit of all.
+
+    Attributes:
+        charged: How many do so far.
+    """
+
+    def __init__(self, bodies: LongBodies) -> None:
+        self.charged = 0
+        self._bodies = bodies
+
+    def grow(self, size: int) -> None:
+        """Count a body that has this size now.
+
+        Raises:
+            HttpError: It is too long, or there is no room for it.
+        """
+        if size > BODY_BYTES_MAX:
+            raise _too_long()
+        more = size - BODY_BYTES_FREE - self.charged
+        if more > 0:
+            self._bodies.charge(more)
+            self.charged += more
+
+
+async def _read(request: Request, body: BodyBytes) -> bytes:
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length[:20]) > BODY_BYTES_MAX:
         raise _too_long()
@@ -300,8 +364,7 @@ async def _read(request: Request) -> bytes:
         async with asyncio.timeout(BODY_S_MAX):
             async for chunk in request.stream():
                 data += chunk
-                if len(data) > BODY_BYTES_MAX:
-                    raise _too_long()
+                body.grow(len(data))
     except TimeoutError:
         raise http_error(
             408, f"the body did not come within {BODY_S_MAX:.0f} s", error=MarshalError

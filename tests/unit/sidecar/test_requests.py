@@ -25,6 +25,7 @@ from slices import HANG_S
 
 from kafka_marshal.remote import api, paths
 from kafka_marshal.sidecar import process_monitor, requests
+from kafka_marshal.sidecar.http_errors import HttpError
 from kafka_marshal.sidecar.requests import Connection
 
 # --- Requests ---
@@ -110,6 +111,34 @@ def test_a_body_is_bounded(wire, monkeypatch):
         assert response.status_code == 413
         assert response.headers["connection"] == "close"
     assert wire.service.calls == []
+
+
+def test_long_bodies_are_bounded_together(wire, monkeypatch):
+    monkeypatch.setattr(requests, "BODIES_BYTES_MAX", 1_000)
+    monkeypatch.setattr(requests, "BODY_BYTES_FREE", 100)
+    bodies = requests.LongBodies()
+    with bodies.reading() as first, bodies.reading() as second:
+        first.grow(600)
+        first.grow(900)  # 800 of them count
+        second.grow(300)
+        assert (first.charged, second.charged) == (800, 200)
+        with pytest.raises(HttpError) as caught:
+            second.grow(301)
+        assert caught.value.status == 503
+        with bodies.reading() as ordinary:
+            ordinary.grow(100)
+    with bodies.reading() as third:
+        third.grow(1_100)
+
+
+def test_a_body_that_finds_no_room_is_refused_and_retriable(wire, monkeypatch):
+    monkeypatch.setattr(requests, "BODIES_BYTES_MAX", 20_000)
+    response = wire.request("PUT", CLIENT, content=b" " * 40_000)
+    assert response.status_code == 503
+    assert failure(response).retriable
+    assert wire.service.calls == []
+    # The room of a body that was refused is free again.
+    assert wire.request("PUT", CLIENT, content=b" " * 30_000).status_code == 400
 
 
 def test_a_slow_body_times_out(wire, monkeypatch):
