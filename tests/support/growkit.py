@@ -26,15 +26,19 @@ class Tool(Growing, Opened):
         left: Requests that change something until it is killed; None for never.
         done: What it changed: ``log`` or ``topic``.
         refusal: Raised instead of adding partitions.
+        objection: Raised instead of checking whether they may be added.
     """
 
-    def __init__(self, cluster, name="admin", *, left=None, refusal=None):
+    def __init__(
+        self, cluster, name="admin", *, left=None, refusal=None, objection=None
+    ):
         self._cluster, self._sender = cluster, Sender(name)
         self._clock, self._timeout_ms = cluster.clock.view(), TIMEOUT_MS
         self._settings = SimpleNamespace(coordination_topic="__marshal")
         self._data, self._topics = cluster.kafka.data_log(), self
         self._follower = None
         self.left, self.refusal, self.done = left, refusal, []
+        self.objection = objection
 
     def partition_count(self, topic):
         found = self._describe(topic)
@@ -64,7 +68,11 @@ class Tool(Growing, Opened):
     def log_ends(self, partitions):
         return self._data.ends(partitions, TIMEOUT_MS)
 
-    def add_partitions(self, topic, *, count, timeout_ms):
+    def add_partitions(self, topic, *, count, timeout_ms, validate_only=False):
+        if validate_only:
+            if self.objection is not None:
+                raise self.objection
+            return
         self._change("topic")
         if self.refusal is not None:
             raise self.refusal

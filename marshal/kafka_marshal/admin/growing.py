@@ -450,8 +450,8 @@ class Growing(AdminConnection):
                 coordination topic is below 2.
             ClaimRejected: Another growth of the topic is open, or it was withdrawn or
                 the topic deleted meanwhile.
-            TopicMisconfigured: The cluster refuses the number; the growth is announced.
-            LogUnwritable: This principal may not add partitions; as above.
+            TopicMisconfigured: The cluster refuses the number.
+            LogUnwritable: This principal may not add partitions.
             DeadlineExceeded: No verdict in time; repeating it completes it.
         """
         plan = self._plan(
@@ -465,6 +465,7 @@ class Growing(AdminConnection):
             end = plan.growth._replace(new_count=old_count, ends=None)
             self._record(end, reason)
         if ANNOUNCE in plan.steps:
+            self._require_allowed(plan.growth)
             on_progress(GrowthProgress(step=ANNOUNCE))
             self._record(plan.growth, reason)
         if ADD in plan.steps:
@@ -532,6 +533,15 @@ class Growing(AdminConnection):
                 reason=why,
             )
         raise sent.unwritable("the growth")
+
+    def _require_allowed(self, growth: Growth) -> None:
+        """Have the cluster check the new number before it is announced."""
+        self._topics.add_partitions(
+            growth.topic,
+            count=growth.new_count,
+            timeout_ms=self._timeout_ms,
+            validate_only=True,
+        )
 
     def _add(self, growth: Growth) -> None:
         """Add the partitions, which were announced."""

@@ -295,7 +295,12 @@ class KafkaTopicAdmin(Closing):
         )
 
     def add_partitions(
-        self, topic: str, *, count: int, timeout_ms: int = TIMEOUT_MS
+        self,
+        topic: str,
+        *,
+        count: int,
+        timeout_ms: int = TIMEOUT_MS,
+        validate_only: bool = False,
     ) -> None:
         """Add partitions to a topic and wait until each one has a leader.
 
@@ -303,6 +308,7 @@ class KafkaTopicAdmin(Closing):
             topic: The topic.
             count: Number of partitions that it then has.
             timeout_ms: Limit for the whole call.
+            validate_only: Whether the cluster only checks whether it would add them.
 
         Raises:
             TopicMisconfigured: The cluster refuses that number.
@@ -313,7 +319,9 @@ class KafkaTopicAdmin(Closing):
         def request(admin: Any) -> None:
             # A retry after a lost response finds the partitions that it added.
             if described(admin.describe_topics([topic])[0]).partition_count < count:
-                admin.create_partitions({topic: count}, timeout_ms=timeout_ms)
+                admin.create_partitions(
+                    {topic: count}, timeout_ms=timeout_ms, validate_only=validate_only
+                )
             admin.wait_for_topics([topic], timeout_ms=timeout_ms)
 
         self._admin.call(

@@ -322,6 +322,15 @@ def test_a_number_that_the_cluster_refuses_can_be_withdrawn(kind):
     assert growths(cluster) == ()
 
 
+@pytest.mark.parametrize("kind", [TopicMisconfigured, LogUnwritable])
+def test_nothing_is_announced_that_the_cluster_would_refuse(kind):
+    cluster, steps = keyed(), []
+    tool = Tool(cluster, objection=kind("too many"))
+    with pytest.raises(kind, match=r"^too many$"):
+        tool.grow(on_progress=steps.append)
+    assert (steps, growths(cluster), partitions(cluster)) == ([], (), 4)
+
+
 def test_the_log_keeps_no_more_growths():
     cluster = world(1, records=RECORDS, operations=1)
     write(cluster, growth(2, 1, topic="u"))
