@@ -61,7 +61,7 @@ def run(
         ),
     ] = COORDINATION_TOPIC,
     partitions: Annotated[
-        int, typer.Option(metavar="K", help="Coordinating partitions.")
+        int, typer.Option(metavar="N", help="Coordinating partitions.")
     ] = 8,
     heartbeat_interval: Annotated[
         str, typer.Option(metavar="MS", help="Heartbeat interval.")

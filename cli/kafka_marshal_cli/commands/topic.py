@@ -42,7 +42,7 @@ def format_topic(
     partitions: Annotated[
         int | None,
         typer.Option(
-            metavar="K",
+            metavar="N",
             help="Coordinating partitions; `topic resize` changes them. By default "
             f"{PARTITIONS_DEFAULT}.",
         ),
@@ -101,7 +101,7 @@ def config_facts(call: Call, config: Config) -> dict[str, Any]:
         "generation": config.generation,
         "feature_level": config.feature_level,
         "era": config.era,
-        "K": config.partition_count,
+        "partition_count": config.partition_count,
         "heartbeat_interval_ms": config.heartbeat_interval_ms,
         "limits": {name: config.limit(name) for name in limits},
     }

@@ -183,7 +183,8 @@ _WHY = {
     "clock of this host",
     "importing": "directives are being moved to other coordinating partitions; see: "
     "marshal topic info, then repeat it",
-    "limits": "there are too many directives; end some with: marshal clients uncordon",
+    "limits": "there are too many directives; list them with: marshal clients list; "
+    "end one with: marshal clients uncordon NAME",
 }
 
 

@@ -384,14 +384,14 @@ def _group_obstacles(
         named = abbreviated(sorted(paused))
         text = (
             f"groups are paused, or will be: {named}; a change would let a "
-            "pause end early; end it with: marshal groups resume GROUP"
+            f"pause end early; end it with: marshal groups resume {min(paused)}"
         )
         found.append(Obstacle(reason="paused", text=text))
     if unresolved:
         named = abbreviated(sorted(unresolved))
         text = (
             f"positions of groups are being set: {named}; end that with: "
-            "marshal groups finish GROUP"
+            f"marshal groups finish {min(unresolved)}"
         )
         found.append(Obstacle(reason="unresolved", text=text))
     return found

@@ -343,7 +343,7 @@ def test_every_list_shows_its_moment(past, command):
 def test_the_config_of_the_moment(past):
     info = ("topic", "info", "-o", "json", "--at")
     found = json.loads(invoke(*info, f"0:{past.ends[0]}").stdout)
-    assert (found["K"], found["is_formatted"]) == (1, True)
+    assert (found["partition_count"], found["is_formatted"]) == (1, True)
     (row,) = found["partitions"]
     assert row["digest"] == digest(past.whole(past.ends[0]))
     bare = json.loads(invoke(*info, "1960-01-01").stdout)
