@@ -77,7 +77,7 @@ def test_format_info_and_format_again(bare):
     """The second format fails, with the flag it does not."""
     wanted = ("topic", "format", "--partitions", "3", "--heartbeat-interval", "1s")
     made = bare.json(*wanted, "--limit", "span=100")
-    assert (made["K"], made["heartbeat_interval_ms"]) == (3, 1_000)
+    assert (made["partition_count"], made["heartbeat_interval_ms"]) == (3, 1_000)
     assert made["limits"]["span"] == 100
     refused = bare.run("topic", "format", code=3)
     assert "--ignore-formatted" in refused.stderr
@@ -507,7 +507,7 @@ def test_broker_run(cli, signum):
         info = cli.json(
             *("topic", "info", "-b", address, "--coordination-topic", "__marshal")
         )
-        assert (info["heartbeat_interval_ms"], info["K"]) == (2_000, 8)
+        assert (info["heartbeat_interval_ms"], info["partition_count"]) == (2_000, 8)
         assert broker.end(signum) == 0, broker.stderr
         host, _, port = address.partition(":")
         with pytest.raises(OSError, match=r"."):

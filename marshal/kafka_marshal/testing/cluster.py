@@ -58,6 +58,8 @@ def _replicated(nodes: int) -> dict[str, str]:
         "transaction.state.log.min.isr": enough,
         "share.coordinator.state.topic.replication.factor": copies,
         "share.coordinator.state.topic.min.isr": enough,
+        # As Kafka does: nodes that fell behind see by it that they have caught up.
+        "metadata.max.idle.interval.ms": "500",
         # Leaders stay where a fault left them: Kafka does not move them back.
         "auto.leader.rebalance.enable": "false",
     }
