@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from domain import opened
-from sparkkit import LATE, RUN_S, cells, every, keeping
+from sparkkit import FORKING, LATE, RUN_S, cells, every, keeping
 from waiting import eventually
 
 # Longer than a busy machine may keep one of so many processes from its heartbeats.
@@ -22,7 +22,7 @@ QUERIES, EACH, MORE = 8, 20, 5
 @pytest.fixture(scope="module")
 def python():
     """Eight processes at once are what the command is for."""
-    return str(Path(sys.executable).with_name("marshal-spark-python"))
+    return FORKING
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,11 @@
 
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from domain import opened
-from sparkkit import keeping
+from sparkkit import FORKING, keeping
 from waiting import eventually
 
 from kafka_marshal.spark.launcher import PLANNER
@@ -18,7 +17,7 @@ RECORDS = 20
 
 @pytest.fixture(scope="module")
 def python():
-    return str(Path(sys.executable).with_name("marshal-spark-python"))
+    return FORKING
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ from pathlib import Path
 import kafka
 from waiting import eventually
 
+# The Python whose planners are forks of one that has imported what they need.
+FORKING = str(Path(sys.executable).with_name("marshal-spark-python"))
 RUN_S = 600
 # Spark waits 10 s for a query's process, whatever is set. On a busy machine it is
 # started again, as an operator would.
