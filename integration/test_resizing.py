@@ -107,7 +107,11 @@ def test_it_grows_and_shrinks_between_runs(domain, unique, tmp_path):
             resize(cli, count)
         require_settings(domain, named)
         info = cli.json("topic", "info")
-        assert (info["partition_count"], info["change"], info["problems"]) == (count, None, [])
+        assert (info["partition_count"], info["change"], info["problems"]) == (
+            count,
+            None,
+            [],
+        )
         domain.forget_history()
         for group, delivery in groups.items():
             before = places(domain, group, count)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from domain import opened
+from slices import slice_of
 from sparkkit import FORKING, LATE, RUN_S, cells, every, keeping
 from waiting import eventually
 
@@ -17,6 +18,8 @@ from waiting import eventually
 H_MS = 20_000
 WAIT_MS = 300_000
 QUERIES, EACH, MORE = 8, 20, 5
+# Of each of two sessions: a query costs a machine of two cores 6 s of processors.
+SHARED = slice_of(quick=3, full=8)
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +196,7 @@ class Session:
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="no /proc here")
 def test_two_sessions_beside_each_other(domain, through, unique, python, tmp_path):
     """Each has a query of every group: they share the topics."""
-    topics = [domain.data_topic(2, records_each=EACH) for _ in range(QUERIES)]
+    topics = [domain.data_topic(2, records_each=EACH) for _ in range(SHARED)]
     queries = [
         {
             "kafka.bootstrap.servers": domain.servers,
@@ -215,7 +218,7 @@ def test_two_sessions_beside_each_other(domain, through, unique, python, tmp_pat
 
     def have_read(count):
         assert all(each.process.poll() is None for each in both)
-        found = [{*both[0].rows[n], *both[1].rows[n]} for n in range(QUERIES)]
+        found = [{*both[0].rows[n], *both[1].rows[n]} for n in range(SHARED)]
         return all(sorted(rows) == every(count, count) for rows in found)
 
     try:

@@ -55,7 +55,10 @@ def spark_options() -> str:
 
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin" if home else None)
-    made_of = (java and os.path.realpath(java), pyspark.__version__, pyspark.__file__)
+    # Java compares when each archive of its class path was changed.
+    jars = sorted(Path(pyspark.__file__).with_name("jars").glob("*.jar"))
+    changed_ns = [each.stat().st_mtime_ns for each in jars]
+    made_of = (java and os.path.realpath(java), pyspark.__file__, changed_ns)
     archive = _archive("spark", made_of, _run_spark)
     return _using(archive) if archive else ""
 
