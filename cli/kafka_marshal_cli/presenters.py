@@ -251,12 +251,15 @@ def member_row(world: "World", member: MemberState, *, state: WorldState) -> Row
     config = state.config
     limit_ms = 0 if config is None else 2 * config.heartbeat_interval_ms
     recent, late = ("leaving", "left") if record.draining else ("active", "silent")
-    log, lags = applied_of(record), world.log_lags(member)
+    status = recent if silent_ms <= limit_ms else late
+    log = applied_of(record)
+    # A client that left does not follow the log, which grows on.
+    lags = {} if status == "left" else world.log_lags(member)
     return {
         "group_id": record.group_id,
         "client_id": record.client_id,
         "incarnation": record.incarnation.hex(),
-        "state": recent if silent_ms <= limit_ms else late,
+        "state": status,
         "host": record.host,
         "directive": state.action_for(
             (record.group_id, record.client_id), host=record.host

@@ -194,13 +194,17 @@ def test_a_member_is_active_for_2h(silent_ms, state):
 
 
 @pytest.mark.parametrize(
-    ("silent_ms", "state"), [(2 * H, "leaving"), (2 * H + 1, "left")]
+    ("silent_ms", "state", "lag"), [(2 * H, "leaving", 2), (2 * H + 1, "left", None)]
 )
-def test_a_member_that_announced_its_end_has_left(silent_ms, state):
+def test_a_member_that_announced_its_end_has_left(silent_ms, state, lag):
+    """The log grows on: how far behind it one is that left says nothing."""
     log = Log()
-    log.append(msgspec.structs.replace(member(), draining=True))
+    tags = applied_to_tags(Applied(applied={0: 1}, began={0: 0}))
+    log.append(msgspec.structs.replace(member(), draining=True, tags=tags))
+    log.append(b"")
     (row,) = presenters.member_rows(world_of(log, elapsed_ms=silent_ms))
-    assert row["state"] == state
+    assert (row["state"], row["log_lag"]) == (state, lag)
+    assert row["applied_offsets"] == {"0": 1}
 
 
 def test_an_owner_that_never_announced_itself_is_unregistered():
