@@ -344,6 +344,9 @@ def test_a_connection_without_further_heartbeats_is_closed(beating):
     assert read(beating.connection) == b""
 
 
+CLOSING = beat_bytes(b"", "Connection: close")
+
+
 @given(
     pieces=st.lists(
         st.sampled_from(
@@ -351,7 +354,7 @@ def test_a_connection_without_further_heartbeats_is_closed(beating):
                 *(beat_bytes(), beat_bytes(STANDING % 3), beat_bytes(b"{}")),
                 *(beat_bytes()[:40], beat_bytes()[40:], beat_bytes(length=2), b"{}"),
                 beat_bytes(b"", "Expect: 100-continue"),
-                beat_bytes(b"", "Connection: close"),
+                CLOSING,
                 beat_bytes().replace(b"\r\n", b"\n"),
                 *(b"0\r\n\r\n", b"\r\n", b"x", REQUEST),
             ]
@@ -365,6 +368,9 @@ def test_a_connection_without_further_heartbeats_is_closed(beating):
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_any_bytes_after_a_heartbeat_are_answered_as_without_repetition(served, pieces):
+    if CLOSING in pieces:
+        # Bytes after such a request are refused where they arrive before its answer.
+        pieces = pieces[: pieces.index(CLOSING) + 1]
     answers = []
     for known in (True, False):
         served.service.is_slow = not known
