@@ -10,7 +10,7 @@ from domain import Recorder, opened
 from fleet import Fleet
 from journal import judge_duplicates, judge_grants
 from sidecars import start_sidecar
-from waiting import eventually, poll_all, wall_ms
+from waiting import WAIT_MS, eventually, poll_all, wall_ms
 
 from kafka_marshal import (
     ConfigurationError,
@@ -18,6 +18,9 @@ from kafka_marshal import (
     Delivery,
     TopicPartition,
 )
+from kafka_marshal.claims import HeldClaim
+from kafka_marshal.protocol.types import Key, Token
+from kafka_marshal.remote import api
 
 BATCH = 20
 KINDS = pytest.mark.parametrize("delivery", ["alo", "amo"])
@@ -196,6 +199,36 @@ def test_a_client_that_is_back_in_time_keeps_what_it_had(domain, sidecar, unique
         assert consumer.tokens() == tokens
     assert [len(t) for t in domain.history().tenures(group).values()] == [1, 1, 1]
     assert not recorder.named("session_failed")
+
+
+def test_the_answer_to_a_claim_that_was_given_up_wins_no_other(domain, unique):
+    """It arrives while the next claim of the partition waits."""
+    topic, group = domain.data_topic(1), unique("again")
+    with domain.marshal(group, "w1") as marshal:
+        link, session, key = marshal._backend, marshal.session, Key(group, topic, 0)
+        apply, late = session.on_event, []
+
+        def hold_first(event):
+            # The first event of a stream, a snapshot, may have it, too.
+            found = getattr(event, "assigned", (event,))
+            if late or not any(isinstance(each, api.Assignment) for each in found):
+                apply(event)
+            else:
+                late.append(event)
+
+        session.on_event = hold_first
+        given_up = link.want(key)
+        eventually(lambda: late, "the sidecar has claimed it")
+        with marshal.engine.changed:
+            session.unwant(given_up)
+        holding = link.want(key)
+        with marshal.engine.changed:
+            apply(late[0])
+        claim = HeldClaim(link.engine, session, holding=holding, ask=link.ask)
+        claim.wait_held(WAIT_MS)
+        (first,) = getattr(late[0], "assigned", late)
+        assert claim.check() > Token.parse(first.token)
+        assert [x.epoch for x in domain.states(group).values()] == [claim.token.offset]
 
 
 # --- what is reported

@@ -31,6 +31,7 @@ class FakeCommandQueue:
         self.returned, self.ended, self.unclaimed, self.flushed = [], [], [], 0
         self.readied = []
         self.pending, self.late = set(), set()
+        self.wanted = {}
 
     @property
     def returning_count(self):
@@ -45,6 +46,10 @@ class FakeCommandQueue:
 
     def unclaim(self, key):
         self.unclaimed.append(key)
+        self.wanted[key] = self.want_number(key) + 1
+
+    def want_number(self, key):
+        return self.wanted.get(key, 1)
 
     def ready(self, key, epoch):
         self.readied.append((key.partition, epoch))

@@ -238,6 +238,8 @@ class RemoteSession(ClaimSession):
         token = Token.parse(assignment.token)
         if token <= self._over.get(key, NO_TOKEN):
             return  # it has ended here, and its release is on the way
+        if self._is_outdated(assignment, key):
+            return  # its end is on the way
         holding = self.holdings.get(key)
         if holding is not None and holding.claim.is_owned:
             if holding.claim.token == token:
@@ -260,6 +262,16 @@ class RemoteSession(ClaimSession):
             self.commands.give_back([_unused(assignment)])
             return
         self._begin(found, assignment)
+
+    def _is_outdated(self, assignment: api.Assignment, key: Key) -> bool:
+        """Return whether it answers a request that has been withdrawn since.
+
+        The sidecar releases what that has won, and claims the key again for the request
+        that followed.
+        """
+        if assignment.subscription or assignment.request is None:
+            return False
+        return assignment.request < self.commands.want_number(key)
 
     def _holding_for(
         self, assignment: api.Assignment, key: Key, waiting: Holding | None

@@ -61,6 +61,8 @@ class ClientLease:
         sent_until_ms: Latest hard deadline ever sent to the client.
         last_sent_ms: Hard deadline sent last.
         journaled_until_ms: Latest hard deadline that the journal covers.
+        request: Number of the client's request for a claim without consumption, None
+            without one.
         releasing: The event that asked the client to give it back.
     """
 
@@ -69,6 +71,7 @@ class ClientLease:
     holding: Holding
     epoch: int
     name: str
+    request: int | None = None
     sent_until_ms: int = 0
     last_sent_ms: int = 0
     journaled_until_ms: int = 0
@@ -238,6 +241,11 @@ class Client:
             del self.claim_requests[next(iter(self.claim_requests))]
         return True
 
+    def claim_request(self, key: Key) -> int | None:
+        """Return the number of the last request for a key, None without one."""
+        number, _ = self.claim_requests.get(key, (None, False))
+        return number
+
     def mark_away(self, now_ms: int) -> None:
         """Mark the client as away."""
         self.seen_ms = now_ms - max(AWAY_BEATS * self.beat_ms, AWAY_MS_MIN) - 1
@@ -287,5 +295,6 @@ class Client:
             wants=dict(self.wants),
             keys=tuple(keys.values()),
             claims=tuple((key.topic, key.partition) for key in claims),
+            claim_requests=tuple(self.claim_request(key) for key in claims),
             generation=self.generation,
         )

@@ -409,6 +409,20 @@ def test_a_claim_without_consumption(linked):
     }
 
 
+def test_a_claim_is_not_won_by_the_answer_to_one_that_was_interrupted(linked):
+    """The answer is on its way while the wait is given up and begun again."""
+    link = linked.link
+    link.session.unwant(link.want(KEY))
+    holding = link.want(KEY)
+    claim = HeldClaim(link.engine, link.session, holding=holding, ask=link.ask)
+    late = linked.assigned(name="", position=None)
+    linked.stream.push(replace(late, request=1))
+    answer = linked.assigned(name="", position=None, epoch=6)
+    linked.stream.push(replace(answer, request=2))
+    claim.wait_held(WAIT_S * 1_000)
+    assert str(claim.token) == "1.0.6"
+
+
 def test_a_claim_that_somebody_holds_is_rejected_with_its_holder(linked):
     row = {
         "topic": "t",
