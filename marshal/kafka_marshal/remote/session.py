@@ -331,6 +331,12 @@ class RemoteSession(ClaimSession):
         holding.begin(assignment.position, grantee=self._grantee)
         if isinstance(holding.progress, AtMostOnce):
             holding.progress.is_anchored = assignment.is_anchored
+            self.grants.on_begin(
+                holding,
+                epoch=assignment.epoch,
+                position=holding.progress.next_first,
+                follows=assignment.follows,
+            )
         self.holdings[key] = holding
         self._warmer.finish(holding)
         self._standbys.on_assigned(key)

@@ -27,13 +27,28 @@ class DelegatedGrants(AtMostOnce):
     """The grants at most once of a claim that a client uses.
 
     The client requests and processes; this records which granted offsets it has not
-    reported as done.
+    reported as done, and which it has not even received.
     """
 
-    __slots__ = ()
+    __slots__ = ("_late",)
 
-    def record_grant(self, granted: OffsetRange) -> None:
-        """Record offsets that were granted under the client's claim."""
+    def __init__(self, start: int, *, grantee: bytes) -> None:
+        super().__init__(start, grantee=grantee)
+        self._late: list[OffsetRange] = []
+
+    def record_grant(self, granted: OffsetRange, *, is_late: bool) -> None:
+        """Record offsets that were granted under the client's claim.
+
+        Args:
+            granted: The offsets.
+            is_late: Whether the client no longer waited for them. It may still ask
+                again, and then they are recorded as not late.
+        """
+        if is_late:
+            self._late.append(granted)
+        elif granted in self._late:
+            self._late.remove(granted)
+            return
         self._take(granted)
 
     def record_done(self, mark: int | None) -> None:
@@ -43,8 +58,13 @@ class DelegatedGrants(AtMostOnce):
             self.skip_through(mark - 1)
 
     def settle(self) -> None:
-        """Drop what is left: the client keeps its own account of it."""
+        """Drop what is left, of which the client keeps its own account.
+
+        It knows nothing of what it has not received.
+        """
         self.drop_grants()
+        for each in self._late:
+            self._take(each)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -122,10 +142,10 @@ class ClientLease:
             hard_until_ms=hard_ms,
         )
 
-    def record_grant(self, granted: OffsetRange) -> None:
+    def record_grant(self, granted: OffsetRange, *, is_late: bool) -> None:
         """Record offsets that were granted under this claim."""
         if isinstance(self.holding.progress, DelegatedGrants):
-            self.holding.progress.record_grant(granted)
+            self.holding.progress.record_grant(granted, is_late=is_late)
 
     def record_progress(self, report: api.Progress | api.Release) -> None:
         """Record the progress that the client reports."""
@@ -158,8 +178,9 @@ def reclaim(holding: Holding, *, is_settled: bool) -> None:
 
     Args:
         holding: The claim.
-        is_settled: Whether the client keeps its own account of its grants; without it,
-            granted offsets that it did not report as done are reported as lost.
+        is_settled: Whether the client keeps its own account of its grants: then only
+            those that it has not received are reported as lost, else all that it did
+            not report as done.
     """
     holding.is_subleased = False
     progress = holding.progress

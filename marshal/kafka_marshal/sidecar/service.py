@@ -553,7 +553,7 @@ class SidecarService:
             CoordinationError: The claim is not read yet, or the cluster did not
                 return the end of the data log.
             DeadlineExceeded: There was no verdict in time; what is granted later is
-                reported as lost.
+                reported as lost, with the end of the claim if the request is numbered.
         """
         numbered = _grant_request(group_id, message)
         request = numbered.request
@@ -626,10 +626,13 @@ class SidecarService:
         numbered = _grant_request(group_id, message)
         key, epoch = numbered.request.key, numbered.request.epoch
 
-        def note(granted: OffsetRange) -> None:
+        def note(granted: OffsetRange, *, is_late: bool) -> None:
             group = self._registry.groups.get(group_id)
-            if group is not None:
-                group.record_grant(key, epoch, granted=granted)
+            lease = None if group is None else group.table.leases.get(key)
+            if lease is not None and lease.epoch == epoch:
+                lease.record_grant(granted, is_late=is_late)
+            elif is_late:
+                self._engine.proxy_grants.report_lost(key, granted)
 
         with self._engine.changed:
             if self._engine.failure is not None:
