@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+from contextlib import ExitStack
 
 import pytest
 from clikit import Cli
@@ -19,6 +20,7 @@ from kafka_marshal import (
     TopicPartition,
 )
 from kafka_marshal.claims import HeldClaim
+from kafka_marshal.closing import in_background
 from kafka_marshal.protocol.types import Key, Token
 from kafka_marshal.remote import api
 
@@ -249,6 +251,36 @@ def test_a_flush_stands_in_the_log(domain, unique):
         consumer.flush()
         (known,) = domain.states(group).values()
         assert known.position == 4
+
+
+@pytest.mark.parametrize("delivery", list(Delivery), ids=lambda each: each.value)
+def test_a_client_ends_although_its_sidecar_is_gone(broker, unique, delivery):
+    """It waits neither for a verdict, nor for as long as a close may take."""
+    with ExitStack() as stack:
+        opening = opened(broker, unique, h_ms=60_000, via="sidecar", transport="fast")
+        domain = stack.enter_context(opening)
+        sidecar = stack.enter_context(start_sidecar(domain, client_id=unique("host")))
+        topic = domain.data_topic(1, records_each=100)
+        recorder = Recorder()
+        marshal = domain.marshal(
+            unique("gone"), "w1", sidecar=sidecar.address, observer=recorder
+        )
+        consumer = marshal.consumer(topic, delivery=delivery, max_poll_records=10)
+        poll_all(consumer, 10)
+        sidecar.signal(signal.SIGSTOP)
+        while consumer.poll(timeout_ms=1_000):
+            pass
+        sidecar.kill()
+
+        def end():
+            consumer.stop()
+            for _ in consumer:
+                pass
+            marshal.close(timeout_ms=600_000)
+
+        thread = in_background(end)
+        eventually(lambda: not thread.is_alive(), "it has ended")
+        assert recorder.named("close_unconfirmed")
 
 
 @pytest.mark.parametrize("delivery", list(Delivery), ids=lambda each: each.value)

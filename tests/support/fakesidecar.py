@@ -316,7 +316,9 @@ class RequestsBy:
         except httpx.HTTPError as error:
             is_early = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             why = str(error) or type(error).__name__
-            raise ExchangeError(why, was_sent=not is_early) from error
+            is_refused = isinstance(error, httpx.ConnectError)
+            cause = ConnectionRefusedError(why) if is_refused else error
+            raise ExchangeError(why, was_sent=not is_early) from cause
         return Answer(response.status_code, content)
 
     def close(self):

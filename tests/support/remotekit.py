@@ -7,6 +7,7 @@ from kafka_marshal.engine import Subscription
 from kafka_marshal.engine.interfaces import ClaimPorts
 from kafka_marshal.engine.standbys import StandbyThread
 from kafka_marshal.engine.warm_fetches import new_fetcher
+from kafka_marshal.errors import CoordinationError
 from kafka_marshal.policies import find_policy
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import Claimant
@@ -32,10 +33,15 @@ class FakeCommandQueue:
         self.readied = []
         self.pending, self.late = set(), set()
         self.wanted = {}
+        self.is_gone = False
 
     @property
     def returning_count(self):
         return 0
+
+    def require_reachable(self):
+        if self.is_gone:
+            raise CoordinationError("gone")
 
     def give_back(self, returned):
         self.returned.extend(returned)

@@ -25,6 +25,7 @@ from kafka_marshal.protocol.types import Key, OffsetRange, Owner, Token
 from kafka_marshal.remote import api
 from kafka_marshal.remote.context import RemoteContext
 from kafka_marshal.remote.lost_grants import GrantAccount
+from kafka_marshal.remote.transport import NotRunning
 
 VERDICT_MS_MAX = 10_000
 
@@ -244,10 +245,15 @@ class SidecarGrantRequester(GrantRequester):
         self._under(partial(self._on_outcome, sent, answer))
 
     def _on_outcome(self, sent: "_Sent", answer: GrantVerdict | MarshalError) -> None:
-        """Apply an answer; without one, send again until the verdict is overdue."""
+        """Apply an answer; without one, send again until the verdict is overdue.
+
+        A sidecar that is gone took the answer with it: the one that replaces it does
+        not know the request, and a stop is not to wait for it.
+        """
         held = self._holdings.get(sent.holding.key)
         may_repeat = (
             isinstance(answer, CoordinationError | DeadlineExceeded)
+            and not isinstance(answer, NotRunning)
             and held is sent.holding
             and self._context.now_ms - sent.sent_ms <= self._verdict_ms_max
         )

@@ -478,6 +478,10 @@ class RemoteSession(ClaimSession):
         """Return whether any is still to be waited for."""
         return self.commands.is_pending(seqs, late=late)
 
+    def require_reachable(self) -> None:
+        """Require that the sidecar runs, or may be back in a moment."""
+        self.commands.require_reachable()
+
     @property
     def handoff_counts(self) -> Mapping[str, int]:
         """Keys that warm up here; the sidecar has the metrics of the rest."""
