@@ -319,6 +319,8 @@ class ClientRegistry:
         client.reserved_until_ms = None
         if (peer.pid, peer.started) != (client.peer.pid, client.peer.started):
             client.peer = peer
+            # The other process counts its own requests.
+            client.claim_requests.clear()
             if client.watched is not None:
                 client.watched.close()
             self._watch_process(group, client)

@@ -446,6 +446,18 @@ def test_an_assignment_names_the_request_that_it_answers(cluster, machine):
     assert a.valid == {key}
 
 
+def test_a_process_that_replaces_another_numbers_its_requests_from_the_start(
+    cluster, machine
+):
+    a = Local(machine, "a", pid=1)
+    machine.service.claim(a.who, "t", partition=3, request=2)
+    machine.service.unclaim(a.who, "t", partition=3, request=2)
+    a.pid = 2
+    a.register()
+    machine.service.claim(a.who, "t", partition=3, request=1)
+    run_until(cluster, [a], lambda: a.valid == {Key("g", "t", 3)}, H)
+
+
 def test_requests_keep_their_numbers_when_the_sidecar_restarts(tmp_path, cluster):
     machine = Machine(cluster, state_dir=tmp_path)
     a = Local(machine, "a", pid=1)
