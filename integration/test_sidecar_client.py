@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+from contextlib import ExitStack
 
 import pytest
 from clikit import Cli
@@ -10,7 +11,7 @@ from domain import Recorder, opened
 from fleet import Fleet
 from journal import judge_duplicates, judge_grants
 from sidecars import start_sidecar
-from waiting import eventually, poll_all, wall_ms
+from waiting import WAIT_MS, eventually, poll_all, wall_ms
 
 from kafka_marshal import (
     ConfigurationError,
@@ -18,6 +19,10 @@ from kafka_marshal import (
     Delivery,
     TopicPartition,
 )
+from kafka_marshal.claims import HeldClaim
+from kafka_marshal.closing import in_background
+from kafka_marshal.protocol.types import Key, Token
+from kafka_marshal.remote import api
 
 BATCH = 20
 KINDS = pytest.mark.parametrize("delivery", ["alo", "amo"])
@@ -198,6 +203,36 @@ def test_a_client_that_is_back_in_time_keeps_what_it_had(domain, sidecar, unique
     assert not recorder.named("session_failed")
 
 
+def test_the_answer_to_a_claim_that_was_given_up_wins_no_other(domain, unique):
+    """It arrives while the next claim of the partition waits."""
+    topic, group = domain.data_topic(1), unique("again")
+    with domain.marshal(group, "w1") as marshal:
+        link, session, key = marshal._backend, marshal.session, Key(group, topic, 0)
+        apply, late = session.on_event, []
+
+        def hold_first(event):
+            # The first event of a stream, a snapshot, may have it, too.
+            found = getattr(event, "assigned", (event,))
+            if late or not any(isinstance(each, api.Assignment) for each in found):
+                apply(event)
+            else:
+                late.append(event)
+
+        session.on_event = hold_first
+        given_up = link.want(key)
+        eventually(lambda: late, "the sidecar has claimed it")
+        with marshal.engine.changed:
+            session.unwant(given_up)
+        holding = link.want(key)
+        with marshal.engine.changed:
+            apply(late[0])
+        claim = HeldClaim(link.engine, session, holding=holding, ask=link.ask)
+        claim.wait_held(WAIT_MS)
+        (first,) = getattr(late[0], "assigned", late)
+        assert claim.check() > Token.parse(first.token)
+        assert [x.epoch for x in domain.states(group).values()] == [claim.token.offset]
+
+
 # --- what is reported
 
 
@@ -216,6 +251,36 @@ def test_a_flush_stands_in_the_log(domain, unique):
         consumer.flush()
         (known,) = domain.states(group).values()
         assert known.position == 4
+
+
+@pytest.mark.parametrize("delivery", list(Delivery), ids=lambda each: each.value)
+def test_a_client_ends_although_its_sidecar_is_gone(broker, unique, delivery):
+    """It waits neither for a verdict, nor for as long as a close may take."""
+    with ExitStack() as stack:
+        opening = opened(broker, unique, h_ms=60_000, via="sidecar", transport="fast")
+        domain = stack.enter_context(opening)
+        sidecar = stack.enter_context(start_sidecar(domain, client_id=unique("host")))
+        topic = domain.data_topic(1, records_each=100)
+        recorder = Recorder()
+        marshal = domain.marshal(
+            unique("gone"), "w1", sidecar=sidecar.address, observer=recorder
+        )
+        consumer = marshal.consumer(topic, delivery=delivery, max_poll_records=10)
+        poll_all(consumer, 10)
+        sidecar.signal(signal.SIGSTOP)
+        while consumer.poll(timeout_ms=1_000):
+            pass
+        sidecar.kill()
+
+        def end():
+            consumer.stop()
+            for _ in consumer:
+                pass
+            marshal.close(timeout_ms=600_000)
+
+        thread = in_background(end)
+        eventually(lambda: not thread.is_alive(), "it has ended")
+        assert recorder.named("close_unconfirmed")
 
 
 @pytest.mark.parametrize("delivery", list(Delivery), ids=lambda each: each.value)

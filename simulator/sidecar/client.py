@@ -158,6 +158,11 @@ class Line:
 
     # What a commands needs of ``Connection``.
 
+    is_gone = False
+
+    def count_gone_again(self) -> None:
+        """Do nothing: its commands are repeated for as long as it takes."""
+
     def path(self, template: str, parts: Mapping[str, object] | None = None) -> str:
         """Return a name for a path."""
         name = template.format_map(

@@ -176,6 +176,8 @@ class Assigning(FakeSidecar):
         self._answering = threading.Lock()
         # Of the last claim; one that is withdrawn late does not end a later one.
         self._number = 0
+        # Of the claim that was answered last.
+        self._answered = None
         self._is_claimed = False
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
@@ -226,7 +228,6 @@ class Assigning(FakeSidecar):
         if "/subscriptions/" in path and method == "PUT":
             self._assign(path.rpartition("/")[2])
         elif "/claims/" in path and method == "PUT":
-            # As with a sidecar, what an earlier one has won goes on.
             self._number = int(request.url.params["request"])
             self._is_claimed = True
             self._assign("")
@@ -234,11 +235,17 @@ class Assigning(FakeSidecar):
             self._end(path.split("/")[-2])
         elif path.endswith("/released"):
             self._on_released(msgspec.json.decode(request.content))
-        elif "/claims/" in path and int(request.url.params["request"]) == self._number:
-            # A client gets no event about what it has given up itself.
-            self._is_claimed = False
-            self.has.pop("", None)
+        elif "/claims/" in path:
+            self._unclaim(int(request.url.params["request"]))
         return answer
+
+    def _unclaim(self, number):
+        # A client gets no event about what it has given up itself.
+        self._is_claimed = self._is_claimed and number < self._number
+        if number in {self._number, self._answered}:
+            self.has.pop("", None)
+            if self._is_claimed:
+                self._assign("")
 
     def _on_released(self, report):
         epochs = [each["epoch"] for each in report["returned"]]
@@ -250,6 +257,8 @@ class Assigning(FakeSidecar):
     def _assign(self, name):
         if name not in self.has:
             self.has[name] = next(self._epochs)
+            if not name:
+                self._answered = self._number
             if self._stream is not None:
                 self._stream.push(self._assigned(name, self.has[name]))
 
@@ -275,6 +284,7 @@ class Assigning(FakeSidecar):
             is_anchored=True,
             soft_until_ms=now_ms + 600_000,
             hard_until_ms=now_ms + 900_000,
+            request=None if name else self._answered,
         )
 
     def end(self):
@@ -306,7 +316,9 @@ class RequestsBy:
         except httpx.HTTPError as error:
             is_early = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             why = str(error) or type(error).__name__
-            raise ExchangeError(why, was_sent=not is_early) from error
+            is_refused = isinstance(error, httpx.ConnectError)
+            cause = ConnectionRefusedError(why) if is_refused else error
+            raise ExchangeError(why, was_sent=not is_early) from cause
         return Answer(response.status_code, content)
 
     def close(self):

@@ -7,6 +7,7 @@ from kafka_marshal.engine import Subscription
 from kafka_marshal.engine.interfaces import ClaimPorts
 from kafka_marshal.engine.standbys import StandbyThread
 from kafka_marshal.engine.warm_fetches import new_fetcher
+from kafka_marshal.errors import CoordinationError
 from kafka_marshal.policies import find_policy
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import Claimant
@@ -31,10 +32,16 @@ class FakeCommandQueue:
         self.returned, self.ended, self.unclaimed, self.flushed = [], [], [], 0
         self.readied = []
         self.pending, self.late = set(), set()
+        self.wanted = {}
+        self.is_gone = False
 
     @property
     def returning_count(self):
         return 0
+
+    def require_reachable(self):
+        if self.is_gone:
+            raise CoordinationError("gone")
 
     def give_back(self, returned):
         self.returned.extend(returned)
@@ -45,6 +52,10 @@ class FakeCommandQueue:
 
     def unclaim(self, key):
         self.unclaimed.append(key)
+        self.wanted[key] = self.want_number(key) + 1
+
+    def want_number(self, key):
+        return self.wanted.get(key, 1)
 
     def ready(self, key, epoch):
         self.readied.append((key.partition, epoch))

@@ -354,6 +354,13 @@ class ClaimSession(ABC):
             late: Whether those that were given up count as pending.
         """
 
+    def require_reachable(self) -> None:  # noqa: B027 - an engine always is
+        """Require that what is pending may be confirmed soon.
+
+        Raises:
+            CoordinationError: The sidecar that holds the claims is gone.
+        """
+
     @property
     def failure(self) -> MarshalError | None:
         """Set once nothing more can be held; consumers raise it."""

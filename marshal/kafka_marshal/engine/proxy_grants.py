@@ -50,6 +50,8 @@ class PendingGrant:
         append: Result of the append, which shows whether the log accepts records of
             this process; None if none was appended.
         on_granted: Called with the granted range.
+        on_late: Called instead with a range that is granted after ``give_up``; None
+            reports it as lost.
         verdict: The fold's verdict, None before.
         waiting_count: Number of callers that wait for it; maintained by them.
         on_verdict: Calls to make, once, when the verdict is there. They run under the
@@ -60,6 +62,7 @@ class PendingGrant:
     sent_ms: int
     append: Append | None
     on_granted: OnGranted | None = None
+    on_late: OnGranted | None = None
     verdict: GrantVerdict | None = None
     waiting_count: int = 0
     on_verdict: list[OnVerdict] = attrs.field(factory=list)
@@ -124,8 +127,9 @@ class ProxyGrants:
         return pending
 
     def give_up(self, pending: PendingGrant) -> None:
-        """Stop waiting for a verdict; a late grant is reported as lost."""
-        pending.on_granted = partial(self._report, pending.request.key)
+        """Stop waiting for a verdict; see ``PendingGrant.on_late``."""
+        report = partial(self.report_lost, pending.request.key)
+        pending.on_granted = pending.on_late or report
 
     def on_record(self, record: ClaimingMessages, transition: Transition) -> None:
         """Match a folded record of any process to a pending request by its grantee."""
@@ -145,7 +149,8 @@ class ProxyGrants:
         known = self._context.replica_of(key).world.keys.get(key)
         return None if known is None else known.next_unclaimed()
 
-    def _report(self, key: Key, lost: OffsetRange) -> None:
+    def report_lost(self, key: Key, lost: OffsetRange) -> None:
+        """Report granted offsets that nobody will process."""
         fields = {"key": key, "ranges": [(lost.first, lost.last)]}
         self._context.observe("grant_lost", fields)
 

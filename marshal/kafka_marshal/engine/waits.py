@@ -77,7 +77,7 @@ def await_left(
     """Wait until the log shows the end of a subscription; return whether it does.
 
     Otherwise the claims expire, and others take them over after two heartbeat
-    intervals.
+    intervals. A sidecar that is gone is not waited for.
 
     Args:
         engine: The engine, for its observer.
@@ -86,13 +86,15 @@ def await_left(
         wait: Waits for a condition, for a time in milliseconds; raises on timeout.
         timeout_ms: Timeout of the wait.
     """
+
+    def has_left() -> bool:
+        if session.leaving_count or session.is_pending(seqs, late=False):
+            session.require_reachable()
+            return False
+        return True
+
     try:
-        wait(
-            lambda: (
-                not session.leaving_count and not session.is_pending(seqs, late=False)
-            ),
-            timeout_ms,
-        )
+        wait(has_left, timeout_ms)
     except MarshalError:
         engine.context.observe("close_unconfirmed", {})
         return False

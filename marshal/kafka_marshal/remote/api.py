@@ -518,6 +518,8 @@ class Assignment(Message, frozen=True, kw_only=True, tag="assigned"):
             may be processed under the claim. None = not known.
         set_by: The operation that set the position last before the claim, in hex; empty
             = none has, None = not known.
+        request: Number of the request that it answers, of a claim without consumption;
+            None = without one. A client that has ended this request ignores the event.
     """
 
     subscription: str
@@ -537,6 +539,7 @@ class Assignment(Message, frozen=True, kw_only=True, tag="assigned"):
     follows: int | None = None
     topic_id: str | None = None
     set_by: str | None = None
+    request: int | None = None
 
 
 class Releasing(Message, frozen=True, kw_only=True, tag="release"):

@@ -340,7 +340,7 @@ class SidecarBackend:
         """Leave the group and release all claims.
 
         With ``release=False`` the sidecar keeps the claims for a restart within one
-        heartbeat interval.
+        heartbeat interval. A sidecar that is gone is not waited for.
         """
         self._is_leaving = True
         with self._engine.changed:
@@ -365,8 +365,9 @@ class SidecarBackend:
                     timeout_ms=wait_ms,
                 )
 
+        self._connection.count_gone_again()
         try:
-            self._retry(send, timeout_ms)
+            self._retry(send, timeout_ms, until=lambda: self._connection.is_gone)
         except MarshalError:
             # Leases that the sidecar keeps for this client expire.
             self._context.observe("close_unconfirmed", {})
@@ -385,14 +386,27 @@ class SidecarBackend:
         self._context.ports.background.close(JOIN_MS)
         self._context.ports.data.close(JOIN_MS)
 
-    def _retry(self, call: Callable[[], None], timeout_ms: int) -> None:
-        """Repeat a call until it is answered, while the error is transient."""
+    def _retry(
+        self,
+        call: Callable[[], None],
+        timeout_ms: int,
+        *,
+        until: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Repeat a call until it is answered, while the error is transient.
+
+        Args:
+            call: The call.
+            timeout_ms: For how long.
+            until: Whether to give up before.
+        """
         deadline = Deadline(timeout_ms, self._context.ports.clock.now_ms)
         while True:
             try:
                 call()
             except MarshalError as error:
-                if deadline.is_over or not may_pass(error) or self._rest(REST_MS_MIN):
+                is_over = deadline.is_over or until() or not may_pass(error)
+                if is_over or self._rest(REST_MS_MIN):
                     raise
             else:
                 return

@@ -7,7 +7,7 @@ from functools import partial
 import attrs
 
 from kafka_marshal.clock import WorkerPool
-from kafka_marshal.errors import MarshalError
+from kafka_marshal.errors import CoordinationError, MarshalError
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api, paths
 from kafka_marshal.remote.transport import Connection, NotRegistered
@@ -79,6 +79,18 @@ class CommandQueue:
         lost = self._late | self._open if is_over else self._late
         return any(seq in waiting or (late and seq in lost) for seq in seqs)
 
+    def require_reachable(self) -> None:
+        """Require that the sidecar runs, or may be back in a moment.
+
+        Raises:
+            CoordinationError: No sidecar has run at the address for a while.
+        """
+        if self._connection.is_gone:
+            raise CoordinationError(
+                "no sidecar runs to confirm it; claims that it held for this client "
+                "expire, or are released once it runs again: marshal sidecar run"
+            )
+
     def give_back(self, returned: Sequence[api.Release]) -> None:
         """Return keys to the sidecar; repeat until it confirms."""
         for each in returned:
@@ -88,6 +100,7 @@ class CommandQueue:
 
     def end(self, name: str, returned: Sequence[api.Release], *, keep: bool) -> int:
         """End a subscription; return the number to wait for."""
+        self._connection.count_gone_again()
         return self._send(partial(self._end, _End(name, tuple(returned), keep)))
 
     def want_number(self, key: Key) -> int:

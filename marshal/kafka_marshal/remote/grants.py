@@ -2,7 +2,8 @@
 
 A request without an answer may have been granted, so it is sent again with the same
 number, and the sidecar returns the original answer. If that fails for too long, or the
-sidecar was restarted meanwhile, the grant is lost: nobody processes it.
+sidecar was restarted meanwhile, the grant is lost: nobody processes it. It is reported
+as soon as a later answer shows it.
 """
 
 from collections import deque
@@ -23,6 +24,8 @@ from kafka_marshal.protocol.state import ACCEPTED
 from kafka_marshal.protocol.types import Key, OffsetRange, Owner, Token
 from kafka_marshal.remote import api
 from kafka_marshal.remote.context import RemoteContext
+from kafka_marshal.remote.lost_grants import GrantAccount
+from kafka_marshal.remote.transport import NotRunning
 
 VERDICT_MS_MAX = 10_000
 
@@ -114,6 +117,7 @@ class _Sent:
     request: GrantRequest
     seq: int
     sent_ms: int
+    account: GrantAccount
     answer: GrantVerdict | MarshalError | None = None
 
 
@@ -157,6 +161,8 @@ class SidecarGrantRequester(GrantRequester):
         self._rest = rest
         self._seq = 0
         self._sent: dict[Key, deque[_Sent]] = {}
+        # Of the last claim of each key.
+        self._accounts: dict[Key, GrantAccount] = {}
 
     @property
     def _span(self) -> int:
@@ -169,14 +175,54 @@ class SidecarGrantRequester(GrantRequester):
     def update_anchor(self, holding: Holding) -> None:
         """Do nothing: the ``assigned`` event states whether the log has a position."""
 
+    def on_begin(
+        self, holding: Holding, *, epoch: int, position: int, follows: int | None
+    ) -> None:
+        """Begin to account for the grants under a claim.
+
+        Args:
+            holding: Its holding.
+            epoch: The claim.
+            position: Where it begins.
+            follows: The claim of the key before it, by the log; None if unknown.
+        """
+        key, set_by = holding.key, holding.set_by
+        before = self._accounts.get(key)
+        account = GrantAccount(epoch=epoch, set_by=set_by, end=position)
+        self._accounts[key] = account
+        if before is not None:
+            before.on_next_claim(position, follows=follows, set_by=set_by)
+            self._report_lost(key, before)
+
+    def report_unused(self, holding: Holding) -> None:
+        """Report granted offsets that will never be processed (PROTOCOL 6.2)."""
+        super().report_unused(holding)
+        key = holding.key
+        account = self._accounts.get(key)
+        if account is not None and key not in self._sent and not account.is_open:
+            del self._accounts[key]
+
+    def _report_lost(
+        self, key: Key, account: GrantAccount, *, through: int = 0
+    ) -> None:
+        """Report what was granted to requests whose answers are lost."""
+        waiting = self._sent.get(key, ())
+        is_last = not any(each.account is account for each in waiting)
+        self._report(key, account.take_lost(through=through, is_last=is_last))
+
     def _send(self, holding: Holding, request: GrantRequest) -> tuple[int, int] | None:
         self._seq += 1
-        now_ms = self._remote.now_ms
-        sent = _Sent(holding=holding, request=request, seq=self._seq, sent_ms=now_ms)
+        sent = _Sent(
+            holding=holding,
+            request=request,
+            seq=self._seq,
+            sent_ms=self._remote.now_ms,
+            account=self._accounts[holding.key],
+        )
         if not self._run(partial(self._fetch, sent)):
             return None
         self._sent.setdefault(holding.key, deque()).append(sent)
-        return sent.seq, now_ms
+        return sent.seq, sent.sent_ms
 
     def _fetch(self, sent: "_Sent") -> None:
         """Send a request and apply the verdict. Runs on a worker thread."""
@@ -192,16 +238,22 @@ class SidecarGrantRequester(GrantRequester):
             answer = decode_verdict(self._send_message(message))
         except MarshalError as error:
             answer = error
-            fields = {"key": sent.holding.key, "error": error}
+            asked = [(sent.request.first, sent.request.last)]
+            fields = {"key": sent.holding.key, "error": error, "ranges": asked}
             self._context.observe("grant_unanswered", fields)
             self._rest()
         self._under(partial(self._on_outcome, sent, answer))
 
     def _on_outcome(self, sent: "_Sent", answer: GrantVerdict | MarshalError) -> None:
-        """Apply an answer; without one, send again until the verdict is overdue."""
+        """Apply an answer; without one, send again until the verdict is overdue.
+
+        A sidecar that is gone took the answer with it: the one that replaces it does
+        not know the request, and a stop is not to wait for it.
+        """
         held = self._holdings.get(sent.holding.key)
         may_repeat = (
             isinstance(answer, CoordinationError | DeadlineExceeded)
+            and not isinstance(answer, NotRunning)
             and held is sent.holding
             and self._context.now_ms - sent.sent_ms <= self._verdict_ms_max
         )
@@ -223,9 +275,17 @@ class SidecarGrantRequester(GrantRequester):
                 return
             first = waiting.popleft()
             if isinstance(first.answer, GrantVerdict):
+                last = max(
+                    (s.seq for s in waiting if s.account is first.account), default=0
+                )
+                first.account.on_verdict(first.answer, after=max(first.seq, last))
                 self._on_verdict(first, first.answer)
-            elif isinstance(first.holding.progress, AtMostOnce):
-                first.holding.progress.forget_requests()
+            else:
+                asked = OffsetRange.through(first.request.first, first.request.last)
+                first.account.on_no_answer(asked)
+                if isinstance(first.holding.progress, AtMostOnce):
+                    first.holding.progress.forget_requests()
+            self._report_lost(key, first.account, through=first.seq)
         if not waiting:
             self._sent.pop(key, None)
 

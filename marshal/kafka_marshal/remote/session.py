@@ -238,6 +238,8 @@ class RemoteSession(ClaimSession):
         token = Token.parse(assignment.token)
         if token <= self._over.get(key, NO_TOKEN):
             return  # it has ended here, and its release is on the way
+        if self._is_outdated(assignment, key):
+            return  # its end is on the way
         holding = self.holdings.get(key)
         if holding is not None and holding.claim.is_owned:
             if holding.claim.token == token:
@@ -260,6 +262,16 @@ class RemoteSession(ClaimSession):
             self.commands.give_back([_unused(assignment)])
             return
         self._begin(found, assignment)
+
+    def _is_outdated(self, assignment: api.Assignment, key: Key) -> bool:
+        """Return whether it answers a request that has been withdrawn since.
+
+        The sidecar releases what that has won, and claims the key again for the request
+        that followed.
+        """
+        if assignment.subscription or assignment.request is None:
+            return False
+        return assignment.request < self.commands.want_number(key)
 
     def _holding_for(
         self, assignment: api.Assignment, key: Key, waiting: Holding | None
@@ -319,6 +331,12 @@ class RemoteSession(ClaimSession):
         holding.begin(assignment.position, grantee=self._grantee)
         if isinstance(holding.progress, AtMostOnce):
             holding.progress.is_anchored = assignment.is_anchored
+            self.grants.on_begin(
+                holding,
+                epoch=assignment.epoch,
+                position=holding.progress.next_first,
+                follows=assignment.follows,
+            )
         self.holdings[key] = holding
         self._warmer.finish(holding)
         self._standbys.on_assigned(key)
@@ -459,6 +477,10 @@ class RemoteSession(ClaimSession):
     def is_pending(self, seqs: Iterable[int], *, late: bool = True) -> bool:
         """Return whether any is still to be waited for."""
         return self.commands.is_pending(seqs, late=late)
+
+    def require_reachable(self) -> None:
+        """Require that the sidecar runs, or may be back in a moment."""
+        self.commands.require_reachable()
 
     @property
     def handoff_counts(self) -> Mapping[str, int]:

@@ -19,6 +19,7 @@ import attrs
 import msgspec
 
 from kafka_marshal import errors, unix_sockets
+from kafka_marshal.deadline import monotonic_ms
 from kafka_marshal.errors import (
     ClaimLost,
     ClaimRejected,
@@ -51,6 +52,10 @@ _PLAIN = (
     "TopicMisconfigured",
     "WrongCluster",
 )
+
+
+class NotRunning(CoordinationError):
+    """No sidecar runs there: connections are refused, or there is no socket."""
 
 
 class NotRegistered(CoordinationError):
@@ -223,10 +228,14 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 CONNECT_S = 2.0
 MARGIN_MS = 2_000
+# How long nothing may run at the address before a client that ends stops waiting. A
+# sidecar that was restarted is found again within this time.
+GONE_MS_MAX = 2_000
 # Longer than the sidecar's own keep-alive of a stream.
 SILENCE_S = 30.0
 _NOT_KNOWN = frozenset({404, 410})
 _ERRORS_FROM = 400
+_NOBODY_LISTENS = (ConnectionRefusedError, FileNotFoundError)
 
 
 def extra() -> ModuleType:
@@ -335,6 +344,7 @@ class Connection:
     instance: str
     _requests: "Exchanges"
     _http: "httpx.Client"
+    _gone_since_ms: float | None = None
 
     @classmethod
     def open(
@@ -390,6 +400,19 @@ class Connection:
             connect, host=address.authority, headers=headers
         )
         return cls(address, group_id, client_id, instance, requests, http)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no sidecar has run there for so long that one that ends gives up.
+
+        Counts from the first refusal after ``count_gone_again``, or after an answer.
+        """
+        since_ms = self._gone_since_ms
+        return since_ms is not None and monotonic_ms() - since_ms >= GONE_MS_MAX
+
+    def count_gone_again(self) -> None:
+        """Forget earlier refusals: the sidecar may run again since."""
+        self._gone_since_ms = None
 
     def path(self, template: str, parts: Mapping[str, object] | None = None) -> str:
         """Return a path of the API, with this client's names and other parts."""
@@ -466,9 +489,15 @@ class Connection:
                 method, target, body=content, timeout_ms=timeout_ms + MARGIN_MS
             )
         except ExchangeError as error:
-            raise self._unreachable(error) from error
+            failure = self._unreachable(error)
+            if not isinstance(failure, NotRunning):
+                self._gone_since_ms = None
+            elif self._gone_since_ms is None:
+                self._gone_since_ms = monotonic_ms()
+            raise failure from error
         except RuntimeError as error:
             raise CoordinationError("the connection was closed") from error
+        self._gone_since_ms = None
         if answer.status >= _ERRORS_FROM:
             raise self._refused(answer.status, answer.content)
         return answer.content
@@ -508,7 +537,9 @@ class Connection:
 
     def _unreachable(self, error: Exception) -> CoordinationError:
         why = str(error) or type(error).__name__
-        return CoordinationError(
+        is_gone = isinstance(error.__cause__, _NOBODY_LISTENS)
+        kind = NotRunning if is_gone else CoordinationError
+        return kind(
             f"no sidecar answers at {self.address.text} ({why}); start one with: "
             "marshal sidecar run, or check it with: marshal sidecar status"
         )

@@ -242,8 +242,14 @@ class Assignor:
     def _sublease(self, holding: Holding, client: Client, *, name: str) -> ClientLease:
         epoch = holding.claim.epoch
         assert epoch is not None
+        key = holding.key
         lease = ClientLease(
-            key=holding.key, client=client, holding=holding, epoch=epoch, name=name
+            key=key,
+            client=client,
+            holding=holding,
+            epoch=epoch,
+            name=name,
+            request=None if name else client.claim_request(key),
         )
         mark_subleased(holding)
         self._table.add_lease(lease)

@@ -27,13 +27,28 @@ class DelegatedGrants(AtMostOnce):
     """The grants at most once of a claim that a client uses.
 
     The client requests and processes; this records which granted offsets it has not
-    reported as done.
+    reported as done, and which it has not even received.
     """
 
-    __slots__ = ()
+    __slots__ = ("_late",)
 
-    def record_grant(self, granted: OffsetRange) -> None:
-        """Record offsets that were granted under the client's claim."""
+    def __init__(self, start: int, *, grantee: bytes) -> None:
+        super().__init__(start, grantee=grantee)
+        self._late: list[OffsetRange] = []
+
+    def record_grant(self, granted: OffsetRange, *, is_late: bool) -> None:
+        """Record offsets that were granted under the client's claim.
+
+        Args:
+            granted: The offsets.
+            is_late: Whether the client no longer waited for them. It may still ask
+                again, and then they are recorded as not late.
+        """
+        if is_late:
+            self._late.append(granted)
+        elif granted in self._late:
+            self._late.remove(granted)
+            return
         self._take(granted)
 
     def record_done(self, mark: int | None) -> None:
@@ -43,8 +58,13 @@ class DelegatedGrants(AtMostOnce):
             self.skip_through(mark - 1)
 
     def settle(self) -> None:
-        """Drop what is left: the client keeps its own account of it."""
+        """Drop what is left, of which the client keeps its own account.
+
+        It knows nothing of what it has not received.
+        """
         self.drop_grants()
+        for each in self._late:
+            self._take(each)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -61,6 +81,8 @@ class ClientLease:
         sent_until_ms: Latest hard deadline ever sent to the client.
         last_sent_ms: Hard deadline sent last.
         journaled_until_ms: Latest hard deadline that the journal covers.
+        request: Number of the client's request for a claim without consumption, None
+            without one.
         releasing: The event that asked the client to give it back.
     """
 
@@ -69,6 +91,7 @@ class ClientLease:
     holding: Holding
     epoch: int
     name: str
+    request: int | None = None
     sent_until_ms: int = 0
     last_sent_ms: int = 0
     journaled_until_ms: int = 0
@@ -119,10 +142,10 @@ class ClientLease:
             hard_until_ms=hard_ms,
         )
 
-    def record_grant(self, granted: OffsetRange) -> None:
+    def record_grant(self, granted: OffsetRange, *, is_late: bool) -> None:
         """Record offsets that were granted under this claim."""
         if isinstance(self.holding.progress, DelegatedGrants):
-            self.holding.progress.record_grant(granted)
+            self.holding.progress.record_grant(granted, is_late=is_late)
 
     def record_progress(self, report: api.Progress | api.Release) -> None:
         """Record the progress that the client reports."""
@@ -155,8 +178,9 @@ def reclaim(holding: Holding, *, is_settled: bool) -> None:
 
     Args:
         holding: The claim.
-        is_settled: Whether the client keeps its own account of its grants; without it,
-            granted offsets that it did not report as done are reported as lost.
+        is_settled: Whether the client keeps its own account of its grants: then only
+            those that it has not received are reported as lost, else all that it did
+            not report as done.
     """
     holding.is_subleased = False
     progress = holding.progress
@@ -238,6 +262,11 @@ class Client:
             del self.claim_requests[next(iter(self.claim_requests))]
         return True
 
+    def claim_request(self, key: Key) -> int | None:
+        """Return the number of the last request for a key, None without one."""
+        number, _ = self.claim_requests.get(key, (None, False))
+        return number
+
     def mark_away(self, now_ms: int) -> None:
         """Mark the client as away."""
         self.seen_ms = now_ms - max(AWAY_BEATS * self.beat_ms, AWAY_MS_MIN) - 1
@@ -287,5 +316,6 @@ class Client:
             wants=dict(self.wants),
             keys=tuple(keys.values()),
             claims=tuple((key.topic, key.partition) for key in claims),
+            claim_requests=tuple(self.claim_request(key) for key in claims),
             generation=self.generation,
         )

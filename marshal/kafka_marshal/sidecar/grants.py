@@ -12,11 +12,13 @@ processes ever get the same grant (PROTOCOL 6.2).
 import hmac
 import threading
 from collections import OrderedDict
+from functools import partial
+from typing import Protocol
 
 import attrs
 
 from kafka_marshal.engine import Context
-from kafka_marshal.engine.proxy_grants import OnGranted, PendingGrant, ProxyGrants
+from kafka_marshal.engine.proxy_grants import PendingGrant, ProxyGrants
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, CoordinationError
 from kafka_marshal.ports import DataLog
 from kafka_marshal.protocol.claiming import grant_secret
@@ -28,6 +30,18 @@ from kafka_marshal.sidecar.http_errors import WRONG_SECRET
 ENDS_MAX = 10_000
 GRANTEES_MAX = 1_000
 NUMBERS_MAX = 64
+
+
+class OnGranted(Protocol):
+    """Records granted ranges."""
+
+    def __call__(self, granted: OffsetRange, *, is_late: bool) -> None:
+        """Record a range.
+
+        It is late if no caller waited for it. If the request is repeated after all, it
+        is recorded again, as not late.
+        """
+
 
 Sender = tuple[str, bytes, bytes]
 """Group, grantee, and the secret of the request."""
@@ -245,11 +259,13 @@ class _Appended:
         pending: The request in flight.
         note: Called with the granted range.
         is_noted: Whether it was called.
+        is_late: Whether no caller waited for the range.
     """
 
     pending: PendingGrant
     note: OnGranted
     is_noted: bool = False
+    is_late: bool = False
 
     @property
     def is_failed(self) -> bool:
@@ -257,10 +273,15 @@ class _Appended:
         return self.pending.verdict is None and self.pending.error is not None
 
     def report(self, granted: OffsetRange) -> None:
-        """Report the granted range, once."""
-        if not self.is_noted:
-            self.is_noted = True
-            self.note(granted)
+        """Report the granted range to a caller, once."""
+        if self.is_late or not self.is_noted:
+            self.is_noted, self.is_late = True, False
+            self.note(granted, is_late=False)
+
+    def report_late(self, granted: OffsetRange) -> None:
+        """Report the granted range, which no caller waits for."""
+        self.is_noted = self.is_late = True
+        self.note(granted, is_late=True)
 
     def repeat(self) -> PendingGrant:
         """Return the original request for a repeated one."""
@@ -295,7 +316,8 @@ class IdempotencyCache:
             CoordinationError: As ``ProxyGrants.send``.
         """
         if numbered.number is None:
-            return self._requests.send(numbered.request, on_granted=note)
+            on_granted = partial(note, is_late=False)
+            return self._requests.send(numbered.request, on_granted=on_granted)
         before = self.find(numbered)
         if before is not None:
             return before
@@ -303,6 +325,7 @@ class IdempotencyCache:
         # A failed append may still land: then its range is lost, as without numbers.
         appended = _Appended(pending=self._requests.send(numbered.request), note=note)
         appended.pending.on_granted = appended.report
+        appended.pending.on_late = appended.report_late
         numbers[numbered.number] = appended
         while len(numbers) > NUMBERS_MAX:
             numbers.popitem(last=False)

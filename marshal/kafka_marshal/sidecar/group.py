@@ -28,7 +28,7 @@ from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.plans import RESTART
 from kafka_marshal.protocol.state import STUCK
-from kafka_marshal.protocol.types import Key, OffsetRange
+from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 from kafka_marshal.remote.answers import LocalClient
 from kafka_marshal.sidecar.assignment import MOVED, Assignor
@@ -610,12 +610,6 @@ class LocalGroup:
         """Return everything that a client has."""
         self.journal_deadlines(client)
         return self._publisher.snapshot(client, self._warm_ups)
-
-    def record_grant(self, key: Key, epoch: int, *, granted: OffsetRange) -> None:
-        """Record offsets that were granted under a claim, if a client has it."""
-        lease = self.table.leases.get(key)
-        if lease is not None and lease.epoch == epoch:
-            lease.record_grant(granted)
 
     # --- the round
 

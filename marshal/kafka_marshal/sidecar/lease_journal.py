@@ -51,6 +51,7 @@ class JournaledClient(msgspec.Struct, frozen=True, kw_only=True):
         wants: Its subscriptions, by name.
         keys: Its leases.
         claims: Topics and partitions that it claims without consumption.
+        claim_requests: Number of the last request for each of them, None without one.
         generation: Config generation that it acted on at least, None if unknown.
     """
 
@@ -63,6 +64,7 @@ class JournaledClient(msgspec.Struct, frozen=True, kw_only=True):
     wants: dict[str, SubscriptionSpec]
     keys: tuple[JournaledLease, ...]
     claims: tuple[tuple[str, int], ...] = ()
+    claim_requests: tuple[int | None, ...] = ()
     generation: int | None = None
 
 

@@ -233,4 +233,5 @@ def assigned_event(
         follows=follows,
         topic_id=None if holding.topic_id is None else holding.topic_id.hex(),
         set_by=holding.set_by,
+        request=lease.request,
     )

@@ -3,6 +3,7 @@
 import socket
 from collections import Counter
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 from kafka_marshal.config import Membership
@@ -219,8 +220,12 @@ class ClientRegistry:
         client.wants = dict(journaled.wants)
         client.generation = journaled.generation
         self.set_children(client, journaled.children)
-        for topic, partition in journaled.claims:
-            group.add_explicit(client, Key(group.group_id, topic, partition))
+        # An earlier release wrote no numbers.
+        claims = zip_longest(journaled.claims, journaled.claim_requests)
+        for (topic, partition), request in claims:
+            key = Key(group.group_id, topic, partition)
+            client.accept_claim_request(key, request, is_on=True)
+            group.add_explicit(client, key)
 
     def close_idle(self) -> None:
         """Leave the groups that nobody has used for a heartbeat interval."""
@@ -314,6 +319,8 @@ class ClientRegistry:
         client.reserved_until_ms = None
         if (peer.pid, peer.started) != (client.peer.pid, client.peer.started):
             client.peer = peer
+            # The other process counts its own requests.
+            client.claim_requests.clear()
             if client.watched is not None:
                 client.watched.close()
             self._watch_process(group, client)

@@ -375,14 +375,18 @@ class SidecarService:
     def unclaim(
         self, who: Caller, topic: str, *, partition: int, request: int | None = None
     ) -> None:
-        """End such a claim: the client has stopped using the partition. Idempotent."""
+        """End such a claim: the client has stopped using the partition. Idempotent.
+
+        Where a later request overtook this one, what this one has won ends all the
+        same: the client has not used it, and the key is claimed again.
+        """
         key = Key(who.group_id, topic, partition)
         with self._engine.changed:
             group, client = self._find(who)
-            if not client.accept_claim_request(key, request, is_on=False):
-                return
+            is_last = client.accept_claim_request(key, request, is_on=False)
             lease = client.leases.get(key)
-            if lease is not None and not lease.name:
+            is_won = is_last or (lease is not None and lease.request == request)
+            if lease is not None and not lease.name and is_won:
                 returned = api.Release(
                     topic=topic,
                     partition=partition,
@@ -391,7 +395,8 @@ class SidecarService:
                     reason="released",
                 )
                 group.accept_returned(client, returned)
-            group.remove_explicit(key, client)
+            if is_last:
+                group.remove_explicit(key, client)
             self._engine.act(group.session)
 
     # --- heartbeats and releases
@@ -548,7 +553,7 @@ class SidecarService:
             CoordinationError: The claim is not read yet, or the cluster did not
                 return the end of the data log.
             DeadlineExceeded: There was no verdict in time; what is granted later is
-                reported as lost.
+                reported as lost, with the end of the claim if the request is numbered.
         """
         numbered = _grant_request(group_id, message)
         request = numbered.request
@@ -621,10 +626,13 @@ class SidecarService:
         numbered = _grant_request(group_id, message)
         key, epoch = numbered.request.key, numbered.request.epoch
 
-        def note(granted: OffsetRange) -> None:
+        def note(granted: OffsetRange, *, is_late: bool) -> None:
             group = self._registry.groups.get(group_id)
-            if group is not None:
-                group.record_grant(key, epoch, granted=granted)
+            lease = None if group is None else group.table.leases.get(key)
+            if lease is not None and lease.epoch == epoch:
+                lease.record_grant(granted, is_late=is_late)
+            elif is_late:
+                self._engine.proxy_grants.report_lost(key, granted)
 
         with self._engine.changed:
             if self._engine.failure is not None:

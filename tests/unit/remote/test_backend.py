@@ -44,7 +44,7 @@ from kafka_marshal.metrics import MarshalCollector
 from kafka_marshal.policies import find_policy
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.types import Key, TopicPartition
-from kafka_marshal.remote import api
+from kafka_marshal.remote import api, transport
 from kafka_marshal.remote import backend as module
 from kafka_marshal.remote.answers import (
     AsOf,
@@ -63,6 +63,7 @@ from kafka_marshal.remote.transport import Connection
 from simulator.node import Recorder
 
 KEY = Key("g", "t", 0)
+FOREVER_MS = 3_600_000
 WANTS = api.SubscriptionSpec(topics=("t",))
 AS_OF = AsOf(time_ms=1, offsets={})
 
@@ -409,6 +410,20 @@ def test_a_claim_without_consumption(linked):
     }
 
 
+def test_a_claim_is_not_won_by_the_answer_to_one_that_was_interrupted(linked):
+    """The answer is on its way while the wait is given up and begun again."""
+    link = linked.link
+    link.session.unwant(link.want(KEY))
+    holding = link.want(KEY)
+    claim = HeldClaim(link.engine, link.session, holding=holding, ask=link.ask)
+    late = linked.assigned(name="", position=None)
+    linked.stream.push(replace(late, request=1))
+    answer = linked.assigned(name="", position=None, epoch=6)
+    linked.stream.push(replace(answer, request=2))
+    claim.wait_held(WAIT_S * 1_000)
+    assert str(claim.token) == "1.0.6"
+
+
 def test_a_claim_that_somebody_holds_is_rejected_with_its_holder(linked):
     row = {
         "topic": "t",
@@ -484,6 +499,41 @@ def test_leaving_a_dead_sidecar_ends_in_time(linked):
     linked.sidecar.is_dead = True
     linked.link.leave(release=True, timeout_ms=100)
     assert linked.named("close_unconfirmed")
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """A sidecar that does not run counts as gone at the first refusal."""
+    monkeypatch.setattr(transport, "GONE_MS_MAX", 0)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_one_that_is_gone_is_not_waited_for(linked):
+    consumer = linked.consumer()
+    linked.sidecar.is_dead = True
+    consumer.close(timeout_ms=FOREVER_MS)
+    assert not consumer.is_close_confirmed
+    linked.link.leave(release=True, timeout_ms=FOREVER_MS)
+    assert len(linked.named("close_unconfirmed")) == 2
+
+
+def test_one_that_is_back_in_a_moment_is_waited_for(linked, monkeypatch):
+    monkeypatch.setattr(transport, "GONE_MS_MAX", FOREVER_MS)
+    consumer = linked.consumer()
+    linked.sidecar.answers["POST", "end"] = [httpx.ConnectError("refused")] * 2
+    consumer.close(timeout_ms=FOREVER_MS)
+    assert consumer.is_close_confirmed
+    linked.sidecar.answers["DELETE", "c"] = [httpx.ConnectError("refused")] * 2
+    linked.link.leave(release=True, timeout_ms=FOREVER_MS)
+    assert not linked.named("close_unconfirmed")
+
+
+@pytest.mark.usefixtures("at_once")
+def test_one_that_does_not_answer_may_be_there(linked):
+    consumer = linked.consumer()
+    linked.sidecar.answers["POST", "end"] = [httpx.ReadTimeout("late")] * 2
+    consumer.close(timeout_ms=FOREVER_MS)
+    assert consumer.is_close_confirmed
 
 
 def test_leaving_one_that_knows_nobody_is_done(linked):

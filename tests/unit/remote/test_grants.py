@@ -20,6 +20,7 @@ from kafka_marshal.remote.grants import (
     encode_request,
     encode_verdict,
 )
+from kafka_marshal.remote.transport import NotRunning
 
 VERDICT_LIMIT_MS = max(VERDICT_MS_MAX, H)
 
@@ -168,6 +169,17 @@ def test_it_is_not_repeated_for_ever(rig, consumer):
     rig.answer(DeadlineExceeded("no verdict"))
     assert not rig.waiting
     assert progress(rig).outstanding_count == 0
+
+
+def test_one_to_a_sidecar_that_is_gone_is_not_repeated(rig, consumer):
+    """Its answer is gone, too: a stop ends, as soon as nothing granted is left."""
+    consumer.poll()
+    rig.answer(CoordinationError("it does not answer"))
+    consumer.stop()
+    assert not consumer.is_finished
+    rig.answer(NotRunning("connection refused"))
+    assert not rig.waiting
+    assert consumer.is_finished
 
 
 def test_for_a_claim_that_is_over_it_is_not_repeated(rig, consumer):

@@ -547,6 +547,28 @@ def test_what_the_same_sidecar_does_not_list_is_over_without_consumption_too(rig
     assert endings(rig) == ["reassigned"]
 
 
+@pytest.mark.parametrize("by", ["event", "snapshot"])
+def test_an_answer_to_an_earlier_claim_is_none_to_the_next(rig, by):
+    """The sidecar is releasing what the withdrawn request has won."""
+    rig.session.want(key())
+    rig.session.forget_want(key())
+    holding = rig.session.want(key())
+    late = rig.assigned(name="", position=None, request=1)
+    rig.send(late if by == "event" else rig.snapshot(late))
+    assert (holding.claim.is_owned, rig.commands.returned) == (False, [])
+    rig.send(rig.assigned(name="", position=None, epoch=6, request=2))
+    assert holding.claim.token == Token(1, 0, 6)
+    assert rig.session.holdings[key()] is holding
+
+
+def test_a_sidecar_of_an_earlier_release_numbers_no_answers(rig):
+    rig.session.want(key())
+    rig.session.forget_want(key())
+    holding = rig.session.want(key())
+    rig.send(rig.assigned(name="", position=None))
+    assert holding.claim.is_owned
+
+
 def test_a_claim_that_was_not_won_is_given_up(rig):
     holding = rig.session.want(key())
     rig.session.unwant(holding)

@@ -19,7 +19,13 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.remote import api, paths, transport
 from kafka_marshal.remote.api import Failure
-from kafka_marshal.remote.transport import Address, Connection, NotRegistered, error_of
+from kafka_marshal.remote.transport import (
+    Address,
+    Connection,
+    NotRegistered,
+    NotRunning,
+    error_of,
+)
 from kafka_marshal.sidecar.http_errors import to_http_error
 
 
@@ -135,6 +141,46 @@ def test_a_missing_socket_is_reported(tmp_path):
     with pytest.raises(CoordinationError, match="no sidecar answers at unix:"):
         info_of(connection)
     connection.close()
+
+
+@pytest.mark.parametrize("how", ["no-socket", "refused"])
+def test_a_sidecar_that_does_not_run_is_known_to_be_gone(tmp_path, monkeypatch, how):
+    monkeypatch.setattr(transport, "GONE_MS_MAX", 0)
+    place = tmp_path / "s.sock"
+    if how == "refused":  # as after SIGKILL: the file is left, and nobody listens
+        with closing(socket.socket(socket.AF_UNIX)) as left:
+            left.bind(str(place))
+    link = Connection.open(
+        Address.parse(f"unix:{place}"),
+        token=None,
+        group_id="g",
+        client_id="c",
+        instance="00",
+    )
+    with closing(link):
+        assert not link.is_gone
+        with pytest.raises(NotRunning):
+            link.send("GET", "/v1/info")
+        assert link.is_gone
+        link.count_gone_again()
+        assert not link.is_gone
+
+
+def test_a_sidecar_that_answers_is_not_gone(sidecar, monkeypatch):
+    monkeypatch.setattr(transport, "GONE_MS_MAX", 0)
+    link = connected(sidecar)
+    for error in (None, httpx.ReadTimeout("late")):
+        sidecar.answers["GET", "info"] = [httpx.ConnectError("refused")]
+        with pytest.raises(NotRunning):
+            link.send("GET", "/v1/info")
+        assert link.is_gone
+        if error is None:
+            link.send("GET", "/v1/info")
+        else:
+            sidecar.answers["GET", "info"] = [error]
+            with pytest.raises(CoordinationError):
+                link.send("GET", "/v1/info")
+        assert not link.is_gone
 
 
 def test_the_extra_is_named_where_it_is_missing(monkeypatch, sidecar):

@@ -420,6 +420,55 @@ def test_a_late_request_with_an_older_number_is_ignored(cluster, machine):
     run_until(cluster, [a], lambda: a.valid == {key}, H)
 
 
+def requests_of(a):
+    return [
+        each.request
+        for event in a.received
+        for each in getattr(event, "assigned", (event,))
+        if isinstance(each, api.Assignment)
+    ]
+
+
+def test_an_assignment_names_the_request_that_it_answers(cluster, machine):
+    a = Local(machine, "a", pid=1)
+    key = Key("g", "t", 3)
+    service = machine.service
+    service.claim(a.who, "t", partition=3, request=1)
+    run_until(cluster, [a], lambda: a.valid == {key}, H)
+    # This one overtakes the end of the first.
+    service.claim(a.who, "t", partition=3, request=2)
+    run(cluster, [a], H)
+    assert requests_of(a) == [1]
+    service.unclaim(a.who, "t", partition=3, request=1)
+    service.unclaim(a.who, "t", partition=3, request=1)
+    run_until(cluster, [a], lambda: requests_of(a) == [1, 2], H)
+    run(cluster, [a], H)
+    assert a.valid == {key}
+
+
+def test_a_process_that_replaces_another_numbers_its_requests_from_the_start(
+    cluster, machine
+):
+    a = Local(machine, "a", pid=1)
+    machine.service.claim(a.who, "t", partition=3, request=2)
+    machine.service.unclaim(a.who, "t", partition=3, request=2)
+    a.pid = 2
+    a.register()
+    machine.service.claim(a.who, "t", partition=3, request=1)
+    run_until(cluster, [a], lambda: a.valid == {Key("g", "t", 3)}, H)
+
+
+def test_requests_keep_their_numbers_when_the_sidecar_restarts(tmp_path, cluster):
+    machine = Machine(cluster, state_dir=tmp_path)
+    a = Local(machine, "a", pid=1)
+    key = Key("g", "t", 3)
+    machine.service.claim(a.who, "t", partition=3, request=4)
+    run_until(cluster, [a], lambda: a.valid == {key}, H)
+    machine.restart()
+    a.register()
+    run_until(cluster, [a], lambda: requests_of(a)[1:] == [4], H)
+
+
 def test_a_lost_explicit_claim_is_not_renewed(cluster, machine):
     a = Local(machine, "a", pid=1)
     machine.service.claim(a.who, "t", partition=3)

@@ -105,8 +105,8 @@ def test_granted_offsets_that_are_not_done_are_reported():
     given = lease(held)
     assert isinstance(held.progress, DelegatedGrants)
     assert (held.position, held.mark) == (None, 4)
-    given.record_grant(OffsetRange.through(4, 9))
-    given.record_grant(OffsetRange.through(10, 12))
+    given.record_grant(OffsetRange.through(4, 9), is_late=False)
+    given.record_grant(OffsetRange.through(10, 12), is_late=False)
     given.record_progress(standing(done=7))
     given.record_progress(standing(done=5))
     given.record_progress(standing())
@@ -119,7 +119,7 @@ def test_granted_offsets_that_are_not_done_are_reported():
 def test_an_orderly_release_reports_nothing():
     held = holding(Delivery.AT_MOST_ONCE)
     given = lease(held)
-    given.record_grant(OffsetRange.through(0, 9))
+    given.record_grant(OffsetRange.through(0, 9), is_late=False)
     reclaim(held, is_settled=True)
     assert held.uncommitted_count == 0
     assert held.progress.discard() == ()
@@ -127,7 +127,7 @@ def test_an_orderly_release_reports_nothing():
 
 def test_a_reclaimed_claim_keeps_its_grants():
     held = holding(Delivery.AT_MOST_ONCE)
-    lease(held).record_grant(OffsetRange.through(0, 9))
+    lease(held).record_grant(OffsetRange.through(0, 9), is_late=False)
     before = held.progress
     mark_subleased(held)
     assert held.progress is before
@@ -135,7 +135,7 @@ def test_a_reclaimed_claim_keeps_its_grants():
 
 def test_at_least_once_has_no_grants():
     held = holding()
-    lease(held).record_grant(OffsetRange.through(0, 9))
+    lease(held).record_grant(OffsetRange.through(0, 9), is_late=False)
     assert held.uncommitted_count == 1
 
 

@@ -271,7 +271,10 @@ class Bench:
     def __init__(self):
         self.requests = Requests()
         self.cache = IdempotencyCache(self.requests)
-        self.noted = []
+        self.noted, self.late = [], []
+
+    def note(self, granted, *, is_late):
+        (self.late if is_late else self.noted).append(granted)
 
     def ask(self, number=1, *, first=0, grantee=1, group="g", mark=None, secret=b"5e"):
         request = GrantRequest(
@@ -284,7 +287,7 @@ class Bench:
             mark=mark,
         )
         asked = NumberedRequest(request=request, secret=secret, number=number)
-        return self.cache.send(asked, note=self.noted.append)
+        return self.cache.send(asked, note=self.note)
 
     def grant(self, pending):
         run = OffsetRange.through(pending.request.first, pending.request.last)
@@ -311,14 +314,14 @@ def test_a_repeat_is_the_same_request(bench):
 def test_an_abandoned_request_is_recorded_for_its_repeat(bench):
     """Whether its verdict comes before or after."""
     late, early = bench.ask(1), bench.ask(2, first=10)
-    reported = []
-    late.on_granted = early.on_granted = reported.append
+    for each in (late, early):
+        each.on_granted = each.on_late
     bench.grant(early)
     bench.ask(1)
     bench.ask(2, first=10)
     bench.grant(late)
     assert bench.noted == [OffsetRange(10, 20), OffsetRange(0, 10)]
-    assert reported == [OffsetRange(10, 20)]
+    assert bench.late == [OffsetRange(10, 20)]
 
 
 @pytest.mark.parametrize(
@@ -412,7 +415,7 @@ def test_the_claim_of_a_key_that_moved_is_over():
         assert not grants.has_read(request)
         target.append(b"")
     assert grants.has_read(request)
-    pending = grants.send(numbered, note=lambda _: None)
+    pending = grants.send(numbered, note=lambda _, *, is_late: None)
     assert pending.verdict.reason == "not_owner"
 
 
@@ -459,5 +462,5 @@ def test_a_request_of_a_claim_before_the_key_moved_is_over_at_an_equal_epoch():
     assert not grants.is_over(asked(now))
     assert grants.is_over(asked(before))
     numbered = NumberedRequest(request=asked(before), secret=b"", number=None)
-    pending = grants.send(numbered, note=lambda _: None)
+    pending = grants.send(numbered, note=lambda _, *, is_late: None)
     assert pending.verdict.reason == "not_owner"

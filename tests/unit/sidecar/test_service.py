@@ -365,6 +365,56 @@ def test_a_request_in_time_is_not_reported_though_one_before_gave_up(single):
     assert not single.events.named("grant_lost")
 
 
+def granted_late(machine, client, **rest):
+    """Have a request granted offsets 5 to 9 that nobody waits for any more."""
+    granted(machine, client, KEY, 0, 4)
+    machine.node.cut(is_cut=True)
+    with pytest.raises(DeadlineExceeded):
+        granted(machine, client, KEY, 5, 9, timeout_ms=200, **rest)
+    machine.node.cut(is_cut=False)
+    machine.cluster.run(200)
+
+
+def test_a_late_grant_that_is_asked_for_again_is_not_lost(single):
+    a = having(single, count=1, delivery="amo")
+    granted_late(single, a, request=1)
+    got = granted(single, a, KEY, 5, 9, request=1)
+    assert (got.first, got.last) == (5, 9)
+    a.give_back(KEY, done=10)
+    single.cluster.run(100)
+    assert not single.events.named("grant_lost")
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_a_late_grant_is_lost_with_the_claim(single, is_dead):
+    a = having(single, count=1, delivery="amo")
+    granted_late(single, a, request=1)
+    assert not single.events.named("grant_lost"), "it may still be asked for"
+    if is_dead:
+        epoch, _ = a.held[KEY]
+        done = api.Progress(topic="t", partition=0, epoch=epoch, position=None, done=5)
+        single.service.beat(a.who, api.HeartbeatRequest(standings=(done,)))
+        single.watch.kill(1)
+    else:
+        a.give_back(KEY, done=5)
+        single.cluster.run(100)
+    (event,) = single.events.named("grant_lost")
+    assert event.fields == {"key": KEY, "ranges": [(5, 9)]}
+
+
+def test_a_late_grant_of_a_claim_that_is_over_is_lost_at_once(single):
+    a = having(single, count=1, delivery="amo")
+    granted(single, a, KEY, 0, 4)
+    single.node.cut(is_cut=True)
+    with pytest.raises(DeadlineExceeded):
+        granted(single, a, KEY, 5, 9, timeout_ms=200, request=1)
+    a.give_back(KEY, done=5)
+    single.node.cut(is_cut=False)
+    single.cluster.run(200)
+    (event,) = single.events.named("grant_lost")
+    assert event.fields == {"key": KEY, "ranges": [(5, 9)]}
+
+
 def test_grants_of_a_dead_client_are_reported(single):
     a = having(single, count=1, delivery="amo")
     granted(single, a, KEY, 0, 9)

@@ -1,0 +1,182 @@
+"""Offsets that were granted to requests whose answers are lost are reported, once."""
+
+import pytest
+from enginekit import AMO, H, values
+from remotekit import RemoteRig, granted, key, lost
+
+from kafka_marshal.errors import CoordinationError, DeadlineExceeded
+from kafka_marshal.remote.grants import VERDICT_MS_MAX
+
+VERDICT_LIMIT_MS = max(VERDICT_MS_MAX, H)
+NO_ANSWER = CoordinationError("no sidecar")
+NOTHING_LEFT = {"outcome": "refused", "reason": "nothing_left"}
+
+
+@pytest.fixture
+def rig():
+    return RemoteRig(records=(40, 10))
+
+
+@pytest.fixture
+def consumer(rig):
+    """A consumer at most once of batches of four, with partition 0."""
+    consumer = rig.consumer(delivery=AMO, most=4)
+    rig.send(rig.assigned(set_by=""))
+    return consumer
+
+
+def renew(rig):
+    rig.session.on_deadlines(rig.beaten(), reported=())
+
+
+def give_up(rig):
+    """Have the request in flight end without an answer."""
+    for _ in range(5):
+        rig.tick(VERDICT_LIMIT_MS // 4)
+        renew(rig)
+    rig.answer(DeadlineExceeded("no verdict"))
+
+
+def request(rig, last):
+    rig.session.grants.request(rig.session.holdings[key()], last)
+
+
+def losses(rig):
+    """Return the offsets reported as lost."""
+    found = [run for event in rig.events("grant_lost") for run in event["ranges"]]
+    offsets = [n for first, last in found for n in range(first, last + 1)]
+    assert len(offsets) == len(set(offsets)), "each is reported once"
+    return found
+
+
+def test_a_request_without_an_answer_names_what_it_asked_for(rig, consumer):
+    consumer.poll()
+    rig.answer(NO_ANSWER)
+    (event,) = rig.events("grant_unanswered")
+    assert (event["key"], event["ranges"]) == (key(), [(0, 3)])
+
+
+def test_the_next_grant_shows_what_was_granted_before_it(rig, consumer):
+    consumer.poll()
+    give_up(rig)
+    assert losses(rig) == [], "it may not have been granted"
+    request(rig, 7)
+    rig.answer(granted(4, 7))
+    assert losses(rig) == [(0, 3)]
+    assert values(consumer.poll()) == {0: [4, 5, 6, 7]}
+
+
+def test_a_refusal_shows_what_was_granted_before_it(rig, consumer):
+    consumer.poll()
+    give_up(rig)
+    request(rig, 3)
+    rig.answer(granted(None, None, head=4, **NOTHING_LEFT))
+    assert losses(rig) == [(0, 3)]
+    consumer.poll()
+    rig.answer(granted(4, 7))
+    assert losses(rig) == [(0, 3)]
+
+
+def test_what_was_not_granted_is_not_lost(rig, consumer):
+    consumer.poll()
+    give_up(rig)
+    request(rig, 7)
+    rig.answer(granted(0, 7))
+    assert values(consumer.poll(0, 8)) == {0: [0, 1, 2, 3, 4, 5, 6, 7]}
+    assert losses(rig) == []
+
+
+def test_a_request_in_flight_may_still_have_been_granted_it(rig, consumer):
+    """It landed in the log before the one that was refused."""
+    consumer.poll()
+    request(rig, 7)
+    request(rig, 11)
+    refused = granted(None, None, head=8, **NOTHING_LEFT)
+    rig.answer(refused, granted(0, 7))
+    assert losses(rig) == []
+    rig.answer(granted(8, 11))
+    assert losses(rig) == []
+
+
+def test_what_nothing_in_flight_was_granted_is_lost(rig, consumer):
+    consumer.poll()
+    give_up(rig)
+    request(rig, 7)
+    request(rig, 11)
+    rig.answer(granted(4, 7))
+    assert losses(rig) == [], "the other one may have it"
+    rig.answer(granted(8, 11))
+    assert losses(rig) == [(0, 3)]
+
+
+def test_grants_of_the_next_owner_are_not_lost(rig, consumer):
+    consumer.poll()
+    give_up(rig)
+    request(rig, 3)
+    rig.answer(granted(None, None, head=9, outcome="ignored", reason="not_owner"))
+    assert losses(rig) == []
+
+
+def end_and_begin(rig, position, *, follows=5, set_by=""):
+    rig.send(lost(epoch=5))
+    rig.send(rig.assigned(epoch=9, position=position, follows=follows, set_by=set_by))
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_the_next_claim_begins_behind_what_is_lost(rig, consumer, is_early):
+    """As after a restart of the sidecar, which knows the request no more."""
+    consumer.poll()
+    rig.answer(granted(0, 3))
+    assert values(consumer.poll()) == {0: [0, 1, 2, 3]}
+    consumer.poll()
+    if is_early:
+        rig.send(lost(epoch=5))
+        rig.answer(NO_ANSWER)
+        end_and_begin(rig, 8)
+    else:
+        end_and_begin(rig, 8)
+        assert losses(rig) == []
+        rig.answer(NO_ANSWER)
+    assert losses(rig) == [(4, 7)]
+
+
+def test_an_answer_after_the_next_claim_is_reported_once(rig, consumer):
+    consumer.poll()
+    end_and_begin(rig, 4)
+    rig.answer(granted(0, 3))
+    assert losses(rig) == [(0, 3)]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({"follows": 7}, id="another-owner-in-between"),
+        pytest.param({"follows": None}, id="not-known-which-was-before"),
+        pytest.param({"set_by": "0f"}, id="an-admin-set-the-position"),
+        pytest.param({"set_by": None}, id="not-known-who-set-it"),
+    ],
+)
+def test_the_next_claim_shows_nothing_if_others_moved_the_position(rig, consumer, how):
+    consumer.poll()
+    end_and_begin(rig, 4, **how)
+    rig.answer(NO_ANSWER)
+    assert losses(rig) == []
+
+
+def test_the_next_claim_shows_what_was_not_granted(rig, consumer):
+    consumer.poll()
+    end_and_begin(rig, 0)
+    rig.answer(NO_ANSWER)
+    assert losses(rig) == []
+
+
+def test_what_was_handed_out_is_not_lost(rig, consumer):
+    """A claim that ends while nothing is asked for."""
+    consumer.poll()
+    rig.answer(granted(0, 3))
+    assert values(consumer.poll()) == {0: [0, 1, 2, 3]}
+    end_and_begin(rig, 4)
+    consumer.poll()
+    rig.answer(granted(4, 7))
+    assert values(consumer.poll()) == {0: [4, 5, 6, 7]}
+    assert losses(rig) == []
