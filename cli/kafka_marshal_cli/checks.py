@@ -18,6 +18,7 @@ import attrs
 from kafka_marshal import World
 from kafka_marshal.admin.client import TopicReport, set_command
 from kafka_marshal.admin.growing import command
+from kafka_marshal.errors import RAISE_OPEN_FILES
 from kafka_marshal.protocol.text import abbreviated
 from kafka_marshal.views.log_scan import Arrival
 from kafka_marshal_cli.render import duration
@@ -49,6 +50,7 @@ class Check:
     run: str | None = None
 
 
+OPEN_FILES_MIN = 256
 NS_PER_S = 1_000_000_000
 # PROTOCOL 11, S4: clocks drift by at most 0.1 %.
 DRIFT_PPM_MAX = 1_000
@@ -172,6 +174,23 @@ def death_watch(open_pid: Callable[[int], int] | None) -> Check:
             return Check(name, Result.OK, "the death of a process is detected at once")
     found = f"{why}: a sidecar here detects a client's death only by its deadline"
     return Check(name, Result.NOTE, found, "run sidecars on Linux 5.3 or later")
+
+
+def open_files(limit: int | None) -> Check:
+    """Check how many files and connections this process may have open.
+
+    Each client of Kafka needs some connections to each broker.
+
+    Args:
+        limit: The soft limit, None for none.
+    """
+    name = "open files"
+    if limit is None:
+        return Check(name, Result.OK, "no limit")
+    if limit < OPEN_FILES_MIN:
+        found = f"at most {limit}: too few for several brokers, or for a sidecar"
+        return Check(name, Result.NOTE, found, RAISE_OPEN_FILES)
+    return Check(name, Result.OK, f"at most {limit}")
 
 
 def copies(report: TopicReport) -> Iterator[Check]:

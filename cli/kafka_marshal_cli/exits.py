@@ -5,6 +5,8 @@ from enum import IntEnum
 
 from kafka_marshal.defaults import COORDINATION_TOPIC, format_command
 from kafka_marshal.errors import (
+    OPEN_FILES,
+    RAISE_OPEN_FILES,
     ClaimError,
     ClaimLost,
     ClaimRejected,
@@ -132,7 +134,10 @@ def message(
         text = _FORMAT_IN_TEXT.sub(lambda _: format_command(topic), text)
     elif isinstance(error, OSError):
         # Such as a full disk: not of the log, and no bug.
-        text = f"the operating system refused: {text}; --debug shows where"
+        remedy = "--debug shows where"
+        if error.errno in OPEN_FILES:
+            remedy = RAISE_OPEN_FILES
+        text = f"the operating system refused: {text}; {remedy}"
     else:
         text = f"unexpected {type(error).__name__}: {text}; --debug shows where"
     run = next_command(error, command)

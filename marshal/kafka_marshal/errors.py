@@ -28,7 +28,13 @@ turns verdicts into exceptions. Messages state what happened, why, and which com
 run next; attributes have the values, so that callers need not parse text.
 """
 
+import errno
 from typing import ClassVar
+
+OPEN_FILES = {errno.EMFILE, errno.ENFILE}
+"""Codes of an operating system that opens no further file or connection."""
+RAISE_OPEN_FILES = "raise the limit of open files (ulimit -n, LimitNOFILE= of systemd)"
+"""What to do then, for messages."""
 
 
 class MarshalError(Exception):

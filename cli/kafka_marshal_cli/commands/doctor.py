@@ -1,6 +1,7 @@
 """``marshal doctor``: checks the machine and the cluster, with a remedy for each."""
 
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -80,6 +81,8 @@ def machine() -> Iterator[Check]:
     yield compiled_part()
     yield java()
     yield checks.state_folder(state_home())
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield checks.open_files(None if limit == resource.RLIM_INFINITY else limit)
     yield checks.death_watch(getattr(os, "pidfd_open", None))
 
 

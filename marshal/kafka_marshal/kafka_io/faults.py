@@ -4,6 +4,7 @@ Each client library has its own names for the same faults. Their tables refer to
 families, so that messages are the same for every transport.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from enum import Enum
@@ -11,6 +12,8 @@ from enum import Enum
 import attrs
 
 from kafka_marshal.errors import (
+    OPEN_FILES,
+    RAISE_OPEN_FILES,
     ConfigurationError,
     CoordinationError,
     InvalidTransition,
@@ -155,6 +158,11 @@ UNREACHABLE = _fault(
     next_step="Check the addresses, the network, that the brokers run, and "
     "security_protocol: a port for logins (SASL) or TLS does not answer without them.",
 )
+NO_OPEN_FILES = _fault(
+    CoordinationError,  # retriable: other parts of the process may close some
+    why="this process or its machine has too many open files",
+    next_step=f"If it needs that many (lsof), {RAISE_OPEN_FILES} and start it again.",
+)
 OTHER = _fault(
     CoordinationError,
     why="Kafka reported a fault",
@@ -217,6 +225,16 @@ _CERTIFICATE_ALERT = re.compile(
 def is_certificate_refused(text: str) -> bool:
     """Return whether OpenSSL's text is that of a broker refusing our certificate."""
     return _CERTIFICATE_ALERT.search(text) is not None
+
+
+_NO_OPEN_FILES = tuple(map(os.strerror, OPEN_FILES))
+
+
+def fault_of_text(text: str) -> Fault | None:
+    """Return the family that the text of an error shows, for every client library."""
+    if is_certificate_refused(text):
+        return CERTIFICATE_REFUSED
+    return NO_OPEN_FILES if any(each in text for each in _NO_OPEN_FILES) else None
 
 
 _NEEDS = {Access.READ: "READ on the topic", Access.WRITE: "WRITE on the topic"}

@@ -47,8 +47,9 @@ def fault_of_connection(error: Exception | None) -> Fault | None:
     Each is also how a broker behaves that starts, so only the last attempt counts.
     """
     text = str(error)
-    if faults.is_certificate_refused(text):
-        return faults.CERTIFICATE_REFUSED
+    fault = faults.fault_of_text(text)
+    if fault is not None:
+        return fault
     length = _ALERT_LENGTH.search(text)
     if length is not None and int(length[1]) >> 24 == _ALERT_TYPE:
         return faults.ONLY_TLS

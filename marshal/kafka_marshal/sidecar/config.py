@@ -17,7 +17,7 @@ from kafka_marshal.arguments import require_name
 from kafka_marshal.config import Membership, checked_labels
 from kafka_marshal.defaults import CHECKPOINT_INTERVAL_MS
 from kafka_marshal.engine.checkpointing import checked_interval_ms
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.errors import RAISE_OPEN_FILES, ConfigurationError
 from kafka_marshal.identity import home_of
 from kafka_marshal.kafka_io import (
     ConnectionConfig as ConnectionConfig,  # noqa: PLC0414 - for the command, too
@@ -31,6 +31,7 @@ DRAIN_MS = 20_000
 HANDOFF_MS = 10_000
 OPEN_MS = 30_000
 CONNECTIONS_MIN, CONNECTIONS_MAX = 64, 8_192
+OPEN_FILES_MIN = 2 * CONNECTIONS_MIN
 TOKEN_BYTES_MIN = 16
 # The kernel's limit of an address is 108 bytes including the final NUL.
 SOCKET_BYTES_MAX = 107
@@ -42,10 +43,14 @@ def default_connections() -> int:
 
     The rest is for watched processes, Kafka, and other files.
     """
+    limit = open_files_max()
+    return CONNECTIONS_MAX if limit is None else min(limit // 2, CONNECTIONS_MAX)
+
+
+def open_files_max() -> int | None:
+    """Return how many files this process may have open, None for no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return CONNECTIONS_MAX
-    return max(CONNECTIONS_MIN, min(soft // 2, CONNECTIONS_MAX))
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def default_client_id() -> str:
@@ -121,6 +126,12 @@ class Settings:
             raise ConfigurationError(
                 f"log-format is {self.log_format!r}; write {' or '.join(LOG_FORMATS)}",
                 setting="log-format",
+            )
+        limit = open_files_max()
+        if limit is not None and limit < OPEN_FILES_MIN:
+            raise ConfigurationError(
+                f"this process may have {limit} files and connections open, and a "
+                f"sidecar needs {OPEN_FILES_MIN} at least; {RAISE_OPEN_FILES}"
             )
         if (self.tcp is None) != (self.token_file is None):
             raise ConfigurationError(

@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from kafka_marshal.errors import IdentityConflict, MarshalError
+from kafka_marshal.errors import RAISE_OPEN_FILES, IdentityConflict, MarshalError
 from kafka_marshal.observability.logs import LOGGER_NAME
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.remote import api
@@ -789,10 +789,10 @@ class Server(uvicorn.Server):
         elif loop.time() >= self._next_refusal_s:
             self._next_refusal_s = loop.time() + REFUSAL_S
             _log.warning(
-                "no connection can be accepted, those in the queue wait: %s; raise the "
-                "limit of open files (ulimit -n, or LimitNOFILE= of systemd), or see "
-                "who connects: marshal sidecar clients",
+                "no connection can be accepted, those in the queue wait: %s; %s, or "
+                "see who connects: marshal sidecar clients",
                 error,
+                RAISE_OPEN_FILES,
             )
 
     def end(self) -> None:

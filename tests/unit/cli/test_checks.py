@@ -99,6 +99,16 @@ def test_a_folder_that_cannot_be_used(tmp_path, monkeypatch, broken):
     assert (check.result, "No locks available" in check.found) == (Result.FAILED, True)
 
 
+@pytest.mark.parametrize(
+    ("limit", "result"),
+    [(64, Result.NOTE), (255, Result.NOTE), (256, Result.OK), (None, Result.OK)],
+)
+def test_a_low_limit_of_open_files_is_noted(limit, result):
+    check = checks.open_files(limit)
+    assert check.result is result
+    assert ("ulimit -n" in (check.run or "")) is (result is Result.NOTE)
+
+
 def test_death_is_seen_by_pidfd():
     assert checks.death_watch(None).result is Result.NOTE
 

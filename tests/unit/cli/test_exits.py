@@ -106,6 +106,12 @@ def test_an_error_of_the_operating_system_is_no_bug():
     assert exit_code(BrokenPipeError()) == ExitCode.FAILED
 
 
+def test_too_many_open_files_name_the_limit_to_raise():
+    text = message(OSError(errno.EMFILE, "Too many open files", "/x/topics.py"))
+    assert "Too many open files: '/x/topics.py'; raise the limit" in text
+    assert "ulimit -n" in text
+
+
 def test_arguments_of_the_library_are_shown_as_flags():
     error = errors.ClaimRejected(
         "it goes back; allow_reprocess=True allows that", reason="x"

@@ -1,5 +1,7 @@
 """Which of our errors stands for which of kafka-python's."""
 
+import errno
+import os
 import re
 
 import pytest
@@ -98,6 +100,13 @@ def test_requests_and_responses_are_not_dumped(message, shown):
     assert "Request" not in str(translated(error))
 
 
+def test_too_many_open_files_are_no_fault_of_kafka():
+    made = translated(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+    assert type(made) is CoordinationError
+    assert "has too many open files" in str(made)
+    assert "ulimit -n" in str(made)
+
+
 def test_own_errors_are_returned_unchanged():
     ours = TopicMisconfigured("x")
     assert translated(ours) is ours
@@ -157,6 +166,7 @@ def test_fault_messages_are_impersonal():
         ("Invalid frame length: 352518912", "set security_protocol to SSL"),
         ("Invalid frame length: 1195725856", "no broker answered"),
         ("Connection reset", "no broker answered"),
+        ("[Errno 24] Too many open files", "ulimit -n"),
     ],
 )
 def test_the_text_of_a_failed_connection_shows_the_cause(text, words):

@@ -25,11 +25,20 @@ def test_the_defaults_are_valid(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("files", "connections"),
-    [(1_024, 512), (16, 64), (1_000_000, 8_192), (resource.RLIM_INFINITY, 8_192)],
+    [(1_024, 512), (128, 64), (1_000_000, 8_192), (resource.RLIM_INFINITY, 8_192)],
 )
 def test_the_connection_limit_leaves_file_descriptors(monkeypatch, files, connections):
     monkeypatch.setattr(resource, "getrlimit", lambda what: (files, files))
     assert Settings().connections_max == connections
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_refused(monkeypatch):
+    """A sidecar would start, and then lack descriptors for clients and brokers."""
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (127, 1_024))
+    with pytest.raises(ConfigurationError, match=r"needs 128 at least.*ulimit -n"):
+        Settings(socket=Path("/run/own/s.sock")).check()
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (128, 1_024))
+    Settings(socket=Path("/run/own/s.sock")).check()
 
 
 @pytest.mark.parametrize(

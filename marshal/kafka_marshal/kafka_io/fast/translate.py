@@ -66,11 +66,12 @@ def _fault_of(inner: Any) -> Fault:
         return faults.NO_LOGIN
     fault = _FAULTS.get(inner.code(), faults.OTHER)
     if inner.code() == _SSL or fault is faults.UNREACHABLE:
-        if faults.is_certificate_refused(inner.str()):
-            return faults.CERTIFICATE_REFUSED
-        for guess, found in _BY_GUESS.items():
+        found = faults.fault_of_text(inner.str())
+        if found is not None:
+            return found
+        for guess, family in _BY_GUESS.items():
             if guess in inner.str():
-                return found
+                return family
     return fault
 
 
@@ -110,8 +111,10 @@ def translate_error(
     else:
         # A closed client raises a bare RuntimeError.
         is_closed = type(error) is RuntimeError
-        fault = faults.OUT_OF_TURN if is_closed else faults.OTHER
         cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        fault = faults.OUT_OF_TURN if is_closed else faults.OTHER
+        if isinstance(error, OSError):
+            fault = faults.fault_of_text(cause) or fault
     failure = Failure(
         doing=doing,
         access=access,

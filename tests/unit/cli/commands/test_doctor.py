@@ -280,7 +280,7 @@ def test_the_assumptions_of_the_guarantees_are_checked(cluster):
     checks = examined()
     assert {
         *("local clock", "identities", "death watch", "copies", "settings"),
-        *("round trip", "format", "clock", "data topics"),
+        *("round trip", "format", "clock", "data topics", "open files"),
     } <= set(checks)
     assert cluster.questions == doctor.ROUND_TRIPS
 

@@ -1,5 +1,8 @@
 """Which of our errors stands for which of librdkafka's."""
 
+import errno
+import os
+
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from kafka import errors as kafka_errors
@@ -101,6 +104,11 @@ def test_errors_of_python_are_translated():
         assert type(translated(error)) is CoordinationError
 
 
+def test_too_many_open_files_are_no_fault_of_kafka():
+    made = translated(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+    assert "has too many open files" in str(made)
+
+
 def test_own_errors_are_returned_unchanged():
     ours = TopicMisconfigured("x")
     assert translated(ours) is ours
@@ -154,6 +162,13 @@ def test_the_response_of_such_a_port_is_known_by_its_text():
                 "ssl/tls alert bad certificate: SSL alert number 42"
             ),
             "Set ssl_certfile",
+        ),
+        (
+            (
+                "no answer within 7996 ms; the last attempt ended with: b:1/bootstrap: "
+                "Failed to create socket: Too many open files (after 0ms)"
+            ),
+            "ulimit -n",
         ),
     ],
 )
