@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -180,8 +181,9 @@ class Identity:
                 host=os.uname().nodename,
             ) from error
         _held.add(lock)
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        with suppress(OSError):  # such as a full disk: only messages need it
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
         return cls(_read(path / FILE_NAME), path, lock)
 
     @property
@@ -194,15 +196,31 @@ class Identity:
         return attrs.evolve(self, lives=())
 
     def remember(self, incarnation: bytes, *, master: bytes) -> None:
-        """Store the present incarnation, so that the next one can resume its keys."""
+        """Store the present incarnation, so that the next one can resume its keys.
+
+        Raises:
+            OSError: It cannot be written; earlier incarnations are still stored.
+        """
         lives = [PreviousLife(incarnation, master), *self.lives][:LIVES_MAX]
         document = _File([_Life(x.incarnation.hex(), x.master.hex()) for x in lives])
         handle, name = tempfile.mkstemp(dir=self._path)
-        with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.encode(document))
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(self._path / FILE_NAME)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgspec.json.encode(document))
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(self._path / FILE_NAME)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    def erase(self) -> None:
+        """Have the next process resume nothing; takes no space on the disk.
+
+        Raises:
+            OSError: The directory cannot be written.
+        """
+        (self._path / FILE_NAME).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Release the lock."""

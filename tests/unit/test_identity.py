@@ -1,3 +1,4 @@
+import errno
 import os
 import stat
 
@@ -136,6 +137,35 @@ def test_a_damaged_file_resumes_nothing(tmp_path, text):
     identity.close()
     (path,) = tmp_path.rglob(FILE_NAME)
     path.write_bytes(text)
+    assert take(tmp_path).lives == ()
+
+
+def test_a_full_disk_leaves_neither_lock_nor_file(monkeypatch, tmp_path):
+    """The process id in the lock is for messages alone."""
+
+    def refuse(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    first = take(tmp_path)
+    first.remember(incarnation(1), master=MASTER)
+    first.close()
+    monkeypatch.setattr(os, "pwrite", refuse)
+    second = take(tmp_path)
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        second.remember(incarnation(2), master=MASTER)
+    names = {each.name for each in second.folder.iterdir()}
+    assert names == {"lock", "identity.json"}
+    second.close()
+    assert len(take(tmp_path).lives) == 1
+
+
+def test_an_erased_identity_resumes_nothing(tmp_path):
+    first = take(tmp_path)
+    first.remember(incarnation(1), master=MASTER)
+    first.erase()
+    first.erase()
+    first.close()
     assert take(tmp_path).lives == ()
 
 

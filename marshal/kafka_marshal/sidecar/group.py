@@ -753,21 +753,19 @@ class LocalGroup:
         )
 
     def _journal(self, leases: Sequence[ClientLease]) -> bool:
-        """Journal the deadlines of some leases, so that they may be sent.
+        """Journal the deadlines of some leases; return whether they may be sent.
 
         With many clients, writing all of them for each new lease would take most of
         the time of a thousand that join.
         """
         if self._context.now_ms >= self._journal_at_ms:
             return self._write_journal()
-        return self._is_journaled(self.table.append_to_journal(leases))
+        return self._may_send(self.table.append_to_journal(leases))
 
     def _write_journal(self) -> bool:
         error = self.table.write_journal()
-        self._journal_at_ms = self._context.now_ms
-        if error is None:
-            self._journal_at_ms += self.table.journal.rest_ms
-        return self._is_journaled(error)
+        self._journal_at_ms = self._context.now_ms + self.table.journal.rest_ms
+        return self._may_send(error)
 
     def finish_journal(self) -> None:
         """Write what the pace has delayed, before the group is driven no more.
@@ -777,11 +775,14 @@ class LocalGroup:
         if self.failure is None and not self.table.is_journaled:
             self._write_journal()
 
-    def _is_journaled(self, error: OSError | None) -> bool:
+    def _may_send(self, error: OSError | None) -> bool:
+        """Return whether deadlines may be sent, after an attempt to journal them."""
+        may_send = error is None or self.table.journal.is_emptied
         if error is not None and not self._is_journal_failing:
-            self._context.observe("lease_journal_unwritable", {"error": error})
+            about = {"error": error, "clients_continue": may_send}
+            self._context.observe("lease_journal_unwritable", about)
         self._is_journal_failing = error is not None
-        return error is None
+        return may_send
 
     # --- the end
 

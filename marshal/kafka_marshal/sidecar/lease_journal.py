@@ -4,6 +4,10 @@ PROTOCOL 12: a restarted sidecar neither releases a key nor gives it to another 
 before the deadline that its previous client received. So a deadline is sent only after
 it is in the file. A reboot ends every process, and with them the use of the file.
 
+Where it cannot be written, as on a full disk, it is emptied, which takes no space: the
+next process takes that for damage and resumes no claim, so that it has no lease to end.
+Deadlines may be sent then, too.
+
 The file begins with all clients, in one line. Between two writes of that line, which
 take their time where there are many, further leases are appended, a line each.
 """
@@ -22,6 +26,8 @@ FILE_NAME = "leases.json"
 LEVEL = 1
 # All clients are written at most at this pace: a thousand of them in some 100 ms.
 BYTES_PER_MS = 2_000
+# When to try again to write a file that could only be emptied.
+RETRY_MS = 1_000
 
 
 class JournaledLease(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +110,8 @@ class LeaseJournal:
         self._can_append = False
         self.is_damaged = False
         """Whether the file exists and could not be read."""
+        self.is_emptied = False
+        """Whether it could not be written, and the next process resumes nothing."""
         self.rest_ms = 0
         """How long after writing all clients to do so again, at the earliest."""
 
@@ -136,6 +144,8 @@ class LeaseJournal:
     def save(self, clients: Sequence[JournaledClient]) -> OSError | None:
         """Replace the file atomically; return the error, if any.
 
+        After an error the file is empty, if possible: see ``is_emptied``.
+
         A directory that was removed is created again. Without the identity that was in
         it the next process resumes no claim, so it cannot end a lease too early.
         """
@@ -154,10 +164,23 @@ class LeaseJournal:
                 Path(name).unlink(missing_ok=True)
                 raise
         except OSError as error:
+            self._can_append = False
+            self.is_emptied = self._empty()
+            self.rest_ms = RETRY_MS if self.is_emptied else 0
             return error
-        self._can_append = True
+        self._can_append, self.is_emptied = True, False
         self.rest_ms = len(content) // BYTES_PER_MS
         return None
+
+    def _empty(self) -> bool:
+        """Have the next process resume nothing; return whether it will not."""
+        if self._folder is None:
+            return False
+        try:
+            (self._folder / FILE_NAME).write_bytes(b"")
+        except OSError:
+            return False
+        return True
 
     def append(self, added: Sequence[AddedLease]) -> OSError | None:
         """Append leases to the file; return the error, if any.

@@ -363,8 +363,8 @@ class LeaseTable:
     def write_journal(self) -> OSError | None:
         """Write every deadline that may be sent; return the error, if any."""
         error = self.journal.save(self._journal_entries())
-        if error is None:
-            self.is_journaled = True
+        self.is_journaled = error is None
+        if error is None or self.journal.is_emptied:
             for lease in self.leases.values():
                 lease.note_journaled()
         return error
@@ -373,7 +373,7 @@ class LeaseTable:
         """Write the deadlines of some leases; return the error, if any."""
         error = self.journal.append([lease.added_entry() for lease in leases])
         self.is_journaled = False
-        if error is None:
+        if error is None or self.journal.is_emptied:
             for lease in leases:
                 lease.note_journaled()
         return error

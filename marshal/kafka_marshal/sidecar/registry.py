@@ -1,5 +1,6 @@
 """Client registration: groups, clients, restarts and replacements."""
 
+import errno
 import socket
 from collections import Counter
 from functools import partial
@@ -31,6 +32,7 @@ from kafka_marshal.subscribing import new_subscription
 
 GROUPS_MAX = 1_000
 CLIENTS_MAX = 10_000
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class ClientRegistry:
@@ -72,6 +74,8 @@ class ClientRegistry:
         self._boot_id = boot_id
         self._member = member
         self._handoff_ms = handoff_ms
+        # Reported once.
+        self._is_disk_full = False
 
     # --- groups
 
@@ -127,6 +131,7 @@ class ClientRegistry:
         Raises:
             IdentityConflict: Another sidecar of this name runs on this machine.
             ConfigurationError: The state directory cannot be used.
+            CoordinationError: Its disk is full.
         """
         group = self.groups.get(group_id)
         if group is not None and group.failure is None:
@@ -147,6 +152,8 @@ class ClientRegistry:
         entropy = self._runtime.ports.entropy
         owner = Owner(self._client_id, entropy.random_bytes(16))
         master = entropy.random_bytes(32)
+        if identity is not None:
+            self._remember(identity, owner, master=master)
         session = Session(
             self._context,
             Claimant(owner, group_id, master=master),
@@ -165,8 +172,6 @@ class ClientRegistry:
             handoff_ms=0 if self._member.restarts else self._handoff_ms,
         )
         self._engine.add_session(session)
-        if identity is not None:
-            identity.remember(owner.incarnation, master=master)
         self.groups[group_id] = group
         for each in journaled:
             self._restore_unexpired(group, each)
@@ -185,12 +190,35 @@ class ClientRegistry:
                 client_id=self._client_id,
             )
         except OSError as error:
-            raise ConfigurationError(
-                f"state_dir {str(self._state_dir)!r} cannot be used: {error}; name a "
-                "writable directory",
-                setting="state_dir",
-            ) from error
+            raise self._unusable(error) from error
+        self._is_disk_full = False
         return identity, identity.folder
+
+    def _remember(self, identity: Identity, owner: Owner, *, master: bytes) -> None:
+        """Store a new incarnation, or have the next process resume none."""
+        try:
+            identity.remember(owner.incarnation, master=master)
+        except OSError as error:
+            try:
+                # Nor an earlier one: a journal that was damaged, and is written again
+                # by this process, has not all deadlines of its clients.
+                identity.erase()
+            except OSError as worse:
+                identity.close()
+                raise self._unusable(worse) from worse
+            self._context.observe("identity_unavailable", {"error": error})
+
+    def _unusable(self, error: OSError) -> MarshalError:
+        """Return the error for a state directory; a full disk passes."""
+        what = f"state_dir {str(self._state_dir)!r} cannot be used: {error}"
+        if error.errno not in _FULL:
+            return ConfigurationError(
+                f"{what}; name a writable directory", setting="state_dir"
+            )
+        if not self._is_disk_full:
+            self._context.observe("identity_unavailable", {"error": error})
+        self._is_disk_full = True
+        return CoordinationError(f"{what}; free some space there")
 
     def _restore_unexpired(self, group: LocalGroup, journaled: JournaledClient) -> None:
         """Reserve the keys that a client of the previous process may still use."""

@@ -1,7 +1,12 @@
 """Crash and restart of a sidecar (PROTOCOL 12): deadlines are kept."""
 
+import errno
 import itertools
+import os
 import shutil
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -20,10 +25,12 @@ from sidecarkit import (
     sizes,
 )
 
+from kafka_marshal import identity
 from kafka_marshal.clock import boot_id
 from kafka_marshal.errors import (
     ClaimLost,
     ClientFenced,
+    CoordinationError,
     IdentityConflict,
     LogUnwritable,
 )
@@ -306,6 +313,107 @@ def test_a_deadline_that_cannot_be_journaled_is_not_sent(cluster, machine, monke
     run(cluster, [a, b], H)
     assert sum(sizes(a, b)) == 8
     assert max(until for _, until in a.held.values()) > last_ms
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk that can be full: files can be removed and emptied, not written."""
+    disk = SimpleNamespace(is_full=False)
+    make, write = tempfile.mkstemp, Path.open
+
+    def refuse():
+        if disk.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def mkstemp(*args, **options):
+        refuse()
+        return make(*args, **options)
+
+    def opened(path, mode="r", *args, **options):
+        if mode == "ab":
+            refuse()
+        return write(path, mode, *args, **options)
+
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+    monkeypatch.setattr(Path, "open", opened)
+    return disk
+
+
+def test_with_a_full_disk_clients_continue(cluster, machine, disk):
+    """They lost their partitions, all at the same time."""
+    a = having(machine)
+    disk.is_full = True
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run(cluster, [a, b], 4 * H)
+    assert sizes(a, b) == [4, 4]
+    assert len(a.valid) == len(b.valid) == 4
+    assert file_of(machine).read_bytes() == b""
+    (event,) = machine.events.named("lease_journal_unwritable")
+    assert event.fields["clients_continue"]
+
+
+def test_after_a_crash_with_a_full_disk_no_lease_ends_too_early(cluster, machine, disk):
+    """The next process takes the emptied journal for damage, and resumes nothing."""
+    a = having(machine)
+    disk.is_full = True
+    run(cluster, [a], 3 * H)
+    machine.restart()
+    assert machine.events.named("lease_journal_damaged")
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    while a.valid:
+        assert not b.valid
+        run(cluster, [b], 20, step_ms=20)
+    run_until(cluster, [b], lambda: len(b.valid) == 8, 4 * H)
+    assert resumes(cluster) == []
+
+
+def test_a_process_that_could_not_be_stored_hides_the_one_before(
+    cluster, machine, disk
+):
+    """Its journal, once written again, has not all deadlines of that one's clients."""
+    a = having(machine)
+    disk.is_full = True
+    run(cluster, [a], H)
+    machine.restart()
+    assert machine.events.named("identity_unavailable")
+    disk.is_full = False
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run(cluster, [b], 100)
+    machine.restart()
+    b.register()
+    while a.valid:
+        assert not b.valid
+        run(cluster, [b], 20, step_ms=20)
+    assert resumes(cluster) == []
+
+
+def test_once_the_disk_has_room_a_restart_resumes_again(cluster, machine, disk):
+    a = having(machine)
+    disk.is_full = True
+    run(cluster, [a], 3 * H)
+    disk.is_full = False
+    run(cluster, [a], 3 * H)
+    assert journaled_leases(machine).keys() == a.held.keys()
+    machine.restart()
+    run(cluster, [], H)
+    assert len(resumes(cluster)) == 8
+
+
+def test_a_new_group_on_a_full_disk_is_refused_for_now(cluster, machine, monkeypatch):
+    def refuse(*args, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(identity, "make_private", refuse)
+    for _ in range(2):
+        with pytest.raises(CoordinationError, match="No space left") as raised:
+            Local(machine, "a")
+        assert raised.value.retriable
+    assert len(machine.events.named("identity_unavailable")) == 1
+    monkeypatch.undo()
+    assert having(machine).valid
 
 
 def test_a_directory_that_was_removed_is_created_again(cluster, machine):
