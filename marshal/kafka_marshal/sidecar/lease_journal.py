@@ -153,31 +153,40 @@ class LeaseJournal:
             return None
         content = msgspec.json.encode(_File(LEVEL, self._boot_id, tuple(clients)))
         content += b"\n"
+        error = self._replace(self._folder, content)
+        self.is_emptied = False
+        if error is not None and self._empty(self._folder):
+            # Now there is the space that the old content took.
+            error = self._replace(self._folder, content)
+            self.is_emptied = error is not None
+        self._can_append = error is None
+        self.rest_ms = RETRY_MS if self.is_emptied else 0
+        if error is None:
+            self.rest_ms = len(content) // BYTES_PER_MS
+        return error
+
+    @staticmethod
+    def _replace(folder: Path, content: bytes) -> OSError | None:
         try:
-            make_private(self._folder)
-            handle, name = tempfile.mkstemp(dir=self._folder, prefix=".leases")
+            make_private(folder)
+            handle, name = tempfile.mkstemp(dir=folder, prefix=".leases")
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(content)
-                Path(name).replace(self._folder / FILE_NAME)
+                Path(name).replace(folder / FILE_NAME)
             except OSError:
                 Path(name).unlink(missing_ok=True)
                 raise
         except OSError as error:
-            self._can_append = False
-            self.is_emptied = self._empty()
-            self.rest_ms = RETRY_MS if self.is_emptied else 0
             return error
-        self._can_append, self.is_emptied = True, False
-        self.rest_ms = len(content) // BYTES_PER_MS
         return None
 
-    def _empty(self) -> bool:
+    @staticmethod
+    def _empty(folder: Path) -> bool:
         """Have the next process resume nothing; return whether it will not."""
-        if self._folder is None:
-            return False
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            (self._folder / FILE_NAME).write_bytes(b"")
+            os.close(os.open(folder / FILE_NAME, flags, 0o600))
         except OSError:
             return False
         return True

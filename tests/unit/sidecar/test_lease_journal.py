@@ -188,6 +188,36 @@ def test_nothing_is_appended_to_a_file_that_may_not_end_with_a_line(tmp_path):
     assert (1, "a") in loaded(tmp_path)
 
 
+def test_a_full_disk_has_the_space_of_the_old_content(tmp_path, monkeypatch):
+    journal = LeaseJournal(tmp_path, boot_id="boot")
+    journal.save([KEPT])
+    make = tempfile.mkstemp
+
+    def mkstemp(**options):
+        if (tmp_path / FILE_NAME).stat().st_size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return make(**options)
+
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+    assert journal.save([replace(KEPT, instance="11" * 16)]) is None
+    assert not journal.is_emptied
+    assert [each.instance for each in journal.load()] == ["11" * 16]
+    assert journal.append([added(1)]) is None
+
+
+def test_an_emptied_file_is_the_owner_s_alone(tmp_path, monkeypatch):
+    def refuse(**options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    journal = LeaseJournal(tmp_path / "new", boot_id="boot")
+    assert isinstance(journal.save([KEPT]), OSError)
+    assert journal.is_emptied
+    assert (tmp_path / "new" / FILE_NAME).stat().st_mode & 0o777 == 0o600
+    journal.load()
+    assert journal.is_damaged
+
+
 def test_without_a_directory_nothing_is_kept():
     journal = LeaseJournal(None, boot_id="boot")
     assert journal.save([KEPT]) is None
