@@ -18,7 +18,7 @@ import attrs
 from kafka_marshal import World
 from kafka_marshal.admin.client import TopicReport, set_command
 from kafka_marshal.admin.growing import command
-from kafka_marshal.errors import RAISE_OPEN_FILES
+from kafka_marshal.errors import RAISE_OPEN_FILES, ConfigurationError
 from kafka_marshal.protocol.text import abbreviated
 from kafka_marshal.views.log_scan import Arrival
 from kafka_marshal_cli.render import duration
@@ -103,12 +103,19 @@ def local_clock(begun: ClockReading | None, ended: ClockReading | None) -> Check
     return Check(name, Result.OK, found)
 
 
-def state_folder(home: Path) -> Check:
+def state_folder(find: Callable[[], Path]) -> Check:
     """Check that the state directory supports locks and atomic replacement.
 
     Two processes that both hold the lock of one client_id could both resume it.
+
+    Args:
+        find: Returns the directory.
     """
     name = "identities"
+    try:
+        home = find()
+    except ConfigurationError as error:
+        return Check(name, Result.NOTE, str(error), "set MARSHAL_STATE_DIR")
     remedy = "set MARSHAL_STATE_DIR to a folder of a local disk that you may write"
     place = _nearest(home)
     try:

@@ -59,7 +59,7 @@ def save(world: "World", servers: str, *, topic: str) -> None:
     if domains != before:
         import json
 
-        with suppress(OSError):
+        with suppress(OSError, RuntimeError):  # also without a home directory
             _write(json.dumps({"version": VERSION, "domains": domains}))
 
 
@@ -91,7 +91,8 @@ def _domains() -> list[dict[str, Any]]:
             found = json.loads(file.read(FILE_BYTES_MAX))
         domains = found["domains"] if found["version"] == VERSION else []
         return [domain for domain in domains if isinstance(domain, dict)]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+    # RuntimeError: too deeply nested, or a user without a home directory.
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError):
         return []
 
 

@@ -4,6 +4,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,10 @@ def config_path(given: str | None) -> tuple[Path, bool]:
     if named:
         return Path(named).expanduser(), True
     base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(base).expanduser() / "kafka-marshal" / "config.toml", False
+    path = Path(base) / "kafka-marshal" / "config.toml"
+    with suppress(RuntimeError):  # a user without a home directory has no file
+        path = path.expanduser()
+    return path, False
 
 
 def load(file: str | None, name: str | None) -> Profile:

@@ -190,9 +190,12 @@ class LocalBackend:
         """Take the identity and store this life in it; return earlier ones."""
         state_dir = self._terms.state_dir
         home = home_of(state_dir)
-        if home is None:
-            return ()
         context = self._runtime.engine.context
+        if home is None:
+            if state_dir is None:
+                why = "the user has no home directory; set MARSHAL_STATE_DIR"
+                context.observe("identity_unavailable", {"error": why})
+            return ()
         try:
             self._identity = Identity.take(
                 home,

@@ -37,25 +37,40 @@ def state_home() -> Path:
     """Return the default directory of identities.
 
     ``MARSHAL_STATE_DIR``, else the XDG state directory of the user.
+
+    Raises:
+        ConfigurationError: The user has no home directory.
     """
     chosen = os.environ.get("MARSHAL_STATE_DIR")
     if chosen:
         return Path(chosen)
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "kafka-marshal"
+    base = os.environ.get("XDG_STATE_HOME")
+    if base:
+        return Path(base) / "kafka-marshal"
+    try:
+        return Path.home() / ".local" / "state" / "kafka-marshal"
+    except RuntimeError as error:  # a user id of a container, without HOME
+        raise ConfigurationError(
+            f"user {os.geteuid()} has no home directory to keep state in; set "
+            "MARSHAL_STATE_DIR to a directory of its own",
+            setting="state_dir",
+        ) from error
 
 
 def home_of(state_dir: str | Path | None) -> Path | None:
     """Return the directory of a setting, None for no directory.
 
     Args:
-        state_dir: A directory, None for the user's, ``""`` for none.
+        state_dir: A directory, None for the user's if there is one, ``""`` for none.
 
     Raises:
         ConfigurationError: It is no path.
     """
     if state_dir is None:
-        return state_home()
+        try:
+            return state_home()
+        except ConfigurationError:
+            return None
     if not isinstance(state_dir, str | os.PathLike):
         raise ConfigurationError(
             f"state_dir must be the path of a directory, not {state_dir!r}; leave it "

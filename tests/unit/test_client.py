@@ -290,6 +290,14 @@ def test_a_full_disk_elsewhere_costs_resuming_only(cluster, tmp_path, monkeypatc
     assert "identity_unavailable" in names
 
 
+def test_a_user_without_a_home_directory_resumes_nothing(cluster, monkeypatch):
+    monkeypatch.setattr(backend, "home_of", lambda state_dir: None)
+    with opened(None) as marshal:
+        assert marshal.claim("t", 0).is_valid()
+    names = [event.name for event in cluster.opened[0].observer.events]
+    assert "identity_unavailable" in names
+
+
 @pytest.mark.parametrize("name", ["", "a b", "a" * 201, "a\n", "ä"])
 @pytest.mark.parametrize("setting", ["client_id", "group_id"])
 def test_a_bad_name_is_found_before_any_io(cluster, tmp_path, setting, name):

@@ -1,6 +1,7 @@
 import errno
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -186,3 +187,17 @@ def test_the_paths_of_identities(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert state_home() == tmp_path / ".local" / "state" / "kafka-marshal"
+
+
+def test_a_user_without_a_home_directory_keeps_nothing(monkeypatch):
+    """As where a container runs with a number that its image does not know."""
+    for name in ("MARSHAL_STATE_DIR", "XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(ConfigurationError, match="set MARSHAL_STATE_DIR"):
+        state_home()
+    assert home_of(None) is None
+
+
+def no_home():
+    raise RuntimeError("Could not determine home directory.")

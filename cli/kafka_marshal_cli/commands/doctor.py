@@ -80,7 +80,7 @@ def machine() -> Iterator[Check]:
     yield record_parser()
     yield compiled_part()
     yield java()
-    yield checks.state_folder(state_home())
+    yield checks.state_folder(state_home)
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield checks.open_files(None if limit == resource.RLIM_INFINITY else limit)
     yield checks.death_watch(getattr(os, "pidfd_open", None))

@@ -18,7 +18,12 @@ from kafka_marshal.config import Membership, checked_labels
 from kafka_marshal.defaults import CHECKPOINT_INTERVAL_MS
 from kafka_marshal.engine.checkpointing import checked_interval_ms
 from kafka_marshal.errors import RAISE_OPEN_FILES, ConfigurationError
-from kafka_marshal.identity import home_of
+from kafka_marshal.identity import (
+    home_of,
+    make_private,
+    require_private,
+    state_home,
+)
 from kafka_marshal.kafka_io import (
     ConnectionConfig as ConnectionConfig,  # noqa: PLC0414 - for the command, too
 )
@@ -165,6 +170,31 @@ class Settings:
     def state_path(self) -> Path | None:
         """State directory, None to keep no state."""
         return home_of(self.state_dir)
+
+    def require_state_path(self) -> None:
+        """Create the state directory, and check that it can be used.
+
+        Otherwise the sidecar would start, and refuse each client.
+
+        Raises:
+            ConfigurationError: It cannot be created or written, or others can.
+        """
+        home = state_home() if self.state_dir is None else self.state_path
+        if home is None:
+            return
+        why: object = "it is not writable"
+        try:
+            make_private(home)
+            require_private(home)
+            if os.access(home, os.W_OK | os.X_OK):
+                return
+        except OSError as error:
+            why = error
+        raise ConfigurationError(
+            f"state_dir {str(home)!r} cannot be used: {why}; name a writable directory "
+            "with --state-dir, or '' to keep no state",
+            setting="state-dir",
+        )
 
 
 def tcp_address(text: str) -> tuple[str, int]:

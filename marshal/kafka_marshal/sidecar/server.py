@@ -327,6 +327,7 @@ class Daemon:
         """Open runtime and service; on a thread of its own."""
         settings = self._settings
         connection = settings.connection
+        settings.require_state_path()
         runtime = Runtime.open(
             connection,
             self._observer,

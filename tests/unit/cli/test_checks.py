@@ -12,6 +12,7 @@ from logkit import KEY, H, Log, growth, member
 
 from kafka_marshal import World
 from kafka_marshal.admin.formatting import TopicReport
+from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.topic_rules import ClusterInfo, TopicDescription
 from kafka_marshal_cli import checks
 from kafka_marshal_cli.checks import Check, ClockReading, Result
@@ -77,14 +78,14 @@ def test_this_machine_has_clocks_or_a_note(monkeypatch):
 
 def test_a_folder_on_this_machine_will_do(tmp_path):
     home = tmp_path / "not" / "yet"
-    check = checks.state_folder(home)
+    check = checks.state_folder(lambda: home)
     assert (check.result, str(home) in check.found) == (Result.OK, True)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_locks_that_two_can_hold_are_none(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", lambda _file, _how: None)
-    check = checks.state_folder(tmp_path)
+    check = checks.state_folder(lambda: tmp_path)
     assert check.result is Result.FAILED
     assert "MARSHAL_STATE_DIR" in check.run
 
@@ -95,7 +96,7 @@ def test_a_folder_that_cannot_be_used(tmp_path, monkeypatch, broken):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(os if broken == "fsync" else fcntl, broken, refuse)
-    check = checks.state_folder(tmp_path)
+    check = checks.state_folder(lambda: tmp_path)
     assert (check.result, "No locks available" in check.found) == (Result.FAILED, True)
 
 
@@ -196,3 +197,12 @@ def test_a_growth_that_was_begun_and_has_not_ended():
     )
     log.append(growth(8, 4, topic="payments", ends=(0,) * 4))
     assert list(checks.growths(world(log))) == []
+
+
+def test_a_user_without_a_home_directory_is_noted():
+    def find():
+        raise ConfigurationError("user 7 has no home directory", setting="state_dir")
+
+    check = checks.state_folder(find)
+    assert check.result is Result.NOTE
+    assert check.run == "set MARSHAL_STATE_DIR"

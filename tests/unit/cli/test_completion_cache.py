@@ -1,6 +1,7 @@
 """Names that shells complete: what is kept, for how many, and what is not."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated
 
@@ -120,3 +121,14 @@ def test_an_option_is_completed_by_its_placeholder():
     completion_cache.complete("p", int)
     assert group.autocompletion is completion_cache.groups
     assert other.autocompletion is None
+
+
+def test_a_user_without_a_home_directory_has_no_cache(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+
+    def no_home(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    save(world(), "s:1", topic="__marshal")
+    assert completion_cache.groups(context(), "") == []

@@ -199,3 +199,16 @@ def test_every_key_may_be_in_a_profile(file):
 
 
 # --- defaults of options
+
+
+def test_a_user_without_a_home_directory_has_no_file(monkeypatch):
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.delenv("MARSHAL_CONFIG", raising=False)
+
+    def no_home(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    path, is_named = config_path(None)
+    assert not path.exists()
+    assert not is_named

@@ -151,3 +151,34 @@ def test_a_token_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(ConfigurationError, match="cannot be used"):
         token_of(tmp_path / "folder")
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"), [(0o777, "may be written by others"), (0o500, "not writable")]
+)
+def test_a_state_directory_that_cannot_be_used_is_refused_at_the_start(
+    monkeypatch, tmp_path, mode, words
+):
+    home = tmp_path / "state"
+    settings = Settings(state_dir=home)
+    settings.require_state_path()
+    assert home.stat().st_mode & 0o777 == 0o700
+    home.chmod(mode)
+    # The superuser may write everywhere but to a read-only file system.
+    monkeypatch.setattr(os, "access", lambda path, _mode: mode == 0o777)
+    with pytest.raises(ConfigurationError, match=words) as raised:
+        settings.require_state_path()
+    assert raised.value.setting == "state-dir"
+    Settings(state_dir="").require_state_path()
+
+
+def test_without_a_home_directory_the_state_directory_has_to_be_named(monkeypatch):
+    for name in ("MARSHAL_STATE_DIR", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(ConfigurationError, match="MARSHAL_STATE_DIR"):
+        Settings().require_state_path()
