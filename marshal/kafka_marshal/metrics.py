@@ -21,6 +21,7 @@ from kafka_marshal.engine.interfaces import ClaimContext, ClaimEngine
 from kafka_marshal.engine.meters import Histogram, Tally
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.observability import metrics as known
+from kafka_marshal.observability.logs import SERIOUS
 from kafka_marshal.ports import LogRange, Pending
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.granting import AtMostOnce
@@ -275,6 +276,9 @@ class _KeyFigures(NamedTuple):
     unconfirmed: int | None = None
 
 
+# A counter that first appears with the value 1 has not increased for Prometheus, so
+# that no alert fires: those of alerts begin with 0.
+_LOSSES = ("lease_expired", "taken_over")
 _COUNTED = (known.WON, known.LOST, known.RELEASED)
 _IN_SECONDS = ((known.AGE, "age_ms"), (known.LEASE, "remaining_ms"))
 _AS_THEY_ARE = (
@@ -322,7 +326,12 @@ def _group_figures(engine: ClaimEngine, session: ClaimSession) -> _GroupFigures:
         # Over a sidecar the members are unknown, and so is this.
         uncovered_count=None if member_count is None else uncovered_count,
         plan_generation=context.plan_generation(group_id),
-        counts=(dict(meters.won), dict(meters.lost), dict(meters.released)),
+        counts=(
+            dict(meters.won),
+            {(topic, why): 0 for topic, _ in meters.won for why in _LOSSES}
+            | meters.lost,
+            dict(meters.released),
+        ),
         takeovers={name: found.copy() for name, found in meters.takeovers.items()},
         handoffs=dict(session.handoff_counts),
         handoff_gaps={
@@ -476,7 +485,7 @@ def read_engine(engine: ClaimEngine, scrape: known.Scrape, *, ends: "Ends") -> N
         scrape.add(known.REPLAY_LAG, place, value=max(0, behind))
     for family, labels, value in upkeep:
         scrape.add(family, labels, value=value)
-    for event, count in meters.events().items():
+    for event, count in (dict.fromkeys(SERIOUS, 0) | meters.events()).items():
         scrape.add(known.EVENTS, (event,), value=count)
     scrape.add(known.APPEND_FAILURES, (), value=failed_appends)
     scrape.add_durations(known.READ_BACK, (), durations=read_backs)

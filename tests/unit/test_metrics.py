@@ -435,6 +435,17 @@ def test_replay_lag_is_exported_from_the_last_answer(cluster, registry, scrape):
     collector.close()
 
 
+def test_counters_of_alerts_begin_at_zero(cluster, registry, scrape):
+    """``increase`` does not count the first sample of a series."""
+    node = owning(cluster)
+    exported(node, registry)
+    found = scrape()
+    for event in ("grant_exposed", "lease_journal_unwritable", "identity_unavailable"):
+        assert found("marshal_events_total", event=event) == 0
+    for reason in ("lease_expired", "taken_over"):
+        assert found("marshal_claims_lost_total", T, reason=reason) == 0
+
+
 def test_the_engine_exports_its_times_and_events(cluster, registry, scrape):
     node = owning(cluster)
     exported(node, registry)

@@ -67,6 +67,9 @@ _ERRORS = frozenset(
     }
 )
 
+SERIOUS = _WARNINGS | _ERRORS
+"""Names of the events of level warning and above."""
+
 
 class LoggingObserver(Observer):
     """Writes each event as one line to the logger ``kafka_marshal``."""

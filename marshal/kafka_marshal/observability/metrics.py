@@ -281,7 +281,7 @@ EVENTS = Family(
     "marshal_events_total",
     Kind.COUNTER,
     ("event",),
-    "Events sent to the observers.",
+    "Events sent to the observers; warnings and errors from 0 on.",
     is_of_client=False,
 )
 
