@@ -247,7 +247,7 @@ class ClusterChecks:
             found = f"partitions {lost} begin above offset 0, without a checkpoint"
             run = (
                 "set retention.ms=-1 and keep any member running: it writes a "
-                "checkpoint; if none runs, see README, Troubleshooting"
+                "checkpoint; if none runs, see Troubleshooting in docs/reference.md"
             )
             yield Check("log", Result.FAILED, found, run)
             return
@@ -354,7 +354,7 @@ class ClusterChecks:
 
 
 _REMEDIES = {
-    "broker": "check the address, the network, and that the brokers run",
+    "broker": "correct what FOUND names; the settings: marshal config show --origin",
     "log": "check the brokers and their log",
     "clock": "check this machine's clock",
 }

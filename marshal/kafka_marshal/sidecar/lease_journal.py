@@ -4,9 +4,9 @@ PROTOCOL 12: a restarted sidecar neither releases a key nor gives it to another 
 before the deadline that its previous client received. So a deadline is sent only after
 it is in the file. A reboot ends every process, and with them the use of the file.
 
-Where it cannot be written, as on a full disk, it is emptied, which takes no space: the
-next process takes that for damage and resumes no claim, so that it has no lease to end.
-Deadlines may be sent then, too.
+Where it cannot be written, as on a full disk, it is emptied, which takes no space. For
+the next process an empty file is damaged: it resumes no claim, so that it has no lease
+to end. So deadlines may be sent then, too.
 
 The file begins with all clients, in one line. Between two writes of that line, which
 take their time where there are many, further leases are appended, a line each.
