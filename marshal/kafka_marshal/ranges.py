@@ -94,12 +94,16 @@ class RangeConsumer(Closing):
 
     # --- planning
 
-    def held(self) -> dict[TopicPartition, HeldRange]:
+    def held(self, *, is_poll: bool = True) -> dict[TopicPartition, HeldRange]:
         """Return the partitions that may be processed now, in order.
 
         Partitions that are being drained, or whose leases are about to expire, are
-        absent. The call counts as a poll: a drained partition with ranges in progress
-        is released at the latest one heartbeat interval after it, as with a consumer.
+        absent.
+
+        Args:
+            is_poll: Whether ranges in progress should be finished: those of drained
+                partitions are released at the latest one heartbeat interval after
+                that, as with a consumer.
 
         Raises:
             CoordinationError: The engine failed for good.
@@ -110,11 +114,12 @@ class RangeConsumer(Closing):
         with self._engine.changed:
             now_ms = self._clock.now_ms()
             subscription = self._subscription
-            subscription.back_at_ms = now_ms
+            if is_poll:
+                subscription.back_at_ms = now_ms
             self._seen_version = subscription.version
             for holding in self._mine():
                 drain = holding.drain
-                if drain is not None and drain.until_ms is None:
+                if is_poll and drain is not None and drain.until_ms is None:
                     until_ms = now_ms + self._engine.context.heartbeat_interval_ms
                     holding.drain = attrs.evolve(drain, until_ms=until_ms)
                 if holding.may_hand_out(now_ms):

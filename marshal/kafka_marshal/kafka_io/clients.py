@@ -6,8 +6,8 @@ that is down. The connections that failed know the reason. A failed client also 
 its thread and sockets open; ``new_client`` closes them.
 
 The admin client blocks for as many request timeouts as a call has round trips, and has
-no deadline for the whole. ``AdminClient`` runs each call on a separate thread and
-abandons the thread at the deadline; the request timeout ends it soon after.
+no deadline for the whole. ``AdminClient`` stops waiting for its network at the
+deadline; the request timeout ends the abandoned request soon after.
 """
 
 import os
@@ -32,6 +32,7 @@ from kafka_marshal.errors import (
     CoordinationError,
     InvalidTransition,
 )
+from kafka_marshal.kafka_io.driving import TimedSelector
 from kafka_marshal.kafka_io.faults import (
     UNREACHABLE,
     forked_error,
@@ -60,8 +61,10 @@ _CHECK_S = 0.1
 # Retry authentication failures briefly: after a credential change some brokers still
 # reject the new password.
 _REFUSED_RETRY_MS = 2_000
-# Concurrent calls, abandoned ones included; bounds the number of threads.
+# Concurrent calls; bounds the number of requests in flight.
 _CALLS_MAX = 16
+# Longest wait for the end of a network, whose thread may be resolving a name.
+_CLOSE_S = 1.0
 
 
 def new_client(
@@ -109,7 +112,7 @@ def new_client(
     except BaseException:
         # The constructor failed, so there is no client to close, only its network.
         for each in network:
-            each.close()
+            in_background(each.close).join(timeout=_CLOSE_S)
         raise
 
 
@@ -215,6 +218,7 @@ class AdminClient:
         self._connecting = threading.Lock()
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(_CALLS_MAX)
+        self._limits = _Limits()
         self._client: Any = None
         self._has_connected = False
         self._is_closed = False
@@ -250,25 +254,26 @@ class AdminClient:
         deadline = Deadline(timeout_ms)
         if not self._slots.acquire(timeout=max(0.0, timeout_ms / 1000)):
             raise self._late(doing, timeout_ms)
-        box: dict[str, Any] = {}
-        with ConnectionWatch() as watch:
-            run = partial(self._run, work, deadline, box, watch)
-            _await(in_background(run, name="marshal-lookup"), deadline, watch)
-        error = box.get("error")
-        is_timeout = isinstance(error, kafka_errors.KafkaTimeoutError)
-        if is_timeout or not box or watch.is_stopped:
+        error: Exception | None = None
+        try:
+            with ConnectionWatch() as watch:
+                self._limits.deadline, self._limits.watch = deadline, watch
+                return self._run(work, deadline, watch)
+        except Exception as raised:  # noqa: BLE001 - translated
+            error = raised
+        finally:
+            self._slots.release()
+        is_timeout = isinstance(error, (_GaveUp, kafka_errors.KafkaTimeoutError))
+        if is_timeout or watch.is_stopped:
             error = watch.refused or watch.refusal or watch.explained() or error
-        if error is not None:
-            addresses = self._settings.addresses
-            if isinstance(error, kafka_errors.TopicAuthorizationFailedError):
-                needs = needs_on_topics or needs
-            raise translate_error(
-                error, doing=doing, access=access, addresses=addresses, needs=needs
-            )
-        if "answer" not in box:
+        if isinstance(error, _GaveUp):
             raise self._late(doing, timeout_ms, why=watch.reason())
-        answer: T = box["answer"]
-        return answer
+        if isinstance(error, kafka_errors.TopicAuthorizationFailedError):
+            needs = needs_on_topics or needs
+        addresses = self._settings.addresses
+        raise translate_error(
+            error, doing=doing, access=access, addresses=addresses, needs=needs
+        )
 
     def close(self, *, timeout_ms: int) -> None:
         """Close the client. Idempotent; calls under way fail.
@@ -281,37 +286,32 @@ class AdminClient:
             in_background(client.close).join(timeout=max(0.0, timeout_ms / 1000))
 
     def _run(
-        self,
-        work: Callable[[Any], Any],
-        deadline: Deadline,
-        box: dict[str, Any],
-        watch: ConnectionWatch,
-    ) -> None:
+        self, work: Callable[[Any], T], deadline: Deadline, watch: ConnectionWatch
+    ) -> T:
         """Retry until success, a permanent error or the deadline."""
-        try:
-            while True:
-                client = None
-                try:
-                    client = self._connect(deadline, watch)
-                    box["answer"] = work(client)
-                except Exception as error:  # noqa: BLE001 - raised in call()
-                    # Another call may have closed the client under this one.
-                    was_dropped = client is not None and self._is_dropped(client)
-                    is_passing = was_dropped or getattr(error, "retriable", False)
-                    is_over = watch.is_stopped or deadline.left_s <= _RETRY_INTERVAL_S
-                    if not is_passing or is_over:
-                        box["error"] = error
-                        return
-                    self._drop_if_outdated(client, error)
-                    time.sleep(_RETRY_INTERVAL_S)
-                else:
-                    return
-        finally:
-            self._slots.release()
+        while True:
+            client = None
+            try:
+                client = self._connect(deadline, watch)
+                return work(client)
+            except Exception as error:
+                # Another call may have closed the client under this one.
+                was_dropped = client is not None and self._is_dropped(client)
+                is_passing = was_dropped or getattr(error, "retriable", False)
+                is_over = watch.is_stopped or deadline.left_s <= _RETRY_INTERVAL_S
+                if not is_passing or is_over or isinstance(error, _GaveUp):
+                    raise
+                self._drop_if_outdated(client, error)
+            time.sleep(_RETRY_INTERVAL_S)
 
     def _connect(self, deadline: Deadline, watch: ConnectionWatch) -> Any:
         """Return the client; connect it if there is none."""
-        with self._connecting:
+        client = self._connected()
+        if client is not None:
+            return client
+        if not self._connecting.acquire(timeout=deadline.left_s):
+            raise _GaveUp
+        try:
             client = self._connected()
             if client is not None:
                 return client
@@ -320,18 +320,25 @@ class AdminClient:
                 check_tls_files(self._settings.options)
             timeouts = {
                 "request_timeout_ms": _REQUEST_TIMEOUT_MS,
-                "bootstrap_timeout_ms": max(1, deadline.left_ms),
+                # Later than the call, whose error has the reason.
+                "bootstrap_timeout_ms": deadline.left_ms + _REQUEST_TIMEOUT_MS,
                 # By default five: the sixth call at a time would fail at once.
                 "max_in_flight_requests_per_connection": 2 * _CALLS_MAX,
             }
-            config = self._settings.client_config() | timeouts
-            client = new_client(KafkaAdminClient, config, watch=watch)
+            client = new_client(
+                KafkaAdminClient,
+                self._settings.client_config() | timeouts,
+                watch=watch,
+                selector=partial(TimedSelector, wait=self._limits.wait),
+            )
             watch.refused = None
             self._has_connected = True
             with self._lock:
                 is_closed = self._is_closed
                 if not is_closed:
                     self._client = client
+        finally:
+            self._connecting.release()
         if is_closed:  # meanwhile
             client.close()
             raise _closed()
@@ -361,7 +368,7 @@ class AdminClient:
             if client is None or self._client is not client:
                 return
             self._client = None
-        client.close()
+        in_background(client.close).join(timeout=_CLOSE_S)
 
     def _late(self, doing: str, timeout_ms: int, *, why: str = "") -> CoordinationError:
         return CoordinationError(
@@ -374,16 +381,38 @@ def _closed() -> InvalidTransition:
     return InvalidTransition("The connection is closed; open a new one.")
 
 
-def _await(
-    thread: threading.Thread, deadline: Deadline, watch: ConnectionWatch
-) -> None:
-    """Wait for the end, the deadline or a permanent refusal."""
-    give_up = deadline
-    while thread.is_alive() and not give_up.is_over:
-        thread.join(timeout=min(_CHECK_S, deadline.left_s))
-        if watch.refused is None:
-            give_up = deadline
-        elif give_up is deadline:
-            give_up = deadline.within(_REFUSED_RETRY_MS)
-    if thread.is_alive() and watch.refused is not None:
-        watch.stop()
+class _GaveUp(Exception):
+    """The deadline has passed, or nothing but a refusal is to be expected."""
+
+
+class _Limits(threading.local):
+    """How long the call of this thread waits for its network.
+
+    Attributes:
+        deadline: Deadline of the call.
+        watch: Its connections.
+    """
+
+    deadline: Deadline
+    watch: ConnectionWatch
+
+    def wait(self, is_over: threading.Event) -> None:
+        """Wait for an event.
+
+        Raises:
+            _GaveUp: The deadline came first, or a permanent refusal.
+        """
+        deadline, watch = self.deadline, self.watch
+        give_up = deadline
+        while not give_up.is_over:
+            if is_over.wait(min(_CHECK_S, deadline.left_s)):
+                return
+            if watch.refused is None:
+                give_up = deadline
+            elif give_up is deadline:
+                give_up = deadline.within(_REFUSED_RETRY_MS)
+        if is_over.is_set():
+            return
+        if watch.refused is not None:
+            watch.stop()
+        raise _GaveUp

@@ -1,18 +1,23 @@
-"""An event loop of kafka-python that runs on the thread of its caller.
+"""Event loops of kafka-python: one on the thread of its caller, one with deadlines.
 
 By default kafka-python runs connections on a thread of its own. Where the application
 computes, this thread waits for the interpreter lock each time it has received
-something: for 5 ms, and several times for each fetch. Without the thread what arrives
-between two polls waits in the buffers of the kernel, and the next poll reads it.
+something: for 5 ms, and several times for each fetch. With ``CallerSelector`` what
+arrives between two polls waits in the buffers of the kernel, and the next poll reads
+it.
+
+Callers wait for that thread without a deadline, except with ``TimedSelector``.
 """
 
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from selectors import DefaultSelector, SelectorKey
 from socket import socket
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from kafka.errors import KafkaConnectionError
 from kafka.net.selector import NetworkSelector, TaskState
 
 from kafka_marshal.native import Receiver
@@ -20,6 +25,8 @@ from kafka_marshal.native import Receiver
 # Time without a caller that counts for timers.
 _GAP_S = 0.1
 _TIMERS_MIN = 64
+# Longest wait for the start of a thread.
+_START_S = 10.0
 
 
 class _Sockets(DefaultSelector):
@@ -117,6 +124,64 @@ class CallerSelector(NetworkSelector):  # type: ignore[misc] # untyped library
         timers, self._timers = self._timers, []
         for each in filter(_is_scheduled, timers):
             self.reschedule(each.scheduled_at + gap_s, each)
+
+
+class TimedSelector(NetworkSelector):  # type: ignore[misc] # untyped library
+    """Runs on a thread of its own, which callers may stop waiting for."""
+
+    def __init__(
+        self, options: Mapping[str, Any], *, wait: Callable[[threading.Event], None]
+    ) -> None:
+        """Make it; ``start`` starts the thread.
+
+        Args:
+            options: Configuration of the client.
+            wait: Waits for an event on the caller's thread, and raises to give up.
+        """
+        super().__init__(**options)
+        self._wait = wait
+        self._awaited: set[threading.Event] = set()
+        self._has_ended = False
+
+    def start(self) -> None:
+        """Start the thread, and wait until it runs: an earlier stop has no effect."""
+        has_begun = threading.Event()
+        self.call_soon(has_begun.set)
+        super().start()
+        has_begun.wait(_START_S)
+
+    def run_forever(self) -> None:
+        """Run until it is stopped; see ``NetworkSelector``."""
+        try:
+            super().run_forever()
+        finally:
+            self._has_ended = True
+            for each in tuple(self._awaited):
+                each.set()
+
+    def run(self, coro: Any, *args: object) -> Any:
+        """Run a coroutine and return its result; it continues if the caller gives up.
+
+        Raises:
+            KafkaConnectionError: The thread has ended.
+            Exception: The coroutine failed, or the caller gave up.
+        """
+        is_over = threading.Event()
+        self._awaited.add(is_over)
+        try:
+            future = self.call_soon_with_future(coro, *args)
+            future.add_both(lambda _: is_over.set())
+            if not self._has_ended:
+                self._wait(is_over)
+        finally:
+            self._awaited.discard(is_over)
+        error = future.exception
+        # Closing cancels what runs, with an error that is none for callers.
+        if not future.is_done or not isinstance(error, Exception | None):
+            raise KafkaConnectionError("the connection was closed")
+        if error is not None:
+            raise error
+        return future.value
 
 
 def _is_scheduled(task: Any) -> bool:

@@ -161,9 +161,10 @@ class Claims:
         count = len(self.ranges.partitions())
         if count and not self.ranges.tokens():
             LOGGER.warning(
-                "no_partition_held of %d: other members hold them, or the group is "
-                "paused or locked, and so the query reads nothing now; see: marshal "
-                "groups describe",
+                "no_partition_held of %d: other members hold them, such as another "
+                "source of this query with the same group, or the group is paused or "
+                "locked, and so the query reads nothing now; see: marshal groups "
+                "describe",
                 count,
             )
 
@@ -535,7 +536,8 @@ class Claims:
     ) -> list[PlannedRange]:
         # Secrets after tokens: that of a later claim is useless under this one.
         tokens, secrets = self.ranges.tokens(), self.ranges.secrets()
-        held = self.ranges.held()
+        # Their batch only begins now, so drained partitions stay for all of it.
+        held = self.ranges.held(is_poll=False)
         left = []
         for each in undecided:
             now = held.get(each.partition)

@@ -6,11 +6,12 @@ import ssl
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
 from kafka import errors
 
-from kafka_marshal.errors import MarshalError
+from kafka_marshal.errors import CoordinationError, MarshalError
 from kafka_marshal.kafka_io import clients
 from kafka_marshal.kafka_io.clients import AdminClient, ConnectionWatch
 from kafka_marshal.kafka_io.faults import Access
@@ -138,7 +139,7 @@ def silent_broker():
 
 @pytest.fixture
 def watches(monkeypatch):
-    """Watches of all calls. At the end their threads are, too: they draw backoffs."""
+    """Watches of all calls. Their networks end with the test: they draw backoffs."""
     made = []
 
     def new_watch():
@@ -150,7 +151,7 @@ def watches(monkeypatch):
     for each in made:
         each.stop()
     for thread in threading.enumerate():
-        if thread.name == "marshal-lookup":
+        if thread.name.startswith("kafka-io-"):
             thread.join(60)
             assert not thread.is_alive()
 
@@ -246,6 +247,59 @@ def test_as_many_requests_are_in_flight_as_there_are_calls(made):
     admin.call(lambda _: None, doing="Asking", access=Access.READ, timeout_ms=60_000)
     most = made[0].config["max_in_flight_requests_per_connection"]
     assert most >= clients._CALLS_MAX
+
+
+@pytest.mark.usefixtures("made")
+def test_a_call_runs_on_the_thread_of_its_caller():
+    """A query of Spark without new records makes more than a hundred a second."""
+    admin = AdminClient(ConnectionConfig("127.0.0.1:1"))
+    answer = admin.call(
+        lambda _: threading.get_ident(),
+        doing="Asking",
+        access=Access.READ,
+        timeout_ms=60_000,
+    )
+    assert answer == threading.get_ident()
+
+
+@pytest.mark.usefixtures("made")
+def test_a_request_without_an_answer_ends_at_the_deadline_of_its_call():
+    admin = AdminClient(ConnectionConfig("127.0.0.1:1"))
+    for timeout_ms in (0, 1):
+        with pytest.raises(CoordinationError, match=f"no answer within {timeout_ms}"):
+            admin.call(
+                lambda _: admin._limits.wait(threading.Event()),
+                doing="Asking",
+                access=Access.READ,
+                timeout_ms=timeout_ms,
+            )
+
+
+def test_a_call_waits_no_longer_than_its_deadline_for_one_that_connects(
+    silent_broker, watches
+):
+    port = silent_broker.getsockname()[1]
+    admin = AdminClient(ConnectionConfig(f"127.0.0.1:{port}"))
+
+    def call(timeout_ms):
+        admin.call(
+            lambda _: None, doing="Asking", access=Access.READ, timeout_ms=timeout_ms
+        )
+
+    def connect():
+        with suppress(MarshalError):
+            call(600_000)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    connection, _ = silent_broker.accept()
+    with connection:
+        with pytest.raises(CoordinationError, match="no answer within 1 ms"):
+            call(1)
+        for each in watches:
+            each.stop()
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def test_a_fault_that_does_not_pass_is_raised(made):

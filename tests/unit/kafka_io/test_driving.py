@@ -5,9 +5,11 @@ import socket
 import threading
 
 import pytest
+from kafka.errors import KafkaConnectionError
+from kafka.future import Future
 
 from kafka_marshal.kafka_io import driving
-from kafka_marshal.kafka_io.driving import CallerSelector
+from kafka_marshal.kafka_io.driving import CallerSelector, TimedSelector
 
 
 class Clock:
@@ -144,3 +146,96 @@ def test_a_task_that_reads_waits_for_the_receiver_of_its_socket(selector):
         for _ in range(3):
             selector.drive()
     assert read == [b"a", b"b"]
+
+
+class Waiting:
+    """Waits for a caller, who gives up at once if there is an error to raise."""
+
+    error = None
+
+    def __call__(self, is_over):
+        if self.error is not None:
+            raise self.error
+        assert is_over.wait(60)
+
+
+@pytest.fixture
+def waiting():
+    return Waiting()
+
+
+@pytest.fixture
+def timed(waiting):
+    made = TimedSelector({"client_id": "test"}, wait=waiting)
+    made.start()
+    yield made
+    made.close()
+
+
+def test_a_coroutine_runs_on_the_thread_of_the_selector(timed):
+    async def answer(number):
+        return number, threading.get_ident()
+
+    number, thread = timed.run(answer, 7)
+    assert number == 7
+    assert thread != threading.get_ident()
+
+
+def test_an_error_of_a_coroutine_is_raised(timed):
+    async def fail():
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        timed.run(fail)
+
+
+def test_a_caller_may_give_up(timed, waiting):
+    waiting.error = TimeoutError("late")
+
+    async def last():
+        await Future()
+
+    with pytest.raises(TimeoutError, match="late"):
+        timed.run(last)
+
+
+@pytest.mark.parametrize("end", ["stop", "close"])
+def test_who_waits_is_released_when_the_selector_ends(timed, end):
+    found, has_begun = [], threading.Event()
+
+    async def last():
+        has_begun.set()
+        await Future()
+
+    def run():
+        try:
+            timed.run(last)
+        except KafkaConnectionError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert has_begun.wait(60)
+    getattr(timed, end)()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert len(found) == 1
+
+
+def test_nobody_waits_for_a_thread_that_has_ended(timed, waiting):
+    timed.stop()
+    waiting.error = AssertionError("waits")
+
+    async def answer():
+        """Never run."""
+
+    with pytest.raises(KafkaConnectionError):
+        timed.run(answer)
+
+
+def test_it_may_be_closed_as_soon_as_it_is_started(waiting):
+    """kafka-python forgets a stop that its thread finds when it begins."""
+    for _ in range(50):
+        made = TimedSelector({"client_id": "test"}, wait=waiting)
+        made.start()
+        made.close()

@@ -234,12 +234,27 @@ def test_a_query_that_holds_nothing_at_its_start_reports_it(caplog):
     assert query.batch() is None
     (reported,) = [r for r in caplog.records if "no_partition_held of 2" in r.message]
     assert "marshal groups describe" in reported.message
+    assert "another source of this query with the same group" in reported.message
 
 
 def test_a_query_with_a_partition_reports_nothing(caplog):
     query = Query(world(), [])
     query.batch()
     assert "no_partition_held" not in caplog.text
+
+
+def test_a_batch_that_begins_while_its_partitions_are_drained_keeps_them():
+    """As where the other source of a query joins the group in between."""
+    cluster = world(records=(6, 6))
+    query = Query(cluster, [])
+    assert query.plan()
+    other = cluster.node("other", spec=spec())
+    cluster.run_until(query.ranges.leaving, 6 * H)
+    assert query.read() == {0: [*range(6)], 1: [*range(6)]}
+    cluster.run(3 * H)
+    assert len(query.ranges.tokens()) == 2, "its tasks check their claims"
+    query.plan()
+    cluster.run_until(lambda: len(other.held) == 1, 2 * H)
 
 
 def test_two_queries_share_and_one_continues_alone():
