@@ -63,6 +63,8 @@ def live_through(domain, cli, tmp_path, *, topic, group):
         assert "(alice): deploy" in paused["why"]
         cli.run("groups", "resume", group, "--reason", "done", "--as", "bob")
         eventually(lambda: owner() == "w2", "w2 claims it again")
+        # Else it may end before it has read that itself, and releases it as a ghost.
+        eventually(lambda: len(second.journal.of("claimed")) == 2, "w2 knows that")
         assert cli.json("claims", "explain", group, place)["state"] == "owned"
         second.ask_to_end()
     forget = ("claims", "forget", group, "--topic", topic, "--force", "--yes")

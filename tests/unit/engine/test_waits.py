@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from kafka_marshal.engine.waits import await_left, await_news
-from kafka_marshal.errors import DeadlineExceeded, LogUnreadable
+from kafka_marshal.errors import CoordinationError, DeadlineExceeded, LogUnreadable
 
 
 class News(threading.Condition):
@@ -72,7 +72,9 @@ def test_leaving_is_over_once_the_log_shows_all_of_it(
         asked.append((seqs, late))
         return pending
 
-    session = SimpleNamespace(leaving_count=leaving, is_pending=is_pending)
+    session = SimpleNamespace(
+        leaving_count=leaving, is_pending=is_pending, require_reachable=lambda: None
+    )
     found = await_left(
         engine,
         session,
@@ -85,3 +87,22 @@ def test_leaving_is_over_once_the_log_shows_all_of_it(
     assert found is is_left
     assert engine.context.reported == ([] if is_left else ["close_unconfirmed"])
     assert set(map(str, asked)) <= {"([3], False)"}
+
+
+def test_a_sidecar_that_is_gone_is_not_waited_for(engine):
+    def is_gone():
+        raise CoordinationError("no sidecar runs")
+
+    session = SimpleNamespace(leaving_count=1, require_reachable=is_gone)
+    found = await_left(
+        engine,
+        session,
+        seqs=[],
+        wait=lambda is_done, timeout_ms: await_news(
+            engine, is_done, timeout_ms=timeout_ms
+        ),
+        timeout_ms=60_000,
+    )
+    assert not found
+    assert engine.context.reported == ["close_unconfirmed"]
+    assert engine.context.now_ms == 7
