@@ -23,7 +23,11 @@ TRANSPORTS_OF_TESTS = ("fast", "kafka-python")
 VIAS = ("direct", "sidecar")
 # Nobody kills the shared broker: where it gets no processor for seconds, on a busy
 # machine, its controller must not take it for dead.
-SHARED_BROKER = {"broker.session.timeout.ms": "60000"}
+# It need not report to it twice a second then, half of what an idle one computes.
+SHARED_BROKER = {
+    "broker.session.timeout.ms": "60000",
+    "broker.heartbeat.interval.ms": "5000",
+}
 # Java processes of tests live for seconds to minutes: they never get back what the
 # optimising compiler and the parallel collector take, 40 % of a broker's time.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

@@ -20,7 +20,7 @@ KILLS = slice_of(
     quick=[("one", 40)],
     full=[(name, 200 * n + 40) for n, name in enumerate(("one", "two") * 3)],
 )
-RECORDS_STORM = slice_of(quick=60, full=600)
+RECORDS_STORM = slice_of(quick=40, full=600)
 
 
 @pytest.fixture(scope="module")
