@@ -77,7 +77,11 @@ PARTS = {
     "model": Part(title="Small worlds", tests=("tests", "-m", "model")),
     "chaos": Part(title="Real faults", tests=("integration/chaos",)),
     "storms": Part(
-        title="Spark storms", tests=("integration/spark/test_delivery_storms.py",)
+        title="Spark storms",
+        tests=(
+            "integration/spark/test_delivery_storms.py",
+            "integration/spark/test_many_queries.py",
+        ),
     ),
     "flood": Part(title="Flood", tests=("tests/growth",)),
 }
