@@ -57,6 +57,30 @@ def state_home() -> Path:
         ) from error
 
 
+def replace_file(path: Path, content: bytes, *, is_durable: bool) -> None:
+    """Replace a file as a whole: a crash leaves the old one or the new one.
+
+    Args:
+        path: The file, in a directory that exists.
+        content: What it is to have.
+        is_durable: Whether the content has to survive a crash of the machine.
+
+    Raises:
+        OSError: It could not be written; the old file is still there.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
+        Path(name).replace(path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
 def home_of(state_dir: str | Path | None) -> Path | None:
     """Return the directory of a setting, None for no directory.
 
@@ -218,16 +242,8 @@ class Identity:
         """
         lives = [PreviousLife(incarnation, master), *self.lives][:LIVES_MAX]
         document = _File([_Life(x.incarnation.hex(), x.master.hex()) for x in lives])
-        handle, name = tempfile.mkstemp(dir=self._path)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.encode(document))
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(self._path / FILE_NAME)
-        except OSError:
-            Path(name).unlink(missing_ok=True)
-            raise
+        content = msgspec.json.encode(document)
+        replace_file(self._path / FILE_NAME, content, is_durable=True)
 
     def erase(self) -> None:
         """Have the next process resume nothing; takes no space on the disk.

@@ -1,7 +1,6 @@
 """``marshal doctor``: checks the machine and the cluster, with a remedy for each."""
 
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.identity import state_home
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.text import abbreviated
+from kafka_marshal.sidecar.config import open_files_max
 from kafka_marshal.views.log_scan import Arrival
 from kafka_marshal_cli import checks, presenters
 from kafka_marshal_cli.checks import Check, ClockReading, Result
@@ -81,8 +81,7 @@ def machine() -> Iterator[Check]:
     yield compiled_part()
     yield java()
     yield checks.state_folder(state_home)
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield checks.open_files(None if limit == resource.RLIM_INFINITY else limit)
+    yield checks.open_files(open_files_max())
     yield checks.death_watch(getattr(os, "pidfd_open", None))
 
 

@@ -13,13 +13,12 @@ take their time where there are many, further leases are appended, a line each.
 """
 
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from kafka_marshal.identity import make_private
+from kafka_marshal.identity import make_private, replace_file
 from kafka_marshal.remote.api import SubscriptionSpec
 
 FILE_NAME = "leases.json"
@@ -169,14 +168,7 @@ class LeaseJournal:
     def _replace(folder: Path, content: bytes) -> OSError | None:
         try:
             make_private(folder)
-            handle, name = tempfile.mkstemp(dir=folder, prefix=".leases")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(content)
-                Path(name).replace(folder / FILE_NAME)
-            except OSError:
-                Path(name).unlink(missing_ok=True)
-                raise
+            replace_file(folder / FILE_NAME, content, is_durable=False)
         except OSError as error:
             return error
         return None

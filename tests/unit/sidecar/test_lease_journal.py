@@ -60,6 +60,13 @@ KEPT = JournaledClient(
 )
 
 
+def wait_for_deadlines(cluster, a, b):
+    """Run until a client of an earlier process stops: another has nothing before."""
+    while a.valid:
+        assert not b.valid
+        run(cluster, [b], 20, step_ms=20)
+
+
 @pytest.fixture
 def cluster():
     return world(partitions=2, records=[5] * 8)
@@ -392,9 +399,7 @@ def test_after_a_crash_with_a_full_disk_no_lease_ends_too_early(cluster, machine
     assert machine.events.named("lease_journal_damaged")
     b = Local(machine, "b", pid=2)
     b.subscribe()
-    while a.valid:
-        assert not b.valid
-        run(cluster, [b], 20, step_ms=20)
+    wait_for_deadlines(cluster, a, b)
     run_until(cluster, [b], lambda: len(b.valid) == 8, 4 * H)
     assert resumes(cluster) == []
 
@@ -414,9 +419,7 @@ def test_a_process_that_could_not_be_stored_hides_the_one_before(
     run(cluster, [b], 100)
     machine.restart()
     b.register()
-    while a.valid:
-        assert not b.valid
-        run(cluster, [b], 20, step_ms=20)
+    wait_for_deadlines(cluster, a, b)
     assert resumes(cluster) == []
 
 
@@ -465,9 +468,7 @@ def test_without_its_identity_a_restart_ends_no_lease_too_early(cluster, machine
     assert resumes(cluster) == []
     b = Local(machine, "b", pid=2)
     b.subscribe()
-    while a.valid:
-        assert not b.valid
-        run(cluster, [b], 20, step_ms=20)
+    wait_for_deadlines(cluster, a, b)
     run_until(cluster, [b], lambda: len(b.valid) == 8, 4 * H)
 
 
@@ -558,9 +559,7 @@ def test_a_resumed_claim_without_its_client_becomes_free(cluster, machine):
     run(cluster, [a, b], 200)
     machine.restart()
     b.register()
-    while a.valid:
-        assert not b.valid
-        run(cluster, [b], 20, step_ms=20)
+    wait_for_deadlines(cluster, a, b)
     run_until(cluster, [b], lambda: b.valid == {key}, H)
 
 
@@ -569,9 +568,7 @@ def test_no_other_client_gets_a_key_before_the_old_deadline(cluster, machine):
     machine.restart()
     b = Local(machine, "b", pid=2)
     b.subscribe()
-    while a.valid:
-        assert not b.valid
-        run(cluster, [b], 20, step_ms=20)
+    wait_for_deadlines(cluster, a, b)
     run_until(cluster, [b], lambda: len(b.valid) == 8, H)
 
 
@@ -619,9 +616,7 @@ def test_deadlines_survive_two_crashes(cluster, machine):
     machine.restart()
     b = Local(machine, "b", pid=2)
     b.subscribe()
-    while a.valid:
-        assert not b.valid
-        run(cluster, [b], 20, step_ms=20)
+    wait_for_deadlines(cluster, a, b)
 
 
 def test_after_damage_nothing_is_resumed(cluster, machine):
@@ -634,9 +629,7 @@ def test_after_damage_nothing_is_resumed(cluster, machine):
     run(cluster, [b], 500)
     machine.restart()
     b.register()
-    while a.valid:
-        assert not b.valid
-        run(cluster, [b], 20, step_ms=20)
+    wait_for_deadlines(cluster, a, b)
     run_until(cluster, [b], lambda: len(b.valid) == 8, 2 * H)
     assert not resumes(cluster)
 
@@ -662,9 +655,7 @@ def test_without_a_state_directory_a_restart_waits_until_all_is_stale(cluster):
     machine.restart()
     b = Local(machine, "b", pid=2)
     b.subscribe()
-    while a.valid:
-        assert not b.valid
-        run(cluster, [b], 20, step_ms=20)
+    wait_for_deadlines(cluster, a, b)
     run_until(cluster, [b], lambda: len(b.valid) == 8, 2 * H)
 
 
@@ -753,9 +744,7 @@ def test_after_a_failure_keys_stay_reserved_here(cluster, machine):
     cluster.run(100)
     b = Local(machine, "b", pid=2)
     b.subscribe()
-    while a.valid:
-        assert not b.valid
-        run(cluster, [b], 20, step_ms=20)
+    wait_for_deadlines(cluster, a, b)
     a.take()
     assert isinstance(a.received[-1], api.Failed)
     run_until(cluster, [b], lambda: len(b.valid) == 8, 2 * H)
