@@ -14,6 +14,7 @@ second applies again. Where no broker can be reached, nothing is sent.
 
 import ctypes
 import logging
+import math
 import os
 import re
 import threading
@@ -113,8 +114,13 @@ class LeaderSearch:
         self._until_s = self._clock_s() + ASKED_FOR_S
 
     def max_wait_s(self, wait_s: float) -> float:
-        """Limit a wait for records so that requests go out in time."""
-        return min(wait_s, ASK_INTERVAL_S) if self._until_s else wait_s
+        """Limit a wait for records so that requests go out in time.
+
+        Rounded up: librdkafka cuts off what is below a millisecond. A caller that waits
+        for what is left would wait in vain dozens of times.
+        """
+        most_s = min(wait_s, ASK_INTERVAL_S) if self._until_s else wait_s
+        return math.ceil(most_s * 1_000) / 1_000
 
     def ask_if_due(self, handle: Any, topics: Collection[str]) -> None:
         """Request metadata of these topics if due, without waiting for the response.

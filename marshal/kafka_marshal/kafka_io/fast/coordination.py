@@ -13,7 +13,6 @@ kafka-python instead, whose fetches stay packed (``entries``).
 """
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -454,10 +453,7 @@ class FastCoordinationLog(TopicLog):
         while not self._errors and not entries:
             # consume() waits until a batch is full; so poll one, then the rest.
             self._reader.leaders.ask_if_due(handle, (self._topic,))
-            # librdkafka cuts off what is below a millisecond: the engine would be back
-            # too early, and wait for what is left in vain several times.
-            wait_s = math.ceil(deadline.left_s * 1_000) / 1_000
-            first = handle.poll(self._reader.leaders.max_wait_s(wait_s))
+            first = handle.poll(self._reader.leaders.max_wait_s(deadline.left_s))
             if first is None:
                 break
             add((first,), entries)

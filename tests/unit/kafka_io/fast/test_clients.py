@@ -61,6 +61,8 @@ def test_nothing_is_requested_without_a_loss(search, world):
     run(search, world, span_s=60)
     assert world.asked == []
     assert search.max_wait_s(5) == 5
+    # What is below a millisecond librdkafka takes for no wait.
+    assert search.max_wait_s(0.0004) == 0.001
 
 
 def test_requests_start_at_once_and_repeat_four_times_a_second(search, world):
