@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import wraps
 from math import ceil, isnan
 from operator import index
-from typing import Any, Concatenate, ParamSpec, SupportsIndex, TypeVar
+from typing import Any, Concatenate, ParamSpec, SupportsIndex, TypeGuard, TypeVar
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.codec import is_identifier
@@ -73,13 +73,18 @@ def to_plain(value: Any) -> Any:  # noqa: ANN401 - any argument
         return {to_plain(name): to_plain(each) for name, each in value.items()}
     if type(value) in {list, tuple, set, frozenset}:
         return type(value)(map(to_plain, value))
-    is_number = isinstance(value, SupportsIndex) and not callable(value)
-    if not is_number or isinstance(value, bool):
+    if not _is_whole(value):
         return value
     try:
         return index(value)
     except TypeError:  # an array
         return value
+
+
+def _is_whole(value: object) -> TypeGuard[SupportsIndex]:
+    """Return whether it is a whole number, also one of NumPy, and no truth value."""
+    # ``isinstance`` of a protocol takes longer than the rest of a poll's checks.
+    return hasattr(type(value), "__index__") and not isinstance(value, bool)
 
 
 def require_reason(reason: object) -> None:
@@ -143,7 +148,7 @@ def to_ms(setting: str, value: object, *, least: float | None = None) -> int:
     number: float | None = None
     if isinstance(value, float) and not isnan(value):
         number = max(-FOREVER_MS, min(value, FOREVER_MS))
-    elif isinstance(value, SupportsIndex) and not isinstance(value, bool):
+    elif _is_whole(value):
         number = index(value)
     if number is None:
         raise ConfigurationError(
@@ -160,7 +165,7 @@ def to_whole(setting: str, value: object) -> int:
     Raises:
         ConfigurationError: It is something else.
     """
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+    if not _is_whole(value):
         raise ConfigurationError(
             f"{setting} must be a whole number, not {value!r}", setting=setting
         )
@@ -191,7 +196,7 @@ def to_partition(given: object) -> TopicPartition:
     """
     if isinstance(given, tuple) and len(given) == len(TopicPartition._fields):
         topic, partition = given
-        if isinstance(topic, str) and isinstance(partition, SupportsIndex):
+        if isinstance(topic, str) and hasattr(type(partition), "__index__"):
             return TopicPartition(topic, int(partition))
     raise TypeError(
         f"{given!r} is no partition; give partitions one by one, like "
