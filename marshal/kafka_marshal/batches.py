@@ -1,7 +1,7 @@
 """Batches of records, and what an application commits."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import attrs
@@ -93,17 +93,9 @@ class Batch:
         Raises:
             ConfigurationError: pyarrow is not installed.
         """
-        try:
-            import pyarrow as pa
-        except ImportError as error:
-            raise ConfigurationError(
-                "Columns of Arrow need pyarrow: pip install pyarrow",
-                setting="pyarrow",
-            ) from error
+        pa, of_fetched = _arrow()
         if isinstance(self._records, Records):
-            from kafka_marshal.kafka_io.arrow import to_arrow
-
-            found = to_arrow(self._records)
+            found = of_fetched(self._records)
             if found is not None:
                 return found
         return pa.record_batch(
@@ -120,6 +112,24 @@ class Batch:
         self._commit(
             self.partition, self.token, first=self.first_offset, last=self.last_offset
         )
+
+
+@cache
+def _arrow() -> "tuple[Any, Callable[[Records], pa.RecordBatch | None]]":
+    """Return pyarrow, and the function that makes record batches of fetched bytes.
+
+    Raises:
+        ConfigurationError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise ConfigurationError(
+            "Columns of Arrow need pyarrow: pip install pyarrow", setting="pyarrow"
+        ) from error
+    from kafka_marshal.kafka_io.arrow import to_arrow
+
+    return pa, to_arrow
 
 
 class CommitToken(msgspec.Struct, frozen=True, gc=False):

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -71,7 +72,7 @@ def _boot_clock() -> Callable[[], int]:
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     if boottime is None:
         return _Elapsed(time.monotonic_ns, time.time_ns)
-    return lambda: time.clock_gettime_ns(boottime)
+    return partial(time.clock_gettime_ns, boottime)
 
 
 def boot_id() -> str:

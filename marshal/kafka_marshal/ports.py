@@ -16,7 +16,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from itertools import accumulate, chain, groupby
+from itertools import chain, groupby
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Protocol, Self, TypeVar, overload
 
@@ -460,12 +460,16 @@ class Records(Sequence[Record]):
         # What was made last, for accesses to one index after the other.
         self._made: list[Record] = []
         self._made_from = 0
-        self._set(list(pieces))
+        self._set([*pieces])
 
     def _set(self, pieces: list[Piece]) -> None:
         self.pieces = pieces
         # Number of records up to the end of each piece.
-        self._ends = list(accumulate(each.size for each in pieces))
+        self._ends: list[int] = []
+        end = 0
+        for piece in pieces:
+            end += piece.size
+            self._ends.append(end)
 
     @classmethod
     def of_sources(
@@ -557,6 +561,11 @@ class Records(Sequence[Record]):
         return True
 
     def _cut(self, start: int, stop: int) -> list[Piece]:
+        if start >= stop:
+            return []
+        if len(self.pieces) == 1:
+            (piece,) = self.pieces
+            return [piece if stop - start == piece.size else piece.cut(start, stop)]
         found: list[Piece] = []
         for number in range(bisect_right(self._ends, start), len(self._ends)):
             piece, end = self.pieces[number], self._ends[number]

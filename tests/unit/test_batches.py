@@ -7,6 +7,7 @@ from operator import attrgetter
 import pytest
 from enginekit import KEY, T0, H, fold, held_by, owning, spec, world
 
+from kafka_marshal import batches
 from kafka_marshal.batches import Batch, CommitToken, runs_of
 from kafka_marshal.errors import ClaimLost, ConfigurationError, InvalidTransition
 from kafka_marshal.ports import PlainRecord, Records, SourceKind
@@ -278,6 +279,7 @@ def test_null_keys_and_values_stay_null():
 
 
 def test_without_pyarrow_the_error_names_it(monkeypatch):
+    batches._arrow.cache_clear()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigurationError, match="pip install pyarrow"):
         batch_of([plain(5)]).to_arrow()

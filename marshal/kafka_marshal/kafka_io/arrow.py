@@ -11,14 +11,17 @@ from kafka_marshal.native import compiled
 from kafka_marshal.ports import Records
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
 
 
 @cache
-def _schema() -> "pa.Schema":
+def _from_address() -> "Callable[[int], pa.RecordBatch]":
+    """Return the function that takes over an exported structure."""
     import pyarrow as pa
 
-    return pa.schema(
+    schema = pa.schema(
         {
             "offset": pa.int64(),
             "timestamp": pa.timestamp("ms", "UTC"),
@@ -26,6 +29,9 @@ def _schema() -> "pa.Schema":
             "value": pa.binary(),
         }
     )
+    # Arrow documents it; ``pa.record_batch`` would import the schema each time.
+    take_over = pa.RecordBatch._import_from_c  # noqa: SLF001
+    return lambda address: take_over(address, schema)
 
 
 def to_arrow(records: Records) -> "pa.RecordBatch | None":
@@ -37,8 +43,6 @@ def to_arrow(records: Records) -> "pa.RecordBatch | None":
     Raises:
         ImportError: pyarrow is not installed.
     """
-    import pyarrow as pa
-
     pieces = [each for each in records.pieces if isinstance(each, PackedPiece)]
     if len(pieces) < len(records.pieces) or not pieces:
         return None
@@ -53,5 +57,4 @@ def to_arrow(records: Records) -> "pa.RecordBatch | None":
         return None
     # The capsule owns the exported structure until Arrow has taken it over.
     address, _capsule = found
-    # Arrow documents it; ``pa.record_batch`` would import the schema each time.
-    return pa.RecordBatch._import_from_c(address, _schema())  # noqa: SLF001
+    return _from_address()(address)
