@@ -297,7 +297,7 @@ def test_a_committed_set_position_is_one_action():
     bench.append(decide())
     bench.append(replaced(resolve(commit=True, client="c7"), reason="replay"))
     action = bench.one()
-    assert (action.kind, action.outcome) == ("set_position", "committed")
+    assert (action.kind, action.outcome) == ("reset", "committed")
     assert action.records_count == 4
     (key,) = action.keys
     assert (key.key, key.position, key.before) == (KEY, 4, 9)
@@ -345,7 +345,7 @@ def test_a_set_position_whose_tags_name_an_operation_is_its_undo():
     bench.append(decide(op=OTHER_OP))
     bench.append(resolve(commit=True, op=OTHER_OP))
     first, second = bench.all()
-    assert (first.kind, second.kind) == ("set_position", "undo")
+    assert (first.kind, second.kind) == ("reset", "undo")
     assert (second.outcome, second.undoes) == ("committed", OP)
     assert outcome_of(second) == (
         f"committed: 1 position_set, as before operation {OP.hex()}"
@@ -359,7 +359,7 @@ def test_a_reset_that_happens_to_set_back_positions_is_no_undo():
     bench.append(resolve(commit=True))
     bench.append(pause(UNTIL, op=OTHER_OP), after=1)
     bench.append(stage((0, 9), op=OTHER_OP))
-    assert [action.kind for action in bench.all()] == ["set_position"] * 2
+    assert [action.kind for action in bench.all()] == ["reset"] * 2
 
 
 # --- forgetting, resets, Configs
@@ -457,7 +457,7 @@ def test_a_reset_concerns_all_groups_and_takes_back_pauses():
     bench.append(pause(UNTIL))
     bench.append(parts[0], after=1)
     paused, reset = bench.all()
-    assert (reset.kind, reset.group_id, reset.outcome) == ("reset", None, "open")
+    assert (reset.kind, reset.group_id, reset.outcome) == ("state_reset", None, "open")
     for part in parts[1:]:
         bench.append(part)
     paused, reset = bench.all()
@@ -836,7 +836,7 @@ def test_a_growth_ends_with_a_reset_to_a_state_without_it():
         bench.append(part, after=5)
     first, second = bench.all()
     assert (first.outcome, first.ended.how) == ("aborted", "reset")
-    assert (first.ended.client_id, second.kind) == ("admin", "reset")
+    assert (first.ended.client_id, second.kind) == ("admin", "state_reset")
 
 
 def test_a_growth_that_was_refused_is_an_action_of_its_own():

@@ -74,7 +74,7 @@ def test_history_for_people(log):
             "heartbeat interval 1000 ms, feature level 2 -"
         ),
         (
-            "1970-01-01T00:16:40.001Z 0:3 set_position g alice deploy committed: 1 "
+            "1970-01-01T00:16:40.001Z 0:3 reset g alice deploy committed: 1 "
             f"position_set {OP.hex()}"
         ),
         (
@@ -95,7 +95,7 @@ def test_history_of_a_group_as_json(log):
     assert found["as_of"]["offsets"] == {"0": 11}
     assert (found["group_id"], found["records_count"]) == ("g", 7)
     kinds = [action["kind"] for action in found["actions"]]
-    assert kinds == ["format", "set_position", "forget"]
+    assert kinds == ["format", "reset", "forget"]
     action = found["actions"][1]
     assert (action["person"], action["client_id"]) == ("alice", "admin")
     assert (action["records_count"], action["renewals_count"]) == (5, 1)
