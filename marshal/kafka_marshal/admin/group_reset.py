@@ -18,6 +18,7 @@ from kafka_marshal.admin.finishing import (
     UNKNOWN,
 )
 from kafka_marshal.admin.set_position import (
+    NotDrained,
     PositionPlan,
     Target,
     format_of,
@@ -55,7 +56,7 @@ RULES: Mapping[str, str] = {
     "offsets": OFFSETS,
 }
 """Kinds of a ``PositionSpec`` by the names that commands and requests have for them."""
-_REFUSALS = (ClaimRejected, GroupPaused, ConfigurationError)
+_REFUSALS = (ClaimRejected, GroupPaused, ConfigurationError, NotDrained)
 """Errors of an execution after which nothing of the operation is left."""
 
 

@@ -418,7 +418,7 @@ class SetPosition:
                 self._decide(timeout_ms)
             except MarshalError as error:
                 is_open = isinstance(error, DeadlineExceeded)
-                if not is_open or isinstance(error, _NotDrained):
+                if not is_open or isinstance(error, NotDrained):
                     self._give_up(timeout_ms)
                 raise
         return self.finish(timeout_ms)
@@ -537,7 +537,7 @@ class SetPosition:
         self._pause.begin(timeout_ms)
         self._require_one_config()
         if not self._pause.hold_until(self._is_drained, drain_ms):
-            raise _NotDrained(
+            raise NotDrained(
                 f"group {self._group_id!r} still owns partitions after {drain_ms} ms "
                 "of its pause; nothing is set; see: marshal claims list --group "
                 f"{self._group_id}"
@@ -667,8 +667,8 @@ class SetPosition:
             return
 
 
-class _NotDrained(DeadlineExceeded):
-    """The group still owns partitions."""
+class NotDrained(DeadlineExceeded):
+    """The group still owns partitions after its time; nothing is set."""
 
 
 def _epoch_won(sent: Awaited) -> int | None:

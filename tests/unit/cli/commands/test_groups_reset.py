@@ -26,7 +26,7 @@ from kafka_marshal.admin.group_reset import (
     read_plan,
     write_plan,
 )
-from kafka_marshal.admin.set_position import PositionPlan, Target
+from kafka_marshal.admin.set_position import NotDrained, PositionPlan, Target
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal_cli.assembly import app
@@ -314,6 +314,7 @@ def test_as_json(admin):
     [
         (ClaimRejected("busy", reason="busy"), 3, False),
         (DeadlineExceeded("no answer"), 5, True),
+        (NotDrained("still owned"), 5, False),
         (KeyboardInterrupt(), 130, True),
     ],
 )
