@@ -26,6 +26,7 @@ from kafka_marshal.admin.group_reset import (
 )
 from kafka_marshal.admin.plan_files import FOLDER
 from kafka_marshal.identity import state_home
+from kafka_marshal.protocol.text import abbreviated
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section
@@ -437,6 +438,13 @@ def _row(row: PartitionReset) -> dict[str, Any]:
 
 
 def _advise(plan: ResetPlan, result: ResetResult | None) -> None:
+    if plan.unordered:
+        notify(
+            f"keys lose their order in {abbreviated(plan.unordered)}: new partitions "
+            "begin before the old ones that had their keys reach the end that these "
+            "had when the topic grew; see: marshal groups grow --topic "
+            f"{plan.unordered[0].topic}"
+        )
     if result is None:
         notify("nothing was written to the log; --execute sets the positions")
         if plan.repeats_count and not plan.positions.allows_reprocess:

@@ -31,6 +31,7 @@ from kafka_marshal.errors import (
     PositionError,
 )
 from kafka_marshal.ports import LogRange, TopicInfo
+from kafka_marshal.protocol.growths import growths_of, position_in, source_of
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.placement import keys_of
 from kafka_marshal.protocol.resolving import COMMITTED
@@ -158,6 +159,8 @@ class PartitionReset:
         after: Position after the reset.
         log_range: Log start and end.
         repeats: Whether records that were granted at most once are handed out again.
+        loses_order: Whether keys lose their order, as a new partition of a topic that
+            grew begins before the old one has reached its end (PROTOCOL 9.10).
         is_clamped: Whether the wanted position was outside of the log.
     """
 
@@ -166,6 +169,7 @@ class PartitionReset:
     after: int
     log_range: LogRange
     repeats: bool
+    loses_order: bool = False
     is_clamped: bool = False
 
     @property
@@ -183,6 +187,8 @@ class PartitionReset:
         """A remark for people, None if there is nothing to note."""
         if self.repeats:
             return "handed out again"
+        if self.loses_order:
+            return "order of keys lost"
         return "clamped" if self.is_clamped else None
 
 
@@ -212,6 +218,11 @@ class ResetPlan:
     def repeats_count(self) -> int:
         """Partitions where records are handed out again, at most once."""
         return sum(each.repeats for each in self.partitions)
+
+    @property
+    def unordered(self) -> tuple[TopicPartition, ...]:
+        """Partitions whose keys lose their order, after a growth of their topic."""
+        return tuple(row.partition for row in self.partitions if row.loses_order)
 
     def executed(self, result: "ResetResult | None") -> tuple[PartitionReset, ...]:
         """Return the effect with the positions that the reset replaced in fact.
@@ -409,7 +420,51 @@ def plan_reset(
         left_out=tuple(left_out),
         format_id=format_of(worlds),
     )
-    return ResetPlan(positions=positions, partitions=tuple(rows))
+    return _plan(positions, rows, worlds, facts=facts)
+
+
+def _plan(
+    positions: PositionPlan,
+    rows: Iterable[PartitionReset],
+    worlds: Iterable[WorldState],
+    *,
+    facts: Facts,
+) -> ResetPlan:
+    """Return a plan, with a note of partitions whose keys lose their order."""
+    unordered = _unordered(positions, worlds, facts=facts)
+    noted = (attrs.evolve(r, loses_order=r.partition in unordered) for r in rows)
+    return ResetPlan(positions=positions, partitions=tuple(noted))
+
+
+def _unordered(
+    plan: PositionPlan, worlds: Iterable[WorldState], *, facts: Facts
+) -> set[TopicPartition]:
+    """Return the partitions whose new positions cost keys their order.
+
+    Those are new partitions of a topic that grew which thereby begin before the old one
+    that had their keys has passed its end, and such old ones (PROTOCOL 9.10).
+    """
+    known = keys_of(worlds, plan.group_id)
+    after = {TopicPartition(t.topic, t.partition): t.position for t in plan.targets}
+
+    def position(key: Key, topic_id: bytes | None) -> int | None:
+        """Return the position of a partition after the reset."""
+        now = position_in(known.get(key), topic_id=topic_id)
+        return after.get(key.topic_partition, now)
+
+    found = set()
+    growths = [each for world in worlds for each in world.growths]
+    for topic in {each.topic for each in plan.targets}:
+        topic_id = facts.topics[topic].topic_id
+        for growth in growths_of(growths, topic, topic_id=topic_id):
+            for number in range(growth.old_count, growth.new_count):
+                key = Key(plan.group_id, topic, number)
+                source = source_of(growth, key)
+                at, end = position(source.key, topic_id), source.end
+                has_passed = None not in {at, end} and at >= end
+                if not has_passed and position(key, topic_id) is not None:
+                    found |= {key.topic_partition, source.key.topic_partition}
+    return found
 
 
 def describe_plan(
@@ -464,7 +519,7 @@ def describe_plan(
             )
         )
     positions = msgspec.structs.replace(positions, targets=tuple(targets))
-    return ResetPlan(positions=positions, partitions=tuple(rows))
+    return _plan(positions, rows, worlds, facts=facts)
 
 
 def _hex(topic_id: bytes | None) -> str | None:

@@ -19,6 +19,7 @@ from kafka_marshal.admin.group_reset import (
     Facts,
     PositionSpec,
     ResetResult,
+    describe_plan,
     partitions_of,
     plan_reset,
     read_plan,
@@ -32,6 +33,7 @@ from kafka_marshal.errors import (
     PositionError,
 )
 from kafka_marshal.ports import LogRange, TopicInfo
+from kafka_marshal.protocol.items import Growth
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, TopicPartition
 
@@ -104,6 +106,41 @@ def test_positions_of_a_file_bring_their_partitions(cluster):
         (PLACES[0], 4),
         (PLACES[2], 3),
     ]
+
+
+@pytest.mark.parametrize(
+    ("ends", "spec", "partitions", "unordered"),
+    [
+        pytest.param(None, PositionSpec.latest(), {3}, {3}, id="announced"),
+        pytest.param(None, PositionSpec.latest(), {1}, {1}, id="new-has-begun"),
+        pytest.param((9, 9, 10), PositionSpec.current(), {3, 4, 5}, {5}, id="behind"),
+        pytest.param((9, 9, 9), PositionSpec.earliest(), {0, 3}, {0, 3}, id="both-back"),
+        pytest.param((9, 9, 9), PositionSpec.to_offset(2), {1}, {1}, id="old-back"),
+        pytest.param((9, 9, 9), PositionSpec.to_offset(2), {4}, set(), id="new-back"),
+        pytest.param((9, 9, 9), PositionSpec.latest(), {0, 3}, set(), id="passed"),
+    ],
+)
+def test_the_order_of_keys_that_a_reset_loses_is_noted(
+    cluster, ends, spec, partitions, unordered
+):
+    """The topic grew from 3 to 6 partitions; all are at 9 (PROTOCOL 9.10)."""
+    growth = Growth("t", 3, 6, TOPIC_ID, offset=0, ends=ends)
+    worlds = [fold(cluster, t) for t in range(K)]
+    worlds[0].growths = (growth, growth._replace(topic="other"))
+    places = [PLACES[each] for each in sorted(partitions)]
+    facts = Facts(
+        topics={"t": TopicInfo(6, TOPIC_ID)},
+        ranges=dict.fromkeys(places, LogRange(0, 20)),
+    )
+    plan = plan_reset(
+        worlds, spec, group_id="g", op_id=OP, partitions=places, facts=facts
+    )
+    again = describe_plan(worlds, plan.positions, facts=facts)
+    for found in (plan, again):
+        rows = found.partitions
+        assert {r.partition.partition for r in rows if r.loses_order} == unordered
+        assert {r.partition.partition for r in rows if r.note} == unordered
+        assert found.unordered == tuple(PLACES[each] for each in sorted(unordered))
 
 
 def test_a_time_behind_the_last_record_is_the_end(cluster):

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import attrs
 import pytest
 from opening import Opened
 from typer.testing import CliRunner
@@ -325,6 +326,16 @@ def test_after_an_error_the_plan_stays_if_it_may_be_open(admin, error, code, is_
     assert admin.stored.exists() == is_open
     hint = f"marshal groups reset g --continue {admin.stored} --execute"
     assert (hint in outcome.stderr.replace("\n", "")) == is_open
+
+
+def test_keys_that_lose_their_order_are_noted(admin):
+    (row,) = admin.plan.partitions
+    row = attrs.evolve(row, loses_order=True)
+    admin.plan = attrs.evolve(admin.plan, partitions=(row,))
+    outcome = invoke("reset", "g", *WHERE)
+    assert "order of keys lost" in outcome.stdout
+    assert "keys lose their order in t-0: " in outcome.stderr
+    assert "see: marshal groups grow --topic t\n" in outcome.stderr
 
 
 def test_a_plan_that_was_aborted_sets_nothing(admin):
