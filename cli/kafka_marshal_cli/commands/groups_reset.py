@@ -13,6 +13,7 @@ from kafka_marshal import (
     ConfigurationError,
     PositionError,
     PositionSpec,
+    World,
 )
 from kafka_marshal.admin.finishing import Progress
 from kafka_marshal.admin.group_reset import (
@@ -26,6 +27,7 @@ from kafka_marshal.admin.group_reset import (
 )
 from kafka_marshal.admin.plan_files import FOLDER
 from kafka_marshal.identity import state_home
+from kafka_marshal.protocol.hashing import coordinating_partition
 from kafka_marshal.protocol.text import abbreviated
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.parsing import Moment
@@ -210,6 +212,7 @@ def reset(
     `marshal groups undo` sets it back. If this command dies, --continue resumes its
     plan, and `marshal groups finish` or a member ends it.
     """
+    then: World | None = None
     if isinstance(spec, Moment):
         then = call.formatted_world(spec)
         spec = PositionSpec.to_fence(then.partitions, group)
@@ -230,6 +233,7 @@ def reset(
             except PositionError as error:  # by what was asked for, not by the log
                 see = f"see the positions: marshal groups describe {group}"
                 raise ConfigurationError(f"{error}; {see}") from error
+            _require_named(then, plan)
         _show(
             call,
             admin,
@@ -315,6 +319,22 @@ def _refuse(is_wrong: object, text: str) -> None:
         raise ConfigurationError(
             f"{text}; see: marshal groups reset --help", setting="--continue"
         )
+
+
+def _require_named(then: World | None, plan: ResetPlan) -> None:
+    """Refuse to leave partitions out because ``--to-fence`` names not all offsets."""
+    if then is None or not then.is_partial:
+        return
+    count, known = then.config().partition_count, {w.partition for w in then.partitions}
+    for topic, number in plan.positions.left_out:
+        home = coordinating_partition(topic, number, partition_count=count)
+        if home not in known:
+            raise ConfigurationError(
+                f"--to-fence names no offset of coordinating partition {home}, which "
+                f"{topic}-{number} is in; write a time, or an offset of each, like "
+                "0:100,1:120; or choose partitions of the named ones with --topic",
+                setting="--to-fence",
+            )
 
 
 def _require_spec(spec: PositionSpec | None) -> PositionSpec:

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import attrs
 import pytest
+from logkit import config
 from opening import Opened
 from typer.testing import CliRunner
 
@@ -165,6 +166,21 @@ def test_a_fence_is_a_moment_of_the_log(monkeypatch, admin, text, moment):
     assert done.exit_code == 0, done.output
     assert asked == [moment]
     assert admin.asked[0][1] == PositionSpec.to_fence([state], "g")
+
+
+def test_a_fence_has_to_name_the_partitions_that_know_the_topic(monkeypatch, admin):
+    state = WorldState(1)
+    state.config = config(k=2)  # t-0 is of coordinating partition 1, t-1 of 0
+    world = World([state], {}, is_past=True, is_partial=True)
+    monkeypatch.setattr(Call, "formatted_world", lambda *_: world)
+    fence = ["reset", "g", "--all-topics", "--to-fence", "1:100", "--execute"]
+    admin.plan = plan(left_out=(("t", 1),))
+    refused = invoke(*fence)
+    assert (refused.exit_code, admin.stored) == (2, None)
+    assert "--to-fence names no offset of coordinating partition 0" in refused.stderr
+    admin.plan = plan(left_out=(("t", 0),))
+    done = invoke(*fence)
+    assert "t-0 had no position then, and stays as it is" in done.stderr
 
 
 def test_two_rules_are_refused():
