@@ -17,6 +17,7 @@ import msgspec
 from kafka_marshal.admin.finishing import (
     UNKNOWN,
 )
+from kafka_marshal.admin.pausing import op_id_of
 from kafka_marshal.admin.set_position import (
     NotDrained,
     PositionPlan,
@@ -323,7 +324,10 @@ def topics_of_group(worlds: Iterable[WorldState], group_id: str) -> tuple[str, .
 
 
 def partitions_of(
-    wanted: Mapping[str, frozenset[int] | None], topics: Mapping[str, TopicInfo]
+    wanted: Mapping[str, frozenset[int] | None],
+    topics: Mapping[str, TopicInfo],
+    *,
+    group_id: str,
 ) -> tuple[TopicPartition, ...]:
     """Return the partitions to reset, sorted.
 
@@ -335,8 +339,9 @@ def partitions_of(
         info = topics.get(topic)
         if info is None:
             raise ConfigurationError(
-                f"topic {topic!r} does not exist; name other topics, or drop "
-                "its keys with: marshal claims forget",
+                f"topic {topic!r} does not exist; name other topics, or drop the "
+                f"group's claims of it with: marshal claims forget {group_id} "
+                f"--topic {topic}",
                 setting="topics",
             )
         count = info.partition_count
@@ -495,9 +500,13 @@ def describe_plan(
         if log_range is None or not is_same:
             if is_partial:
                 continue
+            choice = "partial=True leaves it out"
+            if positions.undoes is None:  # the plan of a reset, stored before
+                finish = f"marshal groups finish {positions.group_id}"
+                choice = f"end what is open of it with: {finish}; then plan it again"
             raise ClaimRejected(
                 f"{place} is not the partition that had this position: its topic was "
-                "deleted or created again; partial=True leaves it out",
+                f"deleted or created again; {choice}",
                 reason="old_topic",
             )
         if target.position > log_range.end:
@@ -602,12 +611,7 @@ def group_of_operation(worlds: Iterable[WorldState], op_id: str) -> str:
         ConfigurationError: It is no id.
         ClaimRejected: No group shows the operation.
     """
-    try:
-        wanted = bytes.fromhex(op_id)
-    except ValueError:
-        raise ConfigurationError(
-            f"{op_id!r} is no operation; it has 32 hex digits", setting="ID"
-        ) from None
+    wanted = op_id_of(op_id)
     for world in worlds:
         for key, known in world.keys.items():
             if known.before(wanted) is not None:

@@ -594,7 +594,7 @@ def op_id_of(text: str) -> bytes:
     if len(found) != OP_ID_BYTES:
         raise ConfigurationError(
             f"operation is {text!r}; write its 32 hex digits, as marshal groups "
-            "describe shows them",
+            "history shows them",
             setting="operation",
         )
     return found

@@ -52,12 +52,13 @@ def _cluster():
 
 def test_partitions_that_the_cluster_does_not_have_are_refused():
     topics = {"a": TopicInfo(2, TOPIC_ID)}
-    assert partitions_of({"a": None}, topics) == (("a", 0), ("a", 1))
-    assert partitions_of({"a": frozenset({1})}, topics) == (("a", 1),)
+    assert partitions_of({"a": None}, topics, group_id="g") == (("a", 0), ("a", 1))
+    assert partitions_of({"a": frozenset({1})}, topics, group_id="g") == (("a", 1),)
     with pytest.raises(ConfigurationError, match="no partition 2"):
-        partitions_of({"a": frozenset({1, 2})}, topics)
-    with pytest.raises(ConfigurationError, match="does not exist"):
-        partitions_of({"b": None}, topics)
+        partitions_of({"a": frozenset({1, 2})}, topics, group_id="g")
+    forget = "does not exist.* marshal claims forget g --topic b$"
+    with pytest.raises(ConfigurationError, match=forget):
+        partitions_of({"b": None}, topics, group_id="g")
 
 
 def test_without_topics_those_of_the_group_are_reset(cluster):
