@@ -144,6 +144,7 @@ def show_plan(
         int | None,
         typer.Option(
             metavar="GENERATION",
+            min=1,
             help="Only what changed since this generation.",
         ),
     ] = None,
