@@ -218,7 +218,12 @@ def reset(
         spec = PositionSpec.to_fence(then.partitions, group)
     with call.admin() as admin:
         if continued is not None:
-            _refuse(spec is not None or topics or all_topics, "--continue has a plan")
+            others = (spec, topics, all_topics, clamp, allow_reprocess, plan_file)
+            _refuse(
+                any(others),
+                "--continue has a plan, which other options do not change; without it, "
+                "plan it again with them",
+            )
             plan = admin.describe_plan(read_plan(continued))
             _refuse(plan.group_id != group, f"{continued} is of {plan.group_id!r}")
         else:

@@ -7,6 +7,7 @@ nothing. Executing it is ``SetPosition``: all partitions are set, or none.
 import csv
 import io
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -714,8 +715,9 @@ def stored_plan(
         yield file
     except BaseException as error:
         if not isinstance(error, _REFUSALS):
+            stored = shlex.quote(str(file))
             command = (
-                f"marshal groups reset {plan.group_id} --continue {file} --execute"
+                f"marshal groups reset {plan.group_id} --continue {stored} --execute"
             )
             on_open(error, command)
             raise

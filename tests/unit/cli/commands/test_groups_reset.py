@@ -196,6 +196,9 @@ def test_two_rules_are_refused():
         (["--to-latest", "--topic", "t", "--all-topics"], "--all-topics"),
         (["--from-file", "FILE", "--all-topics"], "--from-file names"),
         (["--continue", "FILE", "--to-latest"], "--continue has a plan"),
+        (["--continue", "FILE", "--clamp"], "--continue has a plan"),
+        (["--continue", "FILE", "--allow-reprocess"], "plan it again with them"),
+        (["--continue", "FILE", "--plan-file", "OTHER"], "--continue has a plan"),
     ],
 )
 def test_options_that_do_not_fit(admin, tmp_path, arguments, message):
