@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from kafka_marshal.arguments import to_whole
-from kafka_marshal.clock import instant
+from kafka_marshal.clock import duration, instant
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
@@ -170,8 +170,9 @@ def period_of(
             setting="until_ms",
         )
     if length_ms is None or not 0 < length_ms <= longest_ms:
+        given_text = duration(length_ms or 0)
         raise ConfigurationError(
-            f"a pause must last 1 to {longest_ms} ms, not {length_ms}",
+            f"a pause lasts 1ms to {duration(longest_ms)}, not {given_text}",
             setting="for_ms" if until_ms is None else "until_ms",
         )
     if begin_ms is None:

@@ -115,7 +115,7 @@ def test_positions_of_a_file_bring_their_partitions(cluster):
         pytest.param(None, PositionSpec.latest(), {3}, {3}, id="announced"),
         pytest.param(None, PositionSpec.latest(), {1}, {1}, id="new-has-begun"),
         pytest.param((9, 9, 10), PositionSpec.current(), {3, 4, 5}, {5}, id="behind"),
-        pytest.param((9, 9, 9), PositionSpec.earliest(), {0, 3}, {0, 3}, id="both-back"),
+        pytest.param((9, 9, 9), PositionSpec.earliest(), {0, 3}, {0, 3}, id="both"),
         pytest.param((9, 9, 9), PositionSpec.to_offset(2), {1}, {1}, id="old-back"),
         pytest.param((9, 9, 9), PositionSpec.to_offset(2), {4}, set(), id="new-back"),
         pytest.param((9, 9, 9), PositionSpec.latest(), {0, 3}, set(), id="passed"),

@@ -89,7 +89,7 @@ def test_the_position_of_a_topic_that_was_created_again_is_not_restored(cluster)
 def test_a_stored_plan_of_a_topic_that_was_created_again_can_be_ended(cluster):
     stored = planned(cluster).positions
     cluster.kafka.recreate_topic("t", KEYS)
-    with pytest.raises(ClaimRejected, match="created again.*marshal groups finish g;"):
+    with pytest.raises(ClaimRejected, match=r"created again.*marshal groups finish g;"):
         ResettingAdmin(cluster, "again").describe_plan(stored)
 
 

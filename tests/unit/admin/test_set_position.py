@@ -33,8 +33,8 @@ from positionkit import (
 
 from kafka_marshal.admin.pausing import PauseOperation, Period, Sender
 from kafka_marshal.admin.set_position import (
-    NotDrained,
     STAGE_BYTES_MAX,
+    NotDrained,
     PositionPlan,
     SetPosition,
     Target,

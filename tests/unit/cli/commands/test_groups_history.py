@@ -63,7 +63,6 @@ def log(monkeypatch):
     return log
 
 
-
 def test_an_open_reset_is_named_with_the_command_that_ends_it(monkeypatch):
     log = Log(cluster_id="cluster", level=SECOND_LEVEL)
     epoch = log.claimed()
