@@ -467,8 +467,8 @@ def _unordered(
                 key = Key(plan.group_id, topic, number)
                 source = source_of(growth, key)
                 at, end = position(source.key, topic_id), source.end
-                has_passed = None not in {at, end} and at >= end
-                if not has_passed and position(key, topic_id) is not None:
+                waits = at is None or end is None or at < end
+                if waits and position(key, topic_id) is not None:
                     found |= {key.topic_partition, source.key.topic_partition}
     return found
 

@@ -85,8 +85,14 @@ def test_an_error_that_names_a_command_is_unchanged():
     assert message(error) == "not formatted; run: marshal topic format"
 
 
-def test_an_error_that_names_a_command_of_kafka_is_unchanged():
-    text = "topic 'x' does not exist; see: kafka-topics --list"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "topic 'x' does not exist; see: kafka-topics --list",
+        "too open; run: chmod 700 x",
+    ],
+)
+def test_an_error_that_names_another_program_is_unchanged(text):
     assert message(ConfigurationError(text), command="marshal groups grow") == text
 
 
