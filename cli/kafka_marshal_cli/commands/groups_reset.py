@@ -481,4 +481,5 @@ def _advise(plan: ResetPlan, result: ResetResult | None) -> None:
     if result.mirror_error is not None:
         notify(f"Kafka's committed offsets were not written: {result.mirror_error}")
     result.require_committed()
-    notify(f"undo it with: marshal groups undo {result.op_id} --execute")
+    if any(before is not None for before, _ in result.moved.values()):
+        notify(f"undo it with: marshal groups undo {result.op_id} --execute")

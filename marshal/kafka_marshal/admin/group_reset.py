@@ -230,12 +230,15 @@ class ResetPlan:
         """Return the effect with the positions that the reset replaced in fact.
 
         Without a result that is the plan: owners may go on until the group is paused.
+        So it is where the log had no position: the group would have started from
+        Kafka's committed offset.
         """
         moved = {} if result is None else result.moved
+        befores = {place: before for place, (before, _) in moved.items()}
         return tuple(
-            attrs.evolve(row, before=moved[row.partition][0])
-            if row.partition in moved
-            else row
+            row
+            if (before := befores.get(row.partition)) is None
+            else attrs.evolve(row, before=before)
             for row in self.partitions
         )
 

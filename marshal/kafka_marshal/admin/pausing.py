@@ -581,7 +581,8 @@ def _require_one(group_id: str, scheduled: set[bytes]) -> None:
         names = ", ".join(sorted(op_id.hex() for op_id in scheduled))
         raise ClaimRejected(
             f"group {group_id!r} is not paused now and has {len(scheduled)} scheduled "
-            f"pauses: {names}; choose one by its operation",
+            f"pauses: {names}; choose one with: marshal groups resume {group_id} "
+            "--operation ID",
             reason="ambiguous",
         )
 

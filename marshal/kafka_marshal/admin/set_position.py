@@ -200,6 +200,13 @@ def plan_undo(
         for key, (topic_id, position) in keys.items()
         if position is not None
     )
+    if keys and not targets:
+        raise ClaimRejected(
+            f"the partitions that operation {op_id} set had no positions before it, so "
+            "none can be set back; to have the group start without positions again, "
+            f"stop its members, then run: marshal claims forget {group_id} --force",
+            reason="unknown_position",
+        )
     if not targets:
         raise ClaimRejected(
             f"the log has no earlier positions of operation {op_id} of group "

@@ -94,6 +94,14 @@ def test_each_rule_for_new_positions(cluster, spec, after):
     assert (target.position, len(target.topic_id)) == (after, 32)
 
 
+def test_an_executed_plan_shows_the_positions_that_it_replaced(cluster):
+    plan = planned(cluster, topics=["t:0,1"])
+    moved = {PLACES[0]: (OLD + 1, NEW), PLACES[1]: (None, NEW)}
+    done = ResetResult(op_id=OP, group_id="g", outcome="committed", moved=moved)
+    assert [row.before for row in plan.executed(done)] == [OLD + 1, OLD]
+    assert plan.executed(None) == plan.partitions
+
+
 @pytest.mark.parametrize("early_ms", [-1, -2, -(10**15)])
 def test_a_time_before_1970_is_before_all_records(early_ms):
     """To Kafka -1 ms is the end of the log."""

@@ -86,6 +86,16 @@ def test_the_position_of_a_topic_that_was_created_again_is_not_restored(cluster)
     assert [row.partition for row in plan.partitions] == [("other", 0)]
 
 
+def test_positions_of_a_new_group_cannot_be_set_back(cluster):
+    plan = ResettingAdmin(cluster, "new").plan_reset(
+        "h", PositionSpec.latest(), topics=["t"]
+    )
+    op_id = executed(cluster, plan, "new").op_id
+    with pytest.raises(ClaimRejected, match="no positions before") as raised:
+        undo(cluster, op_id)
+    assert raised.value.reason == "unknown_position"
+
+
 def test_a_stored_plan_of_a_topic_that_was_created_again_can_be_ended(cluster):
     stored = planned(cluster).positions
     cluster.kafka.recreate_topic("t", KEYS)

@@ -90,6 +90,7 @@ def test_an_error_that_names_a_command_is_unchanged():
     [
         "topic 'x' does not exist; see: kafka-topics --list",
         "too open; run: chmod 700 x",
+        "see it with: ls",
     ],
 )
 def test_an_error_that_names_another_program_is_unchanged(text):

@@ -69,6 +69,7 @@ class FakeAdmin(Opened):
         self.mirror_error = None
         self.finished = ()
         self.stored = None
+        self.before = 8
 
     def plan_reset(self, group, spec, **options):
         self.asked.append((group, spec, options))
@@ -93,7 +94,7 @@ class FakeAdmin(Opened):
             op_id=OP,
             group_id="g",
             outcome=self.outcome,
-            moved={PLACE: (8, 2)},
+            moved={PLACE: (self.before, 2)},
             mirror_error=self.mirror_error,
         )
 
@@ -345,6 +346,12 @@ def test_after_an_error_the_plan_stays_if_it_may_be_open(admin, error, code, is_
     assert admin.stored.exists() == is_open
     hint = f"marshal groups reset g --continue {admin.stored} --execute"
     assert (hint in outcome.stderr.replace("\n", "")) == is_open
+
+
+def test_without_positions_before_there_is_nothing_to_undo(admin):
+    admin.before = None
+    outcome = invoke("reset", "g", *WHERE, "--execute")
+    assert (outcome.exit_code, "undo" in outcome.stderr) == (0, False)
 
 
 def test_keys_that_lose_their_order_are_noted(admin):
