@@ -316,7 +316,12 @@ def finish(call: Call, group: Group, *, reason: Reason = None) -> None:
     world = call.world()
     call.answer(Answer(presenters.as_of(world), {"group_id": group}, (section,)))
     if not rows:
-        notify(f"group {group!r} has no reset to finish")
+        text = f"group {group!r} has no reset to finish"
+        # Its command may have died before it locked anything.
+        pauses = (each.active_pause(group) for each in world.partitions)
+        if any(pause and pause.until_ms > wall_ms() for pause in pauses):
+            text += f", and is paused; to end that, run: marshal groups resume {group}"
+        notify(text)
 
 
 def _refuse(is_wrong: object, text: str) -> None:

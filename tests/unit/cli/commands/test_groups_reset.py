@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import attrs
 import pytest
-from logkit import config
+from logkit import Log, config, pause
 from opening import Opened
 from typer.testing import CliRunner
 
@@ -379,6 +379,25 @@ def test_undo(admin):
         {"reason": "oops", "drain_ms": None},
     ]
     assert "t-3 had no position then" in outcome.stderr
+
+
+def test_without_a_reset_to_finish_the_pause_that_its_command_left_is_named(
+    admin, monkeypatch
+):
+    log = Log(cluster_id="cluster")
+    until_ms = log.state.append_time_ms + 50_000
+    log.append(pause(until_ms))
+    world = World([log.state], {}, read_at_ms=5)
+    monkeypatch.setattr(Call, "world", lambda self: world)
+    monkeypatch.setattr(groups_reset, "wall_ms", lambda: until_ms - 1)
+    text = invoke("finish", "g").stderr
+    assert text == (
+        "group 'g' has no reset to finish, and is paused; to end that, run: marshal "
+        "groups resume g\n"
+    )
+    assert invoke("finish", "h").stderr == "group 'h' has no reset to finish\n"
+    monkeypatch.setattr(groups_reset, "wall_ms", lambda: until_ms)
+    assert invoke("finish", "g").stderr == "group 'g' has no reset to finish\n"
 
 
 def test_finish(admin):
