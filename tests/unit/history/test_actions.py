@@ -145,6 +145,16 @@ def test_a_pause_that_expires():
     assert outcome_of(action).endswith("; ended by expiry at 1970-01-01T00:16:40.010Z")
 
 
+def test_a_pause_ends_at_its_time_wherever_the_next_record_shows_it():
+    """In a partition that nobody writes to that is long after."""
+    bench = Bench()
+    bench.append(pause(START_MS + 10))
+    bench.append(beat(0), after=200_000)
+    action = bench.one()
+    assert action.ended.at_ms == START_MS + 200_000
+    assert outcome_of(action).endswith("; ended by expiry at 1970-01-01T00:16:40.010Z")
+
+
 def test_a_record_that_arrives_at_the_end_did_not_end_the_pause():
     bench = Bench()
     bench.append(pause(START_MS + 10))
