@@ -358,7 +358,7 @@ def test_a_group_is_reset_and_set_back_by_requests(domain, client, group):
 
         history = sidecar.get(f"{base}/history").raise_for_status().json()
         by_kind = {each["kind"]: each for each in history["actions"]}
-        reset, undo = by_kind["set_position"], by_kind["undo"]
+        reset, undo = by_kind["reset"], by_kind["undo"]
         assert (reset["person"], reset["reason"]) == ("ann", "bad deploy")
         assert (reset["client_id"], undo["undoes"]) == ("host-4", done["op_id"])
         assert (reset["op_id"], undo["op_id"]) == (done["op_id"], undone["op_id"])

@@ -18,10 +18,10 @@ import attrs
 from kafka_marshal import World
 from kafka_marshal.admin.client import TopicReport, set_command
 from kafka_marshal.admin.growing import command
+from kafka_marshal.clock import duration
 from kafka_marshal.errors import RAISE_OPEN_FILES, ConfigurationError
 from kafka_marshal.protocol.text import abbreviated
 from kafka_marshal.views.log_scan import Arrival
-from kafka_marshal_cli.render import duration
 
 
 class Result(StrEnum):

@@ -84,7 +84,7 @@ _TABLE: tuple[tuple[type[MarshalError], ExitCode, str], ...] = (
     (CoordinationError, ExitCode.TIMEOUT, "marshal doctor"),
     (MarshalError, ExitCode.FAILED, "marshal doctor"),
 )
-_COMMAND_IN_TEXT = re.compile(r"\bmarshal [a-z]")
+_COMMAND_IN_TEXT = re.compile(r"\bmarshal [a-z]|\b(run|see|with): \S")
 _FORMAT_IN_TEXT = re.compile(r"\bmarshal topic format\b(?! --coordination-topic)")
 _ARGUMENT_IN_TEXT = re.compile(r"\b([a-z_]+)=True\b")
 """The library and the sidecar's API name an argument, the command its flag."""
@@ -101,13 +101,14 @@ def exit_code(error: BaseException) -> ExitCode:
 
 
 def next_command(error: BaseException, failed: str = "marshal") -> str | None:
-    """Return the command to run next, None if the message names one.
+    """Return the command to run next, None if the message names one, or a flag.
 
     Args:
         error: The error.
         failed: The command that failed, for which there is help.
     """
-    if _COMMAND_IN_TEXT.search(str(error)):
+    text = str(error)
+    if _COMMAND_IN_TEXT.search(text) or _ARGUMENT_IN_TEXT.search(text):
         return None
     for kind, _, command in _TABLE:
         if isinstance(error, kind):

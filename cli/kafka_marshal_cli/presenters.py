@@ -4,7 +4,7 @@ import base64
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kafka_marshal.clock import instant
+from kafka_marshal.clock import duration, instant
 from kafka_marshal.protocol.applied import Applied, applied_of
 from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
@@ -20,7 +20,6 @@ from kafka_marshal_cli.render import (
     NOTHING,
     Column,
     column,
-    duration,
     log_place,
     plain,
 )

@@ -346,21 +346,3 @@ def _title(section: Section) -> str:
 def log_place(partition: int, offset: int | None) -> str:
     """Return a place in the log for people, as ``--at`` takes it: ``3:100``."""
     return f"{partition}:{NOTHING if offset is None else offset}"
-
-
-_UNITS_MS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
-
-
-def duration(value_ms: int) -> str:
-    """Return a duration for people: ``850ms``, ``12.3s``, ``4m10s``, ``2h``."""
-    sign, left_ms = ("-" if value_ms < 0 else ""), abs(value_ms)
-    if left_ms < 1_000:  # noqa: PLR2004 - a second
-        return f"{sign}{left_ms}ms"
-    if left_ms < 60_000:  # noqa: PLR2004 - a minute
-        return f"{sign}{left_ms / 1000:.1f}".removesuffix(".0") + "s"
-    parts = []
-    for unit, unit_ms in _UNITS_MS:
-        count, left_ms = divmod(left_ms, unit_ms)
-        if count:
-            parts.append(f"{count}{unit}")
-    return sign + "".join(parts[:2])

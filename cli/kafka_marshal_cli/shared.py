@@ -385,10 +385,12 @@ def note_clock_ahead(world: "World", *, written_ms: int) -> None:
         world: Read after a record of this command was appended.
         written_ms: When it was written by this clock, epoch ms.
     """
+    from kafka_marshal.clock import duration
+
     ahead_ms = written_ms - max(state.append_time_ms for state in world.partitions)
     if ahead_ms > CLOCK_AHEAD_MS_MAX:
         notify(
-            f"the clock of this machine is {render.duration(ahead_ms)} ahead of the "
+            f"the clock of this machine is {duration(ahead_ms)} ahead of the "
             "brokers, so this lasts as much longer; set the clock, end this, and "
             "repeat it"
         )

@@ -2,6 +2,7 @@
 
 from opening import Opened
 
+from kafka_marshal.clock import SystemClock
 from kafka_marshal.engine.kept_states import Restored
 from kafka_marshal.ports import runs_of
 from kafka_marshal.protocol.state import WorldState
@@ -20,6 +21,7 @@ class FakeScan(Opened):
         self._logs = logs
         self._first, self._last = 0, None
         self.prefix = Prefix(None, None)
+        self.read_at_ms = SystemClock().wall_ms()
 
     def until(self, *, offset=None, time_ms=None):
         """End at a moment, as the scan does."""

@@ -13,6 +13,7 @@ from kafka_marshal.clock import (
     SystemEntropy,
     ThreadBackground,
     WorkerPool,
+    duration,
     instant,
 )
 from kafka_marshal.errors import CoordinationError, InvalidTransition
@@ -262,3 +263,21 @@ def test_calls_after_an_interrupted_one_are_made():
 )
 def test_a_time_as_text(value, shown):
     assert instant(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0ms"),
+        (999, "999ms"),
+        (1_000, "1s"),
+        (12_345, "12.3s"),
+        (60_000, "1m"),
+        (90_000, "1m30s"),
+        (7_260_000, "2h1m"),
+        (2 * 86_400_000, "2d"),
+        (-1_500, "-1.5s"),
+    ],
+)
+def test_duration(value, shown):
+    assert duration(value) == shown

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kafka_marshal import ConfigurationError
-from kafka_marshal.clock import instant
+from kafka_marshal.clock import duration, instant
 from kafka_marshal_cli import confirmation, parsing, presenters
 from kafka_marshal_cli.lazy import LazyCommand, lazy_group
 from kafka_marshal_cli.parsing import Moment
-from kafka_marshal_cli.render import Answer, Section, duration
+from kafka_marshal_cli.render import Answer, Section
 from kafka_marshal_cli.shared import (
     AT,
     Call,

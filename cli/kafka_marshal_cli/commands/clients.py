@@ -12,12 +12,12 @@ import typer
 from kafka_marshal import ConfigurationError, DeadlineExceeded
 from kafka_marshal.admin.draining import DirectiveResult
 from kafka_marshal.admin.fencing import ClientProcess, FenceResult
-from kafka_marshal.clock import instant
+from kafka_marshal.clock import duration, instant
 from kafka_marshal.identity import forget_client, state_home
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal_cli import confirmation, parsing, presenters
 from kafka_marshal_cli.parsing import Moment
-from kafka_marshal_cli.render import Answer, Section, duration
+from kafka_marshal_cli.render import Answer, Section
 from kafka_marshal_cli.shared import (
     AT,
     Call,

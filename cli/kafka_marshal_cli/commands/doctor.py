@@ -11,6 +11,7 @@ import typer
 
 from kafka_marshal import MarshalError, World, __version__, native
 from kafka_marshal.admin.client import UNCLEAN, remedy, set_command
+from kafka_marshal.clock import duration
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.defaults import format_command
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
@@ -22,7 +23,7 @@ from kafka_marshal.views.log_scan import Arrival
 from kafka_marshal_cli import checks, presenters
 from kafka_marshal_cli.checks import Check, ClockReading, Result
 from kafka_marshal_cli.exits import ExitCode
-from kafka_marshal_cli.render import Answer, Section, duration
+from kafka_marshal_cli.render import Answer, Section
 from kafka_marshal_cli.shared import Call, command, notify, wall_ms
 
 app = typer.Typer()

@@ -16,8 +16,9 @@ from kafka_marshal.admin.growing import (
     GrowthProgress,
     GrowthReport,
 )
+from kafka_marshal.clock import duration
 from kafka_marshal_cli import parsing, presenters
-from kafka_marshal_cli.render import Answer, Section, duration
+from kafka_marshal_cli.render import Answer, Section
 from kafka_marshal_cli.shared import Call, Execute, Reason, command, notify
 
 app = typer.Typer()

@@ -5,6 +5,8 @@ from typing import Annotated
 import typer
 
 from kafka_marshal import ConfigurationError, GroupHistory
+from kafka_marshal.admin.finishing import open_operations
+from kafka_marshal.admin.growing import command as command_of
 from kafka_marshal.history.actions import OPEN
 from kafka_marshal.history.admin_records import DIRECTIVES
 from kafka_marshal.history.wording import action_to_object
@@ -23,6 +25,24 @@ def _notify_missing(found: GroupHistory) -> None:
             f"marshal: partition {number} begins at the checkpoint before offset "
             f"{offset}: what admins did earlier is not listed"
         )
+
+
+def _notify_open(found: GroupHistory, group: str | None) -> None:
+    """Name the command that ends or continues what an admin left open."""
+    worlds = found.world.partitions
+    for each in open_operations(worlds, group):
+        state = "committed" if each.is_committed else "undecided"
+        notify(
+            f"operation {each.op_id} is {state}, and has locked {len(each.locked)} "
+            f"partitions; to end it, run: marshal groups finish {each.group_id}"
+        )
+    for growth in (growth for world in worlds for growth in world.growths):
+        if growth.ends is None:
+            notify(
+                f"topic {growth.topic!r} grows from {growth.old_count} to "
+                f"{growth.new_count} partitions; to continue that, run: "
+                f"{command_of(growth)} --execute"
+            )
 
 
 def _went_on(row: presenters.Row, since_ms: int) -> bool:
@@ -93,3 +113,5 @@ def history(
     call.answer(Answer(presenters.as_of(found.world, at), facts, (section,)))
     if len(shown) < count:
         notify(f"{len(shown)} of {count} actions are shown; see --limit and --since")
+    if at is None:
+        _notify_open(found, group)

@@ -13,6 +13,7 @@ from kafka_marshal import (
     ConfigurationError,
     PositionError,
     PositionSpec,
+    World,
 )
 from kafka_marshal.admin.finishing import Progress
 from kafka_marshal.admin.group_reset import (
@@ -26,6 +27,8 @@ from kafka_marshal.admin.group_reset import (
 )
 from kafka_marshal.admin.plan_files import FOLDER
 from kafka_marshal.identity import state_home
+from kafka_marshal.protocol.hashing import coordinating_partition
+from kafka_marshal.protocol.text import abbreviated
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section
@@ -209,12 +212,18 @@ def reset(
     `marshal groups undo` sets it back. If this command dies, --continue resumes its
     plan, and `marshal groups finish` or a member ends it.
     """
+    then: World | None = None
     if isinstance(spec, Moment):
         then = call.formatted_world(spec)
         spec = PositionSpec.to_fence(then.partitions, group)
     with call.admin() as admin:
         if continued is not None:
-            _refuse(spec is not None or topics or all_topics, "--continue has a plan")
+            others = (spec, topics, all_topics, clamp, allow_reprocess, plan_file)
+            _refuse(
+                any(others),
+                "--continue has a plan, which other options do not change; without it, "
+                "plan it again with them",
+            )
             plan = admin.describe_plan(read_plan(continued))
             _refuse(plan.group_id != group, f"{continued} is of {plan.group_id!r}")
         else:
@@ -229,6 +238,7 @@ def reset(
             except PositionError as error:  # by what was asked for, not by the log
                 see = f"see the positions: marshal groups describe {group}"
                 raise ConfigurationError(f"{error}; {see}") from error
+            _require_named(then, plan)
         _show(
             call,
             admin,
@@ -306,7 +316,12 @@ def finish(call: Call, group: Group, *, reason: Reason = None) -> None:
     world = call.world()
     call.answer(Answer(presenters.as_of(world), {"group_id": group}, (section,)))
     if not rows:
-        notify(f"group {group!r} has no reset to finish")
+        text = f"group {group!r} has no reset to finish"
+        # Its command may have died before it locked anything.
+        pauses = (each.active_pause(group) for each in world.partitions)
+        if any(pause and pause.until_ms > wall_ms() for pause in pauses):
+            text += f", and is paused; to end that, run: marshal groups resume {group}"
+        notify(text)
 
 
 def _refuse(is_wrong: object, text: str) -> None:
@@ -314,6 +329,22 @@ def _refuse(is_wrong: object, text: str) -> None:
         raise ConfigurationError(
             f"{text}; see: marshal groups reset --help", setting="--continue"
         )
+
+
+def _require_named(then: World | None, plan: ResetPlan) -> None:
+    """Refuse to leave partitions out because ``--to-fence`` names not all offsets."""
+    if then is None or not then.is_partial:
+        return
+    count, known = then.config().partition_count, {w.partition for w in then.partitions}
+    for topic, number in plan.positions.left_out:
+        home = coordinating_partition(topic, number, partition_count=count)
+        if home not in known:
+            raise ConfigurationError(
+                f"--to-fence names no offset of coordinating partition {home}, which "
+                f"{topic}-{number} is in; write a time, or an offset of each, like "
+                "0:100,1:120; or choose partitions of the named ones with --topic",
+                setting="--to-fence",
+            )
 
 
 def _require_spec(spec: PositionSpec | None) -> PositionSpec:
@@ -437,6 +468,13 @@ def _row(row: PartitionReset) -> dict[str, Any]:
 
 
 def _advise(plan: ResetPlan, result: ResetResult | None) -> None:
+    if plan.unordered:
+        notify(
+            f"keys lose their order in {abbreviated(plan.unordered)}: new partitions "
+            "begin before the old ones that had their keys reach the end that these "
+            "had when the topic grew; see: marshal groups grow --topic "
+            f"{plan.unordered[0].topic}"
+        )
     if result is None:
         notify("nothing was written to the log; --execute sets the positions")
         if plan.repeats_count and not plan.positions.allows_reprocess:
@@ -448,4 +486,5 @@ def _advise(plan: ResetPlan, result: ResetResult | None) -> None:
     if result.mirror_error is not None:
         notify(f"Kafka's committed offsets were not written: {result.mirror_error}")
     result.require_committed()
-    notify(f"undo it with: marshal groups undo {result.op_id} --execute")
+    if any(before is not None for before, _ in result.moved.values()):
+        notify(f"undo it with: marshal groups undo {result.op_id} --execute")

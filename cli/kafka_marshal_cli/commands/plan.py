@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kafka_marshal import ClaimRejected, ConfigurationError
-from kafka_marshal.clock import instant
+from kafka_marshal.clock import duration, instant
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, home_partition
 from kafka_marshal.protocol.labels import TARGET_LABEL, number_of
 from kafka_marshal.protocol.planner import MemberView
@@ -36,7 +36,6 @@ from kafka_marshal_cli.render import (
     Row,
     Section,
     column,
-    duration,
 )
 from kafka_marshal_cli.shared import (
     AT,
@@ -144,6 +143,7 @@ def show_plan(
         int | None,
         typer.Option(
             metavar="GENERATION",
+            min=1,
             help="Only what changed since this generation.",
         ),
     ] = None,

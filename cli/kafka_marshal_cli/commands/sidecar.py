@@ -11,12 +11,13 @@ import attrs
 import typer
 
 from kafka_marshal import ConfigurationError, CoordinationError, unix_sockets
+from kafka_marshal.clock import duration
 from kafka_marshal.config import Membership
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.claiming_options import MEMBER
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.profile_options import Config, ProfileName, SelectedProfile
-from kafka_marshal_cli.render import NOTHING, Answer, Column, Section, column, duration
+from kafka_marshal_cli.render import NOTHING, Answer, Column, Section, column
 from kafka_marshal_cli.shared import (
     Call,
     OpenTimeout,

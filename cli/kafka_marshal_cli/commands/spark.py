@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kafka_marshal import ConfigurationError
+from kafka_marshal.clock import duration
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.follow_loop import ending_in_order
-from kafka_marshal_cli.render import Answer, Section, column, duration, plain
+from kafka_marshal_cli.render import Answer, Section, column, plain
 from kafka_marshal_cli.shared import Call, command, notify, wall_ms
 
 if TYPE_CHECKING:

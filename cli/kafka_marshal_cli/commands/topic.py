@@ -14,6 +14,7 @@ from kafka_marshal.admin.client import (
     TopicReport,
 )
 from kafka_marshal.admin.resizing import ResizePlan, wait_text
+from kafka_marshal.clock import duration
 from kafka_marshal.defaults import format_command
 from kafka_marshal.protocol.layout import is_final, moving_keys
 from kafka_marshal.protocol.layout_reading import Progress, progress_of, read
@@ -25,7 +26,7 @@ from kafka_marshal.protocol.text import record_to_object
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.parsing import Moment
-from kafka_marshal_cli.render import Answer, Section, duration, plain
+from kafka_marshal_cli.render import Answer, Section, plain
 from kafka_marshal_cli.shared import AT, Call, Execute, command, emit, notify
 
 app = typer.Typer(no_args_is_help=True)

@@ -7,6 +7,7 @@ import attrs
 from kafka_marshal.admin.connection import AdminConnection
 from kafka_marshal.admin.pausing import ENDED, HOST_CHARS_MAX, op_id_of
 from kafka_marshal.arguments import require_name, to_whole, with_plain_arguments
+from kafka_marshal.clock import duration
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited
 from kafka_marshal.engine.replica import Replica
@@ -125,7 +126,9 @@ def check_length(for_ms: int, config: Config) -> None:
     longest_ms = config.limit("max_pause_ms")
     if not 0 < for_ms <= longest_ms:
         raise ConfigurationError(
-            f"a directive lasts 1 to {longest_ms} ms, not {for_ms}", setting="for_ms"
+            f"a drain or cordon lasts 1ms to {duration(longest_ms)}, not "
+            f"{duration(for_ms)}",
+            setting="for_ms",
         )
 
 
@@ -352,7 +355,7 @@ class Draining(AdminConnection):
             )
         if not dry_run:
             self._end(ended, reason)
-        return len(ended)
+        return len({partition for partition, *_ in ended})
 
     def _end(
         self,

@@ -7,6 +7,7 @@ nothing. Executing it is ``SetPosition``: all partitions are set, or none.
 import csv
 import io
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +18,9 @@ import msgspec
 from kafka_marshal.admin.finishing import (
     UNKNOWN,
 )
+from kafka_marshal.admin.pausing import op_id_of
 from kafka_marshal.admin.set_position import (
+    NotDrained,
     PositionPlan,
     Target,
     format_of,
@@ -30,6 +33,7 @@ from kafka_marshal.errors import (
     PositionError,
 )
 from kafka_marshal.ports import LogRange, TopicInfo
+from kafka_marshal.protocol.growths import growths_of, position_in, source_of
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.placement import keys_of
 from kafka_marshal.protocol.resolving import COMMITTED
@@ -55,7 +59,7 @@ RULES: Mapping[str, str] = {
     "offsets": OFFSETS,
 }
 """Kinds of a ``PositionSpec`` by the names that commands and requests have for them."""
-_REFUSALS = (ClaimRejected, GroupPaused, ConfigurationError)
+_REFUSALS = (ClaimRejected, GroupPaused, ConfigurationError, NotDrained)
 """Errors of an execution after which nothing of the operation is left."""
 
 
@@ -157,6 +161,8 @@ class PartitionReset:
         after: Position after the reset.
         log_range: Log start and end.
         repeats: Whether records that were granted at most once are handed out again.
+        loses_order: Whether keys lose their order, as a new partition of a topic that
+            grew begins before the old one has reached its end (PROTOCOL 9.10).
         is_clamped: Whether the wanted position was outside of the log.
     """
 
@@ -165,6 +171,7 @@ class PartitionReset:
     after: int
     log_range: LogRange
     repeats: bool
+    loses_order: bool = False
     is_clamped: bool = False
 
     @property
@@ -182,6 +189,8 @@ class PartitionReset:
         """A remark for people, None if there is nothing to note."""
         if self.repeats:
             return "handed out again"
+        if self.loses_order:
+            return "order of keys lost"
         return "clamped" if self.is_clamped else None
 
 
@@ -212,16 +221,24 @@ class ResetPlan:
         """Partitions where records are handed out again, at most once."""
         return sum(each.repeats for each in self.partitions)
 
+    @property
+    def unordered(self) -> tuple[TopicPartition, ...]:
+        """Partitions whose keys lose their order, after a growth of their topic."""
+        return tuple(row.partition for row in self.partitions if row.loses_order)
+
     def executed(self, result: "ResetResult | None") -> tuple[PartitionReset, ...]:
         """Return the effect with the positions that the reset replaced in fact.
 
         Without a result that is the plan: owners may go on until the group is paused.
+        So it is where the log had no position: the group would have started from
+        Kafka's committed offset.
         """
         moved = {} if result is None else result.moved
+        befores = {place: before for place, (before, _) in moved.items()}
         return tuple(
-            attrs.evolve(row, before=moved[row.partition][0])
-            if row.partition in moved
-            else row
+            row
+            if (before := befores.get(row.partition)) is None
+            else attrs.evolve(row, before=before)
             for row in self.partitions
         )
 
@@ -311,7 +328,10 @@ def topics_of_group(worlds: Iterable[WorldState], group_id: str) -> tuple[str, .
 
 
 def partitions_of(
-    wanted: Mapping[str, frozenset[int] | None], topics: Mapping[str, TopicInfo]
+    wanted: Mapping[str, frozenset[int] | None],
+    topics: Mapping[str, TopicInfo],
+    *,
+    group_id: str,
 ) -> tuple[TopicPartition, ...]:
     """Return the partitions to reset, sorted.
 
@@ -323,8 +343,9 @@ def partitions_of(
         info = topics.get(topic)
         if info is None:
             raise ConfigurationError(
-                f"topic {topic!r} does not exist; name other topics, or drop "
-                "its keys with: marshal claims forget",
+                f"topic {topic!r} does not exist; name other topics, or drop the "
+                f"group's claims of it with: marshal claims forget {group_id} "
+                f"--topic {topic}",
                 setting="topics",
             )
         count = info.partition_count
@@ -408,7 +429,51 @@ def plan_reset(
         left_out=tuple(left_out),
         format_id=format_of(worlds),
     )
-    return ResetPlan(positions=positions, partitions=tuple(rows))
+    return _plan(positions, rows, worlds, facts=facts)
+
+
+def _plan(
+    positions: PositionPlan,
+    rows: Iterable[PartitionReset],
+    worlds: Iterable[WorldState],
+    *,
+    facts: Facts,
+) -> ResetPlan:
+    """Return a plan, with a note of partitions whose keys lose their order."""
+    unordered = _unordered(positions, worlds, facts=facts)
+    noted = (attrs.evolve(r, loses_order=r.partition in unordered) for r in rows)
+    return ResetPlan(positions=positions, partitions=tuple(noted))
+
+
+def _unordered(
+    plan: PositionPlan, worlds: Iterable[WorldState], *, facts: Facts
+) -> set[TopicPartition]:
+    """Return the partitions whose new positions cost keys their order.
+
+    Those are new partitions of a topic that grew which thereby begin before the old one
+    that had their keys has passed its end, and such old ones (PROTOCOL 9.10).
+    """
+    known = keys_of(worlds, plan.group_id)
+    after = {TopicPartition(t.topic, t.partition): t.position for t in plan.targets}
+
+    def position(key: Key, topic_id: bytes | None) -> int | None:
+        """Return the position of a partition after the reset."""
+        now = position_in(known.get(key), topic_id=topic_id)
+        return after.get(key.topic_partition, now)
+
+    found = set()
+    growths = [each for world in worlds for each in world.growths]
+    for topic in {each.topic for each in plan.targets}:
+        topic_id = facts.topics[topic].topic_id
+        for growth in growths_of(growths, topic, topic_id=topic_id):
+            for number in range(growth.old_count, growth.new_count):
+                key = Key(plan.group_id, topic, number)
+                source = source_of(growth, key)
+                at, end = position(source.key, topic_id), source.end
+                waits = at is None or end is None or at < end
+                if waits and position(key, topic_id) is not None:
+                    found |= {key.topic_partition, source.key.topic_partition}
+    return found
 
 
 def describe_plan(
@@ -439,9 +504,13 @@ def describe_plan(
         if log_range is None or not is_same:
             if is_partial:
                 continue
+            choice = "partial=True leaves it out"
+            if positions.undoes is None:  # the plan of a reset, stored before
+                finish = f"marshal groups finish {positions.group_id}"
+                choice = f"end what is open of it with: {finish}; then plan it again"
             raise ClaimRejected(
                 f"{place} is not the partition that had this position: its topic was "
-                "deleted or created again; partial=True leaves it out",
+                f"deleted or created again; {choice}",
                 reason="old_topic",
             )
         if target.position > log_range.end:
@@ -463,7 +532,7 @@ def describe_plan(
             )
         )
     positions = msgspec.structs.replace(positions, targets=tuple(targets))
-    return ResetPlan(positions=positions, partitions=tuple(rows))
+    return _plan(positions, rows, worlds, facts=facts)
 
 
 def _hex(topic_id: bytes | None) -> str | None:
@@ -546,12 +615,7 @@ def group_of_operation(worlds: Iterable[WorldState], op_id: str) -> str:
         ConfigurationError: It is no id.
         ClaimRejected: No group shows the operation.
     """
-    try:
-        wanted = bytes.fromhex(op_id)
-    except ValueError:
-        raise ConfigurationError(
-            f"{op_id!r} is no operation; it has 32 hex digits", setting="ID"
-        ) from None
+    wanted = op_id_of(op_id)
     for world in worlds:
         for key, known in world.keys.items():
             if known.before(wanted) is not None:
@@ -654,8 +718,9 @@ def stored_plan(
         yield file
     except BaseException as error:
         if not isinstance(error, _REFUSALS):
+            stored = shlex.quote(str(file))
             command = (
-                f"marshal groups reset {plan.group_id} --continue {file} --execute"
+                f"marshal groups reset {plan.group_id} --continue {stored} --execute"
             )
             on_open(error, command)
             raise

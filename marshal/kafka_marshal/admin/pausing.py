@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from kafka_marshal.arguments import to_whole
-from kafka_marshal.clock import instant
+from kafka_marshal.clock import duration, instant
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
@@ -170,8 +170,9 @@ def period_of(
             setting="until_ms",
         )
     if length_ms is None or not 0 < length_ms <= longest_ms:
+        given_text = duration(length_ms or 0)
         raise ConfigurationError(
-            f"a pause must last 1 to {longest_ms} ms, not {length_ms}",
+            f"a pause lasts 1ms to {duration(longest_ms)}, not {given_text}",
             setting="for_ms" if until_ms is None else "until_ms",
         )
     if begin_ms is None:
@@ -580,7 +581,8 @@ def _require_one(group_id: str, scheduled: set[bytes]) -> None:
         names = ", ".join(sorted(op_id.hex() for op_id in scheduled))
         raise ClaimRejected(
             f"group {group_id!r} is not paused now and has {len(scheduled)} scheduled "
-            f"pauses: {names}; choose one by its operation",
+            f"pauses: {names}; choose one with: marshal groups resume {group_id} "
+            "--operation ID",
             reason="ambiguous",
         )
 
@@ -594,7 +596,7 @@ def op_id_of(text: str) -> bytes:
     if len(found) != OP_ID_BYTES:
         raise ConfigurationError(
             f"operation is {text!r}; write its 32 hex digits, as marshal groups "
-            "describe shows them",
+            "history shows them",
             setting="operation",
         )
     return found

@@ -100,7 +100,7 @@ class Resetting(AdminConnection):
         else:
             wanted = parse_topics(topics)
         infos = self._data.describe(sorted(wanted), self._timeout_ms)
-        partitions = partitions_of(wanted, infos)
+        partitions = partitions_of(wanted, infos, group_id=group_id)
         return plan_reset(
             worlds,
             spec,

@@ -200,6 +200,13 @@ def plan_undo(
         for key, (topic_id, position) in keys.items()
         if position is not None
     )
+    if keys and not targets:
+        raise ClaimRejected(
+            f"the partitions that operation {op_id} set had no positions before it, so "
+            "none can be set back; to have the group start without positions again, "
+            f"stop its members, then run: marshal claims forget {group_id} --force",
+            reason="unknown_position",
+        )
     if not targets:
         raise ClaimRejected(
             f"the log has no earlier positions of operation {op_id} of group "
@@ -418,7 +425,7 @@ class SetPosition:
                 self._decide(timeout_ms)
             except MarshalError as error:
                 is_open = isinstance(error, DeadlineExceeded)
-                if not is_open or isinstance(error, _NotDrained):
+                if not is_open or isinstance(error, NotDrained):
                     self._give_up(timeout_ms)
                 raise
         return self.finish(timeout_ms)
@@ -537,7 +544,7 @@ class SetPosition:
         self._pause.begin(timeout_ms)
         self._require_one_config()
         if not self._pause.hold_until(self._is_drained, drain_ms):
-            raise _NotDrained(
+            raise NotDrained(
                 f"group {self._group_id!r} still owns partitions after {drain_ms} ms "
                 "of its pause; nothing is set; see: marshal claims list --group "
                 f"{self._group_id}"
@@ -667,8 +674,8 @@ class SetPosition:
             return
 
 
-class _NotDrained(DeadlineExceeded):
-    """The group still owns partitions."""
+class NotDrained(DeadlineExceeded):
+    """The group still owns partitions after its time; nothing is set."""
 
 
 def _epoch_won(sent: Awaited) -> int | None:

@@ -16,13 +16,13 @@ from kafka_marshal.history.admin_records import (
     DIRECTIVES,
     FORGET,
     FORMAT,
+    GROUP_RESET,
     GROW,
     LAYOUTS,
     PAUSE,
-    RESET,
     RESIZE,
     RESUME,
-    SET_POSITION,
+    STATE_RESET,
     UNDO,
     UPGRADE,
     AdminRecord,
@@ -183,9 +183,10 @@ class Action(msgspec.Struct, kw_only=True, gc=False):
     """Something that an admin did, or tried to do.
 
     Attributes:
-        kind: ``pause``, ``resume``, ``set_position``, ``undo``, ``forget``, ``fence``,
-            ``drain``, ``cordon``, ``reset``, ``format``, ``upgrade``, ``config``,
-            ``resize``, ``grow`` or ``rebalance``.
+        kind: ``pause``, ``resume``, ``reset`` (of a group), ``undo``, ``forget``,
+            ``fence``, ``drain``, ``cordon``, ``settings``, ``state_reset`` (of a
+            coordinating partition), ``format``, ``upgrade``, ``config``, ``resize``,
+            ``grow`` or ``rebalance``.
         group_id: The group; None if it concerns all groups.
         op_id: The operation, None for records without one.
         first: Its first record, by append time.
@@ -648,7 +649,7 @@ def _action(
         has_lost = any(each.outcome == "forgotten" for each in keys)
         is_all = all(each.outcome == "forgotten" for each in keys)
         outcome = ACCEPTED if is_all else PARTIAL if has_lost else REFUSED
-    elif kind == RESET:
+    elif kind == STATE_RESET:
         done = any(record.effect == "reset" for record in mine)
         is_staged = mine[-1].effect == "reset_staged"
         outcome = ACCEPTED if done else OPEN if is_staged else REFUSED
@@ -771,7 +772,7 @@ def _position_action(
     op_id: bytes | str | None,
     now_ms: Mapping[int, int],
 ) -> Action:
-    action = _action(SET_POSITION, operation, group_id, op_id=op_id)
+    action = _action(GROUP_RESET, operation, group_id, op_id=op_id)
     _with_pause(action, operation, now_ms)
     effects = {record.effect for record in action.records}
     if effects & {"decided", "position_set"}:

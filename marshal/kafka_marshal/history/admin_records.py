@@ -55,8 +55,8 @@ write Plans themselves."""
 
 # Kinds of actions.
 PAUSE, RESUME = "pause", "resume"
-SET_POSITION, UNDO = "set_position", "undo"
-FORGET, FENCE, RESET = "forget", "fence", "reset"
+GROUP_RESET, UNDO = "reset", "undo"
+FORGET, FENCE, STATE_RESET = "forget", "fence", "state_reset"
 SETTINGS = "settings"
 FORMAT, UPGRADE, CONFIG = "format", "upgrade", "config"
 RESIZE = "resize"
@@ -97,7 +97,7 @@ def name_of(record: AdminRecord) -> Name:
             f"{record.format_id.hex()}/{record.generation}/{record.era}",
         )
     if isinstance(record, Reset):
-        return RESET, None, record.op_id
+        return STATE_RESET, None, record.op_id
     if isinstance(record, LAYOUTS):
         return RESIZE, None, record.op_id
     if isinstance(record, ForgettingPartition):

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import attrs
 
-from kafka_marshal.clock import SystemClock
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.engine.config_check import unformatted
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
@@ -335,8 +334,7 @@ class GroupHistory:
             log.begin(world)
         for number, run in scan.runs():
             fold_run(log, worlds[number], entries=run)
-        wall_ms = SystemClock().wall_ms()
-        now_ms = wall_ms if time_ms is None else time_ms
+        now_ms = scan.read_at_ms if time_ms is None else time_ms
         elapsed = {
             number: max(0, now_ms - world.append_time_ms)
             for number, world in worlds.items()
@@ -351,7 +349,7 @@ class GroupHistory:
                 list(worlds.values()),
                 elapsed if time_ms is None else {},
                 cluster_id=scan.cluster_id,
-                read_at_ms=wall_ms,
+                read_at_ms=scan.read_at_ms,
             ),
             began_at=began_at,
         )
@@ -425,6 +423,7 @@ class _Reader:
         self._offset = offset
         self._time_ms = time_ms
         self._chains: dict[int, tuple[KeyChain, WorldState]] = {}
+        self._read_at_ms: dict[int, int] = {}
         self._last_ms = 0
         self._count = 0
 
@@ -449,8 +448,8 @@ class _Reader:
         if world.config is None and self._is_now:
             raise unformatted([world])
         events = self._with_decisions(path)
-        wall_ms = SystemClock().wall_ms()
-        elapsed_ms = max(0, wall_ms - world.append_time_ms) if self._is_now else 0
+        read_at_ms = self._read_at_ms[world.partition]
+        elapsed_ms = max(0, read_at_ms - world.append_time_ms) if self._is_now else 0
         return KeyHistory(
             key=self._key,
             world=world,
@@ -463,7 +462,7 @@ class _Reader:
             refused_count=path.refused_count,
             began_at=path.began_at,
             entries_count=self._count,
-            read_at_ms=wall_ms,
+            read_at_ms=read_at_ms,
         )
 
     def _place_of_offset(self) -> int | None:
@@ -518,6 +517,7 @@ class _Reader:
                 break
         self._last_ms = max(self._last_ms, last_ms)
         self._chains[number] = chain, world
+        self._read_at_ms[number] = scan.read_at_ms
 
     def _since(self, number: int, *, is_first: bool) -> Since | None:
         """Return where to begin; an offset is of the partition that is read first."""

@@ -385,7 +385,9 @@ def _ending(action: Action) -> str:
         return "it lasts" if action.lasting else "its end is not in the log"
     ended, at = action.ended, instant(action.ended.at_ms)
     if ended.how == EXPIRED:
-        return f"ended by expiry at {at}"
+        # The record that shows it may come later, where few are written.
+        at_ms = min(ended.at_ms, action.until_ms or ended.at_ms)
+        return f"ended by expiry at {instant(at_ms)}"
     person = "" if ended.person is None else f" ({ended.person})"
     how = _HOW[ended.how]
     return f"{how} by {ended.client_id}{person} at {at}"

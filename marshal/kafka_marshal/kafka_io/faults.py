@@ -90,8 +90,8 @@ ONLY_TLS = _fault(
 NOT_TRUSTED = _fault(
     CoordinationError,  # retriable: an expired certificate gets renewed
     why="the certificate of the broker is not trusted",
-    next_step="Check ssl_cafile, that the address is a name in the certificate, and "
-    "that it has not expired.",
+    next_step="Check ssl_cafile (ssl.ca.location), that the address is a name in the "
+    "certificate, and that it has not expired.",
 )
 CERTIFICATE_REFUSED = _fault(
     CoordinationError,  # retriable, as above

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io.settings import DOTTED_OPTIONS
 
+_BOTH = {ours: f"{ours} ({dotted})" for dotted, ours in DOTTED_OPTIONS.items()}
+"""Options by both of their names, for messages: users may have written either."""
 _FILES = ("ssl_cafile", "ssl_certfile", "ssl_crlfile", "ssl_keyfile")
 
 
@@ -39,8 +42,8 @@ def check_tls_files(options: Mapping[str, Any]) -> None:
             context.load_verify_locations(trusted)
         except ssl.SSLError as error:
             raise ConfigurationError(
-                f"ssl_cafile {trusted!r} has no certificate ({error.reason}). Name a "
-                "PEM file with the certificates to trust.",
+                f"{_BOTH['ssl_cafile']} is {trusted!r}, which has no certificate "
+                f"({error.reason}). Name a PEM file with the certificates to trust.",
                 setting="ssl_cafile",
             ) from error
     if "ssl_certfile" in paths:
@@ -58,8 +61,8 @@ def _check_readable(name: str, path: str) -> None:
             pass
     except OSError as error:
         raise ConfigurationError(
-            f"{name} is {path!r}, which cannot be read: {error.strerror}. Correct the "
-            "path, or give this user the right to read the file.",
+            f"{_BOTH[name]} is {path!r}, which cannot be read: {error.strerror}. "
+            "Correct the path, or give this user the right to read the file.",
             setting=name,
         ) from error
 
@@ -85,14 +88,15 @@ def _check_pair(
         return
     if requests and not password:
         raise ConfigurationError(
-            f"The key in {key!r} is encrypted. Give its password as ssl_password.",
+            f"The key in {key!r} is encrypted. Give its password as "
+            f"{_BOTH['ssl_password']}.",
             setting="ssl_password",
         )
     if requests:
         raise ConfigurationError(
-            f"The key in {key!r} cannot be decrypted with ssl_password, or does not "
-            f"belong to the certificate in {certificate!r} ({reason}). Correct the "
-            "password, or name the key of this certificate.",
+            f"The key in {key!r} cannot be decrypted with {_BOTH['ssl_password']}, or "
+            f"does not belong to the certificate in {certificate!r} ({reason}). "
+            "Correct the password, or name the key of this certificate.",
             setting="ssl_password",
         )
     has_certificate = False
@@ -101,12 +105,12 @@ def _check_pair(
         has_certificate = True
     if not has_certificate:
         raise ConfigurationError(
-            f"ssl_certfile {certificate!r} has no certificate ({reason}). Name a PEM "
-            "file with the certificate of this client.",
+            f"{_BOTH['ssl_certfile']} is {certificate!r}, which has no certificate "
+            f"({reason}). Name a PEM file with the certificate of this client.",
             setting="ssl_certfile",
         )
     raise ConfigurationError(
         f"{key!r} has no key of the certificate in {certificate!r} ({reason}). Name "
-        "a PEM file with that key as ssl_keyfile.",
+        f"a PEM file with that key as {_BOTH['ssl_keyfile']}.",
         setting="ssl_keyfile",
     )

@@ -262,7 +262,8 @@ class ResetRow(Message, frozen=True, kw_only=True):
         lag_before: Records behind the position before, None without one.
         lag_after: Records behind the position after.
         repeats: Whether records at most once are handed out again.
-        note: ``clamped``, ``handed out again``, or None.
+        note: ``clamped``, ``order of keys lost`` (after a growth of the topic),
+            ``handed out again``, or None.
     """
 
     topic: str

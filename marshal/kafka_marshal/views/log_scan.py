@@ -75,6 +75,8 @@ class LogScan(Closing):
         topic_id: Id of the coordination topic, None if brokers have no ids.
         starts: First offset that exists, per coordinating partition.
         ends: Next offset when the log was opened, per coordinating partition.
+        read_at_ms: Wall time when these were looked up, epoch ms. What is estimated
+            since the last entry is as of then, however long reading takes.
         prefix: The entries of the scan, with the reasons of the pauses among them.
 
     Raises:
@@ -112,6 +114,7 @@ class LogScan(Closing):
         self.topic_id: bytes | None = self._log.topic_id
         try:
             self.starts = dict(self._log.start_offsets(timeout_ms))
+            self.read_at_ms = self._clock.wall_ms()
             self.ends = dict(self._log.end_offsets(timeout_ms))
         except BaseException:
             self.close()

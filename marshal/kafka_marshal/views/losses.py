@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kafka_marshal.clock import SystemClock
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.protocol.losses import LIVE, Loss, LossBook
 from kafka_marshal.protocol.rationalizer import apply
@@ -134,9 +133,10 @@ class Losses:
             transitions = apply(state, entry)
             ended = by_partition[number].take(entry, transitions, keys=state.keys)
             lost += (each for each in ended if each.at_ms >= (since_ms or 0))
-        wall_ms = SystemClock().wall_ms()
         elapsed = {
-            number: max(0, wall_ms - world.append_time_ms) if time_ms is None else 0
+            number: max(0, scan.read_at_ms - world.append_time_ms)
+            if time_ms is None
+            else 0
             for number, world in worlds.items()
         }
         lost.sort(key=lambda loss: (loss.at_ms, loss.partition, loss.at_offset))
@@ -147,7 +147,7 @@ class Losses:
             list(worlds.values()),
             elapsed,
             cluster_id=scan.cluster_id,
-            read_at_ms=wall_ms,
+            read_at_ms=scan.read_at_ms,
             notes=scan.prefix.notes,
             is_past=time_ms is not None,
         )

@@ -560,7 +560,7 @@ def find_plan(scan: LogScan, group_id: str, *, generation: int) -> PlanNote:
 
 def _unknown(group_id: str, generation: int, whole: list[int]) -> ClaimRejected:
     if not whole:
-        text = f"the log has no whole plan of group {group_id} any more"
+        text = f"the log has no whole plan of group {group_id}"
     elif generation > whole[-1]:
         text = f"group {group_id} has no plan of generation {generation} yet; the last "
         text += f"one is {whole[-1]}"

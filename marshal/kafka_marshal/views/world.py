@@ -267,18 +267,16 @@ class World:
     @classmethod
     def _now(cls, log: "TopicLog", *, home: Path | None, timeout_ms: int) -> "World":
         store = open_store(home, log.cluster_id, topic_id=log.topic_id)
-        follower, prefix = _read(log, store=store, timeout_ms=timeout_ms)
-        clock = SystemClock()
-        now_ms, wall_ms = clock.now_ms(), clock.wall_ms()
+        follower, prefix, read_at_ms = _read(log, store=store, timeout_ms=timeout_ms)
         return cls(
             follower.worlds,
             {
-                t: replica.idle_ms(now_ms, wall_ms=wall_ms)
+                t: max(0, read_at_ms - replica.world.append_time_ms)
                 for t, replica in follower.replicas.items()
             },
             cluster_id=log.cluster_id,
             topic_id=log.topic_id,
-            read_at_ms=wall_ms,
+            read_at_ms=read_at_ms,
             notes=prefix.notes,
             log_start_missing=follower.log_start_missing,
         )
@@ -522,8 +520,12 @@ def _require_moment(
 
 def _read(
     log: "TopicLog", *, store: SnapshotFolder | None, timeout_ms: int
-) -> tuple[Follower, Prefix]:
-    """Read the log to its end, from stored states if there are any."""
+) -> tuple[Follower, Prefix, int]:
+    """Read the log to its end, from stored states if there are any.
+
+    Returns:
+        The reader, the reasons of pauses, and the wall time of that end, epoch ms.
+    """
     clock, prefix = SystemClock(), Prefix(None, None)
     follower = Follower(log, clock, sources=kept_in(store))
     deadline = Deadline(timeout_ms)
@@ -533,7 +535,8 @@ def _read(
         log.read_from(log.start_offsets(timeout_ms))
         follower = Follower(log, clock)
     prefix.begin(follower.began_notes)
+    read_at_ms = clock.wall_ms()
     read_to_end(follower, store, timeout_ms=deadline.left_ms, note=prefix.note)
     if store is not None:
         keep_read(follower, store, entries_min=KEEP_ENTRIES_MIN)
-    return follower, prefix
+    return follower, prefix, read_at_ms

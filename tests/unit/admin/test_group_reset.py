@@ -19,6 +19,7 @@ from kafka_marshal.admin.group_reset import (
     Facts,
     PositionSpec,
     ResetResult,
+    describe_plan,
     partitions_of,
     plan_reset,
     read_plan,
@@ -32,6 +33,7 @@ from kafka_marshal.errors import (
     PositionError,
 )
 from kafka_marshal.ports import LogRange, TopicInfo
+from kafka_marshal.protocol.items import Growth
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, TopicPartition
 
@@ -50,12 +52,13 @@ def _cluster():
 
 def test_partitions_that_the_cluster_does_not_have_are_refused():
     topics = {"a": TopicInfo(2, TOPIC_ID)}
-    assert partitions_of({"a": None}, topics) == (("a", 0), ("a", 1))
-    assert partitions_of({"a": frozenset({1})}, topics) == (("a", 1),)
+    assert partitions_of({"a": None}, topics, group_id="g") == (("a", 0), ("a", 1))
+    assert partitions_of({"a": frozenset({1})}, topics, group_id="g") == (("a", 1),)
     with pytest.raises(ConfigurationError, match="no partition 2"):
-        partitions_of({"a": frozenset({1, 2})}, topics)
-    with pytest.raises(ConfigurationError, match="does not exist"):
-        partitions_of({"b": None}, topics)
+        partitions_of({"a": frozenset({1, 2})}, topics, group_id="g")
+    forget = "does not exist.* marshal claims forget g --topic b$"
+    with pytest.raises(ConfigurationError, match=forget):
+        partitions_of({"b": None}, topics, group_id="g")
 
 
 def test_without_topics_those_of_the_group_are_reset(cluster):
@@ -91,6 +94,14 @@ def test_each_rule_for_new_positions(cluster, spec, after):
     assert (target.position, len(target.topic_id)) == (after, 32)
 
 
+def test_an_executed_plan_shows_the_positions_that_it_replaced(cluster):
+    plan = planned(cluster, topics=["t:0,1"])
+    moved = {PLACES[0]: (OLD + 1, NEW), PLACES[1]: (None, NEW)}
+    done = ResetResult(op_id=OP, group_id="g", outcome="committed", moved=moved)
+    assert [row.before for row in plan.executed(done)] == [OLD + 1, OLD]
+    assert plan.executed(None) == plan.partitions
+
+
 @pytest.mark.parametrize("early_ms", [-1, -2, -(10**15)])
 def test_a_time_before_1970_is_before_all_records(early_ms):
     """To Kafka -1 ms is the end of the log."""
@@ -104,6 +115,41 @@ def test_positions_of_a_file_bring_their_partitions(cluster):
         (PLACES[0], 4),
         (PLACES[2], 3),
     ]
+
+
+@pytest.mark.parametrize(
+    ("ends", "spec", "partitions", "unordered"),
+    [
+        pytest.param(None, PositionSpec.latest(), {3}, {3}, id="announced"),
+        pytest.param(None, PositionSpec.latest(), {1}, {1}, id="new-has-begun"),
+        pytest.param((9, 9, 10), PositionSpec.current(), {3, 4, 5}, {5}, id="behind"),
+        pytest.param((9, 9, 9), PositionSpec.earliest(), {0, 3}, {0, 3}, id="both"),
+        pytest.param((9, 9, 9), PositionSpec.to_offset(2), {1}, {1}, id="old-back"),
+        pytest.param((9, 9, 9), PositionSpec.to_offset(2), {4}, set(), id="new-back"),
+        pytest.param((9, 9, 9), PositionSpec.latest(), {0, 3}, set(), id="passed"),
+    ],
+)
+def test_the_order_of_keys_that_a_reset_loses_is_noted(
+    cluster, ends, spec, partitions, unordered
+):
+    """The topic grew from 3 to 6 partitions; all are at 9 (PROTOCOL 9.10)."""
+    growth = Growth("t", 3, 6, TOPIC_ID, offset=0, ends=ends)
+    worlds = [fold(cluster, t) for t in range(K)]
+    worlds[0].growths = (growth, growth._replace(topic="other"))
+    places = [PLACES[each] for each in sorted(partitions)]
+    facts = Facts(
+        topics={"t": TopicInfo(6, TOPIC_ID)},
+        ranges=dict.fromkeys(places, LogRange(0, 20)),
+    )
+    plan = plan_reset(
+        worlds, spec, group_id="g", op_id=OP, partitions=places, facts=facts
+    )
+    again = describe_plan(worlds, plan.positions, facts=facts)
+    for found in (plan, again):
+        rows = found.partitions
+        assert {r.partition.partition for r in rows if r.loses_order} == unordered
+        assert {r.partition.partition for r in rows if r.note} == unordered
+        assert found.unordered == tuple(PLACES[each] for each in sorted(unordered))
 
 
 def test_a_time_behind_the_last_record_is_the_end(cluster):

@@ -518,6 +518,11 @@ def period(for_ms, until_ms, begin_ms):
     )
 
 
+def test_a_pause_that_is_too_long_is_refused_in_units_of_people():
+    with pytest.raises(ConfigurationError, match="lasts 1ms to 1d, not 100d"):
+        period(100 * DAY_MS, None, None)
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

@@ -86,6 +86,23 @@ def test_the_position_of_a_topic_that_was_created_again_is_not_restored(cluster)
     assert [row.partition for row in plan.partitions] == [("other", 0)]
 
 
+def test_positions_of_a_new_group_cannot_be_set_back(cluster):
+    plan = ResettingAdmin(cluster, "new").plan_reset(
+        "h", PositionSpec.latest(), topics=["t"]
+    )
+    op_id = executed(cluster, plan, "new").op_id
+    with pytest.raises(ClaimRejected, match="no positions before") as raised:
+        undo(cluster, op_id)
+    assert raised.value.reason == "unknown_position"
+
+
+def test_a_stored_plan_of_a_topic_that_was_created_again_can_be_ended(cluster):
+    stored = planned(cluster).positions
+    cluster.kafka.recreate_topic("t", KEYS)
+    with pytest.raises(ClaimRejected, match=r"created again.*marshal groups finish g;"):
+        ResettingAdmin(cluster, "again").describe_plan(stored)
+
+
 def test_a_position_beyond_the_end_is_not_restored(cluster):
     executed(cluster, planned(cluster, PositionSpec.latest()))
     op_id = executed(cluster, planned(cluster, PositionSpec.earliest()), "two").op_id
@@ -99,8 +116,9 @@ def test_an_unknown_operation_cannot_be_undone(cluster):
     with pytest.raises(ClaimRejected, match="not committed") as raised:
         undo(cluster, OP)
     assert raised.value.reason == "unknown_operation"
-    with pytest.raises(ConfigurationError, match="32 hex digits"):
-        undo(cluster, "the last one")
+    for text in ("the last one", OP[:8]):
+        with pytest.raises(ConfigurationError, match="32 hex digits"):
+            undo(cluster, text)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from positionkit import (
 from kafka_marshal.admin.pausing import PauseOperation, Period, Sender
 from kafka_marshal.admin.set_position import (
     STAGE_BYTES_MAX,
+    NotDrained,
     PositionPlan,
     SetPosition,
     Target,
@@ -239,7 +240,7 @@ def test_an_owner_that_does_not_let_go_is_waited_for_until_the_deadline():
     one = operation(cluster)
     del node
     one._is_drained = lambda: False
-    with pytest.raises(DeadlineExceeded, match="still owns partitions"):
+    with pytest.raises(NotDrained, match="still owns partitions"):
         one.run(TIMEOUT_MS, drain_ms=H)
     assert one.outcome == ABORTED
 

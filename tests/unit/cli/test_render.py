@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from kafka_marshal.clock import duration
 from kafka_marshal_cli.render import (
     Answer,
     Column,
     Section,
     column,
     document,
-    duration,
     escape,
     escape_lines,
     fitting,
@@ -235,24 +235,6 @@ def test_lines_of_nothing_but_an_empty_list_are_none():
 def test_a_custom_column():
     own = Column("X", lambda row: row["a"] + row["b"])
     assert table(Section("x", [{"a": "1", "b": "2"}], (own,))) == "X\n12"
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (0, "0ms"),
-        (999, "999ms"),
-        (1_000, "1s"),
-        (12_345, "12.3s"),
-        (60_000, "1m"),
-        (90_000, "1m30s"),
-        (7_260_000, "2h1m"),
-        (2 * 86_400_000, "2d"),
-        (-1_500, "-1.5s"),
-    ],
-)
-def test_duration(value, shown):
-    assert duration(value) == shown
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,16 @@ def test_a_pause_that_expires():
     assert outcome_of(action).endswith("; ended by expiry at 1970-01-01T00:16:40.010Z")
 
 
+def test_a_pause_ends_at_its_time_wherever_the_next_record_shows_it():
+    """In a partition that nobody writes to that is long after."""
+    bench = Bench()
+    bench.append(pause(START_MS + 10))
+    bench.append(beat(0), after=200_000)
+    action = bench.one()
+    assert action.ended.at_ms == START_MS + 200_000
+    assert outcome_of(action).endswith("; ended by expiry at 1970-01-01T00:16:40.010Z")
+
+
 def test_a_record_that_arrives_at_the_end_did_not_end_the_pause():
     bench = Bench()
     bench.append(pause(START_MS + 10))
@@ -297,7 +307,7 @@ def test_a_committed_set_position_is_one_action():
     bench.append(decide())
     bench.append(replaced(resolve(commit=True, client="c7"), reason="replay"))
     action = bench.one()
-    assert (action.kind, action.outcome) == ("set_position", "committed")
+    assert (action.kind, action.outcome) == ("reset", "committed")
     assert action.records_count == 4
     (key,) = action.keys
     assert (key.key, key.position, key.before) == (KEY, 4, 9)
@@ -345,7 +355,7 @@ def test_a_set_position_whose_tags_name_an_operation_is_its_undo():
     bench.append(decide(op=OTHER_OP))
     bench.append(resolve(commit=True, op=OTHER_OP))
     first, second = bench.all()
-    assert (first.kind, second.kind) == ("set_position", "undo")
+    assert (first.kind, second.kind) == ("reset", "undo")
     assert (second.outcome, second.undoes) == ("committed", OP)
     assert outcome_of(second) == (
         f"committed: 1 position_set, as before operation {OP.hex()}"
@@ -359,7 +369,7 @@ def test_a_reset_that_happens_to_set_back_positions_is_no_undo():
     bench.append(resolve(commit=True))
     bench.append(pause(UNTIL, op=OTHER_OP), after=1)
     bench.append(stage((0, 9), op=OTHER_OP))
-    assert [action.kind for action in bench.all()] == ["set_position"] * 2
+    assert [action.kind for action in bench.all()] == ["reset"] * 2
 
 
 # --- forgetting, resets, Configs
@@ -457,7 +467,7 @@ def test_a_reset_concerns_all_groups_and_takes_back_pauses():
     bench.append(pause(UNTIL))
     bench.append(parts[0], after=1)
     paused, reset = bench.all()
-    assert (reset.kind, reset.group_id, reset.outcome) == ("reset", None, "open")
+    assert (reset.kind, reset.group_id, reset.outcome) == ("state_reset", None, "open")
     for part in parts[1:]:
         bench.append(part)
     paused, reset = bench.all()
@@ -836,7 +846,7 @@ def test_a_growth_ends_with_a_reset_to_a_state_without_it():
         bench.append(part, after=5)
     first, second = bench.all()
     assert (first.outcome, first.ended.how) == ("aborted", "reset")
-    assert (first.ended.client_id, second.kind) == ("admin", "reset")
+    assert (first.ended.client_id, second.kind) == ("admin", "state_reset")
 
 
 def test_a_growth_that_was_refused_is_an_action_of_its_own():

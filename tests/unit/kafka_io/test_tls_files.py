@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.clients import AdminClient
 from kafka_marshal.kafka_io.faults import Access
-from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.settings import DOTTED_OPTIONS, ConnectionConfig
 from kafka_marshal.kafka_io.tls_files import check_tls_files
 from kafka_marshal.kafka_io.transport import (
     open_coordination_log,
@@ -122,6 +122,8 @@ def test_files_that_cannot_be_loaded_are_named(folder, options, setting, words):
     with pytest.raises(ConfigurationError, match=words) as caught:
         check_tls_files(options_of(folder, **options))
     assert caught.value.setting == setting
+    dotted = {ours: name for name, ours in DOTTED_OPTIONS.items()}
+    assert f"{setting} ({dotted[setting]})" in str(caught.value)
     assert "wrong-1" not in str(caught.value)
 
 

@@ -373,7 +373,7 @@ def test_a_plan_in_slices_is_found_by_any_of_them(planned_log):
 
 def test_a_plan_that_was_never_whole_is_not_found(planned_log):
     planned_log.append(planned(0, count=2))
-    with pytest.raises(ClaimRejected, match="no whole plan of group g any more"):
+    with pytest.raises(ClaimRejected, match="no whole plan of group g;"):
         find_plan(Scan(planned_log), "g", generation=1)
 
 

@@ -22,9 +22,11 @@ from logkit import (
     settings,
 )
 from msgspec.structs import replace
-from pastkit import past
+from pastkit import past, patch_open
 
 from kafka_marshal import (
+    GroupHistory,
+    KeyHistory,
     LogUnreadable,
     Losses,
     TopicMisconfigured,
@@ -32,11 +34,13 @@ from kafka_marshal import (
     WorldWatch,
     WrongCluster,
 )
+from kafka_marshal.clock import SystemClock
 from kafka_marshal.protocol.applied import Applied, applied_to_tags
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.views import watch
+from kafka_marshal.views import log_scan, watch
+from kafka_marshal.views import world as world_view
 from kafka_marshal.views.log_scan import LogScan
 from kafka_marshal.views.past import Since
 
@@ -260,6 +264,54 @@ def test_losses_begin_there_too(past):
     past.delete(past.begins[1] + 1)
     with pytest.raises(LogUnreadable, match="marshal doctor"):
         Losses.open()
+
+
+class WallClock(SystemClock):
+    """A wall clock that is set."""
+
+    def __init__(self, begin_ms):
+        super().__init__()
+        self.at_ms = begin_ms
+
+    def wall_ms(self):
+        return self.at_ms
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda: World.open(state_dir=""),
+        lambda: Losses.open().world,
+        lambda: GroupHistory.open(group_id="g").world,
+        lambda: KeyHistory.open(key=OWNED),
+    ],
+    ids=["world", "losses", "group", "key"],
+)
+def test_who_lives_is_judged_at_the_end_that_was_looked_up(past, monkeypatch, view):
+    """An owner that lived then is not stale because reading took long."""
+    last_ms = fold(past.cluster).append_time_ms
+    clock = WallClock(last_ms + 1)
+
+    def open_slowly(*_, **__):
+        log = past.open()
+        poll = log.poll
+
+        def poll_slowly(timeout_ms):
+            clock.at_ms += 3_600_000
+            return poll(timeout_ms)
+
+        log.poll = poll_slowly
+        return log
+
+    patch_open(monkeypatch, open_slowly)
+    for module in (log_scan, world_view):
+        monkeypatch.setattr(module, "SystemClock", lambda: clock)
+    found = view()
+    assert found.read_at_ms == last_ms + 1
+    if isinstance(found, World):
+        assert found.elapsed_ms(0) == 1
+    else:
+        assert found.state == "owned"
 
 
 def test_a_watch_of_the_whole_log_begins_there_too(past, monkeypatch):

@@ -65,6 +65,8 @@ LOSSES = (
 _REQUESTS_S_MAX = 10.0
 LOGGER = "kafka_marshal.librdkafka"
 _LOGGER = logging.getLogger(LOGGER)
+# Where logging is not configured, Python would write them to stderr.
+_LOGGER.addHandler(logging.NullHandler())
 # Parts of debug lines. If they were worded differently, opening would take longer.
 _PID_REQUESTED, _PID_ACQUIRED = "Coordinator not up", "Acquired PID"
 # Debug line about a topic's id, the same since release 2.6, also for the first id. A

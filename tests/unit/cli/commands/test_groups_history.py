@@ -63,6 +63,37 @@ def log(monkeypatch):
     return log
 
 
+def test_an_open_reset_is_named_with_the_command_that_ends_it(monkeypatch):
+    log = Log(cluster_id="cluster", level=SECOND_LEVEL)
+    epoch = log.claimed()
+    log.append(release(epoch, 9))
+    log.append(pause(UNTIL), after=1)
+    log.append(stage((0, 4)), after=1)
+    monkeypatch.setattr(reading, "LogScan", lambda *_, **__: FakeScan(log))
+    hint = (
+        f"operation {OP.hex()} is undecided, and has locked 1 partitions; to end it, "
+        "run: marshal groups finish g\n"
+    )
+    assert invoke("g").stderr == hint
+    assert invoke("other-group").stderr.endswith("see: marshal groups list\n")
+    log.append(decide(), after=1)
+    assert invoke().stderr == hint.replace("undecided", "committed")
+    log.append(resolve(commit=True), after=1)
+    assert invoke().stderr == ""
+
+
+def test_an_open_growth_is_named_with_the_command_that_continues_it(monkeypatch):
+    log = Log(cluster_id="cluster", level=SECOND_LEVEL)
+    log.append(growth())
+    monkeypatch.setattr(reading, "LogScan", lambda *_, **__: FakeScan(log))
+    assert invoke().stderr == (
+        "topic 't' grows from 4 to 8 partitions; to continue that, run: marshal groups "
+        "grow --topic t --partitions 8 --execute\n"
+    )
+    log.append(growth(ends=(1, 2, 3, 4)))
+    assert invoke().stderr == ""
+
+
 def test_history_for_people(log):
     output = invoke().stdout.splitlines()
     assert output[:3] == ["group id:      -", "actions count: 5", "records count: 9"]
@@ -74,7 +105,7 @@ def test_history_for_people(log):
             "heartbeat interval 1000 ms, feature level 2 -"
         ),
         (
-            "1970-01-01T00:16:40.001Z 0:3 set_position g alice deploy committed: 1 "
+            "1970-01-01T00:16:40.001Z 0:3 reset g alice deploy committed: 1 "
             f"position_set {OP.hex()}"
         ),
         (
@@ -95,7 +126,7 @@ def test_history_of_a_group_as_json(log):
     assert found["as_of"]["offsets"] == {"0": 11}
     assert (found["group_id"], found["records_count"]) == ("g", 7)
     kinds = [action["kind"] for action in found["actions"]]
-    assert kinds == ["format", "set_position", "forget"]
+    assert kinds == ["format", "reset", "forget"]
     action = found["actions"][1]
     assert (action["person"], action["client_id"]) == ("alice", "admin")
     assert (action["records_count"], action["renewals_count"]) == (5, 1)

@@ -5,7 +5,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import attrs
 import pytest
+from logkit import Log, config, pause
 from opening import Opened
 from typer.testing import CliRunner
 
@@ -26,7 +28,7 @@ from kafka_marshal.admin.group_reset import (
     read_plan,
     write_plan,
 )
-from kafka_marshal.admin.set_position import PositionPlan, Target
+from kafka_marshal.admin.set_position import NotDrained, PositionPlan, Target
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal_cli.assembly import app
@@ -67,6 +69,7 @@ class FakeAdmin(Opened):
         self.mirror_error = None
         self.finished = ()
         self.stored = None
+        self.before = 8
 
     def plan_reset(self, group, spec, **options):
         self.asked.append((group, spec, options))
@@ -91,7 +94,7 @@ class FakeAdmin(Opened):
             op_id=OP,
             group_id="g",
             outcome=self.outcome,
-            moved={PLACE: (8, 2)},
+            moved={PLACE: (self.before, 2)},
             mirror_error=self.mirror_error,
         )
 
@@ -166,6 +169,21 @@ def test_a_fence_is_a_moment_of_the_log(monkeypatch, admin, text, moment):
     assert admin.asked[0][1] == PositionSpec.to_fence([state], "g")
 
 
+def test_a_fence_has_to_name_the_partitions_that_know_the_topic(monkeypatch, admin):
+    state = WorldState(1)
+    state.config = config(k=2)  # t-0 is of coordinating partition 1, t-1 of 0
+    world = World([state], {}, is_past=True, is_partial=True)
+    monkeypatch.setattr(Call, "formatted_world", lambda *_: world)
+    fence = ["reset", "g", "--all-topics", "--to-fence", "1:100", "--execute"]
+    admin.plan = plan(left_out=(("t", 1),))
+    refused = invoke(*fence)
+    assert (refused.exit_code, admin.stored) == (2, None)
+    assert "--to-fence names no offset of coordinating partition 0" in refused.stderr
+    admin.plan = plan(left_out=(("t", 0),))
+    done = invoke(*fence)
+    assert "t-0 had no position then, and stays as it is" in done.stderr
+
+
 def test_two_rules_are_refused():
     with pytest.raises(ConfigurationError, match="--to-earliest, --to-offset"):
         Rules(to_earliest=True, to_offset=0).spec()
@@ -179,6 +197,9 @@ def test_two_rules_are_refused():
         (["--to-latest", "--topic", "t", "--all-topics"], "--all-topics"),
         (["--from-file", "FILE", "--all-topics"], "--from-file names"),
         (["--continue", "FILE", "--to-latest"], "--continue has a plan"),
+        (["--continue", "FILE", "--clamp"], "--continue has a plan"),
+        (["--continue", "FILE", "--allow-reprocess"], "plan it again with them"),
+        (["--continue", "FILE", "--plan-file", "OTHER"], "--continue has a plan"),
     ],
 )
 def test_options_that_do_not_fit(admin, tmp_path, arguments, message):
@@ -314,6 +335,7 @@ def test_as_json(admin):
     [
         (ClaimRejected("busy", reason="busy"), 3, False),
         (DeadlineExceeded("no answer"), 5, True),
+        (NotDrained("still owned"), 5, False),
         (KeyboardInterrupt(), 130, True),
     ],
 )
@@ -324,6 +346,22 @@ def test_after_an_error_the_plan_stays_if_it_may_be_open(admin, error, code, is_
     assert admin.stored.exists() == is_open
     hint = f"marshal groups reset g --continue {admin.stored} --execute"
     assert (hint in outcome.stderr.replace("\n", "")) == is_open
+
+
+def test_without_positions_before_there_is_nothing_to_undo(admin):
+    admin.before = None
+    outcome = invoke("reset", "g", *WHERE, "--execute")
+    assert (outcome.exit_code, "undo" in outcome.stderr) == (0, False)
+
+
+def test_keys_that_lose_their_order_are_noted(admin):
+    (row,) = admin.plan.partitions
+    row = attrs.evolve(row, loses_order=True)
+    admin.plan = attrs.evolve(admin.plan, partitions=(row,))
+    outcome = invoke("reset", "g", *WHERE)
+    assert "order of keys lost" in outcome.stdout
+    assert "keys lose their order in t-0: " in outcome.stderr
+    assert "see: marshal groups grow --topic t\n" in outcome.stderr
 
 
 def test_a_plan_that_was_aborted_sets_nothing(admin):
@@ -341,6 +379,25 @@ def test_undo(admin):
         {"reason": "oops", "drain_ms": None},
     ]
     assert "t-3 had no position then" in outcome.stderr
+
+
+def test_without_a_reset_to_finish_the_pause_that_its_command_left_is_named(
+    admin, monkeypatch
+):
+    log = Log(cluster_id="cluster")
+    until_ms = log.state.append_time_ms + 50_000
+    log.append(pause(until_ms))
+    world = World([log.state], {}, read_at_ms=5)
+    monkeypatch.setattr(Call, "world", lambda self: world)
+    monkeypatch.setattr(groups_reset, "wall_ms", lambda: until_ms - 1)
+    text = invoke("finish", "g").stderr
+    assert text == (
+        "group 'g' has no reset to finish, and is paused; to end that, run: marshal "
+        "groups resume g\n"
+    )
+    assert invoke("finish", "h").stderr == "group 'h' has no reset to finish\n"
+    monkeypatch.setattr(groups_reset, "wall_ms", lambda: until_ms)
+    assert invoke("finish", "g").stderr == "group 'g' has no reset to finish\n"
 
 
 def test_finish(admin):

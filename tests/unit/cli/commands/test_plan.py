@@ -248,6 +248,8 @@ def test_changes_since_an_earlier_plan_are_shown(log, planned_world, monkeypatch
     result = invoke("g", "--diff", "2", what="show")
     assert result.exit_code == ExitCode.REFUSED
     assert "no plan of generation 2 yet" in result.stderr
+    never = invoke("g", "--diff", "0", what="show")
+    assert never.exit_code == ExitCode.USAGE
     both = invoke("g", "--diff", "1", "--why", "t:3", what="show")
     assert both.exit_code == ExitCode.USAGE
 

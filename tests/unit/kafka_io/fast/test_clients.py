@@ -118,6 +118,17 @@ def test_log_lines_go_to_the_logger(consumer, caplog, capfd):
     assert capfd.readouterr().err == ""
 
 
+def test_without_configured_logging_no_line_is_written(monkeypatch):
+    """Errors and events have what a person needs; Python writes the rest to stderr."""
+    written = []
+    last_resort = logging.Handler(logging.WARNING)
+    last_resort.emit = written.append
+    monkeypatch.setattr(logging, "lastResort", last_resort)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    clients._Log(Client()).log(logging.ERROR, "Connection refused")
+    assert written == []
+
+
 def test_debug_lines_report_the_producer_id(caplog):
     made = new_producer(NOBODY, {"enable.idempotence": True})
     log = clients._Log(made)
