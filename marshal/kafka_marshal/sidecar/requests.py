@@ -26,6 +26,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from kafka_marshal.errors import RAISE_OPEN_FILES, IdentityConflict, MarshalError
 from kafka_marshal.observability.logs import LOGGER_NAME
 from kafka_marshal.protocol.codec import is_identifier, is_topic
+from kafka_marshal.protocol.types import whole_number
 from kafka_marshal.remote import api
 from kafka_marshal.remote.transport import is_loopback
 from kafka_marshal.sidecar.config import CONNECTIONS_MAX
@@ -357,7 +358,7 @@ class BodyBytes:
 
 async def _read(request: Request, body: BodyBytes) -> bytes:
     length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length[:20]) > BODY_BYTES_MAX:
+    if whole_number(length, most=BODY_BYTES_MAX) is None:
         raise _too_long()
     data = bytearray()
     try:
