@@ -555,7 +555,7 @@ class SidecarService:
             DeadlineExceeded: There was no verdict in time; what is granted later is
                 reported as lost, with the end of the claim if the request is numbered.
         """
-        numbered = _grant_request(group_id, message)
+        numbered = numbered_request(group_id, message)
         request = numbered.request
         deadline = self.deadline(message.timeout_ms)
         with self._engine.changed:
@@ -566,7 +566,7 @@ class SidecarService:
         if not is_over:
             self._grants.require_end(request, timeout_ms=deadline.left_ms)
         with self._engine.changed:
-            pending = self.begin_grant(group_id, message)
+            pending = self.begin_grant(numbered)
             return encode_verdict(self._await_verdict(pending, deadline.left_ms))
 
     def grant_at_once(
@@ -591,14 +591,14 @@ class SidecarService:
             nothing was done, because the engine is busy, or the request must wait
             before it can be appended.
         """
+        numbered = numbered_request(group_id, message)
         changed = self._engine.changed
         if not changed.acquire(blocking=False):
             return None
         try:
-            request = _grant_request(group_id, message).request
-            if not self._grants.is_sendable(request):
+            if not self._grants.is_sendable(numbered.request):
                 return None
-            pending = self.begin_grant(group_id, message)
+            pending = self.begin_grant(numbered)
             pending.waiting_count += 1
             if pending.verdict is None:
                 pending.on_verdict.append(on_verdict)
@@ -618,16 +618,15 @@ class SidecarService:
         """Return the deadline of a request that has just come."""
         return Deadline(timeout_ms, self._context.ports.clock.now_ms)
 
-    def begin_grant(self, group_id: str, message: api.GrantRequest) -> PendingGrant:
+    def begin_grant(self, numbered: NumberedRequest) -> PendingGrant:
         """Request offsets without waiting; raises as ``grant``.
 
         The end of the data log is not checked, because that waits.
         """
-        numbered = _grant_request(group_id, message)
         key, epoch = numbered.request.key, numbered.request.epoch
 
         def note(granted: OffsetRange, *, is_late: bool) -> None:
-            group = self._registry.groups.get(group_id)
+            group = self._registry.groups.get(key.group_id)
             lease = None if group is None else group.table.leases.get(key)
             if lease is not None and lease.epoch == epoch:
                 lease.record_grant(granted, is_late=is_late)
@@ -874,7 +873,7 @@ def _is_over(pending: tuple[LocalGroup, list[int]]) -> bool:
     return not session.leaving_count and not session.is_pending(seqs, late=False)
 
 
-def _grant_request(group_id: str, message: api.GrantRequest) -> NumberedRequest:
+def numbered_request(group_id: str, message: api.GrantRequest) -> NumberedRequest:
     """Return the request in a message.
 
     Raises:
