@@ -16,6 +16,7 @@ from kafka_marshal.errors import (
     ClaimLost,
     ClaimRejected,
     ConfigurationError,
+    CoordinationError,
     DeadlineExceeded,
     InvalidTransition,
 )
@@ -144,7 +145,8 @@ class HeldClaim:
         """Release the partition at its position. Idempotent.
 
         Raises:
-            DeadlineExceeded: The release was not read back in time, but may still be.
+            DeadlineExceeded: The release was not read back in time, or no sidecar runs
+                any more; it may still be.
         """
         if os.getpid() != self._pid:
             return
@@ -153,6 +155,12 @@ class HeldClaim:
             if self._holding.claim.phase is not Phase.ENDED:
                 self._session.unwant(self._holding)
             while self._session.leaving_count and self._engine.failure is None:
+                try:
+                    self._session.require_reachable()
+                except CoordinationError as error:
+                    raise DeadlineExceeded(
+                        f"the claim of {self.partition} was not released: {error}"
+                    ) from error
                 self._wait(deadline, "released")
 
     def wait_held(self, timeout_ms: int) -> None:

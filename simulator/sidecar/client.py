@@ -37,7 +37,7 @@ from kafka_marshal.remote.session import RemoteSession
 from kafka_marshal.remote.transport import NotRegistered, error_of
 from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN, to_http_error
 from kafka_marshal.sidecar.process_monitor import Caller, Peer
-from kafka_marshal.sidecar.service import SidecarService
+from kafka_marshal.sidecar.service import SidecarService, numbered_request
 from kafka_marshal.testing.clock import InlineBackground, SeededEntropy
 from simulator.base import GROUP
 from simulator.handoffs import COLD, on_warm_of
@@ -495,7 +495,7 @@ class Hosted:
             raise grant_call.answer
         if grant_call.answer is None:
             grant_call.pending = self.line.call(
-                lambda service: service.begin_grant(GROUP, ask)
+                lambda service: service.begin_grant(numbered_request(GROUP, ask))
             )
             grant_call.service = self.host.service
             grant_call.until_ms = self.now_ms + ask.timeout_ms

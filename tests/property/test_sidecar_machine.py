@@ -27,6 +27,7 @@ from kafka_marshal.errors import (
     LogUnwritable,
 )
 from kafka_marshal.remote import api
+from kafka_marshal.sidecar.service import numbered_request
 
 # Errors of a client whose process, or whose whole group, is no longer registered.
 LOST = (ClaimLost, LogUnwritable)
@@ -201,7 +202,7 @@ class Sidecars(RuleBasedStateMachine):
             timeout_ms=0,
         )
         try:
-            self.machine.service.begin_grant("g", ask)
+            self.machine.service.begin_grant(numbered_request("g", ask))
         except ClaimRejected:
             assert secret != holder.secrets[key]
         except LOST:

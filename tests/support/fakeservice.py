@@ -8,7 +8,7 @@ from kafka_marshal.clock import SystemClock
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import ClaimLost, IdentityConflict
 from kafka_marshal.remote import api
-from kafka_marshal.remote.answers import Handoff, LocalClient
+from kafka_marshal.remote.answers import AsOf, FenceNow, Handoff, LocalClient
 from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN
 
 INCARNATION = "ab" * 16
@@ -241,15 +241,15 @@ class FakeService:
         self._record("world", timeout_ms)
         return WORLD
 
-    def claims(self, group_id, topic, *, partition=None, timeout_ms) -> dict:
-        self._record("claims", group_id, topic, partition, timeout_ms)
+    def claims(self, group_id, topic, *, timeout_ms) -> dict:
+        self._record("claims", group_id, topic, timeout_ms)
         return WORLD
 
     def catch_up(self, keys, *, timeout_ms) -> None:
         self._record("catch_up", keys, timeout_ms)
 
-    def claims_now(self, group_id, topic, *, partition) -> dict:
-        return WORLD
+    def fence(self, key) -> FenceNow:
+        return FENCE
 
     def groups_world(self, *, timeout_ms) -> tuple[dict, list[dict]]:
         return self.world(timeout_ms=timeout_ms), PAUSES
@@ -354,3 +354,11 @@ WORLD = {
         },
     },
 }
+FENCE = FenceNow(
+    as_of=AsOf(time_ms=1_700_000_000_000, offsets={"0": 12, "1": 5}),
+    token="0.2.17",
+    epoch=17,
+    client_id="host-a",
+    incarnation=INCARNATION,
+    position=101,
+)

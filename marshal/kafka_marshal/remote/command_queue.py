@@ -93,6 +93,7 @@ class CommandQueue:
 
     def give_back(self, returned: Sequence[api.Release]) -> None:
         """Return keys to the sidecar; repeat until it confirms."""
+        self._connection.count_gone_again()
         for each in returned:
             self._returned[each.topic, each.partition, each.epoch] = each
         if returned and not self._is_returning:

@@ -181,8 +181,7 @@ class LocalGroup:
         if awaits_drain and self._departure.holds_back(client):
             return
         client.is_leaving, client.awaits_drain = True, awaits_drain
-        for name in list(client.wants):
-            self.remove_subscriber(client, name)
+        self._end_wants(client)
 
     def stay(self, client: Client) -> None:
         """Keep a client that has reconnected, whatever it announced before."""
@@ -204,13 +203,17 @@ class LocalGroup:
         self._gone[client.instance] = None
         if len(self._gone) > GONE_MAX:
             del self._gone[next(iter(self._gone))]
-        for name in list(client.wants):
-            self.remove_subscriber(client, name, reason=reason)
-        for key, names in list(table.explicit.items()):
-            if client.client_id in names:
-                self.remove_explicit(key, client, reason=reason)
+        self._end_wants(client, reason=reason)
         client.close()
         self.table.mark_changed()
+
+    def _end_wants(self, client: Client, *, reason: str = "") -> None:
+        """End the subscriptions and the claims of single keys of a client."""
+        for name in list(client.wants):
+            self.remove_subscriber(client, name, reason=reason)
+        for key, names in list(self.table.explicit.items()):
+            if client.client_id in names:
+                self.remove_explicit(key, client, reason=reason)
 
     def describe(self, client: Client, now_ms: int) -> LocalClient:
         """Return what the API shows of a client."""
@@ -449,6 +452,8 @@ class LocalGroup:
         reclaim(lease.holding, is_settled=True)
         if lease.holding.drain is not None:
             return  # the session releases a drained key by itself
+        # The end of a claim of a single key is a request of its own, which comes later.
+        self._end_explicit(lease)
         now_ms = self._context.now_ms
         interval_ms = self._context.heartbeat_interval_ms
         if not reason and report.reason not in _ORDERLY:
@@ -705,10 +710,14 @@ class LocalGroup:
 
     def _send_lost(self, lease: ClientLease, ending: Ending) -> None:
         self._publisher.lost(lease, ending)
-        names = self.table.explicit.get(lease.key, [])
-        if lease.client.client_id in names:
-            # A claim without consumption is not renewed automatically.
-            names.remove(lease.client.client_id)
+        self._end_explicit(lease)
+
+    def _end_explicit(self, lease: ClientLease) -> None:
+        """Do not claim a single key again by itself, unless asked to since."""
+        client, names = lease.client, self.table.explicit.get(lease.key, [])
+        is_last = client.claim_request(lease.key) == lease.request
+        if client.client_id in names and is_last:
+            names.remove(client.client_id)
 
     def _remove_departed(self, now_ms: int) -> None:
         """Remove clients that have left, or were silent for too long."""

@@ -160,32 +160,6 @@ def owners_now(world: World, group: str, *, topic: str, wall_ms: int) -> OwnersN
     return OwnersNow(as_of=as_of(world, wall_ms), owners=dict(sorted(owners.items())))
 
 
-def fence_now(
-    world: World, group: str, *, topic: str, partition: int, wall_ms: int
-) -> FenceNow:
-    """Return the newest claim of a partition; all None if it was never claimed."""
-    key = (group, topic, partition)
-    for claim in _claims(world):
-        if (claim["group_id"], claim["topic"], claim["partition"]) == key:
-            owner = claim["owner"] or {}
-            return FenceNow(
-                as_of=as_of(world, wall_ms),
-                token=claim["token"],
-                epoch=claim["epoch"],
-                client_id=owner.get("client_id"),
-                incarnation=owner.get("incarnation"),
-                position=claim["position"],
-            )
-    return FenceNow(
-        as_of=as_of(world, wall_ms),
-        token=None,
-        epoch=None,
-        client_id=None,
-        incarnation=None,
-        position=None,
-    )
-
-
 def _claims(world: World) -> Iterator[Item]:
     for part in world["partitions"].values():
         yield from part["claims"]
@@ -562,18 +536,18 @@ def _looks(calls: Sequence[ApiRequest]) -> Iterator[bytes]:
     service, keys = calls[0].service, [_key_of(call) for call in calls]
     service.catch_up(keys, timeout_ms=calls[0].timeout_ms)
     for key in keys:
-        world = service.claims_now(*key[:2], partition=key.partition)
-        yield msgspec.json.encode(_fence(world, key))
+        yield msgspec.json.encode(service.fence(key))
+
+
+def _fence(call: ApiRequest) -> FenceNow:
+    key = _key_of(call)
+    call.service.catch_up([key], timeout_ms=call.timeout_ms)
+    return call.service.fence(key)
 
 
 def _key_of(call: ApiRequest) -> Key:
     parts = call.parts
     return Key(parts["group"], parts["topic"], int(parts["partition"]))
-
-
-def _fence(world: World, key: Key) -> FenceNow:
-    group, topic, partition = key
-    return fence_now(world, group, topic=topic, partition=partition, wall_ms=_wall_ms())
 
 
 def _action(call: ApiRequest) -> msgspec.Struct:
@@ -604,10 +578,7 @@ def _world(call: ApiRequest) -> World:
 def _claims_of(call: ApiRequest) -> World:
     parts = call.parts
     return call.service.claims(
-        parts["group"],
-        parts["topic"],
-        partition=int(parts["partition"]) if "partition" in parts else None,
-        timeout_ms=call.timeout_ms,
+        parts["group"], parts["topic"], timeout_ms=call.timeout_ms
     )
 
 
@@ -662,7 +633,7 @@ _HANDLERS: dict[str, Callable[[ApiRequest], msgspec.Struct | None]] = {
         topic=call.parts["topic"],
         wall_ms=_wall_ms(),
     ),
-    "fence": lambda call: _fence(_claims_of(call), _key_of(call)),
+    "fence": _fence,
     "world": lambda call: world_now(_world(call), _wall_ms()),
     "groups": lambda call: groups_now(*_groups(call), wall_ms=_wall_ms()),
     "group": lambda call: group_now(

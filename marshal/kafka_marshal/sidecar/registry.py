@@ -151,12 +151,12 @@ class ClientRegistry:
             identity = None if identity is None else identity.forget()
         entropy = self._runtime.ports.entropy
         owner = Owner(self._client_id, entropy.random_bytes(16))
-        master = entropy.random_bytes(32)
+        claimant = Claimant(owner, group_id, master=entropy.random_bytes(32))
         if identity is not None:
-            self._remember(identity, owner, master=master)
+            self._remember(identity, claimant)
         session = Session(
             self._context,
-            Claimant(owner, group_id, master=master),
+            claimant,
             host=socket.gethostname(),
             lives=() if identity is None else identity.lives,
             can_plan=self._member.can_plan,
@@ -190,14 +190,15 @@ class ClientRegistry:
                 client_id=self._client_id,
             )
         except OSError as error:
-            raise self._unusable(error) from error
+            raise self._unusable(error, group_id) from error
         self._is_disk_full = False
         return identity, identity.folder
 
-    def _remember(self, identity: Identity, owner: Owner, *, master: bytes) -> None:
+    def _remember(self, identity: Identity, claimant: Claimant) -> None:
         """Store a new incarnation, or have the next process resume none."""
+        group_id = claimant.group_id
         try:
-            identity.remember(owner.incarnation, master=master)
+            identity.remember(claimant.owner.incarnation, master=claimant.master)
         except OSError as error:
             try:
                 # Nor an earlier one: a journal that was damaged, and is written again
@@ -205,10 +206,14 @@ class ClientRegistry:
                 identity.erase()
             except OSError as worse:
                 identity.close()
-                raise self._unusable(worse) from worse
-            self._context.observe("identity_unavailable", {"error": error})
+                raise self._unusable(worse, group_id) from worse
+            self._report(error, group_id)
 
-    def _unusable(self, error: OSError) -> MarshalError:
+    def _report(self, error: OSError, group_id: str) -> None:
+        fields = {"group": group_id, "error": error}
+        self._context.observe("identity_unavailable", fields)
+
+    def _unusable(self, error: OSError, group_id: str) -> MarshalError:
         """Return the error for a state directory; a full disk passes."""
         what = f"state_dir {str(self._state_dir)!r} cannot be used: {error}"
         if error.errno not in _FULL:
@@ -216,7 +221,7 @@ class ClientRegistry:
                 f"{what}; name a writable directory", setting="state_dir"
             )
         if not self._is_disk_full:
-            self._context.observe("identity_unavailable", {"error": error})
+            self._report(error, group_id)
         self._is_disk_full = True
         return CoordinationError(f"{what}; free some space there")
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
@@ -33,15 +32,11 @@ from kafka_marshal.sidecar.requests import ApiRequest
 from kafka_marshal.sidecar.routes import Route
 from kafka_marshal.sidecar.service import SidecarService
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
 # A verdict that takes longer is awaited by a thread, which notices a failed append.
 THREAD_S = 0.05
 _BEATS = msgspec.json.Decoder(api.HeartbeatRequest)
 _GRANTS = msgspec.json.Decoder(api.GrantRequest)
 _NO_NEWS = api.HeartbeatRequest()
-GROUPS_MAX = 2
 # Looks that have waited so long for the end of a group get a thread of their own.
 WAIT_S = 0.05
 
@@ -61,10 +56,10 @@ Respond = Callable[[Look, bytes | Exception], None]
 class Looks:
     """Answers looks in groups, each of which has one timeout.
 
-    Each look asks the log for its end. Of looks that come at the same time, two groups
-    are under way, as two queries are: while one group waits for its answer, the other
-    begins to wait. All further looks wait for the end of a group, and are the next one.
-    So many tasks need few threads and few queries, and a task alone waits for nobody.
+    Each look asks the log for its end. A task alone waits for nobody. Looks that come
+    while one is under way wait for its end, and are the next group, on the same thread
+    and with one query: threads of several groups would take the interpreter lock from
+    each other, and from the event loop, longer than the queries take.
 
     Args:
         executor: Threads for what waits.
@@ -83,7 +78,8 @@ class Looks:
         self._call = call
         self._respond = respond
         self._lock = threading.Lock()
-        self._group_count = 0
+        # Stands for the thread that answers what waits, None without one.
+        self._server: object | None = None
         # By their timeout, in milliseconds; the oldest first.
         self._waiting: dict[int, list[Look]] = {}
         # Of the groups that were taken from the waiting looks.
@@ -93,7 +89,7 @@ class Looks:
         """Answer a look; None if too many requests are at work. On the event loop."""
         look = Look(call, Later())
         with self._lock:
-            if self._group_count >= GROUPS_MAX:
+            if self._server is not None:
                 if not self._waiting:
                     asyncio.get_running_loop().call_later(
                         WAIT_S, self._start_late, self._taken_count
@@ -101,47 +97,50 @@ class Looks:
                 # Each is of another connection, so that there is a limit.
                 self._waiting.setdefault(call.timeout_ms, []).append(look)
                 return look.later
-            self._group_count += 1
         return look.later if self._start([look]) else None
 
     def _start(self, looks: list[Look]) -> bool:
-        """Start a group that was counted; return whether there was a thread for it."""
+        """Answer a group on a new thread; return whether there was one for it."""
+        server = object()
+        with self._lock:
+            self._server = server
         try:
             self._executor.reserve()
-            future = self._executor.submit(partial(self._run, looks))
+            future = self._executor.submit(partial(self._run, server, looks))
         except HttpError:
             with self._lock:
-                self._group_count -= 1
+                self._server = None
             return False
         future.add_done_callback(partial(self._on_end, looks))
         return True
 
     def _start_late(self, taken_count: int) -> None:
-        """Start the looks that still wait since then, behind groups that are slow."""
+        """Start the looks that still wait since then, behind a group that is slow."""
         with self._lock:
             if self._taken_count != taken_count:
                 return
             late, self._waiting = self._waiting, {}
             self._taken_count += 1
-            self._group_count += len(late)
         for looks in late.values():
             if not self._start(looks):
                 self._fail(looks, unavailable("the sidecar is busy; try again soon"))
 
-    def _run(self, looks: list[Look]) -> None:
+    def _run(self, server: object, looks: list[Look]) -> None:
         """Answer a group, and those that came meanwhile; on a thread."""
         while looks:
             self._answer(looks)
-            looks = self._next()
+            looks = self._next(server)
 
-    def _next(self) -> list[Look]:
+    def _next(self, server: object) -> list[Look]:
         """Return the next group, none where the thread has nothing more to do."""
         with self._lock:
-            if self._waiting and self._group_count <= GROUPS_MAX:
-                self._taken_count += 1
-                return self._waiting.pop(next(iter(self._waiting)))
-            self._group_count -= 1
-            return []
+            if self._server is not server:
+                return []  # it was slow, and another thread has replaced it
+            if not self._waiting:
+                self._server = None
+                return []
+            self._taken_count += 1
+            return self._waiting.pop(next(iter(self._waiting)))
 
     def _answer(self, looks: list[Look]) -> None:
         left = iter(looks)
@@ -153,7 +152,7 @@ class Looks:
         except Exception as error:  # noqa: BLE001 - answered, whatever it is
             self._fail(left, error)
 
-    def _on_end(self, looks: list[Look], ended: "Future[None]") -> None:
+    def _on_end(self, looks: list[Look], ended: Future[None]) -> None:
         """Refuse looks whose thread will not run any more."""
         if not ended.cancelled():
             return
@@ -247,7 +246,7 @@ class RepeatedAnswers:
         except HttpError:
             return None
         pending = _Pending(call.route, call.service, Later())
-        self._respond(pending, future)
+        future.add_done_callback(partial(self._respond, pending))
         return pending.later
 
     def _grant(self, call: ApiRequest, body: bytes) -> Found:
@@ -274,20 +273,16 @@ class RepeatedAnswers:
         grant.begin(pending, deadline)
         return grant.request.later
 
-    def _respond(self, request: "_Pending", future: "Future[bytes | None]") -> None:
-        """Have the thread of a call make its response."""
-
-        def settle(ended: "Future[bytes | None]") -> None:
-            try:
-                content = ended.result(0)
-            except CancelledError:
-                self.fail(request, unavailable("the sidecar is shutting down"))
-            except Exception as error:  # noqa: BLE001 - answered, whatever it is
-                self.fail(request, error)
-            else:
-                self.succeed(request, content or b"")
-
-        future.add_done_callback(settle)
+    def _respond(self, request: "_Pending", ended: Future[bytes | None]) -> None:
+        """Respond with the outcome of a call, on its thread."""
+        try:
+            content = ended.result(0)
+        except CancelledError:
+            self.fail(request, unavailable("the sidecar is shutting down"))
+        except Exception as error:  # noqa: BLE001 - answered, whatever it is
+            self.fail(request, error)
+        else:
+            self.succeed(request, content or b"")
 
     def succeed(self, request: "_Pending", content: bytes) -> None:
         """Respond with a JSON document; any thread."""
@@ -309,17 +304,17 @@ class RepeatedAnswers:
     ) -> None:
         """Wait for a verdict on a thread, in the reserved place."""
 
-        def wait() -> bytes:
+        def wait() -> bytes | None:
             service = grant.request.service
             found = service.await_grant(pending, deadline)
             return msgspec.json.encode(found)
 
         try:
-            future: Future[bytes | None] = self._waiting.submit(wait)
+            future = self._waiting.submit(wait)
         except HttpError as error:
             self.fail(grant.request, error)
             return
-        self._respond(grant.request, future)
+        future.add_done_callback(partial(self._respond, grant.request))
 
 
 @attrs.frozen
@@ -345,11 +340,10 @@ class _Grant:
         if pending.verdict is not None:
             self.on_verdict(pending.verdict)
             return
-        # The verdict may be there by now: then the timer does nothing.
-        timer = asyncio.get_running_loop().call_later(
+        # If the verdict is there by then, this does nothing.
+        asyncio.get_running_loop().call_later(
             min(THREAD_S, deadline.left_s), partial(self._hand_over, pending, deadline)
         )
-        self.request.later.on_sent = timer.cancel
 
     def on_verdict(self, verdict: GrantVerdict) -> None:
         """Respond with the verdict, unless a thread does; any thread, never blocks."""

@@ -14,29 +14,25 @@ from kafka_marshal.remote.repeated_heads import RepeatedHead
 
 
 class Later:
-    """A response that is made after its request, on any thread.
+    """A response that is made after its request, on any thread."""
 
-    Attributes:
-        on_sent: Called on the event loop once it was sent, if the connection still
-            exists.
-    """
-
-    __slots__ = ("_lock", "_response", "_send", "on_sent")
+    __slots__ = ("_is_sent", "_lock", "_response", "_send", "_wakes")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._response: bytes | None = None
-        self._send: Callable[[bytes], None] | None = None
-        self.on_sent: Callable[[], object] | None = None
+        self._send: Callable[[Later, bytes], None] | None = None
+        self._is_sent = False
+        self._wakes = False
 
     def put(self, found: bytes) -> None:
         """Set the response, once, and send it; any thread."""
         with self._lock:
             self._response, send = found, self._send
         if send is not None:
-            send(found)
+            send(self, found)
 
-    def send_by(self, send: Callable[[bytes], None]) -> None:
+    def send_by(self, send: "Callable[[Later, bytes], None]") -> None:
         """Send the response once it is there.
 
         Args:
@@ -45,7 +41,19 @@ class Later:
         with self._lock:
             self._send, found = send, self._response
         if found is not None:
-            send(found)
+            send(self, found)
+
+    def on_sent(self) -> bool:
+        """Note that all was sent; return whether the event loop waits for it."""
+        with self._lock:
+            self._is_sent = True
+            return self._wakes
+
+    def is_sent(self) -> bool:
+        """Return whether all was sent; once it was not, the event loop waits for it."""
+        with self._lock:
+            self._wakes = self._wakes or not self._is_sent
+            return not self._wakes
 
 
 class SocketWriter:

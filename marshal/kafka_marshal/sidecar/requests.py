@@ -26,6 +26,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from kafka_marshal.errors import RAISE_OPEN_FILES, IdentityConflict, MarshalError
 from kafka_marshal.observability.logs import LOGGER_NAME
 from kafka_marshal.protocol.codec import is_identifier, is_topic
+from kafka_marshal.protocol.types import whole_number
 from kafka_marshal.remote import api
 from kafka_marshal.remote.transport import is_loopback
 from kafka_marshal.sidecar.config import CONNECTIONS_MAX
@@ -357,7 +358,7 @@ class BodyBytes:
 
 async def _read(request: Request, body: BodyBytes) -> bytes:
     length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length[:20]) > BODY_BYTES_MAX:
+    if whole_number(length, most=BODY_BYTES_MAX) is None:
         raise _too_long()
     data = bytearray()
     try:
@@ -506,7 +507,8 @@ class GuardedProtocol(H11Protocol):
     _head_timer: asyncio.TimerHandle | None = None
     _guest_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
-    # The response to a repeated request that is made elsewhere.
+    # The response to a repeated request that is made elsewhere. Once it was sent, it
+    # stays until something else happens: nobody wakes the loop for it.
     _later: Later | None = None
     # What has arrived before that response was sent, and whether it was the end.
     _early = b""
@@ -583,7 +585,7 @@ class GuardedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes; a request must be complete in time."""
-        if self._later is not None:
+        if self._is_later_due():
             # The kernel keeps the rest.
             self._early += data
             self.flow.pause_reading()
@@ -610,8 +612,15 @@ class GuardedProtocol(H11Protocol):
 
     def _await(self, later: Later) -> None:
         """Send a response once it is made; parse what arrives meanwhile after it."""
+        self.server_state.total_requests += 1
         self._later = later
         later.send_by(self._send_made)
+
+    def _is_later_due(self) -> bool:
+        """Return whether a response is still made elsewhere; then ``_on_sent`` runs."""
+        if self._later is not None and self._later.is_sent():
+            self._later = None
+        return self._later is not None
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Close the connection, after the responses to complete requests.
@@ -630,7 +639,7 @@ class GuardedProtocol(H11Protocol):
     def _is_response_due(self) -> bool:
         """Whether a request is complete, and its response, not a stream, is not."""
         cycle: RequestResponseCycle | None = self.cycle
-        if self._later is not None:
+        if self._is_later_due():
             return True
         if cycle is None or cycle.more_body or cycle.response_complete:
             return False
@@ -644,20 +653,18 @@ class GuardedProtocol(H11Protocol):
         is_rest_due = self._body_timer is not None
         return is_body_due or is_rest_due or bool(self.conn.trailing_data[0])
 
-    def _send_made(self, answered: bytes) -> None:
+    def _send_made(self, later: Later, answered: bytes) -> None:
         """Send a response on the thread that has made it."""
         rest = self._writer.write(answered)
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self.loop.call_soon_threadsafe(self._on_sent, rest)
+        if rest or later.on_sent():
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(self._on_sent, rest)
 
     def _on_sent(self, rest: bytes) -> None:
         """Send what did not fit into the socket, and read the next request."""
-        later, self._later = self._later, None
-        if later is not None and later.on_sent is not None:
-            later.on_sent()
+        self._later = None
         if self.transport.is_closing():
             return
-        self.server_state.total_requests += 1
         if rest:
             self.transport.write(rest)
         if self._is_ending:
@@ -672,7 +679,7 @@ class GuardedProtocol(H11Protocol):
     def shutdown(self) -> None:
         """End the connection, after the response in progress."""
         self._is_ending = True
-        if self._later is None:
+        if not self._is_later_due():
             super().shutdown()
 
     def _send_repeated(self, answered: bytes) -> None:
@@ -686,7 +693,7 @@ class GuardedProtocol(H11Protocol):
     def timeout_keep_alive_handler(self) -> None:
         """Close the connection if it was idle for all of the time."""
         idle_s = self.loop.time() - self._used_at
-        if self._later is None and idle_s >= self.timeout_keep_alive:
+        if not self._is_later_due() and idle_s >= self.timeout_keep_alive:
             super().timeout_keep_alive_handler()
         elif not self.transport.is_closing():
             left_s = max(self.timeout_keep_alive - idle_s, REST_S_MAX)

@@ -222,7 +222,8 @@ ROUTES: tuple[Route, ...] = (
         method="PUT",
         path=paths.CLAIM,
         name="claim",
-        about="Claim one partition without consuming it. Idempotent.",
+        about="Claim one partition without consuming it. Idempotent. Once it is given "
+        "back without an event `release`, or lost, it is not claimed again by itself.",
         queries=(REQUEST,),
     ),
     Route(

@@ -24,7 +24,7 @@ from kafka_marshal.protocol.placement import standing_of
 from kafka_marshal.protocol.text import claim_to_object, world_to_object
 from kafka_marshal.protocol.types import Key, OffsetRange
 from kafka_marshal.remote import api
-from kafka_marshal.remote.answers import Handoff, LocalClient
+from kafka_marshal.remote.answers import AsOf, FenceNow, Handoff, LocalClient
 from kafka_marshal.remote.grants import decode_request, encode_verdict
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.sidecar.clients import Client
@@ -555,7 +555,7 @@ class SidecarService:
             DeadlineExceeded: There was no verdict in time; what is granted later is
                 reported as lost, with the end of the claim if the request is numbered.
         """
-        numbered = _grant_request(group_id, message)
+        numbered = numbered_request(group_id, message)
         request = numbered.request
         deadline = self.deadline(message.timeout_ms)
         with self._engine.changed:
@@ -566,7 +566,7 @@ class SidecarService:
         if not is_over:
             self._grants.require_end(request, timeout_ms=deadline.left_ms)
         with self._engine.changed:
-            pending = self.begin_grant(group_id, message)
+            pending = self.begin_grant(numbered)
             return encode_verdict(self._await_verdict(pending, deadline.left_ms))
 
     def grant_at_once(
@@ -591,14 +591,14 @@ class SidecarService:
             nothing was done, because the engine is busy, or the request must wait
             before it can be appended.
         """
+        numbered = numbered_request(group_id, message)
         changed = self._engine.changed
         if not changed.acquire(blocking=False):
             return None
         try:
-            request = _grant_request(group_id, message).request
-            if not self._grants.is_sendable(request):
+            if not self._grants.is_sendable(numbered.request):
                 return None
-            pending = self.begin_grant(group_id, message)
+            pending = self.begin_grant(numbered)
             pending.waiting_count += 1
             if pending.verdict is None:
                 pending.on_verdict.append(on_verdict)
@@ -618,16 +618,15 @@ class SidecarService:
         """Return the deadline of a request that has just come."""
         return Deadline(timeout_ms, self._context.ports.clock.now_ms)
 
-    def begin_grant(self, group_id: str, message: api.GrantRequest) -> PendingGrant:
+    def begin_grant(self, numbered: NumberedRequest) -> PendingGrant:
         """Request offsets without waiting; raises as ``grant``.
 
         The end of the data log is not checked, because that waits.
         """
-        numbered = _grant_request(group_id, message)
         key, epoch = numbered.request.key, numbered.request.epoch
 
         def note(granted: OffsetRange, *, is_late: bool) -> None:
-            group = self._registry.groups.get(group_id)
+            group = self._registry.groups.get(key.group_id)
             lease = None if group is None else group.table.leases.get(key)
             if lease is not None and lease.epoch == epoch:
                 lease.record_grant(granted, is_late=is_late)
@@ -673,15 +672,8 @@ class SidecarService:
             replicas = self._context.replicas.values()
             return world_to_object(replica.world for replica in replicas)
 
-    def claims(
-        self,
-        group_id: str,
-        topic: str,
-        *,
-        partition: int | None = None,
-        timeout_ms: int,
-    ) -> dict[str, Any]:
-        """Return of the world document only the claims of a topic, or of a partition.
+    def claims(self, group_id: str, topic: str, *, timeout_ms: int) -> dict[str, Any]:
+        """Return of the world document only the claims of a topic.
 
         A world has thousands of claims of others; making their text takes many times
         as long as all else, under the engine's lock.
@@ -689,47 +681,54 @@ class SidecarService:
         Raises:
             DeadlineExceeded: The log was not read to its end in time.
         """
-        if partition is None:
-            self._engine.catch_up(timeout_ms)
-        else:
-            self.catch_up([Key(group_id, topic, partition)], timeout_ms=timeout_ms)
-        return self.claims_now(group_id, topic, partition=partition)
+        self._engine.catch_up(timeout_ms)
+        with self._engine.changed:
+            partitions = {
+                str(number): {
+                    "next_offset": replica.world.next_offset,
+                    "claims": [
+                        claim_to_object(replica.world, key, known=known)
+                        for key, known in sorted(
+                            each
+                            for each in replica.world.keys.items()
+                            if each[0][:2] == (group_id, topic)
+                        )
+                    ],
+                }
+                for number, replica in sorted(self._context.replicas.items())
+            }
+            return {"partitions": partitions}
 
     def catch_up(self, keys: Collection[Key], *, timeout_ms: int) -> None:
-        """Wait until ``claims_now`` of these is not older than this call.
+        """Wait until ``fence`` of these is not older than this call.
 
         Raises:
             DeadlineExceeded: The log was not read to its end in time.
         """
         self._engine.catch_up_keys(keys, timeout_ms)
 
-    def claims_now(
-        self, group_id: str, topic: str, *, partition: int | None
-    ) -> dict[str, Any]:
-        """Return claims, as ``claims`` does, by what is read of the log.
+    def fence(self, key: Key) -> FenceNow:
+        """Return the newest claim of a key, by what is read of the log.
 
-        The claim of a partition is that of the coordinating partition which has it now.
+        It is that of the coordinating partition which has the key now.
         """
-        key = None if partition is None else Key(group_id, topic, partition)
+        wall_ms = self._context.ports.clock.wall_ms()
         with self._engine.changed:
             replicas = self._context.replicas
             worlds = {number: each.world for number, each in sorted(replicas.items())}
-            standing = None if key is None else standing_of(worlds, key)
-            partitions: dict[str, Any] = {}
-            for number, world in worlds.items():
-                keys: Iterable[Key] = ()
-                if key is None:
-                    keys = sorted(k for k in world.keys if k[:2] == (group_id, topic))
-                elif world is standing:
-                    keys = (key,)
-                partitions[str(number)] = {
-                    "next_offset": world.next_offset,
-                    "claims": [
-                        claim_to_object(world, each, known=world.keys[each])
-                        for each in keys
-                    ],
-                }
-            return {"partitions": partitions}
+            offsets = {str(number): each.next_offset for number, each in worlds.items()}
+            world = standing_of(worlds, key)
+            known = None if world is None else world.keys[key]
+            token = None if world is None else world.token(key)
+        owner = None if known is None else known.owner
+        return FenceNow(
+            as_of=AsOf(time_ms=wall_ms, offsets=offsets),
+            token=None if token is None else str(token),
+            epoch=None if known is None else known.epoch,
+            client_id=None if owner is None else owner.client_id,
+            incarnation=None if owner is None else owner.incarnation.hex(),
+            position=None if known is None else known.position,
+        )
 
     def groups_world(
         self, *, timeout_ms: int
@@ -874,7 +873,7 @@ def _is_over(pending: tuple[LocalGroup, list[int]]) -> bool:
     return not session.leaving_count and not session.is_pending(seqs, late=False)
 
 
-def _grant_request(group_id: str, message: api.GrantRequest) -> NumberedRequest:
+def numbered_request(group_id: str, message: api.GrantRequest) -> NumberedRequest:
     """Return the request in a message.
 
     Raises:

@@ -37,6 +37,7 @@ from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
     CoordinationError,
+    DeadlineExceeded,
     IdentityConflict,
     InvalidTransition,
 )
@@ -392,12 +393,17 @@ def test_a_refused_subscription_raises_and_is_forgotten(linked):
     linked.wait_for(lambda: linked.sidecar.named("POST", f"{INSTANCE[:8]}-1/end"))
 
 
-def test_a_claim_without_consumption(linked):
-    holding = linked.link.want(KEY)
+def held_claim(linked):
     link = linked.link
+    holding = link.want(KEY)
     claim = HeldClaim(link.engine, link.session, holding=holding, ask=link.ask)
     linked.stream.push(linked.assigned(name="", position=None))
     claim.wait_held(WAIT_S * 1_000)
+    return claim
+
+
+def test_a_claim_without_consumption(linked):
+    claim = held_claim(linked)
     claim.set_position(7)
     claim.check()
     claim.release()
@@ -515,6 +521,21 @@ def test_one_that_is_gone_is_not_waited_for(linked):
     assert not consumer.is_close_confirmed
     linked.link.leave(release=True, timeout_ms=FOREVER_MS)
     assert len(linked.named("close_unconfirmed")) == 2
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_release_does_not_wait_for_one_that_is_gone(linked):
+    claim = held_claim(linked)
+    linked.sidecar.is_dead = True
+    with pytest.raises(DeadlineExceeded, match="no sidecar runs to confirm it"):
+        claim.release(timeout_ms=FOREVER_MS)
+
+
+def test_a_release_waits_for_one_that_is_back_in_a_moment(linked, monkeypatch):
+    claim = held_claim(linked)
+    monkeypatch.setattr(transport, "GONE_MS_MAX", FOREVER_MS)
+    linked.sidecar.answers["POST", "released"] = [httpx.ConnectError("refused")] * 2
+    claim.release(timeout_ms=FOREVER_MS)
 
 
 def test_one_that_is_back_in_a_moment_is_waited_for(linked, monkeypatch):

@@ -480,3 +480,45 @@ def test_a_lost_explicit_claim_is_not_renewed(cluster, machine):
     assert not a.valid
     machine.service.claim(a.who, "t", partition=3)
     run_until(cluster, [a], lambda: len(a.valid) == 1, H)
+
+
+def claim_count(cluster):
+    kind = records.ClaimingPartition
+    return sum(len(of(cluster, "host-1", kind, partition=t)) for t in (0, 1))
+
+
+def test_a_single_partition_that_is_given_back_is_not_claimed_again(cluster, machine):
+    """The request that ends its claim comes a moment later."""
+    a = Local(machine, "a", pid=1)
+    key, service = Key("g", "t", 3), machine.service
+    service.claim(a.who, "t", partition=3, request=1)
+    run_until(cluster, [a], lambda: a.valid == {key}, H)
+    a.give_back(key, reason="released")
+    run(cluster, [a], H)
+    assert claim_count(cluster) == 1
+    service.unclaim(a.who, "t", partition=3, request=1)
+    service.claim(a.who, "t", partition=3, request=2)
+    run_until(cluster, [a], lambda: a.valid == {key}, H)
+    assert claim_count(cluster) == 2
+
+
+def test_single_partitions_of_a_client_that_leaves_are_not_claimed_again(
+    cluster, machine
+):
+    a = Local(machine, "a", pid=1)
+    for partition in (3, 4):
+        machine.service.claim(a.who, "t", partition=partition)
+    run_until(cluster, [a], lambda: len(a.valid) == 2, H)
+    leaving(a)
+    run(cluster, [], H)
+    assert claim_count(cluster) == 2
+
+
+def test_a_later_request_outlasts_the_end_of_the_claim_before(cluster, machine):
+    a = Local(machine, "a", pid=1)
+    key, service = Key("g", "t", 3), machine.service
+    service.claim(a.who, "t", partition=3, request=1)
+    run_until(cluster, [a], lambda: a.valid == {key}, H)
+    service.claim(a.who, "t", partition=3, request=2)  # overtakes the end of the first
+    a.give_back(key, reason="released")
+    run_until(cluster, [a], lambda: requests_of(a) == [1, 2], H)

@@ -31,6 +31,7 @@ from kafka_marshal.sidecar.grants import (
     NumberedRequest,
 )
 from kafka_marshal.sidecar.http_errors import WRONG_SECRET
+from kafka_marshal.sidecar.service import numbered_request
 
 TASK = "7a" * 16
 WRONG = "00" * 16
@@ -99,7 +100,7 @@ def test_a_request_without_the_secret_is_refused():
             machine.service.grant("g", ask)
         assert (caught.value.reason, caught.value.holder) == (WRONG_SECRET, "host-1")
         with pytest.raises(ClaimRejected):
-            machine.service.begin_grant("g", ask)
+            machine.service.begin_grant(numbered_request("g", ask))
     assert not requests(machine)
     assert fold(machine.cluster).keys[KEY].granted is None
 
@@ -130,7 +131,7 @@ def test_a_request_waits_briefly_for_an_unread_claim(single):
     single.cluster.nodes.append(single.node)
     ask = make_foreign_request(node)
     with pytest.raises(CoordinationError, match="not read the claim"):
-        single.service.begin_grant("g", ask)
+        single.service.begin_grant(numbered_request("g", ask))
     assert single.service.grant("g", ask).last == 4
 
 

@@ -19,7 +19,7 @@ from appkit import (
     Wire,
     failure,
 )
-from fakeservice import INCARNATION, PAUSES, WORLD, FakeService, assigned
+from fakeservice import PAUSES, WORLD, FakeService, assigned
 from jsonschema import Draft202012Validator
 from starlette.requests import Request
 
@@ -117,9 +117,6 @@ def test_each_view_has_its_moment():
         http_app.groups_now(WORLD, PAUSES, wall_ms=WALL_MS),
         http_app.group_now(WORLD, PAUSES, group="billing", wall_ms=WALL_MS),
         http_app.owners_now(WORLD, "billing", topic="orders", wall_ms=WALL_MS),
-        http_app.fence_now(
-            WORLD, "billing", topic="orders", partition=0, wall_ms=WALL_MS
-        ),
     ):
         assert found.as_of.time_ms == WALL_MS
         assert found.as_of.offsets == {"0": 12, "1": 5}
@@ -165,22 +162,6 @@ def test_owners_of_a_topic():
     assert found.owners == {0: "host-b", 1: "host-a", 2: None}
     other = http_app.owners_now(WORLD, "billing", topic="others", wall_ms=WALL_MS)
     assert other.owners == {}
-
-
-@pytest.mark.parametrize(
-    ("partition", "token", "owner", "incarnation", "position"),
-    [
-        (0, "0.2.17", "host-b", INCARNATION, 100),
-        (2, "0.2.17", None, None, 102),
-        (9, None, None, None, None),
-    ],
-)
-def test_a_fence_is_the_newest_claim(partition, token, owner, incarnation, position):
-    found = http_app.fence_now(
-        WORLD, "billing", topic="orders", partition=partition, wall_ms=WALL_MS
-    )
-    assert (found.token, found.client_id) == (token, owner)
-    assert (found.incarnation, found.position) == (incarnation, position)
 
 
 # --- The application ---

@@ -412,7 +412,8 @@ def test_a_process_that_could_not_be_stored_hides_the_one_before(
     disk.is_full = True
     run(cluster, [a], H)
     machine.restart()
-    assert machine.events.named("identity_unavailable")
+    (event,) = machine.events.named("identity_unavailable")
+    assert event.fields["group"] == "g"
     disk.is_full = False
     b = Local(machine, "b", pid=2)
     b.subscribe()
@@ -444,7 +445,8 @@ def test_a_new_group_on_a_full_disk_is_refused_for_now(cluster, machine, monkeyp
         with pytest.raises(CoordinationError, match="No space left") as raised:
             Local(machine, "a")
         assert raised.value.retriable
-    assert len(machine.events.named("identity_unavailable")) == 1
+    (event,) = machine.events.named("identity_unavailable")
+    assert event.fields["group"] == "g"
     monkeypatch.undo()
     assert having(machine).valid
 

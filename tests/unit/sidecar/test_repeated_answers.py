@@ -16,7 +16,7 @@ from kafka_marshal.protocol.types import OffsetRange
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar import repeated_answers
 from kafka_marshal.sidecar.executors import BoundedExecutor
-from kafka_marshal.sidecar.repeated_answers import GROUPS_MAX, Looks
+from kafka_marshal.sidecar.repeated_answers import Looks
 from kafka_marshal.testing.rig import WAIT_S, until
 
 LOOK = (
@@ -310,14 +310,17 @@ class Harness:
         self.executor = BoundedExecutor("look", threads=8, calls_max=calls_max)
         self.groups, self.found = [], {}
         self.may_answer = threading.Semaphore(0)
+        self.may_end_slow = threading.Semaphore(0)
         self.loop = asyncio.new_event_loop()
         self.looks = Looks(
             executor=self.executor, call=self._call, respond=self._respond
         )
 
     def _call(self, calls):
-        self.groups.append([call.name for call in calls])
-        assert self.may_answer.acquire(timeout=WAIT_S)
+        names = [call.name for call in calls]
+        self.groups.append(names)
+        gate = self.may_end_slow if "slow" in names else self.may_answer
+        assert gate.acquire(timeout=WAIT_S)
         for call in calls:
             if call.name == "bad":
                 raise CoordinationError("no broker")
@@ -348,6 +351,7 @@ class Harness:
 
     def close(self):
         self.may_answer.release(99)
+        self.may_end_slow.release()
         until(lambda: self.executor.count == 0, "all have ended")
         self.executor.close()
         self.loop.close()
@@ -368,40 +372,55 @@ def test_a_look_alone_is_answered_at_once(harness):
     until(lambda: harness.executor.count == 0, "its thread is free")
 
 
-def test_looks_behind_two_groups_are_the_next_one(harness, monkeypatch):
+def test_looks_behind_a_group_are_the_next_one_on_its_thread(harness, monkeypatch):
     monkeypatch.setattr(repeated_answers, "WAIT_S", 2 * WAIT_S)
-    harness.add("a", "b", "c", "d", "e")
-    harness.started(GROUPS_MAX)
+    harness.add("a", "b", "c", "d")
+    harness.started(1)
+    assert harness.executor.count == 1
     harness.may_answer.release()
-    harness.started(3)
-    assert sorted(harness.groups[:2]) == [["a"], ["b"]]
-    assert harness.groups[2] == ["c", "d", "e"]
-    harness.may_answer.release(2)
-    harness.answered(5)
+    harness.started(2)
+    assert harness.groups == [["a"], ["b", "c", "d"]]
+    assert harness.executor.count == 1
+    harness.may_answer.release()
+    harness.answered(4)
 
 
 def test_a_group_has_one_timeout(harness, monkeypatch):
     monkeypatch.setattr(repeated_answers, "WAIT_S", 2 * WAIT_S)
+    harness.add("a", "b")
+    harness.add("c", timeout_ms=10)
+    harness.add("d")
+    harness.may_answer.release(3)
+    harness.answered(4)
+    assert harness.groups == [["a"], ["b", "d"], ["c"]]
+
+
+def test_looks_do_not_wait_for_a_slow_group(harness):
     harness.add("a", "b", "c")
     harness.add("d", timeout_ms=10)
-    harness.add("e")
-    harness.may_answer.release(4)
-    harness.answered(5)
-    assert sorted(harness.groups[2:]) == [["c", "e"], ["d"]]
-
-
-def test_looks_do_not_wait_for_slow_groups(harness):
-    harness.add("a", "b", "c", "d")
-    harness.started(2)
+    harness.started(1)
     harness.rest()
     harness.started(3)
-    assert harness.groups[2] == ["c", "d"]
-    harness.add("e")
+    assert sorted(harness.groups[1:]) == [["b", "c"], ["d"]]
+    harness.may_answer.release(3)
+    harness.answered(4)
+    until(lambda: harness.looks._server is None, "its thread is free")
+
+
+def test_a_slow_group_delays_no_looks_that_come_later(harness, monkeypatch):
+    harness.add("slow", "b")
     harness.rest()
-    harness.started(4)
-    harness.may_answer.release(4)
-    harness.answered(5)
-    until(lambda: harness.looks._group_count == 0, "the threads have ended")
+    harness.may_answer.release()
+    harness.answered(1)
+    until(lambda: harness.looks._server is None, "the second thread is free")
+    monkeypatch.setattr(repeated_answers, "WAIT_S", 2 * WAIT_S)
+    for count, name in enumerate("cd", 2):
+        harness.add(name)
+        harness.may_answer.release()
+        harness.answered(count)
+        until(lambda: harness.looks._server is None, "its thread is free")
+    harness.may_end_slow.release()
+    harness.answered(4)
 
 
 def test_an_error_is_that_of_the_looks_without_an_answer(harness):
@@ -416,17 +435,17 @@ def test_an_error_is_that_of_the_looks_without_an_answer(harness):
 def test_without_a_thread_a_look_is_not_taken():
     harness = Harness(calls_max=0)
     assert harness.add("a") == [None]
-    assert harness.looks._group_count == 0
+    assert harness.looks._server is None
     harness.close()
 
 
 def test_late_looks_without_a_thread_are_refused():
-    harness = Harness(calls_max=2)
-    harness.add("a", "b", "c")
+    harness = Harness(calls_max=1)
+    harness.add("a", "b")
     harness.rest()
-    assert "busy" in harness.found["c"].failure.message
-    harness.may_answer.release(2)
-    harness.answered(3)
+    assert "busy" in harness.found["b"].failure.message
+    harness.may_answer.release()
+    harness.answered(2)
     harness.close()
 
 

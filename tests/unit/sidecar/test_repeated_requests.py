@@ -97,12 +97,25 @@ def test_a_response_is_sent_once_it_is_there_by_the_thread_that_makes_it():
     early, late, sent = Later(), Later(), []
     early.put(b"a")
     assert sent == []
-    early.send_by(lambda found: sent.append((found, threading.current_thread())))
-    late.send_by(lambda found: sent.append((found, threading.current_thread())))
+
+    def send(later, found):
+        sent.append((later, found, threading.current_thread()))
+
+    early.send_by(send)
+    late.send_by(send)
     maker = threading.Thread(target=late.put, args=(b"b",))
     maker.start()
     maker.join(WAIT_S)
-    assert sent == [(b"a", threading.current_thread()), (b"b", maker)]
+    assert sent == [(early, b"a", threading.current_thread()), (late, b"b", maker)]
+
+
+def test_only_a_loop_that_waits_for_the_end_of_a_response_is_woken():
+    early, late = Later(), Later()
+    assert not early.on_sent()
+    assert early.is_sent()
+    assert not late.is_sent()
+    assert late.on_sent()
+    assert not late.is_sent()  # the loop was woken, and ends it
 
 
 @pytest.fixture

@@ -15,13 +15,14 @@ from enginekit import (
     write,
 )
 from logkit import planned, settings
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from sidecarkit import (
     Local,
     Machine,
     find,
     having,
     keys,
+    leaving,
     records,
     releases,
     run,
@@ -48,6 +49,7 @@ from kafka_marshal.protocol.records import (
     Member,
     ReleasingPartition,
 )
+from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar.health import State
 from kafka_marshal.sidecar.process_monitor import Caller
@@ -522,19 +524,41 @@ def test_claims_of_a_topic_are_those_of_the_world(cluster, machine):
         t: {"next_offset": part["next_offset"], "claims": part["claims"]}
         for t, part in world["partitions"].items()
     }
-    (one,) = [
-        claim
-        for part in machine.service.claims("g", "t", partition=3, timeout_ms=1_000)[
-            "partitions"
-        ].values()
-        for claim in part["claims"]
-    ]
-    assert (one["partition"], one["owner"]["client_id"]) == (3, "host-1")
-    for group, topic, partition in (("h", "t", 3), ("g", "u", 3), ("g", "t", 99)):
-        other = machine.service.claims(
-            group, topic, partition=partition, timeout_ms=1_000
-        )
+    for group, topic in (("h", "t"), ("g", "u")):
+        other = machine.service.claims(group, topic, timeout_ms=1_000)
         assert not any(part["claims"] for part in other["partitions"].values())
+
+
+def test_a_fence_is_the_newest_claim_or_none(cluster, machine):
+    a = having(machine)
+    machine.node.engine.catch_up = lambda timeout_ms: None
+    world = machine.service.world(timeout_ms=1_000)
+    offsets = {t: part["next_offset"] for t, part in world["partitions"].items()}
+    claims = [each for part in world["partitions"].values() for each in part["claims"]]
+    (claim,) = (each for each in claims if each["partition"] == KEY.partition)
+    found = machine.service.fence(KEY)
+    assert found.as_of.offsets == offsets
+    assert (found.token, found.epoch) == (claim["token"], claim["epoch"])
+    assert found.position == claim["position"]
+    assert claim["owner"] == {
+        "client_id": found.client_id,
+        "incarnation": found.incarnation,
+    }
+    none = {"token", "epoch", "client_id", "incarnation", "position"}
+    for other in (("h", "t", 3), ("g", "u", 3), ("g", "t", 99)):
+        found = asdict(machine.service.fence(Key(*other)))
+        assert found.pop("as_of").offsets == offsets
+        assert found == dict.fromkeys(none)
+    assert a.valid
+
+
+def test_the_fence_of_a_released_claim_names_no_owner(cluster, machine):
+    a = having(machine)
+    token = machine.service.fence(KEY).token
+    leaving(a)
+    run_until(cluster, [], lambda: machine.service.fence(KEY).client_id is None, 2 * H)
+    found = machine.service.fence(KEY)
+    assert (found.token, found.incarnation) == (token, None)
 
 
 def test_a_claim_is_shown_from_where_its_key_is_while_the_count_changes(
@@ -548,16 +572,16 @@ def test_a_claim_is_shown_from_where_its_key_is_while_the_count_changes(
     shown = []
 
     def look():
-        found = service.claims_now("g", "t", partition=key.partition)["partitions"]
+        found = service.fence(key)
         replicas = node.engine.context.replicas
-        assert {int(t) for t in found} == set(replicas)
-        (one,) = [(int(t), c) for t, each in found.items() for c in each["claims"]]
+        assert {int(t) for t in found.as_of.offsets} == set(replicas)
         is_there = target in replicas and key in replicas[target].world.keys
-        assert one[0] == (target if is_there else source)
-        known = replicas[one[0]].world.keys[key]
-        assert one[1]["epoch"] == known.epoch
-        if not shown or shown[-1] != one[0]:
-            shown.append(one[0])
+        place = target if is_there else source
+        world = replicas[place].world
+        assert found.token == str(world.token(key))
+        assert found.epoch == world.keys[key].epoch
+        if not shown or shown[-1] != place:
+            shown.append(place)
         return is_over(cluster)
 
     look()
