@@ -7,6 +7,7 @@ that file.
 """
 
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -127,8 +128,12 @@ def clients(context: typer.Context, incomplete: str) -> list[str]:
     return _cached("clients", context, incomplete)
 
 
-_BY_METAVAR = {"GROUP": groups, "TOPIC": topics}
+_BY_METAVAR = {"GROUP": groups, "TOPIC": topics, "CLIENT": clients}
 _BY_NAME = {"client_id": clients}
+# Have such a placeholder, and take names of another kind.
+_OTHERS = {"coordination_topic", "socket_group"}
+# What a placeholder begins with: [CLIENT], TOPIC[:PARTITION], CLIENT=COUNT.
+_KIND = re.compile(r"\[?([A-Z]+)")
 
 
 def complete(name: str, annotation: object) -> None:
@@ -141,6 +146,9 @@ def complete(name: str, annotation: object) -> None:
     for info in getattr(annotation, "__metadata__", ()):
         if not isinstance(info, ParameterInfo):
             continue
-        found = _BY_NAME.get(name) or _BY_METAVAR.get(str(info.metavar))
+        kind = _KIND.match(info.metavar or "")
+        found = _BY_NAME.get(name)
+        if found is None and kind is not None and name not in _OTHERS:
+            found = _BY_METAVAR.get(kind[1])
         if found is not None and info.autocompletion is None:
             info.autocompletion = found

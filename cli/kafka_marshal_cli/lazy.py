@@ -69,8 +69,17 @@ class Conversion:
         return self._by_typer().coerce(value, param=param, ctx=ctx)
 
 
+# What typer shows where an option names no placeholder.
+_NUMBER = re.compile(r"<int( range)?>")
+
+
 class Option(TyperOption):
     """An option whose value is converted without pydantic if possible."""
+
+    def get_help_record(self, ctx: Any) -> tuple[str, str] | None:  # noqa: ANN401
+        """Return names and text for the help, with N for a number."""
+        found = super().get_help_record(ctx)
+        return found and (_NUMBER.sub("N", found[0]), found[1])
 
     def get_runtime_param(self) -> Any:  # noqa: ANN401 - typer's
         """Return what converts the value."""
@@ -78,7 +87,21 @@ class Option(TyperOption):
 
 
 class Argument(TyperArgument):
-    """An argument whose value is converted without pydantic if possible."""
+    """An argument whose value is converted without pydantic if possible.
+
+    Help and usage have its placeholder alone: typer adds braces and the type in Python.
+    """
+
+    def get_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's
+        """Return the words for the line of usage."""
+        if self.metavar is None:
+            return super().get_usage_pieces(ctx)
+        return [f"{self.metavar}{'...' if self.nargs == -1 else ''}"]
+
+    def get_help_record(self, ctx: Any) -> tuple[str, str] | None:  # noqa: ANN401
+        """Return name and text for the help."""
+        found = super().get_help_record(ctx)
+        return found and (self.metavar or found[0], found[1])
 
     def get_runtime_param(self) -> Any:  # noqa: ANN401 - typer's
         """Return what converts the value."""

@@ -17,7 +17,12 @@ from kafka_marshal.clock import SystemClock
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.history.historian import Historian
 from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
-from kafka_marshal.protocol.hashing import coordinating_partition, home_partition
+from kafka_marshal.protocol.hashing import (
+    CHECKPOINT_GROUP,
+    CHECKPOINT_TOPIC,
+    home_partition,
+    key_partition,
+)
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import WorldState, why_to_tags
@@ -72,7 +77,7 @@ class Story:
     def place(self, record):
         if hasattr(record, "topic"):
             name, partition = record.topic, record.partition
-            return coordinating_partition(name, partition, partition_count=K)
+            return key_partition(name, partition, partition_count=K)
         if hasattr(record, "beats"):
             return self.follower_of(record.beats[0][0])
         return home_partition(record.group_id, partition_count=K)
@@ -113,8 +118,16 @@ class Story:
         eventually(append.is_done, "an append")
         self.epochs = {"c1": c1, "amo": amo}
 
+    def checkpoints(self):
+        """Two members take turns at the log's own duty, for a moment each."""
+        duty = Key(CHECKPOINT_GROUP, CHECKPOINT_TOPIC, 0)
+        for client in ("d1", "d2"):
+            (won,) = self.append(claim(client, key=duty))
+            self.append(release(won.epoch, client=client, key=duty))
+
     def second_half(self):
         """What the first half left open ends, one way or another."""
+        self.checkpoints()
         c1, amo = self.epochs["c1"], self.epochs["amo"]
         (transition,) = self.append(beat(c1[2], 30, key=self.key(2)))
         leaving = release(c1[2], 31, key=self.key(2), successor="c3")
@@ -288,7 +301,7 @@ def test_one_task_folds_one_partition(spark, runs):
 
 def test_the_block_of_the_document_counts_claims(runs):
     counts = {row["client_id"]: row["claims"] for row in runs["counted"]}
-    assert counts == {"c1": 4, "a1": 1, "c2": 1, "c3": 1}
+    assert counts == {"c1": 4, "a1": 1, "c2": 1, "c3": 1, "d1": 1, "d2": 1}
 
 
 # --- what must hold
@@ -420,6 +433,14 @@ def _iso(at_ms):
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat()
+
+
+def test_takeover_times_are_those_of_data_partitions(runs):
+    """The log's own duties have gaps of minutes by design."""
+    handoffs = [row["topic"] for row in runs["whole"].tables["handoffs"].collect()]
+    counted = sum(row["handoffs_count"] for row in runs["whole"].takeovers())
+    assert CHECKPOINT_TOPIC in handoffs
+    assert counted == len(handoffs) - handoffs.count(CHECKPOINT_TOPIC)
 
 
 def test_what_was_over_before_a_range_is_left_out(domain, spark, runs, tmp_path):

@@ -138,7 +138,11 @@ def serve(
     """
     # Imported here because only this command needs Java and jars.
     from kafka_marshal.testing.broker import EmbeddedBroker
+    from kafka_marshal.testing.jars import fetch_note
 
+    note = fetch_note()
+    if note is not None:
+        notify(note)
     with EmbeddedBroker(port=port, data_dir=data_dir) as broker:
         prepare(broker.bootstrap_servers)
         signals.is_serving = True

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kafka_marshal import ConfigurationError, CoordinationError, Key, KeyHistory
+from kafka_marshal import ConfigurationError, CoordinationError, Key, KeyHistory, World
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.placement import by_partition, place_under
 from kafka_marshal_cli import history_presenters, parsing
@@ -19,6 +19,7 @@ from kafka_marshal_cli.shared import (
     Partition,
     TopicPartition,
     command,
+    note_unknown_group,
     notify,
     wall_ms,
 )
@@ -179,14 +180,16 @@ def explain(
     known = found.world.keys.get(found.key)
     is_new = known is None or (known.owner is None and known.position is None)
     if at is None and is_new:
-        _notify_waiting(call, found.key)
+        world = call.world()
+        note_unknown_group(world, group)
+        _notify_waiting(world, found.key)
 
 
-def _notify_waiting(call: Call, key: Key) -> None:
+def _notify_waiting(world: World, key: Key) -> None:
     """Note that a new partition of a topic that has grown waits for an old one."""
     from kafka_marshal.admin.growing import waiting
 
-    for each in waiting(by_partition(call.world().partitions), key.group_id):
+    for each in waiting(by_partition(world.partitions), key.group_id):
         if each.topic != key.topic or key.partition not in each.waiting:
             continue
         end = "its end, which is not known yet"
@@ -223,3 +226,5 @@ def history(
     shown = _selected(rows, since=since, limit=limit, ends=ends)
     section = Section("claims", shown, history_presenters.CLAIM_COLUMNS)
     _show(call, found, section, at=at, count=found.claims_count)
+    if at is None and not found.claims_count:
+        note_unknown_group(call.world(), group)

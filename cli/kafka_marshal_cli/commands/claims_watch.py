@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Annotated, Any, Protocol
 
@@ -15,6 +15,7 @@ from rich.text import Text
 
 from kafka_marshal import CoordinationError, TopicPartition, World, WorldWatch
 from kafka_marshal.clock import instant
+from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.views.watch import Change
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.follow_loop import Idle, Outages, check_reader, ending_in_order
@@ -214,7 +215,7 @@ class TableView:
 
     def _drawn(self, world: World, outage: CoordinationError | None) -> Group:
         rows = self._selection.rows(world, is_away=outage is not None)
-        head = f"{len(rows)} claims at {instant(world.read_at_ms)}"
+        head = f"{len(rows)} claims{_states(rows)} at {instant(world.read_at_ms)}"
         if outage is not None:
             head += f"; THE BROKERS DO NOT ANSWER: {escape(str(outage))}"
         changes = [Text(escape(line), style="dim") for line in self._last]
@@ -226,17 +227,36 @@ class TableView:
             has_handoff=any(row["offer"] for row in rows),
         )
         width, height = self._live.console.size
+
+        def room() -> int:
+            under = [Text(head), *changes]
+            used = sum(len(text.wrap(self._live.console, width)) for text in under)
+            # Titles may fold, and one line states how many rows are left out.
+            return max(1, height - used - _TITLE_LINES_MAX - 1)
+
+        if len(rows) > room():
+            rows = sorted(rows, key=_is_fresh)
         shown = Section("claims", rows[:height], cells)
         section, left_out = fitting(shown, width, less=_LESS)
         if left_out:
             head += f"; no room for {', '.join(left_out)}"
-        under = [Text(head), *changes]
-        used = sum(len(text.wrap(self._live.console, width)) for text in under)
-        # Titles may fold into three lines, and one states how many rows are left out.
-        count = max(1, height - used - _TITLE_LINES_MAX - 1)
+        count = room()
         more = [Text(f"... and {len(rows) - count} more")] if rows[count:] else []
         table = grid(attrs.evolve(section, rows=section.rows[:count]), width=width)
         return Group(Text(head), table, *more, *changes)
+
+
+def _is_fresh(row: Row) -> bool:
+    """Return whether a claim has an owner that renews it; others are shown first."""
+    return bool(row["freshness_estimate"] == Freshness.FRESH.value)
+
+
+def _states(rows: Sequence[Row]) -> str:
+    """Return how many claims are in which state, empty if all are fresh."""
+    counts = Counter(row["freshness_estimate"] or "without owner" for row in rows)
+    if all(map(_is_fresh, rows)):
+        return ""
+    return f" ({', '.join(f'{count} {name}' for name, count in counts.most_common())})"
 
 
 def view_of(

@@ -14,7 +14,7 @@ from kafka_marshal import Admin, ConfigurationError
 from kafka_marshal.admin.formatting import Format
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.testing.broker import EmbeddedBroker
-from kafka_marshal.testing.jars import KAFKA_VERSION, cache_dir
+from kafka_marshal.testing.jars import KAFKA_VERSION, fetch_note
 from kafka_marshal_cli.demo.show import DELIVERIES, Show
 from kafka_marshal_cli.demo.stage import Plan, Stage
 from kafka_marshal_cli.demo.verdict import Verdict, judge
@@ -148,12 +148,9 @@ def play(options: DemoOptions, show: Show) -> Outcome:
 
 
 def _start_broker(show: Show) -> EmbeddedBroker:
-    listing = cache_dir() / f"kafka-{KAFKA_VERSION}.list"
-    if not listing.is_file():
-        show.step(
-            f"Fetching Apache Kafka {KAFKA_VERSION} into {cache_dir()}; this happens "
-            "once and takes a while."
-        )
+    note = fetch_note()
+    if note is not None:
+        show.step(note)
     show.step(f"Starting Apache Kafka {KAFKA_VERSION}: one broker, on this machine.")
     broker = EmbeddedBroker().start()
     show.step(f"The broker serves at {broker.bootstrap_servers}.")

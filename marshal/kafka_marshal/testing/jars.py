@@ -221,6 +221,20 @@ def _resolve(java: Java, root: Path) -> list[Path]:
     raise _unresolved(why)
 
 
+def fetch_note() -> str | None:
+    """Return the line to show before the jars are fetched, None if they are there."""
+    if _listing().is_file():
+        return None
+    return (
+        f"Fetching Apache Kafka {KAFKA_VERSION} (120 MB) into {cache_dir()}; this "
+        "happens once and takes a while."
+    )
+
+
+def _listing() -> Path:
+    return cache_dir() / f"kafka-{KAFKA_VERSION}.list"
+
+
 def kafka_jars(java: Java) -> list[Path]:
     """Return the jars that make up the class path of a Kafka broker.
 
@@ -237,7 +251,7 @@ def kafka_jars(java: Java) -> list[Path]:
     """
     root = cache_dir()
     root.mkdir(parents=True, exist_ok=True)
-    listing = root / f"kafka-{KAFKA_VERSION}.list"
+    listing = _listing()
     with file_lock(root / "lock", timeout_s=RESOLVE_TIMEOUT_S):
         jars = _kept(listing)
         if jars is None:

@@ -8,9 +8,11 @@ from typing import Annotated
 import pytest
 import typer
 from logkit import Log, member
+from typer.testing import CliRunner
 
 from kafka_marshal import Key, World
 from kafka_marshal_cli import completion_cache
+from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.completion_cache import DOMAINS_MAX, NAMES_MAX, cache_path, save
 
 
@@ -121,6 +123,31 @@ def test_an_option_is_completed_by_its_placeholder():
     completion_cache.complete("p", int)
     assert group.autocompletion is completion_cache.groups
     assert other.autocompletion is None
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("claims explain billing pay", "payments"),
+        ("groups reset billing --topic pay", "payments"),
+        ("groups history bil", "billing"),
+        ("clients drain w", "w1"),
+        ("clients fence billing w", "w1"),
+        ("plan simulate billing --kill w", "w1"),
+        ("consume pay", "payments"),
+        ("topic info --coordination-topic pay", ""),
+    ],
+)
+def test_names_are_completed_wherever_a_command_takes_them(words, wanted):
+    """Whatever follows or encloses the name in the placeholder."""
+    save(world(), "localhost:9092", topic="__marshal")
+    asked = {
+        "_MARSHAL_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"marshal {words}",
+        "COMP_CWORD": str(len(words.split())),
+    }
+    outcome = CliRunner().invoke(app, prog_name="marshal", env=asked)
+    assert wanted in outcome.stdout.split() or not (wanted or outcome.stdout.strip())
 
 
 def test_a_user_without_a_home_directory_has_no_cache(monkeypatch):

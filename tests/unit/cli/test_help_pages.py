@@ -8,8 +8,9 @@ import pytest
 import typer
 from rich.text import Text
 from typer.main import get_command
+from typer.testing import CliRunner
 
-from kafka_marshal_cli.assembly import complete_command
+from kafka_marshal_cli.assembly import app, complete_command
 from kafka_marshal_cli.help_pages import page
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
@@ -125,6 +126,26 @@ def test_no_line_is_longer_than_a_terminal(width):
 def test_a_narrow_terminal_drops_nothing():
     for command in COMMANDS:
         assert shown(command, width=1).split() == shown(command, width=300).split()
+
+
+def test_placeholders_are_names_and_not_types_of_python():
+    text = "\n".join(shown(command, width=300) for command in COMMANDS)
+    assert re.findall(r"<(?:int|str|list)|[{]|\[\[", text) == []
+    assert "--claims-max N " in text
+
+
+@pytest.mark.parametrize(
+    ("path", "usage"),
+    [
+        ("consume", "[OPTIONS] TOPIC..."),
+        ("claims who", "[OPTIONS] GROUP TOPIC[:PARTITION] [PARTITION]"),
+        ("clients drain", "[OPTIONS] [CLIENT]"),
+    ],
+)
+def test_the_usage_is_that_of_the_reference(path, usage):
+    """Also that of an error, which typer writes."""
+    outcome = CliRunner().invoke(app, [*path.split(), "--no-such-option"])
+    assert f"{path} {usage}\n" in outcome.output
 
 
 def test_help_texts_have_no_markup_but_escaped_brackets():

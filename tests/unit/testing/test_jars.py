@@ -83,6 +83,13 @@ def test_resolved_once_and_kept(cache, jgo):
     assert calls(cache) == 1
 
 
+def test_a_long_download_is_noted_before_it_begins(cache, jgo):
+    jgo(JGO)
+    assert f"(120 MB) into {cache}" in jars.fetch_note()
+    jars.kafka_jars(JAVA)
+    assert jars.fetch_note() is None
+
+
 @pytest.mark.parametrize("damage", ["gone", "cut"])
 def test_damaged_jar_is_fetched_again(cache, jgo, damage):
     jgo(JGO)

@@ -15,6 +15,7 @@ from kafka_marshal import errors
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.errors import ConfigurationError, CoordinationError, MarshalError
 from kafka_marshal.history.historian import SAMPLE_MS_DEFAULT
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.spark.audit import schema
 from kafka_marshal.spark.audit.folding import (
     Bounds,
@@ -38,12 +39,15 @@ _PLAN = f"{schema.T.name} int, end bigint, is_new boolean"
 # Errors of the package in a task's traceback; messages have one line.
 _MARSHAL_ERROR = re.compile(r"^kafka_marshal\.errors\.(\w+): (.+)$", re.MULTILINE)
 _RAISED = re.compile(r"^[\w.]+(?:Error|Exception): .+$", re.MULTILINE)
-_TAKEOVERS = """
+# Keys of the log's own duties are claimed for a moment each few minutes: their gaps are
+# no takeover times, and they would be the keys that change owners most.
+IS_DATA = f"topic NOT IN {tuple(sorted(RESERVED_TOPICS))}"
+_TAKEOVERS = f"""
 SELECT ending, COUNT(*) AS handoffs_count, PERCENTILE(gap_ms, 0.5) AS p50_ms,
        PERCENTILE(gap_ms, 0.99) AS p99_ms, MAX(gap_ms) AS max_ms,
        MAX(late_ms) AS late_ms_max
-FROM handoffs GROUP BY ending ORDER BY ending
-"""
+FROM handoffs WHERE {IS_DATA} GROUP BY ending ORDER BY ending
+"""  # noqa: S608 - of constants
 
 
 @attrs.frozen
@@ -122,7 +126,7 @@ class Audit:
         return {name: found[name] for name in names}
 
     def takeovers(self) -> list[dict[str, Any]]:
-        """Return how long keys were without owner, by the ending of the last claim."""
+        """Return how long data partitions had no owner, by the last claim's ending."""
         return [row.asDict() for row in self.spark.sql(_TAKEOVERS).collect()]
 
     def check(self, *, tolerance_ms: int | None = None) -> list[Finding]:

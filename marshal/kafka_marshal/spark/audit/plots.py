@@ -6,8 +6,9 @@ Apart from ``report``, because it imports matplotlib.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from io import StringIO
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.history.historian import AGES_PER_H
@@ -20,9 +21,10 @@ CLIENTS_COLOURED_MAX = 12
 LABEL_CHARACTERS_MAX = 48
 # Metadata that contains URLs; the page refers to nothing outside.
 _METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
-_OTHERS = "#9aa0a6"
+_OTHERS = "#d5d8dc"  # apart from the gray of a named client
 _YEAR_9999_MS = 253_370_764_800_000
 _WIDTH_INCHES = 10.0
+_LEGEND_CHARACTERS = 120  # of all columns
 
 
 class Bar(NamedTuple):
@@ -63,7 +65,13 @@ def timeline(bars: Sequence[Bar]) -> str:
     named = by_count[:CLIENTS_COLOURED_MAX]
     colours = {name: f"C{i}" for i, name in enumerate(named[:10])}
     colours |= dict(zip(named[10:], ("#1b5e20", "#4a148c"), strict=False))
-    figure, axes = _axes(1.2 + max(0.22 * len(lanes), 0.24 * (len(named) + 1)))
+    labels = [_label(name) for name in named]
+    if len(by_count) > len(named):
+        labels.append(f"{len(by_count) - len(named)} others")
+    # Below, not beside: names of processes are long.
+    legend_columns = _LEGEND_CHARACTERS // max(map(len, [*labels, "." * 20]))
+    legend_rows = -(-len(labels) // legend_columns)
+    figure, axes = _axes(1.2 + 0.22 * (len(lanes) + legend_rows))
     for number, lane in enumerate(lanes):
         mine = [bar for bar in bars if bar.lane == lane]
         spans = [(_day(b.start_ms), _day(b.end_ms) - _day(b.start_ms)) for b in mine]
@@ -71,16 +79,20 @@ def timeline(bars: Sequence[Bar]) -> str:
         axes.broken_barh(spans, (number - 0.4, 0.8), facecolors=tints)
     axes.set_yticks(range(len(lanes)), [_label(lane) for lane in lanes])
     axes.invert_yaxis()
-    handles = [axes.bar(0, 0, color=colours[name]) for name in named]
-    labels = [_label(name) for name in named]
-    if len(by_count) > len(named):
+    handles: list[Any] = [axes.bar(0, 0, color=colours[name]) for name in named]
+    if len(labels) > len(named):
         handles.append(axes.bar(0, 0, color=_OTHERS))
-        labels.append(f"{len(by_count) - len(named)} others")
-    axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower left",
+        ncols=legend_columns,
+        frameon=False,
+    )
     if bars:
         first, last = min(b.start_ms for b in bars), max(b.end_ms for b in bars)
         axes.set_xlim(_day(first), _day(max(last, first + 1)))
-    axes.xaxis_date()
+    _of_time(axes)
     return _svg(figure)
 
 
@@ -112,7 +124,7 @@ def distances(lines: Mapping[str, Sequence[tuple[int, float]]], what: str) -> st
     for name, points in lines.items():
         moments = [_day(at_ms) for at_ms, _ in points]
         axes.step(moments, [n for _, n in points], where="post", label=_label(name))
-    axes.xaxis_date()
+    _of_time(axes)
     axes.set_ylabel(what)
     if lines:
         axes.legend(frameon=False)
@@ -157,6 +169,25 @@ def _axes(height_inches: float) -> tuple["Figure", "Axes"]:
     return figure, axes
 
 
+def _of_time(axes: "Axes") -> None:
+    """Label the horizontal axis with times in UTC, whatever matplotlib's settings."""
+    dates: Any = import_module("matplotlib.dates")  # has no types
+    locator = dates.AutoDateLocator(tz="UTC")
+    minute, date = "%H:%M", "%Y-%m-%d"
+    form = dates.ConciseDateFormatter(
+        locator,
+        tz="UTC",
+        # Of ticks by years, months, days, hours, minutes, seconds; zero_formats of
+        # those where the next larger unit starts, offset_formats of the text below.
+        formats=["%Y", "%Y-%m", "%m-%d", minute, minute, "%H:%M:%S"],
+        zero_formats=["", "%Y", "%Y-%m", "%m-%d", minute, "%H:%M:%S"],
+        offset_formats=["", "", "%Y", date, date, date],
+    )
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(form)
+    axes.set_xlabel("UTC")
+
+
 def _svg(figure: "Figure") -> str:
     buffer = StringIO()
     with _style():
@@ -172,7 +203,13 @@ def _day(at_ms: int) -> float:
 
 
 def _label(text: str) -> str:
-    """Return a name for a plot: short, and not parsed as a formula."""
-    short = text if len(text) <= LABEL_CHARACTERS_MAX else f"{text[:47]}…"
+    """Return a name for a plot: short, and not parsed as a formula.
+
+    What is left out is in the middle: the end has the partition, or
+    what differs among the processes of a deployment.
+    """
+    half = LABEL_CHARACTERS_MAX // 2
+    is_short = len(text) <= LABEL_CHARACTERS_MAX
+    short = text if is_short else f"{text[: half - 1]}…{text[-half:]}"
     shown = "".join(c if c.isprintable() else "\ufffd" for c in short)
     return shown.replace("$", r"\$")

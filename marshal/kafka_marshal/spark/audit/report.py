@@ -4,6 +4,7 @@ Spark aggregates; the driver gets only the top rows of lists and counts of bucke
 """
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.audit import plots
 from kafka_marshal.spark.audit.folding import Source
 from kafka_marshal.spark.audit.invariants import INVARIANTS, Finding
+from kafka_marshal.spark.audit.job import IS_DATA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,11 +31,16 @@ PARTITIONS_ASKED_MAX = 10_000
 Row = dict[str, Any]
 Ends = Mapping[TopicPartition, int]
 
-_KEYS = """
+_KEYS = f"""
 SELECT group_id, topic, partition, COUNT(*) AS claims_count, MAX(start_offset) AS last
-FROM intervals GROUP BY group_id, topic, partition
+FROM intervals WHERE {IS_DATA} GROUP BY group_id, topic, partition
 ORDER BY claims_count DESC, group_id, topic, partition LIMIT :limit
-"""
+"""  # noqa: S608 - of constants
+_COUNTS = f"""
+SELECT COUNT(*) AS claims_count,
+       COUNT(DISTINCT group_id, topic, partition) AS keys_count
+FROM intervals WHERE {IS_DATA}
+"""  # noqa: S608
 _BARS = """
 SELECT i.group_id, i.topic, i.partition, i.client_id, i.start_append_ms AS start_ms,
        COALESCE(i.end_append_ms, p.append_ms) AS end_ms
@@ -42,11 +49,11 @@ FROM intervals i JOIN shown_keys k
 JOIN partitions p ON i.coordinating_partition = p.coordinating_partition
 ORDER BY i.start_append_ms DESC LIMIT :limit
 """
-_GAPS = """
+_GAPS = f"""
 SELECT ending, CAST(FLOOR(LOG2(GREATEST(gap_ms, 1)) * 4) AS INT) AS bucket,
        COUNT(*) AS count
-FROM handoffs GROUP BY ending, bucket
-"""
+FROM handoffs WHERE {IS_DATA} GROUP BY ending, bucket
+"""  # noqa: S608
 _REFUSED = """
 SELECT outcome, reason, record_type, COUNT(*) AS count FROM refused
 GROUP BY outcome, reason, record_type ORDER BY count DESC, outcome, reason LIMIT :limit
@@ -64,6 +71,7 @@ FROM grants GROUP BY group_id, outcome ORDER BY group_id, outcome LIMIT :limit
 _PAUSES = """
 SELECT group_id, client_id, person, reason, topics, MIN(start_append_ms) AS start_ms,
        MAX(until_ms) AS until_ms, MAX(ending) AS ending,
+       MAX(CASE WHEN ending <> 'ran_out' THEN end_append_ms END) AS end_ms,
        MAX(renewals_count) AS renewals_count
 FROM pauses GROUP BY group_id, op_id, client_id, person, reason, topics
 ORDER BY start_ms DESC LIMIT :limit
@@ -124,20 +132,33 @@ TEMPLATE = """\
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Audit of {{ facts.coordination_topic }}</title>
 <style>
+:root { color-scheme: light dark; }
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem;
- padding: 0 1rem; color: #202124; }
+ padding: 0 1rem; color: #202124; background: #fff; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 table { border-collapse: collapse; font-size: .87rem; }
 th, td { text-align: left; padding: .2rem .8rem .2rem 0; vertical-align: top;
  border-bottom: 1px solid #e0e0e0; }
-td { max-width: 24rem; overflow-wrap: break-word; } .wide { overflow-x: auto; }
+th { overflow-wrap: normal; } td { max-width: 24rem; overflow-wrap: break-word; }
+.wide { overflow-x: auto; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 code { font-size: .85em; } .note { color: #5f6368; font-size: .87rem; }
 .good { color: #1b5e20; } .bad { color: #b71c1c; }
-svg { max-width: 100%; height: auto; }
+svg { display: block; max-width: 100%; min-width: 44rem; height: auto; }
 pre { background: #f5f5f5; padding: .6rem; overflow-x: auto; font-size: .8rem; }
+@media screen and (prefers-color-scheme: dark) {
+ body { color: #e3e3e3; background: #1a1a1a; } th, td { border-color: #444; }
+ .note { color: #a8adb2; } .good { color: #81c784; } .bad { color: #ef9a9a; }
+ pre { background: #2a2a2a; } svg { filter: invert(.9) hue-rotate(180deg); }
+}
+@media print {
+ body { margin: 0; max-width: none; } h2, h3 { break-after: avoid; }
+ svg { min-width: 0; } svg, tr { break-inside: avoid; }
+ .wide, pre { overflow: visible; } pre { white-space: pre-wrap; }
+}
 </style>
 </head>
 <body>
@@ -153,6 +174,9 @@ pre { background: #f5f5f5; padding: .6rem; overflow-x: auto; font-size: .8rem; }
 </tr>{% endfor %}
 </tbody></table></div>
 {% else %}<p class="note">none</p>{% endif %}
+{% endmacro %}
+{% macro plot(svg, what) %}
+<div class="wide"><div role="img" aria-label="{{ what }}">{{ svg }}</div></div>
 {% endmacro %}
 <h1>Audit of {{ facts.coordination_topic }}</h1>
 <p>Cluster {{ facts.cluster_id }}, as of {{ facts.as_of.time_ms | instant }};
@@ -177,24 +201,25 @@ all the same.{% endif %}</p>
 {% endif %}
 
 <h2>Who owned what</h2>
-{% if keys_shown < keys_count or bars_shown < claims_count %}
-<p class="note">{{ keys_shown }} of {{ keys_count }} keys are drawn, those that
-changed hands most often, with {{ bars_shown }} of {{ claims_count }}
-claims.</p>
+<p class="note">{% if keys_shown < keys_count or bars_shown < claims_count %}
+{{ keys_shown }} of {{ keys_count }} keys are drawn, those that changed hands most
+often, with the last {{ bars_shown }} of {{ claims_count }} claims.
 {% endif %}
-{{ timeline }}
+<code>marshal claims history GROUP TOPIC:PARTITION</code> lists those of one
+partition.</p>
+{{ plot(timeline, "The owners of each partition over time") }}
 
 <h2>Takeover times</h2>
 <p class="note">From the release, or from the last renewal of a silent owner, to the
 next claim, in log time. A silent owner is stale after two heartbeat intervals at the
-earliest.</p>
+earliest. Late is how long a process that waited for a key got it after it could.</p>
 {{ grid(takeovers, ["ending", "handoffs_count", "p50_ms", "p99_ms", "max_ms",
  "late_ms_max"]) }}
-{{ gaps }}
+{{ plot(gaps, "Number of handoffs by time without owner") }}
 
 <h2>{{ lag_title }}</h2>
 <p class="note">{{ lag_note }}</p>
-{{ distances }}
+{{ plot(distances, lag_title) }}
 {% if lags %}
 {{ grid(lags, ["group_id", "partitions_count", "lag", "lag_max"]) }}
 {% endif %}
@@ -202,21 +227,25 @@ earliest.</p>
 <h2>Heartbeat ages</h2>
 <p class="note">How old claims were when they were renewed, of all groups since the
 log's start.</p>
-{{ ages }}
+{{ plot(ages, "Number of renewals by age of the claim") }}
 
 <h2>Records that took no effect</h2>
 {{ grid(refused, ["outcome", "reason", "record_type", "count"]) }}
 {% if clients_refused %}
-<p class="note">By whom, the {{ clients_refused | length }} that come first:</p>
+<p class="note">The clients with most of them:</p>
 {{ grid(clients_refused, ["client_id", "reason", "count"]) }}
 {% endif %}
 
 <h2>Grants at most once</h2>
+<p class="note"><code>marshal grants losses --group GROUP</code> lists what was never
+processed.</p>
 {{ grid(grants, ["group_id", "outcome", "count", "offsets_count"]) }}
 
 <h2>Pauses</h2>
+<p class="note">A reset has one, too; <code>marshal groups history GROUP</code> lists
+what admins did.</p>
 {{ grid(pauses, ["group_id", "client_id", "person", "reason", "topics", "began",
- "until", "ending", "renewals_count"]) }}
+ "until", "ending", "ended", "renewals_count"]) }}
 
 <h2>End state</h2>
 {{ grid(partitions, ["coordinating_partition", "first_offset", "next_offset",
@@ -279,27 +308,28 @@ def render(
 ) -> str:
     """Return the page of an audit."""
     spark = audit.spark
-    parts, counts = audit.partitions(), audit.counts()
+    parts = audit.partitions()
     pauses = _rows(spark, _PAUSES, limit=ROWS_SHOWN_MAX)
     for row in pauses:
         row["began"] = instant(row["start_ms"])
         row["until"] = instant(row["until_ms"])
-    bars, keys_count = _bars(spark)
+        row["ended"] = None if row["end_ms"] is None else instant(row["end_ms"])
+    (counts,) = _rows(spark, _COUNTS)
+    bars, takeovers = _bars(spark), audit.takeovers()
     lines, lags = _lines(spark, ends or {})
     bounds = {k: v for k, v in audit.facts["bounds"].items() if v is not None}
     values = {
         "facts": audit.facts,
         "partitions": parts,
         "entries_count": sum(row["entries_count"] for row in parts),
-        "claims_count": counts["intervals"],
-        "handoffs_count": counts["handoffs"],
+        **counts,
+        "handoffs_count": sum(row["handoffs_count"] for row in takeovers),
         "ranged": ", ".join(f"{name} {value}" for name, value in bounds.items()),
         "invariants": INVARIANTS,
         "findings": findings,
         "keys_shown": len({bar.lane for bar in bars}),
-        "keys_count": keys_count,
         "bars_shown": len(bars),
-        "takeovers": audit.takeovers(),
+        "takeovers": takeovers,
         "refused": _rows(spark, _REFUSED, limit=ROWS_SHOWN_MAX),
         "clients_refused": _rows(spark, _CLIENTS_REFUSED),
         "grants": _rows(spark, _GRANTS, limit=ROWS_SHOWN_MAX),
@@ -329,27 +359,28 @@ def _words(*, is_real: bool) -> dict[str, str]:
             "the right is the lag now.",
         }
     return {
-        "lag_title": "Way still to go over time",
+        "lag_title": "Distance to the highest known position over time",
         "lag_note": "From each position to the highest one that the log has of the "
-        "same partition, summed over a group's partitions. Where the data "
-        "ended was not asked (--with-lag asks).",
+        "same partition, summed over a group's partitions. The ends of the data "
+        "partitions were not looked up; --with-lag does that.",
     }
 
 
-def _bars(spark: "SparkSession") -> tuple[list[plots.Bar], int]:
+def _bars(spark: "SparkSession") -> list[plots.Bar]:
+    """Return the bars of the timeline, in the order of its lanes."""
     keys = spark.sql(_KEYS, args={"limit": KEYS_SHOWN_MAX})
     keys.createOrReplaceTempView("shown_keys")
-    count = spark.sql("SELECT DISTINCT group_id, topic, partition FROM intervals")
-    found = [
+    rows = _rows(spark, _BARS, limit=BARS_SHOWN_MAX)
+    rows.sort(key=itemgetter("group_id", "topic", "partition", "start_ms"))
+    return [
         plots.Bar(
             lane=f"{row['group_id']} {row['topic']}-{row['partition']}",
             client_id=row["client_id"],
             start_ms=row["start_ms"],
             end_ms=max(row["start_ms"], row["end_ms"] or 0),
         )
-        for row in _rows(spark, _BARS, limit=BARS_SHOWN_MAX)
+        for row in rows
     ]
-    return sorted(found), count.count()
 
 
 def _lines(

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from kafka_marshal_cli.commands.broker import Signals, _Stopped
+from kafka_marshal.testing import broker
+from kafka_marshal_cli.commands.broker import Signals, _Stopped, serve
 
 
 def test_a_signal_before_the_broker_is_up_aborts_the_start():
@@ -13,6 +14,19 @@ def test_a_signal_before_the_broker_is_up_aborts_the_start():
     with pytest.raises(_Stopped):
         signals.on_signal(signal.SIGTERM, None)
     signals.on_signal(signal.SIGTERM, None)  # the second is one too many
+
+
+def test_a_download_is_noted(monkeypatch, tmp_path, capsys):
+    """It takes minutes, in which the command would seem to do nothing."""
+
+    def stop(**_):
+        raise _Stopped
+
+    monkeypatch.setenv("KAFKA_MARSHAL_CACHE", str(tmp_path))
+    monkeypatch.setattr(broker, "EmbeddedBroker", stop)
+    with pytest.raises(_Stopped):
+        serve(Signals(), port=0, data_dir=None, prepare=print)
+    assert capsys.readouterr().err.startswith("Fetching Apache Kafka")
 
 
 def test_the_handler_takes_no_lock_that_it_may_interrupt():

@@ -177,6 +177,16 @@ def test_a_partition_that_does_not_exist_is_refused(log, monkeypatch):
     assert "unclaimed: nobody has won it since the log began" in outcome.stdout
 
 
+@pytest.mark.parametrize("command", ["explain", "history"])
+def test_a_group_that_nobody_is_a_member_of_is_noted(log, monkeypatch, command):
+    """The name may be misspelt: the answer alone reads as if nobody had claimed it."""
+    monkeypatch.setattr(Call, "world", lambda _: World([log.state], {}))
+    monkeypatch.setattr(Admin, "partition_count", lambda *_: 2)
+    note = "the log knows no members and no claims of group"
+    assert f"{note} 'gg'" in invoke(command, "gg", "t:1").stderr
+    assert note not in invoke(command, "g", "t:1").stderr
+
+
 def test_text_from_the_log_is_escaped(log):
     record = msgspec.structs.replace(release(7, client="c2"), reason="\x1b[2J")
     log.append(record)
@@ -199,6 +209,6 @@ def test_what_a_new_partition_of_a_topic_that_has_grown_waits_for(monkeypatch):
     log.append(growth(8, 4, ends=(9, 0, 0, 0)))
     note = invoke("explain", "g", "t:4").stderr
     assert note == f"{waits}offset 9; see: marshal groups grow --topic t\n"
-    assert invoke("explain", "h", "t:4").stderr == ""
+    assert waits not in invoke("explain", "h", "t:4").stderr
     log.append(release(log.claimed(), 9))
     assert invoke("explain", "g", "t:4").stderr == ""

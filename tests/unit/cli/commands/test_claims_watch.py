@@ -264,6 +264,29 @@ def test_the_table_fits_into_a_small_terminal(story):
     assert any("worker-with-name" in line for line in shown)
 
 
+def test_a_small_terminal_shows_first_what_has_no_fresh_owner(story):
+    """Of many claims the few that need a look are not below the edge."""
+    for partition in range(19):
+        story.write(claim("c1", key=Key("g", "t", partition)))
+    epoch = story.write(claim("c1", key=Key("g", "t", 19)))
+    story.write(release(epoch, key=Key("g", "t", 19)))
+    watch = story.watch()
+    console = Console(file=StringIO(), force_terminal=True, width=160, height=12)
+    live = Live(console=console, auto_refresh=False, redirect_stdout=False)
+    board = TableView(live, Selection(None, None))
+
+    def drawn():
+        lines = console.render_lines(board._drawn(watch.world(), None), pad=False)
+        return ["".join(part.text for part in line).rstrip() for line in lines]
+
+    head, _, first, second, *_ = drawn()
+    assert head.startswith("20 claims (19 fresh, 1 without owner) at ")
+    assert first.split()[2] == "19"
+    assert second.split()[2] == "0"
+    live.console.height = 40
+    assert drawn()[2].split()[2] == "0"
+
+
 def test_a_change_without_a_claim_as_json():
     row = change_row(
         Change(what="unpaused", group_id="g", partition=1, offset=5, time_ms=9), 77

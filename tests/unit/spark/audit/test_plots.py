@@ -4,11 +4,12 @@ import re
 import sys
 from xml.etree import ElementTree as ET
 
+import matplotlib as mpl
 import pytest
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.spark.audit import plots
-from kafka_marshal.spark.audit.plots import Bar
+from kafka_marshal.spark.audit.plots import LABEL_CHARACTERS_MAX, Bar, _label
 
 HOSTILE = "$\\frac{<script>-->\x1b"
 YEAR_MS = 1_700_000_000_000
@@ -55,6 +56,34 @@ def test_a_plot_is_one_valid_svg(svg):
     assert "<text" not in svg
     assert re.findall(r'href="(?!#)', svg) == []
     assert len(svg) < 400_000
+
+
+def test_a_long_name_keeps_its_end():
+    """Lanes of one topic differ in the partition, processes in the end of the name."""
+    lanes = [f"{'g' * 200} {'t' * 249}-{n}" for n in (3, 12)]
+    labels = [_label(lane) for lane in lanes]
+    assert [label[-3:] for label in labels] == ["t-3", "-12"]
+    assert {len(label) for label in labels} == {LABEL_CHARACTERS_MAX}
+    assert _label("g" * LABEL_CHARACTERS_MAX) == "g" * LABEL_CHARACTERS_MAX
+
+
+@pytest.mark.parametrize(
+    ("last_s", "wanted", "below"),
+    [
+        (30, "12:00:30", "1970-01-01"),
+        (3_600, "12:30", "1970-01-01"),
+        (5 * 86_400, "01-03", "1970"),
+    ],
+)
+def test_times_are_in_utc_whatever_the_settings(last_s, wanted, below):
+    with mpl.rc_context({"timezone": "Asia/Tokyo"}):
+        _, axes = plots._axes(2.0)
+        axes.plot([0.5, 0.5 + last_s / 86_400], [0, 1])
+        plots._of_time(axes)
+        labels = [each.get_text() for each in axes.get_xticklabels()]
+    assert wanted in labels
+    assert axes.get_xlabel() == "UTC"
+    assert axes.xaxis.get_major_formatter().get_offset() == below
 
 
 def test_the_same_data_gives_the_same_plot():

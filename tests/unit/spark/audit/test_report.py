@@ -1,7 +1,17 @@
 """The page of the report."""
 
+import re
+
 from kafka_marshal.spark.audit.invariants import INVARIANTS, OVERLAP, Finding
-from kafka_marshal.spark.audit.report import instant, page, shown
+from kafka_marshal.spark.audit.job import _TAKEOVERS
+from kafka_marshal.spark.audit.report import (
+    _COUNTS,
+    _GAPS,
+    _KEYS,
+    instant,
+    page,
+    shown,
+)
 
 HOSTILE = "</td><script>alert(1)</script>\x1b[31m\u202e"
 PLOTS = dict.fromkeys(("timeline", "gaps", "distances", "ages"), "<svg></svg>")
@@ -60,6 +70,21 @@ def test_findings_are_shown_with_rows_and_query():
 def test_omissions_are_shown():
     text = page(values(keys_shown=40, keys_count=5_000, bars_shown=4_000), PLOTS)
     assert "40 of 5,000 keys are drawn" in text
+
+
+def test_the_page_fits_a_phone_a_dark_screen_and_paper():
+    text = page(values(), PLOTS)
+    assert '<meta name="viewport" content="width=device-width' in text
+    assert "color-scheme: light dark" in text
+    assert "@media screen and (prefers-color-scheme: dark)" in text
+    assert "@media print" in text
+    assert len(re.findall(r'role="img" aria-label="\w', text)) == len(PLOTS)
+
+
+def test_claims_of_the_logs_own_duties_are_left_out():
+    """They are claimed each few minutes, and would be all that is drawn."""
+    for sql in (_KEYS, _COUNTS, _GAPS, _TAKEOVERS):
+        assert "topic NOT IN ('/checkpoint', '/planner')" in sql
 
 
 def test_values_are_readable():
