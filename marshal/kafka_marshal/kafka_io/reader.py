@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import groupby, repeat
 from operator import attrgetter
 from typing import Any
@@ -237,6 +236,10 @@ class KafkaDataReader(DataReader):
         # Whether polls of the consumer return records as they are handed on.
         self._is_parsed = False
         self._connecting: _Connecting | None = None
+        # Held by a poll of this consumer, and by its close, which may follow on another
+        # thread: kafka-python refuses to do both at once, and then stays open.
+        self._turn = threading.RLock()
+        self._polling_thread = 0
         self._fast_retry_until = 0.0
         self._polled_s = 0.0
         self._is_closed = False
@@ -298,6 +301,16 @@ class KafkaDataReader(DataReader):
         if not self._positions.next:
             time.sleep(timeout_ms / 1000)
             return {}
+        with self._turn:
+            self._polling_thread = threading.get_ident()
+            try:
+                return self._poll(timeout_ms, max_records)
+            finally:
+                self._polling_thread = 0
+
+    def _poll(
+        self, timeout_ms: int, max_records: int
+    ) -> Mapping[TopicPartition, Sequence[Record]]:
         deadline = Deadline(timeout_ms)
         if not timeout_ms and self._awaits_answer():
             return {}
@@ -310,6 +323,8 @@ class KafkaDataReader(DataReader):
             )
         except Exception as error:
             raise self._translate(error) from error
+        if self._is_closed:
+            return {}
         self._polled_s = time.monotonic()
         if self._fast_retry_until and (
             batches or time.monotonic() > self._fast_retry_until
@@ -518,10 +533,18 @@ class KafkaDataReader(DataReader):
 
     def _drop_consumer(self, timeout_ms: int) -> None:
         consumer, self._consumer = self._consumer, None
+        turn, self._turn = self._turn, threading.RLock()
         if consumer is None or os.getpid() != self._pid:
             return
-        closer = in_background(partial(consumer.close, autocommit=False))
-        closer.join(timeout=max(0.0, timeout_ms / 1000))
+
+        def close() -> None:
+            with turn:
+                consumer.close(autocommit=False)
+
+        closer = in_background(close)
+        # A signal handler does not wait for the poll that it interrupts.
+        is_in_poll = self._polling_thread == threading.get_ident()
+        closer.join(timeout=0.0 if is_in_poll else max(0.0, timeout_ms / 1000))
 
     def _require_usable(self) -> None:
         if os.getpid() != self._pid:

@@ -2,6 +2,7 @@
 
 import gc
 import pickle
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -260,3 +261,71 @@ def test_what_was_parsed_and_what_was_not_is_one_sequence():
     assert reader._to_records(PLACE, [piece]).pieces == [piece]
     assert column_of(found[3:], "value") == [b"v8"]
     reader.close(0)
+
+
+class SlowConsumer(FakeConsumer):
+    """A consumer whose poll runs a call first; notes whether it was closed in a poll.
+
+    Attributes:
+        closed: Set once it is closed.
+        was_polled: Whether it was closed while it was polled.
+    """
+
+    def __init__(self, call):
+        super().__init__()
+        self.closed = threading.Event()
+        self.is_polled = self.was_polled = False
+        self._call = call
+
+    def poll(self, timeout_ms, max_records):
+        self.is_polled = True
+        self._call()
+        self.is_polled = False
+        return batches(0)
+
+    def close(self, *, autocommit):
+        self.was_polled = self.is_polled
+        self.closed.set()
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Return a reader of a consumer that runs a call in its poll, and the consumer."""
+
+    def make(call):
+        consumer = SlowConsumer(call)
+        reader = KafkaDataReader(ConnectionConfig("nowhere:1"))
+        monkeypatch.setattr(reader, "_new_consumer", lambda: consumer)
+        reader.assign([PLACE])
+        reader.seek(PLACE, 0)
+        return reader, consumer
+
+    return make
+
+
+def test_a_consumer_that_another_thread_polls_is_closed_after_the_poll(slow):
+    begun, may_end = threading.Event(), threading.Event()
+
+    def wait():
+        begun.set()
+        may_end.wait(60)
+
+    reader, consumer = slow(wait)
+    found = []
+    polling = threading.Thread(target=lambda: found.append(reader.poll(10_000, 10)))
+    polling.start()
+    assert begun.wait(60)
+    reader.close(0)
+    assert not consumer.closed.is_set()
+    may_end.set()
+    polling.join(60)
+    assert consumer.closed.wait(60)
+    assert not consumer.was_polled
+    assert found == [{}]
+
+
+def test_a_signal_handler_that_closes_does_not_wait_for_the_poll(slow):
+    reader, consumer = slow(lambda: reader.close(600_000))
+    assert reader.poll(10_000, 10) == {}
+    assert consumer.closed.wait(60)
+    assert not consumer.was_polled
