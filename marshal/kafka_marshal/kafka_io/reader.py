@@ -4,7 +4,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import groupby, repeat
 from operator import attrgetter
 from typing import Any
@@ -19,7 +18,11 @@ from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import InvalidTransition, PositionError
 from kafka_marshal.kafka_io.clients import new_client
 from kafka_marshal.kafka_io.driving import CallerSelector
-from kafka_marshal.kafka_io.faults import forked_error, required_right
+from kafka_marshal.kafka_io.faults import (
+    forked_error,
+    is_interrupt,
+    required_right,
+)
 from kafka_marshal.kafka_io.fetched_records import parse_records
 from kafka_marshal.kafka_io.packed_records import (
     Origin,
@@ -305,6 +308,11 @@ class KafkaDataReader(DataReader):
             self._polling_thread = threading.get_ident()
             try:
                 return self._poll(timeout_ms, max_records)
+            except BaseException as error:
+                if is_interrupt(error):
+                    # It may have ended any step of kafka-python halfway.
+                    self._drop_consumer(0)
+                raise
             finally:
                 self._polling_thread = 0
 
@@ -312,9 +320,9 @@ class KafkaDataReader(DataReader):
         self, timeout_ms: int, max_records: int
     ) -> Mapping[TopicPartition, Sequence[Record]]:
         deadline = Deadline(timeout_ms)
-        if not timeout_ms and self._awaits_answer():
-            return {}
         try:
+            if not timeout_ms and self._awaits_answer():
+                return {}
             if not self._connect(timeout_ms):
                 return {}
             unblock_resumed(self._consumer)
@@ -322,6 +330,8 @@ class KafkaDataReader(DataReader):
                 timeout_ms=deadline.left_ms, max_records=max(1, max_records)
             )
         except Exception as error:
+            if is_interrupt(error):
+                raise
             raise self._translate(error) from error
         if self._is_closed:
             return {}
@@ -481,13 +491,16 @@ class KafkaDataReader(DataReader):
 
         kafka-python fetches on where a poll begins. After a poll that waited for its
         records nothing would be under way until the next poll, however long they are
-        handled. Never raises, so that no record is lost: the next poll sends the same
-        and raises.
+        handled. Raises nothing of its own, so that no record is lost: the next poll
+        sends the same and raises.
         """
-        with suppress(Exception):
+        try:
             if has_found and not has_fetched(self._consumer):
                 fetcher_of(self._consumer).send_fetches()
             network_of(self._consumer).selector.flush()
+        except Exception as error:
+            if is_interrupt(error):
+                raise
 
     def _translate(self, error: Exception) -> Exception:
         """Translate an error of the consumer, and keep the reader usable."""
