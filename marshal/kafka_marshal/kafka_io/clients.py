@@ -37,6 +37,7 @@ from kafka_marshal.kafka_io.faults import (
     UNREACHABLE,
     forked_error,
     is_certificate_refused,
+    is_interrupt,
 )
 from kafka_marshal.kafka_io.patches import Network, force_close
 from kafka_marshal.kafka_io.settings import ConnectionConfig
@@ -259,7 +260,9 @@ class AdminClient:
             with ConnectionWatch() as watch:
                 self._limits.deadline, self._limits.watch = deadline, watch
                 return self._run(work, deadline, watch)
-        except Exception as raised:  # noqa: BLE001 - translated
+        except Exception as raised:
+            if is_interrupt(raised):
+                raise
             error = raised
         finally:
             self._slots.release()

@@ -6,8 +6,11 @@ families, so that messages are the same for every transport.
 
 import os
 import re
+import signal
 from collections.abc import Mapping
 from enum import Enum
+from types import CodeType
+from typing import Any
 
 import attrs
 
@@ -280,6 +283,31 @@ class Failure:
         made = kind(f"{self.doing} failed: {why} ({cause}). {next_step}")
         made.__cause__ = error
         return made
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether an exception has nothing to do with the code that it ended.
+
+    Such as Ctrl-C, an exit, or whatever else the handler of a signal raises.
+    """
+    if not isinstance(error, Exception):
+        return True
+    codes = {_code_of(signal.getsignal(each)) for each in signal.valid_signals()}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """Return the code of a signal handler, None if it has none in Python."""
+    handler = getattr(handler, "func", handler)  # of a partial
+    handler = getattr(handler, "__func__", handler)  # of a method
+    if not hasattr(handler, "__code__"):
+        handler = type(handler).__call__
+    return getattr(handler, "__code__", None)
 
 
 def forked_error(doing: str) -> MarshalError:

@@ -4,8 +4,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
 from itertools import groupby, repeat
 from operator import attrgetter
 from typing import Any
@@ -20,7 +18,11 @@ from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import InvalidTransition, PositionError
 from kafka_marshal.kafka_io.clients import new_client
 from kafka_marshal.kafka_io.driving import CallerSelector
-from kafka_marshal.kafka_io.faults import forked_error, required_right
+from kafka_marshal.kafka_io.faults import (
+    forked_error,
+    is_interrupt,
+    required_right,
+)
 from kafka_marshal.kafka_io.fetched_records import parse_records
 from kafka_marshal.kafka_io.packed_records import (
     Origin,
@@ -237,6 +239,10 @@ class KafkaDataReader(DataReader):
         # Whether polls of the consumer return records as they are handed on.
         self._is_parsed = False
         self._connecting: _Connecting | None = None
+        # Held by a poll of this consumer, and by its close, which may follow on another
+        # thread: kafka-python refuses to do both at once, and then stays open.
+        self._turn = threading.RLock()
+        self._polling_thread = 0
         self._fast_retry_until = 0.0
         self._polled_s = 0.0
         self._is_closed = False
@@ -298,10 +304,25 @@ class KafkaDataReader(DataReader):
         if not self._positions.next:
             time.sleep(timeout_ms / 1000)
             return {}
+        with self._turn:
+            self._polling_thread = threading.get_ident()
+            try:
+                return self._poll(timeout_ms, max_records)
+            except BaseException as error:
+                if is_interrupt(error):
+                    # It may have ended any step of kafka-python halfway.
+                    self._drop_consumer(0)
+                raise
+            finally:
+                self._polling_thread = 0
+
+    def _poll(
+        self, timeout_ms: int, max_records: int
+    ) -> Mapping[TopicPartition, Sequence[Record]]:
         deadline = Deadline(timeout_ms)
-        if not timeout_ms and self._awaits_answer():
-            return {}
         try:
+            if not timeout_ms and self._awaits_answer():
+                return {}
             if not self._connect(timeout_ms):
                 return {}
             unblock_resumed(self._consumer)
@@ -309,7 +330,11 @@ class KafkaDataReader(DataReader):
                 timeout_ms=deadline.left_ms, max_records=max(1, max_records)
             )
         except Exception as error:
+            if is_interrupt(error):
+                raise
             raise self._translate(error) from error
+        if self._is_closed:
+            return {}
         self._polled_s = time.monotonic()
         if self._fast_retry_until and (
             batches or time.monotonic() > self._fast_retry_until
@@ -466,13 +491,16 @@ class KafkaDataReader(DataReader):
 
         kafka-python fetches on where a poll begins. After a poll that waited for its
         records nothing would be under way until the next poll, however long they are
-        handled. Never raises, so that no record is lost: the next poll sends the same
-        and raises.
+        handled. Raises nothing of its own, so that no record is lost: the next poll
+        sends the same and raises.
         """
-        with suppress(Exception):
+        try:
             if has_found and not has_fetched(self._consumer):
                 fetcher_of(self._consumer).send_fetches()
             network_of(self._consumer).selector.flush()
+        except Exception as error:
+            if is_interrupt(error):
+                raise
 
     def _translate(self, error: Exception) -> Exception:
         """Translate an error of the consumer, and keep the reader usable."""
@@ -518,10 +546,18 @@ class KafkaDataReader(DataReader):
 
     def _drop_consumer(self, timeout_ms: int) -> None:
         consumer, self._consumer = self._consumer, None
+        turn, self._turn = self._turn, threading.RLock()
         if consumer is None or os.getpid() != self._pid:
             return
-        closer = in_background(partial(consumer.close, autocommit=False))
-        closer.join(timeout=max(0.0, timeout_ms / 1000))
+
+        def close() -> None:
+            with turn:
+                consumer.close(autocommit=False)
+
+        closer = in_background(close)
+        # A signal handler does not wait for the poll that it interrupts.
+        is_in_poll = self._polling_thread == threading.get_ident()
+        closer.join(timeout=0.0 if is_in_poll else max(0.0, timeout_ms / 1000))
 
     def _require_usable(self) -> None:
         if os.getpid() != self._pid:

@@ -1,6 +1,7 @@
 """Why kafka-python could not connect; the admin client's threads."""
 
 import logging
+import signal
 import socket
 import ssl
 import subprocess
@@ -311,6 +312,26 @@ def test_a_fault_that_does_not_pass_is_raised(made):
     with pytest.raises(MarshalError, match="a bug"):
         admin.call(fail, doing="Asking", access=Access.READ, timeout_ms=60_000)
     assert [each.closed_count for each in made] == [0]
+
+
+@pytest.mark.usefixtures("made")
+def test_what_a_signal_handler_raises_in_a_call_is_no_fault_of_kafka():
+    admin = AdminClient(ConnectionConfig("127.0.0.1:1"))
+
+    def end(*_):
+        raise LookupError("over")
+
+    before = signal.signal(signal.SIGUSR1, end)
+    try:
+        with pytest.raises(LookupError):
+            admin.call(
+                lambda _: signal.raise_signal(signal.SIGUSR1),
+                doing="Asking",
+                access=Access.READ,
+                timeout_ms=60_000,
+            )
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 UNDER_O = """

@@ -2,6 +2,9 @@
 
 import gc
 import pickle
+import signal
+import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +12,7 @@ from aiokafka.record.default_records import DefaultRecord
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 
+from kafka_marshal.errors import CoordinationError
 from kafka_marshal.kafka_io import reader as module
 from kafka_marshal.kafka_io.packed_records import (
     Origin,
@@ -260,3 +264,154 @@ def test_what_was_parsed_and_what_was_not_is_one_sequence():
     assert reader._to_records(PLACE, [piece]).pieces == [piece]
     assert column_of(found[3:], "value") == [b"v8"]
     reader.close(0)
+
+
+class SlowConsumer(FakeConsumer):
+    """A consumer whose poll runs a call first; notes whether it was closed in a poll.
+
+    Attributes:
+        closed: Set once it is closed.
+        was_polled: Whether it was closed while it was polled.
+    """
+
+    def __init__(self, call):
+        super().__init__()
+        self.closed = threading.Event()
+        self.is_polled = self.was_polled = False
+        self._call = call
+
+    def poll(self, timeout_ms, max_records):
+        self.is_polled = True
+        self._call()
+        self.is_polled = False
+        return batches(0)
+
+    def close(self, *, autocommit):
+        self.was_polled = self.is_polled
+        self.closed.set()
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Return a reader of a consumer that runs a call in its poll, and the consumer."""
+
+    def make(call):
+        consumer = SlowConsumer(call)
+        reader = KafkaDataReader(ConnectionConfig("nowhere:1"))
+        monkeypatch.setattr(reader, "_new_consumer", lambda: consumer)
+        reader.assign([PLACE])
+        reader.seek(PLACE, 0)
+        return reader, consumer
+
+    return make
+
+
+def test_a_consumer_that_another_thread_polls_is_closed_after_the_poll(slow):
+    begun, may_end = threading.Event(), threading.Event()
+
+    def wait():
+        begun.set()
+        may_end.wait(60)
+
+    reader, consumer = slow(wait)
+    found = []
+    polling = threading.Thread(target=lambda: found.append(reader.poll(10_000, 10)))
+    polling.start()
+    assert begun.wait(60)
+    reader.close(0)
+    assert not consumer.closed.is_set()
+    may_end.set()
+    polling.join(60)
+    assert consumer.closed.wait(60)
+    assert not consumer.was_polled
+    assert found == [{}]
+
+
+def test_a_signal_handler_that_closes_does_not_wait_for_the_poll(slow):
+    reader, consumer = slow(lambda: reader.close(600_000))
+    assert reader.poll(10_000, 10) == {}
+    assert consumer.closed.wait(60)
+    assert not consumer.was_polled
+
+
+class OverTimeError(Exception):
+    """What an application's signal handler raises."""
+
+
+def raise_over_time(*_):
+    raise OverTimeError
+
+
+class OnSignal:
+    """Signal handlers that are no plain functions."""
+
+    def __call__(self, *_):
+        raise OverTimeError
+
+    def method(self, *_):
+        raise OverTimeError
+
+
+@pytest.fixture
+def on_signal():
+    """Install a handler of SIGUSR1; return what sends it."""
+    before = signal.getsignal(signal.SIGUSR1)
+
+    def install(handler):
+        signal.signal(signal.SIGUSR1, handler)
+        return partial(signal.raise_signal, signal.SIGUSR1)
+
+    yield install
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [raise_over_time, OnSignal(), OnSignal().method, partial(raise_over_time, 1)],
+    ids=["function", "callable", "method", "partial"],
+)
+def test_what_a_signal_handler_raises_in_a_poll_is_no_fault_of_kafka(
+    slow, on_signal, handler
+):
+    """kafka-python may be in any state then: another consumer fetches on."""
+    reader, consumer = slow(on_signal(handler))
+    with pytest.raises(OverTimeError):
+        reader.poll(10_000, 10)
+    assert consumer.closed.wait(60)
+    consumer._call = lambda: None
+    assert [record.offset for record in reader.poll(10_000, 10)[PLACE]] == [0]
+    reader.close(1_000)
+
+
+def test_ctrl_c_in_a_poll_ends_the_consumer_of_kafka_python(slow):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    reader, consumer = slow(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        reader.poll(10_000, 10)
+    assert consumer.closed.wait(60)
+    reader.close(1_000)
+
+
+def test_an_interruption_behind_a_poll_reaches_the_caller(monkeypatch, on_signal):
+    consumer = FakeConsumer(batches(0))
+    consumer._client.selector.flush = on_signal(raise_over_time)
+    reader = KafkaDataReader(ConnectionConfig("nowhere:1"))
+    monkeypatch.setattr(reader, "_new_consumer", lambda: consumer)
+    reader.assign([PLACE])
+    reader.seek(PLACE, 0)
+    with pytest.raises(OverTimeError):
+        reader.poll(10_000, 10)
+    reader.close(1_000)
+
+
+def test_any_other_exception_of_a_poll_is_a_fault(slow):
+    def fail():
+        raise OverTimeError
+
+    reader, consumer = slow(fail)
+    with pytest.raises(CoordinationError, match="OverTimeError"):
+        reader.poll(10_000, 10)
+    assert not consumer.closed.is_set()
+    reader.close(1_000)
