@@ -14,8 +14,8 @@ stay as they are, because the application may use them as well.
 * Fetches by topic id. A broker answers a fetch by name from whichever topic has the
   name. From Fetch version 13 on (Kafka 3.1) a request names topics by id, and a broker
   that has no topic of that id refuses it.
-* The description of the cluster. kafka-python's fails at brokers before Kafka 3.7, whose
-  response has no type of endpoint.
+* The description of the cluster. kafka-python's fails at brokers before Kafka 3.7,
+  whose response has no type of endpoint.
 * Producers without a leader. While a partition that a producer has written to has no
   leader, or no longer exists, its thread requests the metadata and wakes itself up each
   round, so that it uses a whole processor.
