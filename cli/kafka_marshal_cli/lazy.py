@@ -121,12 +121,7 @@ def _quick(param: Any) -> Any:  # noqa: ANN401 - typer's
 
 
 def convert_quickly(command: Any) -> None:  # noqa: ANN401 - typer's
-    """Make the parameters of a command, and of those below it, convert quickly.
-
-    Releases of typer without pydantic convert quickly themselves.
-    """
-    if not hasattr(TyperOption, "get_runtime_param"):
-        return
+    """Make the parameters of a command, and of those below it, convert quickly."""
     command.params = [_quick(each) for each in command.params]
     if not hasattr(command.get_help_option, "cache_info"):
         command.get_help_option = cache(_help_option(command.get_help_option))

@@ -124,7 +124,7 @@ UNDECODABLE = _fault(
 TOO_OLD = _fault(
     (LogUnreadable, LogUnwritable),
     why="the broker is too old for this",
-    next_step="Use brokers of Apache Kafka 2.8 or later.",
+    next_step="Use brokers of Apache Kafka 3.1 or later.",
 )
 REFUSED_TOPIC = _fault(
     TopicMisconfigured,

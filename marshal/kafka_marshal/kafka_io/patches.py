@@ -14,6 +14,8 @@ stay as they are, because the application may use them as well.
 * Fetches by topic id. A broker answers a fetch by name from whichever topic has the
   name. From Fetch version 13 on (Kafka 3.1) a request names topics by id, and a broker
   that has no topic of that id refuses it.
+* The description of the cluster. kafka-python's fails at brokers before Kafka 3.7,
+  whose response has no type of endpoint.
 * Producers without a leader. While a partition that a producer has written to has no
   leader, or no longer exists, its thread requests the metadata and wakes itself up each
   round, so that it uses a whole processor.
@@ -32,6 +34,7 @@ from kafka.errors import InconsistentTopicIdError, UnknownTopicIdError
 from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
+from kafka.protocol.metadata import MetadataRequest
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.memory_records import MemoryRecords
 
@@ -117,9 +120,9 @@ class Network(KafkaNetClient):  # type: ignore[misc] # untyped library
         self.selector.call_soon_threadsafe(self.manager.close)
 
 
-def network_of(consumer: Any) -> Any:
-    """Return the network of a consumer."""
-    return consumer._client  # noqa: SLF001 - there is no other way in
+def network_of(client: Any) -> Any:
+    """Return the network of a consumer or an admin client."""
+    return client._client  # noqa: SLF001 - there is no other way in
 
 
 def fetcher_of(consumer: Any) -> Any:
@@ -250,6 +253,22 @@ def request_updates_once(producer: Any) -> None:
         return requested
 
     cluster.request_update = request_once
+
+
+def describe_cluster(admin: Any) -> Mapping[str, Any]:
+    """Return a cluster's id, controller and live brokers as any broker describes them.
+
+    It is what kafka-python requests of brokers that do not describe clusters.
+    """
+    manager = network_of(admin).manager
+
+    async def request() -> Mapping[str, Any]:
+        wanted = MetadataRequest(topics=[], allow_auto_topic_creation=False)
+        found: Mapping[str, Any] = (await manager.send(wanted)).to_dict()
+        return found
+
+    answer: Mapping[str, Any] = manager.run(request)
+    return answer
 
 
 def force_close(producer: Any) -> None:

@@ -12,6 +12,7 @@ from kafka_marshal.closing import Closing
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import LogUnreadable, TopicMisconfigured
 from kafka_marshal.kafka_io.clients import AdminClient
+from kafka_marshal.kafka_io.patches import describe_cluster
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topic_rules import (
     CONFIGS_READ,
@@ -166,7 +167,7 @@ class KafkaTopicAdmin(Closing):
             CoordinationError: There was no answer.
         """
         raw = self._admin.call(
-            lambda admin: admin.describe_cluster(),
+            describe_cluster,
             doing="Describing the cluster",
             access=Access.READ,
             timeout_ms=timeout_ms,
@@ -174,13 +175,12 @@ class KafkaTopicAdmin(Closing):
         controller = raw["controller_id"]
         brokers = [
             Broker(
-                node_id=b["broker_id"],
+                node_id=b["node_id"],
                 host=b["host"],
                 port=b["port"],
                 rack=b.get("rack"),
             )
             for b in raw["brokers"]
-            if not b.get("is_fenced", False)
         ]
         return ClusterInfo(
             cluster_id=raw["cluster_id"],

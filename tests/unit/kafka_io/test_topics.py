@@ -1,13 +1,37 @@
-"""Topics as kafka-python describes them."""
+"""Topics and the cluster as kafka-python describes them."""
 
+import asyncio
 import uuid
+from types import SimpleNamespace
 
 import pytest
 from kafka import errors as kafka_errors
+from kafka.admin import KafkaAdminClient
+from kafka.protocol.admin import DescribeClusterResponse
+from kafka.protocol.metadata import MetadataResponse
 
 from kafka_marshal.errors import TopicMisconfigured
 from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.topic_rules import Broker
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin, described
+
+
+class OldBroker:
+    """The connections of a client of kafka-python to a broker of Kafka 2.8 to 3.6."""
+
+    def run(self, work, *arguments):
+        return asyncio.run(work(*arguments))
+
+    async def send(self, request):
+        same = {"cluster_id": "c", "controller_id": 2}
+        place = {"host": "h", "port": 9092, "rack": None}
+        if request.name == "DescribeClusterRequest":
+            kind = DescribeClusterResponse
+            broker = kind.DescribeClusterBroker(version=0, broker_id=1, **place)
+            return kind(version=0, error_code=0, brokers=[broker], **same)
+        kind = MetadataResponse
+        broker = kind.MetadataResponseBroker(version=11, node_id=1, **place)
+        return kind(version=11, brokers=[broker], topics=[], **same)
 
 
 def row(**changes):
@@ -57,3 +81,13 @@ def test_impossible_counts_are_refused_before_any_connection(count):
         pytest.raises(TopicMisconfigured),
     ):
         admin.create("t", partitions=count, replication=1, configs={})
+
+
+def test_an_old_broker_describes_its_cluster():
+    handle = KafkaAdminClient.__new__(KafkaAdminClient)
+    handle._manager = OldBroker()
+    handle._client = SimpleNamespace(manager=handle._manager)
+    client = SimpleNamespace(call=lambda work, **_: work(handle))
+    found = KafkaTopicAdmin(ConnectionConfig("b:1"), client=client).cluster()
+    assert (found.cluster_id, found.controller_id) == ("c", 2)
+    assert found.brokers == (Broker(node_id=1, host="h", port=9092, rack=None),)
