@@ -521,8 +521,8 @@ class Records(Sequence[Record]):
         """Return the offset of one record."""
         if index == -1 and self.pieces:
             return self.pieces[-1].last_offset
-        if index == 0 and self.pieces:
-            return self.pieces[0].offset_at(0)
+        if self.pieces and 0 <= index < self._ends[0]:
+            return self.pieces[0].offset_at(index)
         at = range(len(self))[index]
         number = bisect_right(self._ends, at)
         piece = self.pieces[number]
