@@ -303,6 +303,8 @@ def is_interrupt(error: BaseException) -> bool:
 
 def _code_of(handler: Any) -> CodeType | None:
     """Return the code of a signal handler, None if it has none in Python."""
+    if not callable(handler):
+        return None  # what the system does by default
     handler = getattr(handler, "func", handler)  # of a partial
     handler = getattr(handler, "__func__", handler)  # of a method
     if not hasattr(handler, "__code__"):

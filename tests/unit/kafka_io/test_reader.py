@@ -12,7 +12,7 @@ from aiokafka.record.default_records import DefaultRecord
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 
-from kafka_marshal.errors import CoordinationError
+from kafka_marshal.errors import CoordinationError, MarshalError
 from kafka_marshal.kafka_io import reader as module
 from kafka_marshal.kafka_io.packed_records import (
     Origin,
@@ -380,6 +380,15 @@ def test_what_a_signal_handler_raises_in_a_poll_is_no_fault_of_kafka(
     assert consumer.closed.wait(60)
     consumer._call = lambda: None
     assert [record.offset for record in reader.poll(10_000, 10)[PLACE]] == [0]
+    reader.close(1_000)
+
+
+def test_what_an_enumeration_raises_in_a_poll_is_a_fault(slow):
+    """The default handlers of signals are members of one, which is callable."""
+    reader, consumer = slow(lambda: signal.Handlers(77))
+    with pytest.raises(MarshalError, match="77 is not a valid Handlers"):
+        reader.poll(10_000, 10)
+    assert not consumer.closed.is_set()
     reader.close(1_000)
 
 
