@@ -84,7 +84,7 @@ _TABLE: tuple[tuple[type[MarshalError], ExitCode, str], ...] = (
     (CoordinationError, ExitCode.TIMEOUT, "marshal doctor"),
     (MarshalError, ExitCode.FAILED, "marshal doctor"),
 )
-_COMMAND_IN_TEXT = re.compile(r"\bmarshal [a-z]|\b(run|see|with): \S")
+_COMMAND_IN_TEXT = re.compile(r"\bmarshal [a-z]|\b(run|see): \S|\bit with: \S")
 _FORMAT_IN_TEXT = re.compile(r"\bmarshal topic format\b(?! --coordination-topic)")
 _ARGUMENT_IN_TEXT = re.compile(r"\b([a-z_]+)=True\b")
 """The library and the sidecar's API name an argument, the command its flag."""

@@ -79,6 +79,11 @@ def test_exit_codes(error, code):
     assert exit_code(error) == code
 
 
+def test_the_cause_of_a_failure_is_no_command():
+    error = CoordinationError("no answer; the last attempt ended with: Refused")
+    assert message(error).endswith("\nnext: marshal doctor")
+
+
 def test_an_error_that_names_a_command_is_unchanged():
     error = TopicMisconfigured("not formatted; run: marshal topic format")
     assert next_command(error) is None
