@@ -84,16 +84,15 @@ class Looks:
         self._waiting: dict[int, list[Look]] = {}
         # Of the groups that were taken from the waiting looks.
         self._taken_count = 0
+        self._is_timed = False
 
     def add(self, call: ApiRequest) -> Later | None:
         """Answer a look; None if too many requests are at work. On the event loop."""
         look = Look(call, Later())
         with self._lock:
             if self._server is not None:
-                if not self._waiting:
-                    asyncio.get_running_loop().call_later(
-                        WAIT_S, self._start_late, self._taken_count
-                    )
+                if not self._is_timed:
+                    self._start_timer()
                 # Each is of another connection, so that there is a limit.
                 self._waiting.setdefault(call.timeout_ms, []).append(look)
                 return look.later
@@ -114,10 +113,20 @@ class Looks:
         future.add_done_callback(partial(self._on_end, looks))
         return True
 
+    def _start_timer(self) -> None:
+        """Look again soon. On the event loop, under the lock."""
+        self._is_timed = True
+        asyncio.get_running_loop().call_later(
+            WAIT_S, self._start_late, self._taken_count
+        )
+
     def _start_late(self, taken_count: int) -> None:
-        """Start the looks that still wait since then, behind a group that is slow."""
+        """Start the looks that wait behind a group that has been slow since then."""
         with self._lock:
-            if self._taken_count != taken_count:
+            self._is_timed = False
+            if self._waiting and self._taken_count != taken_count:
+                # Of another timeout: they wait behind the group that was taken.
+                self._start_timer()
                 return
             late, self._waiting = self._waiting, {}
             self._taken_count += 1

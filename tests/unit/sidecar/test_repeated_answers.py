@@ -468,3 +468,17 @@ def test_looks_whose_thread_is_cancelled_are_refused():
     harness.answered(3)
     assert all("shutting" in found.failure.message for found in harness.found.values())
     harness.loop.close()
+
+
+def test_looks_do_not_wait_for_a_slow_group_of_another_timeout(harness):
+    harness.add("a")
+    harness.started(1)
+    harness.add("slow")
+    harness.add("d", timeout_ms=10)
+    harness.may_answer.release(2)
+    harness.started(2)
+    # The timer of both saw that a group was taken; the next one starts the other.
+    harness.rest()
+    harness.rest()
+    harness.answered(2)
+    assert harness.groups == [["a"], ["slow"], ["d"]]
