@@ -1,6 +1,6 @@
 """Every benchmark that needs a broker runs and prints one document.
 
-But those that start Spark, each for a minute: `make bench` runs them.
+Those that take longest, or start Spark, do so in ``make proof``.
 """
 
 import json
@@ -8,14 +8,16 @@ from pathlib import Path
 
 import forked
 import pytest
-from slices import HANG_S
+from slices import HANG_S, slice_of
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+# Each takes a processor for 9 to 16 s, even with the smallest load.
+LONG = {"consume", "gaps", "handoff", "polls", "resize", "takeover"}
 WITH_SPARK = {"audit", "spark_batches", "spark_latency", "spark_source"}
 NAMES = [
     path.stem
     for path in sorted(BENCHMARKS.glob("*.py"))
-    if path.stem not in {"support", "run", *WITH_SPARK}
+    if path.stem not in {"support", "run", *slice_of(quick=LONG | WITH_SPARK, full=())}
     and "broker_argument(" in path.read_text()
 ]
 

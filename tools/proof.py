@@ -84,6 +84,9 @@ PARTS = {
         ),
     ),
     "flood": Part(title="Flood", tests=("tests/growth",)),
+    "benchmarks": Part(
+        title="Benchmarks, smallest loads", tests=("integration/test_benchmarks.py",)
+    ),
 }
 
 

@@ -52,7 +52,7 @@ LANES = {
 LONGEST = tuple(
     f"test_{each}.py"
     for each in (
-        *("benchmarks", "delivery", "takeover", "rights", "sidecar_handoff", "demo"),
+        *("delivery", "takeover", "rights", "benchmarks", "sidecar_handoff", "demo"),
         *("truncation", "sidecar_client", "docs", "sidecar", "layout_kills"),
         *("security", "faults", "cli", "pause", "conformance", "consumer"),
         *("resized_readers", "set_position", "client_death", "cluster_faults"),
