@@ -21,6 +21,7 @@ stay as they are, because the application may use them as well.
   round, so that it uses a whole processor.
 """
 
+import logging
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -32,6 +33,7 @@ from kafka.errors import InconsistentTopicIdError, UnknownTopicIdError
 from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
+from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.metadata import MetadataRequest
 from kafka.record.default_records import DefaultRecordBatch
 
@@ -40,6 +42,7 @@ from kafka_marshal.kafka_io.positions import unknown_topic_error
 from kafka_marshal.kafka_io.responses import ResponseReader
 from kafka_marshal.protocol.types import TopicPartition
 
+_LOGGER = logging.getLogger(__name__)
 FETCH_VERSION = 13
 # kafka-python's fetcher reads it for each request.
 _WAIT = "fetch_max_wait_ms"
@@ -245,7 +248,8 @@ def request_updates_once(producer: Any) -> None:
 def describe_cluster(admin: Any) -> Mapping[str, Any]:
     """Return a cluster's id, controller and live brokers as any broker describes them.
 
-    It is what kafka-python requests of brokers that do not describe clusters.
+    It is what kafka-python requests of brokers that do not describe clusters. With it,
+    ``has_fetch_by_id``: whether they can be asked for a topic by its id.
     """
     manager = network_of(admin).manager
 
@@ -255,7 +259,8 @@ def describe_cluster(admin: Any) -> Mapping[str, Any]:
         return found
 
     answer: Mapping[str, Any] = manager.run(request)
-    return answer
+    version = manager.broker_version_data.api_version(FetchRequest)
+    return {**answer, "has_fetch_by_id": version >= FETCH_VERSION}
 
 
 def force_close(producer: Any) -> None:
@@ -402,6 +407,7 @@ class TopicIds:
 
     wanted: dict[TopicPartition, uuid.UUID] = attrs.field(factory=dict)
     refused: set[TopicPartition] = attrs.field(factory=set)
+    _has_warned: bool = False
 
     def set_id(self, partition: TopicPartition, topic_id: bytes | None) -> bool:
         """Set the id of a partition; return whether it replaces another one."""
@@ -473,8 +479,18 @@ class TopicIds:
             response: kafka-python's response.
             names: Topic names by id.
         """
+        is_by_id = response.API_VERSION >= FETCH_VERSION
+        if self.wanted and not is_by_id and not self._has_warned:
+            self._has_warned = True
+            _LOGGER.warning(
+                "A broker is older than Kafka 3.1 and cannot be asked for a topic by "
+                "its id: where %s is deleted and created again, its records may be "
+                "taken for those of the earlier one. Upgrade the brokers, or use "
+                "transport fast (pip install 'kafka-marshal[fast]').",
+                ", ".join(sorted({each.topic for each in self.wanted})),
+            )
         for topic in response.responses:
-            if response.API_VERSION >= FETCH_VERSION:
+            if is_by_id:
                 topic.topic = names.get(topic.topic_id, "")
             for each in topic.partitions:
                 partition = TopicPartition(topic.topic, each.partition_index)

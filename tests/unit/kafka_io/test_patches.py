@@ -638,11 +638,20 @@ def test_a_partition_without_a_topic_of_its_id_is_reported_once(ids, fetcher, co
     ids.raise_refused([A, B])
 
 
-def test_old_brokers_answer_by_name(ids, fetcher):
+def test_old_brokers_answer_by_name_with_a_warning(ids, fetcher, caplog):
     ids.set_id(A, OLD.bytes)
     asked(fetcher)
-    fetcher._handle_fetch_response(1, {}, 0, answer(12, ("t", 0, 0)))
+    for _ in range(2):
+        fetcher._handle_fetch_response(1, {}, 0, answer(12, ("t", 0, 0)))
     assert [topic.topic for topic in fetcher.taken[0].responses] == ["t"]
+    (warning,) = caplog.records
+    assert "older than Kafka 3.1" in warning.getMessage()
+
+
+def test_old_brokers_are_no_matter_without_ids(fetcher, caplog):
+    asked(fetcher)
+    fetcher._handle_fetch_response(1, {}, 0, answer(12, ("t", 0, 0)))
+    assert not caplog.records
 
 
 def test_setting_another_id_is_reported(ids):
