@@ -17,7 +17,7 @@ from socket import socket
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from kafka.errors import KafkaConnectionError
+from kafka.errors import KafkaConnectionError, KafkaError
 from kafka.future import Future
 from kafka.net.selector import NetworkSelector, Task, TaskState
 
@@ -171,8 +171,9 @@ class CallerSelector(NetworkSelector):  # type: ignore[misc] # untyped library
         return task if isinstance(task, Task) else _WatchedTask(task, self._note)
 
     def _note(self, error: BaseException | None) -> None:
-        # Cancelled tasks end with GeneratorExit.
-        if error is None or isinstance(error, GeneratorExit):
+        # Cancelled tasks end with GeneratorExit. Each poll that finds nothing ends with
+        # a fault of kafka-python, for which no handlers of signals are searched.
+        if error is None or isinstance(error, GeneratorExit | KafkaError):
             return
         if is_interrupt(error):
             self._interrupt = error
