@@ -282,8 +282,7 @@ class SliceReader:
     """Reads ranges, one at a time, on one thread, over kafka-python.
 
     Used with every transport: librdkafka makes an object for each record, which costs
-    more than everything here. With an unsupported release of kafka-python, columns are
-    made of its records. The first range connects.
+    more than everything here. The first range connects.
     """
 
     def __init__(
