@@ -44,6 +44,10 @@ test: env ## Every check and every test, on a real broker too
 unit: env ## The tests that need no broker
 	@$(BIN)/python -m pytest -q tests $(ARGS)
 
+.PHONY: lowest
+lowest: env ## Tests with the lowest versions that pyproject.toml allows
+	@sh tools/lowest.sh $(ARGS)
+
 .PHONY: check
 check: env ## Style, types, layers, generated documents
 	@echo "== ruff"

@@ -23,14 +23,12 @@ from kafka_marshal.errors import (
     InvalidTransition,
     TopicMisconfigured,
 )
-from kafka_marshal.kafka_io import fetched_records, slices
-from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topic_rules import problems
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.kafka_io.transport import open_coordination_log, open_data_log
 from kafka_marshal.kafka_io.writer import writer_timeouts
-from kafka_marshal.protocol.types import OffsetRange, TopicPartition
+from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.broker import free_ports
 
 UNTOUCHED = Path(__file__).parents[1] / "tests" / "support" / "untouched.py"
@@ -402,52 +400,3 @@ def test_data_partition_that_was_deleted_is_asked_for_again(topics, settings, un
     assert reader.poll(200, 1) == {}
     reader.close(TIMEOUT_MS)
     assert KafkaPartition(*place) == place
-
-
-def listed(column):
-    """Return a column as a list, whatever it is made of."""
-    as_list = getattr(column, "to_pylist", None) or getattr(column, "tolist", None)
-    return list(column) if as_list is None else as_list()
-
-
-@pytest.mark.parametrize("codec", [None, "gzip"])
-def test_a_release_that_is_not_known_gives_the_same_columns(
-    bootstrap_servers, topics, unique, monkeypatch, codec
-):
-    """Where the inner parts of kafka-python may be others, its records are taken."""
-    topic = unique("data")
-    topics.create_data_topic(topic, partitions=1)
-    writer = KafkaProducer(
-        bootstrap_servers=bootstrap_servers, compression_type=codec, linger_ms=50
-    )
-    for number in range(300):
-        key = None if number % 3 else b"k%d" % number
-        value = None if number % 6 == 0 else b"v" * number
-        writer.send(topic, value, key=key, headers=[("h", b"%d" % number)])
-    writer.flush(60)
-    writer.close(timeout=5)
-    found = []
-    for is_supported in (True, False):
-        for module in (slices, fetched_records):
-            monkeypatch.setattr(
-                module, "is_supported", lambda known=is_supported: known
-            )
-        reader = slices.SliceReader(
-            ConnectionConfig(bootstrap_servers),
-            isolation_level="read_committed",
-            client_rack="",
-        )
-        ranges = (OffsetRange(10, 290), OffsetRange(0, 5))
-        rows: list[list[object]] = [[] for _ in Slice._fields]
-        for span in ranges:
-            for part in reader.read(
-                TopicPartition(topic, 0), span, timeout_ms=TIMEOUT_MS, with_headers=True
-            ):
-                for number, column in enumerate(part):
-                    rows[number] += listed(column)
-        reader.close()
-        found.append(rows)
-    one, other = found
-    assert one[0] == [*range(10, 290), *range(5)]
-    assert one[:-1] == other[:-1]
-    assert [list(each) for each in one[-1]] == [list(each) for each in other[-1]]

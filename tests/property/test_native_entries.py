@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import crc32c
 import pytest
-from batchkit import BadText, new_batch
+from batchkit import BadText, lenient_records, new_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka import TopicPartition as KafkaTopicPartition
@@ -19,20 +19,12 @@ from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from kafka_marshal.kafka_io import entries as module
 from kafka_marshal.kafka_io.entries import fetch_entries, to_runs
-from kafka_marshal.kafka_io.patches import accept_any_header
 from kafka_marshal.kafka_io.record_batches import batch_end
 from kafka_marshal.native import compiled
 from kafka_marshal.protocol.packed_entries import PackedEntries
 from kafka_marshal.protocol.types import LogEntry
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
-
-
-def lenient():
-    """Return what makes the records of a consumer that accepts any header."""
-    consumer = SimpleNamespace(_fetcher=SimpleNamespace(PartitionRecords=None))
-    accept_any_header(consumer)
-    return consumer._fetcher.PartitionRecords
 
 
 def entries_by(native):
@@ -44,7 +36,7 @@ def entries_by(native):
     return consumer._fetcher.PartitionRecords
 
 
-LENIENT, PACKED, PARSED = lenient(), entries_by(compiled), entries_by(None)
+LENIENT, PACKED, PARSED = lenient_records, entries_by(compiled), entries_by(None)
 
 PLACE = KafkaTopicPartition("__marshal", 0)
 APPENDED, CONTROL, TRANSACTIONAL = 0x08, 0x20, 0x10

@@ -3,11 +3,14 @@
 import struct
 
 from kafka import TopicPartition as KafkaTopicPartition
+from kafka.consumer.fetcher import Fetcher
+from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from kafka.record.util import calc_crc32c
 
 from kafka_marshal.kafka_io.columns import Batch
 from kafka_marshal.kafka_io.packed_records import PackedPiece, pack
+from kafka_marshal.kafka_io.patches import LenientBatch
 from kafka_marshal.kafka_io.record_batches import header_of
 from kafka_marshal.ports import Records
 from kafka_marshal.protocol.packed_entries import PackedEntries
@@ -15,6 +18,8 @@ from kafka_marshal.protocol.types import Token
 
 HEADER_BYTES = DefaultRecordBatch.HEADER_STRUCT.size
 BATCH_BYTES_MAX = 10**9
+# Current message format; older ones have no headers.
+MAGIC = 2
 # Of the records that are handed out.
 PLACE = KafkaTopicPartition("t", 2)
 TOKEN = Token(1, 0, 5)
@@ -37,6 +42,26 @@ class BadText(str):
 
     def encode(self, *_):
         return b"a\xff"
+
+
+class LenientBatches(MemoryRecords):
+    """Batches of one fetch, parsed by ``LenientBatch`` in the current format."""
+
+    __slots__ = ()
+
+    def next_batch(self):
+        found = self._next_slice
+        is_whole = found is not None and len(found) >= self.MIN_SLICE
+        if not is_whole or found[self.MAGIC_OFFSET] < MAGIC:
+            return super().next_batch()
+        self._cache_next()
+        return LenientBatch(found)
+
+
+def lenient_records(start, place, records, *rest, **options):
+    """Return kafka-python's records of a fetch, with any names of headers."""
+    batches = LenientBatches(records._buffer)
+    return Fetcher.PartitionRecords(start, place, batches, *rest, **options)
 
 
 def new_batch():

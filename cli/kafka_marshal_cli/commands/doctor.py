@@ -31,6 +31,11 @@ EPILOG = "Example: marshal doctor -b broker-1:9092"
 PYTHON_MIN = (3, 11)
 ROUND_TRIPS = 5
 TOPICS_MAX = 50
+_OLD_BROKERS = (
+    "a broker is older than Kafka 3.1 and cannot be asked for a topic by its id: over "
+    "transport kafka-python, records of a topic that was deleted and created again may "
+    "be taken for those of the earlier one"
+)
 
 
 @app.command("doctor", epilog=EPILOG)
@@ -206,6 +211,8 @@ class ClusterChecks:
             cluster = admin.cluster()
             brokers = ", ".join(f"{b.host}:{b.port}" for b in cluster.brokers)
             yield Check("broker", Result.OK, f"{len(cluster.brokers)} ({brokers})")
+            if not cluster.has_fetch_by_id:
+                yield Check("kafka", Result.FAILED, _OLD_BROKERS, "upgrade the brokers")
             yield Check("cluster id", Result.OK, cluster.cluster_id)
 
     def _topic(self) -> Iterator[Check]:

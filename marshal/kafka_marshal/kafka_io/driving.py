@@ -17,9 +17,11 @@ from socket import socket
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from kafka.errors import KafkaConnectionError
-from kafka.net.selector import NetworkSelector, TaskState
+from kafka.errors import KafkaConnectionError, KafkaError
+from kafka.future import Future
+from kafka.net.selector import NetworkSelector, Task, TaskState
 
+from kafka_marshal.kafka_io.faults import is_interrupt
 from kafka_marshal.native import Receiver
 
 # Time without a caller that counts for timers.
@@ -41,16 +43,39 @@ class _Sockets(DefaultSelector):
         return super().get_key(fileobj if number < 0 else number)
 
 
+class _WatchedTask(Task):  # type: ignore[misc] # untyped library
+    """A task whose interruption is noted: the loop logs it, and nothing else."""
+
+    def __init__(self, work: Any, note: Callable[[BaseException], None]) -> None:
+        super().__init__(work)
+        self._note = note
+
+    def __call__(self, arg: Any = None) -> Any:
+        """Run until it waits, or ends; see ``Task``."""
+        try:
+            return super().__call__(arg)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._note(error)
+            raise
+
+
 class CallerSelector(NetworkSelector):  # type: ignore[misc] # untyped library
     """Runs while a method waits for something, or ``drive`` is called.
 
     Time in between does not count for timers: a request does not time out while nobody
     looks for its response. One thread at a time.
+
+    Where that is the main thread, signal handlers run in the midst of tasks. What they
+    raise ends a task, such as that which reads a connection, and would get no further:
+    here the call that ran the tasks raises it.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         # Reading a large response may take long; that is no fault of a task.
         ours = {"slow_task_threshold_secs": 0, "selector": _Sockets}
+        self._interrupt: BaseException | None = None
         super().__init__(**{**options, **ours})
         self._timers: list[Any] = []
         self._timers_max = _TIMERS_MIN
@@ -66,9 +91,23 @@ class CallerSelector(NetworkSelector):  # type: ignore[misc] # untyped library
     def wakeup(self) -> None:
         """Wake no thread: none waits while another one calls."""
 
+    def call_soon(self, task: Any) -> Any:
+        """Add a task; see ``NetworkSelector``."""
+        return super().call_soon(self._watched(task))
+
+    def call_soon_with_future(self, coro: Any, *args: object) -> Future:
+        """Add a task with a result; see ``NetworkSelector``."""
+        future = super().call_soon_with_future(coro, *args)
+        future.add_errback(self._note)
+        return future
+
+    def call_later(self, delay: float, task: Any) -> Any:
+        """Schedule a task; see ``NetworkSelector``."""
+        return super().call_later(delay, self._watched(task))
+
     def call_at(self, when: float, task: Any) -> Any:
         """Schedule a task; see ``NetworkSelector``."""
-        found = super().call_at(when, task)
+        found = super().call_at(when, self._watched(task))
         if len(self._timers) >= self._timers_max:
             self._timers = [each for each in self._timers if _is_scheduled(each)]
             self._timers_max = max(_TIMERS_MIN, 2 * len(self._timers))
@@ -115,6 +154,29 @@ class CallerSelector(NetworkSelector):  # type: ignore[misc] # untyped library
         if self._ready or self._has_output:
             self._has_output = False
             self.drive()
+
+    def _poll_once(self, timeout: float | None = None) -> None:
+        try:
+            super()._poll_once(timeout)
+        except BaseException as error:
+            # Of the loop itself, where a task was interrupted at its first step.
+            self._note(error.__context__)
+            raise
+        finally:
+            interrupt, self._interrupt = self._interrupt, None
+            if interrupt is not None:
+                raise interrupt
+
+    def _watched(self, task: Any) -> Task:
+        return task if isinstance(task, Task) else _WatchedTask(task, self._note)
+
+    def _note(self, error: BaseException | None) -> None:
+        # Cancelled tasks end with GeneratorExit. Each poll that finds nothing ends with
+        # a fault of kafka-python, for which no handlers of signals are searched.
+        if error is None or isinstance(error, GeneratorExit | KafkaError):
+            return
+        if is_interrupt(error):
+            self._interrupt = error
 
     def _skip_gap(self) -> None:
         gap_s = time.monotonic() - self._driven_s

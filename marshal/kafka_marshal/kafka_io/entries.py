@@ -20,7 +20,7 @@ from kafka_marshal.kafka_io.fetched_records import (
     parse_records,
 )
 from kafka_marshal.kafka_io.packed_records import Origin
-from kafka_marshal.kafka_io.patches import fetcher_of, is_supported, read_in_place
+from kafka_marshal.kafka_io.patches import fetcher_of, read_in_place
 from kafka_marshal.kafka_io.record_batches import batch_end
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topiclog import READER_REQUEST_TIMEOUT_MS
@@ -93,7 +93,7 @@ class EntryRecords(FetchedRecords):
 
 def fetch_entries(consumer: Any) -> None:
     """Make a consumer of the coordination log return entries where it can."""
-    if compiled is not None and is_supported():
+    if compiled is not None:
         read_fetches(consumer, EntryRecords)
     else:
         parse_records(consumer, _entries)
@@ -147,8 +147,7 @@ class EntryReader:
         }
         self._consumer = new_client(KafkaConsumer, config, topic=self._topic)
         self._assigned: Sequence[int] = ()
-        if is_supported():
-            read_in_place(self._consumer)
+        read_in_place(self._consumer)
         fetch_entries(self._consumer)
 
     def seek(self, partitions: Sequence[int], offsets: Mapping[int, int]) -> None:

@@ -23,7 +23,6 @@ from kafka_marshal.kafka_io.packed_records import (
     index_batches,
     pack,
 )
-from kafka_marshal.kafka_io.patches import accept_any_header, is_supported
 from kafka_marshal.kafka_io.record_batches import (
     Header,
     Parser,
@@ -46,24 +45,15 @@ AT_ONCE = 100
 COMPILED_FROM_BYTES = 65_536
 
 
-def parse_records(consumer: Any, make: Make, *, can_pack: bool = False) -> bool:
+def parse_records(consumer: Any, make: Make, *, can_pack: bool = False) -> None:
     """Make polls of a consumer return what ``make`` makes of parsed records.
 
     Args:
         consumer: A consumer of kafka-python.
         make: Makes records.
         can_pack: Whether to return a ``PackedPiece`` where nothing need be parsed.
-
-    Returns:
-        False for a release of kafka-python that is not supported; polls then return its
-        own records, with any names of headers.
     """
-    if not is_supported():
-        accept_any_header(consumer)
-        return False
-
     read_fetches(consumer, partial(FetchedRecords, make=make, can_pack=can_pack))
-    return True
 
 
 def _parser_of(fetch_bytes: int, header: Header) -> Parser:

@@ -1,4 +1,4 @@
-"""All that uses internals of kafka-python, and the releases that it is for.
+"""All that uses internals of kafka-python, which releases 3.0 have.
 
 No other module does; a test counts the accesses. Patches replace methods or attributes
 of one client, for faults that no setting avoids. Classes and modules of kafka-python
@@ -21,6 +21,7 @@ stay as they are, because the application may use them as well.
   round, so that it uses a whole processor.
 """
 
+import logging
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -28,36 +29,25 @@ from typing import Any, SupportsIndex, overload
 from weakref import WeakSet
 
 import attrs
-import kafka
-from kafka.consumer.fetcher import Fetcher
 from kafka.errors import InconsistentTopicIdError, UnknownTopicIdError
 from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
+from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.metadata import MetadataRequest
 from kafka.record.default_records import DefaultRecordBatch
-from kafka.record.memory_records import MemoryRecords
 
-from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.driving import CallerSelector
 from kafka_marshal.kafka_io.positions import unknown_topic_error
 from kafka_marshal.kafka_io.responses import ResponseReader
 from kafka_marshal.protocol.types import TopicPartition
 
-# Releases of kafka-python whose internals these are.
-SUPPORTED = "3.0."
-# Current message format; older ones have no headers.
-_MAGIC = 2
+_LOGGER = logging.getLogger(__name__)
 FETCH_VERSION = 13
 # kafka-python's fetcher reads it for each request.
 _WAIT = "fetch_max_wait_ms"
 _NONE = uuid.UUID(int=0)
 _UNKNOWN = frozenset({UnknownTopicIdError.errno, InconsistentTopicIdError.errno})
-
-
-def is_supported(version: str = kafka.__version__) -> bool:
-    """Return whether this release of kafka-python has the internals used here."""
-    return version.startswith(SUPPORTED)
 
 
 class _Manager(KafkaConnectionManager):  # type: ignore[misc] # untyped library
@@ -258,7 +248,8 @@ def request_updates_once(producer: Any) -> None:
 def describe_cluster(admin: Any) -> Mapping[str, Any]:
     """Return a cluster's id, controller and live brokers as any broker describes them.
 
-    It is what kafka-python requests of brokers that do not describe clusters.
+    It is what kafka-python requests of brokers that do not describe clusters. With it,
+    ``has_fetch_by_id``: whether they can be asked for a topic by its id.
     """
     manager = network_of(admin).manager
 
@@ -268,7 +259,8 @@ def describe_cluster(admin: Any) -> Mapping[str, Any]:
         return found
 
     answer: Mapping[str, Any] = manager.run(request)
-    return answer
+    version = manager.broker_version_data.api_version(FetchRequest)
+    return {**answer, "has_fetch_by_id": version >= FETCH_VERSION}
 
 
 def force_close(producer: Any) -> None:
@@ -320,33 +312,6 @@ class LenientBatch(DefaultRecordBatch):  # type: ignore[misc] # untyped library
             self._buffer = _Buffer(self._buffer)  # type: ignore[has-type]
             self._pos = at
             return read()
-
-
-class LenientBatches(MemoryRecords):  # type: ignore[misc] # untyped library
-    """Batches of one fetch, parsed by ``LenientBatch`` in the current format."""
-
-    __slots__ = ()
-
-    def next_batch(self) -> Any:
-        """Return the next batch, or None."""
-        found = self._next_slice
-        is_whole = found is not None and len(found) >= self.MIN_SLICE
-        if not is_whole or found[self.MAGIC_OFFSET] < _MAGIC:
-            return super().next_batch()
-        self._cache_next()
-        return LenientBatch(found)
-
-
-def accept_any_header(consumer: Any) -> None:
-    """Make a consumer accept header names that are not UTF-8."""
-
-    def fetched(
-        start: int, place: Any, records: Any, *rest: Any, **options: Any
-    ) -> Any:
-        batches = LenientBatches(raw_bytes(records))
-        return Fetcher.PartitionRecords(start, place, batches, *rest, **options)
-
-    fetcher_of(consumer).PartitionRecords = fetched
 
 
 def keep_last_data(transport: Any) -> None:
@@ -442,6 +407,7 @@ class TopicIds:
 
     wanted: dict[TopicPartition, uuid.UUID] = attrs.field(factory=dict)
     refused: set[TopicPartition] = attrs.field(factory=set)
+    _has_warned: bool = False
 
     def set_id(self, partition: TopicPartition, topic_id: bytes | None) -> bool:
         """Set the id of a partition; return whether it replaces another one."""
@@ -513,8 +479,18 @@ class TopicIds:
             response: kafka-python's response.
             names: Topic names by id.
         """
+        is_by_id = response.API_VERSION >= FETCH_VERSION
+        if self.wanted and not is_by_id and not self._has_warned:
+            self._has_warned = True
+            _LOGGER.warning(
+                "A broker is older than Kafka 3.1 and cannot be asked for a topic by "
+                "its id: where %s is deleted and created again, its records may be "
+                "taken for those of the earlier one. Upgrade the brokers, or use "
+                "transport fast (pip install 'kafka-marshal[fast]').",
+                ", ".join(sorted({each.topic for each in self.wanted})),
+            )
         for topic in response.responses:
-            if response.API_VERSION >= FETCH_VERSION:
+            if is_by_id:
                 topic.topic = names.get(topic.topic_id, "")
             for each in topic.partitions:
                 partition = TopicPartition(topic.topic, each.partition_index)
@@ -525,20 +501,9 @@ class TopicIds:
 
 
 def fetch_by_id(consumer: Any, ids: TopicIds) -> None:
-    """Make a consumer fetch by these topic ids.
-
-    Raises:
-        ConfigurationError: This release of kafka-python cannot be patched.
-    """
+    """Make a consumer fetch by these topic ids."""
     fetcher = fetcher_of(consumer)
-    try:
-        make = fetcher._create_fetch_requests  # noqa: SLF001
-    except AttributeError as error:
-        raise ConfigurationError(
-            "This release of kafka-python cannot be made to fetch by topic id; "
-            "install one that kafka-marshal is tested with: kafka-python 3.0.",
-            setting="transport",
-        ) from error
+    make = fetcher._create_fetch_requests  # noqa: SLF001
     # Kept between requests: those of a fetch session leave out unchanged partitions.
     names: dict[uuid.UUID, str] = {}
 

@@ -4,11 +4,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby, repeat
+from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-import msgspec
 from kafka import KafkaConsumer
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka import errors as kafka_errors
@@ -59,7 +58,6 @@ from kafka_marshal.protocol.types import Token, TopicPartition
 _offset = attrgetter("offset")
 _value = attrgetter("value")
 _key = attrgetter("key")
-_timestamp = attrgetter("timestamp")
 # A broker answers one fetch at a time, so new partitions wait for the one under way.
 FETCH_WAIT_MS = 100
 REQUEST_TIMEOUT_MS = 10_000
@@ -79,73 +77,6 @@ FETCH_BYTES = 2_097_152
 RESPONSE_BYTES = 4 * FETCH_BYTES
 # Of one poll, however small they are; a fetch is bounded by its bytes.
 RECORDS_MAX = 100_000
-
-
-class KafkaRecord(Record, msgspec.Struct, frozen=True, gc=False):
-    """A record that kafka-python fetched."""
-
-    offset: int
-    value: bytes | None
-    token: Token | None
-    _source: Any
-
-    @property
-    def topic(self) -> str:
-        """Data topic."""
-        name: str = self._source.topic
-        return name
-
-    @property
-    def partition(self) -> int:
-        """Data partition."""
-        number: int = self._source.partition
-        return number
-
-    @property
-    def timestamp_ms(self) -> int:
-        """Timestamp in epoch milliseconds."""
-        time_ms: int = self._source.timestamp
-        return time_ms
-
-    @property
-    def timestamp_type(self) -> int:
-        """A ``TimestampType`` value."""
-        kind: int = self._source.timestamp_type
-        return kind
-
-    @property
-    def key(self) -> bytes | None:
-        """Key bytes or None."""
-        key: bytes | None = self._source.key
-        return key
-
-    @property
-    def headers(self) -> tuple[tuple[str, bytes], ...]:
-        """Pairs of name and value."""
-        return tuple(self._source.headers or ())
-
-    @property
-    def leader_epoch(self) -> int | None:
-        """Leader epoch of the batch, or None."""
-        epoch: int = self._source.leader_epoch
-        return epoch if epoch >= 0 else None
-
-
-def kafka_records(sources: Sequence[Any], token: Token | None) -> Iterator[Record]:
-    """Make records from those of kafka-python."""
-    # All callables are built in: no Python frame per record.
-    return map(
-        KafkaRecord,
-        map(_offset, sources),
-        map(_value, sources),
-        repeat(token),
-        sources,
-    )
-
-
-CONSUMER_RECORDS = SourceKind(
-    make=kafka_records, offset=_offset, value=_value, key=_key, timestamp_ms=_timestamp
-)
 
 
 def _made(sources: Sequence[Any], token: Token | None) -> Iterator[Record]:
@@ -236,8 +167,6 @@ class KafkaDataReader(DataReader):
         self._client_rack = client_rack
         self._pid = os.getpid()
         self._consumer: Any = None
-        # Whether polls of the consumer return records as they are handed on.
-        self._is_parsed = False
         self._connecting: _Connecting | None = None
         # Held by a poll of this consumer, and by its close, which may follow on another
         # thread: kafka-python refuses to do both at once, and then stays open.
@@ -445,16 +374,13 @@ class KafkaDataReader(DataReader):
         consumer = new_client(KafkaConsumer, settings, selector=CallerSelector)
         selector = network_of(consumer).selector
         read_in_place(consumer, selector=selector if self.has_receiver else None)
-        self._is_parsed = parse_records(consumer, self._records, can_pack=True)
-        if self._is_parsed:
-            fetch_ahead(consumer)
+        parse_records(consumer, self._records, can_pack=True)
+        fetch_ahead(consumer)
         return consumer
 
     def _to_records(self, partition: TopicPartition, fetched: list[Any]) -> Records:
         """Return what a poll of the consumer returned as records."""
         token = self._positions.tokens[partition]
-        if not self._is_parsed:
-            return Records.of_sources(fetched, token=token, kind=CONSUMER_RECORDS)
         kinds = set(map(type, fetched))
         if PackedPiece not in kinds:
             return Records.of_sources(fetched, token=token, kind=MADE_RECORDS)

@@ -28,7 +28,7 @@ from kafka_marshal.kafka_io.fetched_batches import (
     FetchedBatches,
     read_fetches,
 )
-from kafka_marshal.kafka_io.patches import fetcher_of, is_supported, network_of
+from kafka_marshal.kafka_io.patches import fetcher_of, network_of
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.record_batches import content_of, old_records
 from kafka_marshal.kafka_io.settings import ConnectionConfig
@@ -282,8 +282,7 @@ class SliceReader:
     """Reads ranges, one at a time, on one thread, over kafka-python.
 
     Used with every transport: librdkafka makes an object for each record, which costs
-    more than everything here. With an unsupported release of kafka-python, columns are
-    made of its records. The first range connects.
+    more than everything here. The first range connects.
     """
 
     def __init__(
@@ -361,7 +360,6 @@ class _RangeReader(KafkaDataReader):
         self._aim = FetchTarget()
         self._topic_id = ""
         self._absent_checks = 0
-        self._has_batches = is_supported()
 
     def start(
         self, partition: TopicPartition, span: OffsetRange, *, topic_id: str = ""
@@ -376,9 +374,8 @@ class _RangeReader(KafkaDataReader):
 
     def take(self, timeout_ms: int) -> Sequence[Fetch]:
         """Return the content of the next fetch, if there is one."""
-        most = 1 if self._has_batches else CHUNK_RECORDS
         try:
-            found = self.poll(timeout_ms, most)
+            found = self.poll(timeout_ms, 1)
         except UnknownTopicId as error:
             # Perhaps only this broker does not know the topic yet.
             self._require_same_topic(TopicPartition(*error.partition))
@@ -387,10 +384,7 @@ class _RangeReader(KafkaDataReader):
             assert isinstance(records, Records)
             (piece,) = records.pieces
             assert isinstance(piece, SourcePiece)
-            if self._has_batches:
-                return piece.sources
-            group = partial(_records_to_columns, piece.sources)
-            return [Fetch(records.offset_at(-1), [group])]
+            return piece.sources
         return ()
 
     def position_of(self, partition: TopicPartition) -> int:
@@ -475,9 +469,7 @@ class _RangeReader(KafkaDataReader):
 
     def _new_consumer(self) -> Any:
         consumer = super()._new_consumer()
-        if self._has_batches:
-            fetch_batches(consumer, self._aim)
-            self._is_parsed = False
+        fetch_batches(consumer, self._aim)
         return consumer
 
 

@@ -92,11 +92,14 @@ class ClusterInfo:
         cluster_id: Its id.
         controller_id: Node id of a broker that reaches the controller, or None.
         brokers: Live brokers, by node id.
+        has_fetch_by_id: Whether brokers can be asked for a topic by its id: not before
+            Kafka 3.1.
     """
 
     cluster_id: str
     controller_id: int | None
     brokers: tuple[Broker, ...]
+    has_fetch_by_id: bool = True
 
 
 def coordination_configs(broker_count: int) -> dict[str, str]:

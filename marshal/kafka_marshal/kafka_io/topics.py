@@ -186,6 +186,7 @@ class KafkaTopicAdmin(Closing):
             cluster_id=raw["cluster_id"],
             controller_id=controller if controller >= 0 else None,
             brokers=tuple(sorted(brokers, key=lambda broker: broker.node_id)),
+            has_fetch_by_id=raw["has_fetch_by_id"],
         )
 
     def describe(self, topic: str, *, timeout_ms: int = TIMEOUT_MS) -> TopicDescription:

@@ -1,6 +1,7 @@
 """An event loop without a thread: what runs when, and which time counts."""
 
 import selectors
+import signal
 import socket
 import threading
 
@@ -45,6 +46,96 @@ def test_it_has_no_thread(selector):
         return threading.get_ident()
 
     assert selector.run(answer) == threading.get_ident()
+
+
+class OverTimeError(Exception):
+    """Of an application, by a signal."""
+
+
+@pytest.fixture(params=[KeyboardInterrupt, SystemExit, OverTimeError])
+def interrupt(request):
+    """Return a function that a signal handler ends with an exception; and its class."""
+
+    def end(*_):
+        raise request.param
+
+    before = signal.signal(signal.SIGUSR1, end)
+    yield lambda: signal.raise_signal(signal.SIGUSR1), request.param
+    signal.signal(signal.SIGUSR1, before)
+
+
+async def interrupted(selector, interrupt):
+    interrupt()
+
+
+async def interrupted_later(selector, interrupt):
+    await selector.sleep(0)
+    interrupt()
+
+
+def add(selector, work):
+    selector.call_soon(work)
+
+
+def add_with_future(selector, work):
+    selector.call_soon_with_future(work)
+
+
+def add_timer(selector, work):
+    selector.call_later(0, work)
+
+
+@pytest.mark.parametrize("schedule", [add, add_with_future, add_timer])
+@pytest.mark.parametrize("work", [interrupted, interrupted_later])
+def test_what_a_signal_handler_raises_in_a_task_reaches_the_caller(
+    selector, interrupt, schedule, work
+):
+    """A task whose outcome no method waits for, such as one that reads a connection."""
+    send, error = interrupt
+    schedule(selector, lambda: work(selector, send))
+    never = Future()
+    selector.call_later(10, lambda: never.success(None))
+    with pytest.raises(error):
+        selector.poll(future=never)
+    selector.drive()  # once
+
+
+def test_what_a_signal_handler_raises_as_a_task_begins_reaches_the_caller(
+    selector, interrupt, monkeypatch
+):
+    """The loop finds its state wrong then, and raises that."""
+    send, error = interrupt
+
+    async def nothing():
+        """Never run."""
+
+    task = selector.call_soon(nothing)
+    monkeypatch.setattr(
+        type(task), "__call__", lambda self, arg=None: send(), raising=True
+    )
+    with pytest.raises(error):
+        selector.drive()
+    monkeypatch.undo()
+
+
+def test_a_failed_or_cancelled_task_is_no_interruption(selector):
+    def fail():
+        raise LookupError
+
+    selector.call_soon(fail)
+    future = selector.call_soon_with_future(fail)
+    selector.drive()
+    assert isinstance(future.exception, LookupError)
+
+    async def wait():
+        await Future()
+
+    future = selector.call_soon_with_future(wait)
+    selector.drive()
+    for task in tuple(selector._pending_tasks):
+        selector.cancel(task)
+    assert isinstance(future.exception, GeneratorExit)
+    selector.drive()
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])

@@ -7,7 +7,14 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from batchkit import APPEND_TIME, ATTRIBUTES, BadText, new_batch, sealed
+from batchkit import (
+    APPEND_TIME,
+    ATTRIBUTES,
+    BadText,
+    lenient_records,
+    new_batch,
+    sealed,
+)
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka.errors import CorruptRecordError
 from kafka.record import MemoryRecords, MemoryRecordsBuilder
@@ -20,7 +27,6 @@ from kafka_marshal.kafka_io.fetched_records import (
     parse_records,
 )
 from kafka_marshal.kafka_io.packed_records import Origin
-from kafka_marshal.kafka_io.patches import accept_any_header
 from kafka_marshal.kafka_io.record_batches import compiled_parser, python_records
 
 PLACE = KafkaTopicPartition("t", 0)
@@ -233,9 +239,7 @@ def test_a_parser_that_fails_within_a_batch_loses_nothing():
 
 def pure(data):
     """Return the records and the error of kafka-python's parser."""
-    consumer = SimpleNamespace(_fetcher=SimpleNamespace(PartitionRecords=None))
-    accept_any_header(consumer)
-    part = consumer._fetcher.PartitionRecords(0, PLACE, MemoryRecords(data))
+    part = lenient_records(0, PLACE, MemoryRecords(data))
     return outcome(part, lambda rows: rows_of(Origin("t", 0, part.leader_epoch), rows))
 
 
@@ -306,7 +310,7 @@ def parser_of(monkeypatch, *values_in):
     python = noted("python", module.python_records)
     monkeypatch.setattr(module, "python_records", python)
     ours = consumer()
-    assert parse_records(ours, rows_of)
+    parse_records(ours, rows_of)
     part = ours._fetcher.PartitionRecords(
         *(0, PLACE, MemoryRecords(batch(0, *values_in))),
         key_deserializer=None,
@@ -327,14 +331,6 @@ def test_small_fetches_do_not_load_it(monkeypatch):
 def test_without_it_python_parses(monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "compiled_parser", lambda: None)
     assert parser_of(monkeypatch, bytes(COMPILED_FROM_BYTES)) == ["python"]
-
-
-def test_an_unsupported_release_returns_its_own_records(monkeypatch):
-    monkeypatch.setattr(module, "is_supported", lambda: False)
-    ours = consumer()
-    assert not parse_records(ours, rows_of)
-    part = ours._fetcher.PartitionRecords(0, PLACE, MemoryRecords(batch(0, b"a")))
-    assert [each.value for each in part.take(1)] == [b"a"]
 
 
 def test_long_batches_do_not_start_the_garbage_collector():

@@ -18,30 +18,24 @@ import pytest
 import untouched
 from batchkit import BadText, new_batch
 from kafka import TopicPartition as KafkaTopicPartition
-from kafka.consumer.fetcher import Fetcher
 from kafka.errors import CorruptRecordError
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.transport import KafkaTCPTransport
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 from kafka.protocol.parser import KafkaProtocol
-from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatch
-from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from slowness import until
 
-from kafka_marshal.errors import ConfigurationError, UnknownTopicId
+from kafka_marshal.errors import UnknownTopicId
 from kafka_marshal.kafka_io import patches as module
 from kafka_marshal.kafka_io.driving import CallerSelector
 from kafka_marshal.kafka_io.patches import (
     FETCH_VERSION,
     LenientBatch,
-    LenientBatches,
     Network,
     TopicIds,
-    accept_any_header,
     fetch_ahead,
     fetch_by_id,
-    is_supported,
     keep_last_data,
     read_in_place,
     receive,
@@ -85,36 +79,6 @@ def test_valid_batches_are_read_alike():
     assert [(r.offset, r.key, r.value, r.headers) for r in ours] == [
         (r.offset, r.key, r.value, r.headers) for r in theirs
     ]
-
-
-def records_of(raw, kind):
-    place = KafkaTopicPartition("t", 0)
-    records = kind(0, place, MemoryRecords(raw))
-    return [(each.offset, each.value, each.headers) for each in records.take()]
-
-
-def test_only_a_patched_consumer_reads_them():
-    raw = batch([(BadText("b"), b"2")]) + batch([("good", b"1")])
-    ours = SimpleNamespace(_fetcher=SimpleNamespace(PartitionRecords=None))
-    accept_any_header(ours)
-    assert records_of(raw, ours._fetcher.PartitionRecords) == [
-        (0, b"0", [("a\ufffd", b"2")]),
-        (0, b"0", [("good", b"1")]),
-    ]
-    with pytest.raises(CorruptRecordError):
-        records_of(raw, Fetcher.PartitionRecords)
-
-
-def test_old_formats_are_left_to_kafka_python():
-    old = LegacyRecordBatchBuilder(1, 0, 10_000)
-    old.append(0, timestamp=1, key=None, value=b"old")
-    batches = LenientBatches(bytes(old.build()) + batch([]))
-    first, second = batches.next_batch(), batches.next_batch()
-    assert [record.value for record in first] == [b"old"]
-    assert type(second) is LenientBatch
-    assert batches.next_batch() is None
-    with pytest.raises(CorruptRecordError):
-        LenientBatches(bytes(20)).next_batch()
 
 
 def test_data_before_a_close_is_returned():
@@ -210,11 +174,6 @@ def test_missing_internals_are_left_alone():
 def test_kafka_python_has_the_patched_internals():
     assert asyncio.iscoroutinefunction(KafkaConnectionManager._build_transport)
     assert hasattr(KafkaTCPTransport, "_sock_recv")
-
-
-def test_the_release_in_use_is_supported():
-    assert is_supported()
-    assert not is_supported("3.1.0")
 
 
 def test_importing_changes_nothing_in_kafka_python():
@@ -679,11 +638,20 @@ def test_a_partition_without_a_topic_of_its_id_is_reported_once(ids, fetcher, co
     ids.raise_refused([A, B])
 
 
-def test_old_brokers_answer_by_name(ids, fetcher):
+def test_old_brokers_answer_by_name_with_a_warning(ids, fetcher, caplog):
     ids.set_id(A, OLD.bytes)
     asked(fetcher)
-    fetcher._handle_fetch_response(1, {}, 0, answer(12, ("t", 0, 0)))
+    for _ in range(2):
+        fetcher._handle_fetch_response(1, {}, 0, answer(12, ("t", 0, 0)))
     assert [topic.topic for topic in fetcher.taken[0].responses] == ["t"]
+    (warning,) = caplog.records
+    assert "older than Kafka 3.1" in warning.getMessage()
+
+
+def test_old_brokers_are_no_matter_without_ids(fetcher, caplog):
+    asked(fetcher)
+    fetcher._handle_fetch_response(1, {}, 0, answer(12, ("t", 0, 0)))
+    assert not caplog.records
 
 
 def test_setting_another_id_is_reported(ids):
@@ -693,8 +661,3 @@ def test_setting_another_id_is_reported(ids):
     assert ids.set_id(A, NEW.bytes)
     assert ids.set_id(A, None)
     assert ids.wanted == {}
-
-
-def test_an_unknown_kafka_python_is_refused(ids):
-    with pytest.raises(ConfigurationError, match=r"kafka-python 3\.0"):
-        fetch_by_id(SimpleNamespace(_fetcher=object(), _client=KNOWN), ids)

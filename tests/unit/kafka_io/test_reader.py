@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 from aiokafka.record.default_records import DefaultRecord
 from kafka import TopicPartition as KafkaTopicPartition
-from kafka.consumer.fetcher import ConsumerRecord
 
 from kafka_marshal.errors import CoordinationError, MarshalError
 from kafka_marshal.kafka_io import reader as module
@@ -22,11 +21,9 @@ from kafka_marshal.kafka_io.packed_records import (
     parsed_records,
 )
 from kafka_marshal.kafka_io.reader import (
-    CONSUMER_RECORDS,
+    MADE_RECORDS,
     REPOLL_S,
     KafkaDataReader,
-    KafkaRecord,
-    kafka_records,
 )
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.ports import PlainRecord, Record, Records, column_of
@@ -36,43 +33,28 @@ PLACE = TopicPartition("t", 2)
 TOKEN = Token(1, 0, 5)
 
 
-def fetched(offset, *, epoch=3, headers=()):
-    return ConsumerRecord(
-        *("t", 2, epoch, offset, 99, 1, b"k", b"v%d" % offset, list(headers)),
-        *(None, 1, 2, -1),
-    )
-
-
 def records(*offsets):
-    sources = [fetched(each) for each in offsets]
-    return Records.of_sources(sources, token=TOKEN, kind=CONSUMER_RECORDS)
-
-
-def test_every_field_is_there():
-    source = fetched(7, headers=[("h", b"1")])
-    (record,) = Records.of_sources([source], token=TOKEN, kind=CONSUMER_RECORDS)
-    plain = PlainRecord("t", 2, 7, 99, 1, b"k", b"v7", (("h", b"1"),), 3, TOKEN)
-    assert isinstance(record, KafkaRecord)
-    assert record == plain
-    assert repr(record) == repr(plain)
-    assert pickle.loads(pickle.dumps(record)) == plain
+    origin = Origin("t", 2, 3)
+    rows = [parsed(each) for each in offsets]
+    sources = list(parsed_records(rows, TOKEN, origin=origin))
+    return Records.of_sources(sources, token=TOKEN, kind=MADE_RECORDS)
 
 
 def parsed(offset, *, headers=()):
     return DefaultRecord(offset, 99, 1, b"k", b"v%d" % offset, list(headers))
 
 
-def test_parsed_records_are_the_same():
-    origin = Origin("t", 2, 3)
-    headers = [[("h", b"1")], []]
-    sources = [parsed(7 + at, headers=each) for at, each in enumerate(headers)]
-    found = list(parsed_records(sources, TOKEN, origin=origin))
-    for record, source, each in zip(found, sources, headers, strict=True):
-        (same,) = kafka_records([fetched(source.offset, headers=each)], TOKEN)
-        assert isinstance(record, ParsedRecord)
-        assert record == same
-        assert repr(record) == repr(same)
-        assert pickle.loads(pickle.dumps(record)) == same
+def test_every_field_is_there():
+    sources = [parsed(7, headers=[("h", b"1")])]
+    (record,) = parsed_records(sources, TOKEN, origin=Origin("t", 2, 3))
+    plain = PlainRecord("t", 2, 7, 99, 1, b"k", b"v7", (("h", b"1"),), 3, TOKEN)
+    assert isinstance(record, ParsedRecord)
+    assert record == plain
+    assert repr(record) == repr(plain)
+    assert pickle.loads(pickle.dumps(record)) == plain
+
+
+def test_missing_fields_of_parsed_records_are_none():
     (bare,) = parsed_records([parsed(1)], None, origin=Origin("t", 2, -1))
     assert (bare.leader_epoch, bare.headers, bare.token) == (None, (), None)
     with pytest.raises(AttributeError):
@@ -83,12 +65,6 @@ def test_parsed_records_are_nothing_to_the_garbage_collector():
     sources = [parsed(at) for at in range(9)]
     for record in parsed_records(sources, TOKEN, origin=Origin("t", 2, 3)):
         assert not gc.is_tracked(record)
-
-
-def test_an_unknown_epoch_is_none():
-    (record,) = kafka_records([fetched(1, epoch=-1)], None)
-    assert record.leader_epoch is None
-    assert record.headers == ()
 
 
 def test_polled_records_are_a_sequence():
@@ -172,7 +148,7 @@ class FakeConsumer:
 
 
 def batches(*offsets):
-    return {KafkaTopicPartition(*PLACE): [fetched(each) for each in offsets]}
+    return {KafkaTopicPartition(*PLACE): list(records(*offsets))}
 
 
 @pytest.fixture
@@ -249,7 +225,6 @@ def test_polls_that_do_not_wait_ask_again_only_for_what_is_there(
 
 def test_what_was_parsed_and_what_was_not_is_one_sequence():
     reader = KafkaDataReader(ConnectionConfig("nowhere:1"))
-    reader._is_parsed = True
     reader.assign([PLACE])
     reader.seek(PLACE, 0, token=TOKEN)
     run = PackedRun(

@@ -20,7 +20,6 @@ from kafka_marshal.errors import (
 from kafka_marshal.kafka_io import slices as module
 from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.fetched_batches import FetchData
-from kafka_marshal.kafka_io.reader import CONSUMER_RECORDS
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.slices import (
     Fetch,
@@ -31,7 +30,6 @@ from kafka_marshal.kafka_io.slices import (
     TopicReplaced,
     fetch_batches,
 )
-from kafka_marshal.ports import Records
 from kafka_marshal.protocol.types import OffsetRange, TopicPartition
 
 PLACE = KafkaTopicPartition("t", 0)
@@ -439,33 +437,6 @@ def test_the_range_is_set_before_the_first_fetch(monkeypatch):
     assert (reader.position_of(T0), reader._aim.end) == (3, 9)
     assert reader._new_consumer() == "a consumer"
     assert hooked == [("a consumer", reader._aim)]
-
-
-def test_an_unsupported_release_returns_records(monkeypatch):
-    hooked = []
-    monkeypatch.setattr(module, "is_supported", lambda: False)
-    monkeypatch.setattr(module.KafkaDataReader, "_new_consumer", lambda _: "a consumer")
-    monkeypatch.setattr(module, "fetch_batches", lambda *each: hooked.append(each))
-    reader = module._RangeReader(
-        ConnectionConfig("b:1"), isolation_level="read_committed", client_rack=""
-    )
-    assert reader._new_consumer() == "a consumer"
-    assert hooked == []
-    same = {"timestamp": 5, "timestamp_type": 1, "headers": [("h", b"x")]}
-    sources = [SimpleNamespace(offset=n, key=b"k", value=b"v", **same) for n in (3, 4)]
-    records = Records.of_sources(sources, token=None, kind=CONSUMER_RECORDS)
-    monkeypatch.setattr(reader, "poll", lambda timeout_ms, most: {T0: records})
-    (fetched,) = reader.take(1)
-    assert fetched.offset == 4
-    rows = fetched.groups[0](OffsetRange(4, 9), with_headers=True)
-    assert rows == Slice(
-        offsets=[4],
-        times_ms=[5],
-        kinds=[1],
-        keys=[b"k"],
-        values=[b"v"],
-        headers=[(("h", b"x"),)],
-    )
 
 
 def test_a_process_keeps_one_reader_for_each_connection(monkeypatch):

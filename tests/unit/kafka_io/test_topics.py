@@ -19,6 +19,11 @@ from kafka_marshal.kafka_io.topics import KafkaTopicAdmin, described
 class OldBroker:
     """The connections of a client of kafka-python to a broker of Kafka 2.8 to 3.6."""
 
+    def __init__(self, *, fetch_version):
+        self.broker_version_data = SimpleNamespace(
+            api_version=lambda request: fetch_version
+        )
+
     def run(self, work, *arguments):
         return asyncio.run(work(*arguments))
 
@@ -83,11 +88,13 @@ def test_impossible_counts_are_refused_before_any_connection(count):
         admin.create("t", partitions=count, replication=1, configs={})
 
 
-def test_an_old_broker_describes_its_cluster():
+@pytest.mark.parametrize("version", [12, 13])
+def test_an_old_broker_describes_its_cluster(version):
     handle = KafkaAdminClient.__new__(KafkaAdminClient)
-    handle._manager = OldBroker()
+    handle._manager = OldBroker(fetch_version=version)
     handle._client = SimpleNamespace(manager=handle._manager)
     client = SimpleNamespace(call=lambda work, **_: work(handle))
     found = KafkaTopicAdmin(ConnectionConfig("b:1"), client=client).cluster()
     assert (found.cluster_id, found.controller_id) == ("c", 2)
     assert found.brokers == (Broker(node_id=1, host="h", port=9092, rack=None),)
+    assert found.has_fetch_by_id == (version == 13)

@@ -30,7 +30,11 @@ from kafka_marshal.kafka_io.fast.clients import (
     new_consumer,
 )
 from kafka_marshal.kafka_io.fast.translate import Access, translate_error
-from kafka_marshal.kafka_io.faults import forked_error, required_right
+from kafka_marshal.kafka_io.faults import (
+    forked_error,
+    is_interrupt,
+    required_right,
+)
 from kafka_marshal.kafka_io.positions import (
     Positions,
     outside_error,
@@ -310,6 +314,8 @@ class FastDataReader(DataReader):
                 return {}
             found = self._poll_until(deadline, max(1, max_records))
         except (KafkaException, RuntimeError) as error:
+            if is_interrupt(error):
+                raise
             raise self._translate(error) from error
         tokens = self._positions.tokens
         return {

@@ -15,7 +15,6 @@ from functools import partial
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io.data import KafkaDataLog
 from kafka_marshal.kafka_io.fast.reader import FastDataReader
-from kafka_marshal.kafka_io.patches import is_supported
 from kafka_marshal.kafka_io.positions import Positions
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionConfig
@@ -44,7 +43,7 @@ def can_switch(settings: ConnectionConfig) -> bool:
     They are not without the compiled functions, and are not known to be over TLS.
     """
     protocol = str(settings.client_config().get("security_protocol", ""))
-    return compiled is not None and is_supported() and "SSL" not in protocol.upper()
+    return compiled is not None and "SSL" not in protocol.upper()
 
 
 class SwitchingReader(DataReader):

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from kafka_marshal.closing import Closing
+from kafka_marshal.closing import Closing, in_background
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import (
     ClaimLost,
@@ -251,7 +251,9 @@ class Transactions(Closing):
             consumer, self._consumer = self._consumer, None
             if consumer is not None:
                 close_consumer(consumer)
-            self._producer.release()
+            # Where a signal handler raises while a handle is destroyed, Python raises a
+            # SystemError: no handler runs on another thread.
+            in_background(self._producer.release).join(self._least_s)
 
     def _why_fatal(self) -> KafkaException | None:
         # librdkafka reports the cause of a fatal error only to poll().

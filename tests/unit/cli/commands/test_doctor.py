@@ -133,6 +133,15 @@ def test_the_parser_may_be_missing(cluster, monkeypatch):
     assert check["run"] == "pip install aiokafka cramjam"
 
 
+def test_a_broker_may_be_too_old(cluster):
+    cluster.report = attrs.evolve(
+        cluster.report, cluster=ClusterInfo("cluster", 1, (), has_fetch_by_id=False)
+    )
+    checks = examined(1)
+    assert results(checks, "broker", "kafka", "topic") == ["ok", "failed", "ok"]
+    assert "older than Kafka 3.1" in checks["kafka"]["found"]
+
+
 def test_no_broker(cluster):
     cluster.error = CoordinationError("nobody there")
     checks = examined(1)

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import pickle
+import signal
 from collections import deque
 
 import pytest
@@ -682,6 +683,32 @@ def test_control_records_at_the_end_are_skipped(reader, handle):
     handle.made(error(A, END, 9))
     assert polled(reader) == {}
     assert reader.positions() == {B: 7}
+
+
+class OverTimeError(RuntimeError):
+    """Of an application, by a signal."""
+
+
+def test_what_a_signal_handler_raises_in_a_poll_is_no_fault_of_kafka(
+    reader, handle, monkeypatch
+):
+    """librdkafka's own errors may be of the same class."""
+
+    def end(*_):
+        raise OverTimeError
+
+    before = signal.signal(signal.SIGUSR1, end)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                handle, "consume", lambda *_, **__: signal.raise_signal(signal.SIGUSR1)
+            )
+            with pytest.raises(OverTimeError):
+                reader.poll(0, 1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    handle.made(*of(A, 0))
+    assert polled(reader) == {A: [0]}
 
 
 def test_an_end_does_not_skip_dropped_messages(reader, handle):

@@ -1,5 +1,6 @@
 """Results of librdkafka's transactions, translated to our errors."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -249,6 +250,15 @@ def test_close_aborts_an_open_transaction(handle):
     with pytest.raises(CoordinationError), begun() as some:
         write(some)
     assert handle.did[-2:] == ["abort", "forget"]
+
+
+def test_the_handle_is_destroyed_where_no_signal_handler_runs(handle):
+    threads = []
+    some = begun()
+    some._producer.release = lambda: threads.append(threading.current_thread())
+    some.close()
+    (thread,) = threads
+    assert thread is not threading.current_thread()
 
 
 def test_an_interrupted_abort_closes_everything(handle):
