@@ -49,14 +49,22 @@ WHY = "it shuts down"
 
 
 class SelfDrain:
-    """Drains the own client while it shuts down, by a directive (PROTOCOL 9.7).
+    """Drains the own client, as while it shuts down, by a directive (PROTOCOL 9.7).
 
     Others see it in the log, so that nothing is given back. A process that dies leaves
     a directive that the next one of its name ends, and that ends by itself. Every
     method is called under the engine's lock.
     """
 
-    __slots__ = ("_context", "_host", "_op_id", "_outbox", "_sent_ms", "_until_ms")
+    __slots__ = (
+        "_context",
+        "_host",
+        "_op_id",
+        "_outbox",
+        "_sent_ms",
+        "_until_ms",
+        "_why",
+    )
 
     def __init__(self, context: Context, outbox: Outbox, *, host: str) -> None:
         self._context = context
@@ -65,6 +73,7 @@ class SelfDrain:
         self._op_id: bytes | None = None
         self._until_ms = 0
         self._sent_ms = 0
+        self._why = WHY
 
     @property
     def is_in_force(self) -> bool:
@@ -73,11 +82,12 @@ class SelfDrain:
         name = (group_id, owner.client_id)
         return self._home.action_for(name, host=self._host) == DRAIN
 
-    def begin(self, for_ms: int) -> bool:
+    def begin(self, for_ms: int, *, why: str = WHY) -> bool:
         """Begin; return whether the log has directives. Idempotent.
 
         Args:
             for_ms: When it ends by itself, from now on.
+            why: The reason, for people.
         """
         home = self._home
         if home.feature_level < SECOND_LEVEL or home.config is None:
@@ -86,7 +96,7 @@ class SelfDrain:
             self._op_id = self._context.ports.entropy.random_bytes(OP_ID_BYTES)
             wall_ms = max(self._context.ports.clock.wall_ms(), home.append_time_ms)
             for_ms = min(for_ms, home.config.limit("max_pause_ms"))
-            self._until_ms = wall_ms + for_ms
+            self._until_ms, self._why = wall_ms + for_ms, why
             self._send(self._op_id, self._until_ms)
         return True
 
@@ -129,7 +139,7 @@ class SelfDrain:
                 host=None,
                 action=DRAIN,
                 msg_expire_time=until_ms,
-                reason=WHY,
+                reason=self._why,
             ),
         )
         return seq

@@ -263,6 +263,9 @@ class Engine:
         except MarshalError as error:
             self._fail(error)
             return
+        except Exception as error:  # noqa: BLE001 - else its thread ends unnoticed
+            self._fail(_broken(error))
+            return
         runs = [*runs_of(self.rebuilder.take_aside()), *runs]
         with self.changed:
             try:

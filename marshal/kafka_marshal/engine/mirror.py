@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.ports import DataLog, Pending
-from kafka_marshal.protocol.claiming import Claimant
+from kafka_marshal.protocol.claiming import Claim, Claimant
 from kafka_marshal.protocol.types import Key, TopicPartition
 
 from .context import Context
@@ -38,11 +38,11 @@ class Mirror:
     __slots__ = (
         "_call",
         "_claimant",
+        "_claims",
         "_context",
         "_due_ms",
         "_has_failed",
         "_is_off",
-        "_keys",
         "_seen",
         "_sending",
         "_written",
@@ -52,7 +52,7 @@ class Mirror:
         self._context = context
         self._claimant = claimant
         self._call: Pending[Mapping[TopicPartition, int | None]] | None = None
-        self._keys: dict[Key, None] = {}
+        self._claims: dict[Key, Claim] = {}
         self._sending: dict[Key, _Written] = {}
         self._written: dict[Key, _Written] = {}
         # How far each partition was folded when there was nothing to write.
@@ -74,7 +74,7 @@ class Mirror:
     def follow(self, holding: Holding) -> None:
         """Mirror a key until another member owns it."""
         if holding.start_rule.is_needed:
-            self._keys[holding.key] = None
+            self._claims[holding.key] = holding.claim
             self._seen = None
 
     def drive(self, now_ms: int) -> None:
@@ -107,12 +107,14 @@ class Mirror:
             return {}
         owner, partition_of = self._claimant.owner, self._context.partition_of
         states = {t: each.world.keys for t, each in self._context.replicas.items()}
-        wanted = {}
-        for key in list(self._keys):
+        wanted, now_ms = {}, self._context.now_ms
+        for key, claim in list(self._claims.items()):
             known = states[partition_of(key)].get(key)
             if known is None or (known.owner is not None and known.owner != owner):
-                del self._keys[key]  # the next owner mirrors it
+                del self._claims[key]  # the next owner mirrors it
                 continue
+            if known.owner is not None and not claim.is_valid(now_ms):
+                continue  # there may be a next owner, in records not read yet
             position = known.next_unclaimed()
             if position is None:
                 continue
@@ -120,7 +122,7 @@ class Mirror:
             if before != (known.epoch, position):
                 wanted[key] = _Written(known.epoch, position)
             elif known.owner is None:
-                del self._keys[key]
+                del self._claims[key]
         self._seen = None if wanted else seen
         return wanted
 

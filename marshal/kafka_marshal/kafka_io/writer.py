@@ -25,6 +25,7 @@ heartbeat interval.
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 import attrs
@@ -392,8 +393,10 @@ class Writer:
             sender.sweep()
         self._stale = [sender for sender in self._stale if sender.pending]
         if self._sender.is_broken and not self._is_renewing and not self._is_closed:
-            self._is_renewing = True
-            in_background(self._renew, name="marshal-renew")
+            # Without memory, or below a limit, no thread starts: the next call tries.
+            with suppress(RuntimeError):
+                in_background(self._renew, name="marshal-renew")
+                self._is_renewing = True
         self._release()
 
     def _release(self) -> None:
@@ -424,17 +427,19 @@ class Writer:
 
     def _renew(self) -> None:
         """Connect a new producer; retry until success or close()."""
-        while not self._is_closed:
-            self._wake.wait(timeout=self._may_renew.left_s)
-            self._may_renew = Deadline(RENEW_INTERVAL_MS)
-            try:
-                fresh = self._new_sender(RENEW_TIMEOUT_MS)
-            except Exception:  # noqa: BLE001, S112 - the next attempt may succeed
-                continue
-            self._use(fresh)
-            break
-        with self._lock:
-            self._is_renewing = False
+        try:
+            while not self._is_closed:
+                self._wake.wait(timeout=self._may_renew.left_s)
+                self._may_renew = Deadline(RENEW_INTERVAL_MS)
+                try:
+                    fresh = self._new_sender(RENEW_TIMEOUT_MS)
+                except Exception:  # noqa: BLE001, S112 - the next attempt may succeed
+                    continue
+                self._use(fresh)
+                break
+        finally:
+            with self._lock:
+                self._is_renewing = False
 
     def _use(self, fresh: _Sender) -> None:
         """Replace the producer."""

@@ -48,6 +48,9 @@ GONE_MAX = 10_000
 SHUTDOWN = "shutdown"
 DIED = "client_died"
 SILENT = "client_silent"
+# How long others are to have everything while deadlines cannot be journaled.
+BLOCKED_MS = 24 * 3_600_000
+BLOCKED = "its lease journal cannot be written"
 LEFT = "client_left"
 CLOSED = "closed"
 RELEASED = "released"
@@ -129,6 +132,9 @@ class LocalGroup:
         self._taking: frozenset[str] = frozenset()
         self._is_draining = False
         self._is_journal_failing = False
+        self._blocked_since_ms: int | None = None  # no deadline may be sent
+        self._is_yielding = False
+        self._is_handing_off = False
         self._check_at_ms = 0
         # When all clients may be written to the journal again.
         self._journal_at_ms = 0
@@ -648,6 +654,7 @@ class LocalGroup:
             self._publisher.layout(clients)
         if not self.table.is_journaled and now_ms >= self._journal_at_ms:
             self._write_journal()
+        self._yield_if_blocked(now_ms)
 
     def _has_news(self, now_ms: int) -> bool:
         """Return whether this round has anything to do."""
@@ -791,7 +798,29 @@ class LocalGroup:
             about = {"error": error, "clients_continue": may_send}
             self._context.observe("lease_journal_unwritable", about)
         self._is_journal_failing = error is not None
+        if may_send:
+            self._blocked_since_ms = None
+        elif self._blocked_since_ms is None:
+            self._blocked_since_ms = self._context.now_ms
         return may_send
+
+    def _yield_if_blocked(self, now_ms: int) -> None:
+        """Drain this sidecar while its clients can be given nothing.
+
+        Others would wait for keys that it holds and renews, and that nobody works on.
+        It begins so early that clients still hand over what they have.
+        """
+        since_ms, interval_ms = (
+            self._blocked_since_ms,
+            self._context.heartbeat_interval_ms,
+        )
+        if self._is_handing_off:
+            return
+        if since_ms is None and self._is_yielding:
+            self._is_yielding = False
+            self.session.self_drain.end()
+        elif since_ms is not None and now_ms - since_ms >= interval_ms // 2:
+            self._is_yielding = self.session.self_drain.begin(BLOCKED_MS, why=BLOCKED)
 
     # --- the end
 
@@ -802,6 +831,7 @@ class LocalGroup:
             for_ms: When that ends in the log, if this process dies.
         """
         self._departure.pass_on()
+        self._is_handing_off = True
         if not self.is_handed_off:
             self.session.self_drain.begin(for_ms)
 

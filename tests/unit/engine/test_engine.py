@@ -509,6 +509,15 @@ def test_a_bug_in_the_engine_fences_all(cluster, monkeypatch):
     assert not node.held
 
 
+def test_a_bug_in_reading_fences_all(cluster, monkeypatch):
+    """The thread would end, and nobody would notice."""
+    node = owning(cluster)
+    monkeypatch.setattr(node.log, "poll_runs", lambda timeout_ms: 1 / 0)
+    node.step()
+    assert isinstance(node.engine.failure, InvalidTransition)
+    assert not node.held
+
+
 def test_a_session_can_act_at_once(cluster):
     node = cluster.node("a", spec=spec())
     node.engine.act(node.session)

@@ -4,7 +4,7 @@ import itertools
 
 import msgspec
 import pytest
-from enginekit import T0, H, of, owning, world, write
+from enginekit import T0, H, held_by, of, owning, spec, world, write
 
 from kafka_marshal.engine.mirror import MIRROR_RETRY_MS
 from kafka_marshal.engine.placement import Placement
@@ -105,6 +105,29 @@ def test_a_failed_write_is_not_reported_as_foreign(cluster, monkeypatch, lands):
     cluster.run_until(lambda: mirrored(cluster) == 8, 2 * MIRROR_RETRY_MS)
     cluster.run(H)
     assert node.observer.named("mirror_drift") == []
+
+
+def test_a_process_that_stood_still_mirrors_nothing_of_a_lost_claim(cluster):
+    """It reads the news piece by piece, and its own last position comes first."""
+    node = owning(cluster)
+    commit(node, 4)
+    follows(cluster, 4)
+    commit(node, 3)
+    node.session.beat_now()
+    cluster.nodes.remove(node)
+    other = cluster.node("b", spec=spec())
+    cluster.run_until(held_by(other, 1), 4 * H)
+    commit(other, 2)
+    follows(cluster, 9)
+    node.log.poll_entries_max = 1
+    cluster.nodes.append(node)
+    cluster.run_until(lambda: not node.held, H)
+    cluster.run(H)
+    assert mirrored(cluster) == 9
+    commit(other, 1)
+    follows(cluster, 10)
+    for each in (node, other):
+        assert each.observer.named("mirror_drift") == []
 
 
 def test_positions_are_compared_only_after_records(cluster, monkeypatch):

@@ -227,6 +227,35 @@ def test_renewal_retries_until_the_cluster_answers(writer, outlets):
     assert outlets.unreachable == 0
 
 
+def test_renewal_waits_until_a_thread_can_be_started(writer, outlets, monkeypatch):
+    """As with too little memory, or at a limit of processes; calls do not raise."""
+
+    def refuse(call, *, name):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "in_background", refuse)
+        writer.append(0, b"x")
+        outlets[0].finish(0, kafka_errors.KafkaConnectionError("gone"))
+        writer.watch()
+        held = writer.append(0, b"held")
+    writer.watch()
+    until(lambda: len(outlets) == 2 and outlets[1].sent)
+    assert not held.is_done()
+
+
+def test_renewal_begins_again_after_one_that_failed(writer, outlets, monkeypatch):
+    """The old producer could not be closed, for want of a thread."""
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    monkeypatch.setattr(outlets[0], "drop", lambda: 1 / 0)
+    writer.append(0, b"x")
+    outlets[0].finish(0, kafka_errors.KafkaConnectionError("gone"))
+    writer.watch()
+    until(lambda: len(outlets) == 2 and writer.append(0, b"y") and outlets[1].sent)
+    outlets[1].finish(0, kafka_errors.KafkaConnectionError("gone"))
+    until(lambda: writer.watch() or len(outlets) == 3)
+
+
 def test_send_that_is_refused_does_not_raise(writer, outlets):
     outlets[0].refusal = ValueError("Unrecognized partition")
     append = writer.append(9, b"x")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from enginekit import H, spec, world, write
+from enginekit import H, fold, spec, world, write
 from logkit import fence
 from msgspec.structs import replace
 from sidecarkit import (
@@ -350,6 +350,42 @@ def test_a_deadline_that_cannot_be_journaled_is_not_sent(cluster, machine, monke
     run(cluster, [a, b], H)
     assert sum(sizes(a, b)) == 8
     assert max(until for _, until in a.held.values()) > last_ms
+
+
+def test_while_nothing_can_be_journaled_other_hosts_have_it_all(
+    cluster, machine, monkeypatch
+):
+    """As on a file system that has become read-only."""
+    a, other = having(machine), cluster.node("other")
+    other.consume(spec())
+    run_until(cluster, [a], lambda: len(other.held) == 4, 4 * H)
+    run_until(cluster, [a], lambda: len(a.valid) == 4, H)
+    journal = machine.service.groups[0].table.journal
+    with monkeypatch.context() as patched:
+        patched.setattr(journal, "save", lambda clients: OSError("read-only"))
+        run_until(cluster, [a], lambda: len(other.held) == 8, 2 * H)
+        assert all(each.reason.startswith("drained") for each in releases(cluster)[-4:])
+        for _ in range(12):
+            run(cluster, [a], H // 2)
+            assert len(other.held) == 8
+    run_until(cluster, [a], lambda: len(a.valid) == 4, 4 * H)
+    home = fold(cluster, machine.node.engine.context.home_of("g"))
+    assert not home.directed
+
+
+def test_an_error_of_a_moment_moves_nothing(cluster, machine, monkeypatch):
+    a, other = having(machine), cluster.node("other")
+    other.consume(spec())
+    run_until(cluster, [a], lambda: len(other.held) == 4, 4 * H)
+    run_until(cluster, [a], lambda: len(a.valid) == 4, H)
+    before = len(releases(cluster))
+    journal = machine.service.groups[0].table.journal
+    with monkeypatch.context() as patched:
+        patched.setattr(journal, "save", lambda clients: OSError("read-only"))
+        run(cluster, [a], H // 3)
+    run(cluster, [a], 3 * H)
+    assert len(a.valid) == 4
+    assert len(releases(cluster)) == before
 
 
 @pytest.fixture
