@@ -77,6 +77,13 @@ _UNITS_MS = {
     "d": 86_400_000,
 }
 _DURATION = re.compile(r"([0-9]{1,12})\s*([a-z]*)")
+# Options that Spark itself adds, for what this format does not have.
+_OF_SPARK = {
+    "path": "topics are named by subscribe; call load() without",
+    "provider": "Spark sets it for CREATE TABLE, and passes no options of a table to a "
+    "Python data source that reads it; write CREATE TEMPORARY VIEW ... USING marshal "
+    "OPTIONS (...)",
+}
 ISOLATION = "kafka.isolation.level"
 RACK = "kafka.client.rack"
 SERVERS = "kafka.bootstrap.servers"
@@ -239,6 +246,8 @@ class _Reader:
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given: dict[str, str] = {}
         self._kafka: dict[str, str] = {}
+        for name in {each.lower() for each in given} & _OF_SPARK.keys():
+            raise _wrong(name, _OF_SPARK[name])
         for name, value in given.items():
             low = name.lower()
             meaning = meaning_of(low)
@@ -253,10 +262,8 @@ class _Reader:
                 self._kafka[low] = value
             elif low in _BY_LOWER:
                 self._given[_BY_LOWER[low]] = value
-            elif low != "path":
+            else:
                 raise _unknown(name)
-        if "path" in {name.lower() for name in given}:
-            raise _wrong("path", "topics are named by subscribe; call load() without")
 
     def options(self) -> Options:
         """Return the parsed options."""

@@ -186,6 +186,7 @@ def test_an_unknown_connection_option_names_the_nearest():
         ("groupIdPrefix", "g", "use the option group"),
         ("kafka.auto.offset.reset", "earliest", "use startingOffsets"),
         ("path", "t", "call load"),
+        ("provider", "marshal", "CREATE TEMPORARY VIEW"),
         ("kafka.isolation.level", "serializable", "must be one of read_uncommitted"),
         ("assign", '{"t": [0]}', "exactly one of subscribe"),
         ("startingOffsets", "begin", "cannot be read"),
