@@ -84,9 +84,12 @@ _OF_SPARK = {
     "Python data source that reads it; write CREATE TEMPORARY VIEW ... USING marshal "
     "OPTIONS (...)",
 }
+# New partitions are looked for so often; Spark's own source does in each trigger.
+REFRESH_MS_MAX = 30_000
 ISOLATION = "kafka.isolation.level"
 RACK = "kafka.client.rack"
 SERVERS = "kafka.bootstrap.servers"
+METADATA_AGE = "kafka.metadata.max.age.ms"
 # Settings of the connection that are options of other names.
 _CONNECTION = {"coordination_topic": "coordinationTopic", "transport": "transport"}
 
@@ -303,6 +306,10 @@ class _Reader:
             for name, (setting, read) in _SETTINGS.items()
             if name in given
         }
+        # Also a setting of the connection, which checks it.
+        age_ms = whole_number(self._kafka.get(METADATA_AGE, "").strip())
+        if age_ms is not None:
+            settings["metadata_refresh_ms"] = min(max(age_ms, 1), REFRESH_MS_MAX)
         if assigned:
             settings["topics"] = tuple(sorted({each.topic for each in assigned}))
         try:
