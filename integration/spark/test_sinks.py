@@ -154,6 +154,29 @@ def test_files_have_each_row_once(spark, stream, tmp_path):
     assert found.where("amount IS NULL").count() == 16
 
 
+def test_a_batch_of_files_takes_as_many_jobs_for_any_number_of_partitions(
+    spark, stream, tmp_path
+):
+    sink = FileSink.of(stream.options, path=tmp_path)
+    counts = []
+    for number, rows in enumerate(
+        [
+            stream.rows(spark, 0, 5, topic_id=None).where("partition = 1"),
+            stream.rows(spark, 0, 5, topic_id=None),
+            stream.rows(spark, 0, 0),
+        ]
+    ):
+        spark.sparkContext.setJobGroup(f"{stream.topic}-{number}", "a batch")
+        try:
+            sink(rows, number)
+        finally:
+            spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+        tracker = spark.sparkContext.statusTracker()
+        counts.append(len(tracker.getJobIdsForGroup(f"{stream.topic}-{number}")))
+    assert counts[0] == counts[1]
+    assert offsets(sink.read(spark).collect()) == both(0, 5)
+
+
 def test_keys_are_in_the_partitions_that_clients_of_java_choose(spark, stream, domain):
     """Of 64 partitions, by the hashes in UtilsTest.testMurmur2 of Kafka."""
     out = domain.data_topic(64)

@@ -4,8 +4,6 @@
 on first use.
 """
 
-from importlib import import_module
-
 # Type checkers treat it as typing's own, whose import doubles the start of a launcher.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,10 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MarshalDataSource", "register"]
 
-_HOMES = {
-    "MarshalDataSource": "kafka_marshal.spark.source",
-}
-
 
 def register(spark: "SparkSession") -> None:
     """Register ``format("marshal")`` with a Spark session.
@@ -29,15 +23,22 @@ def register(spark: "SparkSession") -> None:
         ConfigurationError: The extra ``spark`` is missing, or too old, or the workers'
             Python cannot load the data source.
     """
-    from kafka_marshal.spark.requirements import require_spark, require_worker_python
+    from kafka_marshal.spark.requirements import require_worker_python
 
-    require_spark()
+    source = _data_source()
     python = _worker_python(spark)
     if python is not None:
         require_worker_python(python)
-    spark.dataSource.register(
-        import_module(_HOMES["MarshalDataSource"]).MarshalDataSource
-    )
+    spark.dataSource.register(source)
+
+
+def _data_source() -> "type[MarshalDataSource]":
+    from kafka_marshal.spark.requirements import require_spark
+
+    require_spark()
+    from kafka_marshal.spark.source import MarshalDataSource
+
+    return MarshalDataSource
 
 
 def _worker_python(spark: "SparkSession") -> str | None:
@@ -48,7 +49,6 @@ def _worker_python(spark: "SparkSession") -> str | None:
 
 
 def __getattr__(name: str) -> "Any":  # noqa: ANN401
-    home = _HOMES.get(name)
-    if home is None:
+    if name != "MarshalDataSource":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    return _data_source()

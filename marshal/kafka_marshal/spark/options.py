@@ -77,9 +77,19 @@ _UNITS_MS = {
     "d": 86_400_000,
 }
 _DURATION = re.compile(r"([0-9]{1,12})\s*([a-z]*)")
+# Options that Spark itself adds, for what this format does not have.
+_OF_SPARK = {
+    "path": "topics are named by subscribe; call load() without",
+    "provider": "Spark sets it for CREATE TABLE, and passes no options of a table to a "
+    "Python data source that reads it; write CREATE TEMPORARY VIEW ... USING marshal "
+    "OPTIONS (...)",
+}
+# New partitions are looked for so often; Spark's own source does in each trigger.
+REFRESH_MS_MAX = 30_000
 ISOLATION = "kafka.isolation.level"
 RACK = "kafka.client.rack"
 SERVERS = "kafka.bootstrap.servers"
+METADATA_AGE = "kafka.metadata.max.age.ms"
 # Settings of the connection that are options of other names.
 _CONNECTION = {"coordination_topic": "coordinationTopic", "transport": "transport"}
 
@@ -239,6 +249,8 @@ class _Reader:
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given: dict[str, str] = {}
         self._kafka: dict[str, str] = {}
+        for name in {each.lower() for each in given} & _OF_SPARK.keys():
+            raise _wrong(name, _OF_SPARK[name])
         for name, value in given.items():
             low = name.lower()
             meaning = meaning_of(low)
@@ -253,10 +265,8 @@ class _Reader:
                 self._kafka[low] = value
             elif low in _BY_LOWER:
                 self._given[_BY_LOWER[low]] = value
-            elif low != "path":
+            else:
                 raise _unknown(name)
-        if "path" in {name.lower() for name in given}:
-            raise _wrong("path", "topics are named by subscribe; call load() without")
 
     def options(self) -> Options:
         """Return the parsed options."""
@@ -296,6 +306,10 @@ class _Reader:
             for name, (setting, read) in _SETTINGS.items()
             if name in given
         }
+        # Also a setting of the connection, which checks it.
+        age_ms = whole_number(self._kafka.get(METADATA_AGE, "").strip())
+        if age_ms is not None:
+            settings["metadata_refresh_ms"] = min(max(age_ms, 1), REFRESH_MS_MAX)
         if assigned:
             settings["topics"] = tuple(sorted({each.topic for each in assigned}))
         try:

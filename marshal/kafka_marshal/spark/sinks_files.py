@@ -28,7 +28,7 @@ from kafka_marshal.protocol.types import Token, TopicPartition
 from kafka_marshal.spark.fencing import SINK_COLUMNS, Fence, require_columns
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 DATA, CHAINS = "data", "chains"
 # Retries after another writer created the link first.
@@ -41,6 +41,9 @@ _FOLDERS = {
     "marshal_token": "token",
     "marshal_topic_id": "topicId",
 }
+
+# Spark's name of a folder without a value.
+_OF_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 _LOGGER = logging.getLogger("kafka_marshal")
 
@@ -181,10 +184,7 @@ class FileSink:
         copies = df.withColumns({name: f.col(of) for name, of in _FOLDERS.items()})
         try:
             copies.write.partitionBy(*_FOLDERS).parquet(f"file://{aside}")
-            found = [
-                self._found(df.sparkSession, leaf)
-                for leaf in aside.glob("/".join(f"{name}=*" for name in _FOLDERS))
-            ]
+            found = self._found(df.sparkSession, aside)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
@@ -205,22 +205,33 @@ class FileSink:
         if not is_published:
             shutil.rmtree(aside, ignore_errors=True)
 
-    def _found(self, spark: "SparkSession", leaf: Path) -> tuple[TopicPartition, Link]:
-        """Return the partition and the range of an unpublished folder."""
+    def _found(
+        self, spark: "SparkSession", aside: Path
+    ) -> list[tuple[TopicPartition, Link]]:
+        """Return the partition and the range of each unpublished folder."""
         from pyspark.sql import functions as f
 
-        rows = spark.read.parquet(f"file://{leaf}")
-        (row,) = (
-            rows.groupBy("topic", "partition", "token", "topicId")
-            .agg(f.min("offset").alias("first"), f.max("offset").alias("last"))
-            .collect()
+        if not any(aside.glob("/".join(f"{name}=*" for name in _FOLDERS))):
+            return []  # without rows Spark cannot read it
+        # One job, however many folders there are.
+        rows = spark.read.option("recursiveFileLookup", "true").parquet(
+            f"file://{aside}"
         )
-        folder = str(leaf.relative_to(self.path))
+        ranges = rows.groupBy(*_FOLDERS.values()).agg(
+            f.min("offset").alias("first"), f.max("offset").alias("last")
+        )
+        return [self._link(aside, row) for row in ranges.collect()]
+
+    def _link(self, aside: Path, row: "Row") -> tuple[TopicPartition, Link]:
+        values = {name: row[of] for name, of in _FOLDERS.items()}
+        leaf = aside.joinpath(
+            *(f"{k}={_OF_NULL if v in {None, ''} else v}" for k, v in values.items())
+        )
         link = Link(
             first=row["first"],
             end=row["last"] + 1,
             token=row["token"],
-            folder=folder,
+            folder=str(leaf.relative_to(self.path)),
             topic_id=row["topicId"] or "",
         )
         return TopicPartition(row["topic"], row["partition"]), link

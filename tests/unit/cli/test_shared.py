@@ -122,7 +122,10 @@ def test_a_command_takes_only_what_it_uses():
 
 def test_a_file_of_options_gives_way_to_the_command_line(tmp_path):
     path = tmp_path / "client.properties"
-    path.write_text("client.id=file\nssl.ca.location=/ca\nbootstrap.servers=f:1\n")
+    ignored = "enable.metrics.push=false\nmetadata.recovery.strategy=none\n"
+    path.write_text(
+        f"client.id=file\nssl.ca.location=/ca\nbootstrap.servers=f:1\n{ignored}"
+    )
     given = {"command_config": path, "command_property": ["client.id=line"]}
     call = call_of(given)
     assert call.options == {"client.id": "line", "ssl.ca.location": "/ca"}

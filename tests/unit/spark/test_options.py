@@ -116,6 +116,15 @@ def test_options_are_case_insensitive():
     assert "secret" not in repr(found)
 
 
+@pytest.mark.parametrize(
+    ("given", "refresh_ms"), [("5000", 5_000), ("300000", 30_000), ("0", 1)]
+)
+def test_new_partitions_are_looked_for_as_often_as_metadata(given, refresh_ms):
+    found = parse(BASE | {"subscribe": "t", "kafka.metadata.max.age.ms": given})
+    assert found.config.metadata_refresh_ms == refresh_ms
+    assert found.connection["metadata.max.age.ms"] == given
+
+
 def test_only_the_path_of_a_sidecars_token_is_sent(tmp_path):
     file = tmp_path / "token"
     file.write_text("hush")
@@ -186,6 +195,7 @@ def test_an_unknown_connection_option_names_the_nearest():
         ("groupIdPrefix", "g", "use the option group"),
         ("kafka.auto.offset.reset", "earliest", "use startingOffsets"),
         ("path", "t", "call load"),
+        ("provider", "marshal", "CREATE TEMPORARY VIEW"),
         ("kafka.isolation.level", "serializable", "must be one of read_uncommitted"),
         ("assign", '{"t": [0]}', "exactly one of subscribe"),
         ("startingOffsets", "begin", "cannot be read"),

@@ -7,6 +7,7 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
+from kafka_marshal import spark
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.spark import register, requirements
 from kafka_marshal.spark.requirements import spark_session
@@ -31,6 +32,15 @@ def test_a_missing_extra_names_what_installs_it(monkeypatch, missing):
     with pytest.raises(ConfigurationError, match=missing) as caught:
         requirements.require_spark()
     assert "pip install 'kafka-marshal[spark]'" in str(caught.value)
+
+
+def test_the_data_source_without_its_extra_names_what_installs_it(monkeypatch):
+    def load(name):
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(requirements, "import_module", load)
+    with pytest.raises(ConfigurationError, match="kafka-marshal\\[spark\\]"):
+        _ = spark.MarshalDataSource
 
 
 def test_an_old_spark_raises(monkeypatch):
