@@ -92,7 +92,7 @@ def counts(option: str, given: Iterable[str]) -> dict[str, int]:
 def properties(path: Path) -> dict[str, str]:
     """Read a properties file of a Kafka client, librdkafka's or Java's.
 
-    Those of Kafka's own tools are supported: logins, keystores; the rest is ignored.
+    What concerns timeouts, fetches and metrics of Java's clients is left out.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -114,26 +114,28 @@ def properties(path: Path) -> dict[str, str]:
                 setting="--command-config",
             )
         found[split[1]] = split[2]
-    return _from_java(found)
-
-
-def _from_java(found: Mapping[str, str]) -> dict[str, str]:
-    """Replace options that only Java's clients have by those of the others.
-
-    As for Spark: logins, and keystores of PEM and PKCS12; what concerns timeouts,
-    fetches and metrics of Java's clients is left out.
-    """
-    from kafka_marshal.spark.java import python_options
     from kafka_marshal.spark.kafka_options import IGNORED, meaning_of
 
     meanings = {name: meaning_of(f"kafka.{name}") for name in found}
     ignored = {name for name, each in meanings.items() if each and each.kind == IGNORED}
-    kept = {name: value for name, value in found.items() if name not in ignored}
+    return {name: value for name, value in found.items() if name not in ignored}
+
+
+def without_java(options: Mapping[str, str]) -> dict[str, str]:
+    """Return connection options without those that only Java's clients have.
+
+    As for Spark: logins, and keystores of PEM and PKCS12.
+
+    Raises:
+        ConfigurationError: A login or a keystore cannot be used.
+    """
+    from kafka_marshal.spark.java import python_options
+
     try:
-        return python_options(kept)
+        return python_options(options)
     except ConfigurationError as error:
-        text = _SPARK_PREFIX.sub("", str(error))
-        raise ConfigurationError(text, setting="--command-config") from error
+        text, name = (_SPARK_PREFIX.sub("", str(e)) for e in (error, error.setting))
+        raise ConfigurationError(text, setting=name) from error
 
 
 @attrs.frozen(kw_only=True)

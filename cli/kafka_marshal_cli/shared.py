@@ -125,8 +125,8 @@ CommandProperty = Annotated[
         "-C",
         "--command-property",
         metavar="NAME=VALUE",
-        help="A connection option of kafka-python or librdkafka. Repeatable; overrides "
-        "--command-config.",
+        help="A connection option of kafka-python, librdkafka or Java. Repeatable; "
+        "overrides --command-config.",
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
@@ -566,6 +566,8 @@ def call_of(given: Mapping[str, Any]) -> Call:
     if selected is not None and selected.profile.warning is not None:
         notify(f"warning: {selected.profile.warning}")
     options = {n: value.resolved(n) for n, value in options_of(given).items()}
+    if options:
+        options = parsing.without_java(options)
     servers = given.get("bootstrap_server", SERVERS)
     named = options.pop("bootstrap.servers", None)
     if named is not None and servers == SERVERS:
@@ -605,20 +607,19 @@ def options_of(given: Mapping[str, Any]) -> dict[str, profiles.Value]:
     Raises:
         ConfigurationError: One of them is invalid.
     """
-    options: dict[str, profiles.Value] = {}
+    levels: list[Mapping[str, profiles.Value]] = []
     selected: SelectedProfile | None = given.get("profile")
     if selected is not None:
-        options |= selected.profile.options
+        levels.append(selected.profile.options)
     config = given.get("command_config")
     if config is not None:
         origin = f"--command-config {config}"
         found = parsing.properties(config)
-        options |= {name: profiles.Value(text, origin) for name, text in found.items()}
+        levels.append({n: profiles.Value(text, origin) for n, text in found.items()})
     line = parsing.pairs("-C/--command-property", given.get("command_property") or ())
-    return options | {
-        name: profiles.Value(text, "option --command-property")
-        for name, text in line.items()
-    }
+    origin = "option --command-property"
+    levels.append({name: profiles.Value(text, origin) for name, text in line.items()})
+    return profiles.overridden(*levels)
 
 
 def run_guarded(
