@@ -60,6 +60,10 @@ class Conversion:
             found = [each for each in kind if value in (each, each.value)]
             if found:
                 return found[0]
+            names = ", ".join(each.value for each in kind)
+            raise typer.BadParameter(
+                f"{value!r} is none of {names}", ctx=ctx, param=param
+            )
         elif kind is int and type(value) is str and not _WHOLE.fullmatch(value):
             raise typer.BadParameter(
                 f"{value!r} is no whole number", ctx=ctx, param=param

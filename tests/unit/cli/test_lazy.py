@@ -138,7 +138,6 @@ def show(
         "here",
         "here --name a --name b --colour blue",
         "here --path / --number 3 --shout abc",
-        "here --colour green",
         "here --number 10",
         "here --path /none/such",
         "",
@@ -158,6 +157,13 @@ def test_a_number_is_written_in_digits(number):
     convert_quickly(command)
     code, shown = outcome(command, f"here --number {number}")
     assert (code, "is no whole number" in " ".join(shown.split())) == (2, True)
+
+
+def test_a_wrong_choice_is_refused_with_the_choices():
+    command = get_command(small)
+    convert_quickly(command)
+    code, shown = outcome(command, "here --colour green")
+    assert (code, "'green' is none of red, blue" in shown) == (2, True)
 
 
 def outcome(command, arguments):
