@@ -200,7 +200,7 @@ def open_files(limit: int | None) -> Check:
     return Check(name, Result.OK, f"at most {limit}")
 
 
-def copies(report: TopicReport) -> Iterator[Check]:
+def copies(report: TopicReport, *, servers: str) -> Iterator[Check]:
     """Check that the death of a broker loses no acknowledged record."""
     topic, name = report.topic, "copies"
     needed = int(topic.configs.get("min.insync.replicas", "1"))
@@ -214,7 +214,10 @@ def copies(report: TopicReport) -> Iterator[Check]:
         found = (
             f"partitions {abbreviated(topic.behind)} have copies that are out of sync"
         )
-        run = "kafka-topics --describe --under-replicated-partitions"
+        run = (
+            f"kafka-topics --bootstrap-server {servers} --describe "
+            "--under-replicated-partitions"
+        )
         yield Check(name, Result.NOTE, found, run)
     elif topic.replication == 1:
         found = "one copy of each partition: the loss of its disk loses the claims"

@@ -220,12 +220,12 @@ class ClusterChecks:
         found = f"{topic}, {count} partitions, {report.topic.replication} replicas"
         yield Check("topic", Result.OK, found)
         self._leaders = dict(report.topic.leaders)
-        yield from checks.copies(report)
+        servers = self._call.bootstrap_servers
+        yield from checks.copies(report, servers=servers)
         if report.note is not None:
             note = f"not checked: {report.note}"
             yield Check("settings", Result.NOTE, note, "grant DESCRIBE_CONFIGS")
             return
-        servers = self._call.bootstrap_servers
         for problem in report.found:
             run = remedy(problem, topic, servers=servers)
             yield Check("settings", Result.FAILED, problem.text, run)
@@ -272,7 +272,8 @@ class ClusterChecks:
         )
         if bad:
             found = f"{bad} records could not be decoded, and every reader ignores them"
-            yield Check("records", Result.NOTE, found, "marshal log dump")
+            run = "marshal log tail --from start --type undecodable"
+            yield Check("records", Result.NOTE, found, run)
         topic, servers = self._call.coordination_topic, self._call.bootstrap_servers
         yield from checks.timestamps(self.world, topic, servers=servers)
 

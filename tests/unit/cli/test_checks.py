@@ -132,9 +132,11 @@ def test_death_is_seen_by_pidfd():
     ],
 )
 def test_copies(changes, result):
-    (check,) = checks.copies(report(**changes))
+    (check,) = checks.copies(report(**changes), servers="b:1,c:2")
     assert check.result.value == result
     assert (check.run is None) is (result == "ok")
+    if check.run and check.run.startswith("kafka-topics"):
+        assert "--bootstrap-server b:1,c:2 " in check.run
 
 
 @pytest.mark.parametrize(

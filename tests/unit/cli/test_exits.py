@@ -93,7 +93,7 @@ def test_an_error_that_names_a_command_is_unchanged():
 @pytest.mark.parametrize(
     "text",
     [
-        "topic 'x' does not exist; see: kafka-topics --list",
+        "no group; see: kafka-consumer-groups --bootstrap-server b:1 --list",
         "too open; run: chmod 700 x",
         "see it with: ls",
     ],
