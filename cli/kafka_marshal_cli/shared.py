@@ -24,7 +24,12 @@ from kafka_marshal.errors import ClaimRejected, ConfigurationError
 from kafka_marshal_cli import completion_cache, parsing, profiles, render
 from kafka_marshal_cli.exits import ExitCode, exit_code, message
 from kafka_marshal_cli.parsing import Moment
-from kafka_marshal_cli.profile_options import Config, ProfileName, SelectedProfile
+from kafka_marshal_cli.profile_options import (
+    Config,
+    ProfileName,
+    SelectedProfile,
+    typed_connection,
+)
 from kafka_marshal_cli.terminal import terminal
 
 if TYPE_CHECKING:
@@ -523,6 +528,7 @@ def command(
                 is_debug=bool(given["debug"]),
                 topic=given.get("coordination_topic", COORDINATION_TOPIC),
                 command=context.command_path,
+                connection=typed_connection(context),
             )
 
         context_option = (typer.Context, inspect.Parameter.empty)
@@ -628,6 +634,7 @@ def run_guarded(
     is_debug: bool = False,
     topic: str = COORDINATION_TOPIC,
     command: str = "marshal",
+    connection: Mapping[str, str] | None = None,
 ) -> None:
     """Run a command; turn an error into a message and an exit code.
 
@@ -636,6 +643,7 @@ def run_guarded(
         is_debug: Whether to show tracebacks and the logs of libraries.
         topic: The coordination topic, for the message.
         command: Name of the command, likewise.
+        connection: See ``message``.
 
     Raises:
         Exit: With the code, if it is not 0.
@@ -667,7 +675,8 @@ def run_guarded(
             sys.stdout.flush()
         except OSError:
             discard_stdout()
-        notify(f"marshal: {message(error, topic=topic, command=command)}")
+        text = message(error, topic=topic, command=command, connection=connection)
+        notify(f"marshal: {text}")
         raise typer.Exit(exit_code(error)) from None
 
 

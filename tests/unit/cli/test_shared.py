@@ -1,6 +1,7 @@
 """What all commands share: options, answers, and how they fail."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -194,6 +195,24 @@ def test_an_error_is_on_stderr_escaped():
         "  marshal: fine",
         "  next: marshal topic info",
     ]
+
+
+def test_commands_to_run_next_reach_the_same_cluster(tmp_path):
+    def body(*_):
+        raise TopicMisconfigured("it is torn")
+
+    path = tmp_path / "a b.toml"
+    path.write_text("[profiles.p]\n[profiles.q]\n")
+    words = (
+        f"-b h:1,i:2 --coordination-topic t --profile p --config {tmp_path}/a\\ b.toml"
+    )
+    outcome = run(body, *shlex.split(words), "-C", "sasl.password=hush")
+    assert outcome.stderr.splitlines()[1] == (
+        f"  next: marshal --config '{path}' --profile p -b h:1,i:2 "
+        "--coordination-topic t topic info"
+    )
+    env = {"MARSHAL_BOOTSTRAP_SERVER": "h:1"}
+    assert run(body, env=env).stderr.splitlines()[1] == "  next: marshal topic info"
 
 
 def test_debug_shows_where(monkeypatch):
