@@ -298,7 +298,7 @@ class ClusterChecks:
             yield behind
             return
         last_ms = max(state.append_time_ms for state in self.world.partitions)
-        age_ms = self.world.read_at_ms - last_ms
+        age_ms = max(0, self.world.read_at_ms - last_ms)
         arrival = self._arrival(age_ms)
         # Claims are judged by log time: skew misleads only people.
         if arrival is not None:

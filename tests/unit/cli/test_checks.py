@@ -155,6 +155,10 @@ def test_leaders_that_are_ahead_are_named():
     assert (check.result, "broker 2 is 3s ahead" in check.found) == (Result.NOTE, True)
 
 
+def test_a_record_that_came_while_the_end_was_looked_up_shows_no_clock():
+    assert checks.leaders_clocks(world(Log(), behind_ms=-100), {0: 2}) is None
+
+
 def test_records_that_no_broker_dated():
     log = Log()
     servers = "one:9092,two:9092"
