@@ -58,6 +58,8 @@ def exported():
     found = dict(STANDARD)
     for family in FAMILIES:
         labels = set(family.labels)
+        if "group" in labels:
+            labels.add("client")  # with ``client_label``
         if family.kind is Kind.HISTOGRAM:
             found[f"{family.name}_bucket"] = labels | {"le"}
             found[f"{family.name}_count"] = found[f"{family.name}_sum"] = labels

@@ -317,7 +317,7 @@ def plan_adoption(
         if from_topic is not None:
             original = _read_original(data, from_topic, left, timeout_ms=timeout_ms)
         source = _combined(committed, original, topics=topics)
-        _require_offsets(source, left, topics=topics)
+        _require_offsets(source, left, topics=topics, settings=settings)
         world = World.open(**settings.arguments, timeout_ms=timeout_ms)
         ranges = _ranges(data, list(source.offsets), timeout_ms=timeout_ms)
     finally:
@@ -420,12 +420,15 @@ def _combined(
     return _Source(wanted, is_active, original.unreadable_count)
 
 
-def _require_offsets(source: _Source, left: str, *, topics: Sequence[str]) -> None:
+def _require_offsets(
+    source: _Source, left: str, *, topics: Sequence[str], settings: ConnectionConfig
+) -> None:
     if not source.offsets:
         raise ClaimRejected(
             f"group {left!r} has no committed offsets"
-            f"{' of these topics' if topics else ''}; see what there is with: "
-            "kafka-consumer-groups --all-groups --describe --offsets",
+            f"{' of these topics' if topics else ''}; see: "
+            "kafka-consumer-groups --bootstrap-server "
+            f"{','.join(settings.bootstrap_servers)} --all-groups --describe --offsets",
             reason="nothing_to_adopt",
         )
 

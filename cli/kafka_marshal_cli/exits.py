@@ -1,6 +1,8 @@
 """The exit code of each error, and the command to run next."""
 
 import re
+import shlex
+from collections.abc import Mapping
 from enum import IntEnum
 
 from kafka_marshal.defaults import COORDINATION_TOPIC, format_command
@@ -88,6 +90,12 @@ _COMMAND_IN_TEXT = re.compile(r"\bmarshal [a-z]|\b(run|see): \S|\bit with: \S")
 _FORMAT_IN_TEXT = re.compile(r"\bmarshal topic format\b(?! --coordination-topic)")
 _ARGUMENT_IN_TEXT = re.compile(r"\b([a-z_]+)=True\b")
 """The library and the sidecar's API name an argument, the command its flag."""
+_CONNECTS = re.compile(
+    r"(?<=: )marshal(?= (cluster|topic|groups|claims|clients|plan|grants|log|doctor|"
+    r"shell|consume)\b)(?!.* --help$)",
+    re.MULTILINE,
+)
+"""A command to run that connects to the cluster."""
 
 
 def exit_code(error: BaseException) -> ExitCode:
@@ -117,7 +125,11 @@ def next_command(error: BaseException, failed: str = "marshal") -> str | None:
 
 
 def message(
-    error: BaseException, *, topic: str = COORDINATION_TOPIC, command: str = "marshal"
+    error: BaseException,
+    *,
+    topic: str = COORDINATION_TOPIC,
+    command: str = "marshal",
+    connection: Mapping[str, str] | None = None,
 ) -> str:
     """Return the message of an error: what happened, why, and what to run next.
 
@@ -128,6 +140,8 @@ def message(
         topic: The coordination topic. Commands in the message that would format
             another one name it.
         command: The command that failed.
+        connection: Options on its command line that commands in the message need to
+            reach the same cluster, by name.
     """
     text = str(error).strip()
     if isinstance(error, MarshalError):
@@ -142,7 +156,13 @@ def message(
     else:
         text = f"unexpected {type(error).__name__}: {text}; --debug shows where"
     run = next_command(error, command)
-    return text if run is None else f"{text}\nnext: {run}"
+    text = text if run is None else f"{text}\nnext: {run}"
+    options = "".join(
+        f" {name} {shlex.quote(value)}"
+        for name, value in (connection or {}).items()
+        if not re.search(rf"(?<!\S){name} ", text)
+    )
+    return _CONNECTS.sub(lambda found: found[0] + options, text)
 
 
 def _flag(argument: re.Match[str]) -> str:

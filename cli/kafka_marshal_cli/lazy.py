@@ -42,6 +42,7 @@ class Conversion:
     ) -> None:
         self._annotation = wanted.annotation
         self._has_parser = wanted.parameter_info.parser is not None
+        self._least, self._most = wanted.parameter_info.min, wanted.parameter_info.max
         self._by_typer = by_typer
 
     def coerce(self, value: Any, *, param: Any, ctx: Any) -> Any:  # noqa: ANN401
@@ -60,13 +61,28 @@ class Conversion:
             found = [each for each in kind if value in (each, each.value)]
             if found:
                 return found[0]
-        elif kind is int and type(value) is str and not _WHOLE.fullmatch(value):
+            names = ", ".join(each.value for each in kind)
             raise typer.BadParameter(
-                f"{value!r} is no whole number", ctx=ctx, param=param
+                f"{value!r} is none of {names}", ctx=ctx, param=param
             )
+        elif kind is int and type(value) is str:
+            wrong = self._wrong_number(value)
+            if wrong is not None:
+                raise typer.BadParameter(wrong, ctx=ctx, param=param)
+            return int(value)
         elif kind == list[str] and all(type(each) is str for each in value):
             return list(value)
         return self._by_typer().coerce(value, param=param, ctx=ctx)
+
+    def _wrong_number(self, text: str) -> str | None:
+        """Return why text is no number of the range, None if it is."""
+        if not _WHOLE.fullmatch(text):
+            return f"{text!r} is no whole number"
+        if self._least is not None and int(text) < self._least:
+            return f"{text} is less than {self._least}"
+        if self._most is not None and int(text) > self._most:
+            return f"{text} is more than {self._most}"
+        return None
 
 
 # What typer shows where an option names no placeholder.

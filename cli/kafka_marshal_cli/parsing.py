@@ -5,6 +5,7 @@ Pure functions; each failure is a ConfigurationError that names the option.
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def counts(option: str, given: Iterable[str]) -> dict[str, int]:
 def properties(path: Path) -> dict[str, str]:
     """Read a properties file of a Kafka client, librdkafka's or Java's.
 
-    Those of Kafka's own tools are supported: logins, keystores; the rest is ignored.
+    What concerns timeouts, fetches and metrics of Java's clients is left out.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -114,26 +115,28 @@ def properties(path: Path) -> dict[str, str]:
                 setting="--command-config",
             )
         found[split[1]] = split[2]
-    return _from_java(found)
-
-
-def _from_java(found: Mapping[str, str]) -> dict[str, str]:
-    """Replace options that only Java's clients have by those of the others.
-
-    As for Spark: logins, and keystores of PEM and PKCS12; what concerns timeouts,
-    fetches and metrics of Java's clients is left out.
-    """
-    from kafka_marshal.spark.java import python_options
     from kafka_marshal.spark.kafka_options import IGNORED, meaning_of
 
     meanings = {name: meaning_of(f"kafka.{name}") for name in found}
     ignored = {name for name, each in meanings.items() if each and each.kind == IGNORED}
-    kept = {name: value for name, value in found.items() if name not in ignored}
+    return {name: value for name, value in found.items() if name not in ignored}
+
+
+def without_java(options: Mapping[str, str]) -> dict[str, str]:
+    """Return connection options without those that only Java's clients have.
+
+    As for Spark: logins, and keystores of PEM and PKCS12.
+
+    Raises:
+        ConfigurationError: A login or a keystore cannot be used.
+    """
+    from kafka_marshal.spark.java import python_options
+
     try:
-        return python_options(kept)
+        return python_options(options)
     except ConfigurationError as error:
-        text = _SPARK_PREFIX.sub("", str(error))
-        raise ConfigurationError(text, setting="--command-config") from error
+        text, name = (_SPARK_PREFIX.sub("", str(e)) for e in (error, error.setting))
+        raise ConfigurationError(text, setting=name) from error
 
 
 @attrs.frozen(kw_only=True)
@@ -142,37 +145,37 @@ class Moment:
 
     Attributes:
         text: The moment for people: a time in UTC, or as it was given.
+        option: Name of the option, for messages.
         offset: Last offset, of the only coordinating partition of the command.
         offsets: Last offset by coordinating partition.
         time_ms: Time in epoch milliseconds.
     """
 
     text: str
+    option: str = attrs.field(default="--at", eq=False)
     offset: int | None = None
     offsets: Mapping[int, int] | None = None
     time_ms: int | None = None
 
-    def require_partition(self, option: str = "--at") -> None:
+    def require_partition(self) -> None:
         """Refuse an offset without its coordinating partition.
-
-        Args:
-            option: Name of the option, for the message.
 
         Raises:
             ConfigurationError: It is one.
         """
         if self.offset is not None:
             raise ConfigurationError(
-                f"{option} is {self.text}, and each coordinating partition has its own "
-                f"offsets; write 0:{self.text} for partition 0, or a time",
-                setting=option,
+                f"{self.option} is {self.text}, and each coordinating partition has "
+                f"its own offsets; write 0:{self.text} for partition 0, or a time",
+                setting=self.option,
             )
 
     def of_partition(self, partition: int | None) -> "Moment":
         """Return the moment for a command of one partition, if it has one."""
         if partition is None or self.offset is None:
             return self
-        return Moment(text=self.text, offsets={partition: self.offset})
+        offsets = {partition: self.offset}
+        return Moment(text=self.text, option=self.option, offsets=offsets)
 
 
 def upcoming_ms(option: str, text: str, *, now_ms: int) -> int:
@@ -183,17 +186,8 @@ def upcoming_ms(option: str, text: str, *, now_ms: int) -> int:
     value = text.strip()
     if _PART.match(value.lower()) and "-" not in value and ":" not in value:
         return now_ms + duration_ms(option, value, is_bare_ms=False)
-    try:
-        found = datetime.fromisoformat(value)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"{option} is {text!r}; write a time like 2026-01-31T12:00:00Z, or how "
-            "long from now, like 2h",
-            setting=option,
-        ) from error
-    if found.tzinfo is None:
-        found = found.replace(tzinfo=UTC)
-    return round(found.timestamp() * 1000)
+    wanted = "a time like 2026-01-31T12:00:00Z, or how long from now, like 2h"
+    return _iso_ms(option, text, wanted=wanted)
 
 
 def moment(option: str, text: str, *, now_ms: int) -> tuple[int | None, int | None]:
@@ -207,16 +201,10 @@ def moment(option: str, text: str, *, now_ms: int) -> tuple[int | None, int | No
         return int(value), None
     if value.startswith("-"):
         ago = value[1:].upper().removeprefix("P").replace("T", "").lower()
-        return None, now_ms - duration_ms(option, ago, is_bare_ms=False)
-    try:
-        found = datetime.fromisoformat(value)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"{option} is {text!r}; write an offset, a time like "
-            "2026-01-31T12:00:00Z, or how long ago, like -5m",
-            setting=option,
-        ) from error
-    return None, _epoch_ms(found)
+        with suppress(ConfigurationError):
+            return None, now_ms - duration_ms(option, ago, is_bare_ms=False)
+    wanted = "an offset, a time like 2026-01-31T12:00:00Z, or how long ago, like -5m"
+    return None, _iso_ms(option, text, wanted=wanted)
 
 
 def since_ms(text: str, *, now_ms: int) -> int:
@@ -235,7 +223,13 @@ def since_ms(text: str, *, now_ms: int) -> int:
     return time_ms
 
 
-def _epoch_ms(found: datetime) -> int:
+def _iso_ms(option: str, text: str, *, wanted: str) -> int:
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{option} is {text!r}; write {wanted}", setting=option
+        ) from error
     if found.tzinfo is None:
         found = found.replace(tzinfo=UTC)
     return round(found.timestamp() * 1000)
@@ -253,28 +247,23 @@ def past_moment(option: str, text: str, *, now_ms: int) -> Moment:
     value = text.strip()
     if _OFFSETS.fullmatch(value):
         each = (one.split(":") for one in value.split(","))
-        return Moment(text=value, offsets={int(t): int(at) for t, at in each})
+        offsets = {int(t): int(at) for t, at in each}
+        return Moment(text=value, option=option, offsets=offsets)
     offset, time_ms = moment(option, value, now_ms=now_ms)
     if time_ms is None:
-        return Moment(text=value, offset=offset)
+        return Moment(text=value, option=option, offset=offset)
     if time_ms > now_ms:
         raise ConfigurationError(
             f"{option} is {text!r}, which is in the future", setting=option
         )
     from kafka_marshal.clock import instant
 
-    return Moment(text=instant(time_ms), time_ms=time_ms)
+    return Moment(text=instant(time_ms), option=option, time_ms=time_ms)
 
 
 def datetime_ms(option: str, text: str) -> int:
     """Return the epoch milliseconds of an ISO time, in UTC if it has no zone."""
-    try:
-        return _epoch_ms(datetime.fromisoformat(text.strip()))
-    except (ValueError, OverflowError) as error:
-        raise ConfigurationError(
-            f"{option} is {text!r}; write a time like 2026-01-31T12:00:00Z",
-            setting=option,
-        ) from error
+    return _iso_ms(option, text, wanted="a time like 2026-01-31T12:00:00Z")
 
 
 def iso_duration_ms(option: str, text: str) -> int:
@@ -307,8 +296,9 @@ def key_of(group: str, topic: str, *, partition: int | None) -> Key:
     elif partition is None and _WHOLE.fullmatch(text):
         number = int(text)
     if number is None:
+        named = "no partition" if partition is None else f"one beside {partition}"
         raise ConfigurationError(
-            f"{topic!r} names no partition; write it like payments 3, or payments:3",
+            f"{topic!r} names {named}; write it like payments 3, or payments:3",
             setting="PARTITION",
         )
     require_name("GROUP", group)

@@ -747,8 +747,8 @@ DIFFERENCE_COLUMNS = (
     column("WHAT", "what"),
     column("NAME", "name"),
     column("FIELD", "field"),
-    column("ONE", "one", as_text=str),
-    column("OTHER", "other", as_text=str),
+    column("ONE", "one"),
+    column("OTHER", "other"),
 )
 
 VERIFY_COLUMNS = (

@@ -64,6 +64,22 @@ class SelectedProfile:
         return self.origin(name).startswith("option ")
 
 
+def typed_connection(context: typer.Context) -> dict[str, str]:
+    """Return the options of the connection on the command line, but properties.
+
+    These may be secrets.
+    """
+    found = {"--config": context.meta.get(_name("config"))}
+    found["--profile"] = context.meta.get(_name("profile"))
+    for option in ("-b", "--coordination-topic", "--command-config", "--transport"):
+        for param in context.command.params:
+            source = context.get_parameter_source(param.name or "")
+            if option in param.opts and source is not None:
+                is_typed = source.name == "COMMANDLINE"
+                found[option] = context.params[param.name] if is_typed else None
+    return {option: str(value) for option, value in found.items() if value is not None}
+
+
 class ProfileDefaults(dict[str, Any]):
     """Defaults of a command's options from its profile, looked up when needed."""
 

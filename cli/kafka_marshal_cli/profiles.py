@@ -19,6 +19,7 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9._:-]{1,249}", re.ASCII)
 _TOP = ("profile", "default", "profiles")
 _SECRET_WORDS = (
     *("password", "secret", "passphrase", "jaas", "key.pem", "key_pem"),
+    "keystore.key",
     # A URL may contain a user and a password.
     *("proxy_url", "proxy.url"),
 )
@@ -195,7 +196,8 @@ def load(file: str | None, name: str | None) -> Profile:
         _check(values, (*KEYS, "options"), place)
         for key, value in values.items():
             if key == "options":
-                options |= _options(_table(value, f"{place} options"), place, path)
+                found = _options(_table(value, f"{place} options"), place, path)
+                options = overridden(options, found)
             else:
                 plain = key.replace("_", "-")
                 settings[plain] = Value(_scalar(value, f"{place}: {key}"), place)
@@ -215,6 +217,24 @@ def load(file: str | None, name: str | None) -> Profile:
         options=options,
         warning=warning,
     )
+
+
+def overridden(*levels: Mapping[str, Value]) -> dict[str, Value]:
+    """Return options of which those of a later level override those of an earlier one.
+
+    Also an option of the same meaning by the name that another client has for it.
+    """
+    found: dict[str, Value] = {}
+    for level in levels:
+        if found and level:
+            from kafka_marshal.spark.java import shared_name
+
+            given = set(map(shared_name, level))
+            found = {
+                n: each for n, each in found.items() if shared_name(n) not in given
+            }
+        found |= level
+    return found
 
 
 def _read(path: Path) -> tuple[dict[str, Any], int]:

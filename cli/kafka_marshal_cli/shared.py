@@ -24,7 +24,12 @@ from kafka_marshal.errors import ClaimRejected, ConfigurationError
 from kafka_marshal_cli import completion_cache, parsing, profiles, render
 from kafka_marshal_cli.exits import ExitCode, exit_code, message
 from kafka_marshal_cli.parsing import Moment
-from kafka_marshal_cli.profile_options import Config, ProfileName, SelectedProfile
+from kafka_marshal_cli.profile_options import (
+    Config,
+    ProfileName,
+    SelectedProfile,
+    typed_connection,
+)
 from kafka_marshal_cli.terminal import terminal
 
 if TYPE_CHECKING:
@@ -125,8 +130,8 @@ CommandProperty = Annotated[
         "-C",
         "--command-property",
         metavar="NAME=VALUE",
-        help="A connection option of kafka-python or librdkafka. Repeatable; overrides "
-        "--command-config.",
+        help="A connection option of kafka-python, librdkafka or Java. Repeatable; "
+        "overrides --command-config.",
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
@@ -523,6 +528,7 @@ def command(
                 is_debug=bool(given["debug"]),
                 topic=given.get("coordination_topic", COORDINATION_TOPIC),
                 command=context.command_path,
+                connection=typed_connection(context),
             )
 
         context_option = (typer.Context, inspect.Parameter.empty)
@@ -566,6 +572,8 @@ def call_of(given: Mapping[str, Any]) -> Call:
     if selected is not None and selected.profile.warning is not None:
         notify(f"warning: {selected.profile.warning}")
     options = {n: value.resolved(n) for n, value in options_of(given).items()}
+    if options:
+        options = parsing.without_java(options)
     servers = given.get("bootstrap_server", SERVERS)
     named = options.pop("bootstrap.servers", None)
     if named is not None and servers == SERVERS:
@@ -605,20 +613,19 @@ def options_of(given: Mapping[str, Any]) -> dict[str, profiles.Value]:
     Raises:
         ConfigurationError: One of them is invalid.
     """
-    options: dict[str, profiles.Value] = {}
+    levels: list[Mapping[str, profiles.Value]] = []
     selected: SelectedProfile | None = given.get("profile")
     if selected is not None:
-        options |= selected.profile.options
+        levels.append(selected.profile.options)
     config = given.get("command_config")
     if config is not None:
         origin = f"--command-config {config}"
         found = parsing.properties(config)
-        options |= {name: profiles.Value(text, origin) for name, text in found.items()}
+        levels.append({n: profiles.Value(text, origin) for n, text in found.items()})
     line = parsing.pairs("-C/--command-property", given.get("command_property") or ())
-    return options | {
-        name: profiles.Value(text, "option --command-property")
-        for name, text in line.items()
-    }
+    origin = "option --command-property"
+    levels.append({name: profiles.Value(text, origin) for name, text in line.items()})
+    return profiles.overridden(*levels)
 
 
 def run_guarded(
@@ -627,6 +634,7 @@ def run_guarded(
     is_debug: bool = False,
     topic: str = COORDINATION_TOPIC,
     command: str = "marshal",
+    connection: Mapping[str, str] | None = None,
 ) -> None:
     """Run a command; turn an error into a message and an exit code.
 
@@ -635,6 +643,7 @@ def run_guarded(
         is_debug: Whether to show tracebacks and the logs of libraries.
         topic: The coordination topic, for the message.
         command: Name of the command, likewise.
+        connection: See ``message``.
 
     Raises:
         Exit: With the code, if it is not 0.
@@ -666,7 +675,8 @@ def run_guarded(
             sys.stdout.flush()
         except OSError:
             discard_stdout()
-        notify(f"marshal: {message(error, topic=topic, command=command)}")
+        text = message(error, topic=topic, command=command, connection=connection)
+        notify(f"marshal: {text}")
         raise typer.Exit(exit_code(error)) from None
 
 

@@ -260,10 +260,18 @@ def _member(world: World, state: WorldState, member: MemberState) -> File:
     return File(read)
 
 
-_FIELDS = (
+_HEADER = (
     *("next_offset", "leader_epoch", "log_time_ms", "epoch_time_ms", "append_time_ms"),
-    *("eras", "quiet_until_ms", "growths", "halted"),
+    *("eras", "quiet_until_ms", "layout", "growths", "halted"),
 )
+# Named after the record that it is a part of.
+_STAGING = "reset"
+
+
+def header_of(state: WorldState) -> dict[str, Json]:
+    """Return the fields of a state besides its Config, keys and groups."""
+    found = {name: _value_of(state, name) for name in _HEADER}
+    return {**found, _STAGING: _staging(state.staging)}
 
 
 def _partition(world: World, state: WorldState) -> Directory:
@@ -280,10 +288,10 @@ def _partition(world: World, state: WorldState) -> Directory:
         "is_known": lambda: state.partition not in missing,
         "keys_count": lambda: len(state.keys),
         "members_count": lambda: len(state.soft.members),
-        "reset": lambda: _staging(state.staging),
+        _STAGING: lambda: _staging(state.staging),
         "undecodable": lambda: to_json_value(state.soft.undecodable),
     }
-    for name in _FIELDS:
+    for name in _HEADER:
         files[name] = partial(_value_of, state, name)
     return _directory({name: File(read) for name, read in files.items()})
 

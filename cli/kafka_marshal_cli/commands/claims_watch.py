@@ -389,11 +389,12 @@ def watch(
 ) -> None:
     """Show claims live: a table on a terminal, else a line for each change.
 
-    The table looks up log ends every 5 s. Lines begin with the held claims (`-o jsonl`:
-    kind `claims`), then follow the changes (kind `change`), with offset and time of the
-    entry: claimed, resumed, released, lost (taken over), offered, ready, withdrawn,
-    paused, renewed (a pause), unpaused, moved (to another coordinating partition). It
-    waits for brokers that do not answer. Ctrl-C ends it with 130, SIGTERM with 0.
+    The table looks up log ends every 5 s. Lines begin with the held claims (in JSON,
+    one object a line with either format: kind `claims`), then follow the changes (kind
+    `change`), with offset and time of the entry: claimed, resumed, released, lost
+    (taken over), offered, ready, withdrawn, paused, renewed (a pause), unpaused, moved
+    (to another coordinating partition). It waits for brokers that do not answer. Ctrl-C
+    ends it with 130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)

@@ -429,5 +429,10 @@ def forget(
             f"nothing was removed: this host has no identity of client {client!r} of "
             f"group {group!r} in {home}; see: marshal clients list"
         )
-    found = {"group_id": group, "client_id": client, "state_dir": str(home)}
+    found = {
+        "group_id": group,
+        "client_id": client,
+        "state_dir": str(home),
+        "is_removed": is_removed,
+    }
     call.answer(Answer(presenters.as_of(world), found))

@@ -227,12 +227,12 @@ class ClusterChecks:
         found = f"{topic}, {count} partitions, {report.topic.replication} replicas"
         yield Check("topic", Result.OK, found)
         self._leaders = dict(report.topic.leaders)
-        yield from checks.copies(report)
+        servers = self._call.bootstrap_servers
+        yield from checks.copies(report, servers=servers)
         if report.note is not None:
             note = f"not checked: {report.note}"
             yield Check("settings", Result.NOTE, note, "grant DESCRIBE_CONFIGS")
             return
-        servers = self._call.bootstrap_servers
         for problem in report.found:
             run = remedy(problem, topic, servers=servers)
             yield Check("settings", Result.FAILED, problem.text, run)
@@ -279,7 +279,8 @@ class ClusterChecks:
         )
         if bad:
             found = f"{bad} records could not be decoded, and every reader ignores them"
-            yield Check("records", Result.NOTE, found, "marshal log dump")
+            run = "marshal log tail --from start --type undecodable"
+            yield Check("records", Result.NOTE, found, run)
         topic, servers = self._call.coordination_topic, self._call.bootstrap_servers
         yield from checks.timestamps(self.world, topic, servers=servers)
 
@@ -304,7 +305,7 @@ class ClusterChecks:
             yield behind
             return
         last_ms = max(state.append_time_ms for state in self.world.partitions)
-        age_ms = self.world.read_at_ms - last_ms
+        age_ms = max(0, self.world.read_at_ms - last_ms)
         arrival = self._arrival(age_ms)
         # Claims are judged by log time: skew misleads only people.
         if arrival is not None:

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
-import attrs
 import typer
 from typer.core import TyperCommand
 
@@ -15,7 +14,6 @@ from kafka_marshal import ConfigurationError
 from kafka_marshal.errors import (
     MalformedRecord,
 )
-from kafka_marshal.protocol.items import Pause
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import (
@@ -39,6 +37,7 @@ from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section
 from kafka_marshal_cli.shared import AT, Call, command, notify, wall_ms
+from kafka_marshal_cli.world_tree import header_of, to_json_value
 
 LIVE = "live"
 _AGO = re.compile(r"-(P|PT)?[0-9]\w*", re.ASCII)
@@ -304,15 +303,6 @@ def _unreadable(
 
 # --- differences
 
-_HEADER = (
-    "next_offset",
-    "leader_epoch",
-    "epoch_time_ms",
-    "log_time_ms",
-    "append_time_ms",
-    "growths",
-)
-
 
 def difference(
     one: Mapping[int, WorldState], other: Mapping[int, WorldState]
@@ -337,10 +327,7 @@ def difference(
 
 def _state_differences(a: WorldState, b: WorldState) -> Iterator[dict[str, Any]]:
     number = a.partition
-    for each in _fields(
-        {name: _plain(getattr(a, name)) for name in _HEADER},
-        {name: _plain(getattr(b, name)) for name in _HEADER},
-    ):
+    for each in _fields(header_of(a), header_of(b)):
         yield _row(number, "header", found=each)
     for each in _fields(_config(a), _config(b)):
         yield _row(number, "config", found=each)
@@ -383,27 +370,13 @@ def _config(state: WorldState) -> Mapping[str, Any]:
 
 
 def _key(known: KeyState | None) -> Mapping[str, Any]:
-    if known is None:
-        return {}
-    fields = attrs.asdict(known, recurse=False)
-    return {name: _plain(value) for name, value in fields.items()}
+    return {} if known is None else to_json_value(known)
 
 
 def _group(group: GroupState | None) -> Mapping[str, Any]:
     if group is None:
         return {}
-    fields = attrs.asdict(group, recurse=False)
+    fields = to_json_value(group)
     del fields["key_count"]  # derived from the keys
     # ``known``: a group without a pause differs from no group.
-    return {"known": True} | {name: _plain(value) for name, value in fields.items()}
-
-
-def _plain(value: object) -> Any:  # noqa: ANN401 - any JSON value
-    match value:
-        case bytes():
-            return value.hex()
-        case tuple() | list():
-            return [_plain(each) for each in value]
-        case Pause():
-            return _plain(attrs.astuple(value))
-    return value
+    return {"known": True} | {name: each for name, each in fields.items() if each != []}

@@ -103,7 +103,7 @@ def _beginning(text: str | None) -> Since | None:
     if text is None:
         return None
     moment = parsing.past_moment("--since", text, now_ms=wall_ms())
-    moment.require_partition("--since")
+    moment.require_partition()
     return Since(offsets=moment.offsets, time_ms=moment.time_ms)
 
 

@@ -399,7 +399,10 @@ class Admin(
 def remedy(problem: Problem, topic: str, *, servers: str) -> str:
     """Return the command, or the action, that corrects a problem of a topic."""
     if problem.setting is None:
-        return "kafka-topics --describe, then bring back or add brokers"
+        return (
+            f"kafka-topics --bootstrap-server {servers} --describe --topic {topic}, "
+            "then bring back or add brokers"
+        )
     change = {"setting": problem.setting, "value": problem.value}
     return set_command(topic, servers, **change)
 

@@ -265,7 +265,8 @@ class Fencing(AdminConnection):
         if not dry_run:
             count = config.partition_count
             is_changed = self._write_fences(chosen, owner, count=count, reason=reason)
-        names = {process.incarnation for process in chosen}
+        # A fence drops the announcement, which alone names the host.
+        hosts = {process.incarnation: process.host for process in chosen}
 
         def result() -> FenceResult:
             found = self._processes(*owner, config)
@@ -273,7 +274,11 @@ class Fencing(AdminConnection):
                 group_id=group_id,
                 client_id=client_id,
                 is_changed=is_changed,
-                processes=tuple(each for each in found if each.incarnation in names),
+                processes=tuple(
+                    attrs.evolve(each, host=each.host or hosts[each.incarnation])
+                    for each in found
+                    if each.incarnation in hosts
+                ),
             )
 
         if wait_ms and not dry_run:

@@ -156,7 +156,7 @@ def plan_growth(
     """
     if info is None:
         raise ConfigurationError(
-            f"topic {topic!r} does not exist; see: kafka-topics --list", setting="topic"
+            f"topic {topic!r} does not exist; check its name", setting="topic"
         )
     known = growths_of(worlds[0].growths, topic, topic_id=info.topic_id)
     growth = _known(known, count, info) or Growth(

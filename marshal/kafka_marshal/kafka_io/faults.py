@@ -26,6 +26,7 @@ from kafka_marshal.errors import (
     MarshalError,
     TopicMisconfigured,
 )
+from kafka_marshal.kafka_io.settings import BOTH_NAMES
 
 
 class Access(Enum):
@@ -99,8 +100,8 @@ NOT_TRUSTED = _fault(
 CERTIFICATE_REFUSED = _fault(
     CoordinationError,  # retriable, as above
     why="the broker does not accept the certificate of this client, or misses one",
-    next_step="Set ssl_certfile to a certificate that the brokers trust and that has "
-    "not expired, and ssl_keyfile to its key.",
+    next_step=f"Set {BOTH_NAMES['ssl_certfile']} to a certificate that the brokers "
+    f"trust and that has not expired, and {BOTH_NAMES['ssl_keyfile']} to its key.",
 )
 GONE = _fault(
     LogTruncated,

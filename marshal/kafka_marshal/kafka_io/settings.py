@@ -69,8 +69,8 @@ DOTTED_OPTIONS = {
     "reconnect.backoff.max.ms": "reconnect_backoff_max_ms",
     "reconnect.backoff.ms": "reconnect_backoff_ms",
     "sasl.kerberos.service.name": "sasl_kerberos_service_name",
-    "sasl.mechanism": "sasl_mechanism",
     "sasl.mechanisms": "sasl_mechanism",
+    "sasl.mechanism": "sasl_mechanism",
     "sasl.password": "sasl_plain_password",
     "sasl.username": "sasl_plain_username",
     "security.protocol": "security_protocol",
@@ -82,6 +82,18 @@ DOTTED_OPTIONS = {
     "ssl.endpoint.identification.algorithm": "ssl_check_hostname",
     "ssl.key.location": "ssl_keyfile",
     "ssl.key.password": "ssl_password",
+}
+
+BOTH_NAMES = {name: name for name in OPTIONS} | {
+    ours: ours if dotted.replace(".", "_") == ours else f"{ours} ({dotted})"
+    for dotted, ours in DOTTED_OPTIONS.items()
+}
+"""Options by both of their names, for messages: users may have written either."""
+# What Java's clients have instead.
+_JAVA = {
+    "sasl.jaas": "sasl.username and sasl.password",
+    "ssl.keystore": "ssl.certificate.location and ssl.key.location, PEM files",
+    "ssl.truststore": "ssl.ca.location, a PEM file",
 }
 
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -162,6 +174,9 @@ def _unknown(name: str) -> ConfigurationError:
     names = [*OPTIONS, *DOTTED_OPTIONS]
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"; the nearest is {near[0]!r}" if near else ""
+    for prefix, instead in _JAVA.items():
+        if name.startswith(prefix):
+            hint = f", which only Java's clients have; use {instead}"
     return ConfigurationError(
         f"Unknown connection option {name!r}{hint}. Connection "
         "options are about reaching and securing the cluster; timeouts and delivery "
@@ -194,14 +209,14 @@ def _flag(name: str, value: object) -> bool:
     return text in _YES
 
 
-def _text(name: str, value: object) -> str:
+def _text(ours: str, name: str, value: object) -> str:
     if not isinstance(value, str):
         raise ConfigurationError(
             f"Connection option {name!r} must be text.", setting=name
         )
-    if name in _SECRETS:
+    if ours in _SECRETS:
         return Secret(value)
-    if choices := _CHOICES.get(name):
+    if choices := _CHOICES.get(ours):
         value = value.upper()
         if value not in choices:
             raise ConfigurationError(
@@ -212,13 +227,19 @@ def _text(name: str, value: object) -> str:
     return value
 
 
-def _value(name: str, value: object) -> object:
-    """Convert a value to the type that kafka-python expects."""
-    if name in _INT_OPTIONS:
+def _value(ours: str, name: str, value: object) -> object:
+    """Convert a value to the type that kafka-python expects.
+
+    Args:
+        ours: The option by its name of kafka-python.
+        name: The option as it was given, for messages.
+        value: Its value.
+    """
+    if ours in _INT_OPTIONS:
         return _whole(name, value)
-    if name in _BOOL_OPTIONS:
+    if ours in _BOOL_OPTIONS:
         return _flag(name, value)
-    return _text(name, value) if name in _TEXT_OPTIONS else value
+    return _text(ours, name, value) if ours in _TEXT_OPTIONS else value
 
 
 def _options(given: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -242,7 +263,7 @@ def _options(given: Mapping[str, Any] | None) -> dict[str, Any]:
                 setting=name,
             )
         taken[ours] = name
-        options[ours] = _value(ours, value)
+        options[ours] = _value(ours, name, value)
     _check_security(options)
     return options
 
@@ -251,36 +272,43 @@ def _check_security(options: Mapping[str, Any]) -> None:
     """Reject settings that would be ignored or fail at the first connection."""
     protocol = options.get("security_protocol", "PLAINTEXT")
     mechanism = options.get("sasl_mechanism")
-    if protocol.startswith("SASL") and mechanism is None:
-        raise ConfigurationError(
-            f"security_protocol is {protocol}, so sasl_mechanism is needed: one of "
-            f"{', '.join(SASL_MECHANISMS)}.",
-            setting="sasl_mechanism",
+    has_login = protocol.startswith("SASL")
+    if has_login and mechanism is None:
+        choices = f"one of {', '.join(SASL_MECHANISMS)}"
+        raise _needed(
+            "sasl_mechanism", of="security_protocol", is_=protocol, as_=choices
         )
-    if not protocol.startswith("SASL") and any(n.startswith("sasl_") for n in options):
-        raise ConfigurationError(
-            f"There are sasl options, but security_protocol is {protocol}, which "
-            "ignores them. Set it to SASL_SSL (or SASL_PLAINTEXT).",
-            setting="security_protocol",
-        )
-    if not protocol.endswith("SSL") and any(n.startswith("ssl_") for n in options):
-        raise ConfigurationError(
-            f"There are ssl options, but security_protocol is {protocol}, which "
-            "ignores them. Set it to SSL or SASL_SSL.",
-            setting="security_protocol",
-        )
-    if mechanism is not None and mechanism.startswith(("PLAIN", "SCRAM")):
-        for name in ("sasl_plain_username", "sasl_plain_password"):
-            if not options.get(name):
-                raise ConfigurationError(
-                    f"sasl_mechanism is {mechanism}, so {name} is needed.", setting=name
-                )
-    if mechanism == "OAUTHBEARER" and "sasl_oauth_token_provider" not in options:
-        raise ConfigurationError(
-            "sasl_mechanism is OAUTHBEARER, so sasl_oauth_token_provider is needed: "
-            "an object with a token() method (kafka.sasl.oauth).",
-            setting="sasl_oauth_token_provider",
-        )
+    for kind, is_used, instead in (
+        ("sasl", has_login, "SASL_SSL (or SASL_PLAINTEXT)"),
+        ("ssl", protocol.endswith("SSL"), "SSL or SASL_SSL"),
+    ):
+        if not is_used and any(name.startswith(f"{kind}_") for name in options):
+            raise ConfigurationError(
+                f"There are {kind} options, but {BOTH_NAMES['security_protocol']} is "
+                f"{protocol}, which ignores them. Set it to {instead}.",
+                setting="security_protocol",
+            )
+    if mechanism is None:
+        return
+    names: tuple[str, ...] = ()
+    if mechanism.startswith(("PLAIN", "SCRAM")):
+        names = ("sasl_plain_username", "sasl_plain_password")
+    for name in names:
+        if not options.get(name):
+            raise _needed(name, of="sasl_mechanism", is_=mechanism)
+    name = "sasl_oauth_token_provider"
+    if mechanism == "OAUTHBEARER" and name not in options:
+        provider = "an object with a token() method (kafka.sasl.oauth)"
+        raise _needed(name, of="sasl_mechanism", is_=mechanism, as_=provider)
+
+
+def _needed(name: str, *, of: str, is_: str, as_: str = "") -> ConfigurationError:
+    """Return the error for an option that the value of another one needs."""
+    return ConfigurationError(
+        f"{BOTH_NAMES[of]} is {is_}, so {BOTH_NAMES[name]} is needed"
+        + (f": {as_}." if as_ else "."),
+        setting=name,
+    )
 
 
 def _or_default(topic: str | None) -> str:

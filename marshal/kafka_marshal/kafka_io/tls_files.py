@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.kafka_io.settings import DOTTED_OPTIONS
+from kafka_marshal.kafka_io.settings import BOTH_NAMES as NAMES
 
-_BOTH = {ours: f"{ours} ({dotted})" for dotted, ours in DOTTED_OPTIONS.items()}
-"""Options by both of their names, for messages: users may have written either."""
 _FILES = ("ssl_cafile", "ssl_certfile", "ssl_crlfile", "ssl_keyfile")
 
 
@@ -42,7 +40,7 @@ def check_tls_files(options: Mapping[str, Any]) -> None:
             context.load_verify_locations(trusted)
         except ssl.SSLError as error:
             raise ConfigurationError(
-                f"{_BOTH['ssl_cafile']} is {trusted!r}, which has no certificate "
+                f"{NAMES['ssl_cafile']} is {trusted!r}, which has no certificate "
                 f"({error.reason}). Name a PEM file with the certificates to trust.",
                 setting="ssl_cafile",
             ) from error
@@ -61,7 +59,7 @@ def _check_readable(name: str, path: str) -> None:
             pass
     except OSError as error:
         raise ConfigurationError(
-            f"{_BOTH[name]} is {path!r}, which cannot be read: {error.strerror}. "
+            f"{NAMES[name]} is {path!r}, which cannot be read: {error.strerror}. "
             "Correct the path, or give this user the right to read the file.",
             setting=name,
         ) from error
@@ -89,12 +87,12 @@ def _check_pair(
     if requests and not password:
         raise ConfigurationError(
             f"The key in {key!r} is encrypted. Give its password as "
-            f"{_BOTH['ssl_password']}.",
+            f"{NAMES['ssl_password']}.",
             setting="ssl_password",
         )
     if requests:
         raise ConfigurationError(
-            f"The key in {key!r} cannot be decrypted with {_BOTH['ssl_password']}, or "
+            f"The key in {key!r} cannot be decrypted with {NAMES['ssl_password']}, or "
             f"does not belong to the certificate in {certificate!r} ({reason}). "
             "Correct the password, or name the key of this certificate.",
             setting="ssl_password",
@@ -105,12 +103,12 @@ def _check_pair(
         has_certificate = True
     if not has_certificate:
         raise ConfigurationError(
-            f"{_BOTH['ssl_certfile']} is {certificate!r}, which has no certificate "
+            f"{NAMES['ssl_certfile']} is {certificate!r}, which has no certificate "
             f"({reason}). Name a PEM file with the certificate of this client.",
             setting="ssl_certfile",
         )
     raise ConfigurationError(
         f"{key!r} has no key of the certificate in {certificate!r} ({reason}). Name "
-        f"a PEM file with that key as {_BOTH['ssl_keyfile']}.",
+        f"a PEM file with that key as {NAMES['ssl_keyfile']}.",
         setting="ssl_keyfile",
     )

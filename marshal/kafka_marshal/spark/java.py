@@ -21,7 +21,11 @@ from typing import Any
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.kafka_io.settings import ConnectionConfig, fields_of
+from kafka_marshal.kafka_io.settings import (
+    DOTTED_OPTIONS,
+    ConnectionConfig,
+    fields_of,
+)
 
 JAAS = "sasl.jaas.config"
 STORES = (
@@ -76,6 +80,12 @@ def python_options(connection: Mapping[str, str]) -> dict[str, str]:
         if name != "ssl.key.password":
             raise _wrong(name, "a login or keystore of Java says the same; keep one")
     return found | more
+
+
+def shared_name(name: str) -> str:
+    """Return the name that an option of any client shares with those of its meaning."""
+    name = RENAMED.get(name, name)
+    return DOTTED_OPTIONS.get(name, name)
 
 
 def settings_of(connection: Mapping[str, str]) -> ConnectionConfig:

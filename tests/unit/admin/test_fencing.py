@@ -80,6 +80,15 @@ def test_a_process_is_fenced_everywhere_at_home_first(cluster):
     assert all(lines_[0].time_ms >= home for lines_ in found.values())
 
 
+def test_the_result_names_the_host_of_a_fenced_process(cluster):
+    owning(cluster)
+    admin = FencingAdmin(cluster)
+    (before,) = admin.processes()
+    (fenced,) = admin.fence_client(*OWNER).processes
+    assert (fenced.is_fenced, fenced.host) == (True, before.host)
+    assert before.host is not None
+
+
 def test_a_healthy_process_releases_at_once(cluster):
     a = owning(cluster)
     admin = FencingAdmin(cluster)

@@ -132,9 +132,11 @@ def test_death_is_seen_by_pidfd():
     ],
 )
 def test_copies(changes, result):
-    (check,) = checks.copies(report(**changes))
+    (check,) = checks.copies(report(**changes), servers="b:1,c:2")
     assert check.result.value == result
     assert (check.run is None) is (result == "ok")
+    if check.run and check.run.startswith("kafka-topics"):
+        assert "--bootstrap-server b:1,c:2 " in check.run
 
 
 @pytest.mark.parametrize(
@@ -151,6 +153,10 @@ def test_leaders_that_are_ahead_are_named():
     assert checks.leaders_clocks(world(log), {0: 2}) is None
     check = checks.leaders_clocks(world(log, behind_ms=-3_000), {0: 2})
     assert (check.result, "broker 2 is 3s ahead" in check.found) == (Result.NOTE, True)
+
+
+def test_a_record_that_came_while_the_end_was_looked_up_shows_no_clock():
+    assert checks.leaders_clocks(world(Log(), behind_ms=-100), {0: 2}) is None
 
 
 def test_records_that_no_broker_dated():

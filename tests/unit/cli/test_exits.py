@@ -93,13 +93,35 @@ def test_an_error_that_names_a_command_is_unchanged():
 @pytest.mark.parametrize(
     "text",
     [
-        "topic 'x' does not exist; see: kafka-topics --list",
+        "no group; see: kafka-consumer-groups --bootstrap-server b:1 --list",
         "too open; run: chmod 700 x",
         "see it with: ls",
     ],
 )
 def test_an_error_that_names_another_program_is_unchanged(text):
     assert message(ConfigurationError(text), command="marshal groups grow") == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("none; run: marshal topic format", "run: marshal -b h:1 topic format"),
+        ("it; see: marshal log tail\nmore", "see: marshal -b h:1 log tail\nmore"),
+        ("it; run: marshal sidecar status", "run: marshal sidecar status"),
+        ("name an output of marshal log dump; run: it", "of marshal log dump; run: it"),
+        ("give -b x; run: marshal doctor", "run: marshal doctor"),
+        ("no kafka-b run: marshal doctor", "run: marshal -b h:1 doctor"),
+    ],
+)
+def test_commands_that_connect_have_the_options_of_the_failed_one(text, expected):
+    found = message(TopicMisconfigured(text), connection={"-b": "h:1"})
+    assert found.endswith(expected)
+
+
+def test_a_command_for_help_needs_no_connection():
+    error = ConfigurationError("wrong")
+    found = message(error, command="marshal log dump", connection={"-b": "h:1"})
+    assert found == "wrong\nnext: marshal log dump --help"
 
 
 @pytest.mark.parametrize("kind", [CoordinationError, TopicMisconfigured, MarshalError])

@@ -125,7 +125,7 @@ def show(
     names: Annotated[list[str] | None, typer.Option("--name")] = None,
     colour: Annotated[Colour, typer.Option()] = Colour.RED,
     path: Annotated[Path | None, typer.Option(exists=True)] = None,
-    number: Annotated[int, typer.Option(max=9)] = 1,
+    number: Annotated[int, typer.Option(min=0, max=9)] = 1,
     shout: Annotated[str, typer.Option(parser=str.upper)] = "x",
 ) -> None:
     """Show every kind of value."""
@@ -138,8 +138,7 @@ def show(
         "here",
         "here --name a --name b --colour blue",
         "here --path / --number 3 --shout abc",
-        "here --colour green",
-        "here --number 10",
+        "here --number 9",
         "here --path /none/such",
         "",
         "--help",
@@ -158,6 +157,23 @@ def test_a_number_is_written_in_digits(number):
     convert_quickly(command)
     code, shown = outcome(command, f"here --number {number}")
     assert (code, "is no whole number" in " ".join(shown.split())) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("number", "why"), [("10", "10 is more than 9"), ("-1", "-1 is less than 0")]
+)
+def test_a_number_out_of_its_range_is_refused(number, why):
+    command = get_command(small)
+    convert_quickly(command)
+    code, shown = outcome(command, f"here --number={number}")
+    assert (code, why in shown) == (2, True)
+
+
+def test_a_wrong_choice_is_refused_with_the_choices():
+    command = get_command(small)
+    convert_quickly(command)
+    code, shown = outcome(command, "here --colour green")
+    assert (code, "'green' is none of red, blue" in shown) == (2, True)
 
 
 def outcome(command, arguments):

@@ -16,6 +16,7 @@ from kafka_marshal_cli.parsing import (
     past_moment,
     properties,
     upcoming_ms,
+    without_java,
 )
 
 
@@ -123,7 +124,7 @@ def test_properties_of_java(tmp_path):
         'required username="u" password="p\\"w";\n'
         f"ssl.truststore.type=PEM\nssl.truststore.location={ca}\n"
     )
-    assert properties(path) == {
+    assert without_java(properties(path)) == {
         "sasl.mechanism": "SCRAM-SHA-512",
         "sasl.username": "u",
         "sasl.password": 'p"w',
@@ -133,23 +134,28 @@ def test_properties_of_java(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("options", "message"),
     [
         (
-            "sasl.jaas.config=org.apache.kafka.OAuthBearerLoginModule required;",
+            {"sasl.jaas.config": "org.apache.kafka.OAuthBearerLoginModule required;"},
             "^option sasl.jaas.config: OAuthBearerLoginModule has no counterpart",
         ),
         (
-            "ssl.truststore.location=/none\nssl.truststore.type=JKS",
+            {"ssl.truststore.location": "/none", "ssl.truststore.type": "JKS"},
             "^option ssl.truststore.location: /none cannot be read",
         ),
-        ("secret\n", "line 1 is not name=value"),
     ],
 )
-def test_bad_properties(tmp_path, text, message):
+def test_a_login_or_keystore_of_java_that_cannot_be_used(options, message):
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        without_java(options)
+    assert caught.value.setting == next(iter(options))
+
+
+def test_a_line_that_is_no_property(tmp_path):
     path = tmp_path / "client.properties"
-    path.write_text(text)
-    with pytest.raises(ConfigurationError, match=message):
+    path.write_text("secret\n")
+    with pytest.raises(ConfigurationError, match="line 1 is not name=value"):
         properties(path)
 
 
@@ -180,7 +186,7 @@ def test_moment(text, found):
 
 @pytest.mark.parametrize("text", ["yesterday", "-", "-5", "2026-13-01"])
 def test_no_moment(text):
-    with pytest.raises(ConfigurationError, match="--at"):
+    with pytest.raises(ConfigurationError, match=f"--at is '{text}'; .* like -5m$"):
         moment("--at", text, now_ms=NOW)
 
 
@@ -213,8 +219,9 @@ def test_no_past_moment(text, why):
 
 
 def test_an_offset_needs_its_partition():
-    with pytest.raises(ConfigurationError, match="write 0:12 for partition 0"):
-        Moment(text="12", offset=12).require_partition()
+    found = past_moment("--since", "12", now_ms=NOW)
+    with pytest.raises(ConfigurationError, match=r"--since is 12, .* write 0:12 for"):
+        found.require_partition()
     Moment(text="3:1", offsets={3: 1}).require_partition()
 
 

@@ -108,6 +108,15 @@ def test_the_environment_chooses(monkeypatch, file):
     assert load(None, "dev").name == "dev"
 
 
+def test_a_profile_overrides_an_option_by_another_name(file):
+    text = (
+        '[default.options]\nssl_cafile = "/a"\nclient_id = "x"\n'
+        '[profiles.p.options]\n"ssl.ca.location" = "/b"\n'
+    )
+    found = load(file(text), "p").options
+    assert texts(found) == {"client_id": "x", "ssl.ca.location": "/b"}
+
+
 def test_secrets_come_from_where_they_are_kept(monkeypatch, tmp_path, file):
     options = load(file(TEXT), "prod").options
     with pytest.raises(ConfigurationError, match="KAFKA_PASSWORD, which is not set"):
@@ -145,6 +154,7 @@ def test_a_secret_that_others_may_read_is_warned_of(file, mode, option, warns):
         ("sasl_plain_password", True),
         ("sasl.oauthbearer.client.secret", True),
         ("ssl.key.pem", True),
+        ("ssl.keystore.key", True),
         ("ssl.key.location", False),
         ("sasl.username", False),
     ],

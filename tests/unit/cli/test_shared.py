@@ -1,6 +1,7 @@
 """What all commands share: options, answers, and how they fail."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -133,6 +134,32 @@ def test_a_file_of_options_gives_way_to_the_command_line(tmp_path):
     assert call_of({**given, "bootstrap_server": "o:1"}).bootstrap_servers == "o:1"
 
 
+JAAS = (
+    "org.apache.kafka.common.security.plain.PlainLoginModule required "
+    'username="u" password="p";'
+)
+
+
+def test_an_option_overrides_that_of_the_same_meaning_by_another_name(tmp_path):
+    path = tmp_path / "client.properties"
+    path.write_text("sasl.mechanism=PLAIN\nssl.ca.location=/ca\n")
+    given = ["sasl_mechanism=GSSAPI", "ssl_cafile=/other"]
+    call = call_of({"command_config": path, "command_property": given})
+    assert call.options == {"sasl_mechanism": "GSSAPI", "ssl_cafile": "/other"}
+
+
+def test_options_of_java_are_taken_wherever_they_are_given(tmp_path):
+    path = tmp_path / "client.properties"
+    path.write_text("sasl.mechanism=PLAIN\n")
+    given = [f"sasl.jaas.config={JAAS}"]
+    call = call_of({"command_config": path, "command_property": given})
+    assert call.options == {
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "u",
+        "sasl.password": "p",
+    }
+
+
 def test_a_timeout_of_nothing_is_refused():
     with pytest.raises(ConfigurationError, match="--timeout"):
         call_of({"timeout": "0"})
@@ -171,6 +198,24 @@ def test_an_error_is_on_stderr_escaped():
         "  marshal: fine",
         "  next: marshal topic info",
     ]
+
+
+def test_commands_to_run_next_reach_the_same_cluster(tmp_path):
+    def body(*_):
+        raise TopicMisconfigured("it is torn")
+
+    path = tmp_path / "a b.toml"
+    path.write_text("[profiles.p]\n[profiles.q]\n")
+    words = (
+        f"-b h:1,i:2 --coordination-topic t --profile p --config {tmp_path}/a\\ b.toml"
+    )
+    outcome = run(body, *shlex.split(words), "-C", "sasl.password=hush")
+    assert outcome.stderr.splitlines()[1] == (
+        f"  next: marshal --config '{path}' --profile p -b h:1,i:2 "
+        "--coordination-topic t topic info"
+    )
+    env = {"MARSHAL_BOOTSTRAP_SERVER": "h:1"}
+    assert run(body, env=env).stderr.splitlines()[1] == "  next: marshal topic info"
 
 
 def test_debug_shows_where(monkeypatch):

@@ -230,6 +230,26 @@ def test_impossible_options_are_named(options, setting, words):
     assert caught.value.setting == setting
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"security.protocol": "TLS"}, "'security.protocol' is 'TLS'"),
+        ({"socket.send.buffer.bytes": "x"}, "'socket.send.buffer.bytes' must be"),
+        (
+            {"ssl.endpoint.identification.algorithm": "x"},
+            "'ssl.endpoint.identification.algorithm' must be",
+        ),
+        ({"client.id": 5}, "'client.id' must be text"),
+        (SASL, "sasl_plain_username (sasl.username) is needed"),
+        ({"ssl.truststore.location": "x"}, "use ssl.ca.location"),
+        ({"sasl.jaas.config": "x"}, "use sasl.username and sasl.password"),
+    ],
+)
+def test_errors_name_an_option_as_it_was_given(options, words):
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        ConnectionConfig("a", options=options)
+
+
 def test_objects_are_passed_through():
     provider = object()
     options = {

@@ -20,7 +20,7 @@ from slices import HANG_S
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.spark import java
-from kafka_marshal.spark.java import python_options, settings_of
+from kafka_marshal.spark.java import python_options, settings_of, shared_name
 from kafka_marshal.spark.options import parse
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -302,3 +302,16 @@ def test_each_host_reads_its_own_files(own, tmp_path, keystore):
 
 
 BARE = {"kafka.bootstrap.servers": "b:1", "subscribe": "t"}
+
+
+@pytest.mark.parametrize(
+    ("name", "shared"),
+    [
+        ("sasl.mechanisms", "sasl_mechanism"),
+        ("sasl_mechanism", "sasl_mechanism"),
+        ("send.buffer.bytes", "send_buffer_bytes"),
+        ("sasl.jaas.config", "sasl.jaas.config"),
+    ],
+)
+def test_options_of_one_meaning_share_a_name(name, shared):
+    assert shared_name(name) == shared

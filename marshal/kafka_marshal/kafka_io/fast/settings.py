@@ -13,12 +13,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.kafka_io.settings import DOTTED_OPTIONS, ConnectionConfig
+from kafka_marshal.kafka_io.settings import (
+    BOTH_NAMES,
+    DOTTED_OPTIONS,
+    ConnectionConfig,
+)
 
 _NAMES = {ours: dotted for dotted, ours in DOTTED_OPTIONS.items()} | {
     # librdkafka's metadata.max.age.ms only bounds a cache.
     "metadata_max_age_ms": "topic.metadata.refresh.interval.ms",
-    "sasl_mechanism": "sasl.mechanism",
 }
 _REFRESH_MS_MAX = 3_600_000
 # Options without an equivalent, and the reason.
@@ -76,8 +79,8 @@ def fast_config(settings: ConnectionConfig) -> dict[str, Any]:
     """
     for name, reason in impossible(settings).items():
         raise ConfigurationError(
-            f"Connection option {name!r} cannot be used by transport 'fast': {reason}. "
-            "Use transport='kafka-python', or leave the option out.",
+            f"Connection option {BOTH_NAMES[name]} cannot be used by transport "
+            f"'fast': {reason}. Use transport='kafka-python', or leave the option out.",
             setting=name,
         )
     options = settings.client_config()

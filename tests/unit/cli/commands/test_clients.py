@@ -36,10 +36,13 @@ def test_a_client_that_is_gone_is_forgotten(domain, tmp_path):
     assert held.exit_code == 4
     assert "in use by another Marshal of this process" in held.stderr
     identity.close()
-    assert forget(tmp_path).exit_code == 0
+    removed = forget(tmp_path)
+    assert removed.exit_code == 0
+    assert "is removed: yes" in removed.stdout
     assert not identity.folder.exists()
     again = forget(tmp_path)
     assert again.exit_code == 0
+    assert "is removed: no" in again.stdout
     assert "nothing was removed: this host has no identity of client 'c1'" in (
         again.stderr
     )

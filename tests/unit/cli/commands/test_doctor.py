@@ -189,7 +189,10 @@ def test_no_topic(cluster):
         ),
         (
             Problem("partition 3 has no leader"),
-            "kafka-topics --describe, then bring back or add brokers",
+            (
+                "kafka-topics --bootstrap-server localhost:9092 --describe --topic "
+                "__marshal, then bring back or add brokers"
+            ),
         ),
     ],
 )

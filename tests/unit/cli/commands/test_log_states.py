@@ -19,7 +19,9 @@ from logkit import (
 from scankit import FakeScan
 from typer.testing import CliRunner
 
+from kafka_marshal.protocol.items import Layout
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
+from kafka_marshal.protocol.state import Staging
 from kafka_marshal.snapshots import read_file
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.log_states import difference
@@ -107,7 +109,16 @@ def test_growths_of_data_topics_differ():
     rows = {r["field"]: r for r in difference({0: before}, {0: log.state})}
     row = rows["growths"]
     assert (row["one"], row["what"]) == ([], "header")
-    assert row["other"] == [["t", 4, 8, OP.hex(), offset, None]]
+    assert row["other"] == [
+        {
+            "topic": "t",
+            "old_count": 4,
+            "new_count": 8,
+            "topic_id": OP.hex(),
+            "offset": offset,
+            "ends": None,
+        }
+    ]
 
 
 def test_changed_states_differ_by_key(file, logs):
@@ -308,8 +319,41 @@ def test_a_key_and_a_group_that_only_one_has():
 
 def test_a_pause():
     other = log()
-    other.append(pause(other.state.append_time_ms + 10_000))
+    until_ms = other.state.append_time_ms + 10_000
+    other.append(pause(until_ms))
     assert ("group", "g", "pause") in shown({0: log().state}, {0: other.state})
+    rows = difference({0: log().state}, {0: other.state})
+    (row,) = (row for row in rows if row["field"] == "pause")
+    assert (row["one"], row["other"]["until_ms"]) == (None, until_ms)
+
+
+def test_values_are_named():
+    rows = difference({0: Log().state}, {0: log().state})
+    (owner,) = (row["other"] for row in rows if row["field"] == "owner")
+    assert sorted(owner) == ["client_id", "incarnation"]
+
+
+def test_lists_that_are_empty_are_not_listed():
+    other = Log()
+    other.append(pause(other.state.append_time_ms + 10_000))
+    found = shown({0: Log().state}, {0: other.state})
+    assert [field for what, _, field in found if what == "group"] == ["known", "pause"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("quiet_until_ms", 5),
+        ("eras", ((0, 1),)),
+        ("layout", Layout(op_id=OP, from_count=1, offset=0, sources=())),
+        ("reset", Staging(OP, "c", OP, 2, 9, OP, 10, (b"part",), OP)),
+    ],
+)
+def test_each_field_besides_keys_and_groups(field, value):
+    other = log().state
+    setattr(other, {"reset": "staging"}.get(field, field), value)
+    other.rebuild_derived()
+    assert shown({0: log().state}, {0: other}) == [("header", "", field)]
 
 
 def test_a_verdict():
