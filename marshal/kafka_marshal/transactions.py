@@ -24,6 +24,7 @@ import attrs
 import msgspec
 
 from kafka_marshal.batches import Batch
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.holding import Holding
 from kafka_marshal.errors import ClaimLost, ConfigurationError, InvalidTransition
 from kafka_marshal.outgoing import Outgoing, Progress, TransactionalWriter
@@ -369,6 +370,7 @@ class TransactionalOutput:
         partition = batch.partition
         for other in self._open.keys() - self._source.assignment() | {partition}:
             self._forget(other)
+        deadline = Deadline(timeout_ms)
         writer = self._open_writer(
             f"{self._name}/{partition.topic}/{partition.partition}",
             group_id=self._name,
@@ -382,14 +384,14 @@ class TransactionalOutput:
                 writer.close()
                 return
             mark = Mark.of(holding, batch)
-            written = mark.written(writer.progress(partition))
+            found = writer.progress(partition, timeout_ms=deadline.left_ms)
         except BaseException:
             writer.close()
             raise
         self._open[partition] = _Open(
             token=batch.token,
             mark=mark,
-            written=written,
+            written=mark.written(found),
             writer=writer,
             timeout_ms=timeout_ms,
         )
