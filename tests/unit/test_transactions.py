@@ -547,3 +547,16 @@ def test_what_another_call_handed_out_is_committed_before(cluster):
         node.consumer.transactions()
     node.consumer.commit(polled)
     assert run(node, 1) == [[4, 5, 6, 7]]
+
+
+def test_a_batch_that_another_task_has_written_is_not_written_again(rig):
+    """As where both were about to commit, and then waited for the same thread."""
+    stream = rig.output.transactions(timeout_ms=1_000)
+    first = next(stream)
+    first.end()
+    second = next(rig.output.transactions(timeout_ms=1_000))
+    first.write()
+    assert first.is_committed
+    with pytest.raises(InvalidTransition, match="another task has written"):
+        second.commit()
+    assert rig.events == ["open", 4]
