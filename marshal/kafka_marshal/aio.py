@@ -372,6 +372,8 @@ class AsyncConsumer:
         """Return how many offsets each partition is behind; see ``Consumer.lag``."""
         async with self._turn:
             consumer = await self._opened()
+            await self._hop.settle()
+            consumer.assignment()  # callbacks about claims run here, on the loop
             lag: dict[TopicPartition, int] = await self._hop.run(consumer.lag)
             return lag
 
@@ -442,6 +444,8 @@ class AsyncConsumer:
             await self._hop.run(close)
             self._hop.end()
             self._is_closed = True
+            if self._consumer is not None:
+                self._consumer.report_closed()
 
     def close_on_thread(self, *, release: bool, timeout_ms: int) -> Future[None] | None:
         """Begin to close on the thread, after the call that it makes now.
@@ -475,6 +479,7 @@ class AsyncConsumer:
                 raise InvalidTransition("the consumer is closed")
             await self._hop.run(self._open)
         assert self._consumer is not None
+        self._consumer.report_here()
         return self._consumer
 
     def _open(self) -> None:

@@ -7,6 +7,7 @@ fetched under a claim that has ended are dropped.
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
@@ -243,6 +244,14 @@ class Consumer(Closing):
                 self._hands.wait(timeout_ms)
         else:
             self._hands.fetch(timeout_ms)
+
+    def report_here(self) -> None:
+        """Apply changes of the claims, and call callbacks, on this thread alone."""
+        self._hands.thread = threading.get_ident()
+
+    def report_closed(self) -> None:
+        """Report that no topic is held, where another thread has closed this."""
+        self._hands.notify_topics(())
 
     @property
     def is_finished(self) -> bool:
@@ -811,7 +820,7 @@ class Consumer(Closing):
         finally:
             self._places.clear()
             self._reader.close(timeout_ms)
-        self._hands.notify_topics(())
+        self.report_closed()
 
     # --- following the session
 
