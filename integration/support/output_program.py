@@ -57,7 +57,7 @@ class Stopping:
         self.stops.reach("before opening")
         if self.fault == "no fence":
             transactional_id += f"/{self.client_id}"
-        super().__init__(given, transactional_id, **rest)
+        super().__init__(given, transactional_id, **rest)  # type: ignore[call-arg]
         self.stops.reach("opened")
 
     def progress(self, partition, **rest):
