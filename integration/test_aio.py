@@ -71,6 +71,30 @@ def test_workers_that_are_cancelled_lose_nothing(domain, unique):
     assert {s.owner for s in states.values()} == {None}
 
 
+def test_transactions_that_are_cancelled_write_everything_once(domain, unique):
+    """And leave none open, which would hold up readers of the output."""
+    topic, out = domain.data_topic(3, records_each=60), domain.data_topic(1)
+    chance = random.Random(7)
+    group = unique("copy")
+
+    async def work():
+        async with client(domain, group) as marshal:
+            consumer = marshal.consumer(topic, max_poll_records=20)
+            transactions = consumer.transactions()
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(chance.choice([0, 0.01, 0.05, 5])):
+                        async with await anext(transactions) as transaction:
+                            for record in transaction.records:
+                                transaction.send(out, b"%d" % record.partition)
+                lag = await consumer.lag()
+                if len(lag) == 3 and not any(lag.values()):
+                    break
+
+    run(work)
+    assert domain.read_committed(out) == {b"%d" % n: 60 for n in range(3)}
+
+
 def test_a_handler_that_blocks_the_loop_does_not_cost_the_claim(domain, unique):
     """The engine sends heartbeats on its own thread, for three intervals here."""
     topic = domain.data_topic(1, records_each=20)

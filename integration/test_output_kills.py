@@ -14,8 +14,6 @@ import forked
 import pytest
 import waiting
 from domain import opened
-from kafka import KafkaConsumer
-from kafka import TopicPartition as Place
 from waiting import eventually
 
 from kafka_marshal import MarshalError, PositionSpec, TopicPartition
@@ -41,8 +39,8 @@ END_S = 120
 
 
 @pytest.fixture(scope="module")
-def domain(broker, unique):
-    with opened(broker, unique) as domain:
+def domain(broker, unique, transport):
+    with opened(broker, unique, transport=transport) as domain:
         yield domain
 
 
@@ -67,6 +65,7 @@ class Job:
             "servers": self.domain.servers,
             "coordination_topic": self.domain.topic,
             "sidecar": self.domain.sidecar_address,
+            "transport": self.domain.transport,
             "group": self.group,
             "client_id": client_id,
             "topic": self.place.topic,
@@ -94,34 +93,8 @@ class Job:
 
     def output(self):
         """Return how often each value is in the output, once no transaction is open."""
-        places = [Place(self.out, number) for number in range(3)]
-        consumer = KafkaConsumer(
-            bootstrap_servers=self.domain.servers,
-            isolation_level="read_committed",
-            enable_auto_commit=False,
-        )
-        try:
-            consumer.assign(places)
-            consumer.seek_to_beginning(*places)
-            found = Counter()
-            ends = self.ends(places)
-
-            def has_read_all():
-                for records in consumer.poll(timeout_ms=100).values():
-                    found.update(int(record.value) for record in records)
-                return all(consumer.position(each) >= ends[each] for each in places)
-
-            eventually(has_read_all, "the output is read to its end")
-            return found
-        finally:
-            consumer.close()
-
-    def ends(self, places):
-        reader = KafkaConsumer(bootstrap_servers=self.domain.servers)
-        try:
-            return reader.end_offsets(places)
-        finally:
-            reader.close()
+        found = self.domain.read_committed(self.out)
+        return Counter({int(value): count for value, count in found.items()})
 
 
 @contextmanager
@@ -211,7 +184,7 @@ def test_a_target_that_does_not_exist_is_named_and_nothing_is_lost(domain):
     topic, group = domain.data_topic(1, records_each=BATCH), domain.unique("copy")
     target = domain.unique("absent")
     with (
-        domain.marshal(group, "a", transport="fast") as marshal,
+        domain.marshal(group, "a") as marshal,
         marshal.consumer(topic) as consumer,
     ):
         with pytest.raises(MarshalError, match=f"Writing to {target} .*not exist"):

@@ -1,7 +1,8 @@
 """A coordination topic of its own, with data topics, for one test or module."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 from history import History
 from kafka import KafkaConsumer, KafkaProducer
@@ -179,6 +180,26 @@ class Domain:
             for place, entry in found.items()
             if place.topic == topic and entry.offset >= 0
         }
+
+    def read_committed(self, topic: str) -> Counter[bytes]:
+        """Return how often a topic has each value, once no transaction is open."""
+        reader = KafkaConsumer(
+            bootstrap_servers=self.servers, isolation_level="read_committed"
+        )
+        plain = KafkaConsumer(bootstrap_servers=self.servers)
+        with closing(reader), closing(plain):
+            places = [Place(*place) for place in self.of(topic)]
+            reader.assign(places)
+            reader.seek_to_beginning(*places)
+            ends, found = plain.end_offsets(places), Counter[bytes]()
+
+            def has_read_all() -> bool:
+                for records in reader.poll(timeout_ms=100).values():
+                    found.update(record.value for record in records)
+                return all(reader.position(each) >= ends[each] for each in places)
+
+            eventually(has_read_all, f"{topic} is read to its end")
+            return found
 
     def commit(self, group_id: str, place: TopicPartition, offset: int) -> None:
         """Commit an offset as an ordinary Kafka consumer does."""

@@ -9,8 +9,13 @@ import json
 import sys
 from types import SimpleNamespace
 
+from kafka import TopicPartition as Place
+from kafka.structs import OffsetAndMetadata
+
 from kafka_marshal import Marshal
 from kafka_marshal.kafka_io.fast.transactions import Transactions
+from kafka_marshal.kafka_io.faults import Access
+from kafka_marshal.kafka_io.transactions import KafkaTransactions
 
 FLUSH_S = 60
 
@@ -41,19 +46,59 @@ class Stops:
             sys.stdin.readline()
 
 
-class Stopping(Transactions):
+class Stopping:
     """A producer that stops at moments, and may have a fault."""
 
     stops: Stops
     fault: str | None
     client_id: str
 
-    def __init__(self, settings, transactional_id, **rest):
+    def __init__(self, given, transactional_id, **rest):
         self.stops.reach("before opening")
         if self.fault == "no fence":
             transactional_id += f"/{self.client_id}"
-        super().__init__(settings, transactional_id, **rest)
+        super().__init__(given, transactional_id, **rest)  # type: ignore[call-arg]
         self.stops.reach("opened")
+
+    def progress(self, partition, **rest):
+        found = super().progress(partition, **rest)
+        return None if self.fault == "no progress" else found
+
+
+class StoppingPlain(Stopping, KafkaTransactions):
+    """One of kafka-python."""
+
+    def _add_partitions(self, places, **rest):
+        self.stops.reach("before begin")
+        super()._add_partitions(places, **rest)
+
+    def _keep(self, progress, partition, deadline):
+        self.stops.reach("sent")
+        if self.fault == "progress outside":
+            self._admin.call(
+                lambda admin: admin.alter_group_offsets(
+                    self._group_id,
+                    {Place(*partition): OffsetAndMetadata(*progress, -1)},
+                ),
+                doing="Committing",
+                access=Access.WRITE,
+                timeout_ms=FLUSH_S * 1000,
+            )
+        else:
+            super()._keep(progress, partition, deadline)
+        self.stops.reach("marked")
+
+    def _end(self, *, is_committed, **rest):
+        super()._end(is_committed=is_committed, **rest)
+        if is_committed:
+            self.stops.reach("committed")
+
+
+class StoppingFast(Stopping, Transactions):
+    """One of librdkafka."""
+
+    def __init__(self, given, transactional_id, **rest):
+        super().__init__(given, transactional_id, **rest)
         plain = self._producer.handle
         names = [
             "produce",
@@ -69,10 +114,6 @@ class Stopping(Transactions):
             commit_transaction=lambda timeout_s: self.commit(plain, timeout_s),
         )
 
-    def progress(self, partition):
-        found = super().progress(partition)
-        return None if self.fault == "no progress" else found
-
     def begin(self, plain):
         self.stops.reach("before begin")
         plain.begin_transaction()
@@ -87,18 +128,19 @@ class Stopping(Transactions):
         self.stops.reach("marked")
 
     def commit(self, plain, timeout_s):
-        self.stops.reach("before commit")
         plain.commit_transaction(timeout_s)
         self.stops.reach("committed")
 
 
 def main(settings: dict) -> None:
-    from kafka_marshal.kafka_io.fast import transactions
+    from kafka_marshal.kafka_io import transactions as plain
+    from kafka_marshal.kafka_io.fast import transactions as fast
 
     Stopping.stops = Stops(settings["moment"], settings["after"])
     Stopping.fault = settings["fault"]
     Stopping.client_id = settings["client_id"]
-    transactions.Transactions = Stopping
+    plain.KafkaTransactions = StoppingPlain
+    fast.Transactions = StoppingFast
     with (
         Marshal(
             settings["servers"],
@@ -107,7 +149,7 @@ def main(settings: dict) -> None:
             coordination_topic=settings["coordination_topic"],
             sidecar=settings["sidecar"],
             state_dir="",
-            transport="fast",
+            transport=settings["transport"],
         ) as marshal,
         marshal.consumer(
             settings["topic"], max_poll_records=settings["batch"], max_handling_ms=0

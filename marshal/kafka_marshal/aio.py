@@ -7,24 +7,36 @@ call that waits loses no records.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager, suppress
 from functools import partial, wraps
 from signal import SIGINT, SIGTERM, Signals
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeVar,
+)
 
 from kafka_marshal.arguments import to_ms
 from kafka_marshal.batches import Batch, Committable, CommitToken
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.client import CLOSE_MS_MAX, OPEN_MS_MAX, Marshal
-from kafka_marshal.consumer import ASK_MS_MAX, Consumer
+from kafka_marshal.consumer import ASK_MS_MAX, TRANSACTION_MS_MAX, Consumer
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.dispatcher import FETCH_SLICE_MS
-from kafka_marshal.errors import InvalidTransition, MarshalError
+from kafka_marshal.errors import ClaimLost, InvalidTransition, MarshalError
 from kafka_marshal.ports import Record
 from kafka_marshal.protocol.types import Token, TopicPartition
+
+if TYPE_CHECKING:
+    # As in ``client``: a program that only names the class does not wait for these.
+    from kafka_marshal.transactions import Transaction, TransactionalOutput
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,7 +49,9 @@ class _Hop(Generic[T]):
 
     def __init__(self, name: str) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._running: asyncio.Future[T] | None = None
+        # Of no event loop: the next caller may have another one.
+        self._running: Future[T] | None = None
+        self._has_ended = False
 
     @property
     def is_busy(self) -> bool:
@@ -49,10 +63,14 @@ class _Hop(Generic[T]):
 
         If the caller is cancelled, the call runs to its end, and the next caller gets
         its error, if it raised one.
+
+        Raises:
+            InvalidTransition: ``end`` was called.
         """
         await self.settle()
-        loop = asyncio.get_running_loop()
-        self._running = loop.run_in_executor(self._executor, call)
+        if self._has_ended:
+            raise InvalidTransition("the consumer is closed")
+        self._running = self._executor.submit(call)
         found = await self.settle()
         return found[0]
 
@@ -61,17 +79,112 @@ class _Hop(Generic[T]):
         running = self._running
         if running is None:
             return ()
-        while not running.done():
-            await asyncio.wait((running,), timeout=SETTLE_SLICE_S)
+        ended = _end_of(running)
+        while not ended.done():  # other tasks run at least once
+            await asyncio.wait((ended,), timeout=SETTLE_SLICE_S)
         if self._running is running:  # else another task has begun a call since
             self._running = None
-        return (await running,)
+        return (running.result(),)
 
     def end(self, call: Callable[[], T] | None = None) -> Future[T] | None:
         """Accept no more calls; make a last one after the others, and return it."""
+        self._has_ended = True
         last = None if call is None else self._executor.submit(call)
         self._executor.shutdown(wait=False)
         return last
+
+
+def _end_of(running: Future[Any]) -> asyncio.Future[None]:
+    """Return a future of this loop, done once a call of a thread is."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+
+    def note() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    def notify(_: Future[Any]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(note)
+
+    running.add_done_callback(notify)
+    return ended
+
+
+class _Steps(AsyncIterator[T]):
+    """Iterates by a function that returns the next value, None at the end.
+
+    A step that is cancelled or fails can be repeated, where an async generator is over.
+    """
+
+    def __init__(self, advance: Callable[[], Awaitable[T | None]]) -> None:
+        self._advance = advance
+        self._is_over = False
+
+    async def __anext__(self) -> T:
+        """Return the next value."""
+        found = None if self._is_over else await self._advance()
+        if found is None:
+            raise StopAsyncIteration
+        return found
+
+    async def aclose(self) -> None:
+        """End the iteration, as of a generator."""
+        self._is_over = True
+
+
+class AsyncTransaction:
+    """A ``Transaction`` for an event loop: an async context manager.
+
+    It commits at the end of its block, and aborts where that raises.
+    """
+
+    def __init__(
+        self,
+        transaction: "Transaction",
+        write: "Callable[[Transaction], Awaitable[None]]",
+    ) -> None:
+        self._transaction = transaction
+        self._write = write
+        self.partition = transaction.partition
+        self.records = transaction.records
+        self.token = transaction.token
+        self.send = transaction.send
+        self.abort = transaction.abort
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was neither committed nor aborted yet."""
+        return self._transaction.is_open
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether Kafka has the output and the progress."""
+        return self._transaction.is_committed
+
+    async def commit(self) -> None:
+        """Write the output and the progress; see ``Transaction.commit``.
+
+        Where it is cancelled, ``is_committed`` is True once the thread has committed.
+        """
+        self._transaction.end()
+        await self._write(self._transaction)
+
+    async def __aenter__(self) -> Self:
+        """Return the transaction itself."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Commit, or abort where the block raised."""
+        if error is not None:
+            self.abort()
+        elif self.is_open:
+            await self.commit()
 
 
 class AsyncConsumer:
@@ -108,41 +221,100 @@ class AsyncConsumer:
             record = consumer.next_fetched()
             if record is not None:
                 return record
-        handed = await self._next(1)
-        for records in handed.values():
+        handed = await self._next(lambda c: c.poll_fetched(1, partitions_max=1))
+        for records in (handed or {}).values():
             return records[0]
         raise StopAsyncIteration
 
-    async def batches(self, max_records: int | None = None) -> AsyncIterator[Batch]:
+    def batches(self, max_records: int | None = None) -> AsyncIterator[Batch]:
         """Iterate over batches of one partition each, until ``stop``."""
-        while handed := await self._next(max_records):
-            consumer = await self._opened()
-            for partition, records in handed.items():
-                yield consumer.batch_of(partition, records)
+
+        def take(consumer: Consumer) -> Batch | None:
+            consumer.require_no_transactions()
+            return consumer.batch_fetched(max_records, lambda _: None)
+
+        return _Steps(lambda: self._next(take))
+
+    def transactions(
+        self, max_records: int | None = None, *, timeout_ms: int = TRANSACTION_MS_MAX
+    ) -> "AsyncIterator[AsyncTransaction]":
+        """Iterate over transactions until ``stop``; see ``Consumer.transactions``.
+
+        For one task. A thread opens the producers, and writes: where the task is
+        cancelled meanwhile, that runs to its end, and what was not written comes again.
+        """
+        wait_ms = to_ms("timeout_ms", timeout_ms)
+        latest: Transaction | None = None
+
+        async def advance() -> AsyncTransaction | None:
+            nonlocal latest
+            former, latest = latest, None
+            if former is not None:
+                former.require_ended()
+            latest = await self._begin(max_records, wait_ms)
+            return None if latest is None else AsyncTransaction(latest, self._write)
+
+        return _Steps(advance)
+
+    async def _begin(
+        self, max_records: int | None, timeout_ms: int
+    ) -> "Transaction | None":
+        """Return the next transaction, None at the end."""
+        while True:
+            async with self._turn:
+                consumer = await self._opened()
+                await self._hop.settle()
+                output = consumer.open_output()
+                batch = output.unwritten()
+                if consumer.is_finished:
+                    return None
+                if batch is not None:
+                    if output.lacks_producer(batch, timeout_ms):
+                        opening = partial(output.open_producer, batch, timeout_ms)
+                        await self._hop.run(opening)
+                    elif (begun := output.begin(batch)) is not None:
+                        return begun
+                    continue
+
+            def take(
+                consumer: Consumer, output: "TransactionalOutput" = output
+            ) -> Batch | None:
+                # Another task may have taken one.
+                found = output.unwritten()
+                return found or consumer.batch_fetched(max_records, output.keep)
+
+            with suppress(ClaimLost):  # its next owner reads the progress
+                if await self._next(take) is None:
+                    return None
+
+    async def _write(self, transaction: "Transaction") -> None:
+        async with self._turn:
+            if not self._is_closed:  # else the next owner processes the records
+                await self._hop.run(transaction.write)
 
     async def poll(
         self, timeout_ms: int = 0, max_records: int | None = None
     ) -> dict[TopicPartition, list[Record]]:
         """Return records that are now handed out; see ``Consumer.poll``."""
         wait_ms = to_ms("timeout_ms", timeout_ms)
-        return await self._hand_out(max_records, timeout_ms=wait_ms)
+        found = await self._hand_out(
+            lambda consumer: consumer.poll_fetched(max_records), timeout_ms=wait_ms
+        )
+        return found or {}
 
-    async def _next(
-        self, max_records: int | None
-    ) -> dict[TopicPartition, list[Record]]:
+    async def _next(self, take: Callable[[Consumer], T]) -> T | None:
+        """Wait for what iteration returns next; None, or nothing, at its end."""
         consumer = await self._opened()
         timeout_ms = consumer.config.consumer_timeout_ms
-        return await self._hand_out(
-            max_records, timeout_ms=timeout_ms, partitions_max=1
-        )
+        return await self._hand_out(take, timeout_ms=timeout_ms, iterates=True)
 
     async def _hand_out(
         self,
-        max_records: int | None,
+        take: Callable[[Consumer], T],
         *,
         timeout_ms: int | None,
-        partitions_max: int | None = None,
-    ) -> dict[TopicPartition, list[Record]]:
+        iterates: bool = False,
+    ) -> T | None:
         deadline = None if timeout_ms is None else Deadline(timeout_ms)
         is_last = False
         while True:
@@ -151,13 +323,11 @@ class AsyncConsumer:
             async with self._turn:
                 consumer = await self._opened()
                 await self._hop.settle()
-                if partitions_max is not None and consumer.is_finished:
-                    return {}
+                if iterates and consumer.is_finished:
+                    return None
                 # No await from here to the return: records that are handed out always
                 # reach the caller.
-                handed = consumer.poll_fetched(
-                    max_records, partitions_max=partitions_max
-                )
+                handed = take(consumer)
                 if handed or is_last or consumer.is_finished:
                     return handed
                 is_last = slice_ms == 0
@@ -202,6 +372,8 @@ class AsyncConsumer:
         """Return how many offsets each partition is behind; see ``Consumer.lag``."""
         async with self._turn:
             consumer = await self._opened()
+            await self._hop.settle()
+            consumer.assignment()  # callbacks about claims run here, on the loop
             lag: dict[TopicPartition, int] = await self._hop.run(consumer.lag)
             return lag
 
@@ -272,6 +444,8 @@ class AsyncConsumer:
             await self._hop.run(close)
             self._hop.end()
             self._is_closed = True
+            if self._consumer is not None:
+                self._consumer.report_closed()
 
     def close_on_thread(self, *, release: bool, timeout_ms: int) -> Future[None] | None:
         """Begin to close on the thread, after the call that it makes now.
@@ -305,6 +479,7 @@ class AsyncConsumer:
                 raise InvalidTransition("the consumer is closed")
             await self._hop.run(self._open)
         assert self._consumer is not None
+        self._consumer.report_here()
         return self._consumer
 
     def _open(self) -> None:

@@ -7,6 +7,7 @@ fetched under a claim that has ended are dropped.
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
@@ -143,7 +144,7 @@ class Consumer(Closing):
             CoordinationError: The engine failed for good.
             ConfigurationError: A limit is no number, or too small.
         """
-        self._require_no_transactions()
+        self.require_no_transactions()
         wait_ms = to_ms("timeout_ms", timeout_ms)
         most = self._most(max_records)
         if most == 1 and (record := self._take_fetched()) is not None:
@@ -195,12 +196,37 @@ class Consumer(Closing):
         Returns:
             As ``poll``, whose errors it raises.
         """
+        self.require_no_transactions()
+        found = _made(self._hand_out_fetched(max_records, partitions_max))
+        self._hands.taken = None
+        return found
+
+    def batch_fetched(
+        self, max_records: int | None, keep: Callable[[Batch], None]
+    ) -> Batch | None:
+        """Hand out a batch that is already fetched; never wait.
+
+        Args:
+            max_records: Most records; by default ``max_poll_records``.
+            keep: As for ``batches_kept``.
+
+        Returns:
+            None if nothing is fetched.
+        """
+        for partition, records in self._hand_out_fetched(max_records, 1).items():
+            batch = self.batch_of(partition, records)
+            keep(batch)
+            self._hands.taken = None
+            return batch
+        return None
+
+    def _hand_out_fetched(
+        self, max_records: int | None, partitions_max: int | None
+    ) -> dict[TopicPartition, Sequence[Record]]:
         self._hands.take_back()
         self._sync()
         most = self._most(max_records)
-        found = _made(self._hands.hand_out(most, partitions_max=partitions_max))
-        self._hands.taken = None
-        return found
+        return self._hands.hand_out(most, partitions_max=partitions_max)
 
     def prefetch(self, timeout_ms: int) -> None:
         """Fetch, or wait for fetches in flight, without handing anything out.
@@ -219,6 +245,14 @@ class Consumer(Closing):
         else:
             self._hands.fetch(timeout_ms)
 
+    def report_here(self) -> None:
+        """Apply changes of the claims, and call callbacks, on this thread alone."""
+        self._hands.thread = threading.get_ident()
+
+    def report_closed(self) -> None:
+        """Report that no topic is held, where another thread has closed this."""
+        self._hands.notify_topics(())
+
     @property
     def is_finished(self) -> bool:
         """Whether iteration is over: stopped, and nothing granted is left."""
@@ -230,7 +264,7 @@ class Consumer(Closing):
 
         At most once, records granted before the stop are still handed out.
         """
-        self._require_no_transactions()
+        self.require_no_transactions()
         return self
 
     def __next__(self) -> Record:
@@ -252,6 +286,7 @@ class Consumer(Closing):
             None if the fast path does not apply and ``poll`` must be called: nothing
             is fetched, claims have changed, or the guarantee is at most once.
         """
+        self.require_no_transactions()
         record = self._take_fetched()
         if record is not None:
             self._hands.taken = None
@@ -346,10 +381,21 @@ class Consumer(Closing):
             InvalidTransition: The guarantee is at most once; or the transaction before
                 was neither committed nor aborted; or records of other calls are not
                 committed.
-            ConfigurationError: The transport, or the sidecar, has no transactions.
+            ConfigurationError: The sidecar is too old.
             MarshalError: A producer was not opened, or as ``poll``. Nothing is lost:
                 iterate again.
         """
+        wait_ms = to_ms("timeout_ms", timeout_ms)
+        return self.open_output().transactions(max_records, timeout_ms=wait_ms)
+
+    def open_output(self) -> "TransactionalOutput":
+        """Return what writes the transactions, which alone hands out and commits then.
+
+        Raises:
+            InvalidTransition: As ``transactions``.
+        """
+        if self._output is not None:
+            return self._output
         from kafka_marshal.transactions import TransactionalOutput
 
         if self._config.is_at_most_once:
@@ -357,16 +403,13 @@ class Consumer(Closing):
                 "a consumer at most once has no use for transactions: what was granted "
                 "is never handed out again; use delivery=Delivery.AT_LEAST_ONCE"
             )
-        wait_ms = to_ms("timeout_ms", timeout_ms)
-        if self._output is None:
-            self._require_all_committed()
-        data = self._engine.context.ports.data
-        self._output = self._output or TransactionalOutput(
+        self._require_all_committed()
+        self._output = TransactionalOutput(
             self,
             group_id=self._subscription.group_id,
-            open_writer=data.transactions,
+            open_writer=self._engine.context.ports.data.transactions,
         )
-        return self._output.transactions(max_records, timeout_ms=wait_ms)
+        return self._output
 
     def _require_all_committed(self) -> None:
         self._hands.recover()
@@ -380,7 +423,12 @@ class Consumer(Closing):
                         "first, or open another consumer"
                     )
 
-    def _require_no_transactions(self) -> None:
+    def require_no_transactions(self) -> None:
+        """Raise where transactions hand out and commit.
+
+        Raises:
+            InvalidTransition: They do.
+        """
         if self._output is not None:
             raise InvalidTransition(
                 "this consumer hands out and commits by its transactions, or their "
@@ -414,7 +462,7 @@ class Consumer(Closing):
             InvalidTransition: A record was never handed out by this consumer.
             TypeError: Something else was given, such as offsets.
         """
-        self._require_no_transactions()
+        self.require_no_transactions()
         if records is None:
             self._require_usable()
             self._commit_everything()
@@ -772,7 +820,7 @@ class Consumer(Closing):
         finally:
             self._places.clear()
             self._reader.close(timeout_ms)
-        self._hands.notify_topics(())
+        self.report_closed()
 
     # --- following the session
 

@@ -54,8 +54,14 @@ class TransactionalWriter(Protocol):
     Opening it fences every earlier producer of the same id.
     """
 
-    def progress(self, partition: TopicPartition) -> Progress | None:
+    def progress(
+        self, partition: TopicPartition, *, timeout_ms: int
+    ) -> Progress | None:
         """Return what the last committed transaction wrote, None before the first.
+
+        Args:
+            partition: Source partition.
+            timeout_ms: Limit; a second at least, or what a transaction may take.
 
         Raises:
             MarshalError: The cluster did not answer.

@@ -817,10 +817,9 @@ class DataLog(Protocol):
         Args:
             transactional_id: Transactional id.
             group_id: Group whose committed offsets are the progress.
-            timeout_ms: Limit for this and each call of the producer.
+            timeout_ms: Limit for this and each transaction.
 
         Raises:
-            ConfigurationError: The transport has no transactions.
             MarshalError: The cluster did not answer, or a right is missing.
         """
         ...

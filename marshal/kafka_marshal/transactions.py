@@ -24,6 +24,7 @@ import attrs
 import msgspec
 
 from kafka_marshal.batches import Batch
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.holding import Holding
 from kafka_marshal.errors import ClaimLost, ConfigurationError, InvalidTransition
 from kafka_marshal.outgoing import Outgoing, Progress, TransactionalWriter
@@ -129,13 +130,38 @@ class Transaction:
             MarshalError: The outcome is unknown, or a record was refused. The records
                 come again unless they were written.
         """
+        self.end()
+        self.write()
+
+    def end(self) -> None:
+        """Send nothing more: the first half of ``commit``, which does not wait.
+
+        Raises:
+            InvalidTransition: The transaction has ended.
+        """
         self._require_open()
         self.is_open = False
+
+    def write(self) -> None:
+        """Write the output and the progress, once: the second half of ``commit``."""
         self.is_committed = self._output.write(self._batch, self._outgoing)
 
     def abort(self) -> None:
         """Write nothing; the records come again. Idempotent until a commit."""
         self.is_open = False
+
+    def require_ended(self) -> None:
+        """Abort the transaction if it was neither committed nor aborted.
+
+        Raises:
+            InvalidTransition: It was neither.
+        """
+        if self.is_open:
+            self.abort()
+            raise InvalidTransition(
+                f"the transaction of {self.partition} was neither committed nor "
+                "aborted; use it in a with statement"
+            )
 
     def _require_open(self) -> None:
         if not self.is_open:
@@ -236,7 +262,10 @@ class _Open:
 
 
 class TransactionalOutput:
-    """The producers of a consumer's partitions. For the consumer's thread.
+    """The producers of a consumer's partitions. For one thread at a time.
+
+    ``transactions`` iterates for a thread that may wait. An event loop takes the same
+    steps, and lets a thread ``open_producer`` and ``write``.
 
     Args:
         source: The consumer.
@@ -273,34 +302,60 @@ class TransactionalOutput:
         Raises:
             InvalidTransition: The one before was neither committed nor aborted.
         """
-        unwritten = self._unwritten
-        if unwritten is not None and self._source.is_handed_out_again(unwritten):
-            self._unwritten = None
-        batches = self._source.batches_kept(max_records, self._keep)
+        batches = self._source.batches_kept(max_records, self.keep)
         while not self._source.is_finished:
-            batch = self._unwritten
+            batch = self.unwritten()
             if batch is None:
                 try:
                     batch = next(batches, None)
                 except ClaimLost:  # its next owner reads the progress
-                    batches = self._source.batches_kept(max_records, self._keep)
+                    batches = self._source.batches_kept(max_records, self.keep)
                     continue
             if batch is None:
                 return
-            transaction = self._begin(batch, timeout_ms)
+            if self.lacks_producer(batch, timeout_ms):
+                self.open_producer(batch, timeout_ms)
+                continue
+            transaction = self.begin(batch)
             if transaction is None:
                 continue
-            if self._latest is not None:
-                # Left with another iterator: its batch may be that of this one.
-                self._latest.abort()
-            self._latest = transaction
             yield transaction
-            if transaction.is_open:
-                transaction.abort()
-                raise InvalidTransition(
-                    f"the transaction of {transaction.partition} was neither committed "
-                    "nor aborted; use it in a with statement"
-                )
+            transaction.require_ended()
+
+    def unwritten(self) -> Batch | None:
+        """Return the batch that is to be written before any other one is handed out."""
+        batch = self._unwritten
+        if batch is not None and self._source.is_handed_out_again(batch):
+            self._unwritten = None
+        return self._unwritten
+
+    def keep(self, batch: Batch) -> None:
+        """Keep a batch that is handed out until it is written, or its claim ends."""
+        self._unwritten = batch
+
+    def lacks_producer(self, batch: Batch, timeout_ms: int) -> bool:
+        """Return whether ``open_producer`` comes before the transaction of a batch."""
+        found = self._open.get(batch.partition)
+        is_open = found is not None and found.is_of(batch, timeout_ms)
+        return not is_open and self._source.holding_of(batch) is not None
+
+    def begin(self, batch: Batch) -> Transaction | None:
+        """Return the transaction of a batch, None if it needs none."""
+        found = self._open.get(batch.partition)
+        if found is None or self._source.holding_of(batch) is None:
+            self._unwritten = None  # the next owner processes it
+            return None
+        if batch.last_offset < found.written:
+            self._commit(batch)
+            return None
+        records: Sequence[Record] = batch.records
+        if batch.first_offset < found.written:
+            records = [each for each in records if each.offset >= found.written]
+        if self._latest is not None:
+            # Left with another iterator: its batch may be that of this one.
+            self._latest.abort()
+        self._latest = Transaction(self, batch, records)
+        return self._latest
 
     def write(self, batch: Batch, outgoing: Sequence[Outgoing]) -> bool:
         """Write the output of a batch with its progress; return whether it is written.
@@ -311,6 +366,11 @@ class TransactionalOutput:
         found = self._open.get(batch.partition)
         if found is None or self._source.holding_of(batch) is None:
             return False
+        if batch is not self._unwritten:
+            raise InvalidTransition(
+                f"another task has written the transaction of {batch.partition}; "
+                "iterate over the transactions of a consumer in one task"
+            )
         try:
             found.writer.write(
                 outgoing,
@@ -337,38 +397,27 @@ class TransactionalOutput:
         for partition in list(self._open):
             self._forget(partition)
 
-    def _keep(self, batch: Batch) -> None:
-        self._unwritten = batch
-
-    def _begin(self, batch: Batch, timeout_ms: int) -> Transaction | None:
-        """Return the transaction of a batch, None if it needs none, or none yet."""
-        if self._source.holding_of(batch) is None:
-            self._unwritten = None  # the next owner processes it
-            return None
-        found = self._open.get(batch.partition)
-        if found is None or not found.is_of(batch, timeout_ms):
-            with suppress(ClaimLost):  # fenced while it was opened: see ``write``
-                self._renew(batch, timeout_ms)
-            return None
-        if batch.last_offset < found.written:
-            self._commit(batch)
-            return None
-        if batch.first_offset >= found.written:
-            return Transaction(self, batch, batch.records)
-        records = [each for each in batch.records if each.offset >= found.written]
-        return Transaction(self, batch, records)
-
     def _commit(self, batch: Batch) -> None:
         # Where the claim has ended the next owner reads the progress.
         with suppress(ClaimLost):
             batch.commit()
         self._unwritten = None
 
+    def open_producer(self, batch: Batch, timeout_ms: int) -> None:
+        """Open the producer for a batch, unless its claim has ended by then.
+
+        Raises:
+            ConfigurationError: The claim comes from a sidecar that is too old.
+            MarshalError: The cluster did not answer in time, or a right is missing.
+        """
+        with suppress(ClaimLost):  # fenced while it was opened: see ``write``
+            self._renew(batch, timeout_ms)
+
     def _renew(self, batch: Batch, timeout_ms: int) -> None:
-        """Open the producer for a batch, unless its claim has ended by then."""
         partition = batch.partition
         for other in self._open.keys() - self._source.assignment() | {partition}:
             self._forget(other)
+        deadline = Deadline(timeout_ms)
         writer = self._open_writer(
             f"{self._name}/{partition.topic}/{partition.partition}",
             group_id=self._name,
@@ -382,14 +431,14 @@ class TransactionalOutput:
                 writer.close()
                 return
             mark = Mark.of(holding, batch)
-            written = mark.written(writer.progress(partition))
+            found = writer.progress(partition, timeout_ms=deadline.left_ms)
         except BaseException:
             writer.close()
             raise
         self._open[partition] = _Open(
             token=batch.token,
             mark=mark,
-            written=written,
+            written=mark.written(found),
             writer=writer,
             timeout_ms=timeout_ms,
         )

@@ -73,17 +73,57 @@ def test_records_come_in_order_and_are_committed(cluster):
     assert fold(cluster).keys[KEY].position == 10
 
 
-def test_seeking_first_reports_claims_on_the_loop(cluster):
-    threads = []
-    node = stepping(
-        cluster, on_claimed=lambda *_: threads.append(threading.current_thread())
-    )
+CALLS = {
+    "lag": lambda it: it.lag(),
+    "seek": lambda it: it.seek(T0, 3),
+    "transactions": lambda it: anext(it.transactions()),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_claims_and_topics_are_reported_on_the_loop(name):
+    cluster = world()
+    reported = []
+
+    def note(*_):
+        reported.append(asyncio.get_running_loop())
+
+    node = stepping(cluster, on_claimed=note, on_topics=note)
+    node.engine.changed = Stepping(cluster)
 
     async def work():
-        await face(node).seek(T0, 3)
+        consumer = face(node)
+        await CALLS[name](consumer)
+        assert len(reported) == 2
+        await consumer.close()
+        assert len(reported) == 3, "no topic is held"
 
     run(work)
-    assert threads == [threading.current_thread()]
+
+
+def test_what_changes_while_a_thread_works_is_reported_on_the_loop(cluster):
+    reported = []
+    node = stepping(cluster, on_lost=lambda *_: reported.append(threading.get_ident()))
+    data = node.engine.context.ports.data
+    plain = data.ranges
+
+    def ranges(*given, **rest):
+        found = plain(*given, **rest)
+        node.cut(is_cut=True)
+        cluster.run(2 * H)
+        return found
+
+    async def work():
+        consumer = face(node)
+        await taken(consumer, 1)
+        data.ranges = ranges
+        with pytest.raises(ClaimLost):
+            await consumer.seek(T0, 3)
+        assert reported == []
+        assert await consumer.assignment() == set()
+        assert reported == [threading.get_ident()]
+
+    run(work)
 
 
 def test_seeking(cluster):
@@ -223,6 +263,202 @@ def test_tasks_share_a_consumer_without_sharing_a_record():
     assert sorted(run(work)) == list(range(200))
 
 
+# --- Transactions ---
+
+
+def copying(**rest):
+    """Return a world with a topic for the output, and a node that holds the key."""
+    cluster = world()
+    cluster.kafka.create_topic("out", 1)
+    return cluster, stepping(cluster, most=4, **rest)
+
+
+def output_of(cluster):
+    log = cluster.kafka.log(TopicPartition("out", 0))
+    return [int(record.value) for record in log.records]
+
+
+def send_all(transaction):
+    for record in transaction.records:
+        transaction.send("out", b"%d" % record.offset)
+
+
+async def copy(consumer, end=10):
+    """Copy until the records before an offset are written."""
+    async for transaction in consumer.transactions():
+        async with transaction:
+            send_all(transaction)
+        assert transaction.is_committed
+        if transaction.records[-1].offset == end - 1:
+            return
+
+
+def test_transactions_write_output_and_progress():
+    cluster, node = copying()
+
+    async def work():
+        async with face(node) as consumer:
+            await copy(consumer)
+            assert await consumer.committed(T0) == 10
+
+    run(work)
+    assert output_of(cluster) == list(range(10))
+    assert cluster.kafka.progress["g.transactions", T0].position == 10
+    assert fold(cluster).keys[KEY].position == 10
+
+
+def test_what_a_block_that_raises_has_sent_is_not_written():
+    cluster, node = copying()
+
+    async def work():
+        consumer = face(node)
+
+        async def fail():
+            async with await anext(consumer.transactions()) as transaction:
+                send_all(transaction)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+        assert output_of(cluster) == []
+        await copy(consumer)
+
+    run(work)
+    assert output_of(cluster) == list(range(10))
+
+
+def test_an_async_transaction_that_was_left_open_is_an_error():
+    cluster, node = copying()
+
+    async def work():
+        consumer = face(node)
+        transactions = consumer.transactions()
+        left = await anext(transactions)
+        with pytest.raises(InvalidTransition, match="neither committed"):
+            await anext(transactions)
+        with pytest.raises(InvalidTransition, match="has ended"):
+            await left.commit()
+        await copy(consumer)
+
+    run(work)
+    assert output_of(cluster) == list(range(10))
+
+
+def test_transactions_alone_hand_out():
+    _, node = copying()
+
+    async def work():
+        consumer = face(node)
+        async with await anext(consumer.transactions()):
+            pass
+        for call in (
+            lambda: anext(consumer),
+            consumer.poll,
+            consumer.commit,
+            lambda: anext(consumer.batches()),
+        ):
+            with pytest.raises(InvalidTransition, match="by its transactions"):
+                await call()
+
+    run(work)
+
+
+def test_tasks_that_iterate_over_transactions_together_write_nothing_twice():
+    cluster, node = copying()
+    refused = []
+
+    async def work():
+        consumer = face(node)
+
+        async def worker():
+            while len(output_of(cluster)) < 10:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(1):
+                        try:
+                            await copy(consumer)
+                        except InvalidTransition as error:
+                            refused.append(error)
+
+        await asyncio.gather(worker(), worker())
+
+    run(work)
+    assert output_of(cluster) == list(range(10))
+
+
+def test_a_transaction_of_a_consumer_that_is_closed_is_not_written():
+    cluster, node = copying()
+
+    async def work():
+        consumer = face(node)
+        transactions = consumer.transactions()
+        async with await anext(transactions) as open_one:
+            send_all(open_one)
+            await consumer.close()
+        assert not open_one.is_committed
+        assert [each async for each in transactions] == []
+
+    run(work)
+    assert output_of(cluster) == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_commit_that_is_cancelled_ends_on_its_thread(fails):
+    cluster, node = copying()
+    begins, may_end = threading.Event(), threading.Event()
+
+    async def commit(transaction):
+        async with transaction:
+            send_all(transaction)
+
+    async def work():
+        consumer = face(node)
+        first = await anext(consumer.transactions())
+        writer = cluster.kafka.writers["g.transactions/t/0"]
+        plain = writer.write
+
+        def write(records, **rest):
+            begins.set()
+            assert may_end.wait(WAIT_S)
+            if fails:
+                raise DeadlineExceeded("no answer")
+            plain(records, **rest)
+
+        writer.write = write
+        running = asyncio.ensure_future(commit(first))
+        assert await asyncio.to_thread(begins.wait, WAIT_S)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert not first.is_committed
+        may_end.set()
+        if fails:
+            with pytest.raises(DeadlineExceeded):
+                await copy(consumer)
+        await copy(consumer)
+        assert first.is_committed is not fails
+
+    run(work)
+    assert output_of(cluster) == list(range(10))
+
+
+@pytest.mark.parametrize("used", [0, 4])
+def test_transactions_cancelled_anywhere_write_everything_once(used):
+    async def step(consumer):
+        async with await anext(consumer.transactions()) as transaction:
+            send_all(transaction)
+
+    async def work(consumer, cut):
+        if used:
+            await step(consumer)
+        await cut(step(consumer))
+        await copy(consumer)
+        await consumer.close()
+
+    for node, consumer, cut in every_cut(used=used, most=4, out="out"):
+        run(lambda consumer=consumer, cut=cut: work(consumer, cut))
+        assert output_of(node.engine.changed.cluster) == list(range(10))
+
+
 # --- Cancelling ---
 
 
@@ -272,7 +508,12 @@ def test_cancelling_at_the_instant_that_a_fetch_ends(cluster):
         await until(lambda: consumer._hop.is_busy)
         running = consumer._hop._running
         instant = asyncio.Event()
-        running.add_done_callback(lambda _: (waiting.cancel(), instant.set()))
+        loop = asyncio.get_running_loop()
+        running.add_done_callback(
+            lambda _: loop.call_soon_threadsafe(
+                lambda: (waiting.cancel(), instant.set())
+            )
+        )
         go_on.set()
         await instant.wait()
         with pytest.raises(asyncio.CancelledError):
@@ -281,6 +522,32 @@ def test_cancelling_at_the_instant_that_a_fetch_ends(cluster):
         return await taken(consumer, 10)
 
     assert run(work) == list(range(10))
+
+
+def test_what_a_loop_leaves_running_another_one_waits_for(cluster):
+    """As where main is interrupted, and a second asyncio.run closes."""
+    node = stepping(cluster)
+    consumer, begins, may_end = face(node), threading.Event(), threading.Event()
+    fetch = node.consumer.prefetch
+
+    def slow(timeout_ms):
+        begins.set()
+        assert may_end.wait(WAIT_S)
+        fetch(timeout_ms)
+
+    async def leave():
+        node.consumer.prefetch = slow
+        waiting = asyncio.ensure_future(anext(consumer))
+        assert await asyncio.to_thread(begins.wait, WAIT_S)
+        waiting.cancel()
+
+    async def close():
+        may_end.set()
+        await consumer.close()
+
+    run(leave)
+    run(close)
+    assert node.consumer.is_closed
 
 
 def test_time_outs_lose_nothing(cluster):
@@ -298,6 +565,26 @@ def test_time_outs_lose_nothing(cluster):
         return await taken(consumer, 1)
 
     assert run(work) == [10]
+
+
+def test_iteration_over_batches_is_not_over_after_a_time_out(cluster):
+    """A step of a loop that has other work while nothing comes."""
+    node = stepping(cluster)
+
+    async def work():
+        batches = face(node).batches()
+        first = await anext(batches)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await anext(batches)
+        cluster.kafka.produce(T0, b"late")
+        late = await anext(batches)
+        await batches.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(batches)
+        return len(first), late.first_offset
+
+    assert run(work) == (10, 10)
 
 
 def test_an_error_behind_a_cancelled_wait_is_raised_by_the_next(cluster):
@@ -363,8 +650,9 @@ def test_closing_ends_all_waits(cluster):
         await consumer.close()
         await consumer.close()
         assert await waiting == []
-        with pytest.raises(InvalidTransition, match="closed"):
-            await consumer.commit()
+        for call in (consumer.commit, consumer.lag, consumer.flush):
+            with pytest.raises(InvalidTransition, match="closed"):
+                await call()
 
     run(work)
     known = fold(cluster).keys[KEY]
@@ -585,6 +873,12 @@ class SlowToClose:
     def abandon(self):
         pass
 
+    def report_here(self):
+        pass
+
+    def report_closed(self):
+        pass
+
     def assignment(self):
         return set()
 
@@ -780,16 +1074,20 @@ def offsets_of(found):
     return [found.offset] if isinstance(found, Record) else []
 
 
-def every_cut(*, delivery=ALO, used):
+def every_cut(*, delivery=ALO, used, most=3, out=None):
     """Yield a consumer of ten records for each place, and what cancels there.
 
     Args:
         used: How many records it is to hand out first; with 0 the call opens it.
+        out: Topic to create for its output.
     """
     for is_late in (False, True):
         at, is_cut = 0, True
         while is_cut:
-            node = stepping(world(), delivery=delivery, most=3)
+            cluster = world()
+            if out is not None:
+                cluster.kafka.create_topic(out, 1)
+            node = stepping(cluster, delivery=delivery, most=most)
             consumer, cuts = face(node), []
 
             async def cut(call, at=at, cuts=cuts, is_late=is_late):

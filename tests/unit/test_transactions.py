@@ -8,6 +8,7 @@ import pytest
 from enginekit import AMO, KEY, T0, H, Stepping, fold, held_by, holders, spec, world
 from interrupting import interrupted
 
+from kafka_marshal import deadline
 from kafka_marshal.batches import Batch
 from kafka_marshal.errors import (
     ClaimLost,
@@ -319,7 +320,8 @@ class Writer:
         self.kept, self.events = kept, events
         self.fails, self.writes_first = None, False
 
-    def progress(self, partition):
+    def progress(self, partition, *, timeout_ms):
+        self.progress_ms = timeout_ms
         return self.kept.get(partition)
 
     def write(self, records, *, partition, position, metadata):
@@ -360,6 +362,22 @@ def test_the_ids_name_group_topic_and_partition(rig):
     finish(rig)
     assert rig.opened == [("g.transactions/t/0", "g.transactions")]
     assert rig.claims.committed == [3, 4]
+
+
+def test_opening_a_producer_and_reading_its_progress_share_a_deadline(rig, monkeypatch):
+    """Opening took as long again where the broker answered the first request late."""
+    now_s = [100.0]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0])
+    monkeypatch.setattr(deadline, "time", clock)
+    plain = rig.claims.holding_of
+
+    def holding_of(batch):  # it is asked before and after
+        now_s[0] += 3
+        return plain(batch)
+
+    rig.claims.holding_of = holding_of
+    next(rig.output.transactions(timeout_ms=5_000))
+    assert rig.writer.progress_ms == 2_000
 
 
 def test_another_timeout_opens_a_producer_that_has_it(rig):
@@ -529,3 +547,16 @@ def test_what_another_call_handed_out_is_committed_before(cluster):
         node.consumer.transactions()
     node.consumer.commit(polled)
     assert run(node, 1) == [[4, 5, 6, 7]]
+
+
+def test_a_batch_that_another_task_has_written_is_not_written_again(rig):
+    """As where both were about to commit, and then waited for the same thread."""
+    stream = rig.output.transactions(timeout_ms=1_000)
+    first = next(stream)
+    first.end()
+    second = next(rig.output.transactions(timeout_ms=1_000))
+    first.write()
+    assert first.is_committed
+    with pytest.raises(InvalidTransition, match="another task has written"):
+        second.commit()
+    assert rig.events == ["open", 4]

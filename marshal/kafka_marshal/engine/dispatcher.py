@@ -5,6 +5,7 @@ engine ends claims under. Records fetched under a claim that has ended are dropp
 """
 
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -63,6 +64,8 @@ class Dispatcher:
             call is in progress. The consumer sets None as the last thing before it
             returns them. If a signal handler, or another thread, raises in the
             application's thread before that, the records are handed out again.
+        thread: The thread that applies changes of the claims and calls callbacks; None
+            for any. Of an event loop, whose other threads only wait for it.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Dispatcher:
         self.paused = subscription.paused
         self.lost: list[ClaimLost] = []
         self.taken: list[FetchState] | None = None
+        self.thread: int | None = None
         self._engine = engine
         self._session = session
         self._subscription = subscription
@@ -124,10 +128,11 @@ class Dispatcher:
     def follow(self) -> None:
         """Apply won and ended claims since the last call, then report them.
 
-        An exception, of a callback or a signal handler, leaves nothing half done: the
-        next call reports what was not reported.
+        Another thread than ``thread`` does nothing. An exception, of a callback or a
+        signal handler, leaves nothing half done: the next call reports what was not
+        reported.
         """
-        if self._version == self._subscription.version:
+        if self._version == self._subscription.version or self._is_foreign():
             return
         taken, self.taken = self.taken, self.taken or []
         try:
@@ -178,8 +183,11 @@ class Dispatcher:
 
     def notify_topics(self, partitions: Iterable[TopicPartition]) -> None:
         """Call ``on_topics`` if the set of held topics has changed."""
-        if self._topic_callback is not None:
+        if self._topic_callback is not None and not self._is_foreign():
             self._topic_callback.follow(partitions)
+
+    def _is_foreign(self) -> bool:
+        return self.thread is not None and self.thread != threading.get_ident()
 
     def _on_gone(self, place: FetchState) -> None:
         ending = place.holding.claim.ending or Ending("replaced")

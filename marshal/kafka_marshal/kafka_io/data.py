@@ -10,7 +10,6 @@ from kafka.admin import OffsetSpec
 from kafka.protocol.consumer import IsolationLevel
 from kafka.structs import OffsetAndMetadata
 
-from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.clients import AdminClient
 from kafka_marshal.kafka_io.faults import Access, required_right
 from kafka_marshal.kafka_io.reader import KafkaDataReader
@@ -434,17 +433,18 @@ class KafkaDataLog(DataLog):
     def transactions(
         self, transactional_id: str, *, group_id: str, timeout_ms: int
     ) -> TransactionalWriter:
-        """Refuse: only librdkafka is used for transactions.
+        """Return a producer, which fences every earlier one of the same id.
 
-        Raises:
-            ConfigurationError: Always.
+        It uses this log's connections. Keys select the partitions that the clients of
+        Java choose.
         """
-        del group_id, timeout_ms
-        raise ConfigurationError(
-            f"transactions as {transactional_id} need librdkafka, and this process "
-            "uses kafka-python; run: pip install 'kafka-marshal[fast]', and marshal "
-            "doctor, which shows what prevents librdkafka",
-            setting="transport",
+        from kafka_marshal.kafka_io.transactions import KafkaTransactions
+
+        return KafkaTransactions(
+            self._admin,
+            transactional_id,
+            group_id=group_id,
+            timeout_ms=timeout_ms,
         )
 
     def close(self, timeout_ms: int) -> None:

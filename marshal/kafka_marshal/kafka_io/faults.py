@@ -17,6 +17,7 @@ import attrs
 from kafka_marshal.errors import (
     OPEN_FILES,
     RAISE_OPEN_FILES,
+    ClaimLost,
     ConfigurationError,
     CoordinationError,
     InvalidTransition,
@@ -284,6 +285,24 @@ class Failure:
         made = kind(f"{self.doing} failed: {why} ({cause}). {next_step}")
         made.__cause__ = error
         return made
+
+
+def fenced_error(doing: str) -> ClaimLost:
+    """Return the error for a transactional producer that a later one has fenced."""
+    return ClaimLost(
+        f"{doing} failed: a later producer has this transactional id, and the broker "
+        "refuses this one",
+        reason="fenced",
+    )
+
+
+def refused_error(doing: str, name: object) -> LogUnwritable:
+    """Return the error for a record that a data topic refuses."""
+    return LogUnwritable(
+        f"{doing} failed: the topic refuses a record ({name}): it is larger than "
+        "max.message.bytes of the topic, or has no key and the topic is compacted; "
+        "write other records, or change the topic with kafka-configs"
+    )
 
 
 def is_interrupt(error: BaseException) -> bool:

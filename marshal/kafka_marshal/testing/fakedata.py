@@ -160,8 +160,11 @@ class FakeWriter(TransactionalWriter):
         self._group_id = group_id
         cluster.writers[transactional_id] = self
 
-    def progress(self, partition: TopicPartition) -> Progress | None:
+    def progress(
+        self, partition: TopicPartition, *, timeout_ms: int
+    ) -> Progress | None:
         """Return what the last committed transaction wrote, None before the first."""
+        del timeout_ms
         return self._cluster.progress.get((self._group_id, partition))
 
     def write(

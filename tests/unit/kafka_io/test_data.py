@@ -6,7 +6,8 @@ import pytest
 from kafka import TopicPartition as KafkaPlace
 from kafka import errors
 
-from kafka_marshal.errors import ConfigurationError, LogUnreadable, LogUnwritable
+from kafka_marshal.errors import LogUnreadable, LogUnwritable
+from kafka_marshal.kafka_io import transactions
 from kafka_marshal.kafka_io.data import KafkaDataLog, KafkaOffsets
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.protocol.types import TopicPartition
@@ -119,7 +120,12 @@ def test_offsets_of_a_group_need_rights_on_their_topics_too(
         data.commit("g", {A: 1}, timeout_ms=60_000)
 
 
-def test_transactions_need_librdkafka():
-    data = KafkaDataLog(ConnectionConfig("b:1"))
-    with pytest.raises(ConfigurationError, match=r"kafka-marshal\[fast\]"):
-        data.transactions("an id", group_id="g", timeout_ms=1_000)
+def test_a_transactional_producer_uses_the_connections_of_the_log(monkeypatch):
+    data, made = KafkaDataLog(ConnectionConfig("b:1")), []
+
+    def make(*given, **rest):
+        made.append((given, rest))
+
+    monkeypatch.setattr(transactions, "KafkaTransactions", make)
+    data.transactions("an id", group_id="g", timeout_ms=1_000)
+    assert made == [((data._admin, "an id"), {"group_id": "g", "timeout_ms": 1_000})]

@@ -12,12 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kafka_marshal.closing import Closing, in_background
 from kafka_marshal.deadline import Deadline
-from kafka_marshal.errors import (
-    ClaimLost,
-    DeadlineExceeded,
-    LogUnwritable,
-    MarshalError,
-)
+from kafka_marshal.errors import DeadlineExceeded, MarshalError
 from kafka_marshal.kafka_io.fast.clients import (
     Client,
     close_consumer,
@@ -25,6 +20,7 @@ from kafka_marshal.kafka_io.fast.clients import (
     new_producer,
 )
 from kafka_marshal.kafka_io.fast.translate import Access, cause_of, translate_error
+from kafka_marshal.kafka_io.faults import fenced_error, refused_error
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.outgoing import MURMUR2_RANDOM, Outgoing, Progress
 from kafka_marshal.ports import READ_COMMITTED
@@ -120,13 +116,15 @@ class Transactions(Closing):
         Raises:
             MarshalError: The cluster did not answer.
         """
-        found = self.progress(partition)
+        found = self.progress(partition, timeout_ms=self._timeout_ms)
         if found is None:
             return None
         is_of_another = topic_id and found.metadata and topic_id != found.metadata
         return None if is_of_another else found.position
 
-    def progress(self, partition: types.TopicPartition) -> Progress | None:
+    def progress(
+        self, partition: types.TopicPartition, *, timeout_ms: int
+    ) -> Progress | None:
         """Return what the last committed transaction wrote, None before the first.
 
         Raises:
@@ -136,7 +134,8 @@ class Transactions(Closing):
         doing = "Querying the position"
         try:
             (found,) = self._consumer.handle.committed(
-                [TopicPartition(*partition)], timeout=self._timeout_ms / 1000
+                [TopicPartition(*partition)],
+                timeout=max(self._least_s, timeout_ms / 1000),
             )
         except KafkaException as error:
             raise self._translate(error, doing) from error
@@ -269,18 +268,9 @@ class Transactions(Closing):
             error = self._why_fatal() or error
             cause = cause_of(error)
         if cause is not None and cause.code() in _FENCED:
-            return ClaimLost(
-                f"{doing} as {self._id} failed: a later producer has this "
-                "transactional id, and the broker refuses this one",
-                reason="fenced",
-            )
+            return fenced_error(f"{doing} as {self._id}")
         if cause is not None and cause.code() in _REFUSED:
-            return LogUnwritable(
-                f"{doing} as {self._id} failed: the topic refuses a record "
-                f"({cause.name()}): it is larger than max.message.bytes of the topic, "
-                "or has no key and the topic is compacted; write other records, or "
-                "change the topic with kafka-configs"
-            )
+            return refused_error(f"{doing} as {self._id}", cause.name())
         return translate_error(
             error,
             doing=f"{doing} as {self._id}",

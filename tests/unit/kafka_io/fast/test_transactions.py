@@ -162,11 +162,11 @@ def test_a_position_that_is_being_committed_is_waited_for(handle):
 
 def test_progress_is_the_position_with_what_was_written_with_it(handle):
     with begun() as some:
-        assert some.progress(T0) is None
+        assert some.progress(T0, timeout_ms=1_000) is None
         handle.offset = 7
-        assert some.progress(T0) == (7, "")
+        assert some.progress(T0, timeout_ms=1_000) == (7, "")
         write(some, metadata="mark")
-        assert some.progress(T0) == (7, "mark")
+        assert some.progress(T0, timeout_ms=1_000) == (7, "mark")
 
 
 def test_a_record_may_name_its_partition(handle):
