@@ -1,15 +1,14 @@
 """The asyncio face over whole nodes in memory."""
 
 import asyncio
-import contextlib
 import inspect
 import random
 import threading
 
 import attrs
 import pytest
-from cancelling import Cut
-from enginekit import ALO, AMO, KEY, T0, H, Stepping, fold, held_by, owning, spec, world
+from aiokit import WAIT_S, SlowToClose, every_cut, face, run, stepping, taken, until
+from enginekit import ALO, AMO, KEY, T0, H, Stepping, fold, held_by, spec, world
 
 from kafka_marshal.aio import AsyncConsumer, AsyncMarshal, _Hop
 from kafka_marshal.client import Marshal
@@ -21,34 +20,6 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.ports import Record
 from kafka_marshal.protocol.types import TopicPartition
-
-WAIT_S = 60
-
-
-def stepping(cluster, **rest):
-    """Return a node that holds the key, and whose waits let the world go on."""
-    node = owning(cluster, **rest)
-    node.engine.changed = Stepping(cluster)
-    return node
-
-
-def face(node):
-    return AsyncConsumer(lambda: node.consumer)
-
-
-def run(work):
-    """Run a coroutine function to its end, within a bound."""
-    return asyncio.run(asyncio.wait_for(work(), WAIT_S))
-
-
-async def until(condition):
-    while not condition():  # noqa: ASYNC110 - nothing notifies
-        await asyncio.sleep(0)
-
-
-async def taken(consumer, count):
-    return [(await anext(consumer)).offset for _ in range(count)]
-
 
 # --- Reading ---
 
@@ -261,202 +232,6 @@ def test_tasks_share_a_consumer_without_sharing_a_record():
         return seen
 
     assert sorted(run(work)) == list(range(200))
-
-
-# --- Transactions ---
-
-
-def copying(**rest):
-    """Return a world with a topic for the output, and a node that holds the key."""
-    cluster = world()
-    cluster.kafka.create_topic("out", 1)
-    return cluster, stepping(cluster, most=4, **rest)
-
-
-def output_of(cluster):
-    log = cluster.kafka.log(TopicPartition("out", 0))
-    return [int(record.value) for record in log.records]
-
-
-def send_all(transaction):
-    for record in transaction.records:
-        transaction.send("out", b"%d" % record.offset)
-
-
-async def copy(consumer, end=10):
-    """Copy until the records before an offset are written."""
-    async for transaction in consumer.transactions():
-        async with transaction:
-            send_all(transaction)
-        assert transaction.is_committed
-        if transaction.records[-1].offset == end - 1:
-            return
-
-
-def test_transactions_write_output_and_progress():
-    cluster, node = copying()
-
-    async def work():
-        async with face(node) as consumer:
-            await copy(consumer)
-            assert await consumer.committed(T0) == 10
-
-    run(work)
-    assert output_of(cluster) == list(range(10))
-    assert cluster.kafka.progress["g.transactions", T0].position == 10
-    assert fold(cluster).keys[KEY].position == 10
-
-
-def test_what_a_block_that_raises_has_sent_is_not_written():
-    cluster, node = copying()
-
-    async def work():
-        consumer = face(node)
-
-        async def fail():
-            async with await anext(consumer.transactions()) as transaction:
-                send_all(transaction)
-                raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError):
-            await fail()
-        assert output_of(cluster) == []
-        await copy(consumer)
-
-    run(work)
-    assert output_of(cluster) == list(range(10))
-
-
-def test_an_async_transaction_that_was_left_open_is_an_error():
-    cluster, node = copying()
-
-    async def work():
-        consumer = face(node)
-        transactions = consumer.transactions()
-        left = await anext(transactions)
-        with pytest.raises(InvalidTransition, match="neither committed"):
-            await anext(transactions)
-        with pytest.raises(InvalidTransition, match="has ended"):
-            await left.commit()
-        await copy(consumer)
-
-    run(work)
-    assert output_of(cluster) == list(range(10))
-
-
-def test_transactions_alone_hand_out():
-    _, node = copying()
-
-    async def work():
-        consumer = face(node)
-        async with await anext(consumer.transactions()):
-            pass
-        for call in (
-            lambda: anext(consumer),
-            consumer.poll,
-            consumer.commit,
-            lambda: anext(consumer.batches()),
-        ):
-            with pytest.raises(InvalidTransition, match="by its transactions"):
-                await call()
-
-    run(work)
-
-
-def test_tasks_that_iterate_over_transactions_together_write_nothing_twice():
-    cluster, node = copying()
-    refused = []
-
-    async def work():
-        consumer = face(node)
-
-        async def worker():
-            while len(output_of(cluster)) < 10:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(1):
-                        try:
-                            await copy(consumer)
-                        except InvalidTransition as error:
-                            refused.append(error)
-
-        await asyncio.gather(worker(), worker())
-
-    run(work)
-    assert output_of(cluster) == list(range(10))
-
-
-def test_a_transaction_of_a_consumer_that_is_closed_is_not_written():
-    cluster, node = copying()
-
-    async def work():
-        consumer = face(node)
-        transactions = consumer.transactions()
-        async with await anext(transactions) as open_one:
-            send_all(open_one)
-            await consumer.close()
-        assert not open_one.is_committed
-        assert [each async for each in transactions] == []
-
-    run(work)
-    assert output_of(cluster) == []
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_commit_that_is_cancelled_ends_on_its_thread(fails):
-    cluster, node = copying()
-    begins, may_end = threading.Event(), threading.Event()
-
-    async def commit(transaction):
-        async with transaction:
-            send_all(transaction)
-
-    async def work():
-        consumer = face(node)
-        first = await anext(consumer.transactions())
-        writer = cluster.kafka.writers["g.transactions/t/0"]
-        plain = writer.write
-
-        def write(records, **rest):
-            begins.set()
-            assert may_end.wait(WAIT_S)
-            if fails:
-                raise DeadlineExceeded("no answer")
-            plain(records, **rest)
-
-        writer.write = write
-        running = asyncio.ensure_future(commit(first))
-        assert await asyncio.to_thread(begins.wait, WAIT_S)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert not first.is_committed
-        may_end.set()
-        if fails:
-            with pytest.raises(DeadlineExceeded):
-                await copy(consumer)
-        await copy(consumer)
-        assert first.is_committed is not fails
-
-    run(work)
-    assert output_of(cluster) == list(range(10))
-
-
-@pytest.mark.parametrize("used", [0, 4])
-def test_transactions_cancelled_anywhere_write_everything_once(used):
-    async def step(consumer):
-        async with await anext(consumer.transactions()) as transaction:
-            send_all(transaction)
-
-    async def work(consumer, cut):
-        if used:
-            await step(consumer)
-        await cut(step(consumer))
-        await copy(consumer)
-        await consumer.close()
-
-    for node, consumer, cut in every_cut(used=used, most=4, out="out"):
-        run(lambda consumer=consumer, cut=cut: work(consumer, cut))
-        assert output_of(node.engine.changed.cluster) == list(range(10))
 
 
 # --- Cancelling ---
@@ -858,38 +633,6 @@ def test_a_client_opened_after_a_cancelled_call_is_closed(cluster):
     assert is_closed.wait(WAIT_S)
 
 
-class SlowToClose:
-    """A consumer whose close takes until the test lets it end."""
-
-    is_closed = is_finished = False
-
-    def __init__(self):
-        self.begins, self.may_end = threading.Event(), threading.Event()
-        self.fails = False
-
-    def stop(self):
-        pass
-
-    def abandon(self):
-        pass
-
-    def report_here(self):
-        pass
-
-    def report_closed(self):
-        pass
-
-    def assignment(self):
-        return set()
-
-    def close(self, **_):
-        self.begins.set()
-        assert self.may_end.wait(WAIT_S)
-        self.is_closed = True
-        if self.fails:
-            raise DeadlineExceeded("too late")
-
-
 @pytest.mark.parametrize("cancels", [1, 2])
 def test_a_cancelled_exit_closes_everything_on_its_threads(cluster, cancels):
     consumer, client, is_closed = SlowToClose(), Client(cluster), threading.Event()
@@ -1072,34 +815,6 @@ def offsets_of(found):
     if isinstance(found, dict):
         return [each.offset for records in found.values() for each in records]
     return [found.offset] if isinstance(found, Record) else []
-
-
-def every_cut(*, delivery=ALO, used, most=3, out=None):
-    """Yield a consumer of ten records for each place, and what cancels there.
-
-    Args:
-        used: How many records it is to hand out first; with 0 the call opens it.
-        out: Topic to create for its output.
-    """
-    for is_late in (False, True):
-        at, is_cut = 0, True
-        while is_cut:
-            cluster = world()
-            if out is not None:
-                cluster.kafka.create_topic(out, 1)
-            node = stepping(cluster, delivery=delivery, most=most)
-            consumer, cuts = face(node), []
-
-            async def cut(call, at=at, cuts=cuts, is_late=is_late):
-                """Return what a call returns, None if it was cancelled."""
-                cuts.append(Cut(call, at, late=is_late))
-                with contextlib.suppress(asyncio.CancelledError):
-                    return await cuts[0]
-
-            yield node, consumer, cut
-            is_cut = cuts[0].is_cut
-            at += 1
-        assert used or at > 1
 
 
 @pytest.mark.parametrize("delivery", [ALO, AMO])

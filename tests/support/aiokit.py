@@ -1,0 +1,98 @@
+"""Consumers for an event loop over nodes in memory, and calls cancelled anywhere."""
+
+import asyncio
+import contextlib
+import threading
+
+from cancelling import Cut
+from enginekit import ALO, Stepping, owning, world
+
+from kafka_marshal.aio import AsyncConsumer
+from kafka_marshal.errors import DeadlineExceeded
+
+WAIT_S = 60
+
+
+def stepping(cluster, **rest):
+    """Return a node that holds the key, and whose waits let the world go on."""
+    node = owning(cluster, **rest)
+    node.engine.changed = Stepping(cluster)
+    return node
+
+
+def face(node):
+    return AsyncConsumer(lambda: node.consumer)
+
+
+def run(work):
+    """Run a coroutine function to its end, within a bound."""
+    return asyncio.run(asyncio.wait_for(work(), WAIT_S))
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110 - nothing notifies
+        await asyncio.sleep(0)
+
+
+async def taken(consumer, count):
+    return [(await anext(consumer)).offset for _ in range(count)]
+
+
+def every_cut(*, delivery=ALO, used, most=3, out=None):
+    """Yield a consumer of ten records for each place, and what cancels there.
+
+    Args:
+        used: How many records it is to hand out first; with 0 the call opens it.
+        out: Topic to create for its output.
+    """
+    for is_late in (False, True):
+        at, is_cut = 0, True
+        while is_cut:
+            cluster = world()
+            if out is not None:
+                cluster.kafka.create_topic(out, 1)
+            node = stepping(cluster, delivery=delivery, most=most)
+            consumer, cuts = face(node), []
+
+            async def cut(call, at=at, cuts=cuts, is_late=is_late):
+                """Return what a call returns, None if it was cancelled."""
+                cuts.append(Cut(call, at, late=is_late))
+                with contextlib.suppress(asyncio.CancelledError):
+                    return await cuts[0]
+
+            yield node, consumer, cut
+            is_cut = cuts[0].is_cut
+            at += 1
+        assert used or at > 1
+
+
+class SlowToClose:
+    """A consumer whose close takes until the test lets it end."""
+
+    is_closed = is_finished = False
+
+    def __init__(self):
+        self.begins, self.may_end = threading.Event(), threading.Event()
+        self.fails = False
+
+    def stop(self):
+        pass
+
+    def abandon(self):
+        pass
+
+    def report_here(self):
+        pass
+
+    def report_closed(self):
+        pass
+
+    def assignment(self):
+        return set()
+
+    def close(self, **_):
+        self.begins.set()
+        assert self.may_end.wait(WAIT_S)
+        self.is_closed = True
+        if self.fails:
+            raise DeadlineExceeded("too late")
