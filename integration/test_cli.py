@@ -170,7 +170,7 @@ def test_no_broker_is_5_and_soon(cli):
     ):
         done = cli.run(*arguments, "-b", "127.0.0.1:1", code=5)
         assert "127.0.0.1:1" in done.stderr
-        assert "marshal doctor" in done.stderr
+        assert "next: marshal -b 127.0.0.1:1 doctor" in done.stderr
     checks = cli.json("doctor", "-b", "127.0.0.1:1", "--timeout", "1500", code=1)
     assert {c["check"]: c["result"] for c in checks["checks"]}["broker"] == "failed"
 
