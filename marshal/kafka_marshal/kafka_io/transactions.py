@@ -420,7 +420,9 @@ class KafkaTransactions(Closing):
             KafkaError: A batch was not written, for another reason.
         """
         by_leader: defaultdict[int, list[TopicPartition]] = defaultdict(list)
-        for place in batches.keys() - results.keys():
+        for place in batches:
+            if place in results:
+                continue
             leader = self._leaders(admin, place.topic).get(place.partition)
             if leader is None:
                 raise _ABSENT(str(place))
