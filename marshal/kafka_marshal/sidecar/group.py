@@ -810,17 +810,16 @@ class LocalGroup:
         Others would wait for keys that it holds and renews, and that nobody works on.
         It begins so early that clients still hand over what they have.
         """
-        since_ms, interval_ms = (
-            self._blocked_since_ms,
-            self._context.heartbeat_interval_ms,
-        )
         if self._is_handing_off:
             return
+        drain, since_ms = self.session.self_drain, self._blocked_since_ms
         if since_ms is None and self._is_yielding:
             self._is_yielding = False
-            self.session.self_drain.end()
-        elif since_ms is not None and now_ms - since_ms >= interval_ms // 2:
-            self._is_yielding = self.session.self_drain.begin(BLOCKED_MS, why=BLOCKED)
+            drain.end()
+        elif since_ms is not None:
+            wait_ms = self._context.heartbeat_interval_ms // 2
+            if now_ms - since_ms >= wait_ms:
+                self._is_yielding = drain.begin(BLOCKED_MS, why=BLOCKED)
 
     # --- the end
 
