@@ -13,6 +13,7 @@ from limits import (  # noqa: F401 - hooks
     pytest_runtest_teardown,
     pytest_timeout_set_timer,
 )
+from slices import deselect_proof
 from test_lanes import longest_first
 
 from kafka_marshal.errors import MarshalError
@@ -70,8 +71,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Sort the longest first, and deselect tests of an engine in the process alone."""
+    """Sort the longest first; deselect what does not run over a sidecar, or here."""
     longest_first(items)
+    deselect_proof(config, items)
     out = [
         item
         for item in items

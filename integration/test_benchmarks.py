@@ -11,8 +11,11 @@ import pytest
 from slices import HANG_S, slice_of
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-# Each takes a processor for 9 to 16 s, even with the smallest load.
-LONG = {"consume", "gaps", "handoff", "polls", "resize", "takeover"}
+# Each takes a processor for 6 to 16 s, even with the smallest load.
+LONG = {
+    *("claim_latency", "cold_start", "consume", "gaps", "handoff", "polls", "reset"),
+    *("resize", "sidecar", "takeover"),
+}
 WITH_SPARK = {"audit", "spark_batches", "spark_latency", "spark_source"}
 NAMES = [
     path.stem

@@ -8,6 +8,7 @@ from limits import (  # noqa: F401 - hooks
     pytest_runtest_teardown,
     pytest_timeout_set_timer,
 )
+from slices import deselect_proof as pytest_collection_modifyitems  # noqa: F401
 
 # The same examples in each run: a red build is red again when looked at.
 settings.register_profile(

@@ -1,6 +1,8 @@
 """The report of a proof: how much ran, how it ended, and how to repeat a failure."""
 
 import json
+import re
+from pathlib import Path
 
 import proof
 import proof_report
@@ -154,3 +156,19 @@ def test_a_slice_is_quick_unless_it_is_a_proof(monkeypatch):
     assert slices.seeds_of(quick=[3, 7], full=400) == range(400)
     monkeypatch.setenv("SIMULATION_SEEDS", "1000:1200")
     assert slices.seeds_of(quick=[3, 7], full=400) == range(1000, 1200)
+
+
+def test_each_test_with_a_full_size_is_in_a_part():
+    wanted = re.compile(r"\b(slice_of|seeds_of)\(|mark\.proof")
+    parts = [part.tests for name, part in proof.PARTS.items() if name != "model"]
+    paths = [word for words in parts for word in words if "/" in word]
+    missing = [
+        name
+        for folder in ("tests", "integration")
+        for path in sorted((proof.ROOT / folder).rglob("test_*.py"))
+        if wanted.search(text := path.read_text())
+        and path != Path(__file__)
+        and "mark.model" not in text
+        and not (name := str(path.relative_to(proof.ROOT))).startswith(tuple(paths))
+    ]
+    assert missing == []

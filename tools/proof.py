@@ -60,17 +60,36 @@ PARTS = {
         title="Simulated changes of the partition count",
         tests=("tests/simulation/test_resizing.py",),
     ),
+    "others": Part(
+        title="Other simulated faults",
+        tests=tuple(
+            f"tests/simulation/test_{name}.py"
+            for name in [
+                "garbage",
+                "handoffs",
+                "plans",
+                "seeks",
+                "simulation",
+                "standbys",
+            ]
+        ),
+    ),
     "explain": Part(
         title="Answers about the past", tests=("tests/simulation/test_explain.py",)
     ),
     "kills": Part(
-        title="Admins killed on a broker",
-        tests=("integration/test_set_position.py", "-k", "killed_at_any_step"),
+        title="Admins and members killed on a broker",
+        tests=(
+            "integration/test_set_position.py",
+            "integration/test_layout_kills.py",
+            *("-k", "killed_at_any_step or while_the_count_changes"),
+        ),
     ),
     "planner": Part(
         title="Plans of groups",
         tests=(
             "tests/property/test_group_plan.py",
+            "tests/property/test_key_rows.py",
             "integration/test_plan_simulation.py",
         ),
     ),

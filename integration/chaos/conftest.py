@@ -22,23 +22,11 @@ from kafka_marshal.testing.cluster import EmbeddedCluster
 REPORT = os.environ.get("CHAOS_REPORT", "")
 
 
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> None:
-    """Leave out what only a full run is for; there, what makes findings comes first."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In a full run, sort what makes findings first."""
     here = Path(__file__).parent
     if IS_PROOF:
         items.sort(key=lambda item: item.path.parent == here and not finds(item))
-    out = [
-        item
-        for item in items
-        if not IS_PROOF
-        and item.path.parent == here
-        and item.get_closest_marker("chaos")
-    ]
-    if out:
-        config.hook.pytest_deselected(items=out)
-        items[:] = [item for item in items if item not in out]
 
 
 def finds(item: pytest.Item) -> bool:

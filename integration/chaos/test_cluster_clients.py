@@ -25,7 +25,7 @@ KILLS_MS_MAX = 20 * 60_000
 WORK_MS = 120_000
 
 
-@pytest.mark.chaos
+@pytest.mark.proof
 def test_client_stop(cluster, unique, tmp_path, record):
     """SIGSTOP of an owner in a hand-out until its claim is stale, then SIGCONT."""
     title = "an owner stands still for 2.5 H within a hand-out (SIGSTOP), then goes on"
@@ -129,7 +129,7 @@ class Pair:
         found.duplicates += judge_duplicates(journal, history, self.group)
 
 
-@pytest.mark.chaos
+@pytest.mark.proof
 def test_client_kill(cluster, unique, tmp_path, record, times):
     """SIGKILL of an owner, over and over; half of the pairs on each transport."""
     found = record("client_kill", "an owner with half of the partitions is killed")

@@ -68,7 +68,7 @@ def spread_leaders(cluster, it):
     cluster.wait_in_sync(*topics)
 
 
-@pytest.mark.chaos
+@pytest.mark.proof
 def test_leader_kill(cluster, ordeal, record, times):
     """SIGKILL of the broker that leads T0."""
     found = record("leader_kill", "the leader of T0 is killed (SIGKILL)", USUAL_MS)
@@ -105,6 +105,7 @@ def kills(cluster, ordeal, found, *, count):
         it.judge()
 
 
+@pytest.mark.proof
 def test_leader_stop_short(cluster, ordeal, record):
     """SIGSTOP of the leader of T0, shorter than its session with the controller."""
     title = "the leader of T0 stands still for 1.5 s (SIGSTOP), its session lasts 3 s"
@@ -116,7 +117,7 @@ def test_leader_stop_short(cluster, ordeal, record):
         it.judge()
 
 
-@pytest.mark.chaos
+@pytest.mark.proof
 def test_leader_stop_long(cluster, ordeal, record):
     """SIGSTOP of the leader of T0, longer than its session with the controller."""
     title = "the leader of T0 stands still for 8 s (SIGSTOP), its session lasts 3 s"
@@ -151,7 +152,7 @@ def wait_until(moment_ms):
     eventually(lambda: wall_ms() >= moment_ms, "the time has come", span_ms)
 
 
-@pytest.mark.chaos
+@pytest.mark.proof
 def test_rolling_restart(cluster, ordeal, record):
     """Every broker is restarted in order, one after the other."""
     title = "each broker ends in order and starts again, one after the other"
@@ -175,7 +176,7 @@ def test_rolling_restart(cluster, ordeal, record):
 # --- nothing can be written
 
 
-@pytest.mark.chaos
+@pytest.mark.proof
 def test_min_isr_lost(cluster, ordeal, record):
     """Too few copies of the log: nobody may hand out once leases are over."""
     title = "one broker is dead and __marshal wants three copies in sync, for 3 H"
@@ -201,7 +202,7 @@ def test_min_isr_lost(cluster, ordeal, record):
         it.judge()
 
 
-@pytest.mark.chaos
+@pytest.mark.proof
 def test_quorum_lost(cluster, ordeal, record):
     """Two of three nodes die: no controller, no leader is replaced, no copies."""
     found = record("quorum_lost", "two of three nodes are dead for 4 H: no quorum")
@@ -224,7 +225,7 @@ def test_quorum_lost(cluster, ordeal, record):
 # --- links
 
 
-@pytest.mark.chaos
+@pytest.mark.proof
 def test_slow_link(unique, tmp_path, record):
     """Every broker is far away: what it answers takes 150 ms, to everybody."""
     found = record("slow_link", "all that comes from brokers takes 150 ms, for 6 H")

@@ -18,7 +18,7 @@ from wrongclock import Clocks, compiler
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.testing.cluster import EmbeddedCluster
 
-pytestmark = pytest.mark.chaos
+pytestmark = pytest.mark.proof
 BROKERS = ("b1", "b2", "b3")
 CLIENTS = {"w1": "c1", "w2": "c2"}
 ROOMY_MS = 10_000

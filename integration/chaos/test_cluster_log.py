@@ -22,7 +22,7 @@ def wait_for(span_ms):
     eventually(lambda: wall_ms() > since_ms + span_ms, "some time", span_ms + 20_000)
 
 
-@pytest.mark.chaos
+@pytest.mark.proof
 def test_hostile_flood(cluster, unique, tmp_path, record):
     """A flood of rubbish, torn frames and an impostor's records."""
     title = "1,500 hostile records a second in __marshal, for 2 H"
@@ -53,7 +53,7 @@ def test_hostile_flood(cluster, unique, tmp_path, record):
         found.notes.append(f"{flood.sent} records; refused and ignored: {counters}")
 
 
-@pytest.mark.chaos
+@pytest.mark.proof
 def test_settings_flipped(cluster, unique, tmp_path, record):
     """Time of creation, short retention, compaction, each for two intervals."""
     title = "__marshal: CreateTime, retention of a second, compaction; 2 H each"
@@ -84,7 +84,7 @@ def test_settings_flipped(cluster, unique, tmp_path, record):
         it.judge()
 
 
-@pytest.mark.chaos
+@pytest.mark.proof
 def test_unclean_election(cluster, unique, tmp_path, record):
     """A leader is elected that lacks what was acknowledged: readers must notice."""
     title = "unclean election of a leader of T0 that lacks the last records"

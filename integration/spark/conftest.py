@@ -9,7 +9,7 @@ from pathlib import Path
 import classdata
 import postgres
 import pytest
-from sparkkit import Kit
+from sparkkit import DEFAULTS, Kit
 
 from kafka_marshal.spark import register
 from kafka_marshal.spark.requirements import require_java, require_spark
@@ -18,20 +18,9 @@ from kafka_marshal.spark.requirements import require_java, require_spark
 # for code, and searches it for what to drop again and again.
 JAVA = "-XX:ReservedCodeCacheSize=240m -XX:MetaspaceSize=256m"
 SETTINGS = {
-    "spark.ui.enabled": "false",
     "spark.driver.memory": "700m",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.sql.shuffle.partitions": "2",
-    # Else a query without new records asks its process for some 100 times a second.
-    "spark.sql.streaming.pollingDelay": "50ms",
-    # Queries of a few rows: to compile each costs a fifth of Java's time.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # On a busy machine, a query's process takes long to load what it needs.
-    "spark.python.authenticate.socketTimeout": "120s",
     "spark.driver.extraJavaOptions": JAVA,
     # A stage that is to be tried again: the tests of delivery force it.
     "spark.task.maxFailures": "4",
@@ -40,10 +29,14 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="session", autouse=True)
-def classes():
-    """Have Java start Spark from an archive of its classes, in all processes."""
+def processes(tmp_path_factory):
+    """Have every Java process use an archive of classes, and the tests' defaults."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(classdata.SPARK_OPTIONS, classdata.spark_options())
+        home = tmp_path_factory.mktemp("conf")
+        lines = "".join(f"{name} {value}\n" for name, value in DEFAULTS.items())
+        (home / "spark-defaults.conf").write_text(lines)
+        patch.setenv("SPARK_CONF_DIR", str(home))
         yield
 
 

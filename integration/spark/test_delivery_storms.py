@@ -2,25 +2,22 @@
 
 Each hazard is forced, and seen to have happened. At most once, no row is ever given to
 two attempts; at least once into a sink that compares tokens, each row is there once.
-``make proof`` kills drivers more often, and over more records.
+``make proof`` kills drivers, and others run beside a query that is killed
+(test_sharing.py, test_through_sidecar.py).
 """
 
 import postgres
 import pytest
 from domain import opened
 from drivers import Drivers
-from slices import slice_of
 from waiting import eventually
 
 H_MS = 3_000
 PARTITIONS, RECORDS = 4, 100
 WAIT_MS = 400_000
 # Which driver is killed, at how many rows that were processed at most once.
-KILLS = slice_of(
-    quick=[("one", 40)],
-    full=[(name, 200 * n + 40) for n, name in enumerate(("one", "two") * 3)],
-)
-RECORDS_STORM = slice_of(quick=40, full=600)
+KILLS = [(name, 200 * n + 40) for n, name in enumerate(("one", "two") * 3)]
+RECORDS_STORM = 600
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +131,7 @@ def test_tasks_attempts_and_stages_that_are_tried_again(
     record_property("accidents", len(kinds) + 1)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_drivers_that_are_killed_and_come_back(
     domain, database, drivers, record_property

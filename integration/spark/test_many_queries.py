@@ -19,7 +19,7 @@ H_MS = 20_000
 WAIT_MS = 300_000
 QUERIES, EACH, MORE = 8, 20, 5
 # Of each of two sessions: a query costs a machine of two cores 6 s of processors.
-SHARED = slice_of(quick=3, full=8)
+SHARED = slice_of(quick=1, full=8)
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +123,8 @@ from kafka_marshal.spark import register
 queries, home, end = json.loads(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 spark = (
     SparkSession.builder.master("local[2]")
-    .config("spark.ui.enabled", "false").config("spark.driver.memory", "500m")
-    .config("spark.driver.host", "127.0.0.1").config("spark.local.dir", f"{home}/local")
-    .config("spark.sql.warehouse.dir", f"{home}/warehouse")
-    .config("spark.python.authenticate.socketTimeout", "120s").getOrCreate()
+    .config("spark.driver.memory", "500m").config("spark.local.dir", f"{home}/local")
+    .config("spark.sql.warehouse.dir", f"{home}/warehouse").getOrCreate()
 )
 spark.sparkContext.setLogLevel("ERROR")
 register(spark)
@@ -192,6 +190,7 @@ class Session:
         return code
 
 
+@pytest.mark.proof("sidecar")
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="no /proc here")
 def test_two_sessions_beside_each_other(domain, through, unique, python, tmp_path):

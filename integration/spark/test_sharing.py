@@ -96,8 +96,7 @@ from kafka_marshal.spark import register
 options, checkpoint = json.loads(sys.argv[1]), sys.argv[2]
 spark = (
     SparkSession.builder.master("local[1]")
-    .config("spark.ui.enabled", "false").config("spark.driver.memory", "500m")
-    .config("spark.driver.host", "127.0.0.1").getOrCreate()
+    .config("spark.driver.memory", "500m").getOrCreate()
 )
 spark.sparkContext.setLogLevel("ERROR")
 register(spark)

@@ -35,9 +35,8 @@ from kafka_marshal.spark import register
 queries, home = json.loads(sys.argv[1]), sys.argv[2]
 spark = (
     SparkSession.builder.master("local[2]")
-    .config("spark.ui.enabled", "false").config("spark.driver.memory", "500m")
-    .config("spark.driver.host", "127.0.0.1").config("spark.local.dir", home)
-    .config("spark.python.authenticate.socketTimeout", "120s").getOrCreate()
+    .config("spark.driver.memory", "500m").config("spark.local.dir", home)
+    .getOrCreate()
 )
 spark.sparkContext.setLogLevel("ERROR")
 register(spark)

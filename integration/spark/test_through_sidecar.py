@@ -53,8 +53,7 @@ from kafka_marshal.spark import register
 queries, checkpoint, hold = json.loads(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 spark = (
     SparkSession.builder.master("local[2]")
-    .config("spark.ui.enabled", "false").config("spark.driver.memory", "500m")
-    .config("spark.driver.host", "127.0.0.1").getOrCreate()
+    .config("spark.driver.memory", "500m").getOrCreate()
 )
 spark.sparkContext.setLogLevel("ERROR")
 register(spark)
@@ -63,7 +62,8 @@ def write(rows, batch_id, kind):
     lines = [[kind, r.partition, r.offset] for r in rows.collect()]
     print("".join(json.dumps(line) + "\\n" for line in lines), end="", flush=True)
     if lines and hold.exists():
-        print(json.dumps([kind, "held"]), flush=True)
+        # At once, with its end: the other query writes beside it.
+        print(json.dumps([kind, "held"]) + "\\n", end="", flush=True)
         threading.Event().wait(600)
 
 for kind, options in queries.items():

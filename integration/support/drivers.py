@@ -15,12 +15,7 @@ from pyspark.sql.streaming import StreamingQuery
 PROGRAM = Path(__file__).with_name("spark_program.py")
 END_S = 60
 CONF = {
-    "spark.ui.enabled": "false",
     "spark.driver.memory": "500m",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.streaming.pollingDelay": "50ms",
     "spark.stage.maxConsecutiveAttempts": "8",
     "spark.task.maxFailures": "8",
 }

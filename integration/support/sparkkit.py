@@ -18,6 +18,20 @@ RUN_S = 600
 STARTS_MAX = 5
 INITIALIZING = ("Initializing StreamExecution", "Initializing sources")
 LATE = "failed to connect back"
+# Of each driver, also of those that are programs and commands.
+DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    # Else a query without new records asks its process for some 100 times a second.
+    "spark.sql.streaming.pollingDelay": "50ms",
+    # Queries of a few rows: to compile each costs a fifth of Java's time.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # On a busy machine, a query's process takes long to load what it needs.
+    "spark.python.authenticate.socketTimeout": "120s",
+}
 
 
 class Kit:

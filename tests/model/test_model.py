@@ -19,7 +19,6 @@ LEASES = {
     "twins": {"twins": True, "gives_up": False},
     "failovers": {"failovers": True, "crashes": False, "gives_up": False},
     "pauses": {"pauses": True, "crashes": False, "gives_up": False},
-    "fences": {"fences": True, "crashes": False, "gives_up": False},
 }
 GRANTS = {
     "copies": {"in_flight": 1},

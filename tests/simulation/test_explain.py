@@ -9,6 +9,7 @@ import random
 from collections import Counter
 
 import pytest
+import slices
 from msgspec import structs
 from naive import ANYTHING, Naive
 
@@ -26,8 +27,8 @@ from simulator.operation_judge import HAND_OUT, OK
 from simulator.plan import DAMAGE, FAULTS, KEPT, LEVELS, MINUTE_MS, POSITIONS, draw
 from simulator.world import World
 
-QUESTIONS = 1_000
-SEEDS = range(9_000, 9_024)
+QUESTIONS = slices.slice_of(quick=500, full=1_000)
+SEEDS = range(9_000, slices.slice_of(quick=9_012, full=9_024))
 MOMENTS, SAMPLES = 8, 3
 # The twin knows neither the records of checkpoints and Resets nor other levels.
 KINDS = [name for name in FAULTS if name not in {*KEPT, *LEVELS, DAMAGE}]

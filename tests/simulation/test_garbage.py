@@ -13,7 +13,7 @@ from simulator.plan import GARBAGE_POLICY, MINUTE_MS
 from simulator.sidecar.simulate import simulate_hosted
 from simulator.simulate import simulate
 
-SEEDS = slices.seeds_of(quick=range(20), full=1_000)
+SEEDS = slices.seeds_of(quick=range(10), full=1_000)
 HOSTED_SEEDS = slices.seeds_of(quick=range(4), full=100)
 HOSTED = ("death", "crash", "churn", "stop", GARBAGE_POLICY)
 ALONE = (GARBAGE_POLICY,)

@@ -2,7 +2,7 @@
 
 Only this module reads the environment:
 
-- ``PROOF=1``: full size.
+- ``PROOF=1``: full size, with what is marked ``proof``.
 - ``SIMULATION_SEEDS=1000:1200``: other seeds of the simulation.
 
 Limits of time are here, in pyproject.toml and in limits.py, and only against what
@@ -15,6 +15,8 @@ machine that is not busy the limit of the test ends the wait before.
 import os
 from collections.abc import Sequence
 from typing import TypeVar
+
+import pytest
 
 T = TypeVar("T")
 
@@ -39,3 +41,21 @@ def seeds_of(*, quick: Sequence[int], full: int) -> Sequence[int]:
         return slice_of(quick=quick, full=range(full))
     first, _, end = chosen.partition(":")
     return range(int(first), int(end))
+
+
+def deselect_proof(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Remove tests that are marked ``proof``, unless this run has full size.
+
+    With arguments the marker is for these values of ``via`` alone.
+    """
+    out = [] if IS_PROOF else [item for item in items if _is_for_proof(item)]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]
+
+
+def _is_for_proof(item: pytest.Item) -> bool:
+    marker = item.get_closest_marker("proof")
+    if marker is None or not marker.args:
+        return marker is not None
+    return item.callspec.params["via"] in marker.args  # type: ignore[attr-defined]
