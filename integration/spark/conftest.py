@@ -1,7 +1,6 @@
 """One Spark session a module, and checkpoints of each test's own."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import classdata
 import postgres
 import pytest
-from sparkkit import DEFAULTS, Kit
+from sparkkit import DEFAULTS, FORKING, Kit
 
 from kafka_marshal.spark import register
 from kafka_marshal.spark.requirements import require_java, require_spark
@@ -29,14 +28,15 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="session", autouse=True)
-def processes(tmp_path_factory):
-    """Have every Java process use an archive of classes, and the tests' defaults."""
+def processes():
+    """Have every driver start from an archive of classes, with the tests' defaults.
+
+    Not by a file: Java uses no archive where a folder is in its class path.
+    """
+    defaults = " ".join(f"-D{name}={value}" for name, value in DEFAULTS.items())
+    options = f"{classdata.spark_options()} {defaults}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(classdata.SPARK_OPTIONS, classdata.spark_options())
-        home = tmp_path_factory.mktemp("conf")
-        lines = "".join(f"{name} {value}\n" for name, value in DEFAULTS.items())
-        (home / "spark-defaults.conf").write_text(lines)
-        patch.setenv("SPARK_CONF_DIR", str(home))
+        patch.setenv(classdata.SPARK_OPTIONS, options)
         yield
 
 
@@ -54,8 +54,11 @@ def group(unique):
 
 @pytest.fixture(scope="module")
 def python():
-    """The Python that Spark's processes run in; a module may name another."""
-    return sys.executable
+    """The Python of Spark's processes: it forks them, as each would import for 1 s.
+
+    Modules that name Spark's own test both.
+    """
+    return FORKING
 
 
 @pytest.fixture(scope="module")

@@ -61,6 +61,12 @@ with Marshal(
 
 
 @pytest.fixture(scope="module")
+def python():
+    """Spark's own."""
+    return sys.executable
+
+
+@pytest.fixture(scope="module")
 def domain(broker, unique):
     with opened(broker, unique, h_ms=H_MS, transport="fast") as domain:
         yield domain

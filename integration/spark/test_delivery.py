@@ -1,5 +1,6 @@
 """Tasks and stages that are tried again, in one session: at most once, no row twice."""
 
+import sys
 from functools import partial
 
 import postgres
@@ -22,6 +23,12 @@ def by_value():
     cloudpickle.register_pickle_by_value(spark_program)
     yield
     cloudpickle.unregister_pickle_by_value(spark_program)
+
+
+@pytest.fixture(scope="module")
+def python():
+    """Spark's own."""
+    return sys.executable
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,12 @@ RECORDS, BATCH = 40, 10
 H_MS = 30_000
 # A silence that is the end of the work, and not of a busy machine.
 IDLE_MS = 8_000
+
+
+@pytest.fixture(scope="module")
+def python():
+    """Spark's own."""
+    return sys.executable
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from domain import opened
 from slices import slice_of
-from sparkkit import FORKING, LATE, RUN_S, cells, every, keeping
+from sparkkit import LATE, RUN_S, cells, every, keeping
 from waiting import eventually
 
 # Longer than a busy machine may keep one of so many processes from its heartbeats.
@@ -20,12 +20,6 @@ WAIT_MS = 300_000
 QUERIES, EACH, MORE = 8, 20, 5
 # Of each of two sessions: a query costs a machine of two cores 6 s of processors.
 SHARED = slice_of(quick=1, full=8)
-
-
-@pytest.fixture(scope="module")
-def python():
-    """Eight processes at once are what the command is for."""
-    return FORKING
 
 
 @pytest.fixture(scope="module")

@@ -6,18 +6,13 @@ from pathlib import Path
 
 import pytest
 from domain import opened
-from sparkkit import FORKING, keeping
+from sparkkit import keeping
 from waiting import eventually
 
 from kafka_marshal.spark.launcher import PLANNER
 
 H_MS = 2_000
 RECORDS = 20
-
-
-@pytest.fixture(scope="module")
-def python():
-    return FORKING
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from classdata import SPARK_OPTIONS
 from domain import opened
 from kafka import KafkaProducer
 from kafka import TopicPartition as Place
-from sparkkit import FORKING, RUN_S, Kit, cells, every, failing, keeping
+from sparkkit import RUN_S, Kit, cells, every, failing, keeping
 from waiting import eventually, wall_ms
 
 from kafka_marshal import PositionSpec, TopicPartition
@@ -21,15 +21,6 @@ H_MS = 2_000
 # A task's range takes several requests for offsets.
 SPAN, RECORDS = 50, 330
 BLOCK = r"^<!-- run: (spark_(?:stream|batch)) -->\n```python\n(.*?)^```$"
-
-
-@pytest.fixture(scope="module")
-def python():
-    """Sixty queries start here: with Spark's own each imports for a second.
-
-    Other modules have those.
-    """
-    return FORKING
 
 
 @pytest.fixture(scope="module")

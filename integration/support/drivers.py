@@ -29,7 +29,10 @@ UNDONE = "indeterminate"
 
 def executors_java() -> dict[str, str]:
     """Have executors use the archive of classes that drivers use."""
-    return {"spark.executor.extraJavaOptions": os.environ.get(SPARK_OPTIONS, "")}
+    options = os.environ.get(SPARK_OPTIONS, "").split()
+    # Executors have Spark's options from their driver, and refuse others.
+    own = [option for option in options if not option.startswith("-Dspark.")]
+    return {"spark.executor.extraJavaOptions": " ".join(own)}
 
 
 class Supervised:
