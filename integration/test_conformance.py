@@ -1,6 +1,7 @@
 """The conformance kit over a real broker."""
 
 import pytest
+from conformance import CHECKS
 from kafka import KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 from recreating import recreate_topic
@@ -17,7 +18,6 @@ from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.kafka_io.transport import open_coordination_log, open_data_log
-from kafka_marshal.testing.conformance import CHECKS
 
 
 class KafkaRig:

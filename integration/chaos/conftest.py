@@ -13,11 +13,11 @@ from pathlib import Path
 
 import attrs
 import pytest
+from embedded_cluster import EmbeddedCluster
 from ordeal import Finding
 from slices import IS_PROOF, slice_of
 
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.testing.cluster import EmbeddedCluster
 
 REPORT = os.environ.get("CHAOS_REPORT", "")
 

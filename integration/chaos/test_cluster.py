@@ -3,15 +3,15 @@
 import socket
 from pathlib import Path
 
+import embedded_cluster as module
 import pytest
+from embedded_cluster import EmbeddedCluster
+from replicas import KafkaReplicas
 from waiting import eventually
 
 from kafka_marshal.errors import ConfigurationError, DeadlineExceeded, InvalidTransition
 from kafka_marshal.kafka_io import ConnectionConfig, KafkaTopicAdmin
-from kafka_marshal.kafka_io.topics import KafkaReplicas
-from kafka_marshal.testing import cluster as module
 from kafka_marshal.testing.broker import PortTaken
-from kafka_marshal.testing.cluster import EmbeddedCluster
 
 
 @pytest.fixture(scope="module")

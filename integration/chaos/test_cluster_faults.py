@@ -7,10 +7,10 @@ guarantee. Timings are figures for the report: no assertion is about them.
 from contextlib import ExitStack
 
 import pytest
+from embedded_cluster import EmbeddedCluster
 from ordeal import Ordeal
 from waiting import eventually, wall_ms
 
-from kafka_marshal.testing.cluster import EmbeddedCluster
 from simulator.slowlink import SlowLink
 
 # Three times what the controller waits for a broker, as with an interval of a minute.

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import attrs
 import pytest
+from embedded_cluster import EmbeddedCluster
 from netns import Network, why_not
 from ordeal import TEAM, Ordeal
 from waiting import eventually, wall_ms
 from wrongclock import Clocks, compiler
 
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.testing.cluster import EmbeddedCluster
 
 pytestmark = pytest.mark.proof
 BROKERS = ("b1", "b2", "b3")

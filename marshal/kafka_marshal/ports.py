@@ -1,10 +1,9 @@
 """What the engine needs from its environment, as Protocols.
 
 Two sets of implementations exist: ``kafka_io`` over a real cluster, and
-``testing`` in memory with a virtual clock. One conformance kit
-(``kafka_marshal.testing.conformance``) tests that both behave the same.
-All timeouts are milliseconds; no call may outlast its timeout by more than a
-scheduling delay.
+``testing`` in memory with a virtual clock. The conformance checks of the tests hold
+both to the same behavior. All timeouts are milliseconds; no call may outlast its
+timeout by more than a scheduling delay.
 """
 
 from bisect import bisect_left, bisect_right

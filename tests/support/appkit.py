@@ -9,9 +9,9 @@ import msgspec
 from fakeservice import INCARNATION
 
 from kafka_marshal.remote import answers, api, paths
-from kafka_marshal.remote.answers import Verdict
 from kafka_marshal.sidecar import requests
 from kafka_marshal.sidecar.group_actions import LIMIT_DEFAULT, ActionRunner
+from kafka_marshal.sidecar.health import State, View
 from kafka_marshal.sidecar.http_app import App, AppContext
 from kafka_marshal.sidecar.process_monitor import Caller, Peer
 from kafka_marshal.sidecar.requests import Connection
@@ -26,12 +26,12 @@ OP_ID = "0a" * 16
 
 
 class Healthy:
-    verdict = Verdict(ok=True, state="RUNNING", reasons=("serving",))
+    found = View(
+        now_ms=0, state=State.RUNNING, reason="serving", since_ms=0, is_replayed=True
+    )
 
-    def live(self):
-        return self.verdict
-
-    ready = started = live
+    def view(self):
+        return self.found
 
 
 class FakeActions:

@@ -7,14 +7,13 @@ import threading
 
 import httpx
 import msgspec
-from appkit import INSTANCE
+from appkit import INSTANCE, Healthy
 from fakeservice import FakeService
 from slowness import until
 
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.remote import api
-from kafka_marshal.remote.answers import Verdict
 from kafka_marshal.sidecar.group_actions import GroupActions
 from kafka_marshal.sidecar.http_app import App, AppContext
 from kafka_marshal.sidecar.requests import make_server
@@ -22,13 +21,6 @@ from kafka_marshal.sidecar.sockets import open_tcp, open_unix
 
 TOKEN = b"0123456789abcdef"
 REQUEST = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
-
-
-class Healthy:
-    def live(self):
-        return Verdict(ok=True, state="RUNNING", reasons=("serving",))
-
-    ready = started = live
 
 
 def unreachable(*_, **__):

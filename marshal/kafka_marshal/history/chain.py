@@ -213,7 +213,6 @@ class KeyChain:
         claims: The last ``CLAIMS_MAX`` claims, oldest first; the open one is the last.
         claims_count: Number of all claims.
         refused_count: Number of refused or ignored records about the key.
-        renewed: Place of the last accepted record of the owner, None if unknown.
         began_at: Offset of the checkpoint's state that it began at, None at the log's
             start.
         moves: Changes of the partition count that move the key, oldest first.
@@ -226,7 +225,6 @@ class KeyChain:
         self._claims: deque[Interval] = deque(maxlen=CLAIMS_MAX)
         self._claims_count = 0
         self.refused_count = 0
-        self.renewed: tuple[int, int] | None = None
         self.began_at: int | None = None
         self._historian = Historian()
         # Earlier epochs, by which ignored heartbeats of batches name the key.
@@ -442,7 +440,6 @@ class KeyChain:
             if self._is_stale and transition.effect == "renewed":
                 self._is_stale = False
                 self._change(world, RENEWED_LATE, at=at, record=record)
-            self.renewed = (at.offset, at.append_ms)
         elif isinstance(record, ReleaseGroup | PauseGroup):
             self._paused(world, transition, at=at)
         else:
@@ -456,7 +453,7 @@ class KeyChain:
             what = TAKEN
         event = self._change(world, what, at=at, record=record)
         event.reason, event.token = why_of(record), world.token(self.key)
-        self.renewed, self._is_stale = (at.offset, at.append_ms), False
+        self._is_stale = False
         self._note_arrival(event)
         self._epochs[at.offset] = None
         if len(self._epochs) > EPOCHS_MAX:

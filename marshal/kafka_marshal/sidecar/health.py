@@ -394,7 +394,11 @@ def _name(key: Key) -> str:
 
 
 class Health:
-    """Answers to probes, as of now. Thread-safe. ``engine`` is set once it exists."""
+    """What the answers to probes rest on, as of now. Thread-safe.
+
+    Attributes:
+        engine: Set once it exists.
+    """
 
     def __init__(self, states: Lifecycle, clock: Clock) -> None:
         self.engine: Engine | None = None
@@ -404,18 +408,6 @@ class Health:
     def view(self) -> View:
         """Return the view that the answers rest on."""
         return take_view(self.engine, self._states, clock=self._clock)
-
-    def live(self) -> Verdict:
-        """Return whether the daemon should go on running."""
-        return livez(self.view())
-
-    def ready(self) -> Verdict:
-        """Return whether clients should use it."""
-        return readyz(self.view())
-
-    def started(self) -> Verdict:
-        """Return whether it has started."""
-        return startupz(self.view())
 
 
 # --- systemd ---------------------------------------------------------------------

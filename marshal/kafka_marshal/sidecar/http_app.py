@@ -51,7 +51,7 @@ from kafka_marshal.sidecar.config import CONNECTIONS_MAX
 from kafka_marshal.sidecar.events import EventStream
 from kafka_marshal.sidecar.executors import BoundedExecutor
 from kafka_marshal.sidecar.group_actions import LIMIT_DEFAULT, GroupActions
-from kafka_marshal.sidecar.health import Health
+from kafka_marshal.sidecar.health import Health, livez, readyz, startupz
 from kafka_marshal.sidecar.http_errors import (
     RETRY_AFTER_S,
     HttpError,
@@ -181,6 +181,7 @@ STREAM_THREADS = 4
 CALLS_MAX = 256
 STREAMS_MAX = CONNECTIONS_MAX
 _ID = re.compile(r"[0-9a-f]{1,16}(\.[0-9]{1,20}){3}")
+_PROBES = {"livez": livez, "readyz": readyz, "startupz": startupz}
 _log = logging.getLogger(LOGGER_NAME)
 
 
@@ -432,13 +433,8 @@ class App:
     # --- endpoints of the daemon
 
     async def _probe(self, route: Route) -> Response:
-        health = self._serving.health
-        look = {
-            "livez": health.live,
-            "readyz": health.ready,
-            "startupz": health.started,
-        }[route.name]
-        found = await self._quick.run(look, timeout_s=PROBE_S_MAX)
+        view = await self._quick.run(self._serving.health.view, timeout_s=PROBE_S_MAX)
+        found = _PROBES[route.name](view)
         status = 200 if found.ok else 503
         return Response(msgspec.json.encode(found), status, media_type=route.media)
 

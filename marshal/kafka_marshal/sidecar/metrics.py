@@ -233,10 +233,10 @@ class SidecarCollector:
         """Return every metric with its current values."""
         scrape = known.Scrape(families=FAMILIES)
         library.add_build(scrape)
-        engine = self._source.engine
+        engine = self._source.health.engine
         if engine is not None:
             self._add_engine(engine, scrape)
-        view = self._source.view()
+        view = self._source.health.view()
         _add_state(view, scrape)
         _add_clients(self._source.clients(), scrape, now_ms=view.now_ms)
         _add_counts(self._counts, scrape)

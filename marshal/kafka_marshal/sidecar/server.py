@@ -149,15 +149,6 @@ class Components:
     runtime: Runtime | None = None
     service: SidecarService | None = None
 
-    def view(self) -> View:
-        """Return the view that probes rest on."""
-        return self.health.view()
-
-    @property
-    def engine(self) -> Engine | None:
-        """The engine, once it exists."""
-        return self.health.engine
-
     @property
     def process_count(self) -> int:
         """Number of living processes that are watched."""
@@ -370,13 +361,13 @@ class Daemon:
         """Notify systemd, log readiness, and detect a failed engine."""
         while True:
             try:
-                view = await asyncio.to_thread(self._inside.view)
+                view = await asyncio.to_thread(self._inside.health.view)
                 self._notifier.update(view)
                 self._log_readiness(view)
             except Exception:  # noqa: BLE001 - monitoring must not end the daemon
                 # Then nothing feeds the watchdog.
                 _log.exception("monitoring the sidecar failed")
-            engine = self._inside.engine
+            engine = self._inside.health.engine
             if engine is not None and engine.failure is not None:
                 self.failure = self.failure or engine.failure
                 self._why = "the engine has failed"

@@ -1,1 +1,1 @@
-"""Public test kit: fakes, virtual clock, conformance kit and embedded broker."""
+"""Public test kit: fakes, virtual clock, checks of policies and embedded broker."""

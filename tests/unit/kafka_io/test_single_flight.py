@@ -3,10 +3,10 @@
 import threading
 
 import pytest
+from conformancekit import WAIT_S, until
 
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.kafka_io.single_flight import SingleFlight
-from kafka_marshal.testing.rig import WAIT_S, until
 
 LONG_MS = int(WAIT_S * 1000)
 

@@ -323,18 +323,20 @@ def test_before_there_is_an_engine(cluster):
     found = Health(
         Lifecycle(node.engine.context.ports.clock), node.engine.context.ports.clock
     )
-    assert found.live().ok
-    assert not found.ready().ok
-    assert not found.started().ok
+    assert livez(found.view()).ok
+    assert not readyz(found.view()).ok
+    assert not startupz(found.view()).ok
 
 
 def test_health_follows_an_engine_from_its_first_round(cluster):
     node = cluster.node("a")
     found = well(node)
     assert found.view().round_at_ms is None
-    assert found.ready().reasons == ("the coordination log is not read to its end",)
+    assert readyz(found.view()).reasons == (
+        "the coordination log is not read to its end",
+    )
     cluster.run(40)
-    assert found.ready().ok
+    assert readyz(found.view()).ok
     assert found.view().heartbeat_interval_ms == H
     assert found.view().beat_at_ms is None
 
@@ -355,39 +357,41 @@ def test_an_outage_shorter_than_the_lease_fails_no_probe(cluster):
     node.cut(is_cut=True)
     soft_ms = claim_of(node).lease.soft_until_ms
     cluster.run(H)
-    assert found.ready().ok
+    assert readyz(found.view()).ok
     cluster.run_until(lambda: node.clock.now_ms() >= soft_ms, H)
-    verdict = found.ready()
+    verdict = readyz(found.view())
     assert "1 of 1 claims were not renewed" in verdict.reasons[0]
     assert "t-0 of group g" in verdict.reasons[0]
-    assert found.live().ok, "a restart would not help"
+    assert livez(found.view()).ok, "a restart would not help"
     node.cut(is_cut=False)
     cluster.run(2 * H)
-    assert found.ready().ok
+    assert readyz(found.view()).ok
 
 
 def test_a_stopped_loop_is_detected(cluster):
     node = owning(cluster)
     found = well(node)
-    assert found.live().ok
+    assert livez(found.view()).ok
     cluster.crash(node)
     cluster.run(ROUND_MS_MAX + 1_000)
-    assert not found.live().ok
+    assert not livez(found.view()).ok
 
 
 def test_a_failed_session_makes_it_unready(cluster):
     node = owning(cluster)
     found = well(node)
     node.session.fail(CoordinationError("not allowed"))
-    assert found.ready().reasons == ("group g can hold nothing any more: not allowed",)
-    assert found.live().ok
+    assert readyz(found.view()).reasons == (
+        "group g can hold nothing any more: not allowed",
+    )
+    assert livez(found.view()).ok
 
 
 def test_a_failed_engine_makes_it_dead(cluster):
     node = owning(cluster)
     found = well(node)
     node.engine._fail(LogUnreadable("gone"))
-    assert found.live().reasons == ("the engine has failed: gone",)
+    assert livez(found.view()).reasons == ("the engine has failed: gone",)
 
 
 def test_an_unavailable_lock_is_reported_without_waiting(cluster, monkeypatch):
@@ -405,11 +409,11 @@ def test_an_unavailable_lock_is_reported_without_waiting(cluster, monkeypatch):
     holder.start()
     assert held.wait(60)
     assert found.view().is_busy
-    assert found.live().ok
-    assert "did not answer" in found.ready().reasons[0]
+    assert livez(found.view()).ok
+    assert "did not answer" in readyz(found.view()).reasons[0]
     go.set()
     holder.join(60)
-    assert found.ready().ok
+    assert readyz(found.view()).ok
 
 
 # --- systemd ---

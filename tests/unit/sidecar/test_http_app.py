@@ -5,6 +5,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import attrs
 import msgspec
 import pytest
 from appkit import (
@@ -25,8 +26,9 @@ from starlette.requests import Request
 
 from kafka_marshal import errors
 from kafka_marshal.remote import api, paths
-from kafka_marshal.remote.answers import GroupLine, Verdict
+from kafka_marshal.remote.answers import GroupLine
 from kafka_marshal.sidecar import http_app, requests, routes
+from kafka_marshal.sidecar.health import State
 from kafka_marshal.sidecar.http_app import BoundedExecutor
 from kafka_marshal.sidecar.http_errors import HttpError
 from kafka_marshal.sidecar.process_monitor import UNKNOWN_PEER, Peer
@@ -252,9 +254,11 @@ def test_metrics_may_be_unavailable_at_the_start(wire):
 
 
 def test_a_failing_probe_has_reasons(wire):
-    wire.serving.health.verdict = Verdict(ok=False, state="RECOVERY", reasons=("r",))
+    health = wire.serving.health
+    health.found = attrs.evolve(health.found, state=State.RECOVERY, reason="r")
     response = wire.request("GET", paths.READYZ)
-    assert (response.status_code, response.json()["reasons"]) == (503, ["r"])
+    reasons = response.json()["reasons"]
+    assert (response.status_code, reasons[0]) == (503, "it is RECOVERY: r")
 
 
 # --- events

@@ -37,16 +37,13 @@ class Daemon:
         clock = VirtualClock() if node is None else node.engine.context.ports.clock
         self.states = Lifecycle(clock)
         self.health = Health(self.states, clock)
-        self.engine = self.health.engine = None if node is None else node.engine
+        self.health.engine = None if node is None else node.engine
         self.process_count = 0
         self.registered = []
         self.refused = {}
         self.counts = Counts()
         collector = SidecarCollector(self, self.counts, coordination_topic="__marshal")
         self.write = Exposition(collector)
-
-    def view(self):
-        return self.health.view()
 
     def clients(self):
         return self.registered
@@ -217,7 +214,7 @@ def test_kafka_names_have_the_same_values(cluster):
 
 def test_clients_by_group_and_state():
     daemon = Daemon()
-    now_ms = daemon.view().now_ms
+    now_ms = daemon.health.view().now_ms
     daemon.registered = [
         client(name="a", lease_until_ms=now_ms + 4_000),
         client(name="b", lease_until_ms=now_ms + 9_000, beat_age_ms=700),

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from appkit import GRANT
+from conformancekit import WAIT_S, until
 from servedkit import eventually, failure_of, read
 
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded
@@ -17,7 +18,6 @@ from kafka_marshal.remote import api
 from kafka_marshal.sidecar import repeated_answers
 from kafka_marshal.sidecar.executors import BoundedExecutor
 from kafka_marshal.sidecar.repeated_answers import Looks
-from kafka_marshal.testing.rig import WAIT_S, until
 
 LOOK = (
     b"GET /v1/groups/billing/owners/orders/1?timeout_ms=50 HTTP/1.1\r\nhost: x\r\n\r\n"

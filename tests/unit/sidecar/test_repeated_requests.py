@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from appkit import CLIENT, HEADERS
+from conformancekit import WAIT_S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from servedkit import REQUEST, TOKEN, eventually, failure_of, read
@@ -19,7 +20,6 @@ from kafka_marshal.sidecar.repeated_requests import (
     RepeatedRequests,
     SocketWriter,
 )
-from kafka_marshal.testing.rig import WAIT_S
 
 HEAD = b"POST /beat HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nA: b\r\n\r\n"
 

@@ -205,7 +205,7 @@ def test_a_socket_that_is_removed_ends_the_daemon(world):
 def test_a_failed_check_is_logged_and_repeated(world, monkeypatch, caplog):
     looked = threading.Semaphore(0)
 
-    def look(inside):
+    def look(notifier, view):
         looked.release()
         raise RuntimeError("blind")
 
@@ -214,7 +214,7 @@ def test_a_failed_check_is_logged_and_repeated(world, monkeypatch, caplog):
         for _ in range(3):
             assert looked.acquire(timeout=30)
 
-    monkeypatch.setattr(server.Components, "view", look)
+    monkeypatch.setattr(server.SystemdNotifier, "update", look)
     world.run(script)
     assert "monitoring the sidecar failed" in caplog.text
 

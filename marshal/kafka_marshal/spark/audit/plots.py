@@ -118,14 +118,14 @@ def gaps(counts: Mapping[str, Mapping[float, int]]) -> str:
     return _svg(figure)
 
 
-def distances(lines: Mapping[str, Sequence[tuple[int, float]]], what: str) -> str:
-    """Draw the distance of groups from a position over time (epoch ms)."""
+def distances(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """Draw how many records groups are from a position over time (epoch ms)."""
     figure, axes = _axes(2.6)
     for name, points in lines.items():
         moments = [_day(at_ms) for at_ms, _ in points]
         axes.step(moments, [n for _, n in points], where="post", label=_label(name))
     _of_time(axes)
-    axes.set_ylabel(what)
+    axes.set_ylabel("records")
     if lines:
         axes.legend(frameon=False)
     return _svg(figure)

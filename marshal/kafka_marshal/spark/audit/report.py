@@ -344,7 +344,7 @@ def render(
     drawn = {
         "timeline": plots.timeline(bars),
         "gaps": plots.gaps(gaps),
-        "distances": plots.distances(lines, "records"),
+        "distances": plots.distances(lines),
         "ages": plots.ages(ages),
     }
     return page(values, drawn)

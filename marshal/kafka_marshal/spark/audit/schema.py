@@ -3,7 +3,6 @@
 The rows of the history state the columns of most.
 """
 
-from collections.abc import Iterable
 from typing import Annotated, NamedTuple, get_args, get_origin, get_type_hints
 
 from kafka_marshal.history.rows import (
@@ -198,7 +197,7 @@ TABLES = (
 ALL = (*TABLES, STATE)
 
 
-def staged_ddl(tables: Iterable[Table] = ALL) -> str:
+def staged_ddl() -> str:
     """Return the schema for rows of all tables.
 
     It has one struct for each table, and each row sets one of them, so that one pass
@@ -208,6 +207,6 @@ def staged_ddl(tables: Iterable[Table] = ALL) -> str:
         f"`{table.name}` struct<"
         + ", ".join(f"`{c.name}`: {c.kind}" for c in table.columns)
         + ">"
-        for table in tables
+        for table in ALL
     )
     return f"`table` string, `is_open` boolean, {structs}"

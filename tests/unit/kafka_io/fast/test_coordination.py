@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 from batchkit import packed
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException
+from conformancekit import WAIT_S, until
 
 from kafka_marshal.errors import (
     CoordinationError,
@@ -28,7 +29,6 @@ from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.writer import writer_timeouts
 from kafka_marshal.native import compiled
 from kafka_marshal.protocol.types import LogEntry
-from kafka_marshal.testing.rig import WAIT_S, until
 
 needs_native = pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
 NOBODY = ConnectionConfig("127.0.0.1:1")

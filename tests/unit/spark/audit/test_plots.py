@@ -41,9 +41,9 @@ def bars(clients):
         pytest.param(
             plots.gaps({"taken_over": {2_000.0: 3}, "x": {1.0: 1}}), id="gaps"
         ),
-        pytest.param(plots.distances({}, "records"), id="no-lines"),
+        pytest.param(plots.distances({}), id="no-lines"),
         pytest.param(
-            plots.distances({HOSTILE: [(YEAR_MS, 9), (YEAR_MS + 5, 0)]}, "n"),
+            plots.distances({HOSTILE: [(YEAR_MS, 9), (YEAR_MS + 5, 0)]}),
             id="lines",
         ),
         pytest.param(plots.ages({}), id="no-ages"),

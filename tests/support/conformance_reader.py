@@ -1,5 +1,4 @@
 """The checks of data readers; ``conformance`` runs them with all others."""
-# ruff: noqa: PLR2004 - the numbers of a check are its point
 
 import pickle
 import time
@@ -7,10 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 
-from kafka_marshal.errors import InvalidTransition, PositionError, UnknownTopicId
-from kafka_marshal.ports import DataReader, LogRange, Record
-from kafka_marshal.protocol.types import TimestampType, Token, TopicPartition
-from kafka_marshal.testing.rig import (
+from conformancekit import (
     LATE_S,
     POLL_MS,
     TIMEOUT_MS,
@@ -20,6 +16,10 @@ from kafka_marshal.testing.rig import (
     read_records,
     until,
 )
+
+from kafka_marshal.errors import InvalidTransition, PositionError, UnknownTopicId
+from kafka_marshal.ports import DataReader, LogRange, Record
+from kafka_marshal.protocol.types import TimestampType, Token, TopicPartition
 
 
 def records_come_whole_and_in_order(rig: Rig) -> None:
@@ -72,7 +72,7 @@ def records_are_values(rig: Rig) -> None:
         assert list(records[:-1]) == every[:-1]
         assert not records[len(every) :]
         for record in every:
-            assert pickle.loads(pickle.dumps(record)) == record  # noqa: S301 - our own
+            assert pickle.loads(pickle.dumps(record)) == record
             assert len({record, copy(record)}) == 1
             with suppress(AttributeError):
                 setattr(record, "offset", 7)  # noqa: B010 - mypy knows it is refused

@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from typing import Self, TypeVar
 
+from replicas import KafkaReplicas
+
 from kafka_marshal.closing import Closing
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import (
@@ -24,7 +26,6 @@ from kafka_marshal.errors import (
     InvalidTransition,
 )
 from kafka_marshal.kafka_io.settings import ConnectionConfig
-from kafka_marshal.kafka_io.topics import KafkaReplicas
 from kafka_marshal.testing.broker import (
     EmbeddedBroker,
     PortTaken,

@@ -11,17 +11,12 @@ asserts.
         check(rig)
 """
 
-# ruff: noqa: PLR2004 - the numbers of a check are its point
-
 import threading
 import time
 from contextlib import suppress
 
-from kafka_marshal.errors import CoordinationError, InvalidTransition, LogTruncated
-from kafka_marshal.ports import LogRange
-from kafka_marshal.protocol.types import TimestampType, TopicPartition
-from kafka_marshal.testing.conformance_reader import READER_CHECKS
-from kafka_marshal.testing.rig import (
+from conformance_reader import READER_CHECKS
+from conformancekit import (
     LATE_S,
     POLL_MS,
     TIMEOUT_MS,
@@ -35,6 +30,10 @@ from kafka_marshal.testing.rig import (
     until,
     values_of,
 )
+
+from kafka_marshal.errors import CoordinationError, InvalidTransition, LogTruncated
+from kafka_marshal.ports import LogRange
+from kafka_marshal.protocol.types import TimestampType, TopicPartition
 
 __all__ = ["CHECKS", "Check", "Rig"]
 

@@ -4,12 +4,13 @@ import inspect
 import itertools
 from functools import partial
 
+import conformance
+import conformance_reader
 import pytest
+from conformance import CHECKS
 
 from kafka_marshal.clock import SystemClock
-from kafka_marshal.testing import conformance, conformance_reader
 from kafka_marshal.testing.clock import VirtualClock
-from kafka_marshal.testing.conformance import CHECKS
 from kafka_marshal.testing.fakelog import FakeKafka
 
 
