@@ -232,11 +232,13 @@ class Admin(
                 f"delete the topic, then run: {format_command(topic)}",
                 problems=texts,
             )
-        if not found.exists:
+        if found.exists:
+            follower = self._follow()
+        else:
             self._topics.create_coordination_topic(
                 partitions=chosen.partition_count, timeout_ms=self._timeout_ms
             )
-        follower = self._follow()
+            follower = self._follow_created()
         cluster_id = self._topics.cluster_id(timeout_ms=self._timeout_ms)
         return format_log(
             follower,
