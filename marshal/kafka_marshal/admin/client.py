@@ -71,6 +71,7 @@ from kafka_marshal.kafka_io import (
     set_command,
 )
 from kafka_marshal.kafka_io.data import KafkaDataLog, KafkaOffsets
+from kafka_marshal.kafka_io.topic_rules import REPLICATION
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import Config, Scope
 from kafka_marshal.protocol.text import scope_texts
@@ -403,7 +404,12 @@ def remedy(problem: Problem, topic: str, *, servers: str) -> str:
     if problem.setting is None:
         return (
             f"kafka-topics --bootstrap-server {servers} --describe --topic {topic}, "
-            "then bring back or add brokers"
+            "then bring its brokers back"
+        )
+    if problem.setting == REPLICATION:
+        return (
+            f"kafka-reassign-partitions --bootstrap-server {servers}, with "
+            f"{problem.value} brokers for each partition of {topic}"
         )
     change = {"setting": problem.setting, "value": problem.value}
     return set_command(topic, servers, **change)
