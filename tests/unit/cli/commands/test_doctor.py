@@ -13,6 +13,7 @@ from kafka_marshal import CoordinationError, World, deadline, native
 from kafka_marshal.admin.formatting import TopicReport
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.kafka_io import Choice, record_batches
+from kafka_marshal.kafka_io.throttling import Throttling
 from kafka_marshal.kafka_io.topic_rules import (
     REPLICATION,
     ClusterInfo,
@@ -215,6 +216,14 @@ def test_bad_settings(cluster, problem, run):
     check = checks["settings"]
     assert (check["found"], check["run"]) == (problem.text, run)
     assert results(checks, "log", "format") == ["ok", "ok"]
+
+
+def test_requests_that_a_quota_delays_are_noted(cluster, monkeypatch):
+    assert "quota" not in examined()
+    monkeypatch.setattr(doctor, "throttling", Throttling(longest_ms=1_500))
+    check = examined()["quota"]
+    assert check["result"] == "note"
+    assert "delayed requests by 1.5s" in check["found"]
 
 
 def test_settings_that_may_not_be_seen_are_no_failure(cluster):
