@@ -252,6 +252,21 @@ def round_trips(took_ms: Sequence[float], heartbeat_interval_ms: int) -> Check:
     return Check(name, Result.OK, found)
 
 
+def quota(longest_ms: int) -> Iterator[Check]:
+    """Report that brokers delay this user or client id, as they do its members.
+
+    Args:
+        longest_ms: The longest delay of a request of this command, 0 without any.
+    """
+    if longest_ms:
+        found = (
+            f"a broker delayed requests by {duration(longest_ms)}, for a quota of this "
+            "user or client id: members with the same quota lose claims by it"
+        )
+        run = "kafka-configs --describe --entity-type users (and clients)"
+        yield Check("quota", Result.NOTE, found, run)
+
+
 CLOCK_OFF_MS_MIN = 2_000
 """Smaller differences are not reported: a record may take as long to arrive."""
 CLOCK_WAIT_MS = 5_000

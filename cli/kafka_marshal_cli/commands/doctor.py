@@ -16,6 +16,7 @@ from kafka_marshal.deadline import Deadline
 from kafka_marshal.defaults import format_command
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.identity import state_home
+from kafka_marshal.kafka_io.throttling import throttling
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.text import abbreviated
 from kafka_marshal.sidecar.config import open_files_max
@@ -162,6 +163,7 @@ class ClusterChecks:
         begun, began = ClockReading.now(), time.monotonic()
         yield from machine()
         yield from self._cluster()
+        yield from checks.quota(throttling.longest_ms)
         # Over a shorter time the error of a reading would look like drift.
         early_s = checks.DRIFT_S_MIN - (time.monotonic() - began)
         time.sleep(max(0.0, early_s))

@@ -71,6 +71,7 @@ from kafka_marshal.kafka_io import (
     set_command,
 )
 from kafka_marshal.kafka_io.data import KafkaDataLog, KafkaOffsets
+from kafka_marshal.kafka_io.topic_rules import REPLICATION
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import Config, Scope
 from kafka_marshal.protocol.text import scope_texts
@@ -232,11 +233,13 @@ class Admin(
                 f"delete the topic, then run: {format_command(topic)}",
                 problems=texts,
             )
-        if not found.exists:
+        if found.exists:
+            follower = self._follow()
+        else:
             self._topics.create_coordination_topic(
                 partitions=chosen.partition_count, timeout_ms=self._timeout_ms
             )
-        follower = self._follow()
+            follower = self._follow_created()
         cluster_id = self._topics.cluster_id(timeout_ms=self._timeout_ms)
         return format_log(
             follower,
@@ -401,7 +404,12 @@ def remedy(problem: Problem, topic: str, *, servers: str) -> str:
     if problem.setting is None:
         return (
             f"kafka-topics --bootstrap-server {servers} --describe --topic {topic}, "
-            "then bring back or add brokers"
+            "then bring its brokers back"
+        )
+    if problem.setting == REPLICATION:
+        return (
+            f"kafka-reassign-partitions --bootstrap-server {servers}, with "
+            f"{problem.value} brokers for each partition of {topic}"
         )
     change = {"setting": problem.setting, "value": problem.value}
     return set_command(topic, servers, **change)

@@ -5,11 +5,12 @@ from pathlib import Path
 
 from kafka_marshal.admin.pausing import Sender
 from kafka_marshal.arguments import with_plain_arguments
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.checkpoint_reader import kept_in
 from kafka_marshal.engine.config_check import agreed_config
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.engine.snapshotter import StateStore
-from kafka_marshal.errors import InvalidTransition
+from kafka_marshal.errors import InvalidTransition, TopicMisconfigured
 from kafka_marshal.kafka_io import (
     ConnectionConfig,
     KafkaTopicAdmin,
@@ -75,6 +76,22 @@ class AdminConnection:
             sources = kept_in(self._store)
             self._follower = Follower(log, self._clock, sources=sources)
         return self._follower
+
+    def _follow_created(self) -> Follower:
+        """Return the follower of a log that was created just now.
+
+        A broker knows of the topic some time after the one that showed it first.
+
+        Raises:
+            TopicMisconfigured: No broker that was asked knows it in time.
+        """
+        deadline = Deadline(self._timeout_ms, self._clock.now_ms)
+        while True:
+            try:
+                return self._follow()
+            except TopicMisconfigured:
+                if deadline.is_over:
+                    raise
 
     def _follow_again(self) -> Follower:
         """Close the follower; return one of all Kafka partitions that there are now."""

@@ -16,6 +16,7 @@ stay as they are, because the application may use them as well.
   that has no topic of that id refuses it.
 * The description of the cluster. kafka-python's fails at brokers before Kafka 3.7,
   whose response has no type of endpoint.
+* Delays by quotas. kafka-python only logs each, in its own words.
 * Producers without a leader. While a partition that a producer has written to has no
   leader, or no longer exists, its thread requests the metadata and wakes itself up each
   round, so that it uses a whole processor.
@@ -40,6 +41,7 @@ from kafka.record.default_records import DefaultRecordBatch
 from kafka_marshal.kafka_io.driving import CallerSelector
 from kafka_marshal.kafka_io.positions import unknown_topic_error
 from kafka_marshal.kafka_io.responses import ResponseReader
+from kafka_marshal.kafka_io.throttling import throttling
 from kafka_marshal.protocol.types import TopicPartition
 
 _LOGGER = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc] # untyped library
         if connection not in self._begun:
             self._begun.add(connection)
             connection.init_future.add_errback(self._report)
+            _note_delays(connection)
         return connection
 
     def _report(self, error: Exception) -> None:
@@ -82,6 +85,18 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc] # untyped library
         for change in self.changes:
             change(transport)
         return transport
+
+
+def _note_delays(connection: Any) -> None:
+    """Note by how much the broker of a connection delays its responses."""
+    throttle = connection._maybe_throttle  # noqa: SLF001 - there is no other way in
+
+    def note_and_throttle(response: Any) -> None:
+        delay_ms = getattr(response, "throttle_time_ms", 0)
+        throttling.note(f"broker {connection.node_id}", delay_ms)
+        throttle(response)
+
+    connection._maybe_throttle = note_and_throttle  # noqa: SLF001
 
 
 class Network(KafkaNetClient):  # type: ignore[misc] # untyped library

@@ -19,10 +19,18 @@ def outside_error(
         end: Log end offset, or -1 if unknown.
     """
     known = "" if start < 0 else f", which has offsets {start} to {end}"
+    if requested < start:
+        why = f"Retention, or somebody, deleted the records {requested} to {start - 1}."
+    else:
+        topic, number = partition
+        why = (
+            "Its log was cut off, as by an unclean leader election, or the topic was "
+            "created again. Compare the positions with: marshal claims list --topic "
+            f"{topic}; set this one with: marshal groups reset GROUP --topic "
+            f"{topic}:{number} --to-latest --execute, and start again."
+        )
     return PositionError(
-        f"Position {requested} of {partition} {what}{known}. Was the topic created "
-        "again, or cut off? Look at the group's positions with: marshal claims list "
-        f"--topic {partition.topic}; a new group_id starts without any.",
+        f"Position {requested} of {partition} {what}{known}. {why}",
         partition=partition,
         requested=requested,
         log_start=start,

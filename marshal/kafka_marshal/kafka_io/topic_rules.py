@@ -9,6 +9,7 @@ from typing import NamedTuple
 import attrs
 
 REPLICATION_WANTED = 3
+REPLICATION = "replication factor"
 MIN_INSYNC_WANTED = 2
 WEEK_MS = 7 * 24 * 60 * 60 * 1000
 # Settings of the coordination topic that PROTOCOL 2.1 fixes. A record has at most
@@ -130,7 +131,7 @@ class Problem(NamedTuple):
 
     Attributes:
         text: What is wrong, what is required and why.
-        setting: The setting to change, if a setting repairs it.
+        setting: The setting to change, if a setting repairs it; or ``REPLICATION``.
         value: The required value.
     """
 
@@ -146,13 +147,12 @@ def _replication_problems(found: TopicDescription, broker_count: int) -> list[Pr
     least = _number(found.configs, name)
     if broker_count >= REPLICATION_WANTED:
         if found.replication < REPLICATION_WANTED:
-            problems.append(
-                Problem(
-                    f"replication factor is {found.replication}, must be at least "
-                    f"{REPLICATION_WANTED} in a cluster of {broker_count} brokers: the "
-                    "loss of a broker could lose claims"
-                )
+            text = (
+                f"{REPLICATION} is {found.replication}, must be at least "
+                f"{REPLICATION_WANTED} in a cluster of {broker_count} brokers: the "
+                "loss of a broker could lose claims"
             )
+            problems.append(Problem(text, REPLICATION, str(REPLICATION_WANTED)))
         if least is not None and least < MIN_INSYNC_WANTED:
             text = (
                 f"{name} is {least}, must be at least {MIN_INSYNC_WANTED}: an "

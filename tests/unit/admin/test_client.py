@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from kafka_marshal import Admin
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.admin import connection
+from kafka_marshal.admin.formatting import Format
+from kafka_marshal.clock import SystemClock
+from kafka_marshal.errors import ConfigurationError, TopicMisconfigured
+from kafka_marshal.kafka_io.topic_rules import ClusterInfo, TopicDescription
+from kafka_marshal.testing.fakelog import FakeKafka
 
 NO_ARGUMENTS = {"close", "cluster", "describe_topic", "report_topic"}
 # A value of its own class, or Booleans alone.
@@ -49,3 +54,46 @@ def test_settings_of_numpy_are_python_s():
         assert type(admin._timeout_ms) is int
         assert type(sender.client_id) is str
         assert sender.tags
+
+
+class Topics:
+    """A cluster that has no coordination topic, and creates it."""
+
+    def describe(self, topic, *, timeout_ms):
+        return TopicDescription(name=topic, exists=False)
+
+    def cluster(self, *, timeout_ms):
+        return ClusterInfo("c", 1, ())
+
+    def cluster_id(self, *, timeout_ms):
+        return "c"
+
+    def create_coordination_topic(self, *, partitions, timeout_ms):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(("known_after", "timeout_ms"), [(2, 30_000), (None, 1)])
+def test_a_broker_may_know_late_of_the_topic_that_format_created(
+    monkeypatch, known_after, timeout_ms
+):
+    kafka, asked = FakeKafka(SystemClock()), []
+
+    def open_log(*_, **__):
+        if len(asked) == known_after:
+            kafka.create_topic("__marshal", 2, is_log_append_time=True)
+        asked.append(1)
+        return kafka.coordination_log()
+
+    monkeypatch.setattr(connection, "open_coordination_log", open_log)
+    with Admin("localhost:1", state_dir="", timeout_ms=timeout_ms) as admin:
+        admin._topics.close()
+        admin._topics = Topics()
+        if known_after is None:
+            with pytest.raises(TopicMisconfigured, match="There is no"):
+                admin.format_topic(Format(partition_count=2))
+        else:
+            config = admin.format_topic(Format(partition_count=2))
+            assert config.partition_count == 2

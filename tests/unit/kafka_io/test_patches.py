@@ -42,6 +42,7 @@ from kafka_marshal.kafka_io.patches import (
     request_updates_once,
 )
 from kafka_marshal.kafka_io.responses import Buffers, ResponseReader
+from kafka_marshal.kafka_io.throttling import Throttling
 from kafka_marshal.protocol.types import TopicPartition
 
 UNTOUCHED = Path(untouched.__file__)
@@ -156,6 +157,15 @@ def test_each_connection_that_fails_is_reported_once(network):
     error = ConnectionResetError()
     connection.connection_lost(error)
     assert failed == [error]
+
+
+def test_delays_of_each_connection_are_noted_and_kept_to(network, monkeypatch):
+    monkeypatch.setattr(module, "throttling", noted := Throttling())
+    connection = network.manager.get_connection("bootstrap-0")
+    for delay_ms in (0, 3_000):
+        connection._maybe_throttle(SimpleNamespace(throttle_time_ms=delay_ms))
+    connection._maybe_throttle(SimpleNamespace())
+    assert noted.longest_ms == 3_000
 
 
 def test_a_network_stops_on_its_own_thread(network):

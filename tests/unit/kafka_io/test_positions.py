@@ -19,10 +19,18 @@ def test_a_position_outside_the_log_names_the_range_and_the_command(span, expect
     error = outside_error(A, 12, what="is outside its log", start=start, end=end)
     assert f"Position 12 of {A}" in str(error)
     assert expected in str(error)
+    assert "unclean leader election" in str(error)
     assert f"marshal claims list --topic {A.topic};" in str(error)
+    assert "marshal groups reset GROUP --topic t:0 --to-latest --execute" in str(error)
     assert "eek" not in str(error), "there is no seek"
     assert (error.requested, error.log_start, error.log_end) == (12, *span)
     assert error.partition == A
+
+
+def test_a_position_before_the_log_names_the_records_that_are_gone():
+    error = outside_error(A, 2, what="is outside its log", start=7, end=9)
+    assert "deleted the records 2 to 6" in str(error)
+    assert "groups reset" not in str(error)
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ from kafka_marshal.kafka_io.fast.translate import (
     translate_error,
 )
 from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.throttling import throttling
 
 ASK_INTERVAL_S = 0.25
 # Longer than failover of a broker and the active controller usually takes: broker
@@ -269,6 +270,11 @@ class _Log:
         return False
 
 
+def _note_delay(event: Any) -> None:
+    """Handle the delay of a response, reported while the client is polled."""
+    throttling.note(f"broker {event.broker_id}", event.throttle_time * 1_000)
+
+
 def _new_client(
     kind: Callable[..., Any],
     settings: ConnectionConfig,
@@ -281,6 +287,7 @@ def _new_client(
     whole = {
         "allow.auto.create.topics": False,
         "error_cb": client.on_error,
+        "throttle_cb": _note_delay,
         # It waits half of this, at least 11 ms, before it connects to a leader.
         "reconnect.backoff.ms": 20,
         **fast_config(settings),

@@ -13,7 +13,13 @@ from kafka_marshal import CoordinationError, World, deadline, native
 from kafka_marshal.admin.formatting import TopicReport
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.kafka_io import Choice, record_batches
-from kafka_marshal.kafka_io.topic_rules import ClusterInfo, Problem, TopicDescription
+from kafka_marshal.kafka_io.throttling import Throttling
+from kafka_marshal.kafka_io.topic_rules import (
+    REPLICATION,
+    ClusterInfo,
+    Problem,
+    TopicDescription,
+)
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing import java
 from kafka_marshal.views.log_scan import Arrival
@@ -191,7 +197,14 @@ def test_no_topic(cluster):
             Problem("partition 3 has no leader"),
             (
                 "kafka-topics --bootstrap-server localhost:9092 --describe --topic "
-                "__marshal, then bring back or add brokers"
+                "__marshal, then bring its brokers back"
+            ),
+        ),
+        (
+            Problem("replication factor is 2", REPLICATION, "3"),
+            (
+                "kafka-reassign-partitions --bootstrap-server localhost:9092, with 3 "
+                "brokers for each partition of __marshal"
             ),
         ),
     ],
@@ -203,6 +216,14 @@ def test_bad_settings(cluster, problem, run):
     check = checks["settings"]
     assert (check["found"], check["run"]) == (problem.text, run)
     assert results(checks, "log", "format") == ["ok", "ok"]
+
+
+def test_requests_that_a_quota_delays_are_noted(cluster, monkeypatch):
+    assert "quota" not in examined()
+    monkeypatch.setattr(doctor, "throttling", Throttling(longest_ms=1_500))
+    check = examined()["quota"]
+    assert check["result"] == "note"
+    assert "delayed requests by 1.5s" in check["found"]
 
 
 def test_settings_that_may_not_be_seen_are_no_failure(cluster):

@@ -8,7 +8,7 @@ import weakref
 from concurrent.futures import Future
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, ThrottleEvent
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.fast import clients
@@ -23,6 +23,7 @@ from kafka_marshal.kafka_io.fast.clients import (
 )
 from kafka_marshal.kafka_io.fast.translate import Access, translate_error
 from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.throttling import Throttling
 
 NOBODY = ConnectionConfig("127.0.0.1:1")
 
@@ -228,6 +229,12 @@ def test_debug_lines_report_topic_ids():
     assert client.is_outdated
     assert client.topic_ids["t"] == bytes(15) + b"\x02"
     assert client.topic_ids["u.v-1"] == b"\xfb\xf0" + bytes(14)
+
+
+def test_delays_of_responses_are_noted(monkeypatch):
+    monkeypatch.setattr(clients, "throttling", noted := Throttling())
+    clients._note_delay(ThrottleEvent("a:1/1", 1, 2.5))
+    assert noted.longest_ms == 2_500
 
 
 def test_refusals_are_recorded():
