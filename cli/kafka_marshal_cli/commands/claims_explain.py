@@ -76,6 +76,14 @@ def _read(call: Call, key: Key, *, at: Moment | None, since: str | None) -> KeyH
     if at is not None and at.offsets is not None:
         offset = at.offsets
     first, first_ms = _since(since)
+    if at is not None:
+        bounds = ((first, at.offset), (first_ms, at.time_ms))
+        if any(a is not None and b is not None and a > b for a, b in bounds):
+            raise ConfigurationError(
+                f"--since is {since}, which is after --at, {at.text}; give an earlier "
+                "--since",
+                setting="--since",
+            )
     found = KeyHistory.open(
         key=key,
         offset=offset,

@@ -97,6 +97,7 @@ def dump(
             )
         emit(to_json(world_to_object(states_of(file, partition))))
         return
+    _require_range(from_, to)
     moment = None if at is None else at.of_partition(partition)
     with call.scan() if moment is None else call.scan(moment) as scan:
         if partition is not None and partition not in scan.ends:
@@ -114,6 +115,15 @@ def dump(
                 emit(to_json(line))
             elif "payload" in line:
                 emit(to_json(line["payload"]))
+
+
+def _require_range(first: int | None, last: int | None) -> None:
+    if first is not None and last is not None and first > last:
+        raise ConfigurationError(
+            f"--from is {first} and --to is {last}, the last offset, so no entry lies "
+            "between them; give a larger --to",
+            setting="--to",
+        )
 
 
 @app.command(

@@ -169,7 +169,7 @@ def states_named(call: Call, text: str, *, setting: str) -> NamedStates:
     """
     if text == LIVE:
         return _live(call)[0], True
-    if not text.startswith(" ") and (text == "-" or Path(text).exists()):
+    if not text.startswith(" ") and (text == "-" or _exists(text)):
         return worlds_of(text), True
     try:
         at = parsing.past_moment("the moment", text.strip(), now_ms=wall_ms())
@@ -179,6 +179,13 @@ def states_named(call: Call, text: str, *, setting: str) -> NamedStates:
             setting=setting,
         ) from error
     return _past(call, at)[0], at.offsets is None
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except OSError:  # such as a name that no file can have
+        return False
 
 
 def compared(one: NamedStates, other: NamedStates) -> list[Mapping[int, WorldState]]:

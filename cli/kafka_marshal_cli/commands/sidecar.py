@@ -293,8 +293,8 @@ VERDICTS = (
     Column("REASONS", lambda row: "; ".join(row["reasons"])),
 )
 CLIENTS = (
-    column("GROUP", "group"),
-    column("CLIENT", "client"),
+    column("GROUP", "group_id"),
+    column("CLIENT", "client_id"),
     column("STATE", "state"),
     column("PROCESS", "pid"),
     column("BEAT", "beat_age_ms", as_text=duration),
@@ -342,7 +342,12 @@ def clients(call: Call, *, path: Path) -> None:
     answered, found = query(path, "/v1/clients", timeout_ms=call.timeout_ms)
     if answered != http.client.OK:
         raise CoordinationError(f"{found['message']}; see: marshal sidecar status")
-    section = Section("clients", found["clients"], CLIENTS)
+    rows = [
+        # In the order and by the names of other commands.
+        {"group_id": row.pop("group"), "client_id": row.pop("client"), **row}
+        for row in found["clients"]
+    ]
+    section = Section("clients", rows, CLIENTS)
     call.answer(Answer(found["as_of"], {}, (section,)))
 
 

@@ -93,7 +93,8 @@ def find_checkpoint(
     """Return a complete checkpoint of a coordinating partition, by default the newest.
 
     Raises:
-        ConfigurationError: There is no such checkpoint in the log.
+        ConfigurationError: There is no such partition, or no such checkpoint.
+        ClaimRejected: There is no checkpoint at all.
     """
     if not 0 <= partition < log.partition_count:
         raise ConfigurationError(
@@ -106,16 +107,17 @@ def find_checkpoint(
     source = LogCheckpoints(None if checkpoint_id is None else _id(checkpoint_id))
     wanted = {partition: LogRange(start, end)}
     found = source.find(wanted, log=log, timeout_ms=timeout_ms).get(partition)
-    if found is None:
-        which = "no complete checkpoint"
-        which += "" if checkpoint_id is None else f" {checkpoint_id!r}"
-        raise ConfigurationError(
-            f"there is {which} of partition {partition} in the log from offset "
-            f"{start} on; list checkpoints with: marshal log tail --partition "
-            f"{partition} --from start --type CheckpointEnd",
-            setting="checkpoint",
-        )
-    return found
+    if found is not None:
+        return found
+    which = "" if checkpoint_id is None else f" {checkpoint_id!r}"
+    why = (
+        f"there is no complete checkpoint{which} of partition {partition} in the log "
+        f"from offset {start} on; list checkpoints with: marshal log tail --partition "
+        f"{partition} --from start --type CheckpointEnd"
+    )
+    if checkpoint_id is None:
+        raise ClaimRejected(why, reason="no_checkpoint")
+    raise ConfigurationError(why, setting="checkpoint")
 
 
 def _id(checkpoint_id: str) -> bytes:
@@ -281,8 +283,8 @@ class Overriding(AdminConnection):
             allow_reprocess: Whether records may be handed out again.
 
         Raises:
-            ClaimRejected: It would take keys or repeat records, and that is not
-                allowed; or a set position is not resolved.
+            ClaimRejected: There is no checkpoint; it would take keys or repeat records,
+                and that is not allowed; or a set position is not resolved.
         """
         log = open_coordination_log(
             self._settings, heartbeat_interval_ms=None, timeout_ms=self._timeout_ms

@@ -5,6 +5,7 @@ from typing import Any
 
 import attrs
 
+from kafka_marshal.errors import MarshalError
 from kafka_marshal.ports import (
     Background,
     CoordinationLog,
@@ -38,6 +39,21 @@ class Ports(ClaimPorts):
     policies: Background
 
 
+@attrs.frozen
+class FailedAppend:
+    """The last append that failed.
+
+    Attributes:
+        at_ms: Local time when that was noticed.
+        reported_ms: Local time of the last event about failed appends.
+        error: Why it failed.
+    """
+
+    at_ms: int
+    reported_ms: int
+    error: MarshalError
+
+
 @attrs.define
 class Context:
     """Ports, replicas and Config of one engine.
@@ -61,6 +77,7 @@ class Context:
             there; a partition whose log went back is absent. Replaced in each round
             under the engine's lock.
         start_requests: Requests for start positions under way, of all sessions.
+        failed_append: The last append that failed, None before there is one.
         places: Where keys and groups are.
     """
 
@@ -75,6 +92,7 @@ class Context:
     unreported: set[int] = attrs.field(factory=set)
     folded: Mapping[int, int] = attrs.field(factory=dict)
     start_requests: list[Pending[Any]] = attrs.field(factory=list)
+    failed_append: FailedAppend | None = None
     places: Placement = attrs.field(
         init=False,
         default=attrs.Factory(lambda self: Placement(self.replicas), takes_self=True),
@@ -216,6 +234,16 @@ class Context:
             if replica.world.lapses_ms is not None:
                 return True
         return False
+
+    def note_failed_append(self, error: MarshalError) -> None:
+        """Count a failed append; report it, at most once in a heartbeat interval."""
+        self.meters.failed_appends += 1
+        now_ms, last = self.now_ms, self.failed_append
+        reported_ms = None if last is None else last.reported_ms
+        if reported_ms is None or now_ms - reported_ms >= self.heartbeat_interval_ms:
+            self.observe("append_failed", {"error": error})
+            reported_ms = now_ms
+        self.failed_append = FailedAppend(now_ms, reported_ms, error)
 
     def observe(self, name: str, fields: Mapping[str, Any]) -> None:
         """Count an event and send it to the observer."""

@@ -82,6 +82,11 @@ class SelfDrain:
         name = (group_id, owner.client_id)
         return self._home.action_for(name, host=self._host) == DRAIN
 
+    @property
+    def why(self) -> str | None:
+        """Why this process drains its client, None while it does not."""
+        return None if self._op_id is None else self._why
+
     def begin(self, for_ms: int, *, why: str = WHY) -> bool:
         """Begin; return whether the log has directives. Idempotent.
 

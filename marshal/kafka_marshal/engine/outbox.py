@@ -38,8 +38,8 @@ class Outbox:
     """Numbers, encodes and appends records, and matches read-backs by ``seq``.
 
     PROTOCOL 3.5. An append that failed may still arrive; only the log decides (PROTOCOL
-    1.4). The result of an append serves one purpose: to detect that the log refuses
-    this process permanently.
+    1.4). The result of an append serves two purposes: to detect that the log refuses
+    this process permanently, and to report why appends fail.
     """
 
     __slots__ = ("_appends", "_context", "_forgotten_seq", "_pending", "claimant")
@@ -82,7 +82,7 @@ class Outbox:
         while self._appends and self._appends[0].is_done():
             error = self._appends.popleft().error()
             if error is not None:
-                self._context.meters.failed_appends += 1
+                self._context.note_failed_append(error)
             if isinstance(error, LogUnwritable):
                 return error
         return None

@@ -157,6 +157,10 @@ class KafkaCoordinationLog(TopicLog):
             timeout_ms=deadline.require_ms(no_answer),
         )
 
+    def _limit_requests(self, timeout_ms: int) -> None:
+        assert self._reader is not None
+        self._reader.limit_requests(timeout_ms)
+
     def _prepare(self) -> None:
         self._querier = KafkaOffsets(self._settings)
 

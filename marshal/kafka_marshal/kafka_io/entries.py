@@ -20,7 +20,7 @@ from kafka_marshal.kafka_io.fetched_records import (
     parse_records,
 )
 from kafka_marshal.kafka_io.packed_records import Origin
-from kafka_marshal.kafka_io.patches import fetcher_of, read_in_place
+from kafka_marshal.kafka_io.patches import fetcher_of, network_of, read_in_place
 from kafka_marshal.kafka_io.record_batches import batch_end
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topiclog import READER_REQUEST_TIMEOUT_MS
@@ -149,6 +149,10 @@ class EntryReader:
         self._assigned: Sequence[int] = ()
         read_in_place(self._consumer)
         fetch_entries(self._consumer)
+
+    def limit_requests(self, timeout_ms: int) -> None:
+        """Set how long each later request may take; on any thread."""
+        network_of(self._consumer).manager.request_timeout_ms = timeout_ms
 
     def seek(self, partitions: Sequence[int], offsets: Mapping[int, int]) -> None:
         """Read these partitions, some of them from other offsets on."""

@@ -164,6 +164,12 @@ UNREACHABLE = _fault(
     next_step="Check the addresses, the network, that the brokers run, and "
     "security_protocol: a port for logins (SASL) or TLS does not answer without them.",
 )
+UNCONFIRMED = _fault(
+    CoordinationError,
+    why="no broker at {addresses} confirmed it in time",
+    next_step="Check that the brokers answer, that the topic exists, and that its "
+    "partitions have leaders, with: marshal doctor",
+)
 NO_OPEN_FILES = _fault(
     CoordinationError,  # retriable: other parts of the process may close some
     why="this process or its machine has too many open files",

@@ -60,7 +60,11 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc] # untyped library
             read.
         failed: Called with the error of each connection that was not established, on
             the thread that connects.
+        request_timeout_ms: Limit of each later request; None for the configured one,
+            which each connection copies.
     """
+
+    request_timeout_ms: int | None = None
 
     def __init__(self, net: NetworkSelector, **options: object) -> None:
         super().__init__(net, **options)
@@ -76,6 +80,13 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc] # untyped library
             connection.init_future.add_errback(self._report)
             _note_delays(connection)
         return connection
+
+    def send(
+        self, request: Any, node_id: Any = None, request_timeout_ms: Any = None
+    ) -> Any:
+        """Send a request; return the future of its response."""
+        limit_ms = request_timeout_ms or self.request_timeout_ms
+        return super().send(request, node_id, request_timeout_ms=limit_ms)
 
     def _report(self, error: Exception) -> None:
         self.failed(error)

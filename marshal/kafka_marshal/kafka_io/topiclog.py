@@ -40,9 +40,21 @@ if TYPE_CHECKING:
     from kafka_marshal.kafka_io.clients import AdminClient
 
 READER_REQUEST_TIMEOUT_MS = 10_000
+# What a busy broker may take for a response.
+_READER_REQUEST_TIMEOUT_MS_MIN = 2_000
 EPOCH_NONE = -1
 
 Runs = list[Run]
+
+
+def reader_timeout_ms(heartbeat_interval_ms: int) -> int:
+    """Return the limit of a reader's requests for a heartbeat interval.
+
+    Half of the interval where that is possible: a reader whose connection is dead, but
+    not closed, reads from another one before leases end.
+    """
+    most_ms = max(heartbeat_interval_ms // 2, _READER_REQUEST_TIMEOUT_MS_MIN)
+    return min(most_ms, READER_REQUEST_TIMEOUT_MS)
 
 
 class TopicLog(CoordinationLog):
@@ -271,7 +283,7 @@ class TopicLog(CoordinationLog):
     def configure(
         self, heartbeat_interval_ms: int, *, timeout_ms: int = OPEN_TIMEOUT_MS
     ) -> None:
-        """Set the writer's timeouts; do nothing if the interval is unchanged.
+        """Set the timeouts of requests; do nothing if the interval is unchanged.
 
         The best moment is before the first append: one that finds an earlier append to
         its partition under way waits for it, to keep the order.
@@ -298,6 +310,7 @@ class TopicLog(CoordinationLog):
             fresh.close(0)
             self._require_open("Configuring")
             self.configure(heartbeat_interval_ms, timeout_ms=timeout_ms)
+        self._limit_requests(reader_timeout_ms(heartbeat_interval_ms))
 
     def _keep(self, fresh: Writer) -> bool:
         """Keep a writer, unless this was closed, or got another, meanwhile."""
@@ -407,6 +420,10 @@ class TopicLog(CoordinationLog):
     @abstractmethod
     def _connect(self, deadline: Deadline) -> None:
         """Make the reader, without positions."""
+
+    @abstractmethod
+    def _limit_requests(self, timeout_ms: int) -> None:
+        """Set how long the reader's requests may take, soon; on any thread."""
 
     @abstractmethod
     def _disconnect(self) -> None:

@@ -17,6 +17,8 @@ _ALERT_TYPE = 21
 _WRAPPED = re.compile(r"\[Error (\d+)\]")
 _RESPONSE_MESSAGE = re.compile(r"error_message=(['\"])(.+?)\1")
 
+# What its producer reports of records that had no response in time.
+_EXPIRED = "Expiring "
 # Errors of kafka-python itself. The first matching row counts.
 _OWN = (
     (faults.FORBIDDEN, (kafka_errors.AuthorizationError,)),
@@ -98,7 +100,9 @@ def translate_error(
     fault = faults.BY_CODE.get(getattr(kind, "errno", None))
     if fault is None:
         fault = next(fault for fault, kinds in _OWN if issubclass(kind, kinds))
-    if fault in (faults.UNREACHABLE, faults.OTHER):
+    if issubclass(kind, kafka_errors.KafkaTimeoutError) and _EXPIRED in str(error):
+        fault = faults.UNCONFIRMED
+    elif fault in (faults.UNREACHABLE, faults.OTHER):
         fault = fault_of_connection(error) or fault
     cause = _without_request(" ".join(str(error).split()))
     name = type(error).__name__

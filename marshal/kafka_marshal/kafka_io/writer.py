@@ -250,7 +250,7 @@ class _SentAppend(Append):
                 doing=self._doing, access=Access.WRITE, addresses=addresses
             )
             return failure.to_error(
-                faults.UNREACHABLE, error=outcome, cause=str(outcome)
+                faults.UNCONFIRMED, error=outcome, cause=str(outcome)
             )
         return self._translate(outcome, self._doing, Access.WRITE)
 

@@ -14,6 +14,7 @@ VALUE_CHARS_MAX = 500
 
 _WARNINGS = frozenset(
     {
+        "append_failed",
         "clock_step",
         "close_unconfirmed",
         "config_torn",

@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 
 import attrs
+import msgspec
 
 from kafka_marshal.engine import Engine
 from kafka_marshal.errors import InvalidTransition
@@ -217,6 +218,7 @@ class View:
             checkpoint.
         rebuilding: Those that are being read again.
         diverged: Those whose last checkpoint had another digest than this replica.
+        notes: What costs partitions, but does not make it unready.
     """
 
     now_ms: int
@@ -236,6 +238,7 @@ class View:
     log_start_missing: tuple[int, ...] = ()
     rebuilding: tuple[int, ...] = ()
     diverged: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def livez(view: View) -> Verdict:
@@ -249,9 +252,13 @@ def livez(view: View) -> Verdict:
 def readyz(view: View) -> Verdict:
     """Return whether clients should use it.
 
-    It serves, has read the log to its end, and may use all that it holds.
+    It serves, has read the log to its end, and may use all that it holds. In Kubernetes
+    a container that is not ready takes its pod out of the Services, which would not
+    help a consumer: so what makes it lose partitions is only noted.
     """
-    return _verdict(view, _unready_reasons(view))
+    verdict = _verdict(view, _unready_reasons(view))
+    notes = tuple(escaped(note) for note in view.notes)
+    return msgspec.structs.replace(verdict, reasons=verdict.reasons + notes)
 
 
 def startupz(view: View) -> Verdict:
@@ -380,7 +387,22 @@ def _view_inside(view: View, engine: Engine) -> View:
         log_start_missing=engine.log_start_missing,
         rebuilding=() if config is None else _rebuilding(engine),
         diverged=engine.diverged,
+        notes=(*_failed_appends(engine, view.now_ms), *_drains(engine)),
     )
+
+
+def _failed_appends(engine: Engine, now_ms: int) -> Iterator[str]:
+    failed = engine.context.failed_append
+    # It appends three times in an interval.
+    if failed and now_ms - failed.at_ms <= engine.context.heartbeat_interval_ms:
+        yield f"an append to the log failed: {failed.error}"
+
+
+def _drains(engine: Engine) -> Iterator[str]:
+    drained = [each for each in engine.sessions if each.self_drain.why is not None]
+    for session in drained[:NAMED_MAX]:
+        group_id, why = session.claimant.group_id, session.self_drain.why
+        yield f"it hands over the partitions of group {group_id}: {why}"
 
 
 def _rebuilding(engine: Engine) -> tuple[int, ...]:

@@ -91,6 +91,10 @@ class Link:
         )
 
 
+# The last link that this process has seen, by the folder of the chain.
+_seen: dict[Path, Link] = {}
+
+
 @attrs.frozen
 class Chain:
     """The manifest of one topic partition: links without gaps, each created once.
@@ -110,9 +114,35 @@ class Chain:
         return [Link(**json.loads(file.read_text())) for file in files]
 
     def last(self) -> Link | None:
-        """Return the last link, None before the first."""
-        files = sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []
-        return Link(**json.loads(files[-1].read_text())) if files else None
+        """Return the last link, None before the first.
+
+        From the last one that this process has seen: the name of the next one follows
+        from it. To list all links takes longer with each batch.
+        """
+        seen = _seen.get(self.folder)
+        if seen is not None and self._read(seen.name) == seen:
+            found: Link | None = self._last_after(seen)
+        else:
+            files = sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []
+            found = self._read(files[-1].name) if files else None
+        if found is not None:
+            _seen[self.folder] = found
+        return found
+
+    def _last_after(self, link: Link) -> Link:
+        while True:
+            same = self._read(attrs.evolve(link, first=link.end).name)
+            later = attrs.evolve(link, first=0, generation=link.generation + 1)
+            found = same or self._read(later.name)
+            if found is None:
+                return link
+            link = found
+
+    def _read(self, name: str) -> Link | None:
+        try:
+            return Link(**json.loads((self.folder / name).read_text()))
+        except FileNotFoundError:
+            return None
 
     def add(self, link: Link) -> bool:
         """Append a link; return False if another writer created it first.
@@ -130,6 +160,8 @@ class Chain:
             # Atomic, and unlike a rename it never replaces a file.
             os.link(half, path)
         except FileExistsError:
+            # A network file system may not have shown it yet: list the folder.
+            _seen.pop(self.folder, None)
             return False
         finally:
             half.unlink()

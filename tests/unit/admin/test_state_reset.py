@@ -206,13 +206,19 @@ def test_a_refused_reset_is_an_error():
         pytest.param("ab", 0, "32 hex digits", id="short"),
         pytest.param("no hex" * 5, 0, "32 hex digits", id="no hex"),
         pytest.param(None, 1, "0 to 0, not 1", id="partition"),
-        pytest.param(None, 0, "--from start --type CheckpointEnd", id="none"),
     ],
 )
 def test_a_checkpoint_that_is_not_there(checkpoint_id, partition, match):
     cluster = world()
     with pytest.raises(ConfigurationError, match=match):
         find(cluster, checkpoint_id, partition)
+
+
+def test_a_log_without_a_checkpoint_refuses_a_reset():
+    match = "--from start --type CheckpointEnd"
+    with pytest.raises(ClaimRejected, match=match) as refused:
+        find(world())
+    assert refused.value.reason == "no_checkpoint"
 
 
 def test_one_of_several_checkpoints_is_found_by_its_id():

@@ -2,6 +2,7 @@
 
 from enginekit import H, owning, world
 
+from kafka_marshal.errors import CoordinationError
 from kafka_marshal.testing.fakestore import AppendFate
 
 
@@ -39,3 +40,18 @@ def test_a_record_may_land_until_it_is_read_back(monkeypatch):
     node.session.beat_now()  # the lost one is forgotten
     assert outbox.may_land(0, first=lost, before=other)
     assert not outbox.may_land(0, first=other, before=other + 1)
+
+
+def test_failed_appends_are_reported_once_in_an_interval():
+    cluster = world()
+    node = owning(cluster)
+    assert node.engine.context.failed_append is None
+    cluster.fates["a"] = AppendFate(is_lost=True, fails_after_ms=1)
+    cluster.run(H + H // 2)
+    failed = node.engine.context.meters.failed_appends
+    reported = node.observer.named("append_failed")
+    assert failed > len(reported) == 2
+    assert isinstance(reported[0].fields["error"], CoordinationError)
+    last = node.engine.context.failed_append
+    assert last is not None
+    assert last.at_ms > last.reported_ms

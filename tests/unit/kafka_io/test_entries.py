@@ -5,10 +5,17 @@ from types import SimpleNamespace
 import pytest
 from batchkit import built
 from kafka import TopicPartition as KafkaTopicPartition
+from kafka.future import Future
 from kafka.record import MemoryRecords
 
 from kafka_marshal.kafka_io import entries as module
-from kafka_marshal.kafka_io.entries import EntryRecords, fetch_entries, to_runs
+from kafka_marshal.kafka_io.entries import (
+    EntryReader,
+    EntryRecords,
+    fetch_entries,
+    to_runs,
+)
+from kafka_marshal.kafka_io.patches import Network
 from kafka_marshal.native import compiled
 from kafka_marshal.protocol.packed_entries import PackedEntries
 from kafka_marshal.protocol.types import LogEntry
@@ -44,6 +51,27 @@ def test_otherwise_records_become_entries(monkeypatch):
     kind, found = records_of(values=[b"v", None])
     assert kind is not EntryRecords
     assert found == [[entry(0, b"v"), entry(1, None)]]
+
+
+def test_the_limit_of_later_requests_is_changed():
+    network = Network({})
+    manager = network.manager
+    reader = object.__new__(EntryReader)
+    reader._consumer = SimpleNamespace(_client=network)
+    limits = []
+    connection = SimpleNamespace(
+        send_request=lambda _, request_timeout_ms: limits.append(request_timeout_ms),
+        init_future=Future(),
+    )
+    manager._conns["0"] = connection
+    manager.get_connection = lambda node_id: connection
+    manager.send("a", "0")
+    reader.limit_requests(2_000)
+    manager.send("b", "0")
+    manager.send("c", "0", request_timeout_ms=70)
+    assert limits == [None, 2_000, 70]
+    manager._conns.clear()
+    network.close()
 
 
 def test_packed_runs_and_single_entries_keep_their_order():

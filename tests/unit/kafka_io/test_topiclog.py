@@ -7,6 +7,7 @@ import pytest
 
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.kafka_io.coordination import KafkaCoordinationLog
+from kafka_marshal.kafka_io.topiclog import reader_timeout_ms
 
 
 class Writer:
@@ -22,13 +23,20 @@ class Writer:
 
 
 @pytest.fixture
-def log():
+def limited():
+    """Return the limits of the reader's requests, as they were set."""
+    return []
+
+
+@pytest.fixture
+def log(limited):
     """A log that is open for reading, as its constructor leaves it."""
     made = object.__new__(KafkaCoordinationLog)
     made.topic = made._topic = "__marshal"
     made.writer = None
     made._pid, made._lock, made._is_closed = os.getpid(), threading.Lock(), False
     made._disconnect = lambda: None
+    made._limit_requests = limited.append
     return made
 
 
@@ -63,3 +71,17 @@ def test_of_two_writers_that_connect_at_once_one_is_kept(log):
     assert (late.is_closed, kept.is_closed) == (True, False)
     assert log.writer is kept
     assert kept.intervals == [3_000]
+
+
+@pytest.mark.parametrize(
+    ("heartbeat_interval_ms", "limit_ms"),
+    [(200, 2_000), (4_000, 2_000), (8_000, 4_000), (60_000, 10_000)],
+)
+def test_a_reader_is_connected_again_before_leases_end(
+    log, limited, heartbeat_interval_ms, limit_ms
+):
+    """A connection that is dead, but not closed, ends with the limit of a request."""
+    assert reader_timeout_ms(heartbeat_interval_ms) == limit_ms
+    connecting(log, lambda: None)
+    log.configure(heartbeat_interval_ms)
+    assert limited == [limit_ms]

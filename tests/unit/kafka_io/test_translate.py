@@ -79,6 +79,14 @@ def test_unreachable_names_the_addresses(kind):
     assert made.retriable
 
 
+def test_an_unconfirmed_record_does_not_mean_that_no_broker_answers():
+    """The topic may be gone, or a partition without a leader."""
+    expired = kafka_errors.KafkaTimeoutError("Expiring 1 record(s) for t-0")
+    made = translated(expired, Access.WRITE)
+    assert "no broker at a:1, b:2 confirmed it in time" in str(made)
+    assert made.retriable
+
+
 def test_wrapped_errors_are_unwrapped():
     wrapped = kafka_errors.KafkaError(
         f"Unexpected: {kafka_errors.ClusterAuthorizationFailedError()}"

@@ -368,6 +368,38 @@ def test_an_outage_shorter_than_the_lease_fails_no_probe(cluster):
     assert readyz(found.view()).ok
 
 
+def test_why_the_log_cannot_be_written_is_shown_as_long_as_that_lasts(cluster):
+    """Also once all leases have ended, when nothing that is held fails the check."""
+    node = owning(cluster)
+    found = well(node)
+    node.cut(is_cut=True)
+    cluster.run(4 * H)
+    verdict = found.ready()
+    assert verdict.ok
+    first, note = verdict.reasons
+    assert first == "serving"
+    assert note.startswith("an append to the log failed: ")
+    assert len(found.live().reasons) == 1
+    node.cut(is_cut=False)
+    cluster.run(4 * H)
+    assert found.ready().reasons == ("serving",)
+
+
+def test_a_group_that_is_drained_for_a_reason_is_noted(cluster):
+    """As where its lease journal cannot be written: others take its partitions."""
+    node = owning(cluster)
+    found = well(node)
+    node.session.self_drain.begin(H, why="its lease journal cannot be written")
+    verdict = found.ready()
+    assert verdict.ok
+    assert verdict.reasons == (
+        "serving",
+        "it hands over the partitions of group g: its lease journal cannot be written",
+    )
+    node.session.self_drain.end()
+    assert found.ready().reasons == ("serving",)
+
+
 def test_a_stopped_loop_is_detected(cluster):
     node = owning(cluster)
     found = well(node)

@@ -1,12 +1,15 @@
 """Chains of folders that count, each link made once."""
 
+import shutil
 import threading
+from pathlib import Path
 
 import attrs
 import pytest
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.spark import sinks_files as module
 from kafka_marshal.spark.sinks_files import CHAINS, Chain, FileSink, Link
 
 OPTIONS = {
@@ -58,6 +61,56 @@ def test_a_chain_has_no_gap_and_no_link_twice(tmp_path):
     assert [link.end for link in chain.links()] == [10, 20]
     assert chain.last().folder == "data/z"
     assert not [path for path in chain.folder.iterdir() if path.name[0] == "."]
+
+
+class Listed:
+    """Counts how often folders are listed."""
+
+    def __init__(self, monkeypatch):
+        self.count, glob = 0, Path.glob
+
+        def counted(folder, pattern):
+            self.count += 1
+            return glob(folder, pattern)
+
+        monkeypatch.setattr(Path, "glob", counted)
+
+
+def test_links_are_listed_once_and_then_followed(tmp_path, monkeypatch):
+    """Else each batch would take longer than the one before."""
+    chain, listed = Chain(tmp_path), Listed(monkeypatch)
+    for number in range(5):
+        assert chain.add(link(number, number + 1, f"data/{number}"))
+        assert chain.last().end == number + 1
+    assert chain.add(attrs.evolve(link(0, 3, "data/r"), generation=1))
+    assert chain.add(attrs.evolve(link(3, 7, "data/s"), generation=1))
+    assert chain.last().folder == "data/s", "also of a topic that was created again"
+    assert listed.count == 1
+    module._seen.clear()
+    assert chain.last().folder == "data/s"
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_folder_that_was_made_again_is_listed_again(tmp_path, how):
+    chain = Chain(tmp_path / "t" / "0")
+    assert chain.add(link(0, 10, "data/x"))
+    assert chain.last().end == 10
+    shutil.rmtree(chain.folder)
+    if how == "removed":
+        assert chain.last() is None
+    else:
+        assert chain.add(link(0, 3, "data/y"))
+        assert chain.last().end == 3
+
+
+def test_after_a_link_that_was_not_shown_the_folder_is_listed(tmp_path, monkeypatch):
+    chain = Chain(tmp_path)
+    assert chain.add(link(0, 10, "data/x"))
+    assert chain.last().end == 10
+    listed = Listed(monkeypatch)
+    assert not chain.add(link(0, 12, "data/y"))
+    assert chain.last().end == 10
+    assert listed.count == 1
 
 
 def test_only_one_of_many_writers_adds_a_link(tmp_path):

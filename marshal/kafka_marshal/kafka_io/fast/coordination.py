@@ -89,7 +89,8 @@ _QUERIES_S_MAX = 3 * _QUERY_S
 # What is appended in one round is ready within it, and goes in one request. librdkafka
 # waits for whole milliseconds, and each more delays every claim and every grant.
 FAST_LINGER_MS = 0.5
-
+# For queries too: the last stable offset would be no barrier.
+_UNCOMMITTED = {"isolation.level": "read_uncommitted"}
 
 _Entries = list[tuple[int, LogEntry]]
 
@@ -264,6 +265,9 @@ class FastCoordinationLog(TopicLog):
         self._errors: list[tuple[int | None, Exception]] = []
         self._connecting: list[threading.Thread] = []
         self._has_leaders = False
+        self._reader_timeout_ms = READER_REQUEST_TIMEOUT_MS
+        # A reader with other timeouts, which the next poll begins to use.
+        self._next_reader: Client | None = None
         self._new_clients()
         # Both connect while the topic is described.
         self._connecting = [
@@ -272,21 +276,56 @@ class FastCoordinationLog(TopicLog):
         ]
 
     def _new_clients(self) -> None:
-        common = {
-            # For queries too: the last stable offset would be no barrier.
-            "isolation.level": "read_uncommitted",
-            "socket.timeout.ms": READER_REQUEST_TIMEOUT_MS,
-        }
-        self._querier = new_consumer(self._settings, common)
-        self._reader = new_consumer(
+        # A response after the end of its query is of no use.
+        limit_ms = round(_QUERY_S * 1_000) + OVERDUE_GRACE_MS
+        self._querier = new_consumer(
+            self._settings, {**_UNCOMMITTED, "socket.timeout.ms": limit_ms}
+        )
+        self._reader = self._new_reader()
+
+    def _new_reader(self) -> Client:
+        return new_consumer(
             self._settings,
             {
-                **common,
+                **_UNCOMMITTED,
+                "socket.timeout.ms": self._reader_timeout_ms,
                 # Reports offsets behind control records, which are not returned.
                 "enable.partition.eof": True,
                 "fetch.wait.max.ms": self._fetch_wait_ms,
             },
         )
+
+    def _limit_requests(self, timeout_ms: int) -> None:
+        """Make another reader: librdkafka cannot change the limit of one."""
+        with self._lock:
+            if self._is_closed or timeout_ms == self._reader_timeout_ms:
+                return
+            self._reader_timeout_ms = timeout_ms
+        fresh = self._new_reader()
+        with suppress(KafkaException):  # it finds the leaders by itself, later
+            fresh.handle.list_topics(self._topic, timeout=_QUERY_S)
+        unused = self._keep_reader(fresh)
+        if unused is not None:
+            close_consumer(unused)
+
+    def _keep_reader(self, fresh: Client) -> Client | None:
+        """Have the next poll use a reader; return the one that will not be used."""
+        with self._lock:
+            if self._is_closed:
+                return fresh
+            unused, self._next_reader = self._next_reader, fresh
+        return unused
+
+    def _use_next_reader(self) -> None:
+        """Continue with the reader that was made last, from the same offsets."""
+        with self._lock:
+            if self._is_closed or self._next_reader is None:
+                return
+            old, self._reader = self._reader, self._next_reader
+            self._next_reader = None
+        self._is_assigned = False
+        if old is not None:
+            close_consumer(old)
 
     def _describe(
         self, client: "AdminClient | None", timeout_ms: int
@@ -331,8 +370,9 @@ class FastCoordinationLog(TopicLog):
             if thread.is_alive():
                 return  # destroying its handle would crash the process
         self._end_bulk()
-        if self._reader is not None:
-            close_consumer(self._reader)
+        for reader in (self._reader, self._next_reader):
+            if reader is not None:
+                close_consumer(reader)
         with self._query_ended:
             is_free = self._query_ended.wait_for(
                 lambda: not self._queries, timeout=_QUERIES_S_MAX
@@ -443,6 +483,8 @@ class FastCoordinationLog(TopicLog):
     def _fetch_by(
         self, add: Callable[[Iterable[Any], _Entries], None], timeout_ms: int
     ) -> Runs:
+        if self._next_reader is not None:
+            self._use_next_reader()
         assert self._reader is not None
         handle = self._reader.handle
         if not self._is_assigned:

@@ -104,6 +104,15 @@ def test_the_last_events_since_a_moment(log):
     assert read("explain", "g", "t:0", *since)["events"] == events
 
 
+@pytest.mark.parametrize("what", ["explain", "history"])
+@pytest.mark.parametrize(("since", "at"), [("6", "5"), ("-1m", "-5m")])
+def test_a_range_without_offsets_is_wrong_usage(log, what, since, at):
+    range_ = (f"--since={since}", f"--at={at}")
+    outcome = invoke(what, "g", "t:0", *range_)
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    assert "which is after --at" in outcome.stderr
+
+
 def test_since_a_moment_is_read_from_the_newest_checkpoint_before_it(past):
     whole = read("explain", "g", "t:0")
     assert whole["began_at"] is None

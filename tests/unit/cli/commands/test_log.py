@@ -55,6 +55,12 @@ def test_dump(logs):
     assert kinds == ["Config", "ClaimingPartition", "Config"]
 
 
+def test_a_range_without_offsets_is_wrong_usage(logs):
+    outcome = invoke("log", "dump", "--from", "5", "--to", "3")
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    assert "give a larger --to" in outcome.stderr
+
+
 def test_dump_of_a_partition_that_is_not_there(logs):
     outcome = invoke("log", "dump", "--partition", "2")
     assert outcome.exit_code == 2

@@ -371,3 +371,9 @@ def test_a_config():
     found = shown({0: log().state}, {0: other.state})
     assert ("config", "", "generation") in found
     assert ("config", "", "heartbeat_interval_ms") not in found
+
+
+def test_a_name_that_no_file_can_have_is_wrong_usage(logs):
+    outcome = invoke("diff", "x" * 300, "live")
+    assert outcome.exit_code == 2
+    assert "there is no such file" in outcome.stderr

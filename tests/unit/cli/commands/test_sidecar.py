@@ -94,7 +94,7 @@ def test_clients_of_one_that_serves(asked):
     assert "orders-0" in table.stdout
     assert "orders-1" in table.stdout
     (client,) = map(json.loads, lines.stdout.splitlines())
-    assert (client["group"], client["client"], client["pid"]) == ("g", "c", 7)
+    assert (client["group_id"], client["client_id"], client["pid"]) == ("g", "c", 7)
 
 
 def test_a_missing_sidecar_is_reported(world):

@@ -272,10 +272,12 @@ class Log(FastCoordinationLog):
     def _new_clients(self):
         self.handle = Handle()
         self.handle.unknown = self.unknown
-        self._reader, self._querier = (
-            Client(handle=self.handle),
-            Client(handle=self.handle),
-        )
+        self.limits = []
+        self._querier, self._reader = Client(handle=self.handle), self._new_reader()
+
+    def _new_reader(self):
+        self.limits.append(self._reader_timeout_ms)
+        return Client(handle=self.handle)
 
     def _describe_topic(self, deadline, client):
         for thread in self._connecting:
@@ -405,6 +407,57 @@ def test_the_query_handle_outlives_its_queries(log, monkeypatch):
     query.join(WAIT_S)
     assert found == [{0: 0, 1: 0}]
     until(lambda: closed == [log._reader, log._querier], "both are closed")
+
+
+@pytest.fixture
+def closed(monkeypatch):
+    """Return the consumers that were closed."""
+    found = []
+    monkeypatch.setattr(module, "close_consumer", found.append)
+    return found
+
+
+def test_a_reader_with_other_limits_continues_where_the_first_one_is(log, closed):
+    log.handle.queue = [Message(1, 4, epoch=3)]
+    assert len(log.poll(0)) == 1
+    first = log._reader
+    log._limit_requests(2_000)
+    log._limit_requests(2_000)
+    assert log.limits == [10_000, 2_000]
+    assert (log._reader, closed) == (first, []), "another thread may poll it"
+    assert log.poll(0) == []
+    assert log.handle.assigned[1:] == [{0: 0, 1: 5}]
+    assert closed == [first]
+
+
+def test_of_two_readers_that_are_not_used_yet_the_later_one_is_used(log, closed):
+    log._limit_requests(2_000)
+    unused = log._next_reader
+    log._limit_requests(3_000)
+    assert closed == [unused]
+    last = log._next_reader
+    assert log.poll(0) == []
+    assert log._reader is last
+
+
+def test_a_closed_log_makes_no_reader(log, closed):
+    log._limit_requests(2_000)
+    made = [log._reader, log._next_reader]
+    log.close(1_000)
+    log._limit_requests(3_000)
+    log._use_next_reader()
+    assert log.limits == [10_000, 2_000]
+    until(lambda: closed == [*made, log._querier], "all are closed")
+
+
+def test_a_reader_that_is_made_while_its_log_is_closed_is_closed(log, closed):
+    asked = log.handle.list_topics
+    log.handle.list_topics = lambda *args, **more: (
+        log.close(1_000) or asked(*args, **more)
+    )
+    log._limit_requests(2_000)
+    until(lambda: len(closed) == 3, "all are closed")
+    assert log._next_reader is None
 
 
 def test_the_larger_of_two_ends_is_the_newer(log, monkeypatch):

@@ -87,6 +87,13 @@ def test_unreachable_names_the_addresses():
     assert made.retriable
 
 
+def test_an_unconfirmed_record_does_not_mean_that_no_broker_answers():
+    """The topic may be gone, or a partition without a leader."""
+    made = translated(KafkaException(KafkaError(CODES["_MSG_TIMED_OUT"])))
+    assert "no broker at a:1, b:2 confirmed it in time" in str(made)
+    assert made.retriable
+
+
 def test_settings_are_librdkafkas():
     made = translated(KafkaException(KafkaError(CODES["_INVALID_ARG"], "x")))
     assert "librdkafka does not accept the settings" in str(made)
