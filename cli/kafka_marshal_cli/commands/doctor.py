@@ -16,7 +16,6 @@ from kafka_marshal.deadline import Deadline
 from kafka_marshal.defaults import format_command
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.identity import state_home
-from kafka_marshal.kafka_io.throttling import throttling
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.text import abbreviated
 from kafka_marshal.sidecar.config import open_files_max
@@ -115,6 +114,13 @@ def record_parser() -> Check:
     return Check("record parser", Result.OK, f"aiokafka {installed('aiokafka')}")
 
 
+def quota() -> Iterator[Check]:
+    """Check for delays of this command's own requests by quotas."""
+    from kafka_marshal.kafka_io.throttling import throttling
+
+    yield from checks.quota(throttling.longest_ms)
+
+
 def compiled_part() -> Check:
     """Check for the compiled functions, which are optional."""
     name, package = "compiled part", "kafka-marshal"
@@ -163,7 +169,7 @@ class ClusterChecks:
         begun, began = ClockReading.now(), time.monotonic()
         yield from machine()
         yield from self._cluster()
-        yield from checks.quota(throttling.longest_ms)
+        yield from quota()
         # Over a shorter time the error of a reading would look like drift.
         early_s = checks.DRIFT_S_MIN - (time.monotonic() - began)
         time.sleep(max(0.0, early_s))

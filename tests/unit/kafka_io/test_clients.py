@@ -142,6 +142,7 @@ def silent_broker():
 def watches(monkeypatch):
     """Watches of all calls. Their networks end with the test: they draw backoffs."""
     made = []
+    others = frozenset(threading.enumerate())
 
     def new_watch():
         made.append(ConnectionWatch())
@@ -151,7 +152,7 @@ def watches(monkeypatch):
     yield made
     for each in made:
         each.stop()
-    for thread in threading.enumerate():
+    for thread in frozenset(threading.enumerate()) - others:
         if thread.name.startswith("kafka-io-"):
             thread.join(60)
             assert not thread.is_alive()
