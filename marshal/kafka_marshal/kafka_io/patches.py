@@ -78,15 +78,15 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc] # untyped library
         if connection not in self._begun:
             self._begun.add(connection)
             connection.init_future.add_errback(self._report)
-            _note_delays(connection)
         return connection
 
     def send(
         self, request: Any, node_id: Any = None, request_timeout_ms: Any = None
     ) -> Any:
-        """Send a request; return the future of its response."""
+        """Send a request; return the future of its response, whose delay is noted."""
         limit_ms = request_timeout_ms or self.request_timeout_ms
-        return super().send(request, node_id, request_timeout_ms=limit_ms)
+        sent = super().send(request, node_id, request_timeout_ms=limit_ms)
+        return sent.add_callback(partial(_note_delay, node_id))
 
     def _report(self, error: Exception) -> None:
         self.failed(error)
@@ -98,16 +98,9 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc] # untyped library
         return transport
 
 
-def _note_delays(connection: Any) -> None:
-    """Note by how much the broker of a connection delays its responses."""
-    throttle = connection._maybe_throttle  # noqa: SLF001 - there is no other way in
-
-    def note_and_throttle(response: Any) -> None:
-        delay_ms = getattr(response, "throttle_time_ms", 0)
-        throttling.note(f"broker {connection.node_id}", delay_ms)
-        throttle(response)
-
-    connection._maybe_throttle = note_and_throttle  # noqa: SLF001
+def _note_delay(node_id: object, response: Any) -> None:
+    where = "a broker" if node_id is None else f"broker {node_id}"
+    throttling.note(where, getattr(response, "throttle_time_ms", None) or 0)
 
 
 class Network(KafkaNetClient):  # type: ignore[misc] # untyped library

@@ -19,6 +19,7 @@ import untouched
 from batchkit import BadText, new_batch
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka.errors import CorruptRecordError
+from kafka.future import Future
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.transport import KafkaTCPTransport
 from kafka.protocol.consumer import FetchRequest, FetchResponse
@@ -159,12 +160,21 @@ def test_each_connection_that_fails_is_reported_once(network):
     assert failed == [error]
 
 
-def test_delays_of_each_connection_are_noted_and_kept_to(network, monkeypatch):
+def test_the_delay_of_each_response_is_noted(network, monkeypatch):
     monkeypatch.setattr(module, "throttling", noted := Throttling())
-    connection = network.manager.get_connection("bootstrap-0")
-    for delay_ms in (0, 3_000):
-        connection._maybe_throttle(SimpleNamespace(throttle_time_ms=delay_ms))
-    connection._maybe_throttle(SimpleNamespace())
+    sent = []
+    monkeypatch.setattr(
+        KafkaConnectionManager,
+        "send",
+        lambda *_, **__: sent.append(Future()) or sent[-1],
+    )
+    for response in (
+        SimpleNamespace(),
+        SimpleNamespace(throttle_time_ms=3_000),
+        SimpleNamespace(throttle_time_ms=0),
+    ):
+        assert network.manager.send(None, 1) is sent[-1]
+        sent[-1].success(response)
     assert noted.longest_ms == 3_000
 
 

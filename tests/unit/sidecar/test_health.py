@@ -374,15 +374,15 @@ def test_why_the_log_cannot_be_written_is_shown_as_long_as_that_lasts(cluster):
     found = well(node)
     node.cut(is_cut=True)
     cluster.run(4 * H)
-    verdict = found.ready()
+    verdict = readyz(found.view())
     assert verdict.ok
     first, note = verdict.reasons
     assert first == "serving"
     assert note.startswith("an append to the log failed: ")
-    assert len(found.live().reasons) == 1
+    assert len(livez(found.view()).reasons) == 1
     node.cut(is_cut=False)
     cluster.run(4 * H)
-    assert found.ready().reasons == ("serving",)
+    assert readyz(found.view()).reasons == ("serving",)
 
 
 def test_a_group_that_is_drained_for_a_reason_is_noted(cluster):
@@ -390,14 +390,14 @@ def test_a_group_that_is_drained_for_a_reason_is_noted(cluster):
     node = owning(cluster)
     found = well(node)
     node.session.self_drain.begin(H, why="its lease journal cannot be written")
-    verdict = found.ready()
+    verdict = readyz(found.view())
     assert verdict.ok
     assert verdict.reasons == (
         "serving",
         "it hands over the partitions of group g: its lease journal cannot be written",
     )
     node.session.self_drain.end()
-    assert found.ready().reasons == ("serving",)
+    assert readyz(found.view()).reasons == ("serving",)
 
 
 def test_a_stopped_loop_is_detected(cluster):

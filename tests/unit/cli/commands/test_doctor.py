@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from kafka_marshal import CoordinationError, World, deadline, native
 from kafka_marshal.admin.formatting import TopicReport
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
-from kafka_marshal.kafka_io import Choice, record_batches
-from kafka_marshal.kafka_io.throttling import Throttling
+from kafka_marshal.kafka_io import Choice, record_batches, throttling
 from kafka_marshal.kafka_io.topic_rules import (
     REPLICATION,
     ClusterInfo,
@@ -220,7 +219,9 @@ def test_bad_settings(cluster, problem, run):
 
 def test_requests_that_a_quota_delays_are_noted(cluster, monkeypatch):
     assert "quota" not in examined()
-    monkeypatch.setattr(doctor, "throttling", Throttling(longest_ms=1_500))
+    monkeypatch.setattr(
+        throttling, "throttling", throttling.Throttling(longest_ms=1_500)
+    )
     check = examined()["quota"]
     assert check["result"] == "note"
     assert "delayed requests by 1.5s" in check["found"]
