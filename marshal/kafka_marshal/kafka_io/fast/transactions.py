@@ -85,6 +85,7 @@ class Transactions(Closing):
         # Topics that are known to exist.
         self._found: set[str] = set()
         self._consumer: Client | None = None
+        self._group_id = group_id
         config = {
             "transactional.id": transactional_id,
             "transaction.timeout.ms": max(1_000, timeout_ms),
@@ -271,10 +272,13 @@ class Transactions(Closing):
             return fenced_error(f"{doing} as {self._id}")
         if cause is not None and cause.code() in _REFUSED:
             return refused_error(f"{doing} as {self._id}", cause.name())
+        needs = f"WRITE on transactional id {self._id}, and on the topic"
+        if cause is not None and cause.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            needs = f"READ on group {self._group_id}"
         return translate_error(
             error,
             doing=f"{doing} as {self._id}",
             access=Access.WRITE,
-            needs=f"WRITE on transactional id {self._id}, and on the topic",
+            needs=needs,
             addresses=self._settings.addresses,
         )

@@ -305,6 +305,20 @@ def test_a_failed_open_closes_everything(handle):
     assert handle.did == ["init", "forget"]
 
 
+@pytest.mark.parametrize(
+    ("code", "right"),
+    [
+        (KafkaError.GROUP_AUTHORIZATION_FAILED, "READ on group g;"),
+        (KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "WRITE on transactional id"),
+    ],
+)
+def test_a_refused_position_names_the_right_that_lacks(handle, code, right):
+    with begun() as some:
+        handle.fails["offsets"] = translated(code)
+        with pytest.raises(LogUnwritable, match=right):
+            write(some)
+
+
 def test_a_failed_position_query_raises(handle):
     with begun() as some:
         handle.fails["committed"] = translated(KafkaError._TIMED_OUT)
