@@ -300,7 +300,12 @@ class AdminClient:
             except Exception as error:
                 # Another call may have closed the client under this one.
                 was_dropped = client is not None and self._is_dropped(client)
-                is_passing = was_dropped or getattr(error, "retriable", False)
+                # Nothing was sent: the metadata does not list the broker, such as a
+                # controller that has just started.
+                is_unlisted = isinstance(error, kafka_errors.UnknownBrokerIdError)
+                is_passing = (
+                    was_dropped or is_unlisted or getattr(error, "retriable", False)
+                )
                 is_over = watch.is_stopped or deadline.left_s <= _RETRY_INTERVAL_S
                 if not is_passing or is_over or isinstance(error, _GaveUp):
                     raise

@@ -304,6 +304,21 @@ def test_a_call_waits_no_longer_than_its_deadline_for_one_that_connects(
         assert not thread.is_alive()
 
 
+def test_a_broker_that_the_metadata_does_not_list_is_waited_for(made):
+    """Such as a controller that has just started, or is away for a moment."""
+    admin = AdminClient(ConnectionConfig("127.0.0.1:1"))
+
+    def ask(client):
+        if client is made[0]:
+            raise errors.UnknownBrokerIdError(1)
+        return client
+
+    found = admin.call(ask, doing="Asking", access=Access.READ, timeout_ms=60_000)
+    # The client knows an earlier controller for ever, so another one asks.
+    assert found is made[1]
+    assert [each.closed_count for each in made] == [1, 0]
+
+
 def test_a_fault_that_does_not_pass_is_raised(made):
     admin = AdminClient(ConnectionConfig("127.0.0.1:1"))
 
