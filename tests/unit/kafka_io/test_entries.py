@@ -59,10 +59,12 @@ def test_the_limit_of_later_requests_is_changed():
     reader = object.__new__(EntryReader)
     reader._consumer = SimpleNamespace(_client=network)
     limits = []
-    connection = SimpleNamespace(
-        send_request=lambda _, request_timeout_ms: limits.append(request_timeout_ms),
-        init_future=Future(),
-    )
+
+    def send(_, request_timeout_ms):
+        limits.append(request_timeout_ms)
+        return Future()
+
+    connection = SimpleNamespace(send_request=send, init_future=Future())
     manager._conns["0"] = connection
     manager.get_connection = lambda node_id: connection
     manager.send("a", "0")
