@@ -13,7 +13,7 @@ from limits import (  # noqa: F401 - hooks
     pytest_runtest_teardown,
     pytest_timeout_set_timer,
 )
-from slices import deselect_proof
+from slices import deselect, deselect_proof
 from test_lanes import longest_first
 
 from kafka_marshal.errors import MarshalError
@@ -71,19 +71,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Sort the longest first; deselect what does not run over a sidecar, or here."""
+    """Sort the longest first; deselect what this run has no place for."""
     longest_first(items)
     deselect_proof(config, items)
-    out = [
-        item
-        for item in items
-        if item.get_closest_marker("direct")
-        and getattr(item, "callspec", None)
-        and item.callspec.params.get("via") == "sidecar"  # type: ignore[attr-defined]
-    ]
-    if out:
-        config.hook.pytest_deselected(items=out)
-        items[:] = [item for item in items if item not in out]
+    deselect(config, items, is_direct_over_sidecar)
+
+
+def is_direct_over_sidecar(item: pytest.Item) -> bool:
+    """Return whether a test would run over a sidecar, and must not."""
+    if not item.get_closest_marker("direct"):
+        return False
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and callspec.params.get("via") == "sidecar"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

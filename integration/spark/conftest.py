@@ -54,9 +54,9 @@ def group(unique):
 
 @pytest.fixture(scope="module")
 def python():
-    """The Python of Spark's processes: it forks them, as each would import for 1 s.
+    """The Python of Spark's processes: one that forks them, so that none imports.
 
-    Modules that name Spark's own test both.
+    Some modules name Spark's own instead, which imports for a second in each process.
     """
     return FORKING
 

@@ -2,8 +2,8 @@
 
 Each hazard is forced, and seen to have happened. At most once, no row is ever given to
 two attempts; at least once into a sink that compares tokens, each row is there once.
-``make proof`` kills drivers, and others run beside a query that is killed
-(test_sharing.py, test_through_sidecar.py).
+Drivers are killed in ``make proof`` alone; ``make test`` kills one query in each of
+test_sharing.py and test_through_sidecar.py.
 """
 
 import postgres

@@ -13,7 +13,7 @@ machine that is not busy the limit of the test ends the wait before.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import pytest
@@ -48,7 +48,17 @@ def deselect_proof(config: pytest.Config, items: list[pytest.Item]) -> None:
 
     With arguments the marker is for these values of ``via`` alone.
     """
-    out = [] if IS_PROOF else [item for item in items if _is_for_proof(item)]
+    if not IS_PROOF:
+        deselect(config, items, _is_for_proof)
+
+
+def deselect(
+    config: pytest.Config,
+    items: list[pytest.Item],
+    is_out: Callable[[pytest.Item], bool],
+) -> None:
+    """Remove tests, and report them to pytest as deselected."""
+    out = [item for item in items if is_out(item)]
     if out:
         config.hook.pytest_deselected(items=out)
         items[:] = [item for item in items if item not in out]

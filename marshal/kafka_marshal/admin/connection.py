@@ -1,5 +1,6 @@
 """The connections of an admin, which follows the log without claiming."""
 
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from kafka_marshal.protocol.records import Config, Record
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.snapshots import open_store, read_to_end
 from kafka_marshal.views.log_ends import LogEnds
+
+_CREATED_PAUSE_S = 0.1
+"""Between attempts to open a log that was created just now."""
 
 
 class AdminConnection:
@@ -92,6 +96,7 @@ class AdminConnection:
             except TopicMisconfigured:
                 if deadline.is_over:
                     raise
+            time.sleep(_CREATED_PAUSE_S)
 
     def _follow_again(self) -> Follower:
         """Close the follower; return one of all Kafka partitions that there are now."""
