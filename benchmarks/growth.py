@@ -25,7 +25,7 @@ from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.codec import decode
 from kafka_marshal.protocol.records import ClaimingPartition
-from kafka_marshal.testing.fakelog import AppendFate
+from simulator.fakelog import AppendFate
 from simulator.node import Cluster, ConsumerSpec, Node
 
 H_MS = 12_000

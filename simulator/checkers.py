@@ -27,8 +27,8 @@ from kafka_marshal.protocol.state import (
     WorldState,
 )
 from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
-from kafka_marshal.testing.fakelog import FakeKafka
-from kafka_marshal.testing.fakestore import Stored
+from simulator.fakelog import FakeKafka
+from simulator.fakestore import Stored
 from simulator.node import Node
 from simulator.operation_judge import (
     BEAT,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 from simulator.plan import chance
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from kafka_marshal.config import OnWarm
 from kafka_marshal.protocol.settings import TUNABLES
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.testing.clock import InlineBackground
+from simulator.clock import InlineBackground
 from simulator.node import Node
 from simulator.plan import HANDOFFS, chance
 from simulator.world import World

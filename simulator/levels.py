@@ -20,8 +20,8 @@ from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Config
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import Transitions, WorldState
 from kafka_marshal.protocol.types import Owner
-from kafka_marshal.testing.fakestore import Stored
 from simulator.checkers import LogWatcher, Violation
+from simulator.fakestore import Stored
 
 FRAME_VERSION = 1
 LEVEL_BY_TYPE: Mapping[int, int] = {

@@ -4,7 +4,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 
-from kafka_marshal.testing.clock import VirtualClock
+from simulator.clock import VirtualClock
 
 Call = Callable[[], None]
 

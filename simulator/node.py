@@ -33,13 +33,13 @@ from kafka_marshal.protocol.records import (
     Limits,
 )
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
-from kafka_marshal.testing.clock import (
+from simulator.clock import (
     ClockView,
     InlineBackground,
     SeededEntropy,
     VirtualClock,
 )
-from kafka_marshal.testing.fakelog import FakeKafka, FatePolicy
+from simulator.fakelog import FakeKafka, FatePolicy
 
 EVENTS_MAX = 10_000
 LIVES_MAX = 8

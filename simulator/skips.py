@@ -9,7 +9,7 @@ from functools import partial
 
 from kafka_marshal.protocol.state import Transition, WorldState
 from kafka_marshal.protocol.types import Key, Token
-from kafka_marshal.testing.fakestore import Stored
+from simulator.fakestore import Stored
 
 Place = tuple[int, Key, bytes | None]
 """Coordinating partition, key, and the id of its topic."""

@@ -12,10 +12,10 @@ from kafka_marshal.protocol.records import (
     LayoutFence,
 )
 from kafka_marshal.protocol.types import Key, Owner
-from kafka_marshal.testing.fakestore import Stored
 from simulator.base import GROUP
 from simulator.checkers import Folded
 from simulator.configs import configs_of
+from simulator.fakestore import Stored
 from simulator.fates import HARDNESS, KINDS, Window
 from simulator.fences import Fences
 from simulator.fleet import APPS_MAX, App, Fleet

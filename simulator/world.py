@@ -14,7 +14,6 @@ from kafka_marshal.protocol.placement import (
 )
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import Key, Token
-from kafka_marshal.testing.fakestore import Partition
 from simulator.base import GROUP, TOPIC, BaseWorld
 from simulator.checkers import (
     Folded,
@@ -25,6 +24,7 @@ from simulator.checkers import (
 from simulator.chronicle import Chronicle
 from simulator.coverage import Coverage
 from simulator.exposure import Cuts, Exposures
+from simulator.fakestore import Partition
 from simulator.fates import Fates
 from simulator.levels import Levels
 from simulator.loop import Loop

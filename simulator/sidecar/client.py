@@ -38,8 +38,8 @@ from kafka_marshal.remote.transport import NotRegistered, error_of
 from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN, to_http_error
 from kafka_marshal.sidecar.process_monitor import Caller, Peer
 from kafka_marshal.sidecar.service import SidecarService, numbered_request
-from kafka_marshal.testing.clock import InlineBackground, SeededEntropy
 from simulator.base import GROUP
+from simulator.clock import InlineBackground, SeededEntropy
 from simulator.handoffs import COLD, on_warm_of
 from simulator.node import Cluster, ConsumerSpec, Recorder
 from simulator.sidecar.host import SEED_BITS, Host

@@ -17,7 +17,7 @@ from kafka_marshal.protocol.types import Owner
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.sidecar.health import Lifecycle, State
 from kafka_marshal.sidecar.service import SidecarService
-from kafka_marshal.testing.clock import ClockView
+from simulator.clock import ClockView
 from simulator.node import Cluster, Node
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import GroupSettings
 from kafka_marshal.protocol.settings import PLANNER
 from kafka_marshal.protocol.types import Key, Owner, Token
-from kafka_marshal.testing.fakestore import AppendFate
 from simulator.base import GROUP, TOPIC, BaseWorld, is_of_one_claim
 from simulator.checkers import Folded, Violation
+from simulator.fakestore import AppendFate
 from simulator.garbage import NAME as GARBAGE
 from simulator.handoffs import COLD, DIE, NEVER, SLOW, mood_of, on_warm_of
 from simulator.loop import Loop

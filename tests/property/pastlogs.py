@@ -20,8 +20,8 @@ from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.text import entry_to_object, object_to_entry
 from kafka_marshal.protocol.types import LogEntry, TimestampType, TopicPartition
-from kafka_marshal.testing.fakelog import FakeKafka
-from kafka_marshal.testing.fakestore import Stored
+from simulator.fakelog import FakeKafka
+from simulator.fakestore import Stored
 
 WRITER = "w"
 

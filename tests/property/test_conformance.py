@@ -10,8 +10,8 @@ import pytest
 from conformance import CHECKS
 
 from kafka_marshal.clock import SystemClock
-from kafka_marshal.testing.clock import VirtualClock
-from kafka_marshal.testing.fakelog import FakeKafka
+from simulator.clock import VirtualClock
+from simulator.fakelog import FakeKafka
 
 
 class FakeRig:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kafka_marshal.errors import DeadlineExceeded
 from kafka_marshal.protocol.types import OffsetRange
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 RECORDS = 24
 

@@ -14,7 +14,7 @@ from kafka_marshal.engine import checkpoint_reader
 from kafka_marshal.protocol.layout import used_count
 from kafka_marshal.protocol.snapshot import to_bytes
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.testing.fakelog import FakeCoordinationLog
+from simulator.fakelog import FakeCoordinationLog
 
 K = 2
 

@@ -17,7 +17,7 @@ from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import ClaimingPartition, Record, ReleaseGroup
 from kafka_marshal.protocol.state import Transition, WorldState
 from kafka_marshal.protocol.types import Key, TopicPartition
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 from simulator.node import Cluster, ConsumerSpec, Node
 
 H = 3_000

@@ -16,7 +16,7 @@ from kafka_marshal.remote import api
 from kafka_marshal.remote.context import RemoteContext, RemoteEngine
 from kafka_marshal.remote.grants import SidecarGrantRequester
 from kafka_marshal.remote.session import RemoteSession
-from kafka_marshal.testing.clock import InlineBackground, SeededEntropy
+from simulator.clock import InlineBackground, SeededEntropy
 from simulator.node import Recorder
 
 INCARNATION = "ab" * 16

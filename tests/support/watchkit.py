@@ -4,9 +4,9 @@ from logkit import config
 
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.testing.clock import VirtualClock
-from kafka_marshal.testing.fakelog import FakeKafka
 from kafka_marshal.views.watch import WorldWatch
+from simulator.clock import VirtualClock
+from simulator.fakelog import FakeKafka
 
 TOPIC = "__marshal"
 

@@ -31,7 +31,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 
 def owning(cluster, client_id="a", **rest):

@@ -31,7 +31,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.protocol.records import Heartbeat
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.seeking import offsets_within
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 
 def test_a_partition_that_does_not_exist_has_no_offset():

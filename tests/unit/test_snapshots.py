@@ -34,7 +34,7 @@ from kafka_marshal.snapshots import (
     to_file_bytes,
     write_file,
 )
-from kafka_marshal.testing.clock import VirtualClock
+from simulator.clock import VirtualClock
 
 TOPIC_ID = bytes(range(16))
 

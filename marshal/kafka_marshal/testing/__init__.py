@@ -1,1 +1,1 @@
-"""Public test kit: fakes, virtual clock, checks of policies and embedded broker."""
+"""Public test kit: checks of policies and an embedded broker."""

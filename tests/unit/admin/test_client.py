@@ -11,7 +11,7 @@ from kafka_marshal.admin.formatting import Format
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.errors import ConfigurationError, TopicMisconfigured
 from kafka_marshal.kafka_io.topic_rules import ClusterInfo, TopicDescription
-from kafka_marshal.testing.fakelog import FakeKafka
+from simulator.fakelog import FakeKafka
 
 NO_ARGUMENTS = {"close", "cluster", "describe_topic", "report_topic"}
 # A value of its own class, or Booleans alone.

@@ -17,7 +17,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.protocol.codec import person_of
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import Directive
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 K = 2
 HOME = home_partition("g", partition_count=K)

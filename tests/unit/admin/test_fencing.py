@@ -21,7 +21,7 @@ from kafka_marshal.protocol.codec import person_of
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import FencingClient
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 K = 4
 HOME = home_partition("g", partition_count=K)

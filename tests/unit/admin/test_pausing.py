@@ -37,7 +37,7 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.protocol.state import SCHEDULED_MAX, SCOPED_MAX
 from kafka_marshal.protocol.text import scope_texts
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 K = 4
 FOR_MS = 900

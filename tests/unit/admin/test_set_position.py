@@ -54,7 +54,7 @@ from kafka_marshal.protocol.records import (
     StagePosition,
 )
 from kafka_marshal.protocol.resolving import ABORTED, COMMITTED, UNDECIDED
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 
 @pytest.fixture(name="cluster")

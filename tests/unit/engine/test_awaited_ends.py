@@ -5,7 +5,7 @@ import pytest
 from kafka_marshal.engine.awaited_ends import RETRY_MS, AwaitedEnds
 from kafka_marshal.engine.context import Ports
 from kafka_marshal.errors import CoordinationError
-from kafka_marshal.testing.clock import InlineBackground, SeededEntropy, VirtualClock
+from simulator.clock import InlineBackground, SeededEntropy, VirtualClock
 from simulator.node import Recorder
 
 

@@ -20,7 +20,7 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.state import GroupState, KeyState
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 PLACE = checkpoint_key(0)
 SOON = CheckpointRule(interval_ms=2 * H, entries=10_000)

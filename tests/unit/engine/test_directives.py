@@ -9,8 +9,8 @@ from kafka_marshal.protocol.records import (
     HandoffOffer,
     ReleasingPartition,
 )
-from kafka_marshal.testing.fakestore import AppendFate
 from simulator import node
+from simulator.fakestore import AppendFate
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from kafka_marshal.protocol.records import (
     ReleasingPartition,
 )
 from kafka_marshal.protocol.types import OffsetRange, TopicPartition
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 T1 = TopicPartition("t", 1)
 

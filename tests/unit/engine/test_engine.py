@@ -39,7 +39,7 @@ from kafka_marshal.protocol.records import (
     Member,
 )
 from kafka_marshal.protocol.types import Key, Owner
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 from simulator.node import Cluster, Node
 
 

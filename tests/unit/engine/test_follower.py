@@ -7,8 +7,8 @@ from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded, LogUnwritable
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import Member, ReleaseGroup
-from kafka_marshal.testing.clock import VirtualClock
-from kafka_marshal.testing.fakelog import FakeKafka
+from simulator.clock import VirtualClock
+from simulator.fakelog import FakeKafka
 
 INCARNATION = b"i" * 16
 MEMBER = Member(

@@ -30,8 +30,8 @@ from kafka_marshal.protocol.granting import AtMostOnce, GrantVerdict, Pace
 from kafka_marshal.protocol.losses import marks_of
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import OffsetRange, TopicPartition
-from kafka_marshal.testing.fakedata import FakeDataReader
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakedata import FakeDataReader
+from simulator.fakestore import AppendFate
 
 T1 = TopicPartition("t", 1)
 

@@ -27,7 +27,7 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, OffsetRange
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from kafka_marshal.protocol.records import (
     ReleasingPartition,
 )
 from kafka_marshal.protocol.settings import TUNABLES
-from kafka_marshal.testing.fakedata import FakeDataReader
-from kafka_marshal.testing.fakestore import AppendFate
 from simulator import node
+from simulator.fakedata import FakeDataReader
+from simulator.fakestore import AppendFate
 
 WITHIN_MS = TUNABLES["handoff_ms"].default
 OFFERS_MAX = TUNABLES["handoffs_max"].default

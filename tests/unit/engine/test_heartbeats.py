@@ -27,7 +27,7 @@ from kafka_marshal.protocol.records import (
     Heartbeat,
     ReleasingPartition,
 )
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 # --- Leases (PROTOCOL 5.2) ---
 

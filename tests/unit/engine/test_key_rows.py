@@ -8,7 +8,7 @@ from logkit import OP, beat, claim, schedule, settings, stage
 
 from kafka_marshal.engine.key_rows import KeyRows
 from kafka_marshal.policies import topic as whole_topics
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 COUNT = 8
 

@@ -22,7 +22,7 @@ from kafka_marshal.engine import members
 from kafka_marshal.errors import IdentityConflict
 from kafka_marshal.protocol.applied import applied_of
 from kafka_marshal.protocol.records import ClaimingPartition, Member
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 # --- Announcements ---
 

@@ -30,7 +30,7 @@ from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.protocol.claiming import Claim, Claimant, Ending
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.types import Key, Owner
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 
 def total(counts):

@@ -3,7 +3,7 @@
 from enginekit import H, owning, world
 
 from kafka_marshal.errors import CoordinationError
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 
 def test_a_lost_record_is_neither_awaited_nor_confirmed():

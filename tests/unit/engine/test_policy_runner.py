@@ -8,7 +8,7 @@ from enginekit import H
 from kafka_marshal.engine.policy_runner import PolicyRunner
 from kafka_marshal.policies import KeyView, Plan, Release, View
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.testing.clock import InlineBackground
+from simulator.clock import InlineBackground
 
 A, B, C = (Key("g", "t", number) for number in range(3))
 

@@ -31,7 +31,7 @@ from kafka_marshal.protocol.records import (
     ResolvePosition,
 )
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 
 @pytest.fixture

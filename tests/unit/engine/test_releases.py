@@ -16,7 +16,7 @@ from kafka_marshal.protocol.records import (
     ClaimingPartition,
     ReleasingPartition,
 )
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 # --- Ghosts (PROTOCOL 5.3) ---
 

@@ -33,7 +33,7 @@ from kafka_marshal.protocol.records import (
     StagePosition,
 )
 from kafka_marshal.protocol.state import ACCEPTED, WorldState
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 ELSEWHERE = "elsewhere"
 SOON_MS = 2 * H

@@ -37,8 +37,8 @@ from kafka_marshal.protocol.records import (
     ReleasingPartition,
 )
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.testing.fakedata import FakeDataReader
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakedata import FakeDataReader
+from simulator.fakestore import AppendFate
 
 # --- Claiming (PROTOCOL 5.1) ---
 

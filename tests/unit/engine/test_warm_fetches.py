@@ -15,8 +15,8 @@ from kafka_marshal.engine.warm_fetches import (
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.ports import PlainRecord
 from kafka_marshal.protocol.types import Token, TopicPartition
-from kafka_marshal.testing.clock import InlineBackground
-from kafka_marshal.testing.fakedata import FakeDataReader
+from simulator.clock import InlineBackground
+from simulator.fakedata import FakeDataReader
 
 PLACE = TopicPartition("t", 0)
 OTHER = TopicPartition("t", 1)

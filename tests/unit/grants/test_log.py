@@ -42,7 +42,7 @@ from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.granting import GrantVerdict
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import OffsetRange, TopicPartition
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 SOON_MS = 5_000
 

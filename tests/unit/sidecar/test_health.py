@@ -29,7 +29,7 @@ from kafka_marshal.sidecar.health import (
     readyz,
     startupz,
 )
-from kafka_marshal.testing.clock import VirtualClock
+from simulator.clock import VirtualClock
 
 # --- Lifecycle ---
 

@@ -21,7 +21,7 @@ from kafka_marshal.sidecar.metrics import (
     Exposition,
     SidecarCollector,
 )
-from kafka_marshal.testing.clock import VirtualClock
+from simulator.clock import VirtualClock
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENT = (ROOT / "docs" / "METRICS.md").read_text()

@@ -53,7 +53,7 @@ from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar.health import State
 from kafka_marshal.sidecar.process_monitor import Caller
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 
 TASK = "7a" * 16
 

@@ -20,9 +20,9 @@ from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.placement import place_under
 from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal.protocol.types import Key, Owner
-from kafka_marshal.testing.fakestore import Stored
 from simulator.checkers import Folded
 from simulator.chronicle import Chronicle
+from simulator.fakestore import Stored
 
 OWNER = Owner("c1", ident("c1"))
 

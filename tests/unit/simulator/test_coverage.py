@@ -24,7 +24,6 @@ from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal.protocol.types import Owner
-from kafka_marshal.testing.fakestore import Stored
 from simulator.checkers import Folded
 from simulator.coverage import (
     FENCED,
@@ -37,6 +36,7 @@ from simulator.coverage import (
     TRUNCATED,
     Coverage,
 )
+from simulator.fakestore import Stored
 
 H_MS = 3_000
 OWNER = Owner("c1", ident("c1"))

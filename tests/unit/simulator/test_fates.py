@@ -2,7 +2,7 @@
 
 import pytest
 
-from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fakestore import AppendFate
 from simulator.fates import KINDS, Fates, Window
 
 H_MS = 10_000

@@ -1,6 +1,6 @@
 """Virtual time moves from call to call."""
 
-from kafka_marshal.testing.clock import VirtualClock
+from simulator.clock import VirtualClock
 from simulator.loop import Loop
 
 

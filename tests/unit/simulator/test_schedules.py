@@ -8,8 +8,8 @@ from logkit import START_MS, H, Log, beat, layout_fence, pause, scope_of
 from kafka_marshal.protocol import fold_groups, fold_layouts
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import SECOND_LEVEL, PauseGroup
-from kafka_marshal.testing.fakestore import Stored
 from simulator.checkers import Folded, Violation
+from simulator.fakestore import Stored
 from simulator.plan import SCHEDULES, Fault, draw
 from simulator.schedules import ScheduleJudge, Schedules
 from simulator.world import World

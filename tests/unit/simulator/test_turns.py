@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from kafka_marshal.errors import DeadlineExceeded
-from kafka_marshal.testing.clock import VirtualClock
+from simulator.clock import VirtualClock
 from simulator.loop import Loop
 from simulator.node import Cluster
 from simulator.turns import Killed, Program, WaitingLog, refusal_of

@@ -12,7 +12,7 @@ from kafka_marshal.spark import fetch
 from kafka_marshal.spark.options import parse
 from kafka_marshal.spark.planning import Task
 from kafka_marshal.spark.rows import columns
-from kafka_marshal.testing.clock import VirtualClock
+from simulator.clock import VirtualClock
 
 T0 = TopicPartition("t", 0)
 CLAIM = ClaimRef(

@@ -6,8 +6,8 @@ import pytest
 
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded, LogUnreadable
 from kafka_marshal.protocol.types import LogEntry, TimestampType
-from kafka_marshal.testing.clock import VirtualClock
 from kafka_marshal.views.log_scan import runs_to
+from simulator.clock import VirtualClock
 
 
 def entry(offset):

@@ -33,7 +33,7 @@ from kafka_marshal.spark.audit.folding import (
     runs_of,
     to_checkpoint,
 )
-from kafka_marshal.testing.clock import VirtualClock
+from simulator.clock import VirtualClock
 
 __all__ = ["past"]
 SAMPLE_MS = 60_000

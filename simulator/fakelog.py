@@ -32,8 +32,8 @@ from kafka_marshal.ports import (
     LogRange,
 )
 from kafka_marshal.protocol.types import LogEntry, TimestampType, TopicPartition
-from kafka_marshal.testing.clock import BrokerClocks, VirtualClock
-from kafka_marshal.testing.fakestore import (
+from simulator.clock import BrokerClocks, VirtualClock
+from simulator.fakestore import (
     AppendFate,
     FakeAppend,
     FatePolicy,
@@ -46,7 +46,7 @@ from kafka_marshal.testing.fakestore import (
 
 if TYPE_CHECKING:
     from kafka_marshal.outgoing import Progress
-    from kafka_marshal.testing.fakedata import FakeDataLog
+    from simulator.fakedata import FakeDataLog
 
 __all__ = ["AppendFate", "FakeCoordinationLog", "FakeKafka", "FatePolicy"]
 
@@ -345,7 +345,7 @@ class FakeKafka:
 
     def data_log(self) -> "FakeDataLog":
         """Return a client's session for data topics and group offsets."""
-        from kafka_marshal.testing.fakedata import FakeDataLog
+        from simulator.fakedata import FakeDataLog
 
         return FakeDataLog(self)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kafka_marshal.errors import InvalidTransition
-from kafka_marshal.testing.clock import InlineBackground, SeededEntropy, VirtualClock
+from simulator.clock import InlineBackground, SeededEntropy, VirtualClock
 
 
 def test_time_moves_only_on_request():

@@ -22,7 +22,7 @@ from kafka_marshal.ports import (
     WrongSetting,
 )
 from kafka_marshal.protocol.types import Token, TopicPartition
-from kafka_marshal.testing.fakelog import FakeKafka
+from simulator.fakelog import FakeKafka
 
 
 class FakeDataLog(DataLog):

@@ -9,8 +9,8 @@ from kafka_marshal.errors import (
     TopicMisconfigured,
 )
 from kafka_marshal.protocol.types import TimestampType, TopicPartition
-from kafka_marshal.testing.clock import EPOCH_MS, VirtualClock
-from kafka_marshal.testing.fakelog import (
+from simulator.clock import EPOCH_MS, VirtualClock
+from simulator.fakelog import (
     DELIVERY_TIMEOUT_MS,
     AppendFate,
     FakeKafka,

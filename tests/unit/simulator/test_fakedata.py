@@ -4,7 +4,7 @@ import pytest
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.testing.fakelog import FakeKafka
+from simulator.fakelog import FakeKafka
 
 PLACE = TopicPartition("data", 0)
 

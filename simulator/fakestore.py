@@ -11,7 +11,7 @@ from kafka_marshal.ports import READ_COMMITTED, Append, PlainRecord, Record
 from kafka_marshal.protocol.types import LogEntry, Token, TopicPartition
 
 if TYPE_CHECKING:
-    from kafka_marshal.testing.fakelog import FakeKafka
+    from simulator.fakelog import FakeKafka
 
 
 @attrs.frozen(kw_only=True)
