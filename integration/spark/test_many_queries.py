@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from domain import opened
-from slices import slice_of
 from sparkkit import LATE, RUN_S, cells, every, keeping
 from waiting import eventually
 
@@ -18,8 +17,8 @@ from waiting import eventually
 H_MS = 20_000
 WAIT_MS = 300_000
 QUERIES, EACH, MORE = 8, 20, 5
-# Of each of two sessions: a query costs a machine of two cores 6 s of processors.
-SHARED = slice_of(quick=1, full=8)
+# Of each of two sessions.
+SHARED = 8
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +183,7 @@ class Session:
         return code
 
 
-@pytest.mark.proof("sidecar")
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="no /proc here")
 def test_two_sessions_beside_each_other(domain, through, unique, python, tmp_path):

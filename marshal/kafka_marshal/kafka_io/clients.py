@@ -80,7 +80,7 @@ def new_client(
 
     Args:
         kind: ``KafkaConsumer``, ``KafkaProducer`` or ``KafkaAdminClient``.
-        config: Its configuration.
+        config: Its configuration; with a topic it has ``bootstrap_timeout_ms``.
         topic: Included in the first metadata request. For a topic that is added later
             kafka-python waits 100 ms before its next request.
         watch: Collects the refusals of this client.
@@ -105,6 +105,8 @@ def new_client(
         if watch is not None:
             watch.add(made)
         if topic is not None:
+            # To add a topic connects without a limit, unless a connect is under way.
+            made.manager.bootstrap_async(config["bootstrap_timeout_ms"])
             made.cluster.add_topic(topic)
         return made
 

@@ -10,7 +10,7 @@ import threading
 from contextlib import suppress
 
 import pytest
-from kafka import errors
+from kafka import KafkaConsumer, KafkaProducer, errors
 
 from kafka_marshal.errors import CoordinationError, MarshalError
 from kafka_marshal.kafka_io import clients
@@ -128,6 +128,17 @@ def test_the_reason_is_known_whatever_is_logged(caplog, level):
                 access=Access.READ,
                 timeout_ms=1_000,
             )
+
+
+@pytest.mark.parametrize("kind", [KafkaConsumer, KafkaProducer])
+def test_a_client_of_a_topic_that_finds_no_broker_gives_up(kind):
+    """A writer that connects again while its log is closed would never end."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        config = {"bootstrap_servers": address, "bootstrap_timeout_ms": 200}
+        with pytest.raises(errors.KafkaTimeoutError):
+            clients.new_client(kind, config, topic="orders")
 
 
 @pytest.fixture
