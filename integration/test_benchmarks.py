@@ -1,6 +1,6 @@
 """Every benchmark that needs a broker runs and prints one document.
 
-Those that take longest, or start Spark, do so in ``make proof``.
+Most do so in ``make proof`` alone.
 """
 
 import json
@@ -11,22 +11,17 @@ import pytest
 from slices import HANG_S, slice_of
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-# Each takes a processor for 6 to 16 s, even with the smallest load.
-LONG = {
-    *("claim_latency", "cold_start", "consume", "gaps", "handoff", "polls", "reset"),
-    *("resize", "sidecar", "takeover"),
-}
-WITH_SPARK = {"audit", "spark_batches", "spark_latency", "spark_source"}
 NAMES = [
     path.stem
     for path in sorted(BENCHMARKS.glob("*.py"))
-    if path.stem not in {"support", "run", *slice_of(quick=LONG | WITH_SPARK, full=())}
-    and "broker_argument(" in path.read_text()
+    if path.stem not in {"support", "run"} and "broker_argument(" in path.read_text()
 ]
+# The others take a processor for 6 to 16 s, even with the smallest load.
+SHORT = ["commands", "grants", "log_volume"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slice_of(quick=SHORT, full=NAMES))
 def test_a_smoke_run_prints_one_document(name, bootstrap_servers, tmp_path):
     command = [BENCHMARKS / f"{name}.py", "--quick"]
     output, errors = tmp_path / "output", tmp_path / "errors"

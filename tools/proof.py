@@ -100,9 +100,11 @@ PARTS = {
         tests=(
             "integration/spark/test_delivery_storms.py",
             "integration/spark/test_many_queries.py",
+            "integration/spark/test_through_sidecar.py",
         ),
     ),
     "flood": Part(title="Flood", tests=("tests/growth",)),
+    "demo": Part(title="The demo", tests=("integration/test_demo.py",)),
     "benchmarks": Part(
         title="Benchmarks, smallest loads", tests=("integration/test_benchmarks.py",)
     ),

@@ -3,7 +3,7 @@
 Each hazard is forced, and seen to have happened. At most once, no row is ever given to
 two attempts; at least once into a sink that compares tokens, each row is there once.
 ``make test`` has those of tasks at most once; test_delivery.py there has more, and one
-query is killed in each of test_sharing.py and test_through_sidecar.py.
+query is killed in test_sharing.py.
 """
 
 import postgres

@@ -152,6 +152,7 @@ def end_all(far, plains):
         plain.stop()
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_a_driver_is_killed_beside_plain_consumers(kit, domain, sidecar, tmp_path):
     """Its sidecar frees what it had; a restart redoes none of it."""
