@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -15,6 +16,7 @@ from limits import (  # noqa: F401 - hooks
 )
 from slices import deselect, deselect_proof
 from test_lanes import longest_first
+from waiting import eventually
 
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.testing.broker import EmbeddedBroker
@@ -32,6 +34,8 @@ SHARED_BROKER = {
 # Java processes of tests live for seconds to minutes: they never get back what the
 # optimising compiler and the parallel collector take, 40 % of a broker's time.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Of threads that the product and kafka-python start.
+OWN_THREADS = ("marshal-", "kafka-io-")
 # Over a sidecar one transport is enough: it decides who reads the log, not how.
 TRANSPORT_OF_SIDECARS = "fast"
 
@@ -101,6 +105,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("transport", transports, scope="module")
     elif "via" in asked:
         metafunc.parametrize("via", vias, scope="module")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads_end() -> Iterator[None]:
+    """After the last test of a module no client that it has closed runs on."""
+    before = set(threading.enumerate())
+    yield
+
+    def left() -> list[str]:
+        later = set(threading.enumerate()) - before
+        return [each.name for each in later if each.name.startswith(OWN_THREADS)]
+
+    eventually(lambda: not left(), f"the end of {left()}")
 
 
 @pytest.fixture(scope="session")
