@@ -6,8 +6,8 @@ each is escaped when it is shown (PROTOCOL 12).
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, zip_longest
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 NOTHING = "-"
+JSON_TOKENS_MAX = 10_000
 # Of a list in one cell or fact: a line of thousands of names is of no use to people.
 ITEMS_MAX = 10
 # A narrower column of text would have a word or two in each line.
@@ -54,7 +55,19 @@ def escape_lines(text: str) -> str:
 
 def to_json(value: object, *, is_pretty: bool = False) -> str:
     """Return JSON in which every character is printable."""
-    text = json.dumps(value, ensure_ascii=False, indent=2 if is_pretty else None)
+    if is_pretty:
+        return "".join(json_parts(value))
+    return _printable(json.dumps(value, ensure_ascii=False))
+
+
+def json_parts(value: object) -> Iterator[str]:
+    """Yield pretty JSON in parts: all of a large log would be held several times."""
+    tokens = json.JSONEncoder(ensure_ascii=False, indent=2).iterencode(value)
+    while part := "".join(islice(tokens, JSON_TOKENS_MAX)):
+        yield _printable(part)
+
+
+def _printable(text: str) -> str:
     # Outside its strings JSON is plain ASCII; indentation adds newlines.
     return _JSON_STRING_UNSAFE.sub(_escaped_in_json, text)
 

@@ -21,6 +21,7 @@ from kafka_marshal_cli.render import (
     escape_lines,
     fitting,
     grid,
+    json_parts,
     lines,
     people,
     plain,
@@ -72,6 +73,16 @@ def test_a_newline_in_a_value_begins_no_line():
 def test_json_is_one_line_unless_pretty():
     assert to_json({"a": ["日", "\n", RTL]}) == r'{"a": ["日", "\n", "\u202e"]}'
     assert to_json({"a": 1}, is_pretty=True) == '{\n  "a": 1\n}'
+
+
+def test_long_json_comes_in_parts():
+    rows = [{"topic": f"t-{n}\x1b", "partition": n, "tags": {}} for n in range(9_000)]
+    parts = list(json_parts({"claims": rows}))
+    assert max(map(len, parts)) * 5 < sum(map(len, parts))
+    text = "".join(parts)
+    assert text == to_json({"claims": rows}, is_pretty=True)
+    assert json.loads(text) == {"claims": rows}
+    assert text.replace("\n", "").isprintable()
 
 
 def test_json_escapes_beyond_the_basic_plane_in_pairs():
