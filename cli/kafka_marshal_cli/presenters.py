@@ -614,7 +614,7 @@ CLIENT_COLUMNS = (
     column("CLAIMS", "claims_count"),
     column("SILENT", "silent_estimate_ms", as_text=lambda ms: f"~{duration(ms)}"),
     Column("INCARNATION", lambda row: str(row["incarnation"])[:8]),
-    Column("TOPICS", lambda row: ", ".join(row["topics"]) or NOTHING),
+    column("TOPICS", "topics"),
 )
 CLIENT_LOG = (column("LOG LAG", "log_lag"), column("LOG READ", "log_read_count"))
 CLIENT_DIRECTIVE = column("DIRECTIVE", "directive")

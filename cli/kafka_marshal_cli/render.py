@@ -6,9 +6,8 @@ each is escaped when it is shown (PROTOCOL 12).
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from io import StringIO
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -18,8 +17,9 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 NOTHING = "-"
-# Wider than any terminal: a table that goes to a file is never folded.
-WIDTH_UNLIMITED = 100_000
+JSON_TOKENS_MAX = 10_000
+# Of a list in one cell or fact: a line of thousands of names is of no use to people.
+ITEMS_MAX = 10
 # A narrower column of text would have a word or two in each line.
 TEXT_WIDTH_MIN = 16
 GAP = "  "
@@ -55,7 +55,19 @@ def escape_lines(text: str) -> str:
 
 def to_json(value: object, *, is_pretty: bool = False) -> str:
     """Return JSON in which every character is printable."""
-    text = json.dumps(value, ensure_ascii=False, indent=2 if is_pretty else None)
+    if is_pretty:
+        return "".join(json_parts(value))
+    return _printable(json.dumps(value, ensure_ascii=False))
+
+
+def json_parts(value: object) -> Iterator[str]:
+    """Yield pretty JSON in parts: all of a large log would be held several times."""
+    tokens = json.JSONEncoder(ensure_ascii=False, indent=2).iterencode(value)
+    while part := "".join(islice(tokens, JSON_TOKENS_MAX)):
+        yield _printable(part)
+
+
+def _printable(text: str) -> str:
     # Outside its strings JSON is plain ASCII; indentation adds newlines.
     return _JSON_STRING_UNSAFE.sub(_escaped_in_json, text)
 
@@ -140,11 +152,18 @@ def plain(value: object) -> str:
         case bool():
             return "yes" if value else "no"
         case list() | tuple():
-            return ", ".join(plain(item) for item in value) or NOTHING
+            return _listed(value)
         case dict():
             return ", ".join(f"{k}={plain(v)}" for k, v in value.items()) or NOTHING
         case _:
             return str(value)
+
+
+def _listed(items: Sequence[object]) -> str:
+    """Return items as text; of many, as JSON has them, only the first."""
+    shown = ", ".join(plain(item) for item in items[:ITEMS_MAX]) or NOTHING
+    left_out = len(items) - ITEMS_MAX
+    return f"{shown} and {left_out} more" if left_out > 0 else shown
 
 
 def document(answer: Answer) -> dict[str, Any]:
@@ -198,10 +217,9 @@ def _layout(
     titles: Sequence[str], cells: Sequence[Sequence[str]], width: int
 ) -> tuple[list[str], list[int]] | None:
     """Return the titles and widths of columns; None if they do not fit."""
-    from rich.cells import cell_len
-
+    length = _length_of(cells)
     columns = list(zip(*cells, strict=True)) or [()] * len(titles)
-    content = [max(map(cell_len, column_), default=0) for column_ in columns]
+    content = [max(map(length, column_), default=0) for column_ in columns]
     room = width - len(GAP) * (len(titles) - 1)
     widths = [max(len(t), n) for t, n in zip(titles, content, strict=True)]
     if sum(widths) <= room:
@@ -255,51 +273,85 @@ def fitting(
 
 
 def table(section: Section, *, width: int | None = None, is_color: bool = False) -> str:
-    """Return a section as text in columns.
+    """Return a section as text in columns, as ``grid`` would draw it.
+
+    rich takes half a millisecond for each row: it only folds what is too wide.
 
     Args:
         section: The section.
         width: Columns of the terminal; None for no limit.
         is_color: Whether headers may be bold.
     """
-    limit = width or WIDTH_UNLIMITED
-    headers = [each.header for each in section.columns]
-    rows = [headers, *_cells(section)]
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    is_ascii = all(map(str.isascii, chain.from_iterable(rows)))
-    if not is_ascii or sum(widths) + len(GAP) * (len(widths) - 1) > limit:
-        return _folded(section, width=limit, is_color=is_color)
-    sides = list(zip(widths, (e.is_number for e in section.columns), strict=True))
-    head, *lines_ = (
-        GAP.join(
-            cell.rstrip().rjust(wide) if is_number else cell.ljust(wide)
-            for cell, (wide, is_number) in zip(row, sides, strict=True)
-        ).rstrip()
-        for row in rows
-    )
-    return "\n".join([f"{BOLD}{head}{RESET}" if is_color else head, *lines_])
+    cells = _cells(section)
+    titles = [each.header for each in section.columns]
+    length = _length_of(cells)
+    widths = [max(map(length, column_)) for column_ in zip(titles, *cells, strict=True)]
+    if width is not None and (found := _layout(titles, cells, width)) is not None:
+        titles, widths = found
+    folding = _Folding(length)
+    numbers = [each.is_number for each in section.columns]
+    sides = list(zip(widths, numbers, strict=True))
+    # Read from below: titles stand at the bottom.
+    heads = zip_longest(*(title.split("\n")[::-1] for title in titles), fillvalue="")
+    shown = [_line(head, sides, length) for head in heads][::-1]
+    if is_color:
+        shown = [f"{BOLD}{line}{RESET}" for line in shown]
+    for row in cells:
+        folded = [folding.lines(*each) for each in zip(row, widths, strict=True)]
+        parts = zip_longest(*folded, fillvalue="")
+        shown += [_line(part, sides, length) for part in parts]
+    return "\n".join(shown)
 
 
-def _folded(section: Section, *, width: int, is_color: bool) -> str:
-    """Return a section as rich draws it: cells fold, and characters may be wide.
+def _line(
+    cells: Sequence[str],
+    sides: Sequence[tuple[int, bool]],
+    length: Callable[[str], int],
+) -> str:
+    """Return a line of a table, of cells as wide as their columns at most."""
+    shown = []
+    for cell, (wide, is_number) in zip(cells, sides, strict=True):
+        text = cell.rstrip() if is_number else cell
+        blank = " " * (wide - length(text))
+        shown.append(blank + text if is_number else text + blank)
+    return GAP.join(shown).rstrip()
 
-    rich is imported only for this, and a table of some hundred rows takes it longer
-    than all else that a command does.
+
+def _length_of(cells: Sequence[Sequence[str]]) -> Callable[[str], int]:
+    """Return the function that gives the width of these cells on a terminal."""
+    if all(map(str.isascii, chain.from_iterable(cells))):
+        return len
+    from rich.cells import cell_len
+
+    return cell_len
+
+
+class _Folding:
+    """Folds cells at spaces as rich does, equal ones once.
+
+    Args:
+        length: Returns the width of a text on a terminal.
     """
-    from rich.console import Console
 
-    buffer = StringIO()
-    console = Console(
-        file=buffer,
-        # Not the width of the terminal: what does not fit continues on its next line.
-        width=WIDTH_UNLIMITED,
-        force_terminal=is_color,
-        no_color=not is_color,
-        color_system="standard" if is_color else None,
-        legacy_windows=False,
-    )
-    console.print(grid(section, width=width))
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+    def __init__(self, length: Callable[[str], int]) -> None:
+        self._length = length
+        self._found: dict[tuple[str, int], list[str]] = {}
+
+    def lines(self, cell: str, width: int) -> list[str]:
+        """Return the lines of a cell, each as wide as that at most."""
+        if self._length(cell) <= width:
+            return [cell]
+        found = self._found.get((cell, width))
+        if found is None:
+            found = self._found[cell, width] = self._folded(cell, width)
+        return found
+
+    def _folded(self, cell: str, width: int) -> list[str]:
+        from rich.console import Console
+        from rich.text import Text
+
+        lines_ = Text(cell).wrap(Console(width=width), width, overflow="fold")
+        return [line.plain for line in lines_]
 
 
 def facts(answer: Answer) -> str:

@@ -338,7 +338,9 @@ class Call:
         """Write an answer to stdout in the format of --output."""
         match self.output:
             case Output.JSON:
-                emit(render.to_json(render.document(answer), is_pretty=True))
+                for part in render.json_parts(render.document(answer)):
+                    sys.stdout.write(part)
+                sys.stdout.write("\n")
             case Output.JSONL:
                 for line in render.lines(answer):
                     emit(render.to_json(line))

@@ -47,6 +47,10 @@ app = typer.Typer()
 # A change redraws the table, at most this often; ages redraw it from time to time.
 DRAWN_EVERY_S_MIN = 0.25
 DRAWN_EVERY_S_MAX = 1.0
+# A table of 100,000 claims takes seconds of a core: it rests for as many times as long
+# as it took, up to a limit for slow brokers.
+RESTS_MIN = 4
+REST_S_MAX = 15.0
 CHANGES_SHOWN = 5
 LOG_ENDS_EVERY_S = 5.0
 _TITLE_LINES_MAX = 3
@@ -188,6 +192,7 @@ class TableView:
         self._selection = selection
         self._now_s = now_s
         self._drawn_s = float("-inf")
+        self._took_s = 0.0
         self._is_changed = True
         self._was_away = False
         self._last: deque[str] = deque(maxlen=CHANGES_SHOWN)
@@ -207,11 +212,15 @@ class TableView:
         if (outage is not None) != self._was_away:
             self._was_away = outage is not None
             self._is_changed = True
-        since_s = self._now_s() - self._drawn_s
-        if since_s < (DRAWN_EVERY_S_MIN if self._is_changed else DRAWN_EVERY_S_MAX):
+        begun_s = self._now_s()
+        rest_s = DRAWN_EVERY_S_MIN if self._is_changed else DRAWN_EVERY_S_MAX
+        rest_s = max(rest_s, min(RESTS_MIN * self._took_s, REST_S_MAX))
+        if begun_s - self._drawn_s < rest_s:
             return
-        self._drawn_s, self._is_changed = self._now_s(), False
+        self._is_changed = False
         self._live.update(self._drawn(world, outage), refresh=True)
+        self._drawn_s = self._now_s()
+        self._took_s = self._drawn_s - begun_s
 
     def _drawn(self, world: World, outage: CoordinationError | None) -> Group:
         rows = self._selection.rows(world, is_away=outage is not None)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.text import Text
 
 from kafka_marshal.clock import duration
 from kafka_marshal_cli.render import (
@@ -20,6 +21,7 @@ from kafka_marshal_cli.render import (
     escape_lines,
     fitting,
     grid,
+    json_parts,
     lines,
     people,
     plain,
@@ -73,6 +75,16 @@ def test_json_is_one_line_unless_pretty():
     assert to_json({"a": 1}, is_pretty=True) == '{\n  "a": 1\n}'
 
 
+def test_long_json_comes_in_parts():
+    rows = [{"topic": f"t-{n}\x1b", "partition": n, "tags": {}} for n in range(9_000)]
+    parts = list(json_parts({"claims": rows}))
+    assert max(map(len, parts)) * 5 < sum(map(len, parts))
+    text = "".join(parts)
+    assert text == to_json({"claims": rows}, is_pretty=True)
+    assert json.loads(text) == {"claims": rows}
+    assert text.replace("\n", "").isprintable()
+
+
 def test_json_escapes_beyond_the_basic_plane_in_pairs():
     assert to_json("\U000e0001") == r'"\udb40\udc01"'
 
@@ -104,6 +116,18 @@ def test_table():
 def test_a_table_has_colour_only_where_it_may():
     assert "\x1b" not in table(SECTION, width=80)
     assert "\x1b[1m" in table(SECTION, width=80, is_color=True)
+
+
+@pytest.mark.parametrize("width", [None, 20, 40, 200])
+def test_a_long_table_is_not_drawn_by_rich(width, monkeypatch):
+    folded = []
+    wrap = Text.wrap
+    monkeypatch.setattr(Text, "wrap", lambda *a, **k: folded.append(a) or wrap(*a, **k))
+    monkeypatch.setattr(Console, "print", None)
+    rows = [{"owner": f"w{n}", "why": "für später: zurück gegeben"} for n in range(999)]
+    section = Section("x", rows, (column("OWNER", "owner"), column("WHY", "why")))
+    assert len(table(section, width=width).splitlines()) >= len(rows)
+    assert len(folded) <= 1
 
 
 CELLS = st.text(st.characters(max_codepoint=0x7F), max_size=6) | st.text(max_size=4)
@@ -208,6 +232,16 @@ def test_a_bare_number_keeps_its_unit(shown, line):
     answer = Answer({}, {"age_ms": 2000}, shown=shown)
     assert people(answer) == line
     assert people(Answer({}, {"age_ms": 2000}, shown={"age_ms": "2s"})) == "age: 2s"
+
+
+def test_people_see_the_first_items_of_a_long_list():
+    names = [f"client-{number}" for number in range(3_000)]
+    section = Section("x", [{"names": names}], (column("NAMES", "names"),))
+    shown = people(Answer({}, {"held": names, "few": names[:10]}, (section,)))
+    held, few, _, _, cell = shown.splitlines()
+    assert held.endswith(" client-8, client-9 and 2990 more")
+    assert few.endswith(" client-8, client-9")
+    assert cell.endswith(" client-8, client-9 and 2990 more")
 
 
 def test_an_empty_list_has_a_line():

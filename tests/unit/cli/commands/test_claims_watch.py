@@ -20,6 +20,7 @@ from kafka_marshal_cli.commands.claims_watch import (
     DRAWN_EVERY_S_MAX,
     DRAWN_EVERY_S_MIN,
     LOG_ENDS_EVERY_S,
+    REST_S_MAX,
     Selection,
     TableView,
     change_row,
@@ -238,6 +239,24 @@ def test_the_table_is_drawn_at_changes_and_now_and_then(story, board):
         assert "lost     g t-0 of c1, to c2" in view_of
         watch.outage = CoordinationError("gone\x1b[31m")
         assert r"DO NOT ANSWER: gone\x1b[31m" in drawn(DRAWN_EVERY_S_MIN)
+
+
+@pytest.mark.parametrize(("takes_s", "rest_s"), [(2.5, 10.0), (60.0, REST_S_MAX)])
+def test_a_large_table_rests_longer_than_it_takes(story, board, takes_s, rest_s):
+    story.write(claim("c1"))
+    world, draws = story.watch().world(), []
+
+    def update(drawn, *, refresh):
+        assert refresh
+        draws.append(drawn)
+        board.now_s[0] += takes_s
+
+    board._live.update = update
+    board.start(world)
+    for after_s, count in ((rest_s - 1, 1), (1, 2), (rest_s - 1, 2), (1, 3)):
+        board.now_s[0] += after_s
+        board.refresh(world, None)
+        assert len(draws) == count
 
 
 def test_the_table_fits_into_a_small_terminal(story):
