@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import classdata
+import other_kafka
 import pytest
 from collecting import pytest_collection_finish  # noqa: F401 - hook
 from containers import ContainerBroker
@@ -47,6 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="embedded",
         help="where the Kafka broker of the integration tests comes from",
     )
+    parser.addoption("--kafka", help="the version of the embedded brokers")
     parser.addoption(
         "--transport",
         choices=["both", *TRANSPORTS_OF_TESTS],
@@ -63,9 +65,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if version := config.getoption("--kafka"):
+        other_kafka.use_version(version)
     if "JDK_JAVA_OPTIONS" not in os.environ:  # processes of pytest-xdist have them
         os.environ["JDK_JAVA_OPTIONS"] = JAVA_OPTIONS
-        if config.getoption("--broker") == "embedded" and not config.option.collectonly:
+        is_locked = config.getoption("--broker") == "embedded" and not version
+        if is_locked and not config.option.collectonly:
             os.environ["JDK_JAVA_OPTIONS"] = classdata.options(JAVA_OPTIONS)
     config.addinivalue_line(
         "markers", "direct: not over a sidecar, though its module runs both ways"

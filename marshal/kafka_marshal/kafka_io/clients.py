@@ -23,6 +23,7 @@ from typing import Any, Self, TypeVar
 
 from kafka import errors as kafka_errors
 from kafka.admin import KafkaAdminClient
+from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.net.selector import NetworkSelector
 
 from kafka_marshal.closing import in_background
@@ -39,11 +40,14 @@ from kafka_marshal.kafka_io.faults import (
     is_certificate_refused,
     is_interrupt,
 )
+from kafka_marshal.kafka_io.oauth import extensions_of
 from kafka_marshal.kafka_io.patches import Network, force_close
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.tls_files import check_tls_files
 from kafka_marshal.kafka_io.translate import (
     Access,
+    AdvertisedAddressError,
+    NoTokenError,
     fault_of_connection,
     translate_error,
 )
@@ -110,13 +114,36 @@ def new_client(
             made.cluster.add_topic(topic)
         return made
 
+    options = dict(config)
+    provider = options.get("sasl_oauth_token_provider")
+    if provider is not None:
+        options["sasl_oauth_token_provider"] = _Tokens(provider)
     try:
-        return kind(**config, kafka_client=make)
+        return kind(**options, kafka_client=make)
     except BaseException:
         # The constructor failed, so there is no client to close, only its network.
         for each in network:
             in_background(each.close).join(timeout=_CLOSE_S)
         raise
+
+
+class _Tokens(AbstractTokenProvider):  # type: ignore[misc] # untyped library
+    """Tokens of any provider; its exceptions are those of a failed connection."""
+
+    def __init__(self, provider: Any) -> None:
+        super().__init__()
+        self._provider = provider
+
+    def token(self) -> str:
+        """Return a token, on the thread of the network."""
+        try:
+            return str(self._provider.token())
+        except Exception as error:
+            raise NoTokenError(f"{type(error).__name__}: {error}") from error
+
+    def extensions(self) -> dict[str, str]:
+        """Return the SASL extensions."""
+        return extensions_of(self._provider)
 
 
 def close_by_force(producer: Any) -> None:
@@ -159,9 +186,19 @@ class ConnectionWatch:
             with suppress(Exception):  # already closed
                 each.stop()
 
-    def note(self, network: Network, error: Exception) -> None:
-        """Record why a connection of a network was not established."""
+    def note(
+        self, network: Network, error: Exception, *, address: str | None = None
+    ) -> None:
+        """Record why a connection of a network was not established.
+
+        Args:
+            network: The network.
+            error: The error.
+            address: The address, if only the cluster names it.
+        """
         self.last = error
+        if address is not None and fault_of_connection(error) is None:
+            self.last = AdvertisedAddressError(f"{address}: {error}")
         if isinstance(error, REFUSALS):
             self.refusal = error
         why = _final(error)
@@ -193,9 +230,9 @@ class ConnectionWatch:
 _watches: list[ConnectionWatch] = []
 
 
-def _note_failure(network: Network, error: Exception) -> None:
+def _note_failure(network: Network, error: Exception, address: str | None) -> None:
     for watch in tuple(_watches):
-        watch.note(network, error)
+        watch.note(network, error, address=address)
 
 
 def _final(error: object) -> Exception | None:
@@ -268,8 +305,7 @@ class AdminClient:
             error = raised
         finally:
             self._slots.release()
-        is_timeout = isinstance(error, (_GaveUp, kafka_errors.KafkaTimeoutError))
-        if is_timeout or watch.is_stopped:
+        if isinstance(error, _VAGUE) or watch.is_stopped:
             error = watch.refused or watch.refusal or watch.explained() or error
         if isinstance(error, _GaveUp):
             raise self._late(doing, timeout_ms, why=watch.reason())
@@ -393,6 +429,14 @@ def _closed() -> InvalidTransition:
 
 class _GaveUp(Exception):
     """The deadline has passed, or nothing but a refusal is to be expected."""
+
+
+# The last connection that failed shows more.
+_VAGUE = (
+    _GaveUp,
+    kafka_errors.KafkaTimeoutError,
+    kafka_errors.KafkaConnectionError,
+)
 
 
 class _Limits(threading.local):

@@ -80,6 +80,12 @@ NO_LOGIN = _fault(
     next_step="Use the port of a SASL listener; where the cluster has none, set "
     "security_protocol to PLAINTEXT or SSL and leave out the sasl options.",
 )
+NO_TOKEN = _fault(
+    CoordinationError,  # retriable: the server of tokens may be back soon
+    why="there is no token, or none that the broker accepts",
+    next_step="Check sasl_oauth_token_provider, or the sasl.oauthbearer options, and "
+    "the server that tokens come from.",
+)
 NO_TLS = _fault(
     CoordinationError,  # retriable: also how a port behaves whose broker starts
     why="the port at {addresses} takes no TLS",
@@ -163,6 +169,13 @@ UNREACHABLE = _fault(
     why="no broker answered at {addresses}",
     next_step="Check the addresses, the network, that the brokers run, and "
     "security_protocol: a port for logins (SASL) or TLS does not answer without them.",
+)
+ADVERTISED = _fault(
+    CoordinationError,
+    why="a broker at {addresses} answered, but no connection can be made to an address "
+    "that the cluster advertises",
+    next_step="Check that its broker runs, and that this machine can resolve and reach "
+    "what advertised.listeners of the broker names.",
 )
 UNCONFIRMED = _fault(
     CoordinationError,

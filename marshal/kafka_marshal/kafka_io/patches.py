@@ -17,6 +17,8 @@ stay as they are, because the application may use them as well.
 * The description of the cluster. kafka-python's fails at brokers before Kafka 3.7,
   whose response has no type of endpoint.
 * Delays by quotas. kafka-python only logs each, in its own words.
+* Bootstrap addresses that do not answer. kafka-python waits for the first one that it
+  draws for as long as it may take to connect to any of them.
 * Producers without a leader. While a partition that a producer has written to has no
   leader, or no longer exists, its thread requests the metadata and wakes itself up each
   round, so that it uses a whole processor.
@@ -24,6 +26,7 @@ stay as they are, because the application may use them as well.
 
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, SupportsIndex, overload
@@ -46,6 +49,9 @@ from kafka_marshal.protocol.types import TopicPartition
 
 _LOGGER = logging.getLogger(__name__)
 FETCH_VERSION = 13
+# How long the first attempt at a bootstrap address may take; each later one twice.
+_ADDRESS_TIMEOUT_MS = 3_000
+_DOUBLED_MAX = 8
 # kafka-python's fetcher reads it for each request.
 _WAIT = "fetch_max_wait_ms"
 _NONE = uuid.UUID(int=0)
@@ -55,11 +61,13 @@ _UNKNOWN = frozenset({UnknownTopicIdError.errno, InconsistentTopicIdError.errno}
 class _Manager(KafkaConnectionManager):  # type: ignore[misc] # untyped library
     """Connections of one client, whose transports are changed before they are used.
 
+    An attempt at a bootstrap address ends soon, and the next one is at another address.
+
     Attributes:
         changes: Called with each transport once it is connected, before anything is
             read.
-        failed: Called with the error of each connection that was not established, on
-            the thread that connects.
+        failed: Called on the thread that connects, for each connection that was not
+            established, with its error, and the address if only the cluster names it.
         request_timeout_ms: Limit of each later request; None for the configured one,
             which each connection copies.
     """
@@ -69,15 +77,30 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc] # untyped library
     def __init__(self, net: NetworkSelector, **options: object) -> None:
         super().__init__(net, **options)
         self.changes: list[Callable[[Any], None]] = [keep_last_data]
-        self.failed: Callable[[Exception], None] = lambda _: None
+        self.failed: Callable[[Exception, str | None], None] = lambda _, __: None
         self._begun: WeakSet[Any] = WeakSet()
+        # Failed attempts, by the id of a bootstrap address.
+        self._attempts: Counter[str] = Counter()
+        self._addresses = self.cluster.bootstrap_brokers
+        self.cluster.bootstrap_brokers = self._least_failed
 
-    def get_connection(self, *args: object, **settings: object) -> Any:
+    def _least_failed(self) -> list[Any]:
+        """Return the bootstrap addresses to draw the next one from."""
+        found = self._addresses()
+        least = min(self._attempts[each.node_id] for each in found)
+        return [each for each in found if self._attempts[each.node_id] == least]
+
+    def get_connection(
+        self, node_id: Any, timeout_ms: float | None = None, **settings: object
+    ) -> Any:
         """Return the connection to a node, which may be one that is established."""
-        connection = super().get_connection(*args, **settings)
+        if self.cluster.is_bootstrap(node_id):
+            limit_ms = _ADDRESS_TIMEOUT_MS << min(self._attempts[node_id], _DOUBLED_MAX)
+            timeout_ms = min(timeout_ms or limit_ms, limit_ms)
+        connection = super().get_connection(node_id, timeout_ms, **settings)
         if connection not in self._begun:
             self._begun.add(connection)
-            connection.init_future.add_errback(self._report)
+            connection.init_future.add_errback(partial(self._report, node_id))
         return connection
 
     def send(
@@ -88,8 +111,16 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc] # untyped library
         sent = super().send(request, node_id, request_timeout_ms=limit_ms)
         return sent.add_callback(partial(_note_delay, node_id))
 
-    def _report(self, error: Exception) -> None:
-        self.failed(error)
+    def _report(self, node_id: Any, error: Exception) -> None:
+        address = None
+        node = self.cluster.broker_metadata(node_id)
+        if self.cluster.is_bootstrap(node_id):
+            self._attempts[node_id] += 1
+        elif node is not None:
+            given = {(each.host, each.port) for each in self._addresses()}
+            if (node.host, node.port) not in given:
+                address = f"{node.host}:{node.port}"
+        self.failed(error, address)
 
     async def _build_transport(self, *args: object, **settings: object) -> Any:
         transport = await super()._build_transport(*args, **settings)

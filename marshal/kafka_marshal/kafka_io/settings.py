@@ -8,12 +8,14 @@ Timeouts and delivery settings are not options: PROTOCOL 2.1 fixes them.
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import attrs
 
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io.oauth import ClientCredentials
 from kafka_marshal.protocol.types import whole_number
 
 OPEN_TIMEOUT_MS = 30_000
@@ -37,6 +39,10 @@ _TEXT_OPTIONS = (
     "sasl_kerberos_domain_name",
     "sasl_kerberos_service_name",
     "sasl_mechanism",
+    "sasl_oauthbearer_client_id",
+    "sasl_oauthbearer_client_secret",
+    "sasl_oauthbearer_scope",
+    "sasl_oauthbearer_token_endpoint_url",
     "sasl_plain_password",
     "sasl_plain_username",
     "security_protocol",
@@ -71,6 +77,10 @@ DOTTED_OPTIONS = {
     "sasl.kerberos.service.name": "sasl_kerberos_service_name",
     "sasl.mechanisms": "sasl_mechanism",
     "sasl.mechanism": "sasl_mechanism",
+    "sasl.oauthbearer.client.id": "sasl_oauthbearer_client_id",
+    "sasl.oauthbearer.client.secret": "sasl_oauthbearer_client_secret",
+    "sasl.oauthbearer.scope": "sasl_oauthbearer_scope",
+    "sasl.oauthbearer.token.endpoint.url": "sasl_oauthbearer_token_endpoint_url",
     "sasl.password": "sasl_plain_password",
     "sasl.username": "sasl_plain_username",
     "security.protocol": "security_protocol",
@@ -105,7 +115,18 @@ _CHOICES = {
     "security_protocol": SECURITY_PROTOCOLS,
     "sasl_mechanism": SASL_MECHANISMS,
 }
-_SECRETS = ("proxy_url", "sasl_plain_password", "ssl_password")
+_SECRETS = (
+    "proxy_url",
+    "sasl_oauthbearer_client_secret",
+    "sasl_plain_password",
+    "ssl_password",
+)
+_PROVIDER = "sasl_oauth_token_provider"
+_ENDPOINT = "sasl_oauthbearer_token_endpoint_url"
+_OAUTH = (
+    *("sasl_oauthbearer_client_id", "sasl_oauthbearer_client_secret"),
+    *("sasl_oauthbearer_scope", _ENDPOINT),
+)
 _YES = ("1", "true", "yes", "on", "https")
 _NO = ("0", "false", "no", "off", "none", "")
 
@@ -136,6 +157,8 @@ def _address(text: str) -> str:
     is_bare = not colon or (host.count(":") > 0 and not host.endswith("]"))
     if is_bare or text.strip().endswith("]"):
         host, port = text.strip(), str(DEFAULT_PORT)
+        if ":" in host and not host.endswith("]"):
+            host = f"[{host}]"  # else the port would read as part of it
     is_named = host and not any(mark in host for mark in "/ \t")
     # Port 0 is none.
     if not is_named or not whole_number(port, most=PORT_MAX):
@@ -296,10 +319,41 @@ def _check_security(options: Mapping[str, Any]) -> None:
     for name in names:
         if not options.get(name):
             raise _needed(name, of="sasl_mechanism", is_=mechanism)
-    name = "sasl_oauth_token_provider"
-    if mechanism == "OAUTHBEARER" and name not in options:
-        provider = "an object with a token() method (kafka.sasl.oauth)"
-        raise _needed(name, of="sasl_mechanism", is_=mechanism, as_=provider)
+    if mechanism == "OAUTHBEARER":
+        _check_tokens(options)
+
+
+def _check_tokens(options: Mapping[str, Any]) -> None:
+    """Reject settings that lead to no token."""
+    if _PROVIDER in options:
+        if not callable(getattr(options[_PROVIDER], "token", None)):
+            raise ConfigurationError(
+                f"Connection option {_PROVIDER!r} must be an object with a token() "
+                "method, which returns the token as text.",
+                setting=_PROVIDER,
+            )
+        if _ENDPOINT in options:
+            raise ConfigurationError(
+                f"Connection options {_PROVIDER!r} and {_ENDPOINT!r} both give tokens; "
+                "keep one.",
+                setting=_ENDPOINT,
+            )
+        return
+    for name in (_ENDPOINT, *_OAUTH[:2]):
+        if not options.get(name):
+            instead = f"; or {_PROVIDER}, an object with a token() method"
+            raise _needed(
+                name,
+                of="sasl_mechanism",
+                is_="OAUTHBEARER",
+                as_="" if options.get(_ENDPOINT) else f"the token endpoint{instead}",
+            )
+    if not options[_ENDPOINT].lower().startswith(("http://", "https://")):
+        raise ConfigurationError(
+            f"Connection option {BOTH_NAMES[_ENDPOINT]} must be an address that "
+            "begins with https:// (or http://).",
+            setting=_ENDPOINT,
+        )
 
 
 def _needed(name: str, *, of: str, is_: str, as_: str = "") -> ConfigurationError:
@@ -308,6 +362,17 @@ def _needed(name: str, *, of: str, is_: str, as_: str = "") -> ConfigurationErro
         f"{BOTH_NAMES[of]} is {is_}, so {BOTH_NAMES[name]} is needed"
         + (f": {as_}." if as_ else "."),
         setting=name,
+    )
+
+
+@cache
+def _client_credentials(
+    oauth: tuple[str, ...], cafile: str | None
+) -> ClientCredentials:
+    """Return the tokens that all clients of this process share."""
+    client_id, secret, scope, url = oauth
+    return ClientCredentials(
+        url, client_id=client_id, client_secret=secret, scope=scope, cafile=cafile
     )
 
 
@@ -396,5 +461,11 @@ class ConnectionConfig:
 
     def client_config(self) -> dict[str, Any]:
         """Return the configuration common to all kafka-python clients."""
+        options = dict(self.options)
+        oauth = {name: options.pop(name, "") for name in _OAUTH}
+        if oauth[_ENDPOINT]:
+            options[_PROVIDER] = _client_credentials(
+                tuple(oauth.values()), options.get("ssl_cafile")
+            )
         servers = list(self.bootstrap_servers)
-        return _DEFAULTS | dict(self.options) | {"bootstrap_servers": servers}
+        return _DEFAULTS | options | {"bootstrap_servers": servers}

@@ -9,7 +9,13 @@ from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io import faults
 from kafka_marshal.kafka_io.faults import Access, Failure, Fault
 
-__all__ = ["Access", "fault_of_connection", "translate_error"]
+__all__ = [
+    "Access",
+    "AdvertisedAddressError",
+    "NoTokenError",
+    "fault_of_connection",
+    "translate_error",
+]
 
 # A TLS alert, read as the length of a response: its first byte is 21.
 _ALERT_LENGTH = re.compile(r"Invalid frame length: (\d+)")
@@ -43,11 +49,23 @@ _OWN = (
 )
 
 
+class AdvertisedAddressError(kafka_errors.KafkaConnectionError):  # type: ignore[misc]
+    """No connection to an address that only the cluster names."""
+
+
+class NoTokenError(kafka_errors.KafkaConnectionError):  # type: ignore[misc]
+    """The provider of tokens failed."""
+
+
 def fault_of_connection(error: Exception | None) -> Fault | None:
     """Return the family of a failed connection, where its text shows the cause.
 
     Each is also how a broker behaves that starts, so only the last attempt counts.
     """
+    if isinstance(error, AdvertisedAddressError):
+        return faults.ADVERTISED
+    if isinstance(error, NoTokenError):
+        return faults.NO_TOKEN
     text = str(error)
     fault = faults.fault_of_text(text)
     if fault is not None:

@@ -8,15 +8,18 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, errors
+from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from kafka_marshal.errors import CoordinationError, MarshalError
 from kafka_marshal.kafka_io import clients
 from kafka_marshal.kafka_io.clients import AdminClient, ConnectionWatch
 from kafka_marshal.kafka_io.faults import Access
 from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.translate import NoTokenError, translate_error
 
 WRONG_PASSWORD = errors.SaslAuthenticationFailedError("who?")
 
@@ -28,8 +31,10 @@ class Network:
         self.is_closed = False
         self.is_over = False
 
-    def fail(self, error):
-        thread = threading.Thread(target=clients._note_failure, args=(self, error))
+    def fail(self, error, address=None):
+        thread = threading.Thread(
+            target=clients._note_failure, args=(self, error, address)
+        )
         thread.start()
         thread.join(30)
 
@@ -95,6 +100,47 @@ def test_the_last_error_may_explain_what_is_wrong(watch, network):
     assert (watch.refused, watch.explained()) == (None, error)
     network.fail(errors.KafkaConnectionError("reset"))
     assert watch.explained() is None
+
+
+def test_an_address_that_only_the_cluster_names_explains_a_failure(watch, network):
+    network.fail(errors.KafkaConnectionError("DNS failure"), "kafka-0.internal:9092")
+    explained = watch.explained()
+    assert "kafka-0.internal:9092: KafkaConnectionError: DNS" in str(explained)
+    made = translate_error(
+        explained, doing="Describing", access=Access.READ, addresses="here:9092"
+    )
+    assert "a broker at here:9092 answered" in str(made)
+    assert "advertised.listeners" in str(made)
+
+
+def test_what_is_wrong_with_tls_counts_more_than_the_address(watch, network):
+    error = errors.KafkaConnectionError("Handshake failed: [SSL: WRONG_VERSION_NUMBER]")
+    network.fail(error, "kafka-0.internal:9092")
+    assert watch.explained() is error
+
+
+def test_a_provider_of_tokens_that_fails_explains_a_failure(watch, network):
+    class Provider:
+        def token(self):
+            raise OSError("503")
+
+    with pytest.raises(NoTokenError) as raised:
+        clients._Tokens(Provider()).token()
+    network.fail(raised.value)
+    made = translate_error(
+        watch.explained(), doing="Describing", access=Access.READ, addresses="a:1"
+    )
+    assert "there is no token" in str(made)
+    assert "OSError: 503" in str(made)
+
+
+def test_a_provider_of_tokens_needs_no_base_class():
+    made = clients._Tokens(SimpleNamespace(token=lambda: "abc"))
+    assert (made.token(), made.extensions()) == ("abc", {})
+    passed = {}
+    options = {"sasl_oauth_token_provider": made, "bootstrap_servers": "a:1"}
+    clients.new_client(lambda **given: passed.update(given), options)
+    assert isinstance(passed["sasl_oauth_token_provider"], AbstractTokenProvider)
 
 
 def test_refusals_of_other_clients_are_not_recorded(watch, network):

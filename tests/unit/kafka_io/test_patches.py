@@ -18,7 +18,7 @@ import pytest
 import untouched
 from batchkit import BadText, new_batch
 from kafka import TopicPartition as KafkaTopicPartition
-from kafka.errors import CorruptRecordError
+from kafka.errors import CorruptRecordError, KafkaConnectionError
 from kafka.future import Future
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.transport import KafkaTCPTransport
@@ -125,6 +125,55 @@ def test_a_producer_without_a_leader_wakes_up_for_metadata_once_a_request(networ
     assert cluster.request_update() is not second
 
 
+class Connecting:
+    """A connection that is not established yet."""
+
+    def __init__(self):
+        self.init_future = Future()
+
+
+def test_a_bootstrap_address_that_is_silent_takes_turns_with_the_others(monkeypatch):
+    limits_ms = []
+
+    def connect(manager, node_id, timeout_ms=None, **settings):
+        del settings
+        limits_ms.append((node_id, timeout_ms))
+        return Connecting()
+
+    monkeypatch.setattr(KafkaConnectionManager, "get_connection", connect)
+    network = Network({"bootstrap_servers": ["a:1", "b:1"]})
+    drawn = []
+    for _ in range(4):
+        (node, *_) = network.cluster.bootstrap_brokers()
+        drawn.append(node.node_id)
+        made = network.manager.get_connection(node.node_id, timeout_ms=30_000)
+        made.init_future.failure(KafkaConnectionError("silent"))
+    network.close()
+    assert set(drawn[:2]) == set(drawn[2:])
+    assert len(set(drawn)) == 2
+    assert [limit_ms for _, limit_ms in limits_ms] == [3_000, 3_000, 6_000, 6_000]
+
+
+@pytest.mark.parametrize(
+    ("advertised", "shown"), [("a", None), ("a.internal", "a.internal:1")]
+)
+def test_an_address_that_only_the_cluster_names_is_reported(
+    monkeypatch, advertised, shown
+):
+    made = Connecting()
+    monkeypatch.setattr(KafkaConnectionManager, "get_connection", lambda *_, **__: made)
+    network = Network({"bootstrap_servers": "a:1"})
+    node = SimpleNamespace(host=advertised, port=1)
+    monkeypatch.setattr(network.cluster, "broker_metadata", lambda _: node)
+    failed = []
+    network.manager.failed = lambda error, address: failed.append((error, address))
+    network.manager.get_connection(7)
+    error = KafkaConnectionError("no such name")
+    made.init_future.failure(error)
+    network.close()
+    assert failed == [(error, shown)]
+
+
 @pytest.fixture
 def transport(monkeypatch):
     """What each attempt of kafka-python to connect returns."""
@@ -152,12 +201,12 @@ def test_transports_are_changed_before_they_are_used(network, transport):
 
 def test_each_connection_that_fails_is_reported_once(network):
     failed = []
-    network.manager.failed = failed.append
+    network.manager.failed = lambda error, address: failed.append((error, address))
     connection = network.manager.get_connection("bootstrap-0")
     assert network.manager.get_connection("bootstrap-0") is connection
     error = ConnectionResetError()
     connection.connection_lost(error)
-    assert failed == [error]
+    assert failed == [(error, None)]
 
 
 def test_the_delay_of_each_response_is_noted(network, monkeypatch):

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+from types import SimpleNamespace
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer
@@ -17,6 +18,12 @@ from kafka_marshal.kafka_io.settings import (
 )
 
 SASL = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}
+TOKENS = {
+    "sasl_mechanism": "OAUTHBEARER",
+    "sasl_oauthbearer_token_endpoint_url": "https://tokens/oauth2",
+    "sasl_oauthbearer_client_id": "billing",
+    "sasl_oauthbearer_client_secret": "hidden",
+}
 USER = {"sasl_plain_username": "me", "sasl_plain_password": "hush"}
 
 
@@ -29,7 +36,7 @@ USER = {"sasl_plain_username": "me", "sasl_plain_password": "hush"}
         pytest.param(["a:1", "b"], ("a:1", "b:9092"), id="sequence"),
         pytest.param("[::1]:5", ("[::1]:5",), id="ipv6"),
         pytest.param("[::1]", ("[::1]:9092",), id="ipv6-default"),
-        pytest.param("::1", ("::1:9092",), id="ipv6-bare"),
+        pytest.param("::1", ("[::1]:9092",), id="ipv6-bare"),
     ],
 )
 def test_addresses(given, expected):
@@ -105,7 +112,8 @@ def test_a_flat_mapping_has_fields_and_options():
 
 @pytest.mark.parametrize("client", [KafkaConsumer, KafkaProducer, KafkaAdminClient])
 def test_every_client_accepts_every_option(client):
-    assert set(OPTIONS) <= set(client.DEFAULT_CONFIG)
+    theirs = {name for name in OPTIONS if not name.startswith("sasl_oauthbearer")}
+    assert theirs <= set(client.DEFAULT_CONFIG)
     assert set(DOTTED_OPTIONS.values()) <= set(OPTIONS)
 
 
@@ -218,9 +226,36 @@ def test_host_name_check(given, expected):
         ),
         pytest.param(
             SASL | {"sasl_mechanism": "OAUTHBEARER"},
-            "sasl_oauth_token_provider",
-            "token()",
+            "sasl_oauthbearer_token_endpoint_url",
+            "sasl_oauth_token_provider, an object with a token() method",
             id="no-token",
+        ),
+        pytest.param(
+            SASL
+            | {"sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token_provider": "token"},
+            "sasl_oauth_token_provider",
+            "token() method",
+            id="no-provider",
+        ),
+        pytest.param(
+            SASL | TOKENS | {"sasl_oauthbearer_token_endpoint_url": "/etc/token"},
+            "sasl_oauthbearer_token_endpoint_url",
+            "https://",
+            id="no-endpoint",
+        ),
+        pytest.param(
+            SASL
+            | TOKENS
+            | {"sasl_oauth_token_provider": SimpleNamespace(token=lambda: "x")},
+            "sasl_oauthbearer_token_endpoint_url",
+            "keep one",
+            id="two-sources",
+        ),
+        pytest.param(
+            SASL | TOKENS | {"sasl_oauthbearer_client_secret": ""},
+            "sasl_oauthbearer_client_secret",
+            "sasl_oauthbearer_client_secret is needed.",
+            id="no-secret",
         ),
     ],
 )
@@ -251,7 +286,7 @@ def test_errors_name_an_option_as_it_was_given(options, words):
 
 
 def test_objects_are_passed_through():
-    provider = object()
+    provider = SimpleNamespace(token=lambda: "x")
     options = {
         "security_protocol": "SASL_SSL",
         "sasl_mechanism": "OAUTHBEARER",
@@ -259,6 +294,17 @@ def test_objects_are_passed_through():
     }
     config = ConnectionConfig("a", options=options).client_config()
     assert config["sasl_oauth_token_provider"] is provider
+
+
+def test_client_credentials_become_a_provider_of_tokens():
+    options = SASL | TOKENS
+    first, second = (
+        ConnectionConfig("a", options=options).client_config() for _ in range(2)
+    )
+    provider = first["sasl_oauth_token_provider"]
+    assert second["sasl_oauth_token_provider"] is provider
+    assert callable(provider.token)
+    assert not [name for name in first if name.startswith("sasl_oauthbearer")]
 
 
 def test_secrets_do_not_show():

@@ -43,6 +43,8 @@ from kafka_marshal.kafka_io.fast.translate import (
     GUESS_ONLY_TLS,
     Access,
     cause_of,
+    is_login_refused,
+    no_token_error,
     translate_error,
 )
 from kafka_marshal.kafka_io.settings import ConnectionConfig
@@ -88,11 +90,6 @@ CAUSES_MAX = 100
 # librdkafka requires a group even for assigned partitions without commits. It only
 # finds the group's coordinator.
 GROUP_ID = "kafka-marshal-assigned"
-_REFUSALS = (
-    KafkaError._AUTHENTICATION,  # noqa: SLF001 - its public name
-    KafkaError.SASL_AUTHENTICATION_FAILED,
-)
-
 # Weakly: one that an interrupted call has dropped is destroyed as garbage.
 _live: "WeakSet[Client]" = WeakSet()
 
@@ -190,10 +187,13 @@ class Client:
 
     def on_error(self, error: Any) -> None:
         """Handle an error reported while the client is polled."""
+        # What a callback for tokens raises is still set when the binding reports it.
+        with suppress(SystemError):
+            error.code()
         is_vague = error.code() == KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001
         if not (is_vague or (_ENDED in error.str() and self._has_no_tls_guess)):
             self.last = KafkaException(error)
-        if error.code() in _REFUSALS:
+        if is_login_refused(error):
             self.refusal = KafkaException(error)
         elif error.code() in LOSSES:
             self.leaders.start()
@@ -298,7 +298,11 @@ def _new_client(
     log = _Log(client, is_quiet=is_quiet, has_tls=has_tls)
     try:
         client.handle = kind(whole, logger=log)
-    except KafkaException as error:
+    except (KafkaException, SystemError) as error:
+        # It waits for a token, and reports by no other exception that it got none.
+        failure = getattr(whole.get("oauth_cb"), "failure", None)
+        if failure is not None:
+            raise no_token_error(failure, addresses=settings.addresses) from failure
         raise translate_error(
             error,
             doing="Making a client",

@@ -5,14 +5,13 @@ reach the same cluster with the same identity. Options that librdkafka does not 
 are refused here by name, before any IO, which decides the choice of a transport.
 """
 
-import base64
-import binascii
-import json
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io.oauth import expiry_of, extensions_of
 from kafka_marshal.kafka_io.settings import (
     BOTH_NAMES,
     DOTTED_OPTIONS,
@@ -37,8 +36,9 @@ _IMPOSSIBLE_MECHANISMS = {
     # It runs kinit with a keytab; kafka-python uses the ticket cache.
     "GSSAPI": "librdkafka's Kerberos works differently, and its wheels have none",
 }
-# Lifetime of tokens without an expiry; librdkafka renews at 80 % of it.
-TOKEN_LIFE_S = 300.0
+_LOGGER = logging.getLogger(__name__)
+# librdkafka does not accept tokens that have expired when it looks at them.
+_LEFT_S_MIN = 1.0
 
 
 def impossible(settings: ConnectionConfig) -> Mapping[str, str]:
@@ -50,25 +50,34 @@ def impossible(settings: ConnectionConfig) -> Mapping[str, str]:
     return found | ({"sasl_mechanism": reason} if reason is not None else {})
 
 
-def _expiry(token: str) -> float:
-    """Return the expiry of a JWT in epoch seconds; a default for other tokens."""
-    unknown = time.time() + TOKEN_LIFE_S
-    try:
-        part = token.split(".")[1]
-        claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
-        return float(claims["exp"])
-    except (IndexError, KeyError, TypeError, ValueError, binascii.Error):
-        return unknown
+class TokenCallback:
+    """librdkafka's callback for a token provider.
 
+    librdkafka requests a token long before the last one expires, which stays in use
+    while the provider fails.
 
-def _token_callback(provider: Any) -> Callable[[object], Any]:
-    """Return librdkafka's callback for a token provider of kafka-python."""
+    Attributes:
+        failure: Why the last request failed, None if it did not.
+    """
 
-    def answer(_: object) -> tuple[str, float, str, dict[str, str]]:
-        token = provider.token()
-        return token, _expiry(token), "", dict(provider.extensions())
+    def __init__(self, provider: Any) -> None:
+        self._provider = provider
+        self._last: tuple[str, float, str, dict[str, str]] | None = None
+        self.failure: Exception | None = None
 
-    return answer
+    def __call__(self, _: object) -> tuple[str, float, str, dict[str, str]]:
+        """Return a token, its expiry in epoch seconds, a principal and extensions."""
+        provider, self.failure = self._provider, None
+        try:
+            token = provider.token()
+            expires_at_s = getattr(provider, "expires_at_s", None) or expiry_of(token)
+            self._last = token, expires_at_s, "", extensions_of(provider)
+        except Exception as error:
+            self.failure = error
+            if self._last is None or self._last[1] <= time.time() + _LEFT_S_MIN:
+                raise
+            _LOGGER.warning("no new token: %s: %s", type(error).__name__, error)
+        return self._last
 
 
 def fast_config(settings: ConnectionConfig) -> dict[str, Any]:
@@ -89,7 +98,7 @@ def fast_config(settings: ConnectionConfig) -> dict[str, Any]:
     }
     provider = options.pop("sasl_oauth_token_provider", None)
     if provider is not None:
-        config["oauth_cb"] = _token_callback(provider)
+        config["oauth_cb"] = TokenCallback(provider)
     # librdkafka, unlike kafka-python, refuses a first backoff above the maximum.
     first_ms = options.get("reconnect_backoff_ms", 0)
     options["reconnect_backoff_max_ms"] = max(

@@ -41,6 +41,10 @@ _SSL = KafkaError._SSL  # noqa: SLF001 - its public name
 _AUTHENTICATION = KafkaError._AUTHENTICATION  # noqa: SLF001 - its public name
 # OpenSSL's text, also for a certificate of another host.
 _UNTRUSTED = "certificate verify failed"
+# It reports a login that was cut off like one that was refused: the broker has ended.
+_CUT_OFF = "Local: Broker transport failure"
+# Another token may be accepted, such as once its server is back.
+_OF_TOKENS = ("OAUTHBEARER", '"status":"invalid_token"')
 # librdkafka reports the response of a port without logins as text only.
 _NO_LOGIN = KafkaError(KafkaError.ILLEGAL_SASL_STATE).str()
 
@@ -63,8 +67,8 @@ def _fault_of(inner: Any) -> Fault:
     """Return the family of a ``KafkaError``, by its text where codes are too coarse."""
     if inner.code() == _SSL and _UNTRUSTED in inner.str():
         return faults.NOT_TRUSTED
-    if inner.code() == _AUTHENTICATION and _NO_LOGIN in inner.str():
-        return faults.NO_LOGIN
+    if inner.code() == _AUTHENTICATION:
+        return _fault_of_login(inner.str())
     fault = _FAULTS.get(inner.code(), faults.OTHER)
     if inner.code() == _SSL or fault is faults.UNREACHABLE:
         found = faults.fault_of_text(inner.str())
@@ -76,13 +80,36 @@ def _fault_of(inner: Any) -> Fault:
     return fault
 
 
+def _fault_of_login(text: str) -> Fault:
+    if _CUT_OFF in text:
+        return faults.UNREACHABLE
+    if any(each in text for each in _OF_TOKENS):
+        return faults.NO_TOKEN
+    return faults.NO_LOGIN if _NO_LOGIN in text else faults.NOT_AUTHENTICATED
+
+
+def is_login_refused(inner: Any) -> bool:
+    """Return whether a ``KafkaError`` is the refusal of a login, which is permanent."""
+    is_login = inner.code() in {_AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED}
+    return is_login and _fault_of(inner) in (
+        faults.NOT_AUTHENTICATED,
+        faults.NO_LOGIN,
+    )
+
+
 def is_refusal(error: Exception) -> bool:
     """Return whether an error of a connection is a refusal, which retries repeat."""
     inner = cause_of(error)
     if inner is None:
         return False
-    is_login = inner.code() in {_AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED}
-    return is_login or _fault_of(inner) in _CERTIFICATE_FAULTS
+    return is_login_refused(inner) or _fault_of(inner) in _CERTIFICATE_FAULTS
+
+
+def no_token_error(error: Exception, *, addresses: str) -> MarshalError:
+    """Return the error for a client without a token, with its cause chained."""
+    failure = Failure(doing="Making a client", access=Access.READ, addresses=addresses)
+    cause = f"{type(error).__name__}: {error}"
+    return failure.to_error(faults.NO_TOKEN, error=error, cause=cause)
 
 
 def translate_error(

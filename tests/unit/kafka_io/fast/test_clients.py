@@ -6,11 +6,13 @@ import os
 import sys
 import weakref
 from concurrent.futures import Future
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, ThrottleEvent
 
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.errors import ConfigurationError, CoordinationError
 from kafka_marshal.kafka_io.fast import clients
 from kafka_marshal.kafka_io.fast import clients as module
 from kafka_marshal.kafka_io.fast.clients import (
@@ -244,6 +246,56 @@ def test_refusals_are_recorded():
     client.on_error(KafkaError(KafkaError._AUTHENTICATION))
     assert client.refusal is not None
     assert client.refusal.args[0].name() == "_AUTHENTICATION"
+
+
+def test_a_client_without_a_token_fails_with_the_reason(monkeypatch):
+    """The binding waits ten seconds for a token, and raises a SystemError then."""
+    options = {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "OAUTHBEARER",
+        "sasl_oauth_token_provider": SimpleNamespace(token=lambda: 1 / 0),
+    }
+
+    def new(config, **_):
+        with suppress(ZeroDivisionError):
+            config["oauth_cb"]("")
+        raise SystemError("returned NULL without setting an exception")
+
+    with pytest.raises(CoordinationError, match="ZeroDivisionError") as raised:
+        clients._new_client(new, ConnectionConfig("a", options=options), {})
+    assert "there is no token" in str(raised.value)
+    assert raised.value.retriable
+
+
+def test_a_missing_token_is_no_refusal_of_the_broker():
+    """It passes, once the server of tokens is back."""
+    client = Client()
+    text = "Failed to acquire SASL OAUTHBEARER token: OAuth callback raised exception"
+    client.on_error(KafkaError(KafkaError._AUTHENTICATION, text))
+    assert client.refusal is None
+    assert client.last is not None
+
+
+def test_an_exception_that_is_still_set_is_ignored():
+    class Error:
+        """As the binding reports it after a callback for tokens has raised."""
+
+        def __init__(self):
+            self.codes = iter([SystemError(), KafkaError._TRANSPORT])
+
+        def code(self):
+            code = next(self.codes)
+            if isinstance(code, Exception):
+                self.codes = iter([KafkaError._TRANSPORT] * 9)
+                raise code
+            return code
+
+        def str(self):
+            return "Connection refused"
+
+    client = Client()
+    client.on_error(Error())
+    assert client.refusal is None
 
 
 def test_bad_settings_are_refused():

@@ -9,7 +9,8 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.kafka_io.fast.settings import TOKEN_LIFE_S, fast_config, impossible
+from kafka_marshal.kafka_io.fast.settings import fast_config, impossible
+from kafka_marshal.kafka_io.oauth import TOKEN_LIFE_S
 from kafka_marshal.kafka_io.settings import DOTTED_OPTIONS, OPTIONS, ConnectionConfig
 
 SASL = {"security_protocol": "SASL_SSL", "sasl_mechanism": "SCRAM-SHA-256"}
@@ -141,3 +142,37 @@ def test_a_token_of_unknown_lifetime_is_renewed(token):
     before = time.time()
     expiry = found["oauth_cb"]("")[1]
     assert before + TOKEN_LIFE_S <= expiry <= time.time() + TOKEN_LIFE_S
+
+
+def test_a_token_stays_in_use_while_its_provider_fails(caplog):
+    class Failing(Provider):
+        def token(self):
+            raise OSError("server of tokens is down")
+
+    provider = Provider(jwt({"exp": 4_000_000_000}))
+    callback = config(**OAUTH, sasl_oauth_token_provider=provider)["oauth_cb"]
+    found = callback("")
+    assert callback.failure is None
+    provider.__class__ = Failing
+    assert callback("") == found
+    assert "server of tokens is down" in str(callback.failure)
+    assert "server of tokens is down" in caplog.text
+
+
+def test_without_a_valid_token_the_failure_of_the_provider_counts():
+    provider = Provider(jwt({"exp": time.time()}))
+    callback = config(**OAUTH, sasl_oauth_token_provider=provider)["oauth_cb"]
+    callback("")
+    provider.token = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        callback("")
+    assert isinstance(callback.failure, ZeroDivisionError)
+
+
+def test_a_provider_may_know_when_its_tokens_expire():
+    class Knowing(Provider):
+        expires_at_s = 4_000_000_000.0
+
+    provider = Knowing("opaque")
+    found = config(**OAUTH, sasl_oauth_token_provider=provider)["oauth_cb"]("")
+    assert found[1] == 4_000_000_000.0

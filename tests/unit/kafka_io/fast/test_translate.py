@@ -186,6 +186,25 @@ def test_a_protocol_that_a_port_does_not_speak_is_no_missing_broker(text, words)
     assert "no broker answered" not in str(made)
 
 
+CUT_OFF = (
+    "SASL SCRAM-SHA-512 mechanism handshake failed: Local: Broker transport failure"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (CUT_OFF, "no broker answered"),
+        ('SASL authentication error: {"status":"invalid_token"}', "there is no token"),
+        ("Failed to acquire SASL OAUTHBEARER token: raised", "there is no token"),
+    ],
+)
+def test_a_login_that_another_attempt_may_pass_is_retriable(text, words):
+    made = translated(KafkaException(KafkaError(CODES["_AUTHENTICATION"], text)))
+    assert type(made) is CoordinationError
+    assert words in str(made)
+
+
 def test_an_untrusted_certificate_is_not_reported_as_a_wrong_password():
     text = "SSL handshake failed: certificate verify failed: unable to get issuer"
     made = translated(KafkaException(KafkaError(CODES["_SSL"], text)))
@@ -198,6 +217,8 @@ def test_an_untrusted_certificate_is_not_reported_as_a_wrong_password():
     [
         ("_AUTHENTICATION", "why", True),
         ("SASL_AUTHENTICATION_FAILED", "why", True),
+        ("_AUTHENTICATION", f"{CUT_OFF} (after 0ms in state DOWN)", False),
+        ("_AUTHENTICATION", 'error: {"status":"invalid_token"}', False),
         ("_SSL", "certificate verify failed", True),
         ("_SSL", "ssl/tls alert certificate required", True),
         ("_SSL", "connecting to a PLAINTEXT broker listener?", False),

@@ -1,0 +1,145 @@
+"""Tokens for logins by OAUTHBEARER: those of a user's provider, or of a token endpoint.
+
+Client libraries request a token for each connection, on threads that must go on, so a
+request takes a few seconds at most.
+"""
+
+import base64
+import binascii
+import json
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote_plus, urlencode, urlsplit
+from urllib.request import HTTPSHandler, Request, build_opener
+
+from kafka_marshal.errors import CoordinationError
+
+REQUEST_TIMEOUT_S = 5.0
+# Lifetime of tokens without an expiry.
+TOKEN_LIFE_S = 300.0
+# The part of its life after which a token is renewed: before librdkafka requests one.
+_RENEWED_AT = 0.75
+_RESPONSE_BYTES_MAX = 1024 * 1024
+_SHOWN_MAX = 200
+
+
+def expiry_of(token: str) -> float:
+    """Return the expiry of a JWT in epoch seconds; a default for other tokens."""
+    unknown = time.time() + TOKEN_LIFE_S
+    try:
+        part = token.split(".")[1]
+        claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+        return float(claims["exp"])
+    except (IndexError, KeyError, TypeError, ValueError, binascii.Error):
+        return unknown
+
+
+def _post(request: Request, cafile: str | None) -> bytes:
+    """Send a request to a token endpoint; return the body of its response.
+
+    Raises:
+        OSError: There is no answer, or it is a refusal.
+    """
+    context = ssl.create_default_context()
+    if cafile is not None:
+        context.load_verify_locations(cafile)
+    opener = build_opener(HTTPSHandler(context=context))
+    with opener.open(request, timeout=REQUEST_TIMEOUT_S) as response:
+        body: bytes = response.read(_RESPONSE_BYTES_MAX)
+        return body
+
+
+class ClientCredentials:
+    """Tokens of the flow of client credentials (RFC 6749, 4.4). Thread-safe.
+
+    A token is used until three quarters of its life are over, and until its end while
+    the endpoint does not answer.
+
+    Attributes:
+        expires_at_s: When the last token expires, in epoch seconds.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        client_id: str,
+        client_secret: str,
+        scope: str = "",
+        cafile: str | None = None,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        """Prepare; the first call of ``token`` requests one.
+
+        Args:
+            url: The token endpoint, http or https.
+            client_id: Id of the client there.
+            client_secret: Its secret, sent by HTTP's basic authentication.
+            scope: Requested scope; empty for that of the client.
+            cafile: Certificates to trust besides those of the system.
+            now_s: The wall clock, in seconds.
+        """
+        self._url = url
+        self._login = f"{quote_plus(client_id)}:{quote_plus(client_secret)}"
+        self._scope = scope
+        self._cafile = cafile
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._token = ""
+        self._renewed_at_s = 0.0
+        self.expires_at_s = 0.0
+
+    def token(self) -> str:
+        """Return a valid token; request one if it is time.
+
+        Raises:
+            CoordinationError: The endpoint gave none.
+        """
+        with self._lock:
+            if self._now_s() >= self._renewed_at_s:
+                try:
+                    self._renew()
+                except CoordinationError:
+                    if self._now_s() >= self.expires_at_s:
+                        raise
+            return self._token
+
+    def _renew(self) -> None:
+        fields = {"grant_type": "client_credentials"}
+        if self._scope:
+            fields["scope"] = self._scope
+        login = base64.b64encode(self._login.encode()).decode()
+        headers = {"Authorization": f"Basic {login}", "Accept": "application/json"}
+        request = Request(  # noqa: S310 - the settings allow http and https alone
+            self._url, urlencode(fields).encode(), headers, method="POST"
+        )
+        sent_s = self._now_s()
+        try:
+            answer = json.loads(_post(request, self._cafile))
+            token = answer["access_token"]
+            life_s = float(answer.get("expires_in") or TOKEN_LIFE_S)
+        except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CoordinationError(
+                f"{urlsplit(self._url).netloc} gave no token: {_reason(error)}"
+            ) from error
+        self._token = str(token)
+        self._renewed_at_s = sent_s + _RENEWED_AT * life_s
+        self.expires_at_s = sent_s + life_s
+
+
+def _reason(error: Exception) -> str:
+    """Return why a request for a token failed, with what the endpoint answered."""
+    if not isinstance(error, HTTPError):
+        return f"{type(error).__name__}: {error}"
+    with error:
+        body = error.read(_SHOWN_MAX).decode(errors="replace")
+    return f"{error}: {' '.join(body.split())}"
+
+
+def extensions_of(provider: Any) -> dict[str, str]:
+    """Return the SASL extensions of a provider, which need not have any."""
+    return dict(getattr(provider, "extensions", dict)())

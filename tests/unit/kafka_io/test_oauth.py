@@ -1,0 +1,144 @@
+"""Tokens of a token endpoint, and of users' providers."""
+
+import base64
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+from urllib.parse import parse_qs
+
+import pytest
+
+from kafka_marshal.errors import CoordinationError
+from kafka_marshal.kafka_io.oauth import ClientCredentials, extensions_of
+
+
+class Endpoint(HTTPServer):
+    """Answers as ``answers`` state; keeps what was requested."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.requests = []
+        self.answers = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Endpoint
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        login = base64.b64decode(self.headers["Authorization"].split()[1]).decode()
+        self.server.requests.append((login, parse_qs(body)))
+        status, answer = self.server.answers.pop(0)
+        text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *arguments):
+        """Log nothing."""
+
+
+@pytest.fixture
+def endpoint():
+    server = Endpoint()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def clock():
+    return SimpleNamespace(now_s=1_000.0)
+
+
+@pytest.fixture
+def tokens(endpoint, clock):
+    return ClientCredentials(
+        f"http://127.0.0.1:{endpoint.server_port}/token",
+        client_id="billing",
+        client_secret="s/ecret",
+        scope="kafka",
+        now_s=lambda: clock.now_s,
+    )
+
+
+def test_a_token_is_renewed_before_it_expires(endpoint, tokens, clock):
+    endpoint.answers += [
+        (200, {"access_token": "one", "expires_in": 100}),
+        (200, {"access_token": "two"}),
+    ]
+    assert [tokens.token(), tokens.token()] == ["one", "one"]
+    assert tokens.expires_at_s == 1_100
+    clock.now_s = 1_075.0
+    assert tokens.token() == "two"
+    assert tokens.expires_at_s == 1_375  # by default
+    wanted = {"grant_type": ["client_credentials"], "scope": ["kafka"]}
+    assert endpoint.requests == [("billing:s%2Fecret", wanted)] * 2
+
+
+def test_a_token_is_used_to_its_end_while_the_endpoint_fails(endpoint, tokens, clock):
+    endpoint.answers += [
+        (200, {"access_token": "one", "expires_in": 100}),
+        (503, b"later"),
+        (503, b"later"),
+        (200, {"access_token": "two", "expires_in": 100}),
+    ]
+    tokens.token()
+    clock.now_s = 1_090.0
+    assert tokens.token() == "one"
+    clock.now_s = 1_100.0
+    with pytest.raises(CoordinationError, match="503: Service Unavailable: later"):
+        tokens.token()
+    assert tokens.token() == "two"
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "words"),
+    [
+        (401, {"error": "invalid_client"}, "401.*invalid_client"),
+        (200, b"<html>", "JSONDecodeError"),
+        (200, {"token": "x"}, "access_token"),
+        (200, [], "TypeError"),
+    ],
+)
+def test_the_error_shows_what_the_endpoint_answered(
+    endpoint, tokens, status, answer, words
+):
+    endpoint.answers.append((status, answer))
+    with pytest.raises(CoordinationError, match=words) as caught:
+        tokens.token()
+    assert "gave no token" in str(caught.value)
+    assert "ecret" not in str(caught.value)
+
+
+def test_an_endpoint_that_is_down_is_named(endpoint):
+    endpoint.server_close()
+    netloc = f"127.0.0.1:{endpoint.server_port}"
+    tokens = ClientCredentials(f"http://{netloc}", client_id="a", client_secret="b")
+    with pytest.raises(CoordinationError, match=f"{netloc} gave no token.*refused"):
+        tokens.token()
+
+
+def test_certificates_of_the_cluster_are_trusted_too(endpoint, tmp_path):
+    """A file without certificates is an error, so it is read."""
+    nothing = tmp_path / "ca.pem"
+    nothing.write_text("")
+    tokens = ClientCredentials(
+        f"http://127.0.0.1:{endpoint.server_port}",
+        client_id="a",
+        client_secret="b",
+        cafile=str(nothing),
+    )
+    with pytest.raises(CoordinationError, match="gave no token"):
+        tokens.token()
+    assert endpoint.requests == []
+
+
+def test_extensions_are_optional():
+    assert extensions_of(object()) == {}
+    assert extensions_of(SimpleNamespace(extensions=lambda: {"a": "b"})) == {"a": "b"}
