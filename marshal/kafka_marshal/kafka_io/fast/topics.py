@@ -46,6 +46,7 @@ _CHECK_S = 0.1
 # password.
 _REFUSED_RETRY_MS = 2_000
 _ID_BITS = 64
+_TIMED_OUT = KafkaError._TIMED_OUT  # noqa: SLF001 - its public name
 
 
 def described(found: Any, configs: Mapping[str, str]) -> TopicDescription:
@@ -197,7 +198,7 @@ class _LogQuery:
             return future.result(0)
         assert isinstance(error, Exception)
         cause = cause_of(error)
-        if cause is not None and cause.code() == KafkaError._TIMED_OUT:  # noqa: SLF001
+        if cause is not None and cause.code() == _TIMED_OUT:
             error = self._refusal or self._timeout()
         raise translate_error(
             error,
@@ -211,7 +212,7 @@ class _LogQuery:
         last = cause_of(self._client.last)
         why = f"; the last attempt ended with: {last.str()}" if last is not None else ""
         text = f"no answer within {self._timeout_ms} ms{why}"
-        return KafkaException(KafkaError(KafkaError._TIMED_OUT, text))  # noqa: SLF001
+        return KafkaException(KafkaError(_TIMED_OUT, text))
 
 
 def describe_log(
@@ -235,9 +236,6 @@ def describe_log(
         return query.run()
     finally:
         close_admin(client, () if query.requests is None else query.requests.futures)
-
-
-_TIMED_OUT = KafkaError._TIMED_OUT  # noqa: SLF001 - its public name
 
 
 class FastOffsets:
