@@ -14,7 +14,6 @@ from kafka_marshal.protocol.records import (
     CheckpointEnd,
     ClaimingPartition,
     Heartbeat,
-    ReleasingPartition,
     Reset,
 )
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
