@@ -179,7 +179,7 @@ def test_configure_keeps_order(log):
     log.append(0, b"before")
     log.configure(2_000)
     log.configure(2_000)
-    assert log.writer.timeouts == writer_timeouts(2_000)
+    assert log.writer._timeouts == writer_timeouts(2_000)
     # Refused while what went before it has no outcome.
     until(lambda: sent(log, b"after"))
     assert [entry.value for _, entry in read(log, 2)] == [b"before", b"after"]
@@ -189,7 +189,7 @@ def test_configure_keeps_order(log):
 def test_writer_timeouts_suit_the_producer(settings, topics, heartbeat_interval_ms):
     topics.create_coordination_topic(partitions=1)
     log = open_coordination_log(settings, heartbeat_interval_ms=heartbeat_interval_ms)
-    assert log.writer.timeouts == writer_timeouts(heartbeat_interval_ms)
+    assert log.writer._timeouts == writer_timeouts(heartbeat_interval_ms)
     append = log.append(0, b"x")
     until(append.is_done)
     # Not all of these leave time for an answer.

@@ -318,7 +318,7 @@ def test_marshal_commands_parse(words):
     import typer
 
     from kafka_marshal_cli.assembly import app
-    from kafka_marshal_cli.leading_options import split
+    from kafka_marshal_cli.lazy import split
 
     command: Any = typer.main.get_command(app)
     context = None

@@ -1,4 +1,7 @@
-"""The command ``marshal``, assembled from its subcommands."""
+"""The command ``marshal``, assembled from its subcommands.
+
+Apart from ``main``, which shows the version, and handles Ctrl-C, without typer.
+"""
 
 from typing import Annotated
 

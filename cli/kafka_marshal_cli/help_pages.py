@@ -1,6 +1,7 @@
 """The help of a command: plain text in columns, with a little color on a terminal.
 
 typer would draw it with rich, whose import takes longer than all else that help needs.
+Apart from ``lazy``, which imports it only where help is shown.
 """
 
 import re

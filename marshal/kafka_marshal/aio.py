@@ -7,7 +7,7 @@ call that waits loses no records.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager, suppress
 from functools import partial, wraps
@@ -23,7 +23,6 @@ from typing import (
     TypeVar,
 )
 
-from kafka_marshal.aio_transactions import AsyncTransaction, Steps
 from kafka_marshal.arguments import to_ms
 from kafka_marshal.batches import Batch, Committable, CommitToken
 from kafka_marshal.claims import HeldClaim
@@ -110,6 +109,82 @@ def _end_of(running: Future[Any]) -> asyncio.Future[None]:
 
     running.add_done_callback(notify)
     return ended
+
+
+class Steps(AsyncIterator[T]):
+    """Iterates by a function that returns the next value, None at the end.
+
+    A step that is cancelled or fails can be repeated, where an async generator is over.
+    """
+
+    def __init__(self, advance: Callable[[], Awaitable[T | None]]) -> None:
+        self._advance = advance
+        self._is_over = False
+
+    async def __anext__(self) -> T:
+        """Return the next value."""
+        found = None if self._is_over else await self._advance()
+        if found is None:
+            raise StopAsyncIteration
+        return found
+
+    async def aclose(self) -> None:
+        """End the iteration, as of a generator."""
+        self._is_over = True
+
+
+class AsyncTransaction:
+    """A ``Transaction`` for an event loop: an async context manager.
+
+    It commits at the end of its block, and aborts where that raises.
+    """
+
+    def __init__(
+        self,
+        transaction: "Transaction",
+        write: "Callable[[Transaction], Awaitable[None]]",
+    ) -> None:
+        self._transaction = transaction
+        self._write = write
+        self.partition = transaction.partition
+        self.records = transaction.records
+        self.token = transaction.token
+        self.send = transaction.send
+        self.abort = transaction.abort
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was neither committed nor aborted yet."""
+        return self._transaction.is_open
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether Kafka has the output and the progress."""
+        return self._transaction.is_committed
+
+    async def commit(self) -> None:
+        """Write the output and the progress; see ``Transaction.commit``.
+
+        Where it is cancelled, ``is_committed`` is True once the thread has committed.
+        """
+        self._transaction.end()
+        await self._write(self._transaction)
+
+    async def __aenter__(self) -> Self:
+        """Return the transaction itself."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Commit, or abort where the block raised."""
+        if error is not None:
+            self.abort()
+        elif self.is_open:
+            await self.commit()
 
 
 class AsyncConsumer:

@@ -25,12 +25,12 @@ from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import (
     ClaimLost,
     InvalidTransition,
+    PositionError,
 )
 from kafka_marshal.ports import DataReader, LogRange, Record, Records
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.types import Token, TopicPartition, seek_count_of
-from kafka_marshal.seeking import offsets_within
 
 if TYPE_CHECKING:
     # As in ``client``: a program that only names the class does not wait for these.
@@ -661,7 +661,7 @@ class Consumer(Closing):
             for each in wanted:
                 self._held_place(each)
         ranges = data.ranges(wanted, timeout_ms, isolation_level=level)
-        return offsets_within(wanted, ranges, choose=choose)
+        return {each: _offset_in(each, ranges.get(each), choose) for each in wanted}
 
     def _held_place(self, partition: TopicPartition) -> "FetchState":
         place = self._places.get(partition)
@@ -848,6 +848,30 @@ class Consumer(Closing):
         from kafka_marshal.engine.waits import await_news
 
         await_news(self._engine, is_done, timeout_ms=timeout_ms)
+
+
+def _offset_in(
+    partition: TopicPartition,
+    found: LogRange | None,
+    choose: Callable[[LogRange], int],
+) -> int:
+    """Return the chosen offset of a partition, which its log has or ends at.
+
+    Beyond the end the claim would be released and not taken again (PROTOCOL 5.6).
+    """
+    offset = choose(found or LogRange(0, 0))
+    if found is not None and found.start <= offset <= found.end:
+        return offset
+    has = "does not exist"
+    if found is not None:
+        has = f"has the offsets {found.start} to {found.end}"
+    raise PositionError(
+        f"{partition} {has}, so it cannot seek to {offset}; its position is unchanged",
+        requested=offset,
+        log_start=-1 if found is None else found.start,
+        log_end=-1 if found is None else found.end,
+        partition=partition,
+    )
 
 
 def _made(

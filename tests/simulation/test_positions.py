@@ -11,8 +11,7 @@ import variants
 from seedkit import found_by
 
 from kafka_marshal.config import Delivery
-from kafka_marshal.engine.own_grants import OwnGrants
-from kafka_marshal.engine.rebuilding import Rebuilder
+from kafka_marshal.engine.rebuilding import OwnGrants, Rebuilder
 from simulator.campaign import CampaignOptions, run_seeds
 from simulator.coverage import SET
 from simulator.plan import MINUTE_MS, POSITIONS, RECREATE, TRUNCATE

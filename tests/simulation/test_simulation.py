@@ -18,8 +18,7 @@ import slices
 import variants
 
 from kafka_marshal.config import Delivery
-from kafka_marshal.engine.own_grants import OwnGrants
-from kafka_marshal.engine.rebuilding import Rebuilder
+from kafka_marshal.engine.rebuilding import OwnGrants, Rebuilder
 from simulator.campaign import CampaignOptions, run_seeds, shrunk
 from simulator.checkers import OPERATIONS
 from simulator.coverage import RECREATED, TRUNCATED

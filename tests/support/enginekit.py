@@ -229,7 +229,7 @@ def checkpointed(cluster, node, count=1):
     node.engine.write_checkpoints("w", DUE)
     events_of = node.observer.named
     cluster.run_until(lambda: len(events_of("checkpoint_written")) >= count, 6 * H)
-    node.engine.checkpointer.close()
+    node.engine.checkpointer.rule = CheckpointRule(interval_ms=0)
     cluster.run(100)
     node.observer.events.clear()
 

@@ -17,6 +17,7 @@ from kafka_marshal import (
 )
 from kafka_marshal.admin.finishing import Progress
 from kafka_marshal.admin.group_reset import (
+    PLANS_FOLDER,
     PartitionReset,
     ResetPlan,
     ResetResult,
@@ -25,7 +26,6 @@ from kafka_marshal.admin.group_reset import (
     stored_plan,
     write_plan,
 )
-from kafka_marshal.admin.plan_files import FOLDER
 from kafka_marshal.identity import state_home
 from kafka_marshal.protocol.hashing import coordinating_partition
 from kafka_marshal.protocol.text import abbreviated
@@ -408,7 +408,7 @@ def _show(
     for topic, partition in plan.positions.left_out:
         notify(f"{topic}-{partition} had no position then, and stays as it is")
     if execute:
-        file = plan_file or state_home() / FOLDER / f"{plan.op_id}.json"
+        file = plan_file or state_home() / PLANS_FOLDER / f"{plan.op_id}.json"
         is_kept = plan_file is not None
         with stored_plan(plan, file, on_open=_on_open, is_kept=is_kept):
             result = admin.execute(

@@ -2,6 +2,10 @@
 
 A plan is made of what the cluster and the coordination log have; making one writes
 nothing. Executing it is ``SetPosition``: all partitions are set, or none.
+
+A plan is stored before the first record of its operation, and removed at its end. The
+plan of a command that was killed stays, so that ``--continue`` can resume it; members
+end its operation meanwhile.
 """
 
 import csv
@@ -36,7 +40,7 @@ from kafka_marshal.ports import LogRange, TopicInfo
 from kafka_marshal.protocol.growths import growths_of, position_in, source_of
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.placement import keys_of
-from kafka_marshal.protocol.resolving import COMMITTED
+from kafka_marshal.protocol.resolving import COMMITTED, PositionOperation, unresolved
 from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.types import (
     PARTITION_MAX,
@@ -61,6 +65,13 @@ RULES: Mapping[str, str] = {
 """Kinds of a ``PositionSpec`` by the names that commands and requests have for them."""
 _REFUSALS = (ClaimRejected, GroupPaused, ConfigurationError, NotDrained)
 """Errors of an execution after which nothing of the operation is left."""
+PLANS_FOLDER = "plans"
+"""Directory of the plans, in the state directory."""
+PLAN_KEPT_S = 7 * 24 * 3600
+"""How long a plan stays of which the log shows nothing: neither its begin nor its end.
+
+Its command died before the first record, or the log has forgotten the operation.
+"""
 
 
 @attrs.frozen
@@ -748,3 +759,36 @@ def _bad_file(path: Path, why: str) -> ConfigurationError:
         "or is a plan of marshal groups reset",
         setting="offsets",
     )
+
+
+def remove_finished(home: Path, worlds: Iterable[WorldState], *, wall_s: float) -> None:
+    """Remove the plans of a state directory whose operations have ended.
+
+    The plan of an open operation stays, whatever its age, as does that of an operation
+    on another coordination topic. Never raises: what cannot be removed stays.
+
+    Args:
+        home: The state directory.
+        worlds: All coordinating partitions, folded to their ends.
+        wall_s: Wall time in seconds, to compare with the times of the files.
+    """
+    worlds = list(worlds)
+    for path in home.joinpath(PLANS_FOLDER).glob("*.json"):
+        with suppress(ConfigurationError, OSError):  # no plan, or of another user
+            plan, age_s = read_plan(path), wall_s - path.stat().st_mtime
+            if _is_finished(plan, worlds, age_s=age_s):
+                path.unlink()
+
+
+def _is_finished(plan: PositionPlan, worlds: list[WorldState], *, age_s: float) -> bool:
+    operation = PositionOperation(plan.group_id, bytes.fromhex(plan.op_id))
+    groups = [g for w in worlds if (g := w.groups.get(plan.group_id)) is not None]
+    is_pausing = any(
+        each.pause is not None and each.pause.op_id == operation.op_id
+        for each in groups
+    )
+    if is_pausing or operation in unresolved(worlds):
+        return False
+    if any(each.is_over(operation.op_id) for each in groups):
+        return True
+    return plan.format_id == format_of(worlds) and age_s > PLAN_KEPT_S

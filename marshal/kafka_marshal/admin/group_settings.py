@@ -1,4 +1,7 @@
-"""Changes the settings of a group, on its home partition (PROTOCOL 9.1)."""
+"""Changes the settings of a group, on its home partition (PROTOCOL 9.1).
+
+As each operation of ``admin.client``, in a module of its own.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -29,12 +29,12 @@ from kafka_marshal.admin.group_reset import (
     group_of_operation,
     partitions_of,
     plan_reset,
+    remove_finished,
     start_of,
     topics_of_group,
     write_plan,
 )
 from kafka_marshal.admin.pausing import parse_topics
-from kafka_marshal.admin.plan_files import remove_finished
 from kafka_marshal.admin.set_position import PositionPlan, SetPosition, plan_undo
 from kafka_marshal.arguments import require_name, with_plain_arguments
 from kafka_marshal.errors import ConfigurationError, CoordinationError

@@ -3,8 +3,7 @@
 import msgspec
 
 from kafka_marshal.engine.claim_index import ClaimIndex
-from kafka_marshal.engine.context import Context
-from kafka_marshal.engine.growths import awaited
+from kafka_marshal.engine.context import Context, awaited
 from kafka_marshal.engine.holding import Holding
 from kafka_marshal.engine.meters import vacancy
 from kafka_marshal.engine.outbox import Outbox

@@ -421,10 +421,3 @@ class Checkpointer:
             }
             self._context.observe("checkpoint_written", fields)
             self._end(schedule, work)
-
-    def close(self) -> None:
-        """Release held keys without waiting for the verdicts."""
-        for schedule in self._schedules:
-            if schedule.work is not None:
-                self._end(schedule, schedule.work)
-        self.rule = CheckpointRule(interval_ms=0)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kafka_marshal.engine.context import Context
-from kafka_marshal.engine.growths import awaited
+from kafka_marshal.engine.context import Context, awaited
 from kafka_marshal.engine.holding import Holding
 from kafka_marshal.engine.planning import ORPHAN_MS_MAX, PlanFollower
 from kafka_marshal.engine.releases import ReleaseCooldowns

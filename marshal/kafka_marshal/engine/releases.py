@@ -5,8 +5,7 @@ After a release this client does not claim the key again for one heartbeat inter
 
 import attrs
 
-from kafka_marshal.engine.context import Context
-from kafka_marshal.engine.growths import GROWTH
+from kafka_marshal.engine.context import GROWTH, Context
 from kafka_marshal.engine.holding import Holding
 from kafka_marshal.engine.outbox import Outbox
 from kafka_marshal.protocol.layout import MOVING

@@ -5,8 +5,7 @@ from itertools import islice
 
 from kafka_marshal.config import Delivery
 from kafka_marshal.engine.awaited_ends import AwaitedEnds
-from kafka_marshal.engine.context import Context
-from kafka_marshal.engine.growths import GROWTH, awaited
+from kafka_marshal.engine.context import GROWTH, Context, awaited
 from kafka_marshal.engine.heartbeats import Heartbeater
 from kafka_marshal.engine.holding import (
     Found,

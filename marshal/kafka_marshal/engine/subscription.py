@@ -542,7 +542,7 @@ class Subscription:
                 for member in sorted(live, key=lambda member: member.since_offset)
             }
             self._seen_ms = {name: member.seen_ms for name, member in last.items()}
-            self._live_views = [_member_view(last[name]) for name in sorted(last)]
+            self._live_views = [member_view(last[name]) for name in sorted(last)]
         return self._live_views
 
     # --- losses
@@ -565,7 +565,8 @@ def policy_interval_ms(context: Context) -> int:
     return max(POLICY_MS_MIN, min(tenth_ms, POLICY_MS_MAX))
 
 
-def _member_view(member: MemberState) -> MemberView:
+def member_view(member: MemberState) -> MemberView:
+    """Return what a policy sees of a member, without directives."""
     record = member.record
     return MemberView(
         client_id=record.client_id,

@@ -1,4 +1,7 @@
-"""Requests grants from the sidecar of this host, which reads the log anyway."""
+"""Requests grants from the sidecar of this host, which reads the log anyway.
+
+Apart from ``log``: they have only the interface ``client`` in common.
+"""
 
 from kafka_marshal.clock import SystemEntropy
 from kafka_marshal.deadline import Deadline

@@ -1,6 +1,8 @@
 """Records that stay as they were fetched, as a record batch of Arrow.
 
 ``native/arrow.c`` copies them into one block of memory, which Arrow takes over.
+Apart from ``packed_records``, which imports kafka-python and so may use internal names
+of no library; this uses one of Arrow.
 """
 
 from functools import cache

@@ -179,7 +179,7 @@ def open_offsets(settings: ConnectionConfig) -> LogEndQuery:
             used.
     """
     if _choose_to_open(settings).name == FAST:
-        from kafka_marshal.kafka_io.fast.offsets import FastOffsets
+        from kafka_marshal.kafka_io.fast.topics import FastOffsets
 
         return FastOffsets(settings)
     from kafka_marshal.kafka_io.data import KafkaOffsets

@@ -26,7 +26,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 import attrs
 
@@ -51,13 +51,7 @@ QUEUE_MAX = 10_000
 
 
 class Outlet(Protocol):
-    """One producer of a client library, bound to the coordination topic.
-
-    Attributes:
-        config: Configuration of the library's producer.
-    """
-
-    config: Mapping[str, Any]
+    """One producer of a client library, bound to the coordination topic."""
 
     def send(
         self,
@@ -302,16 +296,6 @@ class Writer:
         self._held = deque[_Queued]()
         self._is_renewing = False
         self._sender = self._new_sender(timeout_ms)
-
-    @property
-    def timeouts(self) -> Mapping[str, int]:
-        """The timeouts in use."""
-        return self._timeouts
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """Configuration of the producer in use."""
-        return self._sender.outlet.config
 
     def append(self, partition: int, value: bytes) -> Append:
         """Start appending one record; return at once, and never raise."""

@@ -3,6 +3,7 @@
 Part of the rationalizer: only ``rationalizer.apply`` calls these. A fence names one
 process of a client: from that entry on it cannot claim, be granted, announce itself or
 renew, so that its claims run out. Never renewing is always safe, as in a pause.
+As each part of the fold, in a module of its own, whose own tests cover it.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Warm-ups and standbys of a sidecar's client.
 
 The application loads state, as the sidecar asks, before a key comes, or in case its
-owner dies.
+owner dies. Apart from ``session``, because no claim depends on it.
 """
 
 from collections.abc import Callable, Collection, Iterable

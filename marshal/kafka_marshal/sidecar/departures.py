@@ -3,7 +3,7 @@
 Nobody else here can take its partitions, so other hosts do: this member of the group is
 drained by a directive (PROTOCOL 9.7), as for the end of the sidecar, and hands them off
 warm where they warm up. The client continues meanwhile. What nobody took by a deadline
-is recalled, and released.
+is recalled, and released. Apart from ``group``, of which it uses nothing.
 """
 
 from collections.abc import Callable

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from kafka_marshal.admin.client import Admin
 from kafka_marshal.admin.group_reset import (
+    PLANS_FOLDER,
     RULES,
     PartitionReset,
     PositionSpec,
@@ -25,7 +26,6 @@ from kafka_marshal.admin.group_reset import (
     ResetResult,
     stored_plan,
 )
-from kafka_marshal.admin.plan_files import FOLDER
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
@@ -150,7 +150,7 @@ class GroupActions:
         self._connection = connection
         self._client_id = client_id
         self._state_dir = "" if state_dir is None else state_dir
-        self.plans = None if state_dir is None else state_dir / FOLDER
+        self.plans = None if state_dir is None else state_dir / PLANS_FOLDER
         self._open_admin = admin
         self._open_history = history
         self.runner = ActionRunner()

@@ -273,11 +273,6 @@ class App:
 
         await self._asgi(scope, receive_body, send_closing)
 
-    @property
-    def stream_count(self) -> int:
-        """Number of open streams."""
-        return len(self._streams)
-
     def end_streams(self) -> None:
         """End every stream after its current piece. On the event loop."""
         for stream in list(self._streams.values()):

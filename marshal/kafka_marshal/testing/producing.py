@@ -1,4 +1,7 @@
-"""Writes records to a real data topic: a first fill, then more at a steady rate."""
+"""Writes records to a real data topic: a first fill, then more at a steady rate.
+
+Apart from the demo, because tests use it, too.
+"""
 
 import threading
 import time

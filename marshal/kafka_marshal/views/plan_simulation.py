@@ -14,6 +14,7 @@ import attrs
 import msgspec
 
 from kafka_marshal.engine.directives import directed
+from kafka_marshal.engine.subscription import member_view
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.claiming import estimate
 from kafka_marshal.protocol.group_plan import (
@@ -30,7 +31,6 @@ from kafka_marshal.protocol.labels import (
     WEIGHT_MAX,
     failing_of,
     number_of,
-    weight_of,
 )
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.placement import by_partition, homes_of
@@ -525,17 +525,4 @@ def _member_views(
     """Return members with the drains and cordons of the group in force."""
     worlds = by_partition(world.partitions)
     homes = [worlds[t] for t in homes_of(worlds, group_id) if t in worlds]
-    return directed([_member_view(each) for each in members], homes, group_id=group_id)
-
-
-def _member_view(member: MemberState) -> MemberView:
-    record = member.record
-    return MemberView(
-        client_id=record.client_id,
-        topics=frozenset(record.topics),
-        claims_max=record.capacity,
-        held=record.load,
-        host=record.host,
-        weight=weight_of(record.labels),
-        labels=tuple(sorted(record.labels.items())),
-    )
+    return directed([member_view(each) for each in members], homes, group_id=group_id)

@@ -34,7 +34,7 @@ def checkpointed(cluster, node):
     """Have a checkpoint written, and only that one."""
     node.engine.write_checkpoints("writer", RULE)
     cluster.run_until(lambda: node.observer.named("checkpoint_written"), 4 * H)
-    node.engine.checkpointer.close()
+    node.engine.checkpointer.rule = CheckpointRule(interval_ms=0)
     cluster.run(100)
 
 

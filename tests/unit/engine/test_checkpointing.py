@@ -14,7 +14,6 @@ from kafka_marshal.protocol.records import (
     CheckpointEnd,
     ClaimingPartition,
     Heartbeat,
-    ReleasingPartition,
     Reset,
 )
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
@@ -264,17 +263,6 @@ def test_a_ghost_claim_is_released():
     cluster.run(3 * H)
     assert fold(cluster).keys[PLACE].owner is None
     assert written(cluster, CheckpointBegin) == []
-
-
-def test_closing_releases_the_key():
-    cluster = world()
-    node = writing(cluster)
-    cluster.run_until(lambda: written(cluster, CheckpointBegin), 4 * H)
-    node.engine.checkpointer.close()
-    cluster.run(H)
-    assert fold(cluster).keys[PLACE].owner is None
-    assert len(written(cluster, CheckpointBegin)) == 1
-    assert isinstance(of(cluster, "w-a")[-1].record, ReleasingPartition)
 
 
 def test_a_diverged_reader_is_reported_and_continues():

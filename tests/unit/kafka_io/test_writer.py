@@ -161,7 +161,7 @@ def test_pending_appends_of_a_failed_producer_are_abandoned(writer, outlets):
     writer.append(1, b"failed")
     outlets[0].finish(1, kafka_errors.KafkaTimeoutError("late"))
     writer.watch()
-    until(lambda: writer.config is not outlets[0].config)
+    until(lambda: writer._sender.outlet is not outlets[0])
     assert slow.is_done()
     assert "abandoned" in str(slow.error())
     outlets[0].finish(0, kafka_errors.KafkaTimeoutError("purged"))
@@ -200,7 +200,7 @@ def test_an_append_queued_for_too_long_is_never_sent(outlets):
     assert "in time" in str(held.error())
     outlets.unreachable = 0
     until(lambda: len(outlets) == 2)
-    until(lambda: writer.config is outlets[1].config)
+    until(lambda: writer._sender.outlet is outlets[1])
     writer.append(0, b"new")
     assert [sent[1] for sent in outlets[1].sent] == [b"new"]
     writer.close(1_000)
@@ -283,14 +283,14 @@ def test_configure_swaps_once(writer, outlets):
     writer.configure(10_000, timeout_ms=60_000)
     assert len(outlets) == 1
     writer.configure(2_000, timeout_ms=60_000)
-    assert writer.timeouts["delivery_timeout_ms"] == 1_000
+    assert outlets[-1].config["delivery_timeout_ms"] == 1_000
     until(lambda: outlets[0].is_closed)
     outlets.unreachable = 1
     with pytest.raises(kafka_errors.KafkaTimeoutError):
         writer.configure(4_000, timeout_ms=10)
-    assert writer.timeouts["delivery_timeout_ms"] == 1_000
+    assert len(outlets) == 2
     writer.configure(4_000, timeout_ms=60_000)
-    assert writer.timeouts["delivery_timeout_ms"] == 2_000
+    assert outlets[-1].config["delivery_timeout_ms"] == 2_000
 
 
 def test_closed_writer_refuses(writer, outlets):

@@ -299,7 +299,7 @@ def stream_of(wire, **headers):
             if b"event: assigned" in message.get("body", b""):
                 gone.set()
             elif b"event: snapshot" in message.get("body", b""):
-                assert wire.app.stream_count == 1
+                assert len(wire.app._streams) == 1
                 wire.service.feeds[-1].push(assigned())
 
         await asyncio.wait_for(wire.app(scope, receive, send), 30)
@@ -317,7 +317,7 @@ def test_events_are_sent_until_the_client_disconnects(wire):
     kinds = [line for line in text.splitlines() if line.startswith("event:")]
     assert kinds == ["event: snapshot", "event: assigned"]
     assert wire.service.feeds[-1].is_closed
-    assert wire.app.stream_count == 0
+    assert len(wire.app._streams) == 0
 
 
 @pytest.mark.parametrize(
@@ -339,11 +339,11 @@ def test_a_new_stream_replaces_the_old_one(wire):
         first = await wire.app._events(ask, request)
         second = await wire.app._events(ask, request)
         assert [feed.is_closed for feed in wire.service.feeds] == [True, False]
-        assert wire.app.stream_count == 1
+        assert len(wire.app._streams) == 1
         first._on_end()
-        assert wire.app.stream_count == 1
+        assert len(wire.app._streams) == 1
         second._on_end()
-        assert wire.app.stream_count == 0
+        assert len(wire.app._streams) == 0
 
     (route,) = [route for route in ROUTES if route.name == "events"]
     ask = requests.ApiRequest(

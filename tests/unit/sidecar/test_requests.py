@@ -750,7 +750,7 @@ def test_a_stalled_reader_costs_its_buffer_and_catches_up(served):
         while b'"partition":4711' not in text:
             text += connection.recv(65_536)
         assert text.count(b"event: snapshot") >= 2
-    eventually(lambda: feed.is_closed and served.app.stream_count == 0)
+    eventually(lambda: feed.is_closed and len(served.app._streams) == 0)
 
 
 OPENAPI = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -803,7 +803,7 @@ def test_an_unread_stream_times_out(served, monkeypatch):
             return feed.is_closed
 
         eventually(is_closed)
-    eventually(lambda: served.connection_count == served.app.stream_count == 0)
+    eventually(lambda: served.connection_count == len(served.app._streams) == 0)
 
 
 def test_a_slowly_read_response_is_complete(served):

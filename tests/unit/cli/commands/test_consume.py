@@ -17,12 +17,13 @@ from kafka_marshal_cli.commands import consume
 from kafka_marshal_cli.commands.consume import (
     EVENTS_MAX,
     EventBuffer,
+    LogFormat,
     Printer,
+    Reporting,
     Stopper,
     drain,
     run,
 )
-from kafka_marshal_cli.run_reporting import LogFormat, Reporting
 
 
 def record(offset=0, *, key=None, value=b"v"):

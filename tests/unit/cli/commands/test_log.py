@@ -17,8 +17,8 @@ from kafka_marshal.admin.state_reset import KeyChange, StateResetPlan
 from kafka_marshal.clock import instant
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.types import Key
-from kafka_marshal_cli import verify
 from kafka_marshal_cli.assembly import app
+from kafka_marshal_cli.commands import log_verify
 from kafka_marshal_cli.shared import Call
 
 __all__ = ["past"]
@@ -117,7 +117,7 @@ def test_verify_of_a_halted_log_is_3(logs):
 
 
 def test_verify_of_a_broken_fold_is_70(logs, monkeypatch):
-    monkeypatch.setattr(verify, "replay", lambda state, entries: None)
+    monkeypatch.setattr(log_verify, "replay", lambda state, entries: None)
     outcome = invoke("log", "verify", "-o", "json")
     assert outcome.exit_code == 70
     assert json.loads(outcome.stdout)["result"] == "broken"

@@ -20,6 +20,7 @@ from enginekit import (
     world,
 )
 
+from kafka_marshal.consumer import _offset_in
 from kafka_marshal.engine.heartbeats import Heartbeater
 from kafka_marshal.engine.outbox import Outbox
 from kafka_marshal.errors import (
@@ -30,13 +31,12 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.protocol.records import Heartbeat
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.seeking import offsets_within
 from simulator.fakestore import AppendFate
 
 
 def test_a_partition_that_does_not_exist_has_no_offset():
     with pytest.raises(PositionError, match="t-0 does not exist") as caught:
-        offsets_within([T0], {}, choose=lambda found: found.end)
+        _offset_in(T0, None, lambda found: found.end)
     assert (caught.value.log_start, caught.value.partition) == (-1, T0)
 
 

@@ -17,8 +17,12 @@ from positionkit import (
     written,
 )
 
-from kafka_marshal.admin.group_reset import write_plan
-from kafka_marshal.admin.plan_files import FOLDER, KEPT_S, remove_finished
+from kafka_marshal.admin.group_reset import (
+    PLAN_KEPT_S,
+    PLANS_FOLDER,
+    remove_finished,
+    write_plan,
+)
 from kafka_marshal.admin.set_position import format_of
 from kafka_marshal.protocol.records import (
     DecidePosition,
@@ -41,7 +45,7 @@ def worlds(cluster):
 
 
 def stored(home, wanted, *, age_s=0.0):
-    path = home / FOLDER / f"{wanted.op_id}.json"
+    path = home / PLANS_FOLDER / f"{wanted.op_id}.json"
     write_plan(path, wanted)
     os.utime(path, (NOW_S - age_s, NOW_S - age_s))
     return path
@@ -62,7 +66,7 @@ def own_plan(cluster, **rest):
 @pytest.mark.parametrize(
     "kind", [ReleaseGroup, StagePosition, DecidePosition, ResolvePosition]
 )
-@pytest.mark.parametrize("age_s", [0, 9 * KEPT_S])
+@pytest.mark.parametrize("age_s", [0, 9 * PLAN_KEPT_S])
 def test_the_plan_of_an_open_operation_stays_however_old(
     cluster, tmp_path, kind, age_s
 ):
@@ -94,9 +98,9 @@ def test_the_plan_of_an_aborted_operation_is_removed(cluster, tmp_path):
 def test_a_plan_of_which_the_log_shows_nothing_stays_for_a_time(cluster, tmp_path):
     """Its command may be about to write the first record."""
     wanted = own_plan(cluster, op=UNKNOWN_OP)
-    path = stored(tmp_path, wanted, age_s=KEPT_S - 1)
+    path = stored(tmp_path, wanted, age_s=PLAN_KEPT_S - 1)
     assert is_kept(cluster, path)
-    os.utime(path, (NOW_S - KEPT_S - 1,) * 2)
+    os.utime(path, (NOW_S - PLAN_KEPT_S - 1,) * 2)
     assert not is_kept(cluster, path)
 
 
@@ -106,13 +110,13 @@ def test_the_plan_of_another_topic_stays(cluster, tmp_path, format_id):
     found = json.loads(plan(op=UNKNOWN_OP).to_bytes())
     found["format_id"] = format_id
     wanted = type(plan()).from_bytes(json.dumps(found).encode())
-    assert is_kept(cluster, stored(tmp_path, wanted, age_s=9 * KEPT_S))
+    assert is_kept(cluster, stored(tmp_path, wanted, age_s=9 * PLAN_KEPT_S))
 
 
 def test_what_is_no_plan_stays(cluster, tmp_path):
     die_at(cluster, ResolvePosition)
     operation(cluster, "other").finish(TIMEOUT_MS)
-    folder = tmp_path / FOLDER
+    folder = tmp_path / PLANS_FOLDER
     folder.mkdir()
     names = {"notes.json": "{}", f"{OP}.txt": plan().to_bytes().decode()}
     for name, text in names.items():

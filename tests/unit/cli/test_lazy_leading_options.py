@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kafka_marshal_cli.assembly import app, complete_command
-from kafka_marshal_cli.leading_options import FLAGS, PROFILE, WITH_VALUE, split
+from kafka_marshal_cli.lazy import FLAGS, PROFILE, WITH_VALUE, split
 
 COMMANDS = {
     "groups": SimpleNamespace(is_group=True),

@@ -17,8 +17,8 @@ from logkit import (
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
-from kafka_marshal_cli import verify
-from kafka_marshal_cli.verify import FINDINGS_MAX, Verifier
+from kafka_marshal_cli.commands import log_verify
+from kafka_marshal_cli.commands.log_verify import FINDINGS_MAX, Verifier
 
 
 def verified(log, split=4, chunk_max=3, run_max=5):
@@ -83,12 +83,12 @@ def test_a_claim_may_forget_what_was_forgotten():
 
 def doctored(monkeypatch, change):
     """Let the first fold go wrong: ``change`` gets its state and each transition."""
-    real = verify.apply
+    real = log_verify.apply
 
     def apply(state, entry):
         return tuple(change(state, each) or each for each in real(state, entry))
 
-    monkeypatch.setattr(verify, "apply", apply)
+    monkeypatch.setattr(log_verify, "apply", apply)
 
 
 def test_overlapping_grants_are_found(monkeypatch):
@@ -103,7 +103,7 @@ def test_overlapping_grants_are_found(monkeypatch):
 
 
 def test_two_folds_that_differ_are_found(monkeypatch):
-    monkeypatch.setattr(verify, "replay", lambda state, entries: None)
+    monkeypatch.setattr(log_verify, "replay", lambda state, entries: None)
     result = verified(sound_log())
     assert result["result"] == "broken"
     assert result["findings"][-1].startswith("S2: ")
@@ -111,8 +111,8 @@ def test_two_folds_that_differ_are_found(monkeypatch):
 
 def test_a_snapshot_that_changes_is_found(monkeypatch):
     values = iter([b"one", b"two"])
-    monkeypatch.setattr(verify, "to_bytes", lambda state: next(values))
-    monkeypatch.setattr(verify, "from_bytes", lambda value: verify.WorldState(0))
+    monkeypatch.setattr(log_verify, "to_bytes", lambda state: next(values))
+    monkeypatch.setattr(log_verify, "from_bytes", lambda value: WorldState(0))
     assert any(f.startswith("S5: ") for f in verified(Log())["findings"])
 
 

@@ -7,9 +7,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_marshal.errors import CoordinationError
-from kafka_marshal.kafka_io.fast import offsets as module
+from kafka_marshal.kafka_io.fast import topics as module
 from kafka_marshal.kafka_io.fast.clients import Client
-from kafka_marshal.kafka_io.fast.offsets import FastOffsets
+from kafka_marshal.kafka_io.fast.topics import FastOffsets
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.protocol.types import TopicPartition
 

@@ -13,7 +13,7 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.ports import Event
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.types import Key
-from kafka_marshal_cli.run_reporting import REPORTING, LogFormat, Reporting
+from kafka_marshal_cli.commands.consume import REPORTING, LogFormat, Reporting
 
 AT_MS = 1_700_000_000_250
 ENDED = Event(

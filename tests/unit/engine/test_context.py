@@ -6,7 +6,7 @@ from logkit import growth
 
 from kafka_marshal.engine import acquirer, key_rows
 from kafka_marshal.engine.awaited_ends import RETRY_MS
-from kafka_marshal.engine.growths import GROWTH, awaited
+from kafka_marshal.engine.context import GROWTH, awaited
 from kafka_marshal.protocol.growths import Source
 from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.records import ClaimingPartition, ReleasingPartition

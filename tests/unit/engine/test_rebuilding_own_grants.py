@@ -2,8 +2,8 @@
 
 import pytest
 
-from kafka_marshal.engine import own_grants
-from kafka_marshal.engine.own_grants import KEPT_MAX, OwnGrants
+from kafka_marshal.engine import rebuilding
+from kafka_marshal.engine.rebuilding import OWN_GRANTS_MAX, OwnGrants
 from kafka_marshal.protocol.items import Lock
 from kafka_marshal.protocol.state import KeyState, Previous, WorldState
 from kafka_marshal.protocol.types import Key
@@ -58,9 +58,11 @@ def test_a_lock_shows_what_its_operation_had_let_it_be_granted(grants, topic_id)
 
 
 def test_the_oldest_counts_are_dropped(grants):
-    for number in range(KEPT_MAX + 1):
+    for number in range(OWN_GRANTS_MAX + 1):
         granted(grants, 3, op_id=bytes([number]))
-    ends = [grants.end(KEY, state(op_id=bytes([each]))) for each in (0, 1, KEPT_MAX)]
+    ends = [
+        grants.end(KEY, state(op_id=bytes([each]))) for each in (0, 1, OWN_GRANTS_MAX)
+    ]
     assert ends == [0, 3, 3]
 
 
@@ -72,7 +74,7 @@ def test_what_a_reset_takes_back_is_forgotten(grants):
 
 
 def test_the_keys_that_were_granted_last_are_kept(grants, monkeypatch):
-    monkeypatch.setattr(own_grants, "KEYS_MAX", 2)
+    monkeypatch.setattr(rebuilding, "OWN_KEYS_MAX", 2)
     third = Key("g", "t", 2)
     for key in (KEY, OTHER, KEY, third):
         granted(grants, 5, key=key)
