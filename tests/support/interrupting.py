@@ -10,6 +10,7 @@ from typing import Any
 import enginekit
 
 import kafka_marshal
+import simulator
 
 _PACKAGE = Path(kafka_marshal.__file__).parent
 _HANDING_OUT = {
@@ -22,7 +23,7 @@ _HANDING_OUT = {
 }
 # Frames below one of these stand for others' threads, which run no handlers.
 _OTHERS = (
-    *(str(_PACKAGE / "testing"), enginekit.__file__),
+    *(str(Path(simulator.__file__).parent), enginekit.__file__),
     str(Path(__file__).with_name("fakesidecar.py")),
 )
 # Python runs handlers as a function begins, and as a built-in one has returned.

@@ -12,9 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.error import HTTPError
 from urllib.parse import quote_plus, urlencode, urlsplit
-from urllib.request import HTTPSHandler, Request, build_opener
 
 from kafka_marshal.errors import CoordinationError
 
@@ -38,19 +36,26 @@ def expiry_of(token: str) -> float:
         return unknown
 
 
-def _post(request: Request, cafile: str | None) -> bytes:
+def _post(
+    url: str, body: bytes, *, headers: dict[str, str], cafile: str | None
+) -> bytes:
     """Send a request to a token endpoint; return the body of its response.
 
     Raises:
         OSError: There is no answer, or it is a refusal.
     """
+    # Its import takes longer than most programs take to connect.
+    from urllib.request import HTTPSHandler, Request, build_opener
+
+    # The settings allow http and https alone.
+    request = Request(url, body, headers, method="POST")  # noqa: S310
     context = ssl.create_default_context()
     if cafile is not None:
         context.load_verify_locations(cafile)
     opener = build_opener(HTTPSHandler(context=context))
     with opener.open(request, timeout=REQUEST_TIMEOUT_S) as response:
-        body: bytes = response.read(_RESPONSE_BYTES_MAX)
-        return body
+        answer: bytes = response.read(_RESPONSE_BYTES_MAX)
+        return answer
 
 
 class ClientCredentials:
@@ -114,12 +119,11 @@ class ClientCredentials:
             fields["scope"] = self._scope
         login = base64.b64encode(self._login.encode()).decode()
         headers = {"Authorization": f"Basic {login}", "Accept": "application/json"}
-        request = Request(  # noqa: S310 - the settings allow http and https alone
-            self._url, urlencode(fields).encode(), headers, method="POST"
-        )
+        body = urlencode(fields).encode()
         sent_s = self._now_s()
         try:
-            answer = json.loads(_post(request, self._cafile))
+            found = _post(self._url, body, headers=headers, cafile=self._cafile)
+            answer = json.loads(found)
             token = answer["access_token"]
             life_s = float(answer.get("expires_in") or TOKEN_LIFE_S)
         except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -133,6 +137,8 @@ class ClientCredentials:
 
 def _reason(error: Exception) -> str:
     """Return why a request for a token failed, with what the endpoint answered."""
+    from urllib.error import HTTPError
+
     if not isinstance(error, HTTPError):
         return f"{type(error).__name__}: {error}"
     with error:

@@ -9,14 +9,16 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.kafka_io.oauth import ClientCredentials
 from kafka_marshal.protocol.types import whole_number
+
+if TYPE_CHECKING:
+    from kafka_marshal.kafka_io.oauth import ClientCredentials
 
 OPEN_TIMEOUT_MS = 30_000
 # How long a broker may hold a fetch for which it has nothing. Readers that go to other
@@ -368,8 +370,11 @@ def _needed(name: str, *, of: str, is_: str, as_: str = "") -> ConfigurationErro
 @cache
 def _client_credentials(
     oauth: tuple[str, ...], cafile: str | None
-) -> ClientCredentials:
+) -> "ClientCredentials":
     """Return the tokens that all clients of this process share."""
+    # It imports what sends requests, which most programs do without.
+    from kafka_marshal.kafka_io.oauth import ClientCredentials
+
     client_id, secret, scope, url = oauth
     return ClientCredentials(
         url, client_id=client_id, client_secret=secret, scope=scope, cafile=cafile
