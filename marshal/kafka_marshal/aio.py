@@ -34,6 +34,7 @@ from kafka_marshal.engine.dispatcher import FETCH_SLICE_MS
 from kafka_marshal.errors import ClaimLost, InvalidTransition, MarshalError
 from kafka_marshal.ports import Record
 from kafka_marshal.protocol.types import Token, TopicPartition
+from kafka_marshal.stopping import forget, stop_on
 
 if TYPE_CHECKING:
     # As in ``client``: a program that only names the class does not wait for these.
@@ -486,7 +487,6 @@ class AsyncMarshal:
         self._marshal: Marshal | None = None
         self._hop: _Hop[Any] = _Hop("marshal-aio")
         self._consumers: list[AsyncConsumer] = []
-        self._signals: list[Signals] = []
         self._is_closed = False
         self._is_ended = False
         self._closing = asyncio.Lock()
@@ -556,11 +556,8 @@ class AsyncMarshal:
             consumer.stop()
 
     def stop_on_signals(self, signals: Sequence[Signals] = (SIGTERM, SIGINT)) -> None:
-        """Call ``stop`` when the process is asked to end, until this is closed."""
-        loop = asyncio.get_running_loop()
-        for number in signals:
-            loop.add_signal_handler(number, self.stop)
-            self._signals.append(number)
+        """Call ``stop`` when the process is asked to end; see ``Marshal``."""
+        stop_on(signals, self)
 
     async def close(
         self,
@@ -578,8 +575,7 @@ class AsyncMarshal:
         self.stop()
         if restarts and self._marshal is not None:
             self._marshal.expect_restart()
-        while self._signals:
-            asyncio.get_running_loop().remove_signal_handler(self._signals.pop())
+        forget(self)
         async with self._closing:
             if not self._is_ended:
                 await self._close_all(release=release, timeout_ms=timeout_ms)

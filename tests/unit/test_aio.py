@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import random
+import signal
 import threading
 
 import attrs
@@ -777,6 +778,31 @@ def test_stopping_reaches_consumers_that_are_not_open_yet(cluster):
                 assert [record async for record in consumer] == []
 
     run(work)
+
+
+def test_a_signal_stops_the_clients_of_a_loop_until_they_close():
+    before, cluster = signal.getsignal(signal.SIGUSR1), world(records=(10, 10))
+    nodes = [cluster.node(name, spec=spec()) for name in "ab"]
+    cluster.run_until(lambda: all(held_by(each, 1)() for each in nodes), 4 * H)
+    for node in nodes:
+        node.engine.changed = Stepping(cluster)
+
+    async def iterate(node):
+        async with opened_over(lambda: Client(node)) as marshal:
+            marshal.stop_on_signals([signal.SIGUSR1])
+            consumer = marshal.adopt(lambda: node.consumer)
+            return [record async for record in consumer]
+
+    async def work():
+        tasks = [asyncio.create_task(iterate(each)) for each in nodes]
+        while not all(each.consumer.is_closed for each in nodes):
+            await asyncio.sleep(0)
+            if signal.getsignal(signal.SIGUSR1) is not before:
+                signal.raise_signal(signal.SIGUSR1)
+        await asyncio.gather(*tasks)
+
+    run(work)
+    assert signal.getsignal(signal.SIGUSR1) is before
 
 
 # --- Cancelled at every await ---

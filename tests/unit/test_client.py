@@ -4,9 +4,11 @@ import errno
 import gc
 import inspect
 import os
+import signal
 import sys
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import numpy as np
@@ -535,6 +537,19 @@ def test_a_close_before_a_restart_is_a_release_with_that_reason(cluster, tmp_pat
         if type(line.record).__name__ == "ReleasingPartition"
     ]
     assert reasons == ["restart"]
+
+
+def test_another_thread_may_close_what_stops_on_signals(cluster, tmp_path):
+    """It released nothing: only the main thread may change handlers of signals."""
+    before = signal.getsignal(signal.SIGUSR1)
+    marshal = opened(tmp_path)
+    consumer = consuming(marshal, cluster)
+    marshal.stop_on_signals([signal.SIGUSR1])
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(marshal.close).result()
+    signal.signal(signal.SIGUSR1, before)
+    assert consumer.is_closed
+    assert fold(cluster).keys[KEY].owner is None
 
 
 # --- Interrupted by a signal handler ---
