@@ -25,6 +25,7 @@ from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import (
     ClaimLost,
     InvalidTransition,
+    MarshalError,
 )
 from kafka_marshal.ports import DataReader, LogRange, Record, Records
 from kafka_marshal.protocol.claiming import Ending
@@ -172,11 +173,17 @@ class Consumer(Closing):
                 if not self._is_stopped:
                     hands.read_ahead()
                 return handed
-            if self._is_stopped:
-                if not hands.fetch_granted(deadline.left_ms):
-                    return handed
-            else:
-                hands.fetch(deadline.left_ms)
+            try:
+                if self._is_stopped:
+                    if not hands.fetch_granted(deadline.left_ms):
+                        return handed
+                else:
+                    hands.fetch(deadline.left_ms)
+            except MarshalError:
+                if not self._is_closed:
+                    raise
+            if self._is_closed:  # by a signal handler, or another thread
+                return handed
             handed = hands.hand_out(most, partitions_max=partitions_max)
             if handed or deadline.is_over:
                 return handed
