@@ -7,7 +7,7 @@ call that waits loses no records.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager, suppress
 from functools import partial, wraps
@@ -25,7 +25,7 @@ from typing import (
 
 from kafka_marshal.aio_transactions import AsyncTransaction, Steps
 from kafka_marshal.arguments import to_ms
-from kafka_marshal.batches import Batch, Committable, CommitToken
+from kafka_marshal.batches import Batch, CommitToken, Processed
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.client import CLOSE_MS_MAX, OPEN_MS_MAX, Marshal
 from kafka_marshal.consumer import ASK_MS_MAX, TRANSACTION_MS_MAX, Consumer
@@ -96,6 +96,12 @@ class _Hop(Generic[T]):
         return last
 
 
+def _repr_of(wrapping: object, wrapped: object) -> str:
+    if wrapped is None:
+        return f"<{type(wrapping).__name__} not open>"
+    return f"<Async{repr(wrapped).removeprefix('<')}"
+
+
 def _end_of(running: Future[Any]) -> asyncio.Future[None]:
     """Return a future of this loop, done once a call of a thread is."""
     loop = asyncio.get_running_loop()
@@ -128,6 +134,10 @@ class AsyncConsumer:
         self._turn = asyncio.Lock()
         self._is_stopped = False
         self._is_closed = False
+
+    def __repr__(self) -> str:
+        """Return that of the consumer, once it is open; never waits."""
+        return _repr_of(self, self._consumer)
 
     @property
     def is_closed(self) -> bool:
@@ -261,9 +271,7 @@ class AsyncConsumer:
 
     # --- committing
 
-    async def commit(
-        self, records: Committable | Iterable[Committable] | None = None
-    ) -> None:
+    async def commit(self, records: Processed | None = None) -> None:
         """Note records as processed; see ``Consumer.commit``."""
         (await self._opened()).commit(records)
 
@@ -303,6 +311,10 @@ class AsyncConsumer:
             lag: dict[TopicPartition, int] = await self._hop.run(consumer.lag)
             return lag
 
+    async def load(self) -> int:
+        """Return the number of partitions held."""
+        return await self._ask(Consumer.load)
+
     async def pause(self, *partitions: TopicPartition) -> None:
         """Stop handing out records of these partitions; the claims are kept."""
         await self._ask(lambda consumer: consumer.pause(*partitions))
@@ -310,6 +322,10 @@ class AsyncConsumer:
     async def resume(self, *partitions: TopicPartition) -> None:
         """Undo ``pause``."""
         await self._ask(lambda consumer: consumer.resume(*partitions))
+
+    async def paused(self) -> set[TopicPartition]:
+        """Return the partitions that ``pause`` holds back."""
+        return await self._ask(Consumer.paused)
 
     async def seek(
         self, partition: TopicPartition, offset: int, *, timeout_ms: int = ASK_MS_MAX
@@ -480,6 +496,11 @@ class AsyncMarshal:
         self.prepare(make)
 
     consumer = _making_what_marshal_makes(Marshal.consumer)
+    open_consumer = _making_what_marshal_makes(Marshal.open_consumer)
+
+    def __repr__(self) -> str:
+        """Return that of the client, while it is open; never waits."""
+        return _repr_of(self, self._marshal)
 
     def prepare(self, make: Callable[[], Marshal]) -> None:
         """Store how to open the client."""

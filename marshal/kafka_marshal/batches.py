@@ -166,6 +166,13 @@ class CommitToken(msgspec.Struct, frozen=True, gc=False):
 
 
 Committable = Record | CommitToken
+Processed = (
+    Committable
+    | Batch
+    | Iterable[Committable | Batch]
+    | Mapping[TopicPartition, Iterable[Committable]]
+)
+"""What ``commit`` takes."""
 
 
 def _is_same(one: Token | None, other: Token | None) -> bool:

@@ -8,7 +8,7 @@ fetched under a claim that has ended are dropped.
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
@@ -18,7 +18,7 @@ from kafka_marshal.arguments import (
     to_partition,
     to_whole,
 )
-from kafka_marshal.batches import Batch, Committable, CommitToken, runs_of
+from kafka_marshal.batches import Batch, CommitToken, Processed, runs_of
 from kafka_marshal.closing import Closing
 from kafka_marshal.config import Callbacks, ConsumerConfig
 from kafka_marshal.deadline import Deadline
@@ -444,14 +444,7 @@ class Consumer(Closing):
 
     # --- committing
 
-    def commit(
-        self,
-        records: Committable
-        | Batch
-        | Iterable[Committable | Batch]
-        | Mapping[TopicPartition, Iterable[Committable]]
-        | None = None,
-    ) -> None:
+    def commit(self, records: Processed | None = None) -> None:
         """Note records as processed; the next beat carries the position.
 
         Records may be committed out of order: the position moves over the contiguous

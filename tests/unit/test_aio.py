@@ -13,6 +13,7 @@ from enginekit import ALO, AMO, KEY, T0, H, Stepping, fold, held_by, spec, world
 
 from kafka_marshal.aio import AsyncConsumer, AsyncMarshal, _Hop
 from kafka_marshal.client import Marshal
+from kafka_marshal.consumer import Consumer
 from kafka_marshal.errors import (
     ClaimLost,
     ConfigurationError,
@@ -519,10 +520,57 @@ def test_the_signatures_are_those_of_marshal():
     for ours, theirs in (
         (AsyncMarshal.__init__, Marshal.__init__),
         (AsyncMarshal.consumer, Marshal.consumer),
+        (AsyncMarshal.open_consumer, Marshal.open_consumer),
         (AsyncMarshal.close, Marshal.close),
     ):
         found = inspect.signature(ours).parameters
         assert found == inspect.signature(theirs).parameters
+
+
+# Of ``Consumer``, that ``AsyncConsumer`` does in another way, or is made of.
+NOT_ASYNC = {
+    "batch_fetched",
+    "batch_of",
+    "batches_kept",
+    "config",
+    "holding_of",
+    "is_finished",
+    "is_handed_out_again",
+    "next_fetched",
+    "open_output",
+    "poll_fetched",
+    "prefetch",
+    "report_closed",
+    "report_here",
+    "require_no_transactions",
+}
+
+
+def test_consumers_have_the_methods_of_plain_ones():
+    """The reference says so; ``load`` and ``paused`` were missing."""
+    theirs = {name for name in vars(Consumer) if not name.startswith("_")}
+    assert theirs - set(vars(AsyncConsumer)) == NOT_ASYNC
+    found = inspect.signature(AsyncConsumer.commit).parameters
+    assert found == inspect.signature(Consumer.commit).parameters
+
+
+def test_what_is_shown_of_clients_and_consumers(cluster):
+    node = stepping(cluster)
+    marshal = opened_over(lambda: node.consumer)  # any object with a text form
+
+    async def work():
+        consumer = face(node)
+        assert repr(consumer) == "<AsyncConsumer not open>"
+        assert await consumer.load() == 1
+        await consumer.pause(T0)
+        assert await consumer.paused() == {T0}
+        wanted = f"<Async{repr(node.consumer)[1:]}"
+        assert repr(consumer) == wanted
+        assert repr(marshal) == "<AsyncMarshal not open>"
+        marshal._open()
+        assert repr(marshal) == wanted
+
+    run(work)
 
 
 def test_nothing_is_opened_before_it_is_entered(cluster):
