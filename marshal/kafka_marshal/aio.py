@@ -592,6 +592,7 @@ class AsyncMarshal:
         Where it is cancelled or fails, its threads go on to close, and nobody waits for
         them. The arguments are those of ``Marshal.close``.
         """
+        timeout_ms = to_ms("timeout_ms", timeout_ms)
         self._is_closed = True
         self.stop()
         if restarts and self._marshal is not None:

@@ -512,7 +512,12 @@ class Marshal(Closing):
 
         An exception of a signal handler, as of Ctrl-C, ends the wait for the log. The
         connections are closed all the same; claims that were not released run out.
+
+        Raises:
+            ConfigurationError: An argument is of another type; nothing is closed.
         """
+        require_flag("release", release)
+        timeout_ms = to_ms("timeout_ms", timeout_ms)
         if self._is_closed:
             return
         if os.getpid() != self._pid:

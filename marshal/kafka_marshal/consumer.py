@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from kafka_marshal.arguments import (
+    require_flag,
     to_count,
     to_ms,
     to_partition,
@@ -630,6 +631,7 @@ class Consumer(Closing):
                 "handed out again; to have it repeated all the same: marshal groups "
                 f"reset {group_id} --topic {topic} --to-earliest --allow-reprocess"
             )
+        timeout_ms = to_ms("timeout_ms", timeout_ms)
         deadline = Deadline(timeout_ms, self._clock.now_ms)
         offsets = self._chosen(wanted, choose, timeout_ms)
         self._sync(quiet=True)
@@ -720,6 +722,7 @@ class Consumer(Closing):
             DeadlineExceeded: The cluster did not answer in time.
             CoordinationError: The look-up failed.
         """
+        timeout_ms = to_ms("timeout_ms", timeout_ms)
         positions = {
             partition: position
             for partition in self.assignment()
@@ -784,7 +787,12 @@ class Consumer(Closing):
                 one heartbeat interval: a last beat is sent and nothing is released.
                 The claims are renewed until the ``Marshal`` closes.
             timeout_ms: How long to wait for the confirmation of the log.
+
+        Raises:
+            ConfigurationError: An argument is of another type; nothing is closed.
         """
+        require_flag("release", release)
+        timeout_ms = to_ms("timeout_ms", timeout_ms)
         if self._is_closed or self._pid != _Process.pid:
             return
         self._is_stopped = True

@@ -539,6 +539,17 @@ def test_a_close_before_a_restart_is_a_release_with_that_reason(cluster, tmp_pat
     assert reasons == ["restart"]
 
 
+def test_a_close_with_an_argument_of_another_type_closes_nothing(cluster, tmp_path):
+    """The client was closed then, and its claims were not released."""
+    with opened(tmp_path) as marshal:
+        consumer = consuming(marshal, cluster)
+        with pytest.raises(ConfigurationError, match="timeout_ms"):
+            marshal.close(timeout_ms="5s")
+        assert not marshal.is_closed
+    assert consumer.is_closed
+    assert fold(cluster).keys[KEY].owner is None
+
+
 def test_another_thread_may_close_what_stops_on_signals(cluster, tmp_path):
     """It released nothing: only the main thread may change handlers of signals."""
     before = signal.getsignal(signal.SIGUSR1)

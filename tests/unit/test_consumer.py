@@ -783,6 +783,23 @@ def test_closing_releases_at_the_position(cluster):
         node.consumer.poll(0)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda it: it.close(timeout_ms="5s"),
+        lambda it: it.close(release="no"),
+        lambda it: it.lag("5s"),
+        lambda it: it.seek(T0, 0, timeout_ms=None),
+    ],
+)
+def test_an_argument_of_another_type_changes_nothing(cluster, call):
+    node = owning(cluster)
+    with pytest.raises(ConfigurationError, match=r"^(timeout_ms|release) must be"):
+        call(node.consumer)
+    assert not node.consumer.is_closed
+    assert node.consumer.assignment() == {T0}
+
+
 def test_closing_against_a_dead_log_ends_at_its_deadline(cluster):
     """No wait without a deadline."""
     node = owning(cluster)
