@@ -7,7 +7,7 @@ call that waits loses no records.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager, suppress
 from functools import partial, wraps
@@ -24,7 +24,7 @@ from typing import (
 )
 
 from kafka_marshal.arguments import to_ms
-from kafka_marshal.batches import Batch, Committable, CommitToken
+from kafka_marshal.batches import Batch, CommitToken, Processed
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.client import CLOSE_MS_MAX, OPEN_MS_MAX, Marshal
 from kafka_marshal.consumer import ASK_MS_MAX, TRANSACTION_MS_MAX, Consumer
@@ -33,6 +33,7 @@ from kafka_marshal.engine.dispatcher import FETCH_SLICE_MS
 from kafka_marshal.errors import ClaimLost, InvalidTransition, MarshalError
 from kafka_marshal.ports import Record
 from kafka_marshal.protocol.types import Token, TopicPartition
+from kafka_marshal.stopping import forget, stop_on
 
 if TYPE_CHECKING:
     # As in ``client``: a program that only names the class does not wait for these.
@@ -92,6 +93,12 @@ class _Hop(Generic[T]):
         last = None if call is None else self._executor.submit(call)
         self._executor.shutdown(wait=False)
         return last
+
+
+def _repr_of(wrapping: object, wrapped: object) -> str:
+    if wrapped is None:
+        return f"<{type(wrapping).__name__} not open>"
+    return f"<Async{repr(wrapped).removeprefix('<')}"
 
 
 def _end_of(running: Future[Any]) -> asyncio.Future[None]:
@@ -202,6 +209,10 @@ class AsyncConsumer:
         self._turn = asyncio.Lock()
         self._is_stopped = False
         self._is_closed = False
+
+    def __repr__(self) -> str:
+        """Return that of the consumer, once it is open; never waits."""
+        return _repr_of(self, self._consumer)
 
     @property
     def is_closed(self) -> bool:
@@ -335,9 +346,7 @@ class AsyncConsumer:
 
     # --- committing
 
-    async def commit(
-        self, records: Committable | Iterable[Committable] | None = None
-    ) -> None:
+    async def commit(self, records: Processed | None = None) -> None:
         """Note records as processed; see ``Consumer.commit``."""
         (await self._opened()).commit(records)
 
@@ -377,6 +386,10 @@ class AsyncConsumer:
             lag: dict[TopicPartition, int] = await self._hop.run(consumer.lag)
             return lag
 
+    async def load(self) -> int:
+        """Return the number of partitions held."""
+        return await self._ask(Consumer.load)
+
     async def pause(self, *partitions: TopicPartition) -> None:
         """Stop handing out records of these partitions; the claims are kept."""
         await self._ask(lambda consumer: consumer.pause(*partitions))
@@ -384,6 +397,10 @@ class AsyncConsumer:
     async def resume(self, *partitions: TopicPartition) -> None:
         """Undo ``pause``."""
         await self._ask(lambda consumer: consumer.resume(*partitions))
+
+    async def paused(self) -> set[TopicPartition]:
+        """Return the partitions that ``pause`` holds back."""
+        return await self._ask(Consumer.paused)
 
     async def seek(
         self, partition: TopicPartition, offset: int, *, timeout_ms: int = ASK_MS_MAX
@@ -554,6 +571,11 @@ class AsyncMarshal:
         self.prepare(make)
 
     consumer = _making_what_marshal_makes(Marshal.consumer)
+    open_consumer = _making_what_marshal_makes(Marshal.open_consumer)
+
+    def __repr__(self) -> str:
+        """Return that of the client, while it is open; never waits."""
+        return _repr_of(self, self._marshal)
 
     def prepare(self, make: Callable[[], Marshal]) -> None:
         """Store how to open the client."""
@@ -561,7 +583,6 @@ class AsyncMarshal:
         self._marshal: Marshal | None = None
         self._hop: _Hop[Any] = _Hop("marshal-aio")
         self._consumers: list[AsyncConsumer] = []
-        self._signals: list[Signals] = []
         self._is_closed = False
         self._is_ended = False
         self._closing = asyncio.Lock()
@@ -631,11 +652,8 @@ class AsyncMarshal:
             consumer.stop()
 
     def stop_on_signals(self, signals: Sequence[Signals] = (SIGTERM, SIGINT)) -> None:
-        """Call ``stop`` when the process is asked to end, until this is closed."""
-        loop = asyncio.get_running_loop()
-        for number in signals:
-            loop.add_signal_handler(number, self.stop)
-            self._signals.append(number)
+        """Call ``stop`` when the process is asked to end; see ``Marshal``."""
+        stop_on(signals, self)
 
     async def close(
         self,
@@ -649,12 +667,12 @@ class AsyncMarshal:
         Where it is cancelled or fails, its threads go on to close, and nobody waits for
         them. The arguments are those of ``Marshal.close``.
         """
+        timeout_ms = to_ms("timeout_ms", timeout_ms)
         self._is_closed = True
         self.stop()
         if restarts and self._marshal is not None:
             self._marshal.expect_restart()
-        while self._signals:
-            asyncio.get_running_loop().remove_signal_handler(self._signals.pop())
+        forget(self)
         async with self._closing:
             if not self._is_ended:
                 await self._close_all(release=release, timeout_ms=timeout_ms)

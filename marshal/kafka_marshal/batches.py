@@ -42,6 +42,13 @@ class Batch:
     token: Token
     _commit: CommitRange
 
+    def __repr__(self) -> str:
+        """Return partition, offsets and token, not the records."""
+        return (
+            f"<Batch {self.partition} offsets {self.first_offset} to "
+            f"{self.last_offset} token={self.token}>"
+        )
+
     def __len__(self) -> int:
         """Return the number of records, at least 1."""
         return len(self._records)
@@ -166,6 +173,13 @@ class CommitToken(msgspec.Struct, frozen=True, gc=False):
 
 
 Committable = Record | CommitToken
+Processed = (
+    Committable
+    | Batch
+    | Iterable[Committable | Batch]
+    | Mapping[TopicPartition, Iterable[Committable]]
+)
+"""What ``commit`` takes."""
 
 
 def _is_same(one: Token | None, other: Token | None) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, SupportsIndex
 
+from kafka_marshal.arguments import to_ms
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine import Holding
 from kafka_marshal.engine.holdings import ClaimSession
@@ -134,7 +135,7 @@ class HeldClaim:
         """
         position = _offset(position)
         self.check()
-        deadline = Deadline(timeout_ms, self._clock.now_ms)
+        deadline = Deadline(to_ms("timeout_ms", timeout_ms), self._clock.now_ms)
         with self._engine.changed:
             self._session.seek(self._holding, position)
             while self._holding.rewind is not None and self.is_valid():
@@ -150,7 +151,7 @@ class HeldClaim:
         """
         if os.getpid() != self._pid:
             return
-        deadline = Deadline(timeout_ms, self._clock.now_ms)
+        deadline = Deadline(to_ms("timeout_ms", timeout_ms), self._clock.now_ms)
         with self._engine.changed:
             if self._holding.claim.phase is not Phase.ENDED:
                 self._session.unwant(self._holding)

@@ -41,6 +41,7 @@ from kafka_marshal.ports import READ_UNCOMMITTED, Observer
 from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.types import PARTITION_MAX, Key, TopicPartition
+from kafka_marshal.stopping import forget, stop_on
 
 if TYPE_CHECKING:
     from kafka_marshal.backend import ClaimBackend
@@ -120,7 +121,6 @@ class Marshal(Closing):
 
     _backend: "ClaimBackend"
     _consumers: "list[Consumer | RangeConsumer]"
-    _handlers: dict[signal.Signals, Any]
     _closers: list[Callable[[], None]]
 
     def __init__(
@@ -156,7 +156,7 @@ class Marshal(Closing):
         heartbeat_interval_ms = _expected_ms(heartbeat_interval_ms)
         _require_flags(check_topic, mirror_offsets, can_plan)
         self._is_closed, self._pid = False, os.getpid()
-        self._consumers, self._handlers, self._closers = [], {}, []
+        self._consumers, self._closers = [], []
         settings = ConnectionConfig(
             bootstrap_servers,
             coordination_topic=coordination_topic or None,
@@ -481,11 +481,10 @@ class Marshal(Closing):
         """Call ``stop`` when the process is asked to end, until this is closed.
 
         The handler in progress finishes, iteration ends, and closing flushes
-        and releases. Call it from the main thread.
+        and releases. Call it from the main thread. A signal stops all clients of the
+        process that are open and called this; it has no effect in forked children.
         """
-        for number in signals:
-            before = signal.signal(number, lambda _number, _frame: self.stop())
-            self._handlers.setdefault(number, before or signal.SIG_DFL)
+        stop_on(signals, self)
 
     def expect_restart(self) -> None:
         """Let whatever closes from now on release as before a restart.
@@ -513,7 +512,12 @@ class Marshal(Closing):
 
         An exception of a signal handler, as of Ctrl-C, ends the wait for the log. The
         connections are closed all the same; claims that were not released run out.
+
+        Raises:
+            ConfigurationError: An argument is of another type; nothing is closed.
         """
+        require_flag("release", release)
+        timeout_ms = to_ms("timeout_ms", timeout_ms)
         if self._is_closed:
             return
         if os.getpid() != self._pid:
@@ -521,8 +525,7 @@ class Marshal(Closing):
             return
         try:
             self._is_closed = True
-            for number, before in self._handlers.items():
-                signal.signal(number, before)
+            forget(self)
             if restarts:
                 self.expect_restart()
             self._leave(release=release, timeout_ms=timeout_ms)

@@ -8,23 +8,25 @@ fetched under a claim that has ended are dropped.
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from kafka_marshal.arguments import (
+    require_flag,
     to_count,
     to_ms,
     to_partition,
     to_whole,
 )
-from kafka_marshal.batches import Batch, Committable, CommitToken, runs_of
+from kafka_marshal.batches import Batch, CommitToken, Processed, runs_of
 from kafka_marshal.closing import Closing
 from kafka_marshal.config import Callbacks, ConsumerConfig
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import (
     ClaimLost,
     InvalidTransition,
+    MarshalError,
     PositionError,
 )
 from kafka_marshal.ports import DataReader, LogRange, Record, Records
@@ -172,11 +174,17 @@ class Consumer(Closing):
                 if not self._is_stopped:
                     hands.read_ahead()
                 return handed
-            if self._is_stopped:
-                if not hands.fetch_granted(deadline.left_ms):
-                    return handed
-            else:
-                hands.fetch(deadline.left_ms)
+            try:
+                if self._is_stopped:
+                    if not hands.fetch_granted(deadline.left_ms):
+                        return handed
+                else:
+                    hands.fetch(deadline.left_ms)
+            except MarshalError:
+                if not self._is_closed:
+                    raise
+            if self._is_closed:  # by a signal handler, or another thread
+                return handed
             handed = hands.hand_out(most, partitions_max=partitions_max)
             if handed or deadline.is_over:
                 return handed
@@ -437,14 +445,7 @@ class Consumer(Closing):
 
     # --- committing
 
-    def commit(
-        self,
-        records: Committable
-        | Batch
-        | Iterable[Committable | Batch]
-        | Mapping[TopicPartition, Iterable[Committable]]
-        | None = None,
-    ) -> None:
+    def commit(self, records: Processed | None = None) -> None:
         """Note records as processed; the next beat carries the position.
 
         Records may be committed out of order: the position moves over the contiguous
@@ -630,6 +631,7 @@ class Consumer(Closing):
                 "handed out again; to have it repeated all the same: marshal groups "
                 f"reset {group_id} --topic {topic} --to-earliest --allow-reprocess"
             )
+        timeout_ms = to_ms("timeout_ms", timeout_ms)
         deadline = Deadline(timeout_ms, self._clock.now_ms)
         offsets = self._chosen(wanted, choose, timeout_ms)
         self._sync(quiet=True)
@@ -720,6 +722,7 @@ class Consumer(Closing):
             DeadlineExceeded: The cluster did not answer in time.
             CoordinationError: The look-up failed.
         """
+        timeout_ms = to_ms("timeout_ms", timeout_ms)
         positions = {
             partition: position
             for partition in self.assignment()
@@ -784,7 +787,12 @@ class Consumer(Closing):
                 one heartbeat interval: a last beat is sent and nothing is released.
                 The claims are renewed until the ``Marshal`` closes.
             timeout_ms: How long to wait for the confirmation of the log.
+
+        Raises:
+            ConfigurationError: An argument is of another type; nothing is closed.
         """
+        require_flag("release", release)
+        timeout_ms = to_ms("timeout_ms", timeout_ms)
         if self._is_closed or self._pid != _Process.pid:
             return
         self._is_stopped = True

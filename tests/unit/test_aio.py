@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import random
+import signal
 import threading
 
 import attrs
@@ -12,6 +13,7 @@ from enginekit import ALO, AMO, KEY, T0, H, Stepping, fold, held_by, spec, world
 
 from kafka_marshal.aio import AsyncConsumer, AsyncMarshal, _Hop
 from kafka_marshal.client import Marshal
+from kafka_marshal.consumer import Consumer
 from kafka_marshal.errors import (
     ClaimLost,
     ConfigurationError,
@@ -518,10 +520,57 @@ def test_the_signatures_are_those_of_marshal():
     for ours, theirs in (
         (AsyncMarshal.__init__, Marshal.__init__),
         (AsyncMarshal.consumer, Marshal.consumer),
+        (AsyncMarshal.open_consumer, Marshal.open_consumer),
         (AsyncMarshal.close, Marshal.close),
     ):
         found = inspect.signature(ours).parameters
         assert found == inspect.signature(theirs).parameters
+
+
+# Of ``Consumer``, that ``AsyncConsumer`` does in another way, or is made of.
+NOT_ASYNC = {
+    "batch_fetched",
+    "batch_of",
+    "batches_kept",
+    "config",
+    "holding_of",
+    "is_finished",
+    "is_handed_out_again",
+    "next_fetched",
+    "open_output",
+    "poll_fetched",
+    "prefetch",
+    "report_closed",
+    "report_here",
+    "require_no_transactions",
+}
+
+
+def test_consumers_have_the_methods_of_plain_ones():
+    """The reference says so; ``load`` and ``paused`` were missing."""
+    theirs = {name for name in vars(Consumer) if not name.startswith("_")}
+    assert theirs - set(vars(AsyncConsumer)) == NOT_ASYNC
+    found = inspect.signature(AsyncConsumer.commit).parameters
+    assert found == inspect.signature(Consumer.commit).parameters
+
+
+def test_what_is_shown_of_clients_and_consumers(cluster):
+    node = stepping(cluster)
+    marshal = opened_over(lambda: node.consumer)  # any object with a text form
+
+    async def work():
+        consumer = face(node)
+        assert repr(consumer) == "<AsyncConsumer not open>"
+        assert await consumer.load() == 1
+        await consumer.pause(T0)
+        assert await consumer.paused() == {T0}
+        wanted = f"<Async{repr(node.consumer)[1:]}"
+        assert repr(consumer) == wanted
+        assert repr(marshal) == "<AsyncMarshal not open>"
+        marshal._open()
+        assert repr(marshal) == wanted
+
+    run(work)
 
 
 def test_nothing_is_opened_before_it_is_entered(cluster):
@@ -777,6 +826,31 @@ def test_stopping_reaches_consumers_that_are_not_open_yet(cluster):
                 assert [record async for record in consumer] == []
 
     run(work)
+
+
+def test_a_signal_stops_the_clients_of_a_loop_until_they_close():
+    before, cluster = signal.getsignal(signal.SIGUSR1), world(records=(10, 10))
+    nodes = [cluster.node(name, spec=spec()) for name in "ab"]
+    cluster.run_until(lambda: all(held_by(each, 1)() for each in nodes), 4 * H)
+    for node in nodes:
+        node.engine.changed = Stepping(cluster)
+
+    async def iterate(node):
+        async with opened_over(lambda: Client(node)) as marshal:
+            marshal.stop_on_signals([signal.SIGUSR1])
+            consumer = marshal.adopt(lambda: node.consumer)
+            return [record async for record in consumer]
+
+    async def work():
+        tasks = [asyncio.create_task(iterate(each)) for each in nodes]
+        while not all(each.consumer.is_closed for each in nodes):
+            await asyncio.sleep(0)
+            if signal.getsignal(signal.SIGUSR1) is not before:
+                signal.raise_signal(signal.SIGUSR1)
+        await asyncio.gather(*tasks)
+
+    run(work)
+    assert signal.getsignal(signal.SIGUSR1) is before
 
 
 # --- Cancelled at every await ---

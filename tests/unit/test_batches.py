@@ -283,3 +283,11 @@ def test_without_pyarrow_the_error_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigurationError, match="pip install pyarrow"):
         batch_of([plain(5)]).to_arrow()
+
+
+def test_a_batch_shows_its_offsets_and_not_its_records():
+    """One line of a log had each record of the batch."""
+    cluster = world(records=(10,))
+    node = owning(cluster, "a")
+    batch = next(node.consumer.batches(4))
+    assert repr(batch) == f"<Batch t-0 offsets 0 to 3 token={batch.token}>"

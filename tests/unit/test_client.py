@@ -4,9 +4,11 @@ import errno
 import gc
 import inspect
 import os
+import signal
 import sys
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import numpy as np
@@ -535,6 +537,30 @@ def test_a_close_before_a_restart_is_a_release_with_that_reason(cluster, tmp_pat
         if type(line.record).__name__ == "ReleasingPartition"
     ]
     assert reasons == ["restart"]
+
+
+def test_a_close_with_an_argument_of_another_type_closes_nothing(cluster, tmp_path):
+    """The client was closed then, and its claims were not released."""
+    with opened(tmp_path) as marshal:
+        consumer = consuming(marshal, cluster)
+        with pytest.raises(ConfigurationError, match="timeout_ms"):
+            marshal.close(timeout_ms="5s")
+        assert not marshal.is_closed
+    assert consumer.is_closed
+    assert fold(cluster).keys[KEY].owner is None
+
+
+def test_another_thread_may_close_what_stops_on_signals(cluster, tmp_path):
+    """It released nothing: only the main thread may change handlers of signals."""
+    before = signal.getsignal(signal.SIGUSR1)
+    marshal = opened(tmp_path)
+    consumer = consuming(marshal, cluster)
+    marshal.stop_on_signals([signal.SIGUSR1])
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(marshal.close).result()
+    signal.signal(signal.SIGUSR1, before)
+    assert consumer.is_closed
+    assert fold(cluster).keys[KEY].owner is None
 
 
 # --- Interrupted by a signal handler ---

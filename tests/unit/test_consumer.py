@@ -577,6 +577,30 @@ def test_a_close_after_an_interrupt_leaves_the_records_to_the_next_owner():
         assert sum(positions) == 3, at
 
 
+@pytest.mark.parametrize("name", ["poll", "poll one", "next", "batches"])
+def test_a_signal_handler_may_close_the_consumer_that_it_interrupts(
+    cluster, name, monkeypatch
+):
+    """The reader's error, that it is closed, went to the application."""
+    node = owning(cluster)
+    it, plain = node.consumer, node.consumer._reader.poll
+    while it.poll(0):
+        it.commit()
+
+    def poll(*args):
+        if not it.is_closed:
+            it.close(timeout_ms=0)
+        return plain(*args)
+
+    monkeypatch.setattr(it._reader, "poll", poll)
+    if "poll" in name:
+        assert CALLS[name](it) == {}
+    else:
+        with pytest.raises(StopIteration):
+            CALLS[name](it)
+    assert it.is_closed
+
+
 # --- Iterating ---
 
 
@@ -757,6 +781,23 @@ def test_closing_releases_at_the_position(cluster):
     assert (known.owner, known.position) == (None, 4)
     with pytest.raises(InvalidTransition, match="closed"):
         node.consumer.poll(0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda it: it.close(timeout_ms="5s"),
+        lambda it: it.close(release="no"),
+        lambda it: it.lag("5s"),
+        lambda it: it.seek(T0, 0, timeout_ms=None),
+    ],
+)
+def test_an_argument_of_another_type_changes_nothing(cluster, call):
+    node = owning(cluster)
+    with pytest.raises(ConfigurationError, match=r"^(timeout_ms|release) must be"):
+        call(node.consumer)
+    assert not node.consumer.is_closed
+    assert node.consumer.assignment() == {T0}
 
 
 def test_closing_against_a_dead_log_ends_at_its_deadline(cluster):

@@ -6,6 +6,7 @@ so every change of position begins with one.
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -238,6 +239,7 @@ class FastDataReader(DataReader):
         self._pid = os.getpid()
         self._client: Client | None = None
         self._is_closed = False
+        self._polling_thread = 0
         self._positions = Positions()
         # Every topic so far: with only one, messages need not be asked for theirs.
         self._topics: set[str] = set()
@@ -304,6 +306,7 @@ class FastDataReader(DataReader):
         self._require_usable()
         self._positions.require_all()
         deadline = Deadline(timeout_ms)
+        self._polling_thread = threading.get_ident()
         try:
             self._apply_changes()
             if not self._positions.next:
@@ -317,6 +320,8 @@ class FastDataReader(DataReader):
             if is_interrupt(error):
                 raise
             raise self._translate(error) from error
+        finally:
+            self._polling_thread = 0
         tokens = self._positions.tokens
         return {
             partition: Records.of_sources(
@@ -358,8 +363,12 @@ class FastDataReader(DataReader):
             return
         self._is_closed = True
         self._retained = []
-        if self._client is not None and os.getpid() == self._pid:
-            close_consumer(self._client).join(timeout=max(0, timeout_ms) / 1000)
+        client, self._client = self._client, None
+        if client is not None and os.getpid() == self._pid:
+            # A signal handler does not wait for the poll that it interrupts.
+            is_in_poll = self._polling_thread == threading.get_ident()
+            left_ms = 0 if is_in_poll else max(0, timeout_ms)
+            close_consumer(client).join(timeout=left_ms / 1000)
 
     # --- applying changes to librdkafka
 

@@ -4,11 +4,13 @@ import gc
 import itertools
 import pickle
 import signal
+import threading
 from collections import deque
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from kafka_marshal.closing import in_background
 from kafka_marshal.errors import (
     ConfigurationError,
     CoordinationError,
@@ -709,6 +711,27 @@ def test_what_a_signal_handler_raises_in_a_poll_is_no_fault_of_kafka(
         signal.signal(signal.SIGUSR1, before)
     handle.made(*of(A, 0))
     assert polled(reader) == {A: [0]}
+
+
+def test_a_signal_handler_that_closes_does_not_wait_for_the_poll(
+    reader, handle, monkeypatch
+):
+    """It waited for its whole time, here for ten minutes."""
+    has_polled = threading.Event()
+
+    def close(_):
+        # librdkafka closes a consumer after the poll in progress.
+        return in_background(lambda: has_polled.wait(60))
+
+    def poll(_):
+        reader.close(600_000)
+
+    monkeypatch.setattr(module, "close_consumer", close)
+    monkeypatch.setattr(handle, "poll", poll)
+    assert reader.poll(10_000, 10) == {}
+    has_polled.set()
+    with pytest.raises(InvalidTransition, match="closed"):
+        reader.poll(0, 10)
 
 
 def test_an_end_does_not_skip_dropped_messages(reader, handle):

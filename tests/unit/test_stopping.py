@@ -1,0 +1,140 @@
+"""A signal stops every client that asked for it, and none that is closed."""
+
+import os
+import signal
+import threading
+from signal import SIGUSR1, SIGUSR2
+
+import pytest
+
+from kafka_marshal.stopping import forget, stop_on
+
+
+class Client:
+    def __init__(self):
+        self.stopped_count = 0
+
+    def stop(self):
+        self.stopped_count += 1
+
+
+@pytest.fixture
+def handled():
+    """Signals that reached the application's own handlers."""
+    found = []
+    before = {
+        each: signal.signal(each, lambda number, _: found.append(number))
+        for each in (SIGUSR1, SIGUSR2)
+    }
+    yield found
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+def in_a_child(work):
+    """Return how a forked child ended that does this: a signal, or -1."""
+    pid = os.fork()
+    if not pid:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else -1
+
+
+def on_a_thread(call):
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def test_a_signal_stops_all_clients(handled):
+    """The last one to register replaced the others."""
+    one, other = Client(), Client()
+    stop_on([SIGUSR1, SIGUSR2], one)
+    stop_on([SIGUSR1], other)
+    stop_on([SIGUSR1], other)
+    signal.raise_signal(SIGUSR1)
+    signal.raise_signal(SIGUSR2)
+    assert (one.stopped_count, other.stopped_count, handled) == (2, 1, [])
+    forget(one)
+    forget(other)
+
+
+@pytest.mark.parametrize("last", ["one", "other"])
+def test_the_handler_from_before_is_back_once_the_last_is_closed(handled, last):
+    """Closed in another order than opened, the handler of a closed one stayed."""
+    before = signal.getsignal(SIGUSR1)
+    clients = {"one": Client(), "other": Client()}
+    for client in clients.values():
+        stop_on([SIGUSR1], client)
+    left = clients.pop(last)
+    (closed,) = clients.values()
+    forget(closed)
+    signal.raise_signal(SIGUSR1)
+    assert (left.stopped_count, closed.stopped_count) == (1, 0)
+    forget(left)
+    forget(left)
+    assert signal.getsignal(SIGUSR1) is before
+    signal.raise_signal(SIGUSR1)
+    assert handled == [SIGUSR1]
+
+
+def test_any_thread_may_forget_a_client(handled):
+    client = Client()
+    stop_on([SIGUSR1], client)
+    on_a_thread(lambda: forget(client))
+    signal.raise_signal(SIGUSR1)
+    assert (client.stopped_count, handled) == (0, [SIGUSR1])
+
+
+@pytest.mark.parametrize(
+    ("before", "ending"), [(signal.SIG_DFL, SIGUSR1), (signal.SIG_IGN, -1)]
+)
+def test_a_signal_after_the_last_has_the_effect_from_before(before, ending):
+    def work():
+        client = Client()
+        signal.signal(SIGUSR1, before)
+        stop_on([SIGUSR1], client)
+        on_a_thread(lambda: forget(client))
+        signal.raise_signal(SIGUSR1)
+
+    assert in_a_child(work) == ending
+
+
+def test_a_signal_ends_a_forked_child(handled):
+    """The child stopped a client of its parent, and went on."""
+    client = Client()
+    signal.signal(SIGUSR1, signal.SIG_DFL)
+    stop_on([SIGUSR1], client)
+    assert in_a_child(lambda: signal.raise_signal(SIGUSR1)) == SIGUSR1
+    forget(client)
+
+
+def test_a_handler_that_was_installed_since_stays(handled):
+    client = Client()
+    stop_on([SIGUSR1], client)
+
+    def handle(number, frame):
+        before(number, frame)
+
+    before = signal.signal(SIGUSR1, handle)
+    signal.raise_signal(SIGUSR1)
+    forget(client)
+    assert (client.stopped_count, signal.getsignal(SIGUSR1)) == (1, handle)
+    signal.raise_signal(SIGUSR1)
+    assert handled == [SIGUSR1]
+
+
+def test_another_thread_cannot_register():
+    errors = []
+
+    def register():
+        try:
+            stop_on([SIGUSR1], Client())
+        except ValueError as error:
+            errors.append(error)
+
+    on_a_thread(register)
+    assert len(errors) == 1
