@@ -7,10 +7,28 @@ import threading
 from cancelling import Cut
 from enginekit import ALO, Stepping, owning, world
 
-from kafka_marshal.aio import AsyncConsumer
+from kafka_marshal.aio import AsyncConsumer, AsyncMarshal
 from kafka_marshal.errors import DeadlineExceeded
+from kafka_marshal.protocol.types import TopicPartition
 
 WAIT_S = 60
+# Of ``Consumer``, that ``AsyncConsumer`` does in another way, or is made of.
+NOT_ASYNC = {
+    "batch_fetched",
+    "batch_of",
+    "batches_kept",
+    "config",
+    "holding_of",
+    "is_finished",
+    "is_handed_out_again",
+    "next_fetched",
+    "open_output",
+    "poll_fetched",
+    "prefetch",
+    "report_closed",
+    "report_here",
+    "require_no_transactions",
+}
 
 
 def stepping(cluster, **rest):
@@ -96,3 +114,31 @@ class SlowToClose:
         self.is_closed = True
         if self.fails:
             raise DeadlineExceeded("too late")
+
+
+class Client:
+    """What AsyncMarshal asks of a Marshal, over one node."""
+
+    def __init__(self, node):
+        self.node = node
+        self.closed = 0
+        self.calls = []
+
+    def expect_restart(self):
+        assert not self.node.consumer.is_closed
+        self.calls.append("expect_restart")
+
+    def close(self, **settings):
+        self.closed += 1
+
+    def owners(self, topic, *, timeout_ms):
+        return {TopicPartition(topic, 0): "a"}
+
+    def claim(self, topic, partition, *, timeout_ms):
+        return self.node.claim
+
+
+def opened_over(client):
+    marshal = AsyncMarshal("nowhere:1", group_id="g", client_id="c")
+    marshal.prepare(client)
+    return marshal

@@ -3,12 +3,23 @@
 import asyncio
 import inspect
 import random
-import signal
 import threading
 
 import attrs
 import pytest
-from aiokit import WAIT_S, SlowToClose, every_cut, face, run, stepping, taken, until
+from aiokit import (
+    NOT_ASYNC,
+    WAIT_S,
+    Client,
+    SlowToClose,
+    every_cut,
+    face,
+    opened_over,
+    run,
+    stepping,
+    taken,
+    until,
+)
 from enginekit import ALO, AMO, KEY, T0, H, Stepping, fold, held_by, spec, world
 
 from kafka_marshal.aio import AsyncConsumer, AsyncMarshal, _Hop
@@ -21,7 +32,6 @@ from kafka_marshal.errors import (
     InvalidTransition,
 )
 from kafka_marshal.ports import Record
-from kafka_marshal.protocol.types import TopicPartition
 
 # --- Reading ---
 
@@ -488,34 +498,6 @@ def test_a_consumer_that_was_closed_first_never_opens():
 # --- The client ---
 
 
-class Client:
-    """What AsyncMarshal asks of a Marshal, over one node."""
-
-    def __init__(self, node):
-        self.node = node
-        self.closed = 0
-        self.calls = []
-
-    def expect_restart(self):
-        assert not self.node.consumer.is_closed
-        self.calls.append("expect_restart")
-
-    def close(self, **settings):
-        self.closed += 1
-
-    def owners(self, topic, *, timeout_ms):
-        return {TopicPartition(topic, 0): "a"}
-
-    def claim(self, topic, partition, *, timeout_ms):
-        return self.node.claim
-
-
-def opened_over(client):
-    marshal = AsyncMarshal("nowhere:1", group_id="g", client_id="c")
-    marshal.prepare(client)
-    return marshal
-
-
 def test_the_signatures_are_those_of_marshal():
     for ours, theirs in (
         (AsyncMarshal.__init__, Marshal.__init__),
@@ -525,25 +507,6 @@ def test_the_signatures_are_those_of_marshal():
     ):
         found = inspect.signature(ours).parameters
         assert found == inspect.signature(theirs).parameters
-
-
-# Of ``Consumer``, that ``AsyncConsumer`` does in another way, or is made of.
-NOT_ASYNC = {
-    "batch_fetched",
-    "batch_of",
-    "batches_kept",
-    "config",
-    "holding_of",
-    "is_finished",
-    "is_handed_out_again",
-    "next_fetched",
-    "open_output",
-    "poll_fetched",
-    "prefetch",
-    "report_closed",
-    "report_here",
-    "require_no_transactions",
-}
 
 
 def test_consumers_have_the_methods_of_plain_ones():
@@ -826,31 +789,6 @@ def test_stopping_reaches_consumers_that_are_not_open_yet(cluster):
                 assert [record async for record in consumer] == []
 
     run(work)
-
-
-def test_a_signal_stops_the_clients_of_a_loop_until_they_close():
-    before, cluster = signal.getsignal(signal.SIGUSR1), world(records=(10, 10))
-    nodes = [cluster.node(name, spec=spec()) for name in "ab"]
-    cluster.run_until(lambda: all(held_by(each, 1)() for each in nodes), 4 * H)
-    for node in nodes:
-        node.engine.changed = Stepping(cluster)
-
-    async def iterate(node):
-        async with opened_over(lambda: Client(node)) as marshal:
-            marshal.stop_on_signals([signal.SIGUSR1])
-            consumer = marshal.adopt(lambda: node.consumer)
-            return [record async for record in consumer]
-
-    async def work():
-        tasks = [asyncio.create_task(iterate(each)) for each in nodes]
-        while not all(each.consumer.is_closed for each in nodes):
-            await asyncio.sleep(0)
-            if signal.getsignal(signal.SIGUSR1) is not before:
-                signal.raise_signal(signal.SIGUSR1)
-        await asyncio.gather(*tasks)
-
-    run(work)
-    assert signal.getsignal(signal.SIGUSR1) is before
 
 
 # --- Cancelled at every await ---

@@ -1,11 +1,15 @@
 """A signal stops every client that asked for it, and none that is closed."""
 
+import asyncio
 import os
 import signal
 import threading
 from signal import SIGUSR1, SIGUSR2
 
 import pytest
+from aiokit import Client as LoopClient
+from aiokit import opened_over, run
+from enginekit import H, Stepping, held_by, spec, world
 
 from kafka_marshal.stopping import forget, stop_on
 
@@ -138,3 +142,28 @@ def test_another_thread_cannot_register():
 
     on_a_thread(register)
     assert len(errors) == 1
+
+
+def test_a_signal_stops_the_clients_of_a_loop_until_they_close():
+    before, cluster = signal.getsignal(SIGUSR1), world(records=(10, 10))
+    nodes = [cluster.node(name, spec=spec()) for name in "ab"]
+    cluster.run_until(lambda: all(held_by(each, 1)() for each in nodes), 4 * H)
+    for node in nodes:
+        node.engine.changed = Stepping(cluster)
+
+    async def iterate(node):
+        async with opened_over(lambda: LoopClient(node)) as marshal:
+            marshal.stop_on_signals([SIGUSR1])
+            consumer = marshal.adopt(lambda: node.consumer)
+            return [record async for record in consumer]
+
+    async def work():
+        tasks = [asyncio.create_task(iterate(each)) for each in nodes]
+        while not all(each.consumer.is_closed for each in nodes):
+            await asyncio.sleep(0)
+            if signal.getsignal(SIGUSR1) is not before:
+                signal.raise_signal(SIGUSR1)
+        await asyncio.gather(*tasks)
+
+    run(work)
+    assert signal.getsignal(SIGUSR1) is before
