@@ -10,6 +10,7 @@ from waiting import WAIT_MS, eventually
 
 from kafka_marshal import ClaimRejected, LogUnreadable, World
 from kafka_marshal.engine import rebuilding
+from kafka_marshal.engine.checkpointing import CheckpointRule
 from kafka_marshal.protocol.checkpoints import checkpoint_key
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
@@ -62,9 +63,13 @@ class Client:
 
 
 def rest(client):
-    """Have a client's process write no more checkpoints."""
-    with client.marshal.engine.changed:
-        client.marshal.engine.checkpointer.close()
+    """Have a client's process write no more checkpoints, nor end one that is begun."""
+    engine = client.marshal.engine
+    with engine.changed:
+        for schedule in engine.checkpointer._schedules:
+            if schedule.work is not None:
+                engine.checkpointer._end(schedule, schedule.work)
+        engine.checkpointer.rule = CheckpointRule(interval_ms=0)
 
 
 def delete(domain, befores):
