@@ -40,12 +40,14 @@ CHECKS = ("make", "check", "cover")
 # Files one by one, to whichever process is free; of tests that compute, test by test.
 BY_FILE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
 BY_TEST = ("-n", "2", "--dist", "loadgroup")
+# The last lane, which in the end has all processors.
+IN_TWO = ("-n", "2", "--dist", "loadfile")
 LANES = {
     "spark": [SPARK],
     "brokers": ["integration", f"--ignore={SPARK}", *BY_FILE],
     "computing": [*COMPUTING, *BY_TEST],
     "checks": [],
-    "unit": ["tests", *(f"--ignore={each}" for each in (*COMPUTING, CORE))],
+    "unit": ["tests", *(f"--ignore={each}" for each in (*COMPUTING, CORE)), *IN_TWO],
 }
 # Test files of the lane of brokers that take longest, from about 150 to 50 s: were one
 # of them the last, the other processes would have nothing to do meanwhile.

@@ -178,8 +178,9 @@ def aborted_records_are_hidden_from_who_reads_committed(rig: Rig) -> None:
     end(is_committed=True)
     assert [record.offset for record in read_records(committed, 2)] == [5, 6]
     until(lambda: _passes(committed, place, 8), "the end of the transaction passed")
-    for each in (*readers.values(), data):
-        each.close(TIMEOUT_MS)
+    for reader in readers.values():
+        reader.close(TIMEOUT_MS)
+    data.close(TIMEOUT_MS)
 
 
 def polls_are_bounded(rig: Rig) -> None:
