@@ -49,9 +49,10 @@ from kafka_marshal.protocol.types import TopicPartition
 
 _LOGGER = logging.getLogger(__name__)
 FETCH_VERSION = 13
-# How long the first attempt at a bootstrap address may take; each later one twice.
+# How long the first attempt at a bootstrap address may take; each later one twice, up
+# to 24 s: kafka-python's own limit is 30.
 _ADDRESS_TIMEOUT_MS = 3_000
-_DOUBLED_MAX = 8
+_DOUBLED_MAX = 3
 # kafka-python's fetcher reads it for each request.
 _WAIT = "fetch_max_wait_ms"
 _NONE = uuid.UUID(int=0)

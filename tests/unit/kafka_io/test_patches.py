@@ -132,15 +132,21 @@ class Connecting:
         self.init_future = Future()
 
 
-def test_a_bootstrap_address_that_is_silent_takes_turns_with_the_others(monkeypatch):
-    limits_ms = []
+@pytest.fixture
+def limits_ms(monkeypatch):
+    """How long each attempt may take; none ends by itself."""
+    found = []
 
     def connect(manager, node_id, timeout_ms=None, **settings):
-        del settings
-        limits_ms.append((node_id, timeout_ms))
+        del manager, node_id, settings
+        found.append(timeout_ms)
         return Connecting()
 
     monkeypatch.setattr(KafkaConnectionManager, "get_connection", connect)
+    return found
+
+
+def test_a_bootstrap_address_that_is_silent_takes_turns_with_the_others(limits_ms):
     network = Network({"bootstrap_servers": ["a:1", "b:1"]})
     drawn = []
     for _ in range(4):
@@ -151,7 +157,18 @@ def test_a_bootstrap_address_that_is_silent_takes_turns_with_the_others(monkeypa
     network.close()
     assert set(drawn[:2]) == set(drawn[2:])
     assert len(set(drawn)) == 2
-    assert [limit_ms for _, limit_ms in limits_ms] == [3_000, 3_000, 6_000, 6_000]
+    assert limits_ms == [3_000, 3_000, 6_000, 6_000]
+
+
+def test_an_attempt_is_limited_however_often_its_address_has_failed(limits_ms):
+    """After an outage a client connects without a deadline of its own."""
+    network = Network({"bootstrap_servers": ["a:1"]})
+    (node,) = network.cluster.bootstrap_brokers()
+    for _ in range(20):
+        made = network.manager.get_connection(node.node_id)
+        made.init_future.failure(KafkaConnectionError("refused"))
+    network.close()
+    assert limits_ms[-1] == max(limits_ms) == 24_000
 
 
 @pytest.mark.parametrize(
