@@ -13,6 +13,7 @@ from collecting import pytest_collection_finish  # noqa: F401 - hook
 from containers import ContainerBroker
 from limits import (  # noqa: F401 - hooks
     pytest_runtest_teardown,
+    pytest_sessionstart,
     pytest_timeout_set_timer,
 )
 from slices import deselect, deselect_proof

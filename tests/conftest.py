@@ -6,6 +6,7 @@ from collecting import pytest_collection_finish  # noqa: F401 - hook
 from hypothesis import HealthCheck, settings
 from limits import (  # noqa: F401 - hooks
     pytest_runtest_teardown,
+    pytest_sessionstart,
     pytest_timeout_set_timer,
 )
 from slices import deselect_proof as pytest_collection_modifyitems  # noqa: F401

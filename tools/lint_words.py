@@ -186,6 +186,8 @@ def _strings(nodes: list[ast.AST], path: str) -> Iterator[tuple[int, str]]:
 
 def _comments(text: str) -> Iterator[tuple[int, str]]:
     """Yield comments; lines that follow each other are one, since phrases wrap."""
+    if "#" not in text:
+        return
     block: list[str] = []
     first = last = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

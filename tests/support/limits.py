@@ -25,6 +25,15 @@ LOOK_S_MIN = 0.01
 LIMIT = pytest.StashKey["Limit"]()
 
 
+def pytest_sessionstart() -> None:
+    """Let tests interrupt the processes that they start.
+
+    What a script starts in the background ignores Ctrl-C, as do its children.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Limit:
     """Calls ``on_over`` on the main thread whenever a limit has been used up.
 
