@@ -188,7 +188,7 @@ for seed in (47, 70):
 @pytest.mark.slow
 def test_hash_seeds_change_no_run():
     found = set()
-    for seed in ("0", "1", "4711"):
+    for seed in ("0", "4711"):
         done = subprocess.run(
             [sys.executable, "-c", REPEATED],
             cwd=ROOT,
