@@ -24,8 +24,41 @@ static uint32_t crc32c_by_table(uint32_t crc, const unsigned char *at,
     return crc;
 }
 
+/* The instruction in assembly: compilers differ in what they call it and in which functions
+ * they allow it. */
 #if defined(__x86_64__) && defined(__GNUC__)
-#define HAS_INSTRUCTION __builtin_cpu_supports("sse4.2")
+#include <cpuid.h>
+
+#define WITH_INSTRUCTION
+#define BY_EIGHT(crc, word) __asm__("crc32q %1, %0" : "+r"(crc) : "r"(word))
+#define BY_ONE(crc, byte) __asm__("crc32b %1, %k0" : "+r"(crc) : "r"(byte))
+
+static int find_instruction(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && c & bit_SSE4_2;
+}
+#elif defined(__aarch64__) && (defined(__linux__) || defined(__APPLE__))
+#define WITH_INSTRUCTION
+#define ASSEMBLY(line, crc, operand)                                                     \
+    __asm__(".arch_extension crc\n\t" line : "+r"(crc) : "r"(operand))
+#define BY_EIGHT(crc, word) ASSEMBLY("crc32cx %w0, %w0, %x1", crc, word)
+#define BY_ONE(crc, byte) ASSEMBLY("crc32cb %w0, %w0, %w1", crc, (uint32_t)(byte))
+
+#ifdef __APPLE__
+static int find_instruction(void) {
+    return 1;
+}
+#else
+#include <sys/auxv.h>
+
+static int find_instruction(void) {
+    return (getauxval(AT_HWCAP) & 1 << 7) != 0; /* HWCAP_CRC32 */
+}
+#endif
+#endif
+
+#ifdef WITH_INSTRUCTION
+static int has_instruction;
 
 /* What a block of zeros behind it makes of a remainder, by each of its bytes. */
 static uint32_t behind_block[4][256];
@@ -49,27 +82,22 @@ static uint64_t eight_bytes(const unsigned char *at) {
     return found;
 }
 
-__attribute__((target("sse4.2"))) static uint32_t
-crc32c_by_instruction(uint32_t crc, const unsigned char *at, const unsigned char *end) {
+static uint32_t crc32c_by_instruction(uint32_t crc, const unsigned char *at,
+                                      const unsigned char *end) {
     uint64_t first = crc;
     for (; end - at >= 3 * BLOCK_BYTES; at += 2 * BLOCK_BYTES) {
         uint64_t second = 0, third = 0;
         for (const unsigned char *stop = at + BLOCK_BYTES; at < stop; at += 8) {
-            first = __builtin_ia32_crc32di(first, eight_bytes(at));
-            second = __builtin_ia32_crc32di(second, eight_bytes(at + BLOCK_BYTES));
-            third = __builtin_ia32_crc32di(third, eight_bytes(at + 2 * BLOCK_BYTES));
+            BY_EIGHT(first, eight_bytes(at));
+            BY_EIGHT(second, eight_bytes(at + BLOCK_BYTES));
+            BY_EIGHT(third, eight_bytes(at + 2 * BLOCK_BYTES));
         }
         first = skip_block(skip_block(first) ^ second) ^ third;
     }
-    for (; end - at >= 8; at += 8) first = __builtin_ia32_crc32di(first, eight_bytes(at));
-    crc = (uint32_t)first;
-    for (; at < end; at++) crc = __builtin_ia32_crc32qi(crc, *at);
-    return crc;
+    for (; end - at >= 8; at += 8) BY_EIGHT(first, eight_bytes(at));
+    for (; at < end; at++) BY_ONE(first, *at);
+    return (uint32_t)first;
 }
-#else
-#define HAS_INSTRUCTION 0
-#define crc32c_by_instruction crc32c_by_table
-static void init_blocks(void) {}
 #endif
 
 void init_crc32c(void) {
@@ -81,12 +109,15 @@ void init_crc32c(void) {
     for (int t = 1; t < 8; t++)
         for (int i = 0; i < 256; i++)
             tables[t][i] = tables[t - 1][i] >> 8 ^ tables[0][tables[t - 1][i] & 255];
+#ifdef WITH_INSTRUCTION
     init_blocks();
+    has_instruction = find_instruction();
+#endif
 }
 
 uint32_t crc32c(const unsigned char *at, const unsigned char *end) {
-    uint32_t crc = 0xFFFFFFFFu;
-    crc = HAS_INSTRUCTION ? crc32c_by_instruction(crc, at, end)
-                          : crc32c_by_table(crc, at, end);
-    return crc ^ 0xFFFFFFFFu;
+#ifdef WITH_INSTRUCTION
+    if (has_instruction) return crc32c_by_instruction(0xFFFFFFFFu, at, end) ^ 0xFFFFFFFFu;
+#endif
+    return crc32c_by_table(0xFFFFFFFFu, at, end) ^ 0xFFFFFFFFu;
 }

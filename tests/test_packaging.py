@@ -1,6 +1,7 @@
 """What is in the wheel and the sdist, and that the wheel needs nothing beside it."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -152,7 +153,11 @@ def test_a_build_that_demands_it_fails_without(environ, reason, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_sources_compile_without_warnings(tools, tmp_path, monkeypatch):
+@pytest.mark.parametrize("compiler", hatch_build.COMPILERS)
+def test_the_sources_compile_without_warnings(compiler, tools, tmp_path, monkeypatch):
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler} here")
+    monkeypatch.setenv("CC", compiler)
     monkeypatch.setenv("CFLAGS", "-Wall -Wextra -Werror")
     hatch_build.compile_native(ROOT, tmp_path / hatch_build.FILE)
     assert (tmp_path / hatch_build.FILE).is_file()
