@@ -66,4 +66,4 @@ def test_what_its_own_tests_do_not_reach_is_named(tmp_path):
     assert rows["gap"].endswith("line 4, branch 3->4")
     assert rows["broken"].endswith("its tests fail, see below")
     assert rows["untested"].endswith("has no test file tests/test_untested.py")
-    assert "assert 4 in {2, None}" in done.stdout, "what pytest printed"
+    assert "assert 4 in {" in done.stdout, "what pytest printed"
