@@ -47,6 +47,8 @@ _SEND_BLOCK_MS = 50
 class KafkaOutlet(Outlet):
     """One connected producer that has the topic's metadata."""
 
+    is_outdated = False  # kafka-python loads files of TLS for each connection
+
     def __init__(
         self,
         settings: ConnectionConfig,

@@ -53,6 +53,11 @@ QUEUE_MAX = 10_000
 class Outlet(Protocol):
     """One producer of a client library, bound to the coordination topic."""
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether its connections fail, and a new producer is likely to connect."""
+        ...
+
     def send(
         self,
         partition: int,
@@ -373,6 +378,7 @@ class Writer:
     def _watch(self) -> None:
         """Start a renewal if one is due (with the lock held)."""
         self._sender.sweep()
+        self._sender.is_broken |= self._sender.outlet.is_outdated
         for sender in self._stale:
             sender.sweep()
         self._stale = [sender for sender in self._stale if sender.pending]

@@ -22,6 +22,7 @@ class Outlet:
         self.sent = []
         self.is_closed = False
         self.is_dropped = False
+        self.is_outdated = False
         self.refusal = None
 
     def send(self, partition, value, *, report):
@@ -153,6 +154,22 @@ def test_overdue_append_fails_for_good_and_replaces_the_producer(outlets):
     writer.watch()
     until(lambda: len(outlets) == 2)
     writer.close(1_000)
+
+
+def test_an_outdated_producer_is_replaced_before_its_appends_are_overdue(
+    writer, outlets
+):
+    pending = writer.append(0, b"x")
+    outlets[0].is_outdated = True
+    writer.watch()
+    held = writer.append(0, b"y")
+    until(lambda: len(outlets) == 2 and outlets[0].is_dropped)
+    assert pending.error() is not None, "it may be written, and may not"
+    until(lambda: outlets[1].sent)
+    outlets[1].finish(0, 5)
+    assert held.offset() == 5
+    writer.watch()
+    assert len(outlets) == 2
 
 
 def test_pending_appends_of_a_failed_producer_are_abandoned(writer, outlets):

@@ -10,6 +10,7 @@ from confluent_kafka import OFFSET_END, KafkaError, KafkaException
 from conformancekit import WAIT_S, until
 
 from kafka_marshal.errors import (
+    ConfigurationError,
     CoordinationError,
     InvalidTransition,
     LogTruncated,
@@ -273,7 +274,10 @@ class Log(FastCoordinationLog):
         self.handle = Handle()
         self.handle.unknown = self.unknown
         self.limits = []
-        self._querier, self._reader = Client(handle=self.handle), self._new_reader()
+        self._querier, self._reader = self._new_querier(), self._new_reader()
+
+    def _new_querier(self):
+        return Client(handle=self.handle)
 
     def _new_reader(self):
         self.limits.append(self._reader_timeout_ms)
@@ -458,6 +462,76 @@ def test_a_reader_that_is_made_while_its_log_is_closed_is_closed(log, closed):
     log._limit_requests(2_000)
     until(lambda: len(closed) == 3, "all are closed")
     assert log._next_reader is None
+
+
+def outdate(client):
+    """Make connections fail, with renewed files of TLS."""
+    client.files = SimpleNamespace(are_renewed=lambda: True)
+    client.on_error(KafkaError(KafkaError._SSL, "certificate expired"))
+
+
+def test_the_producer_reports_that_it_is_outdated(outlet, client):
+    assert not outlet.is_outdated
+    outdate(client)
+    assert outlet.is_outdated
+
+
+def test_an_outdated_reader_is_replaced_and_continues(log, closed):
+    log.handle.queue = [Message(1, 4, epoch=3)]
+    assert len(log.poll(0)) == 1
+    first = log._reader
+    outdate(first)
+    log.handle.queue = [Message(1, 5, epoch=3)]
+    assert [entry.offset for _, entry in log.poll(0)] == [5]
+    assert log.handle.assigned[1:] == [{0: 0, 1: 5}]
+    assert log.poll(0) == []
+    assert (log._reader is not first, closed) == (True, [first])
+
+
+def test_an_outdated_querier_is_closed_after_its_last_query(log, closed, monkeypatch):
+    is_asked, may_answer = threading.Event(), threading.Event()
+    found, answer = [], log.handle.offsets_for_times
+
+    def slowly(places, timeout):
+        is_asked.set()
+        assert may_answer.wait(WAIT_S)
+        return answer(places, timeout)
+
+    monkeypatch.setattr(log.handle, "offsets_for_times", slowly)
+    query = threading.Thread(target=lambda: found.append(log.start_offsets(9_000)))
+    query.start()
+    assert is_asked.wait(WAIT_S)
+    old = log._querier
+    outdate(old)
+    monkeypatch.setattr(log.handle, "offsets_for_times", answer)
+    assert log.end_offsets(9_000) == {0: 0, 1: 0}
+    assert (log._querier is not old, closed) == (True, [])
+    may_answer.set()
+    query.join(WAIT_S)
+    assert (found, closed) == ([{0: 0, 1: 0}], [old])
+    outdate(old := log._querier)
+    log.end_offsets(9_000)
+    assert closed[1:] == [old], "one without a query at once"
+
+
+def test_outdated_clients_stay_while_their_files_change(log, closed, monkeypatch):
+    """The next call tries again."""
+
+    def refuse():
+        raise ConfigurationError("the key does not belong to the certificate")
+
+    clients = log._reader, log._querier
+    for client in clients:
+        outdate(client)
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "_new_reader", refuse)
+        patch.setattr(log, "_new_querier", refuse)
+        assert log.poll(0) == []
+        assert log.end_offsets(9_000) == {0: 0, 1: 0}
+        assert (log._reader, log._querier) == clients
+    assert log.poll(0) == []
+    assert log.end_offsets(9_000) == {0: 0, 1: 0}
+    assert closed == [*clients]
 
 
 def test_the_larger_of_two_ends_is_the_newer(log, monkeypatch):
