@@ -65,6 +65,7 @@ _POLL_S = 0.25
 # A new cluster may need a second for its first producer id.
 _PID_WAIT_S = 1.5
 _FATAL = KafkaError._FATAL  # noqa: SLF001 - its public name
+_UNANSWERED = KafkaError._MSG_TIMED_OUT  # noqa: SLF001 - its public name
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
 # The position is outside the log; nothing more is fetched of the partition.
 _OUT_OF_PLACE = (
@@ -163,15 +164,20 @@ class FastOutlet(Outlet):
             self._client.handle.list_topics(
                 self._topic, timeout=max(0.001, deadline.left_s)
             )
-        except KafkaException:
+        except KafkaException as error:
             self._is_over.set()
-            raise
+            raise error from self._client.last
         self._client.has_pid.wait(timeout=min(deadline.left_s, _PID_WAIT_S))
 
     @property
     def is_outdated(self) -> bool:
         """See ``Outlet``."""
         return self._client.is_outdated
+
+    @property
+    def connection_error(self) -> Exception | None:
+        """See ``Outlet``."""
+        return self._client.last
 
     def send(
         self,
@@ -184,7 +190,10 @@ class FastOutlet(Outlet):
 
         def delivered(error: Any, message: Any) -> None:
             if error is None:
+                self._client.last = None
                 report(message.offset())
+            elif self._fatal is None and error.code() == _UNANSWERED:
+                report(TimeoutError(f"{error.name()}: {error.str()}"))
             else:
                 report(self._fatal or KafkaException(error))
 

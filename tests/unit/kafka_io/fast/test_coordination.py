@@ -145,9 +145,39 @@ def test_outcomes_are_reported(outlet, client):
     well, badly = client.handle.outcomes
     assert client.handle.produced == [("__marshal", b"x", 1), ("__marshal", b"y", 0)]
     well(None, Delivered(7))
-    badly(KafkaError(KafkaError._MSG_TIMED_OUT), Delivered(-1001))
+    badly(KafkaError(KafkaError.INVALID_RECORD), Delivered(-1001))
     assert outcomes[0] == 7
-    assert outcomes[1].args[0].name() == "_MSG_TIMED_OUT"
+    assert outcomes[1].args[0].name() == "INVALID_RECORD"
+
+
+def test_an_append_without_an_answer_is_reported_as_such(outlet, client):
+    outcomes = []
+    outlet.send(0, b"x", report=outcomes.append)
+    client.handle.outcomes.pop()(KafkaError(KafkaError._MSG_TIMED_OUT), Delivered(-1))
+    assert [type(each) for each in outcomes] == [TimeoutError]
+    assert "_MSG_TIMED_OUT" in str(outcomes[0])
+
+
+def test_the_last_error_of_a_connection_counts_until_a_record_is_written(
+    outlet, client
+):
+    client.on_error(KafkaError(KafkaError._TRANSPORT, "certificate expired"))
+    assert "certificate expired" in str(outlet.connection_error)
+    outlet.send(0, b"x", report=lambda _: None)
+    client.handle.outcomes.pop()(None, Delivered(7))
+    assert outlet.connection_error is None
+
+
+def test_who_cannot_connect_names_the_last_connection(client, monkeypatch):
+    def fail(topic, timeout):
+        client.on_error(KafkaError(KafkaError._TRANSPORT, "certificate expired"))
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    monkeypatch.setattr(client.handle, "list_topics", fail)
+    timeouts = writer_timeouts(2_000)
+    with pytest.raises(KafkaException) as raised:
+        FastOutlet(NOBODY, timeouts, lingers=True, timeout_ms=1_000)
+    assert "certificate expired" in str(raised.value.__cause__)
 
 
 def test_a_fatal_error_fails_pending_and_later_sends(outlet, client):
