@@ -52,6 +52,7 @@ from kafka_marshal.kafka_io.topiclog import (
 )
 from kafka_marshal.kafka_io.writer import OVERDUE_GRACE_MS, Outlet
 from kafka_marshal.ports import runs_of
+from kafka_marshal.protocol.codec import FRAME_BYTES_MAX
 from kafka_marshal.protocol.types import LogEntry
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ def writer_config(timeouts: Mapping[str, int], *, lingers: bool) -> dict[str, An
         "acks": "all",
         "enable.idempotence": True,
         "linger.ms": FAST_LINGER_MS if lingers else 0,
+        # A broker refuses a batch above max.message.bytes, whatever its records have.
+        "batch.size": FRAME_BYTES_MAX,
         "compression.type": "none",
         # The first is sent to the broker; the second ends the wait for its response. By
         # default a stalled leader would block until the delivery timeout.

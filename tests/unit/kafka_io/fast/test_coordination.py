@@ -112,6 +112,7 @@ def test_producer_is_idempotent_and_in_order():
         "acks": "all",
         "enable.idempotence": True,
         "linger.ms": 0.5,
+        "batch.size": 48 * 1024,
         "compression.type": "none",
         "request.timeout.ms": 500,
         "socket.timeout.ms": 750,
