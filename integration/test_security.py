@@ -29,7 +29,7 @@ from kafka_marshal import (
     TopicPartition,
     World,
 )
-from kafka_marshal.kafka_io import ConnectionConfig, patches
+from kafka_marshal.kafka_io import ConnectionConfig, KafkaTopicAdmin, patches
 from kafka_marshal.kafka_io.responses import ResponseReader
 from kafka_marshal.kafka_io.slices import SliceReader
 from kafka_marshal.protocol.types import OffsetRange
@@ -464,6 +464,13 @@ def test_who_may_only_read_sees_the_world(guarded, unique, transport):
     assert world.to_object() == domain.world().to_object()
 
 
+def described_to(admin, topic):
+    try:
+        return admin.describe_bare(topic)
+    except LogUnreadable:
+        return None  # the rights are not everywhere yet
+
+
 def test_a_missing_right_to_write_is_an_error(guarded, unique, transport):
     """LogUnwritable, and not a consumer that waits for ever."""
     domain = guarded.domain
@@ -471,6 +478,11 @@ def test_a_missing_right_to_write_is_an_error(guarded, unique, transport):
     for name in (domain.topic, topic):
         for operation in ("READ", "DESCRIBE"):
             domain.grant("reader", operation, kind="topic", name=name)
+    for user, can_write in (("reader", False), ("alice", True)):
+        place = ConnectionConfig(guarded.sasl, options=login(user))
+        with KafkaTopicAdmin(place) as admin:
+            found = eventually(lambda: described_to(admin, domain.topic), "it is seen")
+            assert found.can_write is can_write
 
     def try_it():
         with Marshal(

@@ -63,6 +63,7 @@ class TopicDescription:
         configs: The settings in ``CONFIGS_READ`` as text; empty if not requested or
             not permitted.
         topic_id: 16 bytes, or None from brokers without topic ids.
+        can_write: Whether this principal may write to it; True if it is not known.
     """
 
     name: str
@@ -75,6 +76,7 @@ class TopicDescription:
     leaders: Mapping[int, int] = attrs.field(factory=dict, kw_only=True)
     configs: Mapping[str, str] = attrs.field(factory=dict, kw_only=True)
     topic_id: bytes | None = attrs.field(default=None, kw_only=True)
+    can_write: bool = attrs.field(default=True, kw_only=True)
 
 
 @attrs.frozen(kw_only=True)
