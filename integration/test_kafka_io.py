@@ -24,10 +24,11 @@ from kafka_marshal.errors import (
     TopicMisconfigured,
 )
 from kafka_marshal.kafka_io.settings import ConnectionConfig
-from kafka_marshal.kafka_io.topic_rules import problems
+from kafka_marshal.kafka_io.topic_rules import MESSAGE_BYTES_MIN, problems
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.kafka_io.transport import open_coordination_log, open_data_log
 from kafka_marshal.kafka_io.writer import writer_timeouts
+from kafka_marshal.protocol.codec import FRAME_BYTES_MAX
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.broker import free_ports
 
@@ -117,6 +118,19 @@ def test_wrong_settings_are_named(topics, unique):
         "retention.bytes",
         "max.message.bytes",
     ]
+
+
+def test_a_burst_of_appends_fits_the_least_message_limit(topics, settings):
+    """A batch that a topic refuses would end its process, with all its claims."""
+    limit = {"max.message.bytes": str(MESSAGE_BYTES_MIN)}
+    name = settings.coordination_topic
+    topics.create(name, partitions=1, replication=1, configs=limit)
+    log = open_coordination_log(settings)
+    sizes = [FRAME_BYTES_MAX] * 3 + [10_000] * 30 + [100] * 1_000
+    appends = [log.append(0, os.urandom(size)) for size in sizes]
+    until(lambda: all(each.is_done() for each in appends), "they are done")
+    log.close(TIMEOUT_MS)
+    assert {str(each.error()) for each in appends} == {"None"}
 
 
 @pytest.mark.parametrize(

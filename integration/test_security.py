@@ -9,10 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 from domain import opened
+from forwarding import Forwarder
 from kafka import KafkaProducer
 from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
-from tls import STORE_PASSWORD, keystore, private_key, truststore
-from waiting import WAIT_MS, eventually, read_out
+from tls import (
+    STORE_PASSWORD,
+    client_certificate,
+    keystore,
+    private_key,
+    truststore,
+)
+from waiting import WAIT_MS, eventually, poll_all, read_out
 
 from kafka_marshal import (
     CoordinationError,
@@ -22,7 +29,7 @@ from kafka_marshal import (
     TopicPartition,
     World,
 )
-from kafka_marshal.kafka_io import ConnectionConfig, patches
+from kafka_marshal.kafka_io import ConnectionConfig, KafkaTopicAdmin, patches
 from kafka_marshal.kafka_io.responses import ResponseReader
 from kafka_marshal.kafka_io.slices import SliceReader
 from kafka_marshal.protocol.types import OffsetRange
@@ -42,22 +49,32 @@ def listeners(tmp_path_factory):
     store, certificate = keystore(home / "right", "dns:localhost,ip:127.0.0.1")
     other_store, other_certificate = keystore(home / "wrong", "dns:elsewhere.test")
     own_store, own_certificate = keystore(home / "client", "dns:client")
-    plain, sasl, tls, other, mutual, controller = free_ports(6)
+    plain, sasl, tls, other, mutual, before, after, moving, controller = free_ports(9)
+    certificates = [client_certificate(), client_certificate()]
+    for name, (certificate_pem, _) in zip(
+        ("before", "after"), certificates, strict=True
+    ):
+        (home / f"{name}.pem").write_bytes(certificate_pem)
     users = " ".join(f'user_{name}="{word}"' for name, word in PASSWORDS.items())
     module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
     addresses = (
         f"PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},"
         f"SSL://127.0.0.1:{tls},OTHER://127.0.0.1:{other},"
-        f"MUTUAL://127.0.0.1:{mutual}"
+        f"MUTUAL://127.0.0.1:{mutual},BEFORE://127.0.0.1:{before},"
+        f"AFTER://127.0.0.1:{after}"
     )
     properties = {
         "listeners": f"{addresses},CONTROLLER://127.0.0.1:{controller}",
         "advertised.listeners": addresses.replace(
             f"SSL://127.0.0.1:{tls}", f"SSL://localhost:{tls}"
-        ).replace("OTHER://127.0.0.1", "OTHER://localhost"),
+        )
+        .replace("OTHER://127.0.0.1", "OTHER://localhost")
+        .replace(f":{before}", f":{moving}")
+        .replace(f":{after}", f":{moving}"),
         "controller.quorum.voters": f"1@127.0.0.1:{controller}",
         "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
-        "SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,OTHER:SSL,MUTUAL:SSL",
+        "SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,OTHER:SSL,MUTUAL:SSL,BEFORE:SSL,"
+        "AFTER:SSL",
         "sasl.enabled.mechanisms": ",".join(MECHANISMS),
         "listener.name.sasl_plaintext.plain.sasl.jaas.config": f"{module} {users};",
         **{
@@ -75,6 +92,15 @@ def listeners(tmp_path_factory):
         "listener.name.mutual.ssl.truststore.location": str(
             truststore(home / "trust.p12", own_certificate)
         ),
+        **{
+            f"listener.name.{name}.ssl.{setting}": value
+            for name in ("before", "after")
+            for setting, value in {
+                "client.auth": "required",
+                "truststore.type": "PEM",
+                "truststore.location": str(home / f"{name}.pem"),
+            }.items()
+        },
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer."
         "StandardAuthorizer",
         "super.users": "User:ANONYMOUS;User:alice;User:CN=own",
@@ -90,6 +116,12 @@ def listeners(tmp_path_factory):
             mutual=f"127.0.0.1:{mutual}",
             own_certificate=own_certificate,
             own_key=private_key(own_store, home / "own.key"),
+            # Two listeners, each with the certificate that it trusts; both advertise
+            # one port, where somebody forwards to them.
+            before=before,
+            after=after,
+            moving=moving,
+            certificates=certificates,
         )
 
 
@@ -172,6 +204,56 @@ def test_mutual_tls(guarded, unique, transport):
         guarded, guarded.mutual, options, group=unique("mutual"), transport=transport
     )
     assert found == [*range(5)]
+
+
+def test_a_renewed_certificate_is_used_without_a_restart(
+    listeners, unique, transport, tmp_path
+):
+    """Once brokers no longer accept the former one; the claims go on."""
+
+    def write(pair):
+        for name, data in zip(("own.pem", "own.key"), pair, strict=True):
+            (tmp_path / "new").write_bytes(data)
+            (tmp_path / "new").rename(tmp_path / name)
+
+    first, second = listeners.certificates
+    write(first)
+    group = unique("renewing")
+    options = {
+        "security.protocol": "SSL",
+        "ssl.ca.location": str(listeners.certificate),
+        "ssl.certificate.location": str(tmp_path / "own.pem"),
+        "ssl.key.location": str(tmp_path / "own.key"),
+    }
+    with (
+        # Its leases outlast what a busy machine takes.
+        opened(listeners.broker, unique, transport=transport, h_ms=20_000) as domain,
+        Forwarder(listeners.moving) as forwarder,
+    ):
+        topic = domain.data_topic(2, records_each=3)
+        forwarder.target = listeners.before
+        with Marshal(
+            f"127.0.0.1:{listeners.moving}",
+            group_id=group,
+            client_id="w1",
+            coordination_topic=domain.topic,
+            options=options,
+            transport=transport,
+            state_dir="",
+        ) as marshal:
+            consumer = marshal.consumer(topic)
+            found = poll_all(consumer, 6)
+            tokens = consumer.tokens()
+            write(second)
+            forwarder.redirect(listeners.after)
+            domain.produce(topic, 3)
+            found += poll_all(consumer, 6)
+            consumer.commit()
+            consumer.flush(timeout_ms=WAIT_MS)
+            assert consumer.tokens() == tokens
+        places = sorted((record.partition, record.offset) for record in found)
+        assert places == [(n, offset) for n in range(2) for offset in range(6)]
+        assert {known.position for known in domain.states(group).values()} == {6}
 
 
 @pytest.mark.parametrize("listener", ["tls", "sasl"])
@@ -382,6 +464,13 @@ def test_who_may_only_read_sees_the_world(guarded, unique, transport):
     assert world.to_object() == domain.world().to_object()
 
 
+def described_to(admin, topic):
+    try:
+        return admin.describe_bare(topic)
+    except LogUnreadable:
+        return None  # the rights are not everywhere yet
+
+
 def test_a_missing_right_to_write_is_an_error(guarded, unique, transport):
     """LogUnwritable, and not a consumer that waits for ever."""
     domain = guarded.domain
@@ -389,6 +478,11 @@ def test_a_missing_right_to_write_is_an_error(guarded, unique, transport):
     for name in (domain.topic, topic):
         for operation in ("READ", "DESCRIBE"):
             domain.grant("reader", operation, kind="topic", name=name)
+    for user, can_write in (("reader", False), ("alice", True)):
+        place = ConnectionConfig(guarded.sasl, options=login(user))
+        with KafkaTopicAdmin(place) as admin:
+            found = eventually(lambda: described_to(admin, domain.topic), "it is seen")
+            assert found.can_write is can_write
 
     def try_it():
         with Marshal(

@@ -200,6 +200,18 @@ def open_files(limit: int | None) -> Check:
     return Check(name, Result.OK, f"at most {limit}")
 
 
+def rights(report: TopicReport) -> Iterator[Check]:
+    """Report that this principal cannot be that of a member."""
+    if not report.topic.can_write:
+        name = report.topic.name
+        found = (
+            f"this principal may not write to {name}: a member with its login ends by "
+            "LogUnwritable, and commands that change something fail"
+        )
+        run = f"for them, grant WRITE on topic {name}"
+        yield Check("rights", Result.NOTE, found, run)
+
+
 def copies(report: TopicReport, *, servers: str) -> Iterator[Check]:
     """Check that the death of a broker loses no acknowledged record."""
     topic, name = report.topic, "copies"

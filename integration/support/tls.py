@@ -1,10 +1,13 @@
 """Certificates and keystores, as Java's keytool makes them."""
 
+import datetime as dt
 import subprocess
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import pkcs12
 from slices import HANG_S
 
@@ -54,10 +57,26 @@ def private_key(store: Path, path: Path) -> Path:
         store.read_bytes(), STORE_PASSWORD.encode()
     )
     assert key is not None
-    pem = key.private_bytes(
+    path.write_bytes(_pem(key))
+    return path
+
+
+def client_certificate() -> tuple[bytes, bytes]:
+    """A self-made certificate of ``CN=own`` and its key, both PEM."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "own")])
+    builder = x509.CertificateBuilder(
+        name, name, key.public_key(), x509.random_serial_number()
+    )
+    day = dt.timedelta(days=1)
+    valid = builder.not_valid_before(now - day).not_valid_after(now + day)
+    made = valid.sign(key, hashes.SHA256())
+    return made.public_bytes(serialization.Encoding.PEM), _pem(key)
+
+
+def _pem(key: pkcs12.PKCS12PrivateKeyTypes) -> bytes:
+    return key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    path.write_bytes(pem)
-    return path

@@ -1,6 +1,7 @@
 """``marshal doctor``: checks the machine and the cluster, with a remedy for each."""
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -199,7 +200,8 @@ class ClusterChecks:
             except MarshalError as error:
                 is_passing = False
                 run = self._remedy(name, error)
-                yield Check(name, Result.FAILED, str(error), run)
+                found = _OWN_ADVICE.sub(lambda m: "; " if m[1] else "", str(error))
+                yield Check(name, Result.FAILED, found, run)
 
     def _remedy(self, name: str, error: MarshalError | None = None) -> str:
         if isinstance(error, LogUnreadable):
@@ -234,6 +236,7 @@ class ClusterChecks:
         count = report.topic.partition_count
         found = f"{topic}, {count} partitions, {report.topic.replication} replicas"
         yield Check("topic", Result.OK, found)
+        yield from checks.rights(report)
         self._leaders = dict(report.topic.leaders)
         servers = self._call.bootstrap_servers
         yield from checks.copies(report, servers=servers)
@@ -369,6 +372,11 @@ class ClusterChecks:
         yield Check(name, Result.OK, count)
 
 
+# What errors advise elsewhere.
+_OWN_ADVICE = re.compile(
+    r"[;.] (?:see|check the brokers with): marshal doctor(, (?:or|and) )?",
+    re.IGNORECASE,
+)
 _REMEDIES = {
     "broker": "correct what FOUND names; the settings: marshal config show --origin",
     "log": "check the brokers and their log",

@@ -105,7 +105,7 @@ def new_client(
     def make(**options: Any) -> Any:
         made = Network(options, selector and selector(options))
         network.append(made)
-        made.manager.failed = partial(_note_failure, made)
+        made.manager.failed = partial(_note_failure, made, watch)
         if watch is not None:
             watch.add(made)
         if topic is not None:
@@ -156,12 +156,14 @@ def close_by_force(producer: Any) -> None:
 
 
 class ConnectionWatch:
-    """Collects errors of connections to brokers, as a context manager.
+    """Collects errors of connections to brokers.
+
+    Those of the watched clients, and as a context manager those of any client.
 
     Attributes:
         refused: Permanent refusal of a watched client, None once it has connected.
-        refusal: Last refusal of any client.
-        last: Last error of any client.
+        refusal: Last refusal.
+        last: Last error.
         is_stopped: Whether the watched clients were stopped.
     """
 
@@ -230,8 +232,13 @@ class ConnectionWatch:
 _watches: list[ConnectionWatch] = []
 
 
-def _note_failure(network: Network, error: Exception, address: str | None) -> None:
-    for watch in tuple(_watches):
+def _note_failure(
+    network: Network,
+    own: ConnectionWatch | None,
+    error: Exception,
+    address: str | None,
+) -> None:
+    for watch in {*_watches, *([own] if own else [])}:
         watch.note(network, error, address=address)
 
 

@@ -15,6 +15,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from typing import Any
 
 from kafka import KafkaProducer
 from kafka import errors as kafka_errors
@@ -22,7 +23,12 @@ from kafka import errors as kafka_errors
 from kafka_marshal.closing import in_background
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.kafka_io.clients import AdminClient, close_by_force, new_client
+from kafka_marshal.kafka_io.clients import (
+    AdminClient,
+    ConnectionWatch,
+    close_by_force,
+    new_client,
+)
 from kafka_marshal.kafka_io.data import KafkaOffsets
 from kafka_marshal.kafka_io.entries import EntryReader
 from kafka_marshal.kafka_io.faults import required_right
@@ -47,6 +53,8 @@ _SEND_BLOCK_MS = 50
 class KafkaOutlet(Outlet):
     """One connected producer that has the topic's metadata."""
 
+    is_outdated = False  # kafka-python loads files of TLS for each connection
+
     def __init__(
         self,
         settings: ConnectionConfig,
@@ -68,21 +76,24 @@ class KafkaOutlet(Outlet):
         """
         deadline = Deadline(timeout_ms)
         self._topic = settings.coordination_topic
-        self._producer = new_client(
-            KafkaProducer,
-            {
-                **settings.client_config(),
-                **timeouts,
-                "acks": "all",
-                "enable_idempotence": True,
-                "linger_ms": LINGER_MS if lingers else 0,
-                "max_block_ms": _SEND_BLOCK_MS,
-                "allow_auto_create_topics": False,
-                "metrics_enabled": False,
-                "bootstrap_timeout_ms": timeout_ms,
-            },
-            topic=self._topic,
-        )
+        self._watch = ConnectionWatch()
+        config = {
+            **settings.client_config(),
+            **timeouts,
+            "acks": "all",
+            "enable_idempotence": True,
+            "linger_ms": LINGER_MS if lingers else 0,
+            "max_block_ms": _SEND_BLOCK_MS,
+            "allow_auto_create_topics": False,
+            "metrics_enabled": False,
+            "bootstrap_timeout_ms": timeout_ms,
+        }
+        try:
+            self._producer = new_client(
+                KafkaProducer, config, topic=self._topic, watch=self._watch
+            )
+        except kafka_errors.KafkaError as error:
+            raise error from self._watch.last
         request_updates_once(self._producer)
         self.config = self._producer.config
         # Conflicting options turn idempotence off without an error.
@@ -91,16 +102,21 @@ class KafkaOutlet(Outlet):
         while True:
             try:
                 self._producer.partitions_for(self._topic)
-            except kafka_errors.KafkaTimeoutError:
+            except kafka_errors.KafkaTimeoutError as error:
                 if not deadline.is_over:
                     continue
                 self.end()
-                raise
+                raise error from self._watch.last
             except kafka_errors.KafkaError:
                 self.end()
                 raise
             else:
                 return
+
+    @property
+    def connection_error(self) -> Exception | None:
+        """See ``Outlet``."""
+        return self._watch.last
 
     def send(
         self,
@@ -110,12 +126,20 @@ class KafkaOutlet(Outlet):
         report: Callable[[int | Exception], None],
     ) -> None:
         """Start sending one record; see ``Outlet``."""
-        # PROTOCOL 2.1: null key, explicit partition.
-        future = self._producer.send(
-            self._topic, value=value, key=None, partition=partition
-        )
-        future.add_callback(lambda sent: report(sent.offset))
-        future.add_errback(report)
+
+        def written(sent: Any) -> None:
+            self._watch.last = None
+            report(sent.offset)
+
+        try:
+            # PROTOCOL 2.1: null key, explicit partition.
+            future = self._producer.send(
+                self._topic, value=value, key=None, partition=partition
+            )
+        except kafka_errors.KafkaTimeoutError as error:
+            raise _unanswered(error) from error
+        future.add_callback(written)
+        future.add_errback(lambda error: report(_unanswered(error)))
 
     def end(self) -> threading.Thread:
         """Flush and close on a background thread, within the delivery timeout."""
@@ -132,6 +156,12 @@ class KafkaOutlet(Outlet):
     def drop(self) -> threading.Thread:
         """Close by force on a background thread."""
         return in_background(lambda: close_by_force(self._producer))
+
+
+def _unanswered(error: Exception) -> Exception:
+    """Return an error as a ``TimeoutError`` if it only states that time is up."""
+    is_late = isinstance(error, kafka_errors.KafkaTimeoutError)
+    return TimeoutError(str(error)) if is_late else error
 
 
 class KafkaCoordinationLog(TopicLog):

@@ -170,6 +170,11 @@ UNREACHABLE = _fault(
     next_step="Check the addresses, the network, that the brokers run, and "
     "security_protocol: a port for logins (SASL) or TLS does not answer without them.",
 )
+UNLISTED = _fault(
+    CoordinationError,
+    why="the cluster at {addresses} does not list a broker that the request is for",
+    next_step="Check that all brokers run; one that starts is listed a moment later.",
+)
 ADVERTISED = _fault(
     CoordinationError,
     why="a broker at {addresses} answered, but no connection can be made to an address "

@@ -6,7 +6,8 @@ of the process each time. librdkafka reports OpenSSL's error, but names no file.
 """
 
 import ssl
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,55 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.settings import BOTH_NAMES as NAMES
 
 _FILES = ("ssl_cafile", "ssl_certfile", "ssl_crlfile", "ssl_keyfile")
+_LOOK_S = 1.0
+
+
+class TlsFiles:
+    """The files that a client loads once, to notice that they were renewed.
+
+    Create it before the client. Thread-safe.
+
+    Args:
+        options: Connection options by kafka-python's names.
+        clock_s: Returns local time.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._clock_s = clock_s
+        self._loaded = self._versions()
+        self._are_renewed = False
+        self._look_s = 0.0
+
+    def are_renewed(self) -> bool:
+        """Return whether there are other files than before; looks once a second.
+
+        Not while they cannot be loaded, as between a certificate and its key.
+        """
+        now_s = self._clock_s()
+        if self._are_renewed or now_s < self._look_s:
+            return self._are_renewed
+        self._look_s = now_s + _LOOK_S
+        if self._versions() != self._loaded:
+            with suppress(ConfigurationError):
+                check_tls_files(self._options)
+                self._are_renewed = True
+        return self._are_renewed
+
+    def _versions(self) -> Mapping[str, tuple[int, ...]]:
+        """Return what a new version of each file changes, behind symbolic links."""
+        found = {}
+        for name in _FILES:
+            if path := self._options.get(name):
+                with suppress(OSError):
+                    stat = Path(path).stat()
+                    found[name] = stat.st_ino, stat.st_mtime_ns, stat.st_size
+        return found
 
 
 def check_tls_files(options: Mapping[str, Any]) -> None:

@@ -13,8 +13,10 @@ REPLICATION = "replication factor"
 MIN_INSYNC_WANTED = 2
 WEEK_MS = 7 * 24 * 60 * 60 * 1000
 # Settings of the coordination topic that PROTOCOL 2.1 fixes. A record has at most
-# 48 KiB, so a message limit below 64 KiB could refuse some.
+# 48 KiB, so a message limit below 64 KiB could refuse some. New topics get Kafka's
+# default: producers of earlier releases make batches of up to 1 MB.
 MESSAGE_BYTES_MIN = 64 * 1024
+MESSAGE_BYTES = 1_048_588
 CONFIGS_READ = (
     "cleanup.policy",
     "compression.type",
@@ -61,6 +63,7 @@ class TopicDescription:
         configs: The settings in ``CONFIGS_READ`` as text; empty if not requested or
             not permitted.
         topic_id: 16 bytes, or None from brokers without topic ids.
+        can_write: Whether this principal may write to it; True if it is not known.
     """
 
     name: str
@@ -73,6 +76,7 @@ class TopicDescription:
     leaders: Mapping[int, int] = attrs.field(factory=dict, kw_only=True)
     configs: Mapping[str, str] = attrs.field(factory=dict, kw_only=True)
     topic_id: bytes | None = attrs.field(default=None, kw_only=True)
+    can_write: bool = attrs.field(default=True, kw_only=True)
 
 
 @attrs.frozen(kw_only=True)
@@ -110,6 +114,8 @@ def coordination_configs(broker_count: int) -> dict[str, str]:
         "cleanup.policy": "delete",
         # The broker decompresses, so no writer can exclude readers without its codec.
         "compression.type": "uncompressed",
+        # Brokers may have another default.
+        "max.message.bytes": str(MESSAGE_BYTES),
         "message.timestamp.type": "LogAppendTime",
         "retention.ms": "-1",
         "retention.bytes": "-1",

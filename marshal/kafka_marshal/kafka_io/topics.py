@@ -49,6 +49,7 @@ def described(row: Mapping[str, Any]) -> TopicDescription:
     if kind is not kafka_errors.NoError:
         raise kind(f"topic {row['name']}")
     partitions = row["partitions"]
+    operations = row.get("authorized_operations")
     return TopicDescription(
         name=row["name"],
         exists=True,
@@ -67,6 +68,8 @@ def described(row: Mapping[str, Any]) -> TopicDescription:
         ),
         leaders={p["partition_index"]: p["leader_id"] for p in partitions},
         topic_id=_topic_id(row.get("topic_id")),
+        # Members may describe it, so without any operation they are not known.
+        can_write=not operations or "WRITE" in operations,
     )
 
 

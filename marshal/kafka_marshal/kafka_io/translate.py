@@ -34,6 +34,7 @@ _OWN = (
     (faults.TOO_OLD, (kafka_errors.UnrecognizedBrokerVersion,)),
     (faults.BAD_SETTINGS, (kafka_errors.KafkaConfigurationError,)),
     (faults.OUT_OF_TURN, (kafka_errors.IllegalStateError,)),
+    (faults.UNLISTED, (kafka_errors.UnknownBrokerIdError,)),
     (
         faults.UNREACHABLE,
         (
@@ -41,7 +42,6 @@ _OWN = (
             kafka_errors.KafkaConnectionError,
             kafka_errors.NodeNotReadyError,
             kafka_errors.MetadataEmptyBrokerList,
-            kafka_errors.UnknownBrokerIdError,
             kafka_errors.Cancelled,
         ),
     ),

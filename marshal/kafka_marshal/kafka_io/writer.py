@@ -53,6 +53,16 @@ QUEUE_MAX = 10_000
 class Outlet(Protocol):
     """One producer of a client library, bound to the coordination topic."""
 
+    @property
+    def connection_error(self) -> Exception | None:
+        """Why its last connection failed; None once a record is confirmed."""
+        ...
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether its connections fail, and a new producer is likely to connect."""
+        ...
+
     def send(
         self,
         partition: int,
@@ -66,7 +76,7 @@ class Outlet(Protocol):
             partition: Partition of the topic.
             value: The record's value.
             report: Called once, on any thread, with the offset (negative if the broker
-                no longer knows it) or the error.
+                no longer knows it) or the error: a ``TimeoutError`` without an answer.
 
         Raises:
             Exception: The record was refused; ``report`` is not called.
@@ -90,7 +100,8 @@ class Outlet(Protocol):
         ...
 
 
-# Connects an outlet with these timeouts, within so many milliseconds.
+# Connects an outlet with these timeouts, within so many milliseconds. The cause of its
+# error is that of the last connection, if it is known.
 Connect = Callable[[Mapping[str, int], int], Outlet]
 # Translates an error of a library: the error, the operation, read or write.
 Translate = Callable[[Exception, str, Access], MarshalError]
@@ -187,6 +198,7 @@ class _SentAppend(Append):
     __slots__ = (
         "_deadline",
         "_doing",
+        "_explain",
         "_outcomes",
         "_sender",
         "_settings",
@@ -200,11 +212,14 @@ class _SentAppend(Append):
         settings: ConnectionConfig,
         doing: str,
         translate: Translate,
+        explain: Callable[[_Sender | None], Exception | None],
     ) -> None:
         self._sender: _Sender | None = None
         self._settings = settings
         self._doing = doing
         self._translate = translate
+        # Returns why a connection failed.
+        self._explain = explain
         self._deadline = Deadline(limit_ms)
         # The first counts; later ones are ignored.
         self._outcomes: list[int | Exception] = []
@@ -216,13 +231,19 @@ class _SentAppend(Append):
 
     def report(self, outcome: int | Exception) -> None:
         """Set the outcome; any thread. An error marks the outlet as broken."""
-        self._outcomes.append(outcome)
+        self._add(outcome)
         if self._sender is not None and not isinstance(outcome, int):
             self._sender.is_broken = True
 
     def fail(self, error: Exception) -> None:
         """Set an error that does not mark the outlet as broken."""
-        self._outcomes.append(error)
+        self._add(error)
+
+    def _add(self, outcome: int | Exception) -> None:
+        if isinstance(outcome, TimeoutError):
+            # Now: the next connection may succeed.
+            outcome.__cause__ = self._explain(self._sender)
+        self._outcomes.append(outcome)
 
     def is_done(self) -> bool:
         if not self._outcomes and self._deadline.is_over:
@@ -239,6 +260,10 @@ class _SentAppend(Append):
         if outcome is None or isinstance(outcome, int):
             return None
         if isinstance(outcome, TimeoutError):
+            if isinstance(why := outcome.__cause__, Exception):
+                found = self._translate(why, self._doing, Access.WRITE)
+                # Retriable, as every append without an answer.
+                return found if found.retriable else CoordinationError(str(found))
             addresses = self._settings.addresses
             failure = Failure(
                 doing=self._doing, access=Access.WRITE, addresses=addresses
@@ -295,6 +320,8 @@ class Writer:
         self._stale: list[_Sender] = []
         self._held = deque[_Queued]()
         self._is_renewing = False
+        # Why the last attempt at a new producer failed, until one succeeds.
+        self._connect_error: Exception | None = None
         self._sender = self._new_sender(timeout_ms)
 
     def append(self, partition: int, value: bytes) -> Append:
@@ -318,6 +345,7 @@ class Writer:
                 settings=self._settings,
                 doing=doing,
                 translate=self._translate,
+                explain=self._explain,
             )
             self._held.append(_Queued(partition, value, append))
             self._release()
@@ -373,6 +401,7 @@ class Writer:
     def _watch(self) -> None:
         """Start a renewal if one is due (with the lock held)."""
         self._sender.sweep()
+        self._sender.is_broken |= self._sender.outlet.is_outdated
         for sender in self._stale:
             sender.sweep()
         self._stale = [sender for sender in self._stale if sender.pending]
@@ -417,7 +446,11 @@ class Writer:
                 self._may_renew = Deadline(RENEW_INTERVAL_MS)
                 try:
                     fresh = self._new_sender(RENEW_TIMEOUT_MS)
-                except Exception:  # noqa: BLE001, S112 - the next attempt may succeed
+                except Exception as error:  # noqa: BLE001 - the next one may succeed
+                    cause = error.__cause__
+                    self._connect_error = (
+                        cause if isinstance(cause, Exception) else error
+                    )
                     continue
                 self._use(fresh)
                 break
@@ -437,7 +470,12 @@ class Writer:
             else:
                 self._stale.append(old)
                 old.outlet.end()
+            self._connect_error = None
             self._release()
+
+    def _explain(self, sender: _Sender | None) -> Exception | None:
+        """Return why connections fail, as far as it is known."""
+        return self._connect_error or (sender or self._sender).outlet.connection_error
 
     def _new_sender(self, timeout_ms: int) -> _Sender:
         outlet = self._connect(self._timeouts, timeout_ms)

@@ -43,6 +43,11 @@ NAMES = (JAAS, *STORES)
 RENAMED = {
     "receive.buffer.bytes": "socket.receive.buffer.bytes",
     "send.buffer.bytes": "socket.send.buffer.bytes",
+    # Since Kafka 4.1, before in the login.
+    "sasl.oauthbearer.client.credentials.client.id": "sasl.oauthbearer.client.id",
+    "sasl.oauthbearer.client.credentials.client.secret": (
+        "sasl.oauthbearer.client.secret"
+    ),
 }
 _LOGIN = re.compile(
     r"\s*([\w.$]+)\s+(?:required|requisite|sufficient|optional)\b(.*)", re.DOTALL
@@ -138,11 +143,13 @@ def _login(text: str, mechanism: str) -> dict[str, str]:
         return _by_ticket(pairs)
     if module == "IAMLoginModule":
         return {}  # the mechanism AWS_MSK_IAM is enough
+    if module == "OAuthBearerLoginModule":
+        return _by_credentials(pairs)
     raise _wrong(
         JAAS,
         f"{module} has no counterpart here; PlainLoginModule, ScramLoginModule, "
-        "Krb5LoginModule and IAMLoginModule have. Use one of them, or mutual TLS "
-        "(kafka.ssl.keystore.location)",
+        "OAuthBearerLoginModule, Krb5LoginModule and IAMLoginModule have. Use one of "
+        "them, or mutual TLS (kafka.ssl.keystore.location)",
     )
 
 
@@ -162,6 +169,22 @@ def _by_password(
         if not pairs.get(name):
             raise _wrong(JAAS, f"{module} has no {name}")
     return {"sasl.username": pairs["username"], "sasl.password": pairs["password"]}
+
+
+def _by_credentials(pairs: Mapping[str, str]) -> dict[str, str]:
+    """Return client credentials, which need not be in the login."""
+    if any(name.startswith("unsecured") for name in pairs):
+        raise _wrong(
+            JAAS,
+            "unsecured tokens are for tests of Java's clients; give the client "
+            "credentials and kafka.sasl.oauthbearer.token.endpoint.url",
+        )
+    names = {"clientId": "client.id", "clientSecret": "client.secret", "scope": "scope"}
+    return {
+        f"sasl.oauthbearer.{names[name]}": value
+        for name, value in pairs.items()
+        if name in names
+    }
 
 
 def _by_ticket(pairs: Mapping[str, str]) -> dict[str, str]:

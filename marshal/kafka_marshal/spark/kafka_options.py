@@ -83,11 +83,6 @@ KAFKA_OPTIONS = {
     **_all(REFUSED, "keys are bytes; cast the column", "kafka.key.deserializer"),
     **_all(REFUSED, "values are bytes; cast the column", "kafka.value.deserializer"),
     **_all(
-        REFUSED,
-        "OAuth needs a Python object; use another mechanism or mutual TLS",
-        "kafka.sasl.oauthbearer.token.endpoint.url",
-    ),
-    **_all(
         SAME,
         "the same meaning",
         "startingOffsetsByTimestampStrategy",
@@ -105,6 +100,10 @@ KAFKA_OPTIONS = {
         "kafka.reconnect.backoff.ms",
         "kafka.sasl.kerberos.service.name",
         "kafka.sasl.mechanism",
+        "kafka.sasl.oauthbearer.client.credentials.client.id",
+        "kafka.sasl.oauthbearer.client.credentials.client.secret",
+        "kafka.sasl.oauthbearer.scope",
+        "kafka.sasl.oauthbearer.token.endpoint.url",
         "kafka.security.protocol",
         "kafka.ssl.endpoint.identification.algorithm",
         "kafka.ssl.key.password",
@@ -117,8 +116,8 @@ KAFKA_OPTIONS = {
     ),
     **_all(
         MAPPED,
-        "PlainLoginModule, ScramLoginModule, IAMLoginModule, and Krb5LoginModule with "
-        "a ticket of kinit",
+        "PlainLoginModule, ScramLoginModule, OAuthBearerLoginModule, IAMLoginModule, "
+        "and Krb5LoginModule with a ticket of kinit",
         "kafka.sasl.jaas.config",
     ),
     **_all(

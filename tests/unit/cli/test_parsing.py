@@ -137,8 +137,8 @@ def test_properties_of_java(tmp_path):
     ("options", "message"),
     [
         (
-            {"sasl.jaas.config": "org.apache.kafka.OAuthBearerLoginModule required;"},
-            "^option sasl.jaas.config: OAuthBearerLoginModule has no counterpart",
+            {"sasl.jaas.config": "org.apache.kafka.OtherLoginModule required;"},
+            "^option sasl.jaas.config: OtherLoginModule has no counterpart",
         ),
         (
             {"ssl.truststore.location": "/none", "ssl.truststore.type": "JKS"},

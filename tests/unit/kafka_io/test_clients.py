@@ -27,13 +27,15 @@ WRONG_PASSWORD = errors.SaslAuthenticationFailedError("who?")
 class Network:
     """A client's network, whose connections fail on a thread of its own."""
 
+    own: ConnectionWatch | None = None
+
     def __init__(self):
         self.is_closed = False
         self.is_over = False
 
     def fail(self, error, address=None):
         thread = threading.Thread(
-            target=clients._note_failure, args=(self, error, address)
+            target=clients._note_failure, args=(self, self.own, error, address)
         )
         thread.start()
         thread.join(30)
@@ -55,6 +57,15 @@ def network(watch):
     network = Network()
     watch.add(network)
     return network
+
+
+def test_a_client_reports_to_its_own_watch_for_ever():
+    """Also one that is no context manager, and nothing of other clients."""
+    network, other = Network(), Network()
+    own = network.own = ConnectionWatch()
+    network.fail(errors.KafkaConnectionError("cut off"))
+    other.fail(errors.KafkaConnectionError("certificate expired"))
+    assert str(own.last) == "KafkaConnectionError: cut off"
 
 
 def test_a_refusal_of_a_watched_client_is_recorded(watch, network):

@@ -95,9 +95,45 @@ def test_outcomes_are_reported(producers):
     assert (first, second) == ([1, b"x"], [0, b"y"])
     assert outcomes == []
     well.success(Metadata())
-    error = kafka_errors.KafkaTimeoutError("late")
+    error = kafka_errors.NotLeaderForPartitionError("t")
     badly.failure(error)
     assert outcomes == [7, error]
+
+
+def test_an_append_without_an_answer_is_reported_as_such(producers):
+    outcomes = []
+    made = outlet()
+    made.send(1, b"x", report=outcomes.append)
+    late = kafka_errors.KafkaTimeoutError("late")
+    producers[0].futures[0][2].failure(late)
+    Producer.faults = {"send": [late]}
+    with pytest.raises(TimeoutError, match="late"):
+        made.send(9, b"x", report=pytest.fail)
+    assert [(type(each), str(each)) for each in outcomes] == [(TimeoutError, str(late))]
+
+
+def test_the_last_error_of_a_connection_counts_until_a_record_is_written(producers):
+    made = outlet()
+    assert made.connection_error is None
+    failed = kafka_errors.KafkaConnectionError("certificate expired")
+    made._watch.note(None, failed)
+    assert made.connection_error is failed
+    made.send(1, b"x", report=lambda _: None)
+    producers[0].futures[0][2].success(Metadata())
+    assert made.connection_error is None
+
+
+def test_who_cannot_connect_names_the_last_connection(producers, monkeypatch):
+    failed = kafka_errors.KafkaConnectionError("certificate expired")
+
+    def connect(*_, watch, **__):
+        watch.note(None, failed)
+        raise kafka_errors.KafkaTimeoutError("no bootstrap")
+
+    monkeypatch.setattr(module, "new_client", connect)
+    with pytest.raises(kafka_errors.KafkaTimeoutError) as raised:
+        outlet()
+    assert raised.value.__cause__ is failed
 
 
 def test_a_refused_record_raises(producers):

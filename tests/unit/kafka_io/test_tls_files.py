@@ -11,7 +11,7 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.clients import AdminClient
 from kafka_marshal.kafka_io.faults import Access
 from kafka_marshal.kafka_io.settings import DOTTED_OPTIONS, ConnectionConfig
-from kafka_marshal.kafka_io.tls_files import check_tls_files
+from kafka_marshal.kafka_io.tls_files import TlsFiles, check_tls_files
 from kafka_marshal.kafka_io.transport import (
     open_coordination_log,
     open_data_log,
@@ -155,3 +155,63 @@ def test_a_query_ends_at_once_with_wrong_files(wrong):
             access=Access.READ,
             timeout_ms=600_000,
         )
+
+
+@pytest.fixture
+def renewed(folder, tmp_path):
+    """Options, the files of a client, and what looks at them, a second later each."""
+    for name in ("own.pem", "own.key"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    now_s = iter(range(100))
+    options = options_of(tmp_path, certfile="own.pem", keyfile="own.key")
+    return tmp_path, TlsFiles(options, clock_s=lambda: next(now_s))
+
+
+def replace(home, name, data):
+    (home / "new").write_bytes(data)
+    (home / "new").rename(home / name)
+
+
+def test_files_that_are_replaced_are_renewed(renewed):
+    home, files = renewed
+    assert not files.are_renewed()
+    replace(home, "own.pem", (home / "own.pem").read_bytes())
+    assert files.are_renewed()
+    assert files.are_renewed(), "at each further call"
+
+
+def test_a_certificate_waits_for_its_key(folder, renewed):
+    home, files = renewed
+    key = (home / "own.key").read_bytes()
+    replace(home, "own.key", (folder / "other.key").read_bytes())
+    assert not files.are_renewed()
+    (home / "own.key").unlink()
+    assert not files.are_renewed()
+    replace(home, "own.key", key)
+    assert files.are_renewed()
+
+
+def test_a_link_to_another_directory_renews_files(folder, tmp_path):
+    """As Kubernetes replaces all files of a secret at once."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "own.pem").write_bytes((folder / "own.pem").read_bytes())
+    replace = tmp_path / "next"
+    replace.symlink_to("old")
+    replace.rename(tmp_path / "data")
+    files = TlsFiles(options_of(tmp_path / "data"), clock_s=lambda: 0)
+    replace.symlink_to("new")
+    replace.rename(tmp_path / "data")
+    assert files.are_renewed()
+
+
+def test_files_are_looked_at_once_a_second(renewed):
+    home, files = renewed
+    now_s = [0.0]
+    files = TlsFiles(files._options, clock_s=lambda: now_s[0])
+    assert not files.are_renewed()
+    replace(home, "own.pem", (home / "own.pem").read_bytes())
+    now_s[0] = 0.9
+    assert not files.are_renewed()
+    now_s[0] = 1.0
+    assert files.are_renewed()

@@ -16,7 +16,7 @@ GOOD = TopicDescription(
     exists=True,
     partition_count=8,
     replication=3,
-    configs=coordination_configs(3) | {"max.message.bytes": "1048588"},
+    configs=coordination_configs(3),
 )
 
 

@@ -66,6 +66,15 @@ def test_topics_are_described():
     assert found.topic_id == uuid.UUID(int=5).bytes
 
 
+@pytest.mark.parametrize(
+    ("operations", "can_write"),
+    [(["READ", "WRITE"], True), (["DESCRIBE", "READ"], False), ([], True)],
+)
+def test_the_right_to_write_is_seen_where_brokers_report_rights(operations, can_write):
+    assert described(row(authorized_operations=operations)).can_write is can_write
+    assert described(row()).can_write
+
+
 @pytest.mark.parametrize("raw", [None, str(uuid.UUID(int=0)), uuid.UUID(int=0)])
 def test_no_topic_id_is_none(raw):
     assert described(row(topic_id=raw)).topic_id is None

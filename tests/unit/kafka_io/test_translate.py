@@ -79,6 +79,12 @@ def test_unreachable_names_the_addresses(kind):
     assert made.retriable
 
 
+def test_a_broker_that_is_not_listed_does_not_mean_that_no_broker_answers():
+    made = translated(kafka_errors.UnknownBrokerIdError(2))
+    assert "does not list a broker that the request is for" in str(made)
+    assert made.retriable
+
+
 def test_an_unconfirmed_record_does_not_mean_that_no_broker_answers():
     """The topic may be gone, or a partition without a leader."""
     expired = kafka_errors.KafkaTimeoutError("Expiring 1 record(s) for t-0")

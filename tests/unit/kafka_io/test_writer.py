@@ -22,6 +22,8 @@ class Outlet:
         self.sent = []
         self.is_closed = False
         self.is_dropped = False
+        self.is_outdated = False
+        self.connection_error = None
         self.refusal = None
 
     def send(self, partition, value, *, report):
@@ -47,12 +49,13 @@ class Outlets(list):
     """All outlets that were made; a few more attempts may fail."""
 
     unreachable = 0
+    cause = None
 
     def connect(self, timeouts, timeout_ms):
         assert timeout_ms > 0
         if self.unreachable:
             self.unreachable -= 1
-            raise kafka_errors.KafkaTimeoutError("nobody there")
+            raise kafka_errors.KafkaTimeoutError("nobody there") from self.cause
         self.append(Outlet(timeouts))
         return self[-1]
 
@@ -155,6 +158,78 @@ def test_overdue_append_fails_for_good_and_replaces_the_producer(outlets):
     writer.close(1_000)
 
 
+def test_an_outdated_producer_is_replaced_before_its_appends_are_overdue(
+    writer, outlets
+):
+    pending = writer.append(0, b"x")
+    outlets[0].is_outdated = True
+    writer.watch()
+    held = writer.append(0, b"y")
+    until(lambda: len(outlets) == 2 and outlets[0].is_dropped)
+    assert pending.error() is not None, "it may be written, and may not"
+    until(lambda: outlets[1].sent)
+    outlets[1].finish(0, 5)
+    assert held.offset() == 5
+    writer.watch()
+    assert len(outlets) == 2
+
+
+REFUSED = kafka_errors.KafkaConnectionError("sslv3 alert certificate expired")
+NO_LOGIN = kafka_errors.SaslAuthenticationFailedError("wrong password")
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (REFUSED, "does not accept the certificate of this client"),
+        (NO_LOGIN, "the broker refused the login"),
+        (None, "confirmed it in time"),
+    ],
+)
+def test_an_append_without_an_answer_names_why_connections_fail(
+    writer, outlets, cause, words
+):
+    """As an error that the next attempt may not meet: it does not end the engine."""
+    append, other = writer.append(0, b"x"), writer.append(1, b"x")
+    outlets[0].connection_error = cause
+    outlets[0].finish(0, TimeoutError("late"))
+    outlets[0].connection_error = None
+    outlets[0].finish(1, TimeoutError("late"))
+    assert type(append.error()) is CoordinationError
+    assert words in str(append.error())
+    assert "confirmed it in time (late)" in str(other.error())
+
+
+def test_a_queued_append_names_why_no_producer_connects(outlets):
+    writer = new_writer(outlets, heartbeat_interval_ms=100)
+    first = writer.append(0, b"x")
+    outlets.unreachable, outlets.cause = 1_000_000, REFUSED
+    outlets[0].finish(0, kafka_errors.NotLeaderForPartitionError())
+    assert "certificate" not in str(first.error())
+    before = outlets.unreachable
+    writer.watch()
+    until(lambda: outlets.unreachable < before - 1)
+    queued = writer.append(0, b"y")
+    until(queued.is_done)
+    assert "does not accept the certificate" in str(queued.error())
+    outlets.unreachable = 0
+    until(lambda: len(outlets) == 2)
+    until(lambda: not writer._is_renewing)
+    last = writer.append(0, b"z")
+    until(last.is_done)
+    assert "confirmed it in time (no outcome in time)" in str(last.error())
+    writer.close(1_000)
+
+
+def test_abandoned_appends_name_why_their_producer_failed(writer, outlets):
+    appends = [writer.append(partition, b"x") for partition in range(2)]
+    outlets[0].connection_error = REFUSED
+    outlets[0].finish(0, kafka_errors.KafkaTimeoutError("late"))
+    writer.watch()
+    until(appends[1].is_done)
+    assert "does not accept the certificate" in str(appends[1].error())
+
+
 def test_pending_appends_of_a_failed_producer_are_abandoned(writer, outlets):
     """Whatever becomes of it, its successor does not wait, and is not spoilt."""
     slow = writer.append(0, b"slow")
@@ -197,7 +272,7 @@ def test_an_append_queued_for_too_long_is_never_sent(outlets):
     held = writer.append(0, b"held")
     assert not held.is_done()
     until(held.is_done)
-    assert "in time" in str(held.error())
+    assert "no broker answered" in str(held.error())
     outlets.unreachable = 0
     until(lambda: len(outlets) == 2)
     until(lambda: writer._sender.outlet is outlets[1])

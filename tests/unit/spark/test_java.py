@@ -25,6 +25,7 @@ from kafka_marshal.spark.options import parse
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 KERBEROS = "com.sun.security.auth.module.Krb5LoginModule"
 HUSH = "hush-hush"
 DAY = dt.timedelta(days=1)
@@ -61,6 +62,19 @@ def test_a_login_by_iam_is_its_mechanism():
     assert login(text, "AWS_MSK_IAM") == {"sasl.mechanism": "AWS_MSK_IAM"}
 
 
+def test_a_login_by_client_credentials_is_their_options():
+    text = f'{OAUTH} required clientId="me" clientSecret="{HUSH}" scope="s";'
+    assert login(text, "OAUTHBEARER") == {
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.client.id": "me",
+        "sasl.oauthbearer.client.secret": HUSH,
+        "sasl.oauthbearer.scope": "s",
+    }
+    assert login(f"{OAUTH} required;", "OAUTHBEARER") == {
+        "sasl.mechanism": "OAUTHBEARER"
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "mechanism", "expected"),
     [
@@ -77,7 +91,12 @@ def test_a_login_by_iam_is_its_mechanism():
             "SCRAM-SHA-256",
             "delegation tokens are not supported",
         ),
-        ("a.OAuthBearerLoginModule required;", "OAUTHBEARER", "no counterpart"),
+        ("a.OtherLoginModule required;", "OAUTHBEARER", "no counterpart"),
+        (
+            f'{OAUTH} required unsecuredLoginStringClaim_sub="{HUSH}";',
+            "OAUTHBEARER",
+            "unsecured tokens are for tests",
+        ),
     ],
 )
 def test_an_impossible_login_raises_without_its_secret(text, mechanism, expected):

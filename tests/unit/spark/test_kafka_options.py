@@ -27,6 +27,13 @@ BASE = {SERVERS: "b:1", "subscribe": "t"}
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SASL = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN"}
 LOGIN = {"kafka.sasl.jaas.config": f'{PLAIN} required username="u" password="p";'}
+TOKENS = {
+    "kafka.security.protocol": "SASL_SSL",
+    "kafka.sasl.mechanism": "OAUTHBEARER",
+    "kafka.sasl.oauthbearer.token.endpoint.url": "https://a/token",
+    "kafka.sasl.oauthbearer.client.credentials.client.id": "me",
+    "kafka.sasl.oauthbearer.client.credentials.client.secret": "hush",
+}
 TLS = {"kafka.security.protocol": "SSL"}
 # What an option needs beside it, and a value that it takes.
 WITH = {
@@ -54,6 +61,8 @@ WITH = {
     },
     "kafka.sasl.mechanism": {**SASL, **LOGIN},
     "kafka.sasl.jaas.config": {**SASL, **LOGIN},
+    **{name: TOKENS for name in TOKENS if "oauthbearer" in name},
+    "kafka.sasl.oauthbearer.scope": {**TOKENS, "kafka.sasl.oauthbearer.scope": "s"},
     "kafka.security.protocol": TLS,
     "kafka.ssl.endpoint.identification.algorithm": {
         **TLS,
@@ -123,6 +132,7 @@ def test_each_option_has_its_documented_meaning(name, tmp_path, caplog):
         assert dotted not in found.connection
         return
     assert caplog.text == ""
-    assert (dotted in {*java.NAMES, *java.RENAMED}) == (meaning.kind == MAPPED)
+    is_of_java = dotted in {*java.NAMES, *java.RENAMED}
+    assert is_of_java == (meaning.kind == MAPPED or ".credentials." in dotted)
     if meaning.kind == SAME and name == dotted:
         assert name in NAMES

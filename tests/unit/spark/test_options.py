@@ -9,6 +9,7 @@ import pytest
 
 from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io.oauth import ClientCredentials
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.options import (
     BATCH_ONLY,
@@ -114,6 +115,27 @@ def test_options_are_case_insensitive():
     assert found.connection["sasl.password"] == "secret"
     assert found.connection["transport"] == "kafka-python"
     assert "secret" not in repr(found)
+
+
+@pytest.mark.parametrize("part", ["", "client.credentials."])
+def test_client_credentials_are_options(part):
+    """By the names of Java's clients as well as by those of librdkafka."""
+    found = parse(
+        BASE
+        | {
+            "subscribe": "t",
+            "kafka.security.protocol": "SASL_SSL",
+            "kafka.sasl.mechanism": "OAUTHBEARER",
+            "kafka.sasl.oauthbearer.token.endpoint.url": "https://a/token",
+            f"kafka.sasl.oauthbearer.{part}client.id": "me",
+            f"kafka.sasl.oauthbearer.{part}client.secret": "hush-hush",
+            "kafka.sasl.oauthbearer.scope": "s",
+        }
+    )
+    for settings in (found.settings, pickle.loads(pickle.dumps(found.settings))):
+        provider = settings.client_config()["sasl_oauth_token_provider"]
+        assert isinstance(provider, ClientCredentials)
+    assert "hush" not in repr(found)
 
 
 @pytest.mark.parametrize(

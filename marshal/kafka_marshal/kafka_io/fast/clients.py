@@ -49,6 +49,7 @@ from kafka_marshal.kafka_io.fast.translate import (
 )
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.throttling import throttling
+from kafka_marshal.kafka_io.tls_files import TlsFiles
 
 ASK_INTERVAL_S = 0.25
 # Longer than failover of a broker and the active controller usually takes: broker
@@ -56,6 +57,8 @@ ASK_INTERVAL_S = 0.25
 ASKED_FOR_S = 20.0
 # One request each; more topics take turns.
 TOPICS_AT_ONCE = 8
+# After an error; librdkafka repeats one that lasts every 30 s.
+FAILING_S = 60.0
 # Enough to send the request; librdkafka handles the response whenever it arrives.
 _SENT_S = 0.001
 _TRANSPORT = KafkaError._TRANSPORT  # noqa: SLF001 - its public name
@@ -167,7 +170,8 @@ class Client:
         topic_ids: Ids of topics, with the configuration ``TOPIC_IDS``. An id is set
             before all records of that topic, because its log line goes through the same
             queue, and before the first fetch by that id.
-        is_outdated: Whether the id of a topic has changed.
+        has_other_topic: Whether the id of a topic has changed.
+        files: Files of TLS that it has loaded, None without TLS.
     """
 
     handle: Any = None
@@ -177,19 +181,34 @@ class Client:
     has_pid: threading.Event = attrs.field(factory=threading.Event)
     leaders: LeaderSearch = attrs.field(factory=LeaderSearch)
     topic_ids: dict[str, bytes] = attrs.field(factory=dict)
-    is_outdated: bool = False
+    has_other_topic: bool = False
+    files: TlsFiles | None = None
+    _failed_s: float | None = None  # local time of the last error
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether connections fail, and a new client would load renewed files of TLS.
+
+        librdkafka loads them once. Connections that exist outlive their certificates,
+        and a renewed one that brokers do not accept shall not end them.
+        """
+        if self._failed_s is None or self.files is None:
+            return False
+        is_failing = time.monotonic() - self._failed_s < FAILING_S
+        return is_failing and self.files.are_renewed()
 
     def on_topic_id(self, topic: str, topic_id: bytes) -> None:
         """Set the id by which a topic is fetched from now on."""
         if self.topic_ids.setdefault(topic, topic_id) != topic_id:
             self.topic_ids[topic] = topic_id
-            self.is_outdated = True
+            self.has_other_topic = True
 
     def on_error(self, error: Any) -> None:
         """Handle an error reported while the client is polled."""
         # What a callback for tokens raises is still set when the binding reports it.
         with suppress(SystemError):
             error.code()
+        self._failed_s = time.monotonic()
         is_vague = error.code() == KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001
         if not (is_vague or (_ENDED in error.str() and self._has_no_tls_guess)):
             self.last = KafkaException(error)
@@ -282,7 +301,8 @@ def _new_client(
     *,
     is_quiet: bool = False,
 ) -> Client:
-    client = Client()
+    has_tls = "SSL" in settings.client_config().get("security_protocol", "")
+    client = Client(files=TlsFiles(settings.options) if has_tls else None)
     _live.add(client)
     whole = {
         "allow.auto.create.topics": False,
@@ -293,8 +313,6 @@ def _new_client(
         **fast_config(settings),
         **config,
     }
-    protocol = str(whole.get("security.protocol", ""))
-    has_tls = protocol.lower() in {"ssl", "sasl_ssl"}
     log = _Log(client, is_quiet=is_quiet, has_tls=has_tls)
     try:
         client.handle = kind(whole, logger=log)

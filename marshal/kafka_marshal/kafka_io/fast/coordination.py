@@ -15,6 +15,7 @@ kafka-python instead, whose fetches stay packed (``entries``).
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from confluent_kafka import (
 from kafka_marshal.closing import in_background
 from kafka_marshal.conditions import Condition
 from kafka_marshal.deadline import Deadline
-from kafka_marshal.errors import CoordinationError, MarshalError
+from kafka_marshal.errors import CoordinationError, InvalidTransition, MarshalError
 from kafka_marshal.kafka_io.fast.clients import (
     Client,
     close_consumer,
@@ -51,6 +52,7 @@ from kafka_marshal.kafka_io.topiclog import (
 )
 from kafka_marshal.kafka_io.writer import OVERDUE_GRACE_MS, Outlet
 from kafka_marshal.ports import runs_of
+from kafka_marshal.protocol.codec import FRAME_BYTES_MAX
 from kafka_marshal.protocol.types import LogEntry
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ _POLL_S = 0.25
 # A new cluster may need a second for its first producer id.
 _PID_WAIT_S = 1.5
 _FATAL = KafkaError._FATAL  # noqa: SLF001 - its public name
+_UNANSWERED = KafkaError._MSG_TIMED_OUT  # noqa: SLF001 - its public name
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
 # The position is outside the log; nothing more is fetched of the partition.
 _OUT_OF_PLACE = (
@@ -106,6 +109,8 @@ def writer_config(timeouts: Mapping[str, int], *, lingers: bool) -> dict[str, An
         "acks": "all",
         "enable.idempotence": True,
         "linger.ms": FAST_LINGER_MS if lingers else 0,
+        # A broker refuses a batch above max.message.bytes, whatever its records have.
+        "batch.size": FRAME_BYTES_MAX,
         "compression.type": "none",
         # The first is sent to the broker; the second ends the wait for its response. By
         # default a stalled leader would block until the delivery timeout.
@@ -162,10 +167,20 @@ class FastOutlet(Outlet):
             self._client.handle.list_topics(
                 self._topic, timeout=max(0.001, deadline.left_s)
             )
-        except KafkaException:
+        except KafkaException as error:
             self._is_over.set()
-            raise
+            raise error from self._client.last
         self._client.has_pid.wait(timeout=min(deadline.left_s, _PID_WAIT_S))
+
+    @property
+    def is_outdated(self) -> bool:
+        """See ``Outlet``."""
+        return self._client.is_outdated
+
+    @property
+    def connection_error(self) -> Exception | None:
+        """See ``Outlet``."""
+        return self._client.last
 
     def send(
         self,
@@ -178,7 +193,10 @@ class FastOutlet(Outlet):
 
         def delivered(error: Any, message: Any) -> None:
             if error is None:
+                self._client.last = None
                 report(message.offset())
+            elif self._fatal is None and error.code() == _UNANSWERED:
+                report(TimeoutError(f"{error.name()}: {error.str()}"))
             else:
                 report(self._fatal or KafkaException(error))
 
@@ -248,8 +266,8 @@ class FastCoordinationLog(TopicLog):
         )
 
     def _prepare(self) -> None:
-        # Number of queries under way: destroying their handle would crash the process.
-        self._queries = 0
+        # Queries under way, by client: destroying its handle would crash the process.
+        self._queries = Counter[Client]()
         self._query_ended = Condition()
         # Whether the reader has the current positions.
         self._is_assigned = False
@@ -276,12 +294,15 @@ class FastCoordinationLog(TopicLog):
         ]
 
     def _new_clients(self) -> None:
+        self._querier = self._new_querier()
+        self._reader = self._new_reader()
+
+    def _new_querier(self) -> Client:
         # A response after the end of its query is of no use.
         limit_ms = round(_QUERY_S * 1_000) + OVERDUE_GRACE_MS
-        self._querier = new_consumer(
+        return new_consumer(
             self._settings, {**_UNCOMMITTED, "socket.timeout.ms": limit_ms}
         )
-        self._reader = self._new_reader()
 
     def _new_reader(self) -> Client:
         return new_consumer(
@@ -304,17 +325,16 @@ class FastCoordinationLog(TopicLog):
         fresh = self._new_reader()
         with suppress(KafkaException):  # it finds the leaders by itself, later
             fresh.handle.list_topics(self._topic, timeout=_QUERY_S)
-        unused = self._keep_reader(fresh)
+        self._keep_reader(fresh)
+
+    def _keep_reader(self, fresh: Client) -> None:
+        """Have the next poll use a reader, and close the one that will not be used."""
+        unused: Client | None = fresh
+        with self._lock:
+            if not self._is_closed:
+                unused, self._next_reader = self._next_reader, fresh
         if unused is not None:
             close_consumer(unused)
-
-    def _keep_reader(self, fresh: Client) -> Client | None:
-        """Have the next poll use a reader; return the one that will not be used."""
-        with self._lock:
-            if self._is_closed:
-                return fresh
-            unused, self._next_reader = self._next_reader, fresh
-        return unused
 
     def _use_next_reader(self) -> None:
         """Continue with the reader that was made last, from the same offsets."""
@@ -353,16 +373,15 @@ class FastCoordinationLog(TopicLog):
 
     def _reach_leaders(self) -> None:
         """Query an offset of each partition: that connects to its leader."""
-        assert self._querier is not None
-        handle = self._querier.handle
-        with suppress(KafkaException):  # the next query raises the cause
-            found = handle.list_topics(self._topic, timeout=_QUERY_S)
+        # The next query raises the cause.
+        with suppress(KafkaException, InvalidTransition), self._querying() as client:
+            found = client.handle.list_topics(self._topic, timeout=_QUERY_S)
             places = [
                 TopicPartition(self._topic, number, OFFSET_BEGINNING)
                 for number in found.topics[self._topic].partitions
             ]
             if places:
-                handle.offsets_for_times(places, timeout=_QUERY_S)
+                client.handle.offsets_for_times(places, timeout=_QUERY_S)
 
     def _disconnect(self) -> None:
         for thread in self._connecting:
@@ -483,9 +502,12 @@ class FastCoordinationLog(TopicLog):
     def _fetch_by(
         self, add: Callable[[Iterable[Any], _Entries], None], timeout_ms: int
     ) -> Runs:
+        assert self._reader is not None
+        if self._reader.is_outdated:
+            with suppress(MarshalError):  # files that change just now; the next poll
+                self._keep_reader(self._new_reader())
         if self._next_reader is not None:
             self._use_next_reader()
-        assert self._reader is not None
         handle = self._reader.handle
         if not self._is_assigned:
             handle.assign([self._to_partition(number) for number in self._read])
@@ -549,9 +571,8 @@ class FastCoordinationLog(TopicLog):
     ) -> Mapping[int, int]:
         # Special timestamps for the end and the start.
         which = OFFSET_END if is_end else OFFSET_BEGINNING
-        with self._querying():
-            numbers = self._read if partitions is None else partitions
-            found = self._query_with_retries(numbers, timeout_ms, which=which)
+        numbers = self._read if partitions is None else partitions
+        found = self._query_with_retries(numbers, timeout_ms, which=which)
         if is_end:
             self._seen_ends = {**self._seen_ends, **found}
         return found
@@ -559,19 +580,16 @@ class FastCoordinationLog(TopicLog):
     def _find_added(
         self, partitions: Sequence[int], timeout_ms: int
     ) -> Mapping[int, int]:
-        with self._querying():
-            assert self._querier is not None
-            limit_s = min(timeout_ms / 1000, _QUERY_S)
+        limit_s = min(timeout_ms / 1000, _QUERY_S)
+        with self._querying() as client:
             # The handle knows the partitions by this, not by the period of librdkafka.
-            found = self._querier.handle.list_topics(self._topic, timeout=limit_s)
-            if not found.topics[self._topic].partitions.keys() >= {*partitions}:
-                raise CoordinationError(
-                    f"{self._topic} does not show the partitions "
-                    f"{[*partitions]} yet; try again."
-                )
-            return self._query_with_retries(
-                partitions, timeout_ms, which=OFFSET_BEGINNING
+            found = client.handle.list_topics(self._topic, timeout=limit_s)
+        if not found.topics[self._topic].partitions.keys() >= {*partitions}:
+            raise CoordinationError(
+                f"{self._topic} does not show the partitions "
+                f"{[*partitions]} yet; try again."
             )
+        return self._query_with_retries(partitions, timeout_ms, which=OFFSET_BEGINNING)
 
     def _refresh_reader(self) -> None:
         # A handle serves one call at a time. Between the polls of another thread, this
@@ -579,22 +597,39 @@ class FastCoordinationLog(TopicLog):
         self._find_leaders()
 
     def _query_time(self, time_ms: int, timeout_ms: int) -> Mapping[int, int]:
-        with self._querying():
-            found = self._query_with_retries(self._read, timeout_ms, which=time_ms)
+        found = self._query_with_retries(self._read, timeout_ms, which=time_ms)
         return {number: offset for number, offset in found.items() if offset >= 0}
 
     @contextmanager
-    def _querying(self) -> Iterator[None]:
-        """Keep the handle for queries alive during a query."""
+    def _querying(self) -> Iterator[Client]:
+        """Return the client for a query, which stays alive during it."""
         with self._query_ended:
             self._require_open()
-            self._queries += 1
+            client = self._renewed_querier()
+            self._queries[client] += 1
         try:
-            yield
+            yield client
         finally:
             with self._query_ended:
-                self._queries -= 1
+                self._queries[client] -= 1
+                self._close_unused(client)
                 self._query_ended.notify_all()
+
+    def _renewed_querier(self) -> Client:
+        """Return the client for queries, a new one if it is outdated."""
+        assert self._querier is not None
+        if self._querier.is_outdated:
+            with suppress(MarshalError):  # files that change just now; the next query
+                old, self._querier = self._querier, self._new_querier()
+                self._close_unused(old)
+        return self._querier
+
+    def _close_unused(self, client: Client) -> None:
+        """Close a client for queries that was replaced and has none under way."""
+        if not self._queries[client]:
+            del self._queries[client]
+            if client is not self._querier:
+                close_consumer(client)
 
     def _query_with_retries(
         self, numbers: Iterable[int], timeout_ms: int, *, which: int
@@ -603,43 +638,39 @@ class FastCoordinationLog(TopicLog):
         places = [TopicPartition(self._topic, number, which) for number in numbers]
         deadline = Deadline(timeout_ms)
         while True:
-            self._require_open()
             left_s = max(0.001, deadline.left_s)
-            try:
-                return self._query_once(places, min(left_s, _QUERY_S))
-            except KafkaException as error:
-                # A moved leader is reported at once, and found a moment later.
-                is_late = left_s <= _RETRY_S
-                if (
-                    is_late
-                    or not self._translate(error, "Asking", Access.READ).retriable
-                ):
-                    raise
-                self._refresh_leaders(min(left_s, _QUERY_S))
-                time.sleep(_RETRY_S)
+            with self._querying() as client:
+                try:
+                    return self._query_once(client, places, min(left_s, _QUERY_S))
+                except KafkaException as error:
+                    # A moved leader is reported at once, and found a moment later.
+                    is_late = left_s <= _RETRY_S
+                    translated = self._translate(error, "Asking", Access.READ)
+                    if is_late or not translated.retriable:
+                        raise
+                self._refresh_leaders(client, min(left_s, _QUERY_S))
+            time.sleep(_RETRY_S)
 
-    def _refresh_leaders(self, timeout_s: float) -> None:
-        """Refresh the leaders of the handle for queries.
+    def _refresh_leaders(self, client: Client, timeout_s: float) -> None:
+        """Refresh the leaders of a handle for queries.
 
         librdkafka keeps asking a leader that is gone. If its metadata is of a moment
         without a leader, it treats the partition as unknown and never asks again.
         """
-        assert self._querier is not None
         with suppress(KafkaException):  # the next query raises the cause
-            self._querier.handle.list_topics(self._topic, timeout=timeout_s)
+            client.handle.list_topics(self._topic, timeout=timeout_s)
 
-    def _query_once(self, places: Sequence[Any], timeout_s: float) -> Mapping[int, int]:
-        assert self._querier is not None
-        handle = self._querier.handle
-        self._querier.refusal = None
+    def _query_once(
+        self, client: Client, places: Sequence[Any], timeout_s: float
+    ) -> Mapping[int, int]:
+        handle, client.refusal = client.handle, None
         try:
             found = handle.offsets_for_times(places, timeout=timeout_s)
         except KafkaException:
             # The error is only a timeout; polling reports refusals.
             handle.poll(0)
-            refusal = self._querier.refusal
-            if refusal is not None:
-                raise refusal from None
+            if client.refusal is not None:
+                raise client.refusal from None
             raise
         for place in found:
             if place.error is not None:

@@ -23,6 +23,7 @@ from kafka_marshal.errors import (
     ConfigurationError,
     CoordinationError,
     InvalidTransition,
+    MarshalError,
 )
 from kafka_marshal.kafka_io.fast.clients import (
     TOPIC_IDS,
@@ -308,6 +309,8 @@ class FastDataReader(DataReader):
         deadline = Deadline(timeout_ms)
         self._polling_thread = threading.get_ident()
         try:
+            if self._client is not None and self._client.is_outdated:
+                self._renew_client()
             self._apply_changes()
             if not self._positions.next:
                 if self._client is not None:
@@ -385,6 +388,13 @@ class FastDataReader(DataReader):
             # Its state is unknown now; a new client gets everything.
             self._discard_client()
             raise
+
+    def _renew_client(self) -> None:
+        """Continue with a new client, from the same positions."""
+        with suppress(MarshalError):  # files that change just now; the next poll
+            fresh = new_consumer(self._settings, self._config)
+            self._discard_client()
+            self._client = fresh
 
     def _discard_client(self) -> None:
         if self._client is not None:
@@ -538,7 +548,7 @@ class FastDataReader(DataReader):
         all, and let a new client fetch them again.
         """
         assert self._client is not None
-        if self._client.is_outdated:
+        if self._client.has_other_topic:
             self._discard_client()
             return
         ends: dict[TopicPartition, int] = {}

@@ -265,8 +265,12 @@ class FastOffsets:
             return {}
         deadline = Deadline(timeout_ms)
         with self._lock:
-            if self._client is None:
+            old = self._client
+            if old is None or old.is_outdated:
                 self._client = new_admin(self._settings)
+                if old is not None:
+                    close_admin(old, self._sent)
+            assert self._client is not None
             handle = self._client.handle
             topics = TopicCollection(sorted({each.topic for each in partitions}))
             described = handle.describe_topics(
@@ -314,6 +318,8 @@ class FastOffsets:
         return found
 
     def _error(self, error: Any) -> MarshalError:
+        if self._client is not None:
+            self._client.handle.poll(0)  # it learns of failed connections
         return translate_error(
             error,
             doing="Querying log ends",

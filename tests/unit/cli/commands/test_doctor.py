@@ -174,6 +174,34 @@ def test_a_missing_right_on_the_topic_is_no_failure_of_the_brokers(cluster):
     assert checks["topic"]["run"] == "correct the login, or grant the right"
 
 
+def test_a_principal_that_may_not_write_is_noted(cluster):
+    """Who only reads needs no more."""
+    assert "rights" not in examined()
+    topic = attrs.evolve(cluster.report.topic, can_write=False)
+    cluster.report = attrs.evolve(cluster.report, topic=topic)
+    check = examined()["rights"]
+    assert (check["result"], check["run"]) == (
+        "note",
+        "for them, grant WRITE on topic __marshal",
+    )
+
+
+@pytest.mark.parametrize(
+    ("advice", "found"),
+    [
+        ("; check the brokers with: marshal doctor", "no answer"),
+        (". Check the brokers with: marshal doctor", "no answer"),
+        (
+            "; see: marshal doctor, or allow more with --timeout",
+            "no answer; allow more with --timeout",
+        ),
+    ],
+)
+def test_the_doctor_does_not_advise_itself(cluster, advice, found):
+    cluster.error = CoordinationError(f"no answer{advice}")
+    assert examined(1)["broker"]["found"] == found
+
+
 def test_no_topic(cluster):
     cluster.report = cluster.reported("gone", exists=False)
     checks = examined(1)

@@ -226,9 +226,9 @@ def test_debug_lines_report_topic_ids():
     log_line(
         "Topic u.v-1 changed id from AAAAAAAAAAAAAAAAAAAAAA to +/AAAAAAAAAAAAAAAAAAAA"
     )
-    assert not client.is_outdated
+    assert not client.has_other_topic
     log_line("Topic t changed id from AAAAAAAAAAAAAAAAAAAAAQ to AAAAAAAAAAAAAAAAAAAAAg")
-    assert client.is_outdated
+    assert client.has_other_topic
     assert client.topic_ids["t"] == bytes(15) + b"\x02"
     assert client.topic_ids["u.v-1"] == b"\xfb\xf0" + bytes(14)
 
@@ -246,6 +246,32 @@ def test_refusals_are_recorded():
     client.on_error(KafkaError(KafkaError._AUTHENTICATION))
     assert client.refusal is not None
     assert client.refusal.args[0].name() == "_AUTHENTICATION"
+
+
+def test_renewed_certificates_count_while_connections_fail(monkeypatch):
+    """Connections that exist continue without them."""
+    now_s = [1_000.0]
+    monkeypatch.setattr(clients.time, "monotonic", lambda: now_s[0])
+    are_renewed = [True]
+    files = SimpleNamespace(are_renewed=lambda: are_renewed[0])
+    client = Client(files=files)
+    assert not client.is_outdated
+    client.on_error(KafkaError(KafkaError._SSL, "certificate expired"))
+    assert client.is_outdated
+    now_s[0] += clients.FAILING_S
+    assert not client.is_outdated
+    client.on_error(KafkaError(KafkaError._SSL, "certificate expired"))
+    are_renewed[0] = False
+    assert not client.is_outdated
+
+
+def test_only_clients_with_tls_have_its_files():
+    for options, has_files in (({}, False), ({"security_protocol": "SSL"}, True)):
+        made = new_consumer(ConnectionConfig("127.0.0.1:1", options=options), {})
+        assert (made.files is not None) is has_files
+        made.on_error(KafkaError(KafkaError._TRANSPORT))
+        assert not made.is_outdated
+        close_consumer(made).join(timeout=30)
 
 
 def test_a_client_without_a_token_fails_with_the_reason(monkeypatch):

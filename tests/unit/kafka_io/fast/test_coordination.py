@@ -10,6 +10,7 @@ from confluent_kafka import OFFSET_END, KafkaError, KafkaException
 from conformancekit import WAIT_S, until
 
 from kafka_marshal.errors import (
+    ConfigurationError,
     CoordinationError,
     InvalidTransition,
     LogTruncated,
@@ -111,6 +112,7 @@ def test_producer_is_idempotent_and_in_order():
         "acks": "all",
         "enable.idempotence": True,
         "linger.ms": 0.5,
+        "batch.size": 48 * 1024,
         "compression.type": "none",
         "request.timeout.ms": 500,
         "socket.timeout.ms": 750,
@@ -144,9 +146,39 @@ def test_outcomes_are_reported(outlet, client):
     well, badly = client.handle.outcomes
     assert client.handle.produced == [("__marshal", b"x", 1), ("__marshal", b"y", 0)]
     well(None, Delivered(7))
-    badly(KafkaError(KafkaError._MSG_TIMED_OUT), Delivered(-1001))
+    badly(KafkaError(KafkaError.INVALID_RECORD), Delivered(-1001))
     assert outcomes[0] == 7
-    assert outcomes[1].args[0].name() == "_MSG_TIMED_OUT"
+    assert outcomes[1].args[0].name() == "INVALID_RECORD"
+
+
+def test_an_append_without_an_answer_is_reported_as_such(outlet, client):
+    outcomes = []
+    outlet.send(0, b"x", report=outcomes.append)
+    client.handle.outcomes.pop()(KafkaError(KafkaError._MSG_TIMED_OUT), Delivered(-1))
+    assert [type(each) for each in outcomes] == [TimeoutError]
+    assert "_MSG_TIMED_OUT" in str(outcomes[0])
+
+
+def test_the_last_error_of_a_connection_counts_until_a_record_is_written(
+    outlet, client
+):
+    client.on_error(KafkaError(KafkaError._TRANSPORT, "certificate expired"))
+    assert "certificate expired" in str(outlet.connection_error)
+    outlet.send(0, b"x", report=lambda _: None)
+    client.handle.outcomes.pop()(None, Delivered(7))
+    assert outlet.connection_error is None
+
+
+def test_who_cannot_connect_names_the_last_connection(client, monkeypatch):
+    def fail(topic, timeout):
+        client.on_error(KafkaError(KafkaError._TRANSPORT, "certificate expired"))
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    monkeypatch.setattr(client.handle, "list_topics", fail)
+    timeouts = writer_timeouts(2_000)
+    with pytest.raises(KafkaException) as raised:
+        FastOutlet(NOBODY, timeouts, lingers=True, timeout_ms=1_000)
+    assert "certificate expired" in str(raised.value.__cause__)
 
 
 def test_a_fatal_error_fails_pending_and_later_sends(outlet, client):
@@ -273,7 +305,10 @@ class Log(FastCoordinationLog):
         self.handle = Handle()
         self.handle.unknown = self.unknown
         self.limits = []
-        self._querier, self._reader = Client(handle=self.handle), self._new_reader()
+        self._querier, self._reader = self._new_querier(), self._new_reader()
+
+    def _new_querier(self):
+        return Client(handle=self.handle)
 
     def _new_reader(self):
         self.limits.append(self._reader_timeout_ms)
@@ -458,6 +493,76 @@ def test_a_reader_that_is_made_while_its_log_is_closed_is_closed(log, closed):
     log._limit_requests(2_000)
     until(lambda: len(closed) == 3, "all are closed")
     assert log._next_reader is None
+
+
+def outdate(client):
+    """Make connections fail, with renewed files of TLS."""
+    client.files = SimpleNamespace(are_renewed=lambda: True)
+    client.on_error(KafkaError(KafkaError._SSL, "certificate expired"))
+
+
+def test_the_producer_reports_that_it_is_outdated(outlet, client):
+    assert not outlet.is_outdated
+    outdate(client)
+    assert outlet.is_outdated
+
+
+def test_an_outdated_reader_is_replaced_and_continues(log, closed):
+    log.handle.queue = [Message(1, 4, epoch=3)]
+    assert len(log.poll(0)) == 1
+    first = log._reader
+    outdate(first)
+    log.handle.queue = [Message(1, 5, epoch=3)]
+    assert [entry.offset for _, entry in log.poll(0)] == [5]
+    assert log.handle.assigned[1:] == [{0: 0, 1: 5}]
+    assert log.poll(0) == []
+    assert (log._reader is not first, closed) == (True, [first])
+
+
+def test_an_outdated_querier_is_closed_after_its_last_query(log, closed, monkeypatch):
+    is_asked, may_answer = threading.Event(), threading.Event()
+    found, answer = [], log.handle.offsets_for_times
+
+    def slowly(places, timeout):
+        is_asked.set()
+        assert may_answer.wait(WAIT_S)
+        return answer(places, timeout)
+
+    monkeypatch.setattr(log.handle, "offsets_for_times", slowly)
+    query = threading.Thread(target=lambda: found.append(log.start_offsets(9_000)))
+    query.start()
+    assert is_asked.wait(WAIT_S)
+    old = log._querier
+    outdate(old)
+    monkeypatch.setattr(log.handle, "offsets_for_times", answer)
+    assert log.end_offsets(9_000) == {0: 0, 1: 0}
+    assert (log._querier is not old, closed) == (True, [])
+    may_answer.set()
+    query.join(WAIT_S)
+    assert (found, closed) == ([{0: 0, 1: 0}], [old])
+    outdate(old := log._querier)
+    log.end_offsets(9_000)
+    assert closed[1:] == [old], "one without a query at once"
+
+
+def test_outdated_clients_stay_while_their_files_change(log, closed, monkeypatch):
+    """The next call tries again."""
+
+    def refuse():
+        raise ConfigurationError("the key does not belong to the certificate")
+
+    clients = log._reader, log._querier
+    for client in clients:
+        outdate(client)
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "_new_reader", refuse)
+        patch.setattr(log, "_new_querier", refuse)
+        assert log.poll(0) == []
+        assert log.end_offsets(9_000) == {0: 0, 1: 0}
+        assert (log._reader, log._querier) == clients
+    assert log.poll(0) == []
+    assert log.end_offsets(9_000) == {0: 0, 1: 0}
+    assert closed == [*clients]
 
 
 def test_the_larger_of_two_ends_is_the_newer(log, monkeypatch):

@@ -6,6 +6,7 @@ import pickle
 import signal
 import threading
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -379,6 +380,30 @@ def test_after_a_refusal_a_new_client_gets_the_whole_state(reader, handle, monke
         ("start", ("t", 1, 2)),
         ("start", ("u", 0, 4)),
     ]
+
+
+def test_an_outdated_client_is_replaced_with_the_whole_state(
+    reader, handle, monkeypatch
+):
+    """Records that the old one holds are fetched again; none is returned again."""
+    handle.made(*of(A, 0), *of(B, 0, 1))
+    assert polled(reader, most=2) == {A: [0], B: [0]}
+    closed, second = [], Handle()
+    monkeypatch.setattr(module, "close_consumer", closed.append)
+    old = reader._client
+    old.files = SimpleNamespace(are_renewed=lambda: True)
+    old.on_error(KafkaError(KafkaError._SSL, "certificate expired"))
+
+    def refuse(*_):
+        raise ConfigurationError("the key does not belong to the certificate")
+
+    monkeypatch.setattr(module, "new_consumer", refuse)
+    assert polled(reader, most=1) == {B: [1]}
+    monkeypatch.setattr(module, "new_consumer", lambda *_: Client(handle=second))
+    second.made(*of(B, 1, 2))
+    assert polled(reader) == {B: [2]}
+    assert closed == [old]
+    assert sorted(second.calls) == [("start", ("t", 0, 1)), ("start", ("t", 1, 2))]
 
 
 def test_a_short_pause_is_not_applied_to_librdkafka(reader, handle):

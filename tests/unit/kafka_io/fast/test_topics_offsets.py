@@ -35,6 +35,11 @@ class Handle:
     def __init__(self, topics, ends):
         self.topics, self.ends = topics, ends
         self.asked = []
+        self.polls = 0
+
+    def poll(self, timeout):
+        assert timeout == 0
+        self.polls += 1
 
     def describe_topics(self, names, request_timeout):
         assert request_timeout > 0
@@ -99,9 +104,10 @@ def test_a_partition_that_may_not_be_read_is_absent(over):
 
 @pytest.mark.parametrize("error", [failure("_TIMED_OUT"), ValueError("x"), None])
 def test_no_answer_is_an_error(over, error):
-    offsets, _, _ = over({"t": ["leader"]}, {A: error})
+    offsets, handle, _ = over({"t": ["leader"]}, {A: error})
     with pytest.raises(CoordinationError, match="Querying log ends failed"):
         offsets.known_ends([A], 60_000 if error else 1)
+    assert handle.polls == 1, "errors of connections are reported to a poll"
 
 
 def test_closing_destroys_the_handle_and_the_next_query_connects(over):
@@ -112,3 +118,15 @@ def test_closing_destroys_the_handle_and_the_next_query_connects(over):
     offsets.close(1)
     assert offsets.known_ends([A], 60_000) == {A: 3}
     assert len(made) == 2
+
+
+def test_an_outdated_client_is_replaced(over, monkeypatch):
+    offsets, _, made = over({"t": ["leader"]}, {A: row(3)})
+    offsets.known_ends([A], 60_000)
+    closed = []
+    monkeypatch.setattr(module, "close_admin", lambda client, _: closed.append(client))
+    made[0].files = SimpleNamespace(are_renewed=lambda: True)
+    made[0].on_error(KafkaError(KafkaError._SSL, "certificate expired"))
+    assert offsets.known_ends([A], 60_000) == {A: 3}
+    assert offsets.known_ends([A], 60_000) == {A: 3}
+    assert (len(made), closed) == (2, [made[0]])
