@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 POLL_MS_MAX = 100
 POLL_MS_MIN = 1
 CATCH_UP_MS_MAX = 1_000
+# How often the time of an act passes before the next one: rounds need the lock too.
+ACT_RESTS = 4
 UNREAD = "was not read to its end"
 
 # Effects after which keys are placed otherwise (PROTOCOL 10).
@@ -164,6 +166,7 @@ class Engine:
         self._cluster_id = cluster_id
         self._named: set[Key] = set()
         self._audit_at_ms = 0
+        self._acts_again_ms = 0
         # The last error of Configs that differ, until it is reported, and when it is.
         self._torn: TopicMisconfigured | None = None
         self._torn_at_ms: int | None = None
@@ -278,14 +281,19 @@ class Engine:
         """Drive one session at once, because its subscriptions have changed.
 
         For any thread: the thread that steps may wait for the log for up to 100 ms.
-        Like ``step``, never raises.
+        Nothing shortly after an act that took long, as with many clients of a sidecar
+        and many partitions: the next round does it. Like ``step``, never raises.
         """
         with self.changed:
-            if self.is_ready:
-                try:
-                    session.tick(self.context.now_ms)
-                except Exception as error:  # noqa: BLE001 - as in a round
-                    self._fail(_broken(error))
+            since_ms = self.context.now_ms
+            if not self.is_ready or since_ms < self._acts_again_ms:
+                return
+            try:
+                session.tick(since_ms)
+            except Exception as error:  # noqa: BLE001 - as in a round
+                self._fail(_broken(error))
+            now_ms = self.context.now_ms
+            self._acts_again_ms = now_ms + ACT_RESTS * (now_ms - since_ms)
 
     def _until_due_ms(self) -> int:
         with self.changed:

@@ -7,7 +7,7 @@ have ended, the same way in both cases. All are called under the engine's lock.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 from kafka_marshal.errors import InvalidTransition, MarshalError, PositionError
@@ -234,7 +234,7 @@ class Subleaser(Protocol):
         """Return whether a process may still use a key under an earlier claim."""
         ...
 
-    def foresee(self, sub: Subscription, keys: Iterable[Key]) -> Mapping[Key, str]:
+    def foresee(self, sub: Subscription, keys: Collection[Key]) -> Mapping[Key, str]:
         """Return the process that each key will probably be subleased to."""
         ...
 

@@ -7,7 +7,7 @@ from kafka_marshal.config import TOPICS_MAX
 from kafka_marshal.errors import ClientFenced, IdentityConflict
 from kafka_marshal.protocol.applied import Applied, applied_to_tags
 from kafka_marshal.protocol.claiming import Claimant
-from kafka_marshal.protocol.codec import person_of
+from kafka_marshal.protocol.codec import FRAME_BYTES_MAX, person_of
 from kafka_marshal.protocol.group_plan import PLANNER_VERSION
 from kafka_marshal.protocol.labels import (
     LAGGING_LABEL,
@@ -38,7 +38,9 @@ from .outbox import Outbox
 from .subscription import Subscription
 
 ANNOUNCED_MAX = 10_000  # members whose last announcement is remembered
-TOPICS_BYTES_MAX = 32 * 1024  # a record is 48 KiB at most
+TOPICS_BYTES_MAX = 32 * 1024
+# What a record has for topics and labels: all but its other fields and tags.
+TERMS_BYTES_MAX = FRAME_BYTES_MAX - 3 * 1024
 # Reasons of ended claims that another process with our client_id may have taken over.
 SUCCEEDED = frozenset({"lease_expired", "identity_conflict"})
 _NO_LABELS: Mapping[str, str] = {}
@@ -279,12 +281,15 @@ class Announcer:
         labels: Mapping[str, str] = _NO_LABELS,
     ) -> list[int]:
         claimant = self._outbox.claimant
-        terms = _terms(subs, holdings, now_ms=self._context.now_ms)
         marks = dict(labels)
         if self._context.settled.feature_level >= SECOND_LEVEL:
             # Admins see that it follows changes of the partition count, and how far.
             generation = self.acted_on(self._context.settled.generation)
             marks[LAYOUT_LABEL] = str(generation)
+        left = TERMS_BYTES_MAX - sum(
+            len(text.encode()) + 3 for pair in marks.items() for text in pair
+        )
+        terms = _terms(subs, holdings, now_ms=self._context.now_ms, bytes_max=left)
         folded, replicas = self._context.folded, self._context.replicas
         began = {t: replicas[t].began_at for t in folded if t in replicas}
         tags = applied_to_tags(Applied(applied=folded, began=began))
@@ -318,7 +323,11 @@ class _Terms(NamedTuple):
 
 
 def _terms(
-    subs: Sequence[Subscription], holdings: Mapping[Key, Holding], *, now_ms: int
+    subs: Sequence[Subscription],
+    holdings: Mapping[Key, Holding],
+    *,
+    now_ms: int,
+    bytes_max: int,
 ) -> _Terms:
     """Return the terms to announce.
 
@@ -344,13 +353,14 @@ def _terms(
     wanted = {topic for sub in subs for topic in sub.topics}
     others = [h for h in holdings.values() if h.key.topic not in wanted]
     load += sum(holding.claim.is_owned for holding in others)
-    return _Terms(_within(topics), 0 if is_unlimited else capacity, load)
+    named = _within(topics, bytes_max=min(bytes_max, TOPICS_BYTES_MAX))
+    return _Terms(named, 0 if is_unlimited else capacity, load)
 
 
-def _within(topics: Iterable[str]) -> tuple[str, ...]:
+def _within(topics: Iterable[str], *, bytes_max: int) -> tuple[str, ...]:
     """Return the first topics in name order, as many as fit into a record."""
     kept: list[str] = []
-    left = TOPICS_BYTES_MAX
+    left = bytes_max
     for topic in sorted(topics):
         left -= len(topic) + 3
         if left < 0 or len(kept) == TOPICS_MAX:

@@ -122,6 +122,7 @@ class Session(ClaimSession):
         self._warmer = Warmer(context, self._outbox)
         self.self_drain = SelfDrain(context, self._outbox, host=host)
         self._policy_at_ms = 0
+        self._policy_rests_until_ms = 0
         self._is_closing = False
         self._closed = "closed"
         self._replaces = (labels or {}).get(REPLACES_LABEL)
@@ -226,10 +227,23 @@ class Session(ClaimSession):
         self._held.end(holding, Ending(reason))
 
     def reconsider(self) -> None:
-        """Run the policies in the next round, because subscriptions have changed."""
+        """Run the policies in the next round, because subscriptions have changed.
+
+        Not more often than they take: a thousand clients that subscribe to thousands of
+        partitions would leave no time for anything else.
+        """
         self._announcer.announce_soon()
         self._warmer.look_again()
-        self._policy_at_ms = 0
+        self._policy_at_ms = min(self._policy_at_ms, self._policy_rests_until_ms)
+
+    def rested_ms(self, since_ms: int) -> int:
+        """Return when all keys may be looked at again, after a look that ends now.
+
+        Args:
+            since_ms: When that look began.
+        """
+        now_ms = self._context.now_ms
+        return now_ms + max(self._wanted.check_ms, now_ms - since_ms)
 
     def on_layout(self, *, is_new: bool) -> None:
         """Drain keys that a change of the partition count moves; run the policies."""
@@ -299,6 +313,7 @@ class Session(ClaimSession):
             if now_ms >= self._policy_at_ms:
                 self._policy_at_ms = now_ms + self._wanted.rest_ms(self._context)
                 self._apply_policies(now_ms)
+                self._policy_rests_until_ms = self.rested_ms(now_ms)
             self._acquirer.drive(self._index, self._wanted, now_ms=now_ms)
 
     def next_due_ms(self) -> int | None:
@@ -437,7 +452,8 @@ class Session(ClaimSession):
             self._policy_at_ms = min(self._policy_at_ms, self._planner.due_ms)
 
     def _follow(self, sub: Subscription, plan: Plan, now_ms: int) -> None:
-        self._foresee(sub, plan.claim)
+        has_new = any(key not in self.holdings for key in plan.claim)
+        self._foresee(sub, plan.claim if has_new else ())
         wanted = {
             key: plan.why.get(key, "")
             for key in plan.claim

@@ -326,8 +326,9 @@ class Subscription:
 
     def want_all(self) -> None:
         """Include excluded keys again: their positions may be valid now."""
-        self._excluded.clear()
-        self._keys = None
+        if self._excluded:
+            self._excluded.clear()
+            self._keys = None
 
     # --- the view
 
@@ -600,14 +601,14 @@ class SubscriptionSet:
     @property
     def soon_ms(self) -> int:
         """Time until policies run again after a change."""
-        return max(POLICY_MS_MIN, self._check_ms)
+        return max(POLICY_MS_MIN, self.check_ms)
 
     def rest_ms(self, context: Context) -> int:
         """Return the time until policies run again without a change."""
-        return max(policy_interval_ms(context), CHECKS_PER_REST * self._check_ms)
+        return max(policy_interval_ms(context), CHECKS_PER_REST * self.check_ms)
 
     @property
-    def _check_ms(self) -> int:
+    def check_ms(self) -> int:
         """Estimated time of a check of all wanted keys."""
         count = 0
         for sub in self.subs:

@@ -22,7 +22,6 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from kafka import errors as kafka_errors
-from kafka.admin import KafkaAdminClient
 from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.net.selector import NetworkSelector
 
@@ -41,7 +40,7 @@ from kafka_marshal.kafka_io.faults import (
     is_interrupt,
 )
 from kafka_marshal.kafka_io.oauth import extensions_of
-from kafka_marshal.kafka_io.patches import Network, force_close
+from kafka_marshal.kafka_io.patches import Admin, Network, force_close
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.tls_files import check_tls_files
 from kafka_marshal.kafka_io.translate import (
@@ -83,7 +82,7 @@ def new_client(
     """Return a connected client of kafka-python; close everything on failure.
 
     Args:
-        kind: ``KafkaConsumer``, ``KafkaProducer`` or ``KafkaAdminClient``.
+        kind: ``KafkaConsumer``, ``KafkaProducer`` or ``Admin``.
         config: Its configuration; with a topic it has ``bootstrap_timeout_ms``.
         topic: Included in the first metadata request. For a topic that is added later
             kafka-python waits 100 ms before its next request.
@@ -283,7 +282,7 @@ class AdminClient:
         """Run one request and return its result.
 
         Args:
-            work: Called with a ``KafkaAdminClient``; repeated after transient faults,
+            work: Called with an ``Admin``; repeated after transient faults,
                 so it must be idempotent.
             doing: Name of the operation, for messages.
             access: Whether it reads or writes, for messages.
@@ -379,7 +378,7 @@ class AdminClient:
                 "max_in_flight_requests_per_connection": 2 * _CALLS_MAX,
             }
             client = new_client(
-                KafkaAdminClient,
+                Admin,
                 self._settings.client_config() | timeouts,
                 watch=watch,
                 selector=partial(TimedSelector, wait=self._limits.wait),

@@ -167,7 +167,8 @@ OUT_OF_TURN = _fault(
 UNREACHABLE = _fault(
     CoordinationError,
     why="no broker answered at {addresses}",
-    next_step="Check the addresses, the network, that the brokers run, and "
+    next_step="Check the addresses, the network, that the brokers run, their limits of "
+    "connections (max.connections.per.ip; a member has up to 8 to a broker), and "
     "security_protocol: a port for logins (SASL) or TLS does not answer without them.",
 )
 UNLISTED = _fault(

@@ -84,10 +84,18 @@ SURPLUS = "surplus"
 class Assignor:
     """Gives out held partitions and recalls those that should move.
 
-    Used under the engine's lock.
+    Used under the engine's lock. Between two looks at all keys passes the time that one
+    takes: thousands of keys that move would leave no time for anything else.
     """
 
-    __slots__ = ("_context", "_session", "_table", "_warm_ups")
+    __slots__ = (
+        "_assigns_at_ms",
+        "_context",
+        "_foresees_at_ms",
+        "_session",
+        "_table",
+        "_warm_ups",
+    )
 
     def __init__(
         self,
@@ -101,6 +109,11 @@ class Assignor:
         self._session = session
         self._table = table
         self._warm_ups = warm_ups
+        self._assigns_at_ms = self._foresees_at_ms = 0
+
+    def is_rested(self, now_ms: int) -> bool:
+        """Return whether all keys may be assigned again."""
+        return now_ms >= self._assigns_at_ms
 
     def assign(self, now_ms: int) -> list[ClientLease]:
         """Give out what is available and recall what should be elsewhere.
@@ -125,6 +138,7 @@ class Assignor:
                 added += self._sublease_explicit(holding, now_ms)
         for shared in table.subscriptions:
             added += self._assign_shared(shared, held.get(id(shared), []), now_ms)
+        self._assigns_at_ms = self._session.rested_ms(now_ms)
         return added
 
     def _keep_place(self, holding: Holding, now_ms: int) -> None:
@@ -255,8 +269,27 @@ class Assignor:
         self._table.add_lease(lease)
         return lease
 
+    def foresee_in_time(
+        self, sub: Subscription, keys: Collection[Key]
+    ) -> Mapping[Key, str]:
+        """Return what is known of which client each key will probably go to.
+
+        For the reasons of claims: of keys that move, each is asked about by itself.
+        """
+        found = {
+            key: shared.transfers[key].to
+            for shared in self._table.subscriptions
+            for key in keys
+            if key in shared.transfers
+        }
+        now_ms = self._context.now_ms
+        if len(found) < len(keys) and now_ms >= self._foresees_at_ms:
+            found |= self.foresee(sub, keys)
+            self._foresees_at_ms = self._session.rested_ms(now_ms)
+        return found
+
     def foresee(self, sub: Subscription, keys: Iterable[Key]) -> Mapping[Key, str]:
-        """Return which client each key will probably go to, for reasons of claims."""
+        """Return which client each key will probably go to."""
         table = self._table
         shared = next((p for p in table.subscriptions if p.subscription is sub), None)
         if shared is None:

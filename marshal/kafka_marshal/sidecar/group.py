@@ -6,7 +6,7 @@ latest deadline that was sent to it (PROTOCOL 5.2, 12).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kafka_marshal.engine import (
     Context,
@@ -398,9 +398,9 @@ class LocalGroup:
         """Return whether a client may still use a key by an earlier claim."""
         return key in self.table.unexpired
 
-    def foresee(self, sub: Subscription, keys: Iterable[Key]) -> Mapping[Key, str]:
+    def foresee(self, sub: Subscription, keys: Collection[Key]) -> Mapping[Key, str]:
         """Return which client each key will probably be subleased to."""
-        return self._assignor.foresee(sub, keys)
+        return self._assignor.foresee_in_time(sub, keys)
 
     def on_no_position(self, key: Key, error: PositionError) -> None:
         """Fail the client that a key without a start position would have gone to.
@@ -747,6 +747,9 @@ class LocalGroup:
                 del self.table.explicit[key]
 
     def _assign(self, now_ms: int) -> None:
+        if not self._assignor.is_rested(now_ms):
+            self.table.is_dirty = True
+            return
         added = self._assignor.assign(now_ms)
         if added and not self._journal(added):
             for lease in added:  # not journaled, so not sent: retry next round

@@ -1,5 +1,6 @@
 """The state of one group of a sidecar: clients, what they consume, and their leases."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
@@ -179,6 +180,9 @@ class SharedSubscription:
 
         A silent client keeps what it has and gets nothing new.
         """
+        by_topic = self.counts_topics
+        units = {(who, key.topic if by_topic else key) for key, who in present.items()}
+        counts = Counter(who for who, _ in units)
         members = []
         for client_id, subscriber in self.subscribers.items():
             client = clients.get(client_id)
@@ -186,9 +190,7 @@ class SharedSubscription:
                 continue
             most = subscriber.claims_max or None
             if not self.is_taking(client, now_ms):
-                had = self._count(
-                    key for key, who in present.items() if who == client_id
-                )
+                had = counts[client_id]
                 most = had if most is None else min(most, had)
             members.append(Member(client_id, most))
         return members

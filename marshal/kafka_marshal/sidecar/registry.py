@@ -27,7 +27,7 @@ from kafka_marshal.sidecar.events import EventBuffer
 from kafka_marshal.sidecar.group import DIED, LEFT, SILENT, LocalGroup
 from kafka_marshal.sidecar.lease_journal import FILE_NAME, JournaledClient, LeaseJournal
 from kafka_marshal.sidecar.lease_table import SharedSubscription, UnexpiredLease
-from kafka_marshal.sidecar.process_monitor import DeathWatch, Peer
+from kafka_marshal.sidecar.process_monitor import Caller, DeathWatch, Peer
 from kafka_marshal.subscribing import new_subscription
 
 GROUPS_MAX = 1_000
@@ -303,6 +303,17 @@ class ClientRegistry:
             self._new_client(group, client_id, registration, peer=peer)
         self._engine.act(group.session)
         return was_known
+
+    def note_contact(self, who: Caller) -> None:
+        """Record that a client lives; also without the lock.
+
+        While the engine is busy, as with thousands of partitions, heartbeats may have
+        to be refused. The client is not silent: what it has stays with it.
+        """
+        group = self.groups.get(who.group_id)
+        client = None if group is None else group.table.clients.get(who.client_id)
+        if client is not None and client.instance == who.instance:
+            client.seen_ms = self._context.now_ms
 
     def _new_client(
         self,

@@ -435,6 +435,7 @@ class SidecarService:
         """
         changed = self._engine.changed
         if beat.flush or not changed.acquire(blocking=False):
+            self._registry.note_contact(who)
             return None
         try:
             group, client = self._find(who)

@@ -91,8 +91,10 @@ class Link:
         )
 
 
-# The last link that this process has seen, by the folder of the chain.
+# The last link that this process has seen, by the folder of the chain; limited, as a
+# query may have a sink for each day or hour.
 _seen: dict[Path, Link] = {}
+SEEN_MAX = 10_000
 
 
 @attrs.frozen
@@ -126,6 +128,8 @@ class Chain:
             files = sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []
             found = self._read(files[-1].name) if files else None
         if found is not None:
+            if len(_seen) >= SEEN_MAX and self.folder not in _seen:
+                _seen.clear()
             _seen[self.folder] = found
         return found
 

@@ -529,6 +529,23 @@ def test_a_session_can_act_at_once(cluster):
     assert len(of(cluster, "a")) == before + 1
 
 
+def test_after_an_act_that_took_long_rounds_come_first(cluster, monkeypatch):
+    node = owning(cluster)
+    acts = []
+
+    def tick(now_ms):
+        acts.append(now_ms)
+        cluster.clock.advance(10)
+
+    monkeypatch.setattr(node.session, "tick", tick)
+    for _ in range(3):
+        node.engine.act(node.session)
+    assert len(acts) == 1
+    cluster.clock.advance(4 * 10)
+    node.engine.act(node.session)
+    assert len(acts) == 2
+
+
 def test_a_bug_in_acting_at_once_fences_all(cluster, monkeypatch):
     node = owning(cluster)
     monkeypatch.setattr(node.session, "tick", lambda now_ms: 1 / 0)

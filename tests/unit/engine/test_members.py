@@ -18,11 +18,13 @@ from logkit import beat, ident, member, transition
 from msgspec.structs import replace
 
 from kafka_marshal import World
+from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.engine import members
 from kafka_marshal.errors import IdentityConflict
 from kafka_marshal.protocol.applied import applied_of
 from kafka_marshal.protocol.records import ClaimingPartition, Member
 from simulator.fakestore import AppendFate
+from simulator.node import ConsumerSpec
 
 # --- Announcements ---
 
@@ -63,6 +65,22 @@ def test_the_number_of_remembered_members_is_bounded(cluster, monkeypatch):
         assert announcer.is_news(news)
         assert not announcer.is_news(news)
     assert len(announcer._announced) <= 3
+
+
+@pytest.mark.parametrize("text", ["x", "\N{CJK UNIFIED IDEOGRAPH-5024}", "\N{ROCKET}"])
+def test_topics_and_labels_of_any_length_fit_a_record(cluster, text):
+    """The engine stopped on an internal error: the record was too long."""
+    topics = [f"{number:03}".ljust(249, "-") for number in range(200)]
+    for topic in topics:
+        cluster.kafka.create_topic(topic, 1)
+    labels = {f"{number:02}".ljust(255, text): 255 * text for number in range(16)}
+    node = cluster.node(
+        "a", spec=ConsumerSpec(ConsumerConfig(topics=tuple(topics))), labels=labels
+    )
+    cluster.run_until(held_by(node, 200), 4 * H)
+    named = of(cluster, "a", Member, partition=0)[-1].record.topics
+    assert named
+    assert list(named) == topics[: len(named)]
 
 
 def test_a_member_announces_how_far_it_has_applied_the_log():

@@ -18,11 +18,16 @@ import pytest
 import untouched
 from batchkit import BadText, new_batch
 from kafka import TopicPartition as KafkaTopicPartition
-from kafka.errors import CorruptRecordError, KafkaConnectionError
+from kafka.errors import (
+    CorruptRecordError,
+    KafkaConnectionError,
+    UnknownTopicOrPartitionError,
+)
 from kafka.future import Future
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.transport import KafkaTCPTransport
 from kafka.protocol.consumer import FetchRequest, FetchResponse
+from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.parser import KafkaProtocol
 from kafka.record.default_records import DefaultRecordBatch
 from slowness import until
@@ -32,6 +37,7 @@ from kafka_marshal.kafka_io import patches as module
 from kafka_marshal.kafka_io.driving import CallerSelector
 from kafka_marshal.kafka_io.patches import (
     FETCH_VERSION,
+    Admin,
     LenientBatch,
     Network,
     TopicIds,
@@ -249,6 +255,99 @@ def test_a_network_stops_on_its_own_thread(network):
     assert not network.manager.closed
     network.selector.start()
     until(lambda: network.manager.closed)
+
+
+# --- Leaders ---
+
+
+class Brokers:
+    """The connections of an admin client: two brokers, and one topic."""
+
+    def __init__(self):
+        self.leaders = [1, 2, 1]
+        self.described = 0
+
+    async def send(self, request, node_id=None):
+        if isinstance(request, MetadataRequest):
+            self.described += 1
+            (topic,) = request.topics
+            numbered = enumerate(self.leaders)
+            rows = [
+                SimpleNamespace(partition_index=n, leader_id=x) for n, x in numbered
+            ]
+            return SimpleNamespace(
+                topics=[SimpleNamespace(name=topic.name, partitions=rows)]
+            )
+        (topic,) = request.topics
+        rows = [
+            SimpleNamespace(
+                partition_index=each.partition_index,
+                error_code=0 if self.leaders[each.partition_index] == node_id else 6,
+                offset=100 * node_id + each.partition_index,
+                timestamp=-1,
+                leader_epoch=0,
+            )
+            for each in topic.partitions
+        ]
+        return SimpleNamespace(
+            topics=[SimpleNamespace(name=topic.name, partitions=rows)]
+        )
+
+
+@pytest.fixture
+def offsets(monkeypatch):
+    """Ask an admin client for the offsets of partitions."""
+    admin = Admin.__new__(Admin)
+    brokers = Brokers()
+
+    async def sleep(_):
+        await asyncio.sleep(0)
+
+    admin.config = {"retry_backoff_ms": 1, "request_timeout_ms": 60_000}
+    admin._manager, admin._net = brokers, SimpleNamespace(sleep=sleep)
+    admin._client = SimpleNamespace(manager=brokers)
+    monkeypatch.setattr(module, "_LEADERS_S", 3_600)
+
+    def ask(*numbers):
+        wanted = {KafkaTopicPartition("t", number): -1 for number in numbers}
+        found = asyncio.run(admin._async_list_partition_offsets(wanted))
+        return {place.partition: each.offset for place, each in found.items()}
+
+    return ask, brokers
+
+
+def test_requests_that_come_together_share_a_look_up_of_leaders(offsets):
+    ask, brokers = offsets
+    assert ask(0, 1, 2) == {0: 100, 1: 201, 2: 102}
+    assert ask(1) == {1: 201}
+    assert brokers.described == 1
+
+
+def test_leaders_are_looked_up_again_once_one_has_changed(offsets):
+    ask, brokers = offsets
+    ask(0)
+    brokers.leaders[0] = 2
+    assert ask(0, 1) == {0: 200, 1: 201}
+    assert brokers.described == 2
+    assert ask(0) == {0: 200}
+    assert brokers.described == 2
+
+
+def test_a_partition_is_looked_up_before_it_is_unknown(offsets):
+    ask, brokers = offsets
+    ask(0)
+    with pytest.raises(UnknownTopicOrPartitionError, match="partition=3"):
+        ask(0, 3)
+    brokers.leaders.append(1)
+    assert ask(3) == {3: 103}
+
+
+def test_leaders_are_used_for_a_while_only(offsets, monkeypatch):
+    ask, brokers = offsets
+    monkeypatch.setattr(module, "_LEADERS_S", 0)
+    ask(0)
+    ask(0)
+    assert brokers.described == 2
 
 
 def test_missing_internals_are_left_alone():

@@ -1,5 +1,7 @@
 """Events, deaths, silences and leaving of clients, over a whole log."""
 
+from collections import Counter
+
 import msgspec
 import pytest
 import variants
@@ -27,6 +29,7 @@ from sidecarkit import (
     sizes,
 )
 
+from kafka_marshal.engine import Session
 from kafka_marshal.errors import (
     ClaimLost,
     ConfigurationError,
@@ -35,6 +38,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.remote import api
 from kafka_marshal.remote.transport import error_of
+from kafka_marshal.sidecar.assignment import Assignor
 from kafka_marshal.sidecar.process_monitor import Peer
 
 # --- Events ---
@@ -154,6 +158,36 @@ def test_a_new_cursor_closes_the_previous_one(machine):
 
 
 LONG_H = 60_000
+
+
+def test_many_clients_that_join_at_once_have_all_keys_looked_at_once(monkeypatch):
+    """Otherwise the looks leave no time for the clients' heartbeats."""
+    cluster = world(partitions=2, records=[0] * 1_000, h=30_000)
+    machine = Machine(cluster)
+    a = Local(machine, "a", pid=1)
+    a.subscribe()
+    run_until(cluster, [a], lambda: sizes(a) == [1_000], LONG_H)
+    looks = Counter()
+
+    def count(kind, name):
+        plain = getattr(kind, name)
+
+        def counted(*given):
+            looks[name] += 1
+            return plain(*given)
+
+        monkeypatch.setattr(kind, name, counted)
+
+    count(Session, "_apply_policies")
+    count(Assignor, "assign")
+    count(Assignor, "foresee")
+    others = [Local(machine, f"b{number}", pid=2 + number) for number in range(20)]
+    for each in others:
+        each.subscribe()
+    assert max(looks.values(), default=0) <= 1
+    run_until(cluster, [a, *others], lambda: min(sizes(a, *others)) >= 40, LONG_H)
+    # Most keys have moved, each by a release of its own.
+    assert looks["foresee"] < looks["assign"] < 100
 
 
 # --- What clients say ---

@@ -104,6 +104,28 @@ def test_a_beat_at_once_leaves_to_threads_what_takes_longer(cluster, machine):
     assert at_once(a.who, api.HeartbeatRequest()) is not None
 
 
+@pytest.mark.parametrize("group_id", ["g", "other"])
+def test_a_client_is_not_silent_while_its_beats_cannot_be_recorded(
+    cluster, machine, group_id
+):
+    """A busy engine would move what it has, and be busier still."""
+    a = having(machine)
+    find(machine, a).mark_away(cluster.clock.now_ms())
+    lock, beat = machine.node.engine.changed, api.HeartbeatRequest()
+
+    def is_away():
+        return find(machine, a).is_away(cluster.clock.now_ms())
+
+    with ThreadPoolExecutor(1) as other:
+        other.submit(lock.acquire).result()
+        others = Caller(group_id, "a", "00" * 16)
+        assert machine.service.beat_at_once(others, beat) is None
+        assert is_away()
+        assert machine.service.beat_at_once(a.who, beat) is None
+        assert not is_away()
+        other.submit(lock.release).result()
+
+
 def test_a_beat_at_once_of_an_unknown_client_is_refused(machine):
     with pytest.raises(ClaimLost, match="register first"):
         machine.service.beat_at_once(Caller("g", "c", "00"), api.HeartbeatRequest())

@@ -90,6 +90,19 @@ def test_links_are_listed_once_and_then_followed(tmp_path, monkeypatch):
     assert chain.last().folder == "data/s"
 
 
+def test_of_many_chains_few_links_are_kept(tmp_path, monkeypatch):
+    """A query may have a folder for each hour, with a chain for each partition."""
+    module._seen.clear()
+    monkeypatch.setattr(module, "SEEN_MAX", 3)
+    chains = [Chain(tmp_path / str(number)) for number in range(10)]
+    for number, chain in enumerate(chains):
+        assert chain.add(link(0, 10 + number, "data/x"))
+        assert chain.last().end == 10 + number
+        assert chain.last().end == 10 + number
+    assert len(module._seen) <= 3
+    assert [chain.last().end for chain in chains] == list(range(10, 20))
+
+
 @pytest.mark.parametrize("how", ["removed", "replaced"])
 def test_a_folder_that_was_made_again_is_listed_again(tmp_path, how):
     chain = Chain(tmp_path / "t" / "0")
