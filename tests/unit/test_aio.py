@@ -509,18 +509,6 @@ def test_the_signatures_are_those_of_marshal():
         assert found == inspect.signature(theirs).parameters
 
 
-@pytest.mark.parametrize(
-    "given", [{"client_id": "c"}, {"group_id": "g", "client_id": "c", "group": "g"}]
-)
-def test_arguments_are_bound_where_they_are_given(given):
-    """They were refused only as it was entered, far from the mistake."""
-    with pytest.raises(TypeError, match="group"):
-        AsyncMarshal(**given)
-    marshal = AsyncMarshal(group_id="g", client_id="c")
-    with pytest.raises(TypeError, match="topic"):
-        marshal.consumer(topic="payments")
-
-
 def test_consumers_have_the_methods_of_plain_ones():
     """The reference says so; ``load`` and ``paused`` were missing."""
     theirs = {name for name in vars(Consumer) if not name.startswith("_")}

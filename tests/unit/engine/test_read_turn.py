@@ -55,17 +55,17 @@ def test_a_reader_waits_for_the_end_of_a_question(turn, monkeypatch):
     with turn.if_free():
         assert isinstance(in_thread(lambda: enter(turn)), InvalidTransition)
     monkeypatch.setattr(read_turn, "QUESTION_S_MAX", 30)
-    asking, reading = threading.Event(), threading.Event()
+    is_entered, reading = threading.Event(), threading.Event()
     turn_of_question = turn.if_free()
 
     def ask():
         with turn_of_question:
-            asking.set()
+            is_entered.set()
             return reading.wait(30)
 
     asker = threading.Thread(target=ask)
     asker.start()
-    assert asking.wait(30)
+    assert is_entered.wait(30)
     reading.set()
     assert enter(turn) == "read"
     asker.join(30)
