@@ -43,6 +43,7 @@ WITHOUT_BROKER = {
     "security",
     "replay_seed",
     "policy",
+    "mock",
 }
 # Those for Spark are run by the tests in integration/spark.
 ON_SPARK = {"audit_python", "spark_batch", "spark_stream"}

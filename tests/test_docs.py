@@ -225,6 +225,19 @@ def test_security_options_are_accepted():
     ConnectionConfig("broker-1:9092", options=scope["options"])
 
 
+def test_the_test_that_is_shown_passes():
+    (block,) = [b for b in PYTHON_BLOCKS if b.mark == "run: mock"]
+    sizes = []
+
+    def bill(consumer):
+        for batch in consumer.batches():
+            sizes.append(len(batch))
+            batch.commit()
+
+    exec(compile(block.code, block.place, "exec"), {"bill": bill})
+    assert sizes == [2, 1]
+
+
 def test_the_policy_that_is_shown_conforms():
     (block,) = [b for b in PYTHON_BLOCKS if b.mark == "run: policy"]
     exec(compile(block.code, block.place, "exec"), {})

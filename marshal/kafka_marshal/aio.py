@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager, suppress
 from functools import partial, wraps
+from inspect import signature
 from signal import SIGINT, SIGTERM, Signals
 from types import TracebackType
 from typing import (
@@ -531,11 +532,13 @@ def _taking_what_marshal_takes(
 
     A decorator, as type checkers do not know a class whose ``__init__`` is assigned.
     """
+    taken = signature(make)
 
     def decorate(
         prepare: _Prepare,
     ) -> Callable[Concatenate["AsyncMarshal", P], None]:
         def init(self: "AsyncMarshal", /, *args: P.args, **kwargs: P.kwargs) -> None:
+            taken.bind(*args, **kwargs)  # else an unknown one is an error of entering
             prepare(self, lambda: make(*args, **kwargs))
 
         return wraps(Marshal.__init__)(init)
@@ -547,10 +550,12 @@ def _making_what_marshal_makes(
     method: Callable[Concatenate[Marshal, P], Consumer],
 ) -> Callable[Concatenate["AsyncMarshal", P], AsyncConsumer]:
     """Return a method with the arguments of ``Marshal.consumer``."""
+    taken = signature(method)
 
     def make(
         self: "AsyncMarshal", /, *args: P.args, **kwargs: P.kwargs
     ) -> AsyncConsumer:
+        taken.bind(self, *args, **kwargs)
         return self.adopt(lambda: method(self.marshal, *args, **kwargs))
 
     return wraps(method)(make)

@@ -6,7 +6,7 @@ from math import ceil, isnan
 from operator import index
 from typing import Any, Concatenate, ParamSpec, SupportsIndex, TypeGuard, TypeVar
 
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.errors import ConfigurationError, PositionError
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.types import TopicPartition
 
@@ -201,4 +201,32 @@ def to_partition(given: object) -> TopicPartition:
     raise TypeError(
         f"{given!r} is no partition; give partitions one by one, like "
         "TopicPartition('orders', 0)"
+    )
+
+
+def to_offset_in(
+    partition: TopicPartition, offset: int, *, log: tuple[int, int] | None
+) -> int:
+    """Return an offset that the log of a partition has or ends at.
+
+    Beyond the end the claim would be released and not taken again (PROTOCOL 5.6).
+
+    Args:
+        partition: The partition.
+        offset: The offset.
+        log: Start and end of its log, None if it does not exist.
+
+    Raises:
+        PositionError: The log has no such offset.
+    """
+    start, end = log or (-1, -1)
+    if log is not None and start <= offset <= end:
+        return offset
+    has = "does not exist" if log is None else f"has the offsets {start} to {end}"
+    raise PositionError(
+        f"{partition} {has}, so it cannot seek to {offset}; its position is unchanged",
+        requested=offset,
+        log_start=start,
+        log_end=end,
+        partition=partition,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 import attrs
 import msgspec
 
-from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.errors import ConfigurationError, InvalidTransition
 from kafka_marshal.ports import Record, Records, column_of, offset_at
 from kafka_marshal.protocol.types import Token, TopicPartition, seek_count_of
 
@@ -32,6 +32,9 @@ class Batch:
     ``records`` makes the records; the columns ``offsets``, ``timestamps_ms``, ``keys``,
     ``values`` and ``to_arrow`` do not, which takes less than half the time.
 
+    It can be pickled, for another process that works on it. That cannot commit; where
+    the claim is held ``Consumer.commit`` takes the batch, or what came back of it.
+
     Attributes:
         partition: Data partition.
         token: Fencing token of the claim.
@@ -48,6 +51,14 @@ class Batch:
             f"<Batch {self.partition} offsets {self.first_offset} to "
             f"{self.last_offset} token={self.token}>"
         )
+
+    def __reduce__(self) -> tuple[Callable[..., "Batch"], tuple[object, ...]]:
+        """Pickle the records, and not the consumer."""
+        return _elsewhere, (self.partition, self.records, self.token)
+
+    def __copy__(self) -> Self:
+        """Return the batch itself, which is immutable."""
+        return self
 
     def __len__(self) -> int:
         """Return the number of records, at least 1."""
@@ -119,6 +130,24 @@ class Batch:
         self._commit(
             self.partition, self.token, first=self.first_offset, last=self.last_offset
         )
+
+
+def _elsewhere(
+    partition: TopicPartition, records: Sequence[Record], token: Token
+) -> Batch:
+    """Return a batch that was pickled, which has no consumer."""
+
+    def commit(
+        partition: tuple[str, int], token: Token | None, *, first: int, last: int
+    ) -> None:
+        del token
+        raise InvalidTransition(
+            f"offsets {first} to {last} of {TopicPartition(*partition)} were pickled, "
+            "and cannot be committed here; return the batch to the process that holds "
+            "the claim, and call commit(batch) of its consumer there"
+        )
+
+    return Batch(partition=partition, records=records, token=token, commit=commit)
 
 
 @cache

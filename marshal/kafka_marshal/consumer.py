@@ -16,6 +16,7 @@ from kafka_marshal.arguments import (
     require_flag,
     to_count,
     to_ms,
+    to_offset_in,
     to_partition,
     to_whole,
 )
@@ -27,7 +28,6 @@ from kafka_marshal.errors import (
     ClaimLost,
     InvalidTransition,
     MarshalError,
-    PositionError,
 )
 from kafka_marshal.ports import DataReader, LogRange, Record, Records
 from kafka_marshal.protocol.claiming import Ending
@@ -68,8 +68,9 @@ _ONE = (Record, CommitToken)
 class Consumer(Closing):
     """Consumes topics in a group; made by ``Marshal.consumer``.
 
-    One thread reads: polls, iterates and queries. ``commit``, ``flush`` and ``stop``
-    may be called from any thread, ``stop`` also in signal handlers.
+    One thread at a time reads: polls, iterates and seeks; a second one gets
+    ``InvalidTransition``. All else may be called from any thread, ``stop`` also in
+    signal handlers.
 
     Attributes:
         is_close_confirmed: False if the log did not confirm the close in time.
@@ -99,6 +100,7 @@ class Consumer(Closing):
             reader=reader,
             callbacks=callbacks,
         )
+        self._turn = self._hands.turn
         self._places = self._hands.places
         # The same dict: plain tuples are equal to TopicPartition, and cheaper to make.
         self._places_by_name = cast("dict[tuple[str, int], FetchState]", self._places)
@@ -144,17 +146,17 @@ class Consumer(Closing):
             PositionError: A position lies beyond the end of its log.
             IdentityConflict: Another live process uses this client_id.
             CoordinationError: The engine failed for good.
+            InvalidTransition: Another thread reads now.
             ConfigurationError: A limit is no number, or too small.
         """
         self.require_no_transactions()
         wait_ms = to_ms("timeout_ms", timeout_ms)
         most = self._most(max_records)
         if most == 1 and (record := self._take_fetched()) is not None:
-            found = {TopicPartition(record.topic, record.partition): [record]}
-        else:
-            found = _made(self._poll(wait_ms, most))
-        self._hands.taken = None  # the last thing: now the records are the caller's
-        return found
+            return {TopicPartition(record.topic, record.partition): [record]}
+        self._require_usable()
+        with self._turn:
+            return _made(self._poll(wait_ms, most))
 
     def _most(self, max_records: int | None) -> int:
         if max_records is None:
@@ -166,6 +168,8 @@ class Consumer(Closing):
     ) -> dict[TopicPartition, Sequence[Record]]:
         deadline = Deadline(timeout_ms, self._clock.now_ms)
         hands = self._hands
+        if self.is_closed:  # by another thread, as this one began
+            return {}
         hands.take_back()
         while True:
             self._sync()
@@ -205,9 +209,8 @@ class Consumer(Closing):
             As ``poll``, whose errors it raises.
         """
         self.require_no_transactions()
-        found = _made(self._hand_out_fetched(max_records, partitions_max))
-        self._hands.taken = None
-        return found
+        with self._turn:
+            return _made(self._hand_out_fetched(max_records, partitions_max))
 
     def batch_fetched(
         self, max_records: int | None, keep: Callable[[Batch], None]
@@ -221,11 +224,11 @@ class Consumer(Closing):
         Returns:
             None if nothing is fetched.
         """
-        for partition, records in self._hand_out_fetched(max_records, 1).items():
-            batch = self.batch_of(partition, records)
-            keep(batch)
-            self._hands.taken = None
-            return batch
+        with self._turn:
+            for partition, records in self._hand_out_fetched(max_records, 1).items():
+                batch = self.batch_of(partition, records)
+                keep(batch)
+                return batch
         return None
 
     def _hand_out_fetched(
@@ -247,11 +250,10 @@ class Consumer(Closing):
             CoordinationError: The engine failed for good.
         """
         self._require_usable()
-        if self._is_stopped:
-            if not self._hands.fetch_granted(timeout_ms):
-                self._hands.wait(timeout_ms)
-        else:
+        if not self._is_stopped:
             self._hands.fetch(timeout_ms)
+        elif not self._hands.fetch_granted(timeout_ms):
+            self._hands.wait(timeout_ms)
 
     def report_here(self) -> None:
         """Apply changes of the claims, and call callbacks, on this thread alone."""
@@ -278,14 +280,13 @@ class Consumer(Closing):
     def __next__(self) -> Record:
         """Return the next record; its lease is checked now, not when it was fetched."""
         record = self._take_fetched()
-        if record is None:
-            for _, records in self._forever(1):
-                record = records[0]
-                break
-            else:
-                raise StopIteration
-        self._hands.taken = None
-        return record
+        if record is not None:
+            return record
+        with self._turn:
+            found = self._await_next(1)
+            if found is not None:
+                return found[1][0]
+        raise StopIteration
 
     def next_fetched(self) -> Record | None:
         """Hand out one record that is already fetched, by a fast path.
@@ -295,10 +296,7 @@ class Consumer(Closing):
             is fetched, claims have changed, or the guarantee is at most once.
         """
         self.require_no_transactions()
-        record = self._take_fetched()
-        if record is not None:
-            self._hands.taken = None
-        return record
+        return self._take_fetched()
 
     def _take_fetched(self) -> Record | None:
         if self._is_stopped or self._pid != _Process.pid:
@@ -321,10 +319,13 @@ class Consumer(Closing):
         are handed out again, or both: see ``is_handed_out_again``.
         """
         most = self._most(max_records)
-        for partition, records in self._forever(most):
-            batch = self.batch_of(partition, records)
-            keep(batch)
-            self._hands.taken = None
+        while True:
+            with self._turn:
+                found = self._await_next(most)
+                if found is None:
+                    return
+                batch = self.batch_of(*found)
+                keep(batch)
             yield batch
 
     def is_handed_out_again(self, batch: Batch) -> bool:
@@ -346,21 +347,19 @@ class Consumer(Closing):
             commit=self._commit_range,
         )
 
-    def _forever(self, most: int) -> Iterator[tuple[TopicPartition, Sequence[Record]]]:
+    def _await_next(self, most: int) -> tuple[TopicPartition, Sequence[Record]] | None:
+        """Wait for what iteration returns next; None at its end."""
         from kafka_marshal.engine.dispatcher import FETCH_SLICE_MS
 
         timeout_ms = self._config.consumer_timeout_ms
         since_ms = self._clock.now_ms()
         while not self.is_finished:
             handed = self._poll(FETCH_SLICE_MS, most, partitions_max=1)
-            yield from handed.items()
-            if timeout_ms is None:
-                continue
-            now_ms = self._clock.now_ms()
-            if handed:
-                since_ms = now_ms
-            elif now_ms - since_ms >= timeout_ms:
-                return
+            for found in handed.items():
+                return found
+            if timeout_ms is not None and self._clock.now_ms() - since_ms >= timeout_ms:
+                return None
+        return None
 
     def transactions(
         self,
@@ -411,13 +410,14 @@ class Consumer(Closing):
                 "a consumer at most once has no use for transactions: what was granted "
                 "is never handed out again; use delivery=Delivery.AT_LEAST_ONCE"
             )
-        self._require_all_committed()
-        self._output = TransactionalOutput(
-            self,
-            group_id=self._subscription.group_id,
-            open_writer=self._engine.context.ports.data.transactions,
-        )
-        return self._output
+        with self._turn:
+            self._require_all_committed()
+            self._output = TransactionalOutput(
+                self,
+                group_id=self._subscription.group_id,
+                open_writer=self._engine.context.ports.data.transactions,
+            )
+            return self._output
 
     def _require_all_committed(self) -> None:
         self._hands.recover()
@@ -621,8 +621,18 @@ class Consumer(Closing):
         choose: Callable[[LogRange], int],
         timeout_ms: int,
     ) -> None:
+        timeout_ms = to_ms("timeout_ms", timeout_ms)
+        with self._turn:
+            self._seek_to(wanted, choose, timeout_ms)
+
+    def _seek_to(
+        self,
+        wanted: Sequence[TopicPartition],
+        choose: Callable[[LogRange], int],
+        timeout_ms: int,
+    ) -> None:
         self._hands.recover()
-        self._sync(quiet=True)
+        self._look()
         if self._config.is_at_most_once:
             group_id, first = self._subscription.group_id, next(iter(wanted), None)
             topic = "TOPIC" if first is None else first.topic
@@ -631,10 +641,9 @@ class Consumer(Closing):
                 "handed out again; to have it repeated all the same: marshal groups "
                 f"reset {group_id} --topic {topic} --to-earliest --allow-reprocess"
             )
-        timeout_ms = to_ms("timeout_ms", timeout_ms)
         deadline = Deadline(timeout_ms, self._clock.now_ms)
         offsets = self._chosen(wanted, choose, timeout_ms)
-        self._sync(quiet=True)
+        self._look()
         with self._engine.changed:
             places = [self._held_place(each) for each in offsets]
             for place in places:
@@ -663,7 +672,11 @@ class Consumer(Closing):
             for each in wanted:
                 self._held_place(each)
         ranges = data.ranges(wanted, timeout_ms, isolation_level=level)
-        return {each: _offset_in(each, ranges.get(each), choose) for each in wanted}
+        found = {each: ranges.get(each) for each in wanted}
+        return {
+            each: to_offset_in(each, choose(log or LogRange(0, 0)), log=log)
+            for each, log in found.items()
+        }
 
     def _held_place(self, partition: TopicPartition) -> "FetchState":
         place = self._places.get(partition)
@@ -679,12 +692,12 @@ class Consumer(Closing):
 
     def assignment(self) -> set[TopicPartition]:
         """Return the partitions that this consumer holds now."""
-        self._sync(quiet=True)
+        self._look()
         return set(self._places)
 
     def tokens(self) -> dict[TopicPartition, Token]:
         """Return the fencing token of every partition held."""
-        self._sync(quiet=True)
+        self._look()
         return {
             partition: place.holding.claim.token
             for partition, place in self._places.items()
@@ -693,7 +706,7 @@ class Consumer(Closing):
 
     def position(self, partition: TopicPartition) -> int | None:
         """Return the next offset to hand out, None if the partition is not held."""
-        self._sync(quiet=True)
+        self._look()
         place = self._places.get(to_partition(partition))
         if place is None:
             return None
@@ -702,7 +715,7 @@ class Consumer(Closing):
 
     def committed(self, partition: TopicPartition) -> int | None:
         """Return the position of the partition: all offsets below are processed."""
-        self._sync(quiet=True)
+        self._look()
         place = self._places.get(to_partition(partition))
         if place is None:
             return None
@@ -798,13 +811,30 @@ class Consumer(Closing):
         self._is_stopped = True
         if self._output is not None:
             self._output.close()
-        session = self._session
         if self._subscription.warming is not None:
             self._subscription.warming.close(0)
         if self._subscription.standby is not None:
             self._subscription.standby.close()
         if self._subscription.warm_fetcher is not None:
             self._subscription.warm_fetcher.close()
+        with self._turn.after(timeout_ms):
+            seqs = self._unsubscribe(release=release)
+        from kafka_marshal.engine.waits import await_left
+
+        try:
+            self.is_close_confirmed = await_left(
+                self._engine,
+                self._session,
+                seqs=seqs,
+                wait=self._await,
+                timeout_ms=timeout_ms,
+            )
+        finally:
+            self._places.clear()
+            self._reader.close(timeout_ms)
+        self.report_closed()
+
+    def _unsubscribe(self, *, release: bool) -> list[int]:
         self._hands.recover()
         self._hands.pass_over()
         with self._engine.changed:
@@ -814,21 +844,7 @@ class Consumer(Closing):
             self._hands.let_go(is_done=is_done)
             # Only now: after an exception of a signal handler it can be repeated.
             self._is_closed = True
-            seqs = session.unsubscribe(self._subscription, release=release)
-        from kafka_marshal.engine.waits import await_left
-
-        try:
-            self.is_close_confirmed = await_left(
-                self._engine,
-                session,
-                seqs=seqs,
-                wait=self._await,
-                timeout_ms=timeout_ms,
-            )
-        finally:
-            self._places.clear()
-            self._reader.close(timeout_ms)
-        self.report_closed()
+            return self._session.unsubscribe(self._subscription, release=release)
 
     # --- following the session
 
@@ -845,41 +861,24 @@ class Consumer(Closing):
         if self._is_closed:
             raise InvalidTransition("the consumer is closed")
 
-    def _sync(self, *, quiet: bool = False) -> None:
-        """Apply changes of the claims."""
+    def _sync(self) -> None:
+        """Apply changes of the claims; called while reading."""
         self._require_usable()
         self._hands.follow()
-        if not quiet and self._hands.lost:
+        if self._hands.lost:
             raise self._hands.lost.pop(0)
+
+    def _look(self) -> None:
+        """Apply changes of the claims, unless another thread reads, which does so."""
+        self._require_usable()
+        with self._turn.if_free() as is_free:
+            if is_free:
+                self._hands.follow()
 
     def _await(self, is_done: Callable[[], bool], timeout_ms: int) -> None:
         from kafka_marshal.engine.waits import await_news
 
         await_news(self._engine, is_done, timeout_ms=timeout_ms)
-
-
-def _offset_in(
-    partition: TopicPartition,
-    found: LogRange | None,
-    choose: Callable[[LogRange], int],
-) -> int:
-    """Return the chosen offset of a partition, which its log has or ends at.
-
-    Beyond the end the claim would be released and not taken again (PROTOCOL 5.6).
-    """
-    offset = choose(found or LogRange(0, 0))
-    if found is not None and found.start <= offset <= found.end:
-        return offset
-    has = "does not exist"
-    if found is not None:
-        has = f"has the offsets {found.start} to {found.end}"
-    raise PositionError(
-        f"{partition} {has}, so it cannot seek to {offset}; its position is unchanged",
-        requested=offset,
-        log_start=-1 if found is None else found.start,
-        log_end=-1 if found is None else found.end,
-        partition=partition,
-    )
 
 
 def _made(

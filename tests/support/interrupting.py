@@ -18,6 +18,7 @@ _HANDING_OUT = {
     for name in (
         *("batches.py", "consumer.py", "ports.py", "engine/dispatcher.py"),
         *("engine/fetch_state.py", "engine/grant_pipeline.py", "engine/holding.py"),
+        "engine/read_turn.py",
         *("protocol/delivery.py", "protocol/granting.py"),
     )
 }

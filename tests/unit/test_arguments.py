@@ -14,6 +14,7 @@ from kafka_marshal.arguments import (
     to_count,
     to_ms,
     to_name,
+    to_offset_in,
     to_partition,
     to_person,
     to_plain,
@@ -21,7 +22,7 @@ from kafka_marshal.arguments import (
     to_whole,
     with_plain_arguments,
 )
-from kafka_marshal.errors import ConfigurationError, MalformedRecord
+from kafka_marshal.errors import ConfigurationError, MalformedRecord, PositionError
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.types import TopicPartition
 
@@ -187,3 +188,13 @@ def test_a_person_is_a_text():
     assert type(to_person(np.str_("ada"))) is str
     with pytest.raises(ConfigurationError, match="person must be a text"):
         to_person(5)
+
+
+def test_an_offset_to_seek_to_is_one_that_the_log_has_or_ends_at():
+    place = TopicPartition("t", 0)
+    assert [to_offset_in(place, each, log=(3, 5)) for each in (3, 5)] == [3, 5]
+    with pytest.raises(PositionError, match=r"offsets 3 to 5.*cannot seek to 6"):
+        to_offset_in(place, 6, log=(3, 5))
+    with pytest.raises(PositionError, match="t-0 does not exist") as caught:
+        to_offset_in(place, 0, log=None)
+    assert (caught.value.log_start, caught.value.partition) == (-1, place)

@@ -1,3 +1,4 @@
+import copy
 import pickle
 import random
 import sys
@@ -55,6 +56,26 @@ def test_a_run_ends_where_claim_or_topic_does():
         (("t", 0), NEW, 1, 1),
         (("u", 0), NEW, 2, 2),
     ]
+
+
+def test_a_batch_can_be_worked_on_in_another_process(cluster):
+    """It failed with Python's own words about a lock."""
+    node = owning(cluster, most=4)
+    batch = next(node.consumer.batches())
+    there = pickle.loads(pickle.dumps(batch))
+    assert (there.partition, there.token) == (batch.partition, batch.token)
+    assert (there.records, there.values) == (batch.records, batch.values)
+    with pytest.raises(InvalidTransition, match=r"t-0 were pickled.*commit\(batch\)"):
+        there.commit()
+    node.consumer.commit(pickle.loads(pickle.dumps(there)))
+    assert node.consumer.committed(T0) == 4
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_a_copy_of_a_batch_in_its_process_has_the_same_records(cluster, duplicate):
+    batch = next(owning(cluster, most=4).consumer.batches())
+    assert duplicate(batch).records == batch.records
+    copy.copy(batch).commit()
 
 
 def test_equal_tokens_are_one_claim_whatever_object_they_are():

@@ -20,7 +20,6 @@ from enginekit import (
     world,
 )
 
-from kafka_marshal.consumer import _offset_in
 from kafka_marshal.engine.heartbeats import Heartbeater
 from kafka_marshal.engine.outbox import Outbox
 from kafka_marshal.errors import (
@@ -32,12 +31,6 @@ from kafka_marshal.errors import (
 from kafka_marshal.protocol.records import Heartbeat
 from kafka_marshal.protocol.types import TopicPartition
 from simulator.fakestore import AppendFate
-
-
-def test_a_partition_that_does_not_exist_has_no_offset():
-    with pytest.raises(PositionError, match="t-0 does not exist") as caught:
-        _offset_in(T0, None, lambda found: found.end)
-    assert (caught.value.log_start, caught.value.partition) == (-1, T0)
 
 
 def polled(node):

@@ -37,6 +37,7 @@ from .grant_pipeline import GrantPipeline, has_unfetched, is_served
 from .holding import Holding
 from .holdings import ClaimSession
 from .interfaces import ClaimEngine
+from .read_turn import ReadTurn
 from .subscription import Subscription
 from .topics import TopicCallback
 from .waits import WAIT_SLICE_MS
@@ -60,10 +61,11 @@ class Dispatcher:
         places: Fetch state of every held partition.
         paused: Partitions that the application has paused.
         lost: Losses not yet raised to the application.
+        turn: Held by the thread that reads.
         taken: Places with records that the call in progress has handed out; None if no
-            call is in progress. The consumer sets None as the last thing before it
-            returns them. If a signal handler, or another thread, raises in the
-            application's thread before that, the records are handed out again.
+            call is in progress. The end of the turn sets None, as the last thing. If a
+            signal handler, or another thread, raises in the application's thread before
+            that, the records are handed out again.
         thread: The thread that applies changes of the claims and calls callbacks; None
             for any. Of an event loop, whose other threads only wait for it.
     """
@@ -81,6 +83,7 @@ class Dispatcher:
         self.paused = subscription.paused
         self.lost: list[ClaimLost] = []
         self.taken: list[FetchState] | None = None
+        self.turn = ReadTurn(self, engine.lock)
         self.thread: int | None = None
         self._engine = engine
         self._session = session
@@ -303,11 +306,19 @@ class Dispatcher:
 
         Checks its lease now (PROTOCOL 5.2). Returns None if more than that is needed:
         nothing is fetched, claims were won or ended, a partition is paused or drains,
-        too much is uncommitted, or ranges have to be granted.
+        too much is uncommitted, or ranges have to be granted; and while a thread reads.
         """
         if not self._ready or self.taken is not None:
             return None
         place = self._ready[0]
+        place.taken_at = None
+        try:
+            return self._hand_out_from_first(place)
+        except BaseException:  # the caller does not get it
+            self.taken = [place]
+            raise
+
+    def _hand_out_from_first(self, place: FetchState) -> Record | None:
         holding = place.holding
         progress = holding.progress
         if not isinstance(progress, AtLeastOnce) or place.partition in self.paused:
@@ -321,18 +332,19 @@ class Dispatcher:
                 return None
             if progress.tracked_count >= self._config.max_uncommitted:
                 return None
+            if self.turn.depth:
+                return None
             record = place.fetched[place.at]
             place.taken_at = offset = record.offset
-            self.taken = [place]
             progress.hand_out(offset, offset)
             place.at += 1
             place.next_offset = offset + 1
             holding.handed_count += 1
             subscription.back_at_ms = now_ms
-        if place.at == len(place.fetched):
-            place.drop()
-            place.is_ready = False
-            self._ready.popleft()
+            if place.at == len(place.fetched):
+                place.drop()
+                place.is_ready = False
+                self._ready.popleft()
         if progress.tracked_count > self._watched_count or place.has_warned:
             self._watch_backlog(place, progress)
         return record

@@ -1,1 +1,1 @@
-"""Public test kit: checks of policies and an embedded broker."""
+"""Public test kit: a consumer without a cluster, a broker, checks of policies."""

@@ -1,0 +1,129 @@
+"""One thread at a time reads from a consumer; others may do all else."""
+
+import threading
+
+import pytest
+from enginekit import ALO, AMO, T0, H, Stepping, held_by, spec, world
+
+from kafka_marshal.errors import InvalidTransition
+
+
+def in_thread(call):
+    """Call a function on another thread; return what it returned or raised."""
+    found = []
+
+    def run():
+        try:
+            found.append(call())
+        except InvalidTransition as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    return found[0]
+
+
+def owning(delivery, meanwhile):
+    """Return a node that owns a partition, whose next call calls ``meanwhile``."""
+    cluster = world(records=[10])
+    node = cluster.node(
+        "a",
+        spec=spec(delivery=delivery, on_claimed=lambda *_: meanwhile(node.consumer)),
+    )
+    cluster.run_until(held_by(node, 1), 3 * H)
+    cluster.run(40)
+    node.engine.changed = Stepping(cluster)
+    return cluster, node
+
+
+@pytest.mark.parametrize("delivery", [ALO, AMO])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda consumer: consumer.poll(0),
+        lambda consumer: consumer.poll(0, 1),
+        lambda consumer: consumer.poll_fetched(),
+        lambda consumer: consumer.batch_fetched(None, lambda _: None),
+        next,
+        lambda consumer: next(consumer.batches()),
+        lambda consumer: next(consumer.transactions()),
+        lambda consumer: consumer.seek(T0, 0),
+        lambda consumer: consumer.seek_to_end(),
+    ],
+)
+def test_a_second_thread_that_reads_gets_an_error(read, delivery):
+    """It handed out records twice, at most once, too, or committed unread ones."""
+    caught = []
+    cluster, node = owning(
+        delivery, lambda consumer: caught.append(in_thread(lambda: read(consumer)))
+    )
+    offsets = []
+    for _ in range(20):
+        offsets += [each.offset for each in node.consumer.poll(0).get(T0, ())]
+        cluster.run(40)
+    assert offsets == list(range(10))
+    (error,) = caught
+    assert isinstance(error, InvalidTransition)
+    is_at_all = delivery is ALO or "at most once" not in str(error)
+    assert not is_at_all or "another thread is reading" in str(error)
+
+
+def test_all_else_may_be_called_meanwhile():
+    found = []
+
+    def ask(consumer):
+        consumer.pause(T0)
+        consumer.resume(T0)
+        return (
+            consumer.assignment(),
+            consumer.position(T0),
+            consumer.committed(T0),
+            set(consumer.tokens()),
+            consumer.lag(),
+            consumer.load(),
+            consumer.paused(),
+        )
+
+    def ask_in_thread(consumer):
+        found.append(in_thread(lambda: ask(consumer)))
+
+    _, node = owning(ALO, ask_in_thread)
+    records = node.consumer.poll(0)[T0]
+    assert found == [({T0}, 0, 0, {T0}, {T0: 10}, 1, set())]
+    in_thread(lambda: node.consumer.commit(records))
+    assert in_thread(lambda: node.consumer.committed(T0)) == 10
+
+
+def test_another_thread_may_read_later():
+    _, node = owning(ALO, lambda _: None)
+    first = node.consumer.poll(0, 4)[T0]
+    second = in_thread(lambda: [next(node.consumer), next(node.consumer)])
+    assert [each.offset for each in (*first, *second)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_callback_may_seek():
+    _, node = owning(ALO, lambda consumer: consumer.seek(T0, 7))
+    found = node.consumer.poll(0) or node.consumer.poll(0)
+    assert [each.offset for each in found[T0]] == [7, 8, 9]
+    assert node.consumer.committed(T0) == 7
+
+
+@pytest.mark.parametrize("delivery", [ALO, AMO])
+def test_a_close_of_another_thread_waits_for_the_call_in_progress(delivery):
+    """It failed now and then, and the claims were renewed until the process ended."""
+    closers = []
+
+    def begin_to_close(consumer):
+        closer = threading.Thread(target=consumer.close)
+        closers.append(closer)
+        closer.start()
+        assert not consumer.is_closed
+
+    _, node = owning(delivery, begin_to_close)
+    node.consumer.poll(0)
+    closers[0].join(30)
+    assert node.consumer.is_closed
+    assert not node.held
+    with pytest.raises(InvalidTransition, match="closed"):
+        node.consumer.poll(0)
