@@ -700,7 +700,7 @@ class Consumer(Closing):
         self._look()
         return {
             partition: place.holding.claim.token
-            for partition, place in self._places.items()
+            for partition, place in self._places.copy().items()  # another thread reads
             if place.holding.claim.token is not None
         }
 
