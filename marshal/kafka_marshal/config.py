@@ -267,7 +267,8 @@ class ConsumerConfig:
                 )
             if not is_topic(topic):
                 raise ConfigurationError(
-                    f"{topic!r} is no valid topic name: 1 to 249 of A-Z a-z 0-9 . _ -",
+                    f"{topic!r} is no valid topic name: 1 to 249 of A-Z a-z 0-9 . _ -; "
+                    "a regular expression is given as pattern",
                     setting="topics",
                 )
         if len(self.topics) > TOPICS_MAX:

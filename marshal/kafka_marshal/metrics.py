@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 from weakref import WeakKeyDictionary
 
 from kafka_marshal.engine import Holding, Subscription
@@ -99,6 +99,15 @@ class Client(Claims, Protocol):
         ...
 
 
+class AsyncClient(Protocol):
+    """The part of an ``AsyncMarshal`` that leads to its ``Marshal``."""
+
+    @property
+    def marshal(self) -> Client:
+        """The client, once it is open."""
+        ...
+
+
 class MarshalCollector:
     """Exports the metrics of one or more clients to Prometheus.
 
@@ -106,7 +115,7 @@ class MarshalCollector:
     closed. One collector serves all clients of a registry; see ``add``.
 
     Args:
-        clients: Every ``Marshal`` to export.
+        clients: Every ``Marshal`` to export, or ``AsyncMarshal`` that is open.
         registry: The registry; by default that of ``prometheus_client``.
         client_label: Whether metrics of a client have its client_id as a label.
             Required if two clients of one group share a registry.
@@ -118,7 +127,7 @@ class MarshalCollector:
 
     def __init__(
         self,
-        *clients: Client,
+        *clients: Client | AsyncClient,
         registry: "CollectorRegistry | None" = None,
         client_label: bool = False,
     ) -> None:
@@ -131,12 +140,15 @@ class MarshalCollector:
         for client in clients:
             self.add(client)
 
-    def add(self, client: Client) -> None:
+    def add(self, client: Client | AsyncClient) -> None:
         """Export one more client, until it closes.
 
         Raises:
             ConfigurationError: Its metrics cannot be distinguished from another's.
+            InvalidTransition: It is an ``AsyncMarshal`` that is not open.
         """
+        client = cast("Client", getattr(client, "marshal", client))
+        ends = self._ends_of(client)
         for other in self._clients:
             alike = other.client_id == client.client_id or not self._has_client
             if other.group_id == client.group_id and alike:
@@ -149,7 +161,7 @@ class MarshalCollector:
         if not self._is_registered:
             self._register()
         self._clients.append(client)
-        self._ends_of(client).refresh()
+        ends.refresh()
         client.call_on_close(partial(self.remove, client))
 
     def remove(self, client: Client) -> None:

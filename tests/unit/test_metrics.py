@@ -30,7 +30,11 @@ from scraping import Client, Scraped
 from kafka_marshal import metrics
 from kafka_marshal.engine import Session
 from kafka_marshal.engine.meters import Tally
-from kafka_marshal.errors import ConfigurationError, CoordinationError
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+    InvalidTransition,
+)
 from kafka_marshal.metrics import EFFECTS, KEYS_PER_HOLD, MarshalCollector
 from kafka_marshal.observability import metrics as known
 from kafka_marshal.ports import WrongSetting
@@ -568,6 +572,27 @@ def test_clients_of_one_group_need_the_client_label(cluster, registry, scrape):
     assert state_of(found, client="a") == "held"
     with pytest.raises(ConfigurationError, match="cannot be distinguished"):
         labelled.add(Client(node))
+
+
+def test_a_client_for_asyncio_is_exported_once_it_is_open(cluster, registry, scrape):
+    """It was registered without an engine: every scrape failed from then on."""
+
+    class Async:
+        @property
+        def marshal(self):
+            if given is None:
+                raise InvalidTransition("open it first")
+            return given
+
+    given = None
+    with pytest.raises(InvalidTransition, match="open it"):
+        MarshalCollector(Async(), registry=registry)
+    with pytest.raises(AttributeError):
+        MarshalCollector("marshal", registry=registry)  # type: ignore[arg-type]
+    assert not generate_latest(registry)
+    given = Client(owning(cluster))
+    MarshalCollector(Async(), registry=registry)
+    assert scrape()("marshal_up", GROUP) == 1
 
 
 def test_a_registry_takes_one_collector(cluster, registry):

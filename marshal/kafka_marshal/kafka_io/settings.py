@@ -172,16 +172,24 @@ def _address(text: str) -> str:
     return f"{host}:{port}"
 
 
+def _shown(value: object) -> str:
+    """Return a refused value for people; a mapping, which may have passwords, not."""
+    if isinstance(value, Mapping):
+        return "a mapping; what secures the connection belongs into options"
+    return repr(value)
+
+
 def _addresses(value: str | Iterable[str] | None) -> tuple[str, ...]:
     # Any: bytes, or a number, say from a file of settings, are refused below.
     given: Any = SERVERS if value is None else value
     if isinstance(given, str):
         given = given.split(",")
-    is_list = isinstance(given, Iterable) and not isinstance(given, bytes)
+    # A mapping is a configuration of librdkafka: its names are no addresses.
+    is_list = isinstance(given, Iterable) and not isinstance(given, bytes | Mapping)
     parts = list(given) if is_list else [given]
     if not all(isinstance(part, str) for part in parts):
         raise ConfigurationError(
-            f"bootstrap_servers is {value!r}; give text like broker-1:9092,"
+            f"bootstrap_servers is {_shown(value)}; give text like broker-1:9092,"
             "broker-2:9092, or a list of such texts.",
             setting="bootstrap_servers",
         )

@@ -67,6 +67,14 @@ def test_bad_addresses_are_refused(given):
     assert caught.value.setting == "bootstrap_servers"
 
 
+def test_a_configuration_of_librdkafka_is_no_address():
+    """Its names were looked up as hosts, for 30 s."""
+    given = {"bootstrap.servers": "a:1", "sasl.password": "secret"}
+    with pytest.raises(ConfigurationError, match="a mapping; what secures") as caught:
+        ConnectionConfig(given)  # type: ignore[arg-type]
+    assert "secret" not in str(caught.value)
+
+
 def test_options_are_a_mapping():
     with pytest.raises(ConfigurationError, match="dict") as caught:
         ConnectionConfig("a", options="security.protocol=SSL")
