@@ -42,6 +42,31 @@ SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
 FOR_EVER_MS = 3_600_000
 
 
+def changing_listeners(home):
+    """Two listeners that trust one certificate each, and advertise one port.
+
+    Somebody else forwards connections from there.
+    """
+    before, after, moving = free_ports(3)
+    properties, certificates = {}, []
+    for name in ("before", "after"):
+        certificates.append(client_certificate())
+        (home / f"{name}.pem").write_bytes(certificates[-1][0])
+        trust = f"listener.name.{name}.ssl"
+        properties[f"{trust}.client.auth"] = "required"
+        properties[f"{trust}.truststore.type"] = "PEM"
+        properties[f"{trust}.truststore.location"] = str(home / f"{name}.pem")
+    return SimpleNamespace(
+        before=before,
+        after=after,
+        moving=moving,
+        certificates=certificates,
+        properties=properties,
+        listeners=f"BEFORE://127.0.0.1:{before},AFTER://127.0.0.1:{after}",
+        advertised=f"BEFORE://127.0.0.1:{moving},AFTER://127.0.0.1:{moving}",
+    )
+
+
 @pytest.fixture(scope="module")
 def listeners(tmp_path_factory):
     """A broker with SASL and TLS listeners and an authorizer."""
@@ -49,28 +74,22 @@ def listeners(tmp_path_factory):
     store, certificate = keystore(home / "right", "dns:localhost,ip:127.0.0.1")
     other_store, other_certificate = keystore(home / "wrong", "dns:elsewhere.test")
     own_store, own_certificate = keystore(home / "client", "dns:client")
-    plain, sasl, tls, other, mutual, before, after, moving, controller = free_ports(9)
-    certificates = [client_certificate(), client_certificate()]
-    for name, (certificate_pem, _) in zip(
-        ("before", "after"), certificates, strict=True
-    ):
-        (home / f"{name}.pem").write_bytes(certificate_pem)
+    plain, sasl, tls, other, mutual, controller = free_ports(6)
+    changing = changing_listeners(home)
     users = " ".join(f'user_{name}="{word}"' for name, word in PASSWORDS.items())
     module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
     addresses = (
         f"PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},"
         f"SSL://127.0.0.1:{tls},OTHER://127.0.0.1:{other},"
-        f"MUTUAL://127.0.0.1:{mutual},BEFORE://127.0.0.1:{before},"
-        f"AFTER://127.0.0.1:{after}"
+        f"MUTUAL://127.0.0.1:{mutual}"
     )
+    advertised = addresses.replace(
+        f"SSL://127.0.0.1:{tls}", f"SSL://localhost:{tls}"
+    ).replace("OTHER://127.0.0.1", "OTHER://localhost")
     properties = {
-        "listeners": f"{addresses},CONTROLLER://127.0.0.1:{controller}",
-        "advertised.listeners": addresses.replace(
-            f"SSL://127.0.0.1:{tls}", f"SSL://localhost:{tls}"
-        )
-        .replace("OTHER://127.0.0.1", "OTHER://localhost")
-        .replace(f":{before}", f":{moving}")
-        .replace(f":{after}", f":{moving}"),
+        "listeners": f"{addresses},{changing.listeners},"
+        f"CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": f"{advertised},{changing.advertised}",
         "controller.quorum.voters": f"1@127.0.0.1:{controller}",
         "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
         "SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,OTHER:SSL,MUTUAL:SSL,BEFORE:SSL,"
@@ -92,15 +111,7 @@ def listeners(tmp_path_factory):
         "listener.name.mutual.ssl.truststore.location": str(
             truststore(home / "trust.p12", own_certificate)
         ),
-        **{
-            f"listener.name.{name}.ssl.{setting}": value
-            for name in ("before", "after")
-            for setting, value in {
-                "client.auth": "required",
-                "truststore.type": "PEM",
-                "truststore.location": str(home / f"{name}.pem"),
-            }.items()
-        },
+        **changing.properties,
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer."
         "StandardAuthorizer",
         "super.users": "User:ANONYMOUS;User:alice;User:CN=own",
@@ -116,12 +127,7 @@ def listeners(tmp_path_factory):
             mutual=f"127.0.0.1:{mutual}",
             own_certificate=own_certificate,
             own_key=private_key(own_store, home / "own.key"),
-            # Two listeners, each with the certificate that it trusts; both advertise
-            # one port, where somebody forwards to them.
-            before=before,
-            after=after,
-            moving=moving,
-            certificates=certificates,
+            changing=changing,
         )
 
 
@@ -216,7 +222,8 @@ def test_a_renewed_certificate_is_used_without_a_restart(
             (tmp_path / "new").write_bytes(data)
             (tmp_path / "new").rename(tmp_path / name)
 
-    first, second = listeners.certificates
+    changing = listeners.changing
+    first, second = changing.certificates
     write(first)
     group = unique("renewing")
     options = {
@@ -228,12 +235,12 @@ def test_a_renewed_certificate_is_used_without_a_restart(
     with (
         # Its leases outlast what a busy machine takes.
         opened(listeners.broker, unique, transport=transport, h_ms=20_000) as domain,
-        Forwarder(listeners.moving) as forwarder,
+        Forwarder(changing.moving) as forwarder,
     ):
         topic = domain.data_topic(2, records_each=3)
-        forwarder.target = listeners.before
+        forwarder.target = changing.before
         with Marshal(
-            f"127.0.0.1:{listeners.moving}",
+            f"127.0.0.1:{changing.moving}",
             group_id=group,
             client_id="w1",
             coordination_topic=domain.topic,
@@ -245,7 +252,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(
             found = poll_all(consumer, 6)
             tokens = consumer.tokens()
             write(second)
-            forwarder.redirect(listeners.after)
+            forwarder.redirect(changing.after)
             domain.produce(topic, 3)
             found += poll_all(consumer, 6)
             consumer.commit()

@@ -57,6 +57,9 @@ DRIFT_PPM_MAX = 1_000
 # The clocks are read one after the other, some microseconds apart.
 READING_NS = 20_000
 DRIFT_S_MIN = 0.25
+# What renews certificates does so at a third of their life, which may be days.
+CERTIFICATE_S_MIN = 24 * 60 * 60
+CERTIFICATE_REMEDY = "renew it; running members read the new file"
 CLOCK_REMEDY = "chronyc tracking, here and on the brokers"
 
 
@@ -198,6 +201,19 @@ def open_files(limit: int | None) -> Check:
         found = f"at most {limit}: too few for several brokers, or for a sidecar"
         return Check(name, Result.NOTE, found, RAISE_OPEN_FILES)
     return Check(name, Result.OK, f"at most {limit}")
+
+
+def certificate(path: str, *, expires_at_s: float, now_s: float) -> Check:
+    """Report when the certificate of the client expires, by this machine's clock."""
+    left_s = expires_at_s - now_s
+    name, left = "certificate", duration(round(abs(left_s) * 1_000))
+    if left_s <= 0:
+        found = f"{path} expired {left} ago: brokers refuse new connections"
+        return Check(name, Result.FAILED, found, CERTIFICATE_REMEDY)
+    found = f"{path} expires in {left}"
+    if left_s < CERTIFICATE_S_MIN:
+        return Check(name, Result.NOTE, found, CERTIFICATE_REMEDY)
+    return Check(name, Result.OK, found)
 
 
 def rights(report: TopicReport) -> Iterator[Check]:

@@ -169,12 +169,22 @@ class ClusterChecks:
         """Run the checks in order; a check that depends on a failed one is skipped."""
         begun, began = ClockReading.now(), time.monotonic()
         yield from machine()
+        yield from self._certificate()
         yield from self._cluster()
         yield from quota()
         # Over a shorter time the error of a reading would look like drift.
         early_s = checks.DRIFT_S_MIN - (time.monotonic() - began)
         time.sleep(max(0.0, early_s))
         yield checks.local_clock(begun, ClockReading.now())
+
+    def _certificate(self) -> Iterator[Check]:
+        from kafka_marshal.kafka_io.tls_files import expires_at_s
+
+        given = self._call.options
+        path = given.get("ssl.certificate.location") or given.get("ssl_certfile")
+        end_s = expires_at_s(path) if path else None
+        if path and end_s is not None:
+            yield checks.certificate(path, expires_at_s=end_s, now_s=time.time())
 
     def _cluster(self) -> Iterator[Check]:
         steps: list[tuple[str, Callable[[], Iterator[Check]]]] = [

@@ -22,6 +22,8 @@ stay as they are, because the application may use them as well.
 * Leaders of partitions. For each request about offsets kafka-python describes all their
   topics, rights included, and copies that into dictionaries and JSON: a tenth of a
   second for a topic of 15,000 partitions. Requests that come together share one.
+* Attempts to connect. kafka-python leaves the sockets of failed ones to the garbage
+  collector, which runs late: while brokers are down, open files add up.
 * Producers without a leader. While a partition that a producer has written to has no
   leader, or no longer exists, its thread requests the metadata and wakes itself up each
   round, so that it uses a whole processor.
@@ -33,6 +35,8 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from socket import socket
+from traceback import clear_frames, walk_tb
 from types import MappingProxyType
 from typing import Any, SupportsIndex, overload
 from weakref import WeakSet
@@ -137,10 +141,35 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc] # untyped library
         self.failed(error, address)
 
     async def _build_transport(self, *args: object, **settings: object) -> Any:
-        transport = await super()._build_transport(*args, **settings)
+        try:
+            transport = await super()._build_transport(*args, **settings)
+        except Exception as error:
+            _close_sockets(error)
+            raise
         for change in self.changes:
             change(transport)
         return transport
+
+
+def _close_sockets(error: Exception) -> None:
+    """Close what an attempt to connect has left open, in the frames of its error.
+
+    The first of them is that of the caller, which runs.
+    """
+    assert error.__traceback__ is not None
+    traces = [error.__traceback__.tb_next]
+    if error.__context__ is not None:
+        traces.append(error.__context__.__traceback__)
+    for trace in traces:
+        for frame, _ in walk_tb(trace):
+            found = frame.f_locals
+            for value in found.values():
+                if isinstance(value, socket):
+                    value.close()
+            if isinstance(found, dict):
+                found.clear()  # a copy that the frame keeps, before Python 3.13
+        # Attempts at other addresses: these frames and the error refer to each other.
+        clear_frames(trace)
 
 
 def _note_delay(node_id: object, response: Any) -> None:

@@ -5,6 +5,7 @@ retries; without a password for an encrypted key, OpenSSL requests one on the te
 of the process each time. librdkafka reports OpenSSL's error, but names no file.
 """
 
+import datetime as dt
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from kafka_marshal.kafka_io.settings import BOTH_NAMES as NAMES
 
 _FILES = ("ssl_cafile", "ssl_certfile", "ssl_crlfile", "ssl_keyfile")
 _LOOK_S = 1.0
+# Of certificates in DER.
+_VERSION, _VALIDITY, _UTC_TIME, _LENGTH_LONG = 0xA0, 3, 0x17, 0x80
 
 
 class TlsFiles:
@@ -65,6 +68,44 @@ class TlsFiles:
                     stat = Path(path).stat()
                     found[name] = stat.st_ino, stat.st_mtime_ns, stat.st_size
         return found
+
+
+def expires_at_s(path: str) -> float | None:
+    """Return when the first certificate of a PEM file expires, in epoch seconds.
+
+    None if there is no such file, or no certificate in it.
+    """
+    try:
+        text = Path(path).read_text(encoding="ascii", errors="replace")
+        _, begin, rest = text.partition(ssl.PEM_HEADER)
+        body, end, _ = rest.partition(ssl.PEM_FOOTER)
+        der = ssl.PEM_cert_to_DER_cert(begin + body + end)
+        # Certificate ::= SEQUENCE { tbsCertificate SEQUENCE { version [0]?, serial,
+        # signature, issuer, validity SEQUENCE { notBefore, notAfter }, .. }, .. }
+        (_, whole), *_ = _elements(der)
+        (_, signed), *_ = _elements(whole)
+        fields = [value for tag, value in _elements(signed) if tag != _VERSION]
+        _, (tag, end_time) = _elements(fields[_VALIDITY])
+        form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
+        moment = dt.datetime.strptime(end_time.decode(), form).replace(tzinfo=dt.UTC)
+    except (OSError, ValueError, IndexError):
+        return None
+    return moment.timestamp()
+
+
+def _elements(der: bytes) -> list[tuple[int, bytes]]:
+    """Return the tags and contents of DER values that follow each other."""
+    found, at = [], 0
+    while at < len(der):
+        tag, size = der[at], der[at + 1]
+        at += 2
+        if size > _LENGTH_LONG:
+            count = size - _LENGTH_LONG
+            size = int.from_bytes(der[at : at + count], "big")
+            at += count
+        found.append((tag, der[at : at + size]))
+        at += size
+    return found
 
 
 def check_tls_files(options: Mapping[str, Any]) -> None:

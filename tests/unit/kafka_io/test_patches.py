@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import gc
 import select
 import socket
 import ssl
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import termios
 import uuid
+import weakref
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -220,6 +222,40 @@ def test_transports_are_changed_before_they_are_used(network, transport):
     assert connect(network) is transport
     assert changed == [transport]
     assert transport._sock_recv.func is module._received
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_sockets_of_failed_attempts_do_not_wait_for_the_garbage_collector(
+    network, monkeypatch
+):
+    """Neither that of the last address nor those before it."""
+    last, earlier = [], []
+
+    def attempt():
+        sock = socket.socket()
+        earlier.append(weakref.ref(sock))
+        raise OSError("refused")
+
+    async def build(self, node, *, timeout_at):
+        errors = []
+        try:
+            attempt()
+        except OSError as error:
+            errors.append(error)
+        sock = socket.socket()
+        last.append(sock)
+        errors.append(KafkaConnectionError("refused"))
+        raise errors[-1]
+
+    monkeypatch.setattr(KafkaConnectionManager, "_build_transport", build)
+    gc.disable()
+    try:
+        with pytest.raises(KafkaConnectionError):
+            connect(network)
+        assert [each.fileno() for each in last] == [-1]
+        assert [each() for each in earlier] == [None]
+    finally:
+        gc.enable()
 
 
 def test_each_connection_that_fails_is_reported_once(network):

@@ -11,7 +11,7 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.clients import AdminClient
 from kafka_marshal.kafka_io.faults import Access
 from kafka_marshal.kafka_io.settings import DOTTED_OPTIONS, ConnectionConfig
-from kafka_marshal.kafka_io.tls_files import TlsFiles, check_tls_files
+from kafka_marshal.kafka_io.tls_files import TlsFiles, check_tls_files, expires_at_s
 from kafka_marshal.kafka_io.transport import (
     open_coordination_log,
     open_data_log,
@@ -155,6 +155,39 @@ def test_a_query_ends_at_once_with_wrong_files(wrong):
             access=Access.READ,
             timeout_ms=600_000,
         )
+
+
+def made(until):
+    key = ec.generate_private_key(ec.SECP256R1())
+    # Long enough for lengths of several bytes.
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "n" * 60)] * 3)
+    return (
+        x509.CertificateBuilder(name, name, key.public_key(), 7)
+        .not_valid_before(BEGIN)
+        .not_valid_after(until)
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+    )
+
+
+@pytest.mark.parametrize("year", [2021, 2049, 2050, 9999])
+def test_the_end_of_a_certificate_is_read(tmp_path, year):
+    """That of the client, which comes first; also in the form for later years."""
+    until = dt.datetime(year, 2, 3, 4, 5, 6, tzinfo=dt.UTC)
+    later = made(until + dt.timedelta(days=-30))
+    (tmp_path / "own.pem").write_bytes(b"# own\n" + made(until) + later)
+    assert expires_at_s(str(tmp_path / "own.pem")) == until.timestamp()
+
+
+@pytest.mark.parametrize("name", ["none", "text", "own.key"])
+def test_a_file_without_a_certificate_has_no_end(folder, name):
+    assert expires_at_s(str(folder / name)) is None
+
+
+def test_a_broken_certificate_has_no_end(folder, tmp_path):
+    whole = (folder / "own.pem").read_text().splitlines()
+    (tmp_path / "own.pem").write_text("\n".join([whole[0], "MIIB", whole[-1]]))
+    assert expires_at_s(str(tmp_path / "own.pem")) is None
 
 
 @pytest.fixture

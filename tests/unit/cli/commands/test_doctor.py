@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from kafka_marshal import CoordinationError, World, deadline, native
 from kafka_marshal.admin.formatting import TopicReport
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
-from kafka_marshal.kafka_io import Choice, record_batches, throttling
+from kafka_marshal.kafka_io import Choice, record_batches, throttling, tls_files
 from kafka_marshal.kafka_io.topic_rules import (
     REPLICATION,
     ClusterInfo,
@@ -109,8 +109,8 @@ def cluster(monkeypatch):
     return cluster
 
 
-def examined(code=0):
-    outcome = CliRunner().invoke(app, ["doctor", "-o", "json"])
+def examined(code=0, *given):
+    outcome = CliRunner().invoke(app, ["doctor", "-o", "json", *given])
     assert outcome.exit_code == code, outcome.output
     checks = json.loads(outcome.stdout)["checks"]
     assert all(check["run"] for check in checks if check["result"] == "failed")
@@ -172,6 +172,30 @@ def test_a_missing_right_on_the_topic_is_no_failure_of_the_brokers(cluster):
     checks = examined(1)
     assert results(checks, "broker", "topic", "log") == ["ok", "failed", "skipped"]
     assert checks["topic"]["run"] == "correct the login, or grant the right"
+
+
+@pytest.mark.parametrize(
+    ("left_s", "result", "found"),
+    [
+        (-3_600, "failed", "/own.pem expired 1h ago: brokers refuse new connections"),
+        (3_600, "note", "/own.pem expires in 1h"),
+        (172_800, "ok", "/own.pem expires in 2d"),
+    ],
+)
+def test_a_certificate_that_expires_is_noted(
+    cluster, monkeypatch, left_s, result, found
+):
+    assert "certificate" not in examined()
+    monkeypatch.setattr(tls_files, "expires_at_s", lambda path: 1_000_000 + left_s)
+    monkeypatch.setattr(doctor.time, "time", lambda: 1_000_000)
+    given = ("-C", "security.protocol=SSL", "-C", "ssl.certificate.location=/own.pem")
+    check = examined(int(result == "failed"), *given)["certificate"]
+    assert (check["result"], check["found"]) == (result, found)
+
+
+def test_a_certificate_that_cannot_be_read_is_no_check_of_its_own(cluster):
+    given = ("-C", "security.protocol=SSL", "-C", "ssl.certificate.location=/none.pem")
+    assert "certificate" not in examined(0, *given)
 
 
 def test_a_principal_that_may_not_write_is_noted(cluster):
