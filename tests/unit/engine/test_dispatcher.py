@@ -45,7 +45,7 @@ def test_the_records_of_all_partitions_are_not_counted_for_each_that_was_won(
     cluster = world(records=[1] * 100)
     node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 100), 4 * H)
-    plain, counts = FetchState.buffered_count.fget, []
+    plain, counts = vars(FetchState)["buffered_count"].fget, []
 
     def counted(place):
         counts.append(place)
