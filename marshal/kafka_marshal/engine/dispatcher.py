@@ -171,8 +171,10 @@ class Dispatcher:
         self._ready = deque(p for p in self._ready if self.places.get(p.partition) is p)
         self._reader.assign(list(self.places))
         self._reader_paused.intersection_update(self.places)
+        room = self._room() if gained else 0
         for place in gained:
-            place.begin(self._reader, room=self._room())
+            place.begin(self._reader, room=room)
+            room -= place.buffered_count
             self._note_fetched(place)
             token, on_claimed = place.holding.claim.token, self._callbacks.on_claimed
             if on_claimed is not None and token is not None:

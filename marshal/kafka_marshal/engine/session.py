@@ -121,8 +121,7 @@ class Session(ClaimSession):
         self._offers = Offers(context, self._outbox, self.holdings, drain=self._drain)
         self._warmer = Warmer(context, self._outbox)
         self.self_drain = SelfDrain(context, self._outbox, host=host)
-        self._policy_at_ms = 0
-        self._policy_rests_until_ms = 0
+        self._policy_at_ms = self._policy_rests_until_ms = 0
         self._is_closing = False
         self._closed = "closed"
         self._replaces = (labels or {}).get(REPLACES_LABEL)
@@ -227,23 +226,14 @@ class Session(ClaimSession):
         self._held.end(holding, Ending(reason))
 
     def reconsider(self) -> None:
-        """Run the policies in the next round, because subscriptions have changed.
-
-        Not more often than they take: a thousand clients that subscribe to thousands of
-        partitions would leave no time for anything else.
-        """
+        """Run the policies once rested, because subscriptions have changed."""
         self._announcer.announce_soon()
         self._warmer.look_again()
         self._policy_at_ms = min(self._policy_at_ms, self._policy_rests_until_ms)
 
     def rested_ms(self, since_ms: int) -> int:
-        """Return when all keys may be looked at again, after a look that ends now.
-
-        Args:
-            since_ms: When that look began.
-        """
-        now_ms = self._context.now_ms
-        return now_ms + max(self._wanted.check_ms, now_ms - since_ms)
+        """Return when all keys may be looked at again; see ``SubscriptionSet``."""
+        return self._wanted.rested_ms(self._context.now_ms, since_ms=since_ms)
 
     def on_layout(self, *, is_new: bool) -> None:
         """Drain keys that a change of the partition count moves; run the policies."""
@@ -452,8 +442,7 @@ class Session(ClaimSession):
             self._policy_at_ms = min(self._policy_at_ms, self._planner.due_ms)
 
     def _follow(self, sub: Subscription, plan: Plan, now_ms: int) -> None:
-        has_new = any(key not in self.holdings for key in plan.claim)
-        self._foresee(sub, plan.claim if has_new else ())
+        self._foresee(sub, plan.claim)
         wanted = {
             key: plan.why.get(key, "")
             for key in plan.claim
@@ -472,7 +461,8 @@ class Session(ClaimSession):
     def _foresee(self, sub: Subscription, keys: Sequence[Key]) -> None:
         """Ask for whom these keys will be claimed, for the reasons of their claims."""
         if self._subleaser is not None:
-            self._foreseen = self._subleaser.foresee(sub, keys) if keys else {}
+            has_new = any(key not in self.holdings for key in keys)
+            self._foreseen = self._subleaser.foresee(sub, keys) if has_new else {}
 
     def _give_up(self, release: Release, now_ms: int) -> None:
         holding = self.holdings.get(release.key)

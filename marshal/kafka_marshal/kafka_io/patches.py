@@ -72,7 +72,8 @@ _DOUBLED_MAX = 3
 _WAIT = "fetch_max_wait_ms"
 _NONE = uuid.UUID(int=0)
 # How long leaders of partitions are used again, as by requests that come together.
-_LEADERS_S = 1.0
+# Where one has changed, requests are repeated for so long before it is looked up.
+_LEADERS_S = 0.5
 _UNKNOWN = frozenset({UnknownTopicIdError.errno, InconsistentTopicIdError.errno})
 
 
@@ -380,13 +381,6 @@ class Admin(KafkaAdminClient):  # type: ignore[misc] # untyped library
             for topic in answer.topics
             for each in topic.partitions
         }
-
-    def _list_partition_offsets_process_response(self, response: Any) -> Any:
-        """Return the offsets of a response; after an error leaders are looked up."""
-        self._leaders_until_s, until_s = 0.0, self._leaders_until_s
-        found = super()._list_partition_offsets_process_response(response)
-        self._leaders_until_s = until_s
-        return found
 
 
 def describe_cluster(admin: Any) -> Mapping[str, Any]:

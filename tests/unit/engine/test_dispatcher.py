@@ -13,6 +13,7 @@ from enginekit import (
     H,
     claim_of,
     fold,
+    held_by,
     of,
     owning,
     pause_for,
@@ -23,6 +24,7 @@ from enginekit import (
 )
 
 from kafka_marshal.engine.dispatcher import FETCH_SLICE_MS, WAIT_SLICE_MS
+from kafka_marshal.engine.fetch_state import FetchState
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.records import (
     ClaimingMessages,
@@ -32,6 +34,27 @@ from kafka_marshal.protocol.types import OffsetRange, TopicPartition
 from simulator.fakestore import AppendFate
 
 T1 = TopicPartition("t", 1)
+
+# --- Partitions that are won together ---
+
+
+def test_the_records_of_all_partitions_are_not_counted_for_each_that_was_won(
+    monkeypatch,
+):
+    """It took half a minute of a member with 15,000 partitions."""
+    cluster = world(records=[1] * 100)
+    node = cluster.node("a", spec=spec())
+    cluster.run_until(held_by(node, 100), 4 * H)
+    plain, counts = vars(FetchState)["buffered_count"].fget, []
+
+    def counted(place):
+        counts.append(place)
+        return plain(place)
+
+    monkeypatch.setattr(FetchState, "buffered_count", property(counted))
+    assert len(node.consumer.assignment()) == 100
+    assert len(counts) <= 10 * 100
+
 
 # --- At most once (PROTOCOL 6.2) ---
 

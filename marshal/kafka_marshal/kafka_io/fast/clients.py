@@ -78,9 +78,10 @@ _PID_REQUESTED, _PID_ACQUIRED = "Coordinator not up", "Acquired PID"
 # Debug line about a topic's id, the same since release 2.6, also for the first id. A
 # reader accepts no records of a topic without such a line.
 _TOPIC_ID = re.compile(r"Topic (\S+) changed id from \S* to ([A-Za-z0-9+/]{22})\b")
-# The debug context of that line: one or two lines for each partition and metadata
-# request, none for records.
-TOPIC_IDS = {"debug": "topic"}
+# The debug context of that line with the fewest others: one for each partition of a
+# topic and metadata request. Each line takes the interpreter lock, and a poll lasts
+# until all are handled.
+TOPIC_IDS = {"debug": "metadata"}
 # What differs between two lines about one cause.
 _ATTEMPT = re.compile(r" \(after \d+ms in state [^)]*\)")
 # How a TLS listener answers the first request of a client without TLS. No error reports
