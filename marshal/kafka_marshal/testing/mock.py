@@ -98,9 +98,13 @@ class _Topics(DataReader, TransactionalWriter, Clock):
         self._places = {p: self._places.get(p, (0, None)) for p in partitions}
 
     def seek(
-        self, partition: TopicPartition, offset: int, *, token: Token | None = None,
+        self,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        token: Token | None = None,
         topic_id: bytes | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         del topic_id
         self._places[partition] = offset, token
 
@@ -147,9 +151,13 @@ class _Topics(DataReader, TransactionalWriter, Clock):
         return self._done.get(partition)
 
     def write(
-        self, records: Iterable[Outgoing], *, partition: TopicPartition, position: int,
+        self,
+        records: Iterable[Outgoing],
+        *,
+        partition: TopicPartition,
+        position: int,
         metadata: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.sent += records
         self._done[partition] = Progress(position, metadata)
 
@@ -361,10 +369,14 @@ class MockConsumer(Consumer):
         self.sent = data.sent
 
     def add(
-        self, topic: str, partition: int, *values: bytes | None,
-        key: bytes | None = None, headers: tuple[tuple[str, bytes], ...] = (),
+        self,
+        topic: str,
+        partition: int,
+        *values: bytes | None,
+        key: bytes | None = None,
+        headers: tuple[tuple[str, bytes], ...] = (),
         timestamp_ms: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Append records to a partition; claim it with the first ones.
 
         Args:
@@ -411,9 +423,13 @@ class MockConsumer(Consumer):
             self._claims.claim(key, start)
 
     def lose(
-        self, partition: TopicPartition, reason: str = "taken_over", *,
-        winner: str | None = None, was_lost: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        partition: TopicPartition,
+        reason: str = "taken_over",
+        *,
+        winner: str | None = None,
+        was_lost: bool = True,
+    ) -> None:
         """End a claim, as another client does, or an expired lease.
 
         Args:
