@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 from domain import opened
-from kafka import KafkaAdminClient
 
 from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.kafka_io import reader as module
 from kafka_marshal.kafka_io.fast.coordination import FastOutlet
+from kafka_marshal.kafka_io.patches import Admin
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.writer import writer_timeouts
 from kafka_marshal.protocol.types import TopicPartition
@@ -80,7 +80,7 @@ def test_a_client_opens_by_few_connections(broker, unique, monkeypatch, h_ms, wr
     """One for look-ups of both logs; the usual writer's connects while it reads."""
     with opened(broker, unique, transport="fast", partitions=2, h_ms=h_ms) as domain:
         topic = domain.data_topic(1, 1)
-        counted = Counted(monkeypatch, KafkaAdminClient, FastOutlet)
+        counted = Counted(monkeypatch, Admin, FastOutlet)
         with domain.marshal("g", "one") as marshal, marshal.consumer(topic):
             assert counted.last["FastOutlet"][1] == writer_timeouts(h_ms)
-            assert counted.made == {"KafkaAdminClient": 1, "FastOutlet": writers}
+            assert counted.made == {"Admin": 1, "FastOutlet": writers}
