@@ -4,24 +4,9 @@ import threading
 
 import pytest
 from enginekit import ALO, AMO, T0, H, Stepping, held_by, spec, world
+from threadkit import in_thread
 
 from kafka_marshal.errors import InvalidTransition
-
-
-def in_thread(call):
-    """Call a function on another thread; return what it returned or raised."""
-    found = []
-
-    def run():
-        try:
-            found.append(call())
-        except InvalidTransition as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(30)
-    return found[0]
 
 
 def owning(delivery, meanwhile):

@@ -4,6 +4,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from threadkit import in_thread
 
 from kafka_marshal.engine import read_turn
 from kafka_marshal.engine.read_turn import ReadTurn
@@ -13,22 +14,6 @@ from kafka_marshal.errors import InvalidTransition
 @pytest.fixture
 def turn():
     return ReadTurn(SimpleNamespace(taken=None), threading.RLock())
-
-
-def in_thread(call):
-    """Call a function on another thread; return what it returned or raised."""
-    found = []
-
-    def run():
-        try:
-            found.append(call())
-        except InvalidTransition as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(30)
-    return found[0]
 
 
 def enter(turn):
