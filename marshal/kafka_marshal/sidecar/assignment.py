@@ -124,12 +124,12 @@ class Assignor:
         table = self._table
         added: list[ClientLease] = []
         held: dict[int, list[Holding]] = {}
+        self.keep_places(now_ms)
         # A copy: releasing surplus keys changes what is held.
         for holding in list(self._session.holdings.values()):
             if holding.claim.phase is not Phase.HELD:
                 continue
             if holding.drain is not None and holding.drain.reason != MOVED:
-                self._keep_place(holding, now_ms)
                 continue
             shared = table.subscription_at(holding.key)
             if shared is not None:
@@ -141,17 +141,20 @@ class Assignor:
         self._assigns_at_ms = self._session.rested_ms(now_ms)
         return added
 
-    def _keep_place(self, holding: Holding, now_ms: int) -> None:
-        """Reserve a key that this host claims again for the client that has it now.
+    def keep_places(self, now_ms: int) -> None:
+        """Reserve keys that this host claims again for the clients that have them now.
 
         So it is while the number of coordinating partitions changes (PROTOCOL 10.3).
+        Call it before clients are asked to release them.
         """
-        key, drain = holding.key, holding.drain
-        lease, shared = self._table.leases.get(key), self._table.subscription_at(key)
-        if drain is None or drain.reason != MOVING or lease is None or shared is None:
-            return
         until_ms = now_ms + 2 * self._context.heartbeat_interval_ms
-        shared.transfers[key] = Transfer(lease.client.client_id, until_ms)
+        for key, lease in self._table.leases.items():
+            drain = lease.holding.drain
+            if drain is None or drain.reason != MOVING:
+                continue
+            shared = self._table.subscription_at(key)
+            if shared is not None:
+                shared.transfers[key] = Transfer(lease.client.client_id, until_ms)
 
     def _sublease_explicit(self, holding: Holding, now_ms: int) -> list[ClientLease]:
         table = self._table

@@ -748,6 +748,7 @@ class LocalGroup:
 
     def _assign(self, now_ms: int) -> None:
         if not self._assignor.is_rested(now_ms):
+            self._assignor.keep_places(now_ms)
             self.table.is_dirty = True
             return
         added = self._assignor.assign(now_ms)

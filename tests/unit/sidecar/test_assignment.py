@@ -28,6 +28,7 @@ from sidecarkit import (
     sizes,
 )
 
+from kafka_marshal.engine.session import Session
 from kafka_marshal.errors import (
     ConfigurationError,
 )
@@ -236,10 +237,19 @@ def test_limits_add_up_and_hold_for_each(cluster, machine):
     assert (members[-1].capacity, members[-1].labels) == (5, labels)
 
 
-def test_clients_keep_what_moves_to_another_coordinating_partition(cluster, machine):
-    """PROTOCOL 10.3: the host claims it again for the client that had it."""
+@pytest.mark.parametrize("look_ms", [0, H // 4])
+def test_clients_keep_what_moves_to_another_coordinating_partition(
+    cluster, machine, monkeypatch, look_ms
+):
+    """PROTOCOL 10.3: the host claims it again for the client that had it.
+
+    Also if it looked at all keys just before, which takes long with many of them.
+    """
     a, b = sharing(cluster, machine)
     before = {client.name: client.valid for client in (a, b)}
+    monkeypatch.setattr(Session, "rested_ms", lambda _, since_ms: since_ms + look_ms)
+    a.subscribe(claims_max=4)
+    cluster.run(1)
     resize(cluster, 4)
     run_until(cluster, [a, b], lambda: is_over(cluster), 6 * H)
     run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
