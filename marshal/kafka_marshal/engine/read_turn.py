@@ -38,7 +38,7 @@ class ReadTurn:
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
-        """Begin to read.
+        """Begin reading.
 
         Raises:
             InvalidTransition: Another thread reads.
@@ -60,7 +60,7 @@ class ReadTurn:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End to read."""
+        """End reading."""
         hands = self._hands
         taken = hands.taken
         try:
@@ -74,9 +74,10 @@ class ReadTurn:
 
     @contextmanager
     def if_free(self) -> Iterator[bool]:
-        """Exclude readers for a block, unless another thread reads, or does the same.
+        """Make threads that begin reading wait for the end of a block.
 
-        The value is whether it does; a thread that begins to read waits for the end.
+        Yields False, and makes none wait, if another thread reads or is in such a
+        block.
         """
         is_free = self._lock.acquire(blocking=False)
         try:
@@ -87,7 +88,10 @@ class ReadTurn:
 
     @contextmanager
     def after(self, timeout_ms: int) -> Iterator[None]:
-        """Exclude readers for a block; wait for the one there is, but not longer."""
+        """Make threads that begin reading wait for the end of a block.
+
+        It begins once no other thread reads, and at the latest after the timeout.
+        """
         is_free = self._lock.acquire(timeout=timeout_ms / 1000)
         try:
             yield

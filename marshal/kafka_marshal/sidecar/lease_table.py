@@ -1,6 +1,6 @@
 """The state of one group of a sidecar: clients, what they consume, and their leases."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
@@ -180,9 +180,9 @@ class SharedSubscription:
 
         A silent client keeps what it has and gets nothing new.
         """
-        by_topic = self.counts_topics
-        units = {(who, key.topic if by_topic else key) for key, who in present.items()}
-        counts = Counter(who for who, _ in units)
+        had: defaultdict[str, list[Key]] = defaultdict(list)
+        for key, who in present.items():
+            had[who].append(key)
         members = []
         for client_id, subscriber in self.subscribers.items():
             client = clients.get(client_id)
@@ -190,8 +190,8 @@ class SharedSubscription:
                 continue
             most = subscriber.claims_max or None
             if not self.is_taking(client, now_ms):
-                had = counts[client_id]
-                most = had if most is None else min(most, had)
+                count = self._count(had[client_id])
+                most = count if most is None else min(most, count)
             members.append(Member(client_id, most))
         return members
 
