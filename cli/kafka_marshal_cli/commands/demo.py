@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 
 from kafka_marshal_cli import parsing, render
-from kafka_marshal_cli.demo.play import DemoOptions, Outcome, play
+from kafka_marshal_cli.demo.play import Outcome, play
 from kafka_marshal_cli.demo.show import Show
+from kafka_marshal_cli.demo.stage import DemoOptions
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.shared import Call, Output, command, emit
 

@@ -1,68 +1,107 @@
 """Evidence from journals and the log, in one form. Pure: no IO, no clock.
 
-A *tenure* is one accepted claim of one partition with all records that the log
-accepted under it; its epoch relates it to the journal lines of its work.
+The epoch of a claim relates it to the journal lines of its work.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 
 import attrs
 
-from kafka_marshal.protocol.types import OffsetRange
-from kafka_marshal.testing.watching import Fact
+from kafka_marshal.history.historian import Historian
+from kafka_marshal.history.rows import GRANTED, GrantRow, Interval, Row
+from kafka_marshal.protocol.log_judge import LogJudge
+from kafka_marshal.protocol.losses import TAKEN_OVER
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import LogEntry, OffsetRange
 from kafka_marshal_cli.demo.journal import BATCH, RECORD, Line
 
-HELD = "held"
-RELEASED = "released"
-TAKEN = "taken"
+FINDINGS_MAX = 20
+Place = tuple[int, int]
+"""A data partition, and the epoch of a claim of it."""
 
 
-@attrs.define(kw_only=True)
-class Tenure:
-    """One accepted claim of one data partition.
-
-    Attributes:
-        partition: Data partition.
-        epoch: Offset of the winning claim; the last part of its token.
-        client_id: Its owner.
-        start: Position of the partition when it was claimed: by the log, all below
-            was processed.
-        claimed_ms: When the claim was appended, by the broker's clock.
-        renewed_ms: When the last record that renewed it was appended.
-        ending: ``held`` (still), ``released`` or ``taken`` by another claim.
-        grants: Granted offsets.
-    """
-
-    partition: int
-    epoch: int
-    client_id: str
-    start: int
-    claimed_ms: int
-    renewed_ms: int
-    ending: str = HELD
-    grants: list[OffsetRange] = attrs.field(factory=list)
-
-    def was_granted(self, offset: int) -> bool:
-        """Return whether an offset was granted under this claim."""
-        return any(each.first <= offset < each.end for each in self.grants)
-
-    def granted(self) -> Iterator[int]:
-        """Iterate over every offset that was granted."""
-        for each in self.grants:
-            yield from range(each.first, each.end)
+def place_of(claim: Interval) -> Place:
+    """Return the partition and epoch of a claim."""
+    return claim.key.partition, claim.token.offset
 
 
 @attrs.frozen
 class Takeover:
     """A claim that ended without a release, and the one that followed it."""
 
-    before: Tenure
-    after: Tenure
+    before: Interval
+    after: Interval
 
     @property
     def took_ms(self) -> int:
         """Time from the last accepted beat to the accepted claim, by the log."""
-        return self.after.claimed_ms - self.before.renewed_ms
+        return self.after.start.log_ms - self.before.renewed_ms
+
+
+@attrs.frozen(kw_only=True)
+class LogEvidence:
+    """What the log has of one group.
+
+    Attributes:
+        claims: Every claim, in the order of its partition's log.
+        grants: Granted offsets, by claim.
+        findings: Violated invariants of the log, a line each; the last ones.
+    """
+
+    claims: tuple[Interval, ...] = ()
+    grants: Mapping[Place, Sequence[OffsetRange]] = attrs.field(factory=dict)
+    findings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, entries: Iterable[tuple[int, LogEntry]], group_id: str
+    ) -> "LogEvidence":
+        """Fold a log from its start, as pairs of coordinating partition and entry."""
+        parts: dict[int, tuple[WorldState, Historian, LogJudge]] = {}
+        rows: list[Row] = []
+        findings: list[str] = []
+        for t, entry in entries:
+            if t not in parts:
+                world = WorldState(t)
+                parts[t] = world, Historian(), LogJudge(world)
+            world, historian, judge = parts[t]
+            transitions = apply(world, entry)
+            for each in transitions:
+                found = judge.take(each)
+                findings += [f"{f.invariant}: {f.message}" for f in found]
+            rows += historian.take(world, entry, transitions=transitions)
+        for _, historian, _ in parts.values():
+            rows += historian.open_rows()
+        mine = [
+            row
+            for row in rows
+            if isinstance(row, Interval | GrantRow) and row.key.group_id == group_id
+        ]
+        grants: dict[Place, list[OffsetRange]] = {}
+        for row in mine:
+            if isinstance(row, GrantRow) and row.outcome == GRANTED:
+                granted = OffsetRange.through(row.first, row.last)
+                place = row.key.partition, row.epoch
+                grants.setdefault(place, []).append(granted)
+        claims = [row for row in mine if isinstance(row, Interval)]
+        return cls(
+            claims=tuple(sorted(claims, key=attrgetter("token"))),
+            grants=grants,
+            findings=tuple(findings[-FINDINGS_MAX:]),
+        )
+
+    def takeovers(self) -> list[Takeover]:
+        """Return every claim that was taken over, with the one that followed it."""
+        found = []
+        last: dict[int, Interval] = {}
+        for claim in self.claims:
+            before = last.get(claim.key.partition)
+            if before is not None and before.ending == TAKEN_OVER:
+                found.append(Takeover(before, claim))
+            last[claim.key.partition] = claim
+        return found
 
 
 @attrs.frozen(kw_only=True)
@@ -74,6 +113,11 @@ class Work:
     offset: int
     epoch: int
     at_ms: int
+
+    @property
+    def claim(self) -> Place:
+        """The claim that its token names."""
+        return self.partition, self.epoch
 
 
 @attrs.frozen
@@ -99,21 +143,20 @@ class Evidence:
         delivery: ``alo`` or ``amo``.
         produced: Number of records that each partition acknowledged.
         journals: Every whole line of each worker's journal.
-        tenures: Every claim of the group, in the order of the log.
+        log: What the log has of the group.
         killed: client_id of the worker that was killed, or None.
         pause: The pause, or None if the round ended before.
         heartbeat_interval_ms: Heartbeat interval.
         jitter_ms: The longest random delay before a claim.
         round_trip_ms: Slowest round trip to the log during the takeover.
         batch: Most records of a batch.
-        problems: A sentence for each step that failed or missed its deadline, and
-            what the log judge found.
+        problems: A sentence for each step that failed or missed its deadline.
     """
 
     delivery: str
     produced: Mapping[int, int]
     journals: Mapping[str, tuple[Line, ...]]
-    tenures: tuple[Tenure, ...]
+    log: LogEvidence
     killed: str | None
     pause: Pause | None
     heartbeat_interval_ms: int
@@ -138,37 +181,24 @@ class Evidence:
         ]
         return sorted(found, key=lambda work: work.at_ms)
 
-    def takeovers(self) -> list[Takeover]:
-        """Return every claim that was taken over, with the one that followed it."""
-        found = []
-        last: dict[int, Tenure] = {}
-        for tenure in self.tenures:
-            before = last.get(tenure.partition)
-            if before is not None and before.ending == TAKEN:
-                found.append(Takeover(before, tenure))
-            last[tenure.partition] = tenure
-        return found
-
-    def uncommitted_count(self, tenure: Tenure) -> int:
+    def uncommitted_count(self, claim: Interval) -> int:
         """Return how many records of its last batch a worker did not process."""
-        batch, done = self._last_batch(tenure)
+        batch, done = self._last_batch(claim)
         if batch is None:
             return 0
         return max(0, batch.last - batch.offset + 1 - len(done))
 
-    def last_batch_ms(self, tenure: Tenure) -> int:
+    def last_batch_ms(self, claim: Interval) -> int:
         """Return how long a worker had processed its last batch when it stopped."""
-        batch, done = self._last_batch(tenure)
+        batch, done = self._last_batch(claim)
         return done[-1].at - batch.at if batch is not None and done else 0
 
-    def _last_batch(self, tenure: Tenure) -> tuple[Line | None, list[Line]]:
+    def _last_batch(self, claim: Interval) -> tuple[Line | None, list[Line]]:
         """Return the last batch under a claim, and its records that were done."""
         batch: Line | None = None
         done: list[Line] = []
-        for line in self.journals.get(tenure.client_id, ()):
-            if line.partition != tenure.partition:
-                continue
-            if epoch_of(line.token) != tenure.epoch:
+        for line in self.journals.get(claim.client_id, ()):
+            if (line.partition, epoch_of(line.token)) != place_of(claim):
                 continue
             if line.kind == BATCH:
                 batch, done = line, []
@@ -181,39 +211,3 @@ def epoch_of(token: str) -> int:
     """Return the claim's epoch, the last part of its token; -1 without one."""
     last = token.rpartition(".")[2]
     return int(last) if last.isdecimal() else -1
-
-
-def tenures_of(facts: Iterable[Fact]) -> tuple[Tenure, ...]:
-    """Return every claim that the log accepted, in order of its append.
-
-    Args:
-        facts: Records that the log accepted of one group and topic; those of one
-            partition are in log order.
-    """
-    found: list[Tenure] = []
-    current: dict[int, Tenure] = {}
-    for fact in facts:
-        partition = fact.key.partition
-        tenure = current.get(partition)
-        if fact.effect in {"claimed", "resumed"}:
-            if tenure is not None and tenure.ending == HELD:
-                tenure.ending = TAKEN
-            tenure = Tenure(
-                partition=partition,
-                epoch=fact.epoch,
-                client_id=fact.client_id,
-                start=fact.position or 0,
-                claimed_ms=fact.timestamp_ms,
-                renewed_ms=fact.timestamp_ms,
-            )
-            current[partition] = tenure
-            found.append(tenure)
-        elif tenure is None or tenure.epoch != fact.epoch:
-            continue
-        elif fact.effect == "renewed":
-            tenure.renewed_ms = fact.timestamp_ms
-        elif fact.effect == "released":
-            tenure.ending = RELEASED
-        elif fact.effect == "granted" and fact.granted is not None:
-            tenure.grants.append(fact.granted)
-    return tuple(found)

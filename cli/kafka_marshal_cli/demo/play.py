@@ -10,13 +10,13 @@ from typing import Any
 
 import attrs
 
-from kafka_marshal import Admin, ConfigurationError
+from kafka_marshal import Admin
 from kafka_marshal.admin.formatting import Format
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.testing.broker import EmbeddedBroker
 from kafka_marshal.testing.jars import KAFKA_VERSION, fetch_note
 from kafka_marshal_cli.demo.show import DELIVERIES, Show
-from kafka_marshal_cli.demo.stage import Plan, Stage
+from kafka_marshal_cli.demo.stage import DemoOptions, Plan, Stage
 from kafka_marshal_cli.demo.verdict import Verdict, judge
 from kafka_marshal_cli.follow_loop import handling
 
@@ -25,39 +25,7 @@ SCHEMA = 1
 # for about twenty intervals at worst.
 BUDGET_S = 65.0
 BUDGET_INTERVALS = 20
-HEARTBEAT_MS_LEAST = 500
-HEARTBEAT_MS_MOST = 60_000
 ROUNDS = (("alo", "payments", "billing"), ("amo", "notices", "notifier"))
-
-
-@attrs.frozen(kw_only=True)
-class DemoOptions:
-    """The options of a demo.
-
-    Attributes:
-        heartbeat_interval_ms: Heartbeat interval.
-        partitions: Partitions of each data topic.
-        records: Records of each first fill.
-        consumers: Number of consumer processes.
-        seed: Chooses the consumer to kill.
-        keep: Whether journals and logs are kept.
-    """
-
-    heartbeat_interval_ms: int
-    partitions: int
-    records: int
-    consumers: int
-    seed: int
-    keep: bool
-
-    def __attrs_post_init__(self) -> None:
-        least, most = HEARTBEAT_MS_LEAST, HEARTBEAT_MS_MOST
-        if not least <= self.heartbeat_interval_ms <= most:
-            raise ConfigurationError(
-                f"--heartbeat-interval must be {least} ms to {most // 1000} s, not "
-                f"{self.heartbeat_interval_ms} ms",
-                setting="--heartbeat-interval",
-            )
 
 
 @attrs.frozen(kw_only=True)
@@ -126,15 +94,11 @@ def play(options: DemoOptions, show: Show) -> Outcome:
                 delivery=delivery,
                 topic=topic,
                 group_id=group_id,
-                heartbeat_interval_ms=options.heartbeat_interval_ms,
-                partitions=options.partitions,
-                records=options.records,
-                consumers=options.consumers,
-                seed=options.seed,
                 folder=folder / delivery,
                 deadline=deadline,
             )
-            with Stage(plan, broker.bootstrap_servers, show=show) as stage:
+            servers = broker.bootstrap_servers
+            with Stage(plan, options, bootstrap_servers=servers, show=show) as stage:
                 verdict = judge(stage.run())
             show.verdict(verdict)
             verdicts.append(verdict)

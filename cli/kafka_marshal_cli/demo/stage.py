@@ -15,31 +15,26 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import attrs
+import msgspec
 
-from kafka_marshal import Admin, MarshalError
+from kafka_marshal import (
+    Admin,
+    ConfigurationError,
+    Delivery,
+    MarshalError,
+    WorldWatch,
+)
 from kafka_marshal.closing import Closing
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.testing.producing import Producing, create_topic
-from kafka_marshal.testing.watching import LogWatch
+from kafka_marshal.views.log_scan import LogScan
 from kafka_marshal_cli.demo import journal
-from kafka_marshal_cli.demo.evidence import Evidence, Pause, tenures_of
+from kafka_marshal_cli.demo.evidence import Evidence, LogEvidence, Pause
 from kafka_marshal_cli.demo.show import Board, PartitionRow, Show, WorkerRow
+from kafka_marshal_cli.demo.worker import WorkerSettings
 
 STOP_S = 15.0
 TAIL_LINES = 5
-
-
-@attrs.frozen(kw_only=True)
-class WorkerSettings:
-    """Options on the command line of a worker; see ``worker``."""
-
-    bootstrap_servers: str
-    group_id: str
-    topic: str
-    delivery: str
-    batch: int
-    work_ms: float
-    folder: Path
 
 
 class WorkerProcess:
@@ -53,30 +48,19 @@ class WorkerProcess:
         done_of_batch: Number of processed records of the last batch.
     """
 
-    def __init__(self, name: str, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings) -> None:
         """Start the process; it waits for ``start_consuming``."""
-        self.name = name
+        self.name = settings.client_id
         self.was_killed = False
-        self.reader = journal.JournalReader(settings.folder / f"{name}.journal")
+        self.reader = journal.JournalReader(settings.journal_path)
         self.processed = 0
         self.done_of_batch = 0
         self._batch: journal.Line | None = None
-        self._log_path = settings.folder / f"{name}.log"
-        command = [
-            *(sys.executable, "-m", "kafka_marshal_cli.demo.worker"),
-            *("--bootstrap-server", settings.bootstrap_servers),
-            *("--group", settings.group_id),
-            *("--client-id", name),
-            *("--topic", settings.topic),
-            *("--delivery", settings.delivery),
-            *("--journal", str(self.reader.path)),
-            *("--state-dir", str(settings.folder / "state")),
-            *("--batch", str(settings.batch)),
-            *("--work-ms", str(settings.work_ms)),
-        ]
+        self._log_path = Path(settings.folder, f"{self.name}.log")
+        argument = msgspec.json.encode(settings).decode()
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                command,
+                [sys.executable, "-m", "kafka_marshal_cli.demo.worker", argument],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -171,7 +155,7 @@ class WorkerProcess:
 
 # --- the round
 
-POLL_S = 0.05
+POLL_MS = 50
 # Limits for a machine that is busy; each wait ends as soon as it may.
 START_S = 60.0
 SHARE_S = 60.0
@@ -183,6 +167,8 @@ BATCH = 50
 WORK_MS = 3.0
 PER_SECOND = 200
 PAUSE_MS = 180_000
+HEARTBEAT_MS_LEAST = 500
+HEARTBEAT_MS_MOST = 60_000
 
 
 class StepFailed(MarshalError):
@@ -190,32 +176,33 @@ class StepFailed(MarshalError):
 
 
 @attrs.frozen(kw_only=True)
-class Plan:
-    """The settings of a round.
+class DemoOptions:
+    """The options of a demo.
 
     Attributes:
-        delivery: ``alo`` or ``amo``.
-        topic: Data topic to create.
-        group_id: The consumers' group.
         heartbeat_interval_ms: Heartbeat interval.
-        partitions: Partitions of the topic.
-        records: Number of records at the start.
+        partitions: Partitions of each data topic.
+        records: Records of each first fill.
         consumers: Number of consumer processes.
         seed: Chooses the consumer to kill.
-        folder: Folder of journals and logs.
-        deadline: When the round must be over.
+        keep: Whether journals and logs are kept.
     """
 
-    delivery: str
-    topic: str
-    group_id: str
     heartbeat_interval_ms: int
     partitions: int
     records: int
     consumers: int
     seed: int
-    folder: Path
-    deadline: Deadline
+    keep: bool
+
+    def __attrs_post_init__(self) -> None:
+        least, most = HEARTBEAT_MS_LEAST, HEARTBEAT_MS_MOST
+        if not least <= self.heartbeat_interval_ms <= most:
+            raise ConfigurationError(
+                f"--heartbeat-interval must be {least} ms to {most // 1000} s, not "
+                f"{self.heartbeat_interval_ms} ms",
+                setting="--heartbeat-interval",
+            )
 
     @property
     def jitter_ms(self) -> int:
@@ -228,11 +215,33 @@ class Plan:
         return 2 * self.heartbeat_interval_ms / 1000
 
 
+@attrs.frozen(kw_only=True)
+class Plan:
+    """What differs between the rounds.
+
+    Attributes:
+        delivery: ``alo`` or ``amo``.
+        topic: Data topic to create.
+        group_id: The consumers' group.
+        folder: Folder of journals and logs.
+        deadline: When the round must be over.
+    """
+
+    delivery: str
+    topic: str
+    group_id: str
+    folder: Path
+    deadline: Deadline
+
+
 class Stage(Closing):
     """Runs one round and gathers its evidence. A context manager."""
 
-    def __init__(self, plan: Plan, bootstrap_servers: str, *, show: Show) -> None:
+    def __init__(
+        self, plan: Plan, options: DemoOptions, *, bootstrap_servers: str, show: Show
+    ) -> None:
         self._plan = plan
+        self._options = options
         self._servers = bootstrap_servers
         self._show = show
         self._open = ExitStack()
@@ -241,10 +250,11 @@ class Stage(Closing):
         self._problems: list[str] = []
         self._killed: WorkerProcess | None = None
         self._pause: Pause | None = None
-        self._round_trip_ms = 0
+        self._slowest_read_ms = self._round_trip_ms = 0
+        self._names = [f"{plan.topic}-{n}" for n in range(options.partitions)]
         self._title = plan.topic
         # Set while the stage is open.
-        self._watch: LogWatch
+        self._watch: WorldWatch
         self._producing: Producing
 
     def close(self) -> None:
@@ -267,34 +277,36 @@ class Stage(Closing):
     # --- the steps
 
     def _prepare(self) -> None:
-        plan = self._plan
+        plan, options = self._plan, self._options
         plan.folder.mkdir(parents=True, exist_ok=True)
         self._title = "Filling the topic"
-        create_topic(self._servers, plan.topic, partitions=plan.partitions)
-        self._watch = self._open.enter_context(LogWatch(self._servers))
+        create_topic(self._servers, plan.topic, partitions=options.partitions)
+        self._watch = self._open.enter_context(WorldWatch.open(self._servers))
         self._producing = self._open.enter_context(
-            Producing(self._servers, plan.topic, partitions=plan.partitions)
+            Producing(self._servers, plan.topic, partitions=options.partitions)
         )
-        self._producing.fill(plan.records)
+        self._producing.fill(options.records)
         self._producing.go_on(per_second=PER_SECOND)
         self._show.step(
-            f"Topic {plan.topic}: {plan.partitions} partitions, {plan.records:,} "
+            f"Topic {plan.topic}: {options.partitions} partitions, "
+            f"{options.records:,} "
             f"records at the start, {PER_SECOND} more each second."
         )
 
     def _start_workers(self) -> None:
         plan = self._plan
-        settings = WorkerSettings(
-            bootstrap_servers=self._servers,
-            group_id=plan.group_id,
-            topic=plan.topic,
-            delivery=plan.delivery,
-            batch=BATCH,
-            work_ms=WORK_MS,
-            folder=plan.folder,
-        )
-        for number in range(1, plan.consumers + 1):
-            worker = WorkerProcess(f"worker-{number}", settings)
+        for number in range(1, self._options.consumers + 1):
+            settings = WorkerSettings(
+                bootstrap_servers=self._servers,
+                group_id=plan.group_id,
+                client_id=f"worker-{number}",
+                topic=plan.topic,
+                delivery=Delivery(plan.delivery),
+                batch=BATCH,
+                work_ms=WORK_MS,
+                folder=str(plan.folder),
+            )
+            worker = WorkerProcess(settings)
             self._open.callback(worker.close)
             self._workers.append(worker)
         self._title = "Consumers start"
@@ -317,7 +329,7 @@ class Stage(Closing):
 
     def _kill_one(self) -> None:
         self._title = "All consumers work"
-        enough = min(100, self._plan.records // (4 * self._plan.consumers))
+        enough = min(100, self._options.records // (4 * self._options.consumers))
         self._wait(
             lambda: all(worker.processed >= enough for worker in self._holding()),
             SHARE_S,
@@ -331,6 +343,7 @@ class Stage(Closing):
         )
         held = self._held_by(victim.name)
         killed_at = time.monotonic()
+        self._slowest_read_ms = 0
         victim.kill()
         self._update()
         self._killed = victim
@@ -341,24 +354,22 @@ class Stage(Closing):
             f"{victim.done_of_batch} records into a batch of {batch}. "
             f"It held {', '.join(held)}."
         )
-        limit_s = 2 * self._plan.stale_s + RELEASE_S
+        limit_s = 2 * self._options.stale_s + RELEASE_S
         self._wait(
             lambda: not self._held_by(victim.name) and not self._held_by(None),
             limit_s,
             f"Not every partition of {victim.name} was taken over",
         )
-        self._round_trip_ms = self._watch.slowest_read_ms(
-            since_s=killed_at
-        ) + self._producing.slowest_ack_ms(since_s=killed_at)
+        slowest_ack_ms = self._producing.slowest_ack_ms(since_s=killed_at)
+        self._round_trip_ms = self._slowest_read_ms + slowest_ack_ms
         self._report_takeovers()
 
     def _report_takeovers(self) -> None:
-        topic = self._plan.topic
-        for each in self._current_evidence().takeovers():
+        for each in self._read_log().takeovers():
             self._show.step(
-                f"{each.after.client_id} took over {topic}-{each.before.partition} "
+                f"{each.after.client_id} took over {each.after.key.topic_partition} "
                 f"from {each.before.client_id}, {each.took_ms / 1000:.2f} s after its "
-                f"last beat (two intervals are {self._plan.stale_s:.1f} s)."
+                f"last beat (two intervals are {self._options.stale_s:.1f} s)."
             )
 
     def _pause_group(self) -> None:
@@ -370,7 +381,7 @@ class Stage(Closing):
         admin.pause_group(plan.group_id, for_ms=PAUSE_MS, reason="demo")
         self._wait(
             lambda: not self._held(),
-            plan.stale_s + RELEASE_S,
+            self._options.stale_s + RELEASE_S,
             "The paused consumers did not release every partition",
         )
         drained_at_ms = journal.monotonic_ms()
@@ -392,7 +403,7 @@ class Stage(Closing):
         self._title = "The group is resumed"
         self._wait(
             lambda: not self._held_by(None),
-            plan.stale_s + RELEASE_S,
+            self._options.stale_s + RELEASE_S,
             "Not every partition was claimed again after the pause",
         )
         self._show.step("Resumed the group: every partition has an owner again.")
@@ -424,20 +435,25 @@ class Stage(Closing):
         counts = {each.name: len(self._held_by(each.name)) for each in self._workers}
         most = max(counts.values())
         able = [each for each in self._workers if counts[each.name] == most]
-        return random.Random(self._plan.seed).choice(able)  # noqa: S311 - a demo
+        return random.Random(self._options.seed).choice(able)  # noqa: S311 - a demo
 
     def _holding(self) -> list[WorkerProcess]:
         """Return the workers that hold a partition; there may be too few for all."""
         return [worker for worker in self._workers if self._held_by(worker.name)]
 
+    def _owners(self) -> dict[str, tuple[str, str]]:
+        """Return the client and token of each partition that has an owner."""
+        owners = {}
+        for key, state in self._watch.world().standing().items():
+            owner = state.keys[key].owner
+            if key.group_id == self._plan.group_id and owner is not None:
+                place = str(key.topic_partition)
+                owners[place] = owner.client_id, str(state.token(key))
+        return owners
+
     def _holders(self) -> dict[str, str | None]:
-        topic = self._plan.topic
-        known = {
-            str(key.topic_partition): holder.client_id
-            for key, holder in self._watch.holders(self._plan.group_id).items()
-        }
-        names = [f"{topic}-{number}" for number in range(self._plan.partitions)]
-        return {name: known.get(name) for name in names}
+        known = {name: owner for name, (owner, _) in self._owners().items()}
+        return {name: known.get(name) for name in self._names}
 
     def _held_by(self, name: str | None) -> list[str]:
         return [place for place, holder in self._holders().items() if holder == name]
@@ -447,7 +463,7 @@ class Stage(Closing):
 
     def _is_shared(self) -> bool:
         counts = [len(self._held_by(worker.name)) for worker in self._workers]
-        is_whole = sum(counts) == self._plan.partitions
+        is_whole = sum(counts) == self._options.partitions
         return is_whole and max(counts) - min(counts) <= 1
 
     def _is_all_done(self) -> bool:
@@ -475,13 +491,16 @@ class Stage(Closing):
                     raise StepFailed(problem)
             if deadline.is_over:
                 raise StepFailed(f"{what} within {deadline.timeout_ms / 1_000:.0f} s.")
-            time.sleep(POLL_S)
 
     def _wait_for(self, seconds: float) -> None:
         pause = Deadline(int(seconds * 1_000))
         self._wait(lambda: pause.is_over, seconds + 1, "The clock stood")
 
     def _update(self) -> None:
+        for folded in self._watch.read(POLL_MS):
+            # The broker has the clock of this machine.
+            late_ms = time.time_ns() // journal.NS_PER_MS - folded.entry.timestamp_ms
+            self._slowest_read_ms = max(self._slowest_read_ms, late_ms)
         for worker in self._workers:
             for line in worker.read():
                 if line.kind == journal.RECORD:
@@ -489,22 +508,15 @@ class Stage(Closing):
         self._show.update(self._board())
 
     def _board(self) -> Board:
-        plan = self._plan
-        produced = self._producing.written()
-        holders = {
-            key.partition: holder
-            for key, holder in self._watch.holders(plan.group_id).items()
-        }
+        produced, owners = self._producing.written(), self._owners()
         rows = []
-        for number in range(plan.partitions):
-            holder = holders.get(number)
+        for number, name in enumerate(self._names):
+            holder, token = owners.get(name, (None, ""))
             rows.append(
                 PartitionRow(
-                    name=f"{plan.topic}-{number}",
-                    holder=None if holder is None else holder.client_id,
-                    token=""
-                    if holder is None or not holder.client_id
-                    else holder.token,
+                    name=name,
+                    holder=holder,
+                    token=token,
                     processed=len(self._processed[number]),
                     produced=produced.get(number, 0),
                 )
@@ -525,28 +537,29 @@ class Stage(Closing):
     # --- evidence
 
     def _evidence(self) -> Evidence:
+        found = LogEvidence()
         try:
-            self._watch.catch_up()
+            found = self._read_log()
             self._update()
         except MarshalError as error:
             self._problems.append(_sentence(error))
-        return self._current_evidence()
-
-    def _current_evidence(self) -> Evidence:
-        plan = self._plan
         return Evidence(
-            delivery=plan.delivery,
+            delivery=self._plan.delivery,
             produced=dict(self._producing.written()),
             journals={each.name: tuple(each.reader.lines) for each in self._workers},
-            tenures=tenures_of(self._watch.facts(plan.group_id)),
+            log=found,
             killed=None if self._killed is None else self._killed.name,
             pause=self._pause,
-            heartbeat_interval_ms=plan.heartbeat_interval_ms,
-            jitter_ms=plan.jitter_ms,
+            heartbeat_interval_ms=self._options.heartbeat_interval_ms,
+            jitter_ms=self._options.jitter_ms,
             round_trip_ms=self._round_trip_ms,
             batch=BATCH,
-            problems=(*self._problems, *self._watch.findings()),
+            problems=tuple(self._problems),
         )
+
+    def _read_log(self) -> LogEvidence:
+        with LogScan(self._servers) as scan:
+            return LogEvidence.of(scan, self._plan.group_id)
 
 
 def _sentence(error: BaseException) -> str:

@@ -6,17 +6,19 @@ positions from the log alone.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
+from kafka_marshal.history.rows import Interval
+from kafka_marshal.protocol.losses import RELEASED, TAKEN_OVER
 from kafka_marshal_cli.demo.evidence import (
-    RELEASED,
-    TAKEN,
     Evidence,
+    Place,
     Takeover,
-    Tenure,
     Work,
+    place_of,
 )
 
 ROUND_TRIPS = 3
@@ -148,11 +150,12 @@ def judge(evidence: Evidence) -> Verdict:
 
 
 def _no_problems(evidence: Evidence) -> Check:
+    problems = evidence.problems + evidence.log.findings
     return Check.of_none(
         "The round ran as planned",
-        len(evidence.problems),
+        len(problems),
         good="Each step came within its deadline.",
-        bad=" ".join(evidence.problems),
+        bad=" ".join(problems),
         unit="problems",
     )
 
@@ -193,7 +196,7 @@ def _lost_alo(produced: int, lost: tuple[tuple[int, int], ...]) -> Check:
 
 def _duplicates_alo(evidence: Evidence, works: list[Work]) -> list[Check]:
     """Compare duplicates with the records at risk when each claim ended."""
-    tenures = {(t.partition, t.epoch): t for t in evidence.tenures}
+    claims = {place_of(claim): claim for claim in evidence.log.claims}
     before: dict[tuple[int, int], list[Work]] = {}
     duplicates, wrong = 0, []
     for work in works:
@@ -201,10 +204,10 @@ def _duplicates_alo(evidence: Evidence, works: list[Work]) -> list[Check]:
         earlier = before.setdefault(place, [])
         if earlier:
             duplicates += 1
-            if not _is_explained(work, earlier[-1], tenures=tenures):
+            if not _is_explained(work, earlier[-1], claims=claims):
                 wrong.append(place)
         earlier.append(work)
-    takeovers = evidence.takeovers()
+    takeovers = evidence.log.takeovers()
     risked = sum(len(_at_risk(works, each)) for each in takeovers)
     uncommitted = sum(evidence.uncommitted_count(each.before) for each in takeovers)
     bound = risked + uncommitted
@@ -233,14 +236,13 @@ def _duplicates_alo(evidence: Evidence, works: list[Work]) -> list[Check]:
 
 
 def _is_explained(
-    work: Work, earlier: Work, *, tenures: dict[tuple[int, int], Tenure]
+    work: Work, earlier: Work, *, claims: Mapping[Place, Interval]
 ) -> bool:
     """Return whether a takeover explains that a record was processed again."""
-    now = tenures.get((work.partition, work.epoch))
-    then = tenures.get((earlier.partition, earlier.epoch))
-    if now is None or then is None or now.epoch <= then.epoch:
+    now, then = claims.get(work.claim), claims.get(earlier.claim)
+    if now is None or then is None or now.token <= then.token:
         return False
-    return then.ending == TAKEN and work.offset >= now.start
+    return then.ending == TAKEN_OVER and work.offset >= (now.start_position or 0)
 
 
 def _at_risk(works: list[Work], takeover: Takeover) -> list[Work]:
@@ -249,16 +251,16 @@ def _at_risk(works: list[Work], takeover: Takeover) -> list[Work]:
     return [
         work
         for work in works
-        if (work.partition, work.epoch) == (before.partition, before.epoch)
+        if work.claim == place_of(before)
         and work.client_id == before.client_id
-        and work.offset >= after.start
+        and work.offset >= (after.start_position or 0)
     ]
 
 
 def _position_ages(evidence: Evidence, works: list[Work]) -> list[Check]:
     """Check that positions lag by at most one interval of work (PROTOCOL 6.1)."""
     longest_ms, allowed_ms, held = 0, evidence.heartbeat_interval_ms, True
-    for each in evidence.takeovers():
+    for each in evidence.log.takeovers():
         risked = _at_risk(works, each)
         if not risked:
             continue
@@ -304,12 +306,17 @@ def _lost_amo(evidence: Evidence, lost: tuple[tuple[int, int], ...]) -> Check:
     missing = set(lost)
     allowed: set[tuple[int, int]] = set()
     crowded = []
-    ended = [t for t in evidence.tenures if t.ending == TAKEN]
-    for tenure in ended:
-        mine = {(tenure.partition, offset) for offset in tenure.granted()} & missing
+    ended = [claim for claim in evidence.log.claims if claim.ending == TAKEN_OVER]
+    for claim in ended:
+        partition, _ = place = place_of(claim)
+        mine = {
+            (partition, offset)
+            for granted in evidence.log.grants.get(place, ())
+            for offset in range(granted.first, granted.end)
+        } & missing
         allowed |= mine
         if len(mine) > evidence.batch:
-            crowded.append(f"{len(mine)} of partition {tenure.partition}")
+            crowded.append(f"{len(mine)} of partition {partition}")
     strange = sorted(missing - allowed)
     bound = evidence.batch * len(ended)
     text = (
@@ -338,13 +345,13 @@ def _lost_amo(evidence: Evidence, lost: tuple[tuple[int, int], ...]) -> Check:
 
 def _under_claims(evidence: Evidence, works: list[Work]) -> Check:
     """Check each journal line against the claim that its token names."""
-    tenures = {(t.partition, t.epoch): t for t in evidence.tenures}
+    owners = {place_of(claim): claim.client_id for claim in evidence.log.claims}
     wrong = []
     for work in works:
-        tenure = tenures.get((work.partition, work.epoch))
-        is_own = tenure is not None and tenure.client_id == work.client_id
-        is_granted = evidence.delivery != AT_MOST_ONCE or (
-            tenure is not None and tenure.was_granted(work.offset)
+        is_own = owners.get(work.claim) == work.client_id
+        is_granted = evidence.delivery != AT_MOST_ONCE or any(
+            each.first <= work.offset < each.end
+            for each in evidence.log.grants.get(work.claim, ())
         )
         if not (is_own and is_granted):
             wrong.append((work.partition, work.offset))
@@ -362,34 +369,35 @@ def _takeovers(evidence: Evidence) -> list[Check]:
     round_trip_ms = max(1, evidence.round_trip_ms)
     bound_ms = 2 * h_ms + evidence.jitter_ms + ROUND_TRIPS * round_trip_ms
     name = "The dead are replaced in time"
-    after = {id(each.before): each for each in evidence.takeovers()}
+    after = {place_of(each.before): each for each in evidence.log.takeovers()}
     held_by_dead = [
-        tenure
-        for tenure in evidence.tenures
-        if tenure.client_id == evidence.killed and tenure.ending != RELEASED
+        claim
+        for claim in evidence.log.claims
+        if claim.client_id == evidence.killed and claim.ending != RELEASED
     ]
     if not held_by_dead:
         text = "No consumer was killed while it held a partition."
         return [_absent(name, text, bound=bound_ms, unit="ms")]
     checks = []
-    for tenure in held_by_dead:
-        each = after.get(id(tenure))
+    for claim in held_by_dead:
+        partition, _ = place = place_of(claim)
+        each = after.get(place)
         if each is None:
-            text = f"Partition {tenure.partition} was not taken over."
+            text = f"Partition {partition} was not taken over."
             checks.append(_absent(name, text, bound=bound_ms, unit="ms"))
             continue
         took_ms = each.took_ms
         is_early = took_ms <= 2 * h_ms
         text = (
-            f"Partition {tenure.partition}: {each.after.client_id} took it "
-            f"{_seconds(took_ms)} after {tenure.client_id}'s last heartbeat; allowed "
+            f"Partition {partition}: {each.after.client_id} took it "
+            f"{_seconds(took_ms)} after {claim.client_id}'s last heartbeat; allowed "
             f"are {_seconds(bound_ms)}: two intervals, jitter of "
             f"{_seconds(evidence.jitter_ms)} and 3 round trips of "
             f"{_seconds(round_trip_ms)}, the slowest seen."
         )
         if is_early:
             text = (
-                f"Partition {tenure.partition} was taken {_seconds(took_ms)} after "
+                f"Partition {partition} was taken {_seconds(took_ms)} after "
                 f"the last heartbeat, before two intervals of {_seconds(h_ms)} "
                 "were over."
             )

@@ -1,18 +1,19 @@
 """One consumer of the demo, a minimal program that runs in a process of its own.
 
-Run as ``python -m kafka_marshal_cli.demo.worker``. It writes to its journal when it is
-ready, begins when it reads a line from standard input, and ends on SIGTERM or at the
-end of standard input, so it never outlives the demo.
+Run as ``python -m kafka_marshal_cli.demo.worker``, with its settings as JSON. It writes
+to its journal when it is ready, begins when it reads a line from standard input, and
+ends on SIGTERM or at the end of standard input, so it never outlives the demo.
 """
 
-import argparse
 import logging
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+
+import msgspec
 
 from kafka_marshal import (
     Batch,
@@ -26,19 +27,48 @@ from kafka_marshal import (
 from kafka_marshal_cli.demo import journal
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a worker.
+
+    Attributes:
+        bootstrap_servers: Addresses of the cluster.
+        group_id: Its group.
+        client_id: Its name, also that of its journal.
+        topic: Data topic.
+        delivery: The guarantee.
+        batch: Most records of a batch.
+        work_ms: How long it works on a record.
+        folder: Folder of journals, logs and identities.
+    """
+
+    bootstrap_servers: str
+    group_id: str
+    client_id: str
+    topic: str
+    delivery: Delivery
+    batch: int
+    work_ms: float
+    folder: str
+
+    @property
+    def journal_path(self) -> Path:
+        """Path of its journal."""
+        return Path(self.folder, f"{self.client_id}.journal")
+
+
+def main(argument: str) -> int:
     """Consume until SIGTERM; return the exit code."""
-    given = _parse(arguments)
+    given = msgspec.json.decode(argument, type=WorkerSettings)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
     logging.getLogger("kafka").setLevel(logging.WARNING)
-    writer = journal.JournalWriter(given.journal)
+    writer = journal.JournalWriter(given.journal_path)
     with Marshal(
-        given.bootstrap_server,
-        group_id=given.group,
+        given.bootstrap_servers,
+        group_id=given.group_id,
         client_id=given.client_id,
-        state_dir=given.state_dir,
+        state_dir=Path(given.folder, "state"),
     ) as marshal:
         writer.write(journal.READY)
         if not sys.stdin.readline():
@@ -49,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _consume(
-    marshal: Marshal, given: argparse.Namespace, writer: journal.JournalWriter
+    marshal: Marshal, given: WorkerSettings, writer: journal.JournalWriter
 ) -> None:
     def on_claimed(place: TopicPartition, token: Token) -> None:
         writer.write(journal.CLAIMED, place.partition, token=str(token))
@@ -60,7 +90,7 @@ def _consume(
 
     with marshal.consumer(
         given.topic,
-        delivery=Delivery(given.delivery),
+        delivery=given.delivery,
         max_poll_records=given.batch,
         # A crash may lose exactly one batch, which the verdict checks.
         max_granted_batches=1,
@@ -70,7 +100,7 @@ def _consume(
         marshal.stop_on_signals((signal.SIGTERM,))
         _call_at_end_of_input(consumer.stop)
         # At most once, the grant was the commit.
-        is_alo = given.delivery == Delivery.AT_LEAST_ONCE.value
+        is_alo = given.delivery is Delivery.AT_LEAST_ONCE
         commit = consumer.commit if is_alo else None
         for batch in consumer.batches():
             try:
@@ -116,19 +146,5 @@ def _call_at_end_of_input(stop: Callable[[], None]) -> None:
     threading.Thread(target=wait, name="watch-parent", daemon=True).start()
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("bootstrap-server", "group", "client-id", "topic"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument(
-        "--delivery", required=True, choices=[each.value for each in Delivery]
-    )
-    parser.add_argument("--journal", required=True, type=Path)
-    parser.add_argument("--state-dir", required=True, type=Path)
-    parser.add_argument("--batch", type=int, default=50)
-    parser.add_argument("--work-ms", type=float, default=3.0)
-    return parser.parse_args(arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1]))

@@ -1,58 +1,68 @@
-"""Log facts become tenures."""
+"""The log becomes claims, grants, takeovers and findings."""
+
+import pytest
+from logkit import KEY, H, Log, beat, claim, messages, release
 
 from kafka_marshal import Key
+from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.types import OffsetRange
-from kafka_marshal.testing.watching import Fact
-from kafka_marshal_cli.demo.evidence import Evidence, epoch_of, tenures_of
+from kafka_marshal_cli.demo import evidence
+from kafka_marshal_cli.demo.evidence import Evidence, LogEvidence, epoch_of, place_of
 from kafka_marshal_cli.demo.journal import Line
 
-KEY = Key("g", "t", 0)
+OTHER = Key("other", "t", 0)
 
 
-def fact(effect, client_id, epoch, offset, *, position=None, granted=None):
-    time_ms = offset * 10
-    return Fact(
-        key=KEY,
-        effect=effect,
-        client_id=client_id,
-        epoch=epoch,
-        offset=offset,
-        timestamp_ms=time_ms,
-        position=position,
-        granted=granted,
-    )
+def of(log):
+    return LogEvidence.of(((0, entry) for entry in log.entries), "g")
 
 
 def test_a_claim_that_is_released_and_one_that_is_taken():
-    facts = [
-        fact("claimed", "a", 1, 1),
-        fact("renewed", "a", 1, 2, position=0),
-        fact("granted", "a", 1, 3, position=5, granted=OffsetRange(0, 5)),
-        fact("released", "a", 1, 4, position=5),
-        fact("claimed", "b", 5, 5, position=5),
-        fact("renewed", "b", 5, 6, position=7),
-        fact("position_only", "b", 5, 7, position=8),
-        fact("claimed", "c", 8, 8, position=8),
+    log = Log()
+    log.claimed(key=OTHER)
+    one = log.claimed("a")
+    log.append(messages(one, 0, 4, client="a"))
+    log.append(messages(one, 0, 2, client="a"))  # nothing is left
+    log.append(release(one, 5, client="a"))
+    two = log.claimed("b")
+    log.append(beat(two, 7, client="b"), after=H)
+    three = log.one(claim("c", expected=two), after=2 * H + 1).epoch
+    found = of(log)
+    assert [(each.client_id, each.ending) for each in found.claims] == [
+        ("a", "released"),
+        ("b", "taken_over"),
+        ("c", "open"),
     ]
-    first, second, third = tenures_of(facts)
-    assert (first.ending, first.grants, first.start) == (
-        "released",
-        [OffsetRange(0, 5)],
-        0,
-    )
-    assert (second.ending, second.start) == ("taken", 5)
-    # Under a pause a beat moves the position and does not renew.
-    assert (second.claimed_ms, second.renewed_ms) == (50, 60)
-    assert (third.ending, third.start, third.claimed_ms) == ("held", 8, 80)
-    evidence = evidence_of(tenures=(first, second, third))
+    assert [place_of(each) for each in found.claims] == [(0, one), (0, two), (0, three)]
+    assert [each.start_position for each in found.claims] == [None, 5, 7]
+    assert found.grants == {(0, one): [OffsetRange(0, 5)]}
+    assert found.findings == ()
     ((before, after, took_ms),) = [
-        (each.before, each.after, each.took_ms) for each in evidence.takeovers()
+        (each.before, each.after, each.took_ms) for each in found.takeovers()
     ]
-    assert (before, after, took_ms) == (second, third, 20)
+    assert (before, after) == found.claims[1:]
+    assert took_ms == 2 * H + 1
 
 
-def test_uncommitted_records_are_the_rest_of_the_last_batch():
-    (tenure,) = tenures_of([fact("claimed", "a", 1, 1)])
+def test_violations_are_found(monkeypatch):
+    def spoil(world, entry):
+        transitions = apply(world, entry)
+        if transitions[0].effect == "renewed":
+            world.keys[KEY].owner = ("nobody", b"")
+        return transitions
+
+    monkeypatch.setattr(evidence, "apply", spoil)
+    log = Log()
+    log.append(beat(log.claimed(), 5))
+    (found,) = of(log).findings
+    assert found.startswith("S1: offset 2: ")
+
+
+@pytest.mark.parametrize("has_journal", [True, False])
+def test_uncommitted_records_are_the_rest_of_the_last_batch(has_journal):
+    log = Log()
+    assert log.claimed("a") == 1
+    (held,) = of(log).claims
     lines = (
         Line(at=1, kind="batch", partition=0, offset=0, last=4, token="7.0.1"),
         *(
@@ -64,9 +74,8 @@ def test_uncommitted_records_are_the_rest_of_the_last_batch():
         Line(at=5, kind="record", partition=0, offset=5, token="7.0.1"),
         Line(at=6, kind="batch", partition=0, offset=50, last=99, token="7.0.30"),
     )
-    evidence = evidence_of(journals={"a": lines})
-    assert evidence.uncommitted_count(tenure) == 4
-    assert evidence_of().uncommitted_count(tenure) == 0
+    found = evidence_of({"a": lines} if has_journal else {})
+    assert found.uncommitted_count(held) == (4 if has_journal else 0)
 
 
 def test_epoch_is_the_last_part_of_a_token():
@@ -74,12 +83,12 @@ def test_epoch_is_the_last_part_of_a_token():
     assert epoch_of("") == -1
 
 
-def evidence_of(*, journals=None, tenures=()):
+def evidence_of(journals):
     return Evidence(
         delivery="alo",
         produced={},
-        journals=journals or {},
-        tenures=tenures,
+        journals=journals,
+        log=LogEvidence(),
         killed=None,
         pause=None,
         heartbeat_interval_ms=1,

@@ -6,7 +6,8 @@ import attrs
 import pytest
 
 from kafka_marshal import ConfigurationError
-from kafka_marshal_cli.demo.play import DemoOptions, Outcome
+from kafka_marshal_cli.demo.play import Outcome
+from kafka_marshal_cli.demo.stage import DemoOptions
 from kafka_marshal_cli.demo.verdict import Check, Verdict
 
 OPTIONS = DemoOptions(

@@ -1,10 +1,13 @@
 """The verdict must be able to say no: each guarantee, kept and broken."""
 
 import attrs
+import msgspec
 import pytest
 
+from kafka_marshal import Key, Token
+from kafka_marshal.history.rows import Interval, Moment
 from kafka_marshal.protocol.types import OffsetRange
-from kafka_marshal_cli.demo.evidence import Evidence, Pause, Tenure
+from kafka_marshal_cli.demo.evidence import Evidence, LogEvidence, Pause
 from kafka_marshal_cli.demo.journal import Line
 from kafka_marshal_cli.demo.verdict import judge
 
@@ -14,8 +17,27 @@ PAUSE = Pause(asked_at_ms=5_000, drained_at_ms=5_300, ended_at_ms=7_300)
 
 # What one partition of 20 records sees at least once: worker a handles 0 to 9 and
 # dies, the log knows of 6, worker b resumes there, the group rests, c ends it.
-DEAD = {"claimed_ms": 100, "renewed_ms": 600, "ending": "taken"}
+DEAD = {"claimed_ms": 100, "renewed_ms": 600, "ending": "taken_over"}
 SUCCESSOR = {"claimed_ms": 600 + 2 * H + 50, "renewed_ms": 4_900, "ending": "released"}
+
+
+def claim(
+    client_id, epoch, position, *, claimed_ms=7_400, renewed_ms=7_400, ending="open"
+):
+    return Interval(
+        key=Key("g", "t", 0),
+        client_id=client_id,
+        incarnation=client_id.encode(),
+        token=Token(1, 0, epoch),
+        effect="claimed",
+        why=None,
+        start=Moment(epoch, claimed_ms, claimed_ms),
+        heartbeat_interval_ms=H,
+        renewed_offset=epoch,
+        renewed_ms=renewed_ms,
+        start_position=position,
+        ending=ending,
+    )
 
 
 def batch(at, first, last, epoch):
@@ -38,17 +60,10 @@ def records(at, first, last, epoch):
 
 
 def alo(**changes):
-    tenures = (
-        Tenure(partition=0, epoch=3, client_id="a", start=0, **DEAD),
-        Tenure(partition=0, epoch=9, client_id="b", start=6, **SUCCESSOR),
-        Tenure(
-            partition=0,
-            epoch=20,
-            client_id="c",
-            start=15,
-            claimed_ms=7_400,
-            renewed_ms=7_400,
-        ),
+    claims = (
+        claim("a", 3, None, **DEAD),
+        claim("b", 9, 6, **SUCCESSOR),
+        claim("c", 20, 15),
     )
     journals = {
         "a": (
@@ -62,7 +77,7 @@ def alo(**changes):
         delivery="alo",
         produced={0: 20},
         journals=journals,
-        tenures=tenures,
+        log=LogEvidence(claims=claims),
         killed="a",
         pause=PAUSE,
         heartbeat_interval_ms=H,
@@ -75,39 +90,23 @@ def alo(**changes):
 
 def amo(**changes):
     """The same at most once: a was granted 5 to 9 and processed 5 and 6."""
-    tenures = (
-        Tenure(
-            partition=0,
-            epoch=3,
-            client_id="a",
-            start=0,
-            **DEAD,
-            grants=[OffsetRange(0, 5), OffsetRange(5, 10)],
-        ),
-        Tenure(
-            partition=0,
-            epoch=9,
-            client_id="b",
-            start=10,
-            **SUCCESSOR,
-            grants=[OffsetRange(10, 15)],
-        ),
-        Tenure(
-            partition=0,
-            epoch=20,
-            client_id="c",
-            start=15,
-            claimed_ms=7_400,
-            renewed_ms=7_400,
-            grants=[OffsetRange(15, 20)],
-        ),
+    claims = (
+        claim("a", 3, None, **DEAD),
+        claim("b", 9, 10, **SUCCESSOR),
+        claim("c", 20, 15),
     )
+    grants = {
+        (0, 3): [OffsetRange(0, 5), OffsetRange(5, 10)],
+        (0, 9): [OffsetRange(10, 15)],
+        (0, 20): [OffsetRange(15, 20)],
+    }
     journals = {
         "a": (*records(501, 0, 4, 3), *records(601, 5, 6, 3)),
         "b": tuple(records(4_701, 10, 14, 9)),
         "c": tuple(records(7_501, 15, 19, 20)),
     }
-    base = alo(delivery="amo", tenures=tenures, journals=journals)
+    log = LogEvidence(claims=claims, grants=grants)
+    base = alo(delivery="amo", log=log, journals=journals)
     return attrs.evolve(base, **changes)
 
 
@@ -127,10 +126,14 @@ def without(evidence, name, *offsets):
     return attrs.evolve(evidence, journals=journals)
 
 
-def with_tenure(evidence, index, **changes):
-    tenures = list(evidence.tenures)
-    tenures[index] = attrs.evolve(tenures[index], **changes)
-    return attrs.evolve(evidence, tenures=tuple(tenures))
+def with_claim(evidence, index, **changes):
+    claims = list(evidence.log.claims)
+    claims[index] = msgspec.structs.replace(claims[index], **changes)
+    return with_log(evidence, claims=tuple(claims))
+
+
+def with_log(evidence, **changes):
+    return attrs.evolve(evidence, log=attrs.evolve(evidence.log, **changes))
 
 
 def broken(evidence):
@@ -169,6 +172,7 @@ REPLACED = "The dead are replaced in time"
 RESTS = "A paused group rests"
 CLAIMED = "All work is done under a claim"
 REAL = "Real records, real work"
+RAN = "The round ran as planned"
 
 BROKEN_ALO = [
     pytest.param(without(alo(), "c", 17), [LOST], id="lost-of-the-living"),
@@ -191,7 +195,7 @@ BROKEN_ALO = [
         id="duplicate-after-a-release",
     ),
     pytest.param(
-        with_tenure(alo(), 0, ending="released"),
+        with_claim(alo(), 0, ending="released"),
         [DUPLICATES, REPLACED],
         id="duplicate-without-takeover",
     ),
@@ -216,12 +220,14 @@ BROKEN_AMO = [
     pytest.param(amo(produced={0: 21}), [LOSSES], id="lost-without-grant"),
     pytest.param(amo(batch=2), [LOSSES], id="more-than-a-batch"),
     pytest.param(
-        with_tenure(amo(), 1, grants=[]), [CLAIMED], id="processed-without-grant"
+        with_log(amo(), grants={(0, 3): [OffsetRange(0, 10)]}),
+        [CLAIMED],
+        id="processed-without-grant",
     ),
 ]
 LATE_MS = 600 + 2 * H + H // 10 + 3 * 20
 BROKEN_BOTH = [
-    pytest.param({"problems": ("Late.",)}, "The round ran as planned", id="late"),
+    pytest.param({"problems": ("Late.",)}, RAN, id="late"),
     pytest.param({"killed": None}, REPLACED, id="nobody-killed"),
     pytest.param({"killed": "nobody"}, REPLACED, id="killed-held-nothing"),
     pytest.param({"pause": None}, RESTS, id="no-pause"),
@@ -267,13 +273,14 @@ def test_broken_round_is_caught(make, changes, name):
     ],
 )
 def test_takeover_is_neither_early_nor_late(make, claimed_ms, is_held):
-    found = broken(with_tenure(make(), 1, claimed_ms=claimed_ms))
+    start = Moment(9, claimed_ms, claimed_ms)
+    found = broken(with_claim(make(), 1, start=start))
     assert found == ([] if is_held else [REPLACED])
 
 
 def test_a_partition_that_nobody_took_is_caught():
     evidence = alo()
-    assert REPLACED in broken(attrs.evolve(evidence, tenures=evidence.tenures[:1]))
+    assert REPLACED in broken(with_log(evidence, claims=evidence.log.claims[:1]))
 
 
 @pytest.mark.parametrize(
@@ -289,7 +296,11 @@ def test_work_without_a_claim_is_caught(token):
     assert broken(with_lines(alo(produced={0: 21}), "c", line)) == [CLAIMED]
 
 
+def test_an_invariant_of_the_log_that_is_violated_is_caught():
+    assert broken(with_log(alo(), findings=("S1: offset 2: wrong",))) == [RAN]
+
+
 def test_a_verdict_about_nothing_is_no_verdict():
-    nothing = alo(produced={}, journals={}, tenures=(), killed=None, pause=None)
+    nothing = alo(produced={}, journals={}, log=LogEvidence(), killed=None, pause=None)
     assert not judge(nothing).held
     assert REAL in broken(nothing)
