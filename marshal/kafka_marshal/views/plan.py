@@ -3,9 +3,9 @@
 It reads ``World``s and writes nothing (PROTOCOL 9.2).
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import attrs
 
@@ -53,55 +53,6 @@ class PlannedKey:
     state: str
 
 
-class Lag(NamedTuple):
-    """Records of some partitions between their positions and the ends of their logs.
-
-    Attributes:
-        known: Their number in the partitions of which position and end are known; None
-            if there are only others.
-        unknown_count: Number of the other partitions.
-    """
-
-    known: int | None
-    unknown_count: int
-
-
-@attrs.frozen(kw_only=True)
-class MemberPlan:
-    """A live member, and what the open entries of the Plan change for it.
-
-    Attributes:
-        client_id: Its name.
-        host: Its machine.
-        rack: Its rack, "" = unknown.
-        limit: Most partitions that it may hold, None = any number.
-        target: Number of partitions beyond which others are preferred, None = none.
-        directive: ``drain`` or ``cordon`` if it takes nothing, else None.
-        held: How many it holds.
-        gains: How many it is to get.
-        losses: How many it is to give.
-        lag: Lag of those that it holds.
-        standbys: For how many it stands by (PROTOCOL 9.9).
-    """
-
-    client_id: str
-    host: str
-    rack: str
-    limit: int | None
-    target: int | None
-    directive: str | None
-    held: int
-    gains: int
-    losses: int
-    lag: Lag
-    standbys: int
-
-    @property
-    def planned(self) -> int:
-        """How many it holds once the Plan is fulfilled."""
-        return self.held + self.gains - self.losses
-
-
 @attrs.frozen(kw_only=True)
 class PlanView:
     """The Plan of a group.
@@ -116,9 +67,13 @@ class PlanView:
         log_time_ms: Log time of that record, or None.
         planner_version: Version of the planner, or None.
         input_digest: Digest of the planner's input in hex, or None.
-        members: The live members, in order of name.
+        members: The live members, in order of name, as ``marshal plan show`` prints
+            them: ``limit`` and ``target`` are None for none, a count is one of
+            partitions, and those by ``planned_count`` are held once the Plan is
+            fulfilled.
         keys: Its entries, in order.
-        lag: Lag of all partitions of the group.
+        lag: Lag of all partitions of the group, as a fact: records between positions
+            and ends of logs, where both are known, and the number of other partitions.
         standbys: Who stands by for owned partitions, in order; those for which nobody
             does are missing.
         given: What a planner would plan from now.
@@ -133,9 +88,9 @@ class PlanView:
     log_time_ms: int | None
     planner_version: int | None
     input_digest: str | None
-    members: tuple[MemberPlan, ...]
+    members: tuple[dict[str, Any], ...]
     keys: tuple[PlannedKey, ...]
-    lag: Lag
+    lag: Mapping[str, int | None]
     standbys: Mapping[TopicPartition, tuple[str, ...]]
     given: PlanInput
 
@@ -236,8 +191,8 @@ def plan_object(
         "input_digest": view.input_digest,
         "open_count": sum(each.state == OPEN for each in view.keys),
         "uncovered_count": len(uncovered),
-        **_lag_object(view.lag),
-        "members": [_member_object(each) for each in view.members],
+        **view.lag,
+        "members": list(view.members),
         "keys": [
             {
                 **each.key._asdict(),
@@ -251,27 +206,6 @@ def plan_object(
         "standbys": _standby_rows(view.standbys),
         "uncovered": uncovered,
     }
-
-
-def _member_object(member: MemberPlan) -> dict[str, Any]:
-    return {
-        "client_id": member.client_id,
-        "host": member.host,
-        "rack": member.rack,
-        "limit": member.limit,
-        "target": member.target,
-        "directive": member.directive,
-        "held_count": member.held,
-        "planned_count": member.planned,
-        "gains_count": member.gains,
-        "losses_count": member.losses,
-        **_lag_object(member.lag),
-        "standbys_count": member.standbys,
-    }
-
-
-def _lag_object(lag: Lag) -> dict[str, Any]:
-    return {"lag": lag.known, "lag_unknown_count": lag.unknown_count}
 
 
 def explain_key(
@@ -456,11 +390,13 @@ def _lags(
     return found
 
 
-def _lag(lags: Iterable[int | None]) -> Lag:
+def _lag(lags: Iterable[int | None]) -> dict[str, int | None]:
+    """Return the lag of partitions as a fact; None where none of them is known."""
     rows = list(lags)
     known = [each for each in rows if each is not None]
     unknown_count = len(rows) - len(known)
-    return Lag(sum(known) if known or not unknown_count else None, unknown_count)
+    lag = sum(known) if known or not unknown_count else None
+    return {"lag": lag, "lag_unknown_count": unknown_count}
 
 
 def _members(
@@ -470,28 +406,31 @@ def _members(
     keys: tuple[PlannedKey, ...],
     lags: Mapping[TopicPartition, int | None],
     standbys: Mapping[TopicPartition, tuple[str, ...]],
-) -> tuple[MemberPlan, ...]:
-    held: dict[str | None, list[int | None]] = {}
+) -> tuple[dict[str, Any], ...]:
+    held: defaultdict[str | None, list[int | None]] = defaultdict(list)
     for place, holder in situation.holders.items():
-        held.setdefault(holder, []).append(lags[place])
+        held[holder].append(lags[place])
     warm = Counter(name for names in standbys.values() for name in names)
     still_open = [each for each in keys if each.state == OPEN]
     gains = Counter(each.planned for each in still_open)
     losses = Counter(situation.holders.get(each.key) for each in still_open)
     return tuple(
-        MemberPlan(
-            client_id=each.name,
-            host=each.host,
-            rack=each.rack,
-            limit=each.limit,
-            target=each.target,
-            directive=directives[each.name],
-            held=len(held.get(each.name, ())),
-            gains=gains[each.name],
-            losses=losses[each.name],
-            lag=_lag(held.get(each.name, ())),
-            standbys=warm[each.name],
-        )
+        {
+            "client_id": each.name,
+            "host": each.host,
+            "rack": each.rack,
+            "limit": each.limit,
+            "target": each.target,
+            "directive": directives[each.name],
+            "held_count": len(held[each.name]),
+            "planned_count": len(held[each.name])
+            + gains[each.name]
+            - losses[each.name],
+            "gains_count": gains[each.name],
+            "losses_count": losses[each.name],
+            **_lag(held[each.name]),
+            "standbys_count": warm[each.name],
+        }
         for each in situation.given.members
     )
 
