@@ -8,12 +8,9 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice, zip_longest
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import attrs
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 SCHEMA = 1
 NOTHING = "-"
@@ -189,30 +186,6 @@ def _cells(section: Section) -> list[list[str]]:
     ]
 
 
-def grid(section: Section, *, width: int | None = None) -> "Table":
-    """Return a section as a table of rich, that fits into a width if it can.
-
-    Titles and text fold at spaces; names, times and numbers stay whole, so that they
-    can be read and copied. A table that does not fit even so has its full width.
-    """
-    from rich.table import Table
-    from rich.text import Text
-
-    cells = _cells(section)
-    titles = [each.header for each in section.columns]
-    widths: Sequence[int | None] = [None] * len(titles)
-    if width is not None and (found := _layout(titles, cells, width)) is not None:
-        titles, widths = found
-    drawn = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for title, cell_width, each in zip(titles, widths, section.columns, strict=True):
-        side: Literal["left", "right"] = "right" if each.is_number else "left"
-        drawn.add_column(title, justify=side, overflow="fold", width=cell_width)
-    for row in cells:
-        # Text, never markup: a name like [red] is only a name.
-        drawn.add_row(*map(Text, row))
-    return drawn
-
-
 def _layout(
     titles: Sequence[str], cells: Sequence[Sequence[str]], width: int
 ) -> tuple[list[str], list[int]] | None:
@@ -273,7 +246,10 @@ def fitting(
 
 
 def table(section: Section, *, width: int | None = None, is_color: bool = False) -> str:
-    """Return a section as text in columns, as ``grid`` would draw it.
+    """Return a section as text in columns that fits into a width if it can.
+
+    Titles and text fold at spaces; names, times and numbers stay whole, so that they
+    can be read and copied. A table that does not fit even so has its full width.
 
     rich takes half a millisecond for each row: it only folds what is too wide.
 

@@ -26,9 +26,9 @@ from kafka_marshal_cli.render import (
     Section,
     escape,
     fitting,
-    grid,
     lines,
     log_place,
+    table,
     to_json,
 )
 from kafka_marshal_cli.shared import (
@@ -251,8 +251,9 @@ class TableView:
             head += f"; no room for {', '.join(left_out)}"
         count = room()
         more = [Text(f"... and {len(rows) - count} more")] if rows[count:] else []
-        table = grid(attrs.evolve(section, rows=section.rows[:count]), width=width)
-        return Group(Text(head), table, *more, *changes)
+        shown = attrs.evolve(section, rows=section.rows[:count])
+        drawn = Text.from_ansi(table(shown, width=width, is_color=True))
+        return Group(Text(head), drawn, *more, *changes)
 
 
 def _is_fresh(row: Row) -> bool:

@@ -2,12 +2,14 @@
 
 import json
 import re
+from collections import Counter
 from io import StringIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from kafka_marshal.clock import duration
@@ -20,7 +22,6 @@ from kafka_marshal_cli.render import (
     escape,
     escape_lines,
     fitting,
-    grid,
     json_parts,
     lines,
     people,
@@ -139,12 +140,26 @@ FIELDS = (Column("A", lambda row: row[0]), Column("NUMBER", lambda row: row[1], 
     st.none() | st.integers(1, 50),
     st.booleans(),
 )
-def test_a_table_is_the_one_of_rich(rows, width, is_color):
+def test_a_table_has_what_its_cells_have(rows, width, is_color):
     section = Section("x", rows, (*FIELDS, Column("LAST", lambda row: row[2])))
-    shown = table(section, width=width, is_color=is_color)
-    drawn = StringIO()
-    Console(file=drawn, width=100_000).print(grid(section, width=width))
-    assert uncolored(shown) == uncolored(drawn.getvalue().removesuffix("\n"))
+    shown = "".join(uncolored(table(section, width=width, is_color=is_color)))
+    cells = "".join(escape(cell) for row in rows for cell in row)
+    assert Counter("".join(shown.split())) == Counter(
+        "".join(f"A NUMBER LAST {cells}".split())
+    )
+
+
+@given(st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=4))
+def test_a_table_is_the_one_of_rich(rows):
+    drawn = Table(box=None, pad_edge=False, show_edge=False)
+    drawn.add_column("A")
+    drawn.add_column("NUMBER", justify="right")
+    for row in rows:
+        drawn.add_row(*(Text(escape(cell)) for cell in row))
+    screen = StringIO()
+    Console(file=screen, width=100_000).print(drawn)
+    shown = table(Section("x", rows, FIELDS))
+    assert uncolored(shown) == uncolored(screen.getvalue().removesuffix("\n"))
 
 
 def uncolored(text):
