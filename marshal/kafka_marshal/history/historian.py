@@ -6,11 +6,10 @@ account of each claim (the epoch that a record named, the position before), whic
 detects a fold that breaks a rule.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.history.pauses import Pauses
 from kafka_marshal.history.rows import (
     GRANTED,
@@ -24,7 +23,6 @@ from kafka_marshal.history.rows import (
     Interval,
     Moment,
     PauseRow,
-    Planned,
     PositionRow,
     Rejected,
     Row,
@@ -139,27 +137,11 @@ def note_waiting(
     track.waiting = waiting[-CONTENDERS_MAX:]
 
 
-def taken_away(
-    tracks: Mapping[Key, Track], client_id: str, *, at: Moment, until_ms: int | None
-) -> Iterator[Interval]:
-    """Yield the open claims, all of which a Reset ends (PROTOCOL 7.6).
-
-    Args:
-        tracks: Every key.
-        client_id: The sender of the Reset.
-        at: Its place in the log.
-        until_ms: Log time until which nothing can be claimed, or None.
-    """
-    for _, track in sorted(tracks.items()):
-        # Log time is now that of the carried state, which may be long ago.
-        track.sample_due_ms = min(track.sample_due_ms, at.log_ms)
-        interval = track.interval
-        if interval.ending == OPEN:
-            interval.ending, interval.ended_by = RELEASED, client_id
-            interval.reason, interval.end = RESET, at
-            track.kept_ms = at.log_ms if until_ms is None else until_ms
-            track.waiting = []
-            yield interval
+def release(interval: Interval, by: str, *, reason: str | None, at: Moment) -> Interval:
+    """End a claim whose key has no owner then; return it."""
+    interval.ending, interval.ended_by = RELEASED, by
+    interval.reason, interval.end = reason, at
+    return interval
 
 
 def handoff(before: Interval, after: Interval, *, track: Track) -> Handoff:
@@ -194,7 +176,6 @@ SAMPLE_MS_DEFAULT = 60_000
 AGES_PER_H = 20
 AGES_MAX = 4 * AGES_PER_H
 GONE_KEYS_MIN = 64
-_FORMAT_VERSION = 4
 _BEATS = (Heartbeat, BatchHeartbeat)
 _ADMINS = (ForgettingPartition, StagePosition, DecidePosition, ResolvePosition)
 
@@ -202,7 +183,8 @@ _ADMINS = (ForgettingPartition, StagePosition, DecidePosition, ResolvePosition)
 class Historian(msgspec.Struct, gc=False, kw_only=True):
     """Observes the fold of one coordinating partition.
 
-    It starts at the first entry, or at a checkpoint (``begin``).
+    It starts at the first entry, or at a checkpoint (``begin``). An audit stores it
+    between two runs.
 
     Attributes:
         sample_ms: Log time between two samples of a key's position.
@@ -319,41 +301,6 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
                 yield track.interval
         for _, pause in sorted(self.pauses.lasting.items()):
             yield pause
-
-    def to_bytes(self) -> bytes:
-        """Return the whole historian as bytes for ``from_bytes``."""
-        fields = [getattr(self, name) for name in self.__struct_fields__]
-        fields[1] = list(self.tracks.values())
-        fields[2] = list(self.pauses.lasting.values())
-        scheduled = [[*name, each] for name, each in self.pauses.scheduled.items()]
-        return msgspec.msgpack.encode([_FORMAT_VERSION, *fields, scheduled])
-
-    @classmethod
-    def from_bytes(cls, value: bytes) -> "Historian":
-        """Return the historian that ``to_bytes`` wrote.
-
-        Raises:
-            MalformedRecord: The bytes are not a historian of this version.
-        """
-        try:
-            version, sample_ms, tracks, pauses, *counted = _DECODER.decode(value)
-        except msgspec.MsgspecError as error:
-            raise MalformedRecord(f"not a history: {error}") from error
-        if version != _FORMAT_VERSION:
-            raise MalformedRecord(f"a history of version {version} is unknown")
-        ages, entries_count, first_offset, resets_count, schedule = counted
-        return cls(
-            sample_ms=sample_ms,
-            tracks={track.interval.key: track for track in tracks},
-            pauses=Pauses(
-                {(pause.group_id, pause.op_id): pause for pause in pauses},
-                {(group_id, op_id): planned for group_id, op_id, planned in schedule},
-            ),
-            ages=ages,
-            entries_count=entries_count,
-            first_offset=first_offset,
-            resets_count=resets_count,
-        )
 
     def _beats(
         self, world: WorldState, transitions: Transitions, *, at: Moment
@@ -494,9 +441,7 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
         for key in sorted(self.tracks.keys() - world.keys.keys()):
             interval = self.tracks.pop(key).interval
             if interval.ending == OPEN:
-                interval.ending, interval.ended_by = RELEASED, record.client_id
-                interval.reason, interval.end = MOVED, at
-                yield interval
+                yield release(interval, record.client_id, reason=MOVED, at=at)
 
     def _of_owner(
         self, world: WorldState, transition: Transition, *, at: Moment
@@ -586,12 +531,10 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
         at: Moment,
     ) -> Interval:
         interval = track.interval
-        interval.ending, interval.ended_by = RELEASED, record.client_id
-        interval.reason, interval.end = record.reason, at
         kept = world.keys[interval.key].handoff
         track.kept_ms = at.log_ms if kept is None else kept[1]
         track.waiting = []
-        return interval
+        return release(interval, record.client_id, reason=record.reason, at=at)
 
     def _administered(self, transition: Transition, *, at: Moment) -> Iterator[Row]:
         """Apply an admin's record about keys, which may end the claims of owners."""
@@ -609,11 +552,8 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
             self.tracks.pop(key, None)
             reason = FORGOTTEN
         if track is not None and track.interval.ending == OPEN:
-            interval = track.interval
-            interval.ending, interval.ended_by = RELEASED, record.client_id
-            interval.reason, interval.end = reason, at
             track.kept_ms = at.log_ms
-            yield interval
+            yield release(track.interval, record.client_id, reason=reason, at=at)
 
     def _sample(self, world: WorldState, track: Track, *, at: Moment) -> PositionRow:
         track.sample_due_ms = at.log_ms + self.sample_ms
@@ -672,24 +612,16 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
                 track.waiting = []
 
     def _reset(self, world: WorldState, record: Reset, *, at: Moment) -> Iterator[Row]:
-        # The carried state has no owners.
+        """End all open claims: the carried state has no owners (PROTOCOL 7.6)."""
         self.resets_count += 1
-        quiet_ms, by = world.quiet_until_ms, record.client_id
-        yield from taken_away(self.tracks, by, at=at, until_ms=quiet_ms)
-
-
-Fields = tuple[
-    int,
-    int,
-    list[Track],
-    list[PauseRow],
-    dict[str, list[int]],
-    int,
-    int | None,
-    int,
-    list[tuple[str, bytes, Planned]],
-]
-_DECODER = msgspec.msgpack.Decoder(Fields)
+        quiet_ms = world.quiet_until_ms
+        for _, track in sorted(self.tracks.items()):
+            # Log time is now that of the carried state, which may be long ago.
+            track.sample_due_ms = min(track.sample_due_ms, at.log_ms)
+            if track.interval.ending == OPEN:
+                track.kept_ms = at.log_ms if quiet_ms is None else quiet_ms
+                track.waiting = []
+                yield release(track.interval, record.client_id, reason=RESET, at=at)
 
 
 def _rejected(world: WorldState, transition: Transition, *, at: Moment) -> Rejected:

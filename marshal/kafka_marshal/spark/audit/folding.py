@@ -45,7 +45,7 @@ from kafka_marshal.views.log_scan import runs_to, unknown_text
 # Entries at the start of a partition, of which one must be a record of the protocol.
 FIRST_ENTRIES = 1_000
 VERSION = 1
-Fields = tuple[int, bytes, bytes, list[tuple[bytes, int, int, int]]]
+Fields = tuple[int, bytes, msgspec.Raw, list[tuple[bytes, int, int, int]]]
 _DECODER = msgspec.msgpack.Decoder(Fields)
 
 
@@ -316,8 +316,7 @@ def to_checkpoint(world: WorldState, historian: Historian) -> bytes | None:
         (encode(each.record), each.since_offset, each.offset, each.seen_ms)
         for each in world.soft.members.values()
     ]
-    fields = (VERSION, to_bytes(world), historian.to_bytes(), members)
-    return msgspec.msgpack.encode(fields)
+    return msgspec.msgpack.encode((VERSION, to_bytes(world), historian, members))
 
 
 def from_checkpoint(
@@ -344,7 +343,11 @@ def from_checkpoint(
             f"the last run was saved in version {version}, and this release reads "
             f"{VERSION}; audit into a new directory"
         )
-    world, historian = from_bytes(snapshot), Historian.from_bytes(history)
+    world = from_bytes(snapshot)
+    try:
+        historian = msgspec.msgpack.decode(history, type=Historian)
+    except msgspec.MsgspecError as error:
+        raise MalformedRecord(f"not a history: {error}") from error
     for frame, since_offset, offset, seen_ms in members:
         record = decode(frame)
         if not isinstance(record, Member):
