@@ -4,15 +4,13 @@ Planners never move a partition for that alone. A person may ask for it: the com
 writes a Plan as any planner does, and the log decides whether it is the next one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import attrs
 
 from kafka_marshal.admin.connection import AdminConnection
-from kafka_marshal.admin.pausing import Sender
 from kafka_marshal.arguments import with_plain_arguments
-from kafka_marshal.clock import SystemClock
-from kafka_marshal.engine.follower import Awaited, Follower
+from kafka_marshal.engine.follower import Awaited
 from kafka_marshal.errors import ClaimRejected
 from kafka_marshal.protocol.group_plan import PLANNER_VERSION, Move, Uncovered
 from kafka_marshal.protocol.hashing import key_partition
@@ -48,113 +46,8 @@ class Rebalance:
     is_written: bool = False
 
 
-def rebalance(
-    follower: Follower,
-    group_id: str,
-    *,
-    counts: Callable[[Sequence[str]], Mapping[str, int]],
-    elapsed_ms: Callable[[], Sequence[int]],
-    sender: Sender | None,
-    timeout_ms: int,
-) -> Rebalance:
-    """Find the moves that spread a group, and write them as its next Plan.
-
-    Args:
-        follower: Follows the log.
-        group_id: The group.
-        counts: Returns how many partitions topics have.
-        elapsed_ms: Returns the time since the last entry of each coordinating
-            partition, in order.
-        sender: Sender of the records; None writes nothing.
-        timeout_ms: Longest time of each wait.
-
-    Raises:
-        ClaimRejected: The group does not follow Plans; or other Plans were earlier
-            again and again; or the number of coordinating partitions is being changed.
-        LogUnwritable: The log has no room for another group.
-        DeadlineExceeded: No verdict in time; the record may still be appended.
-    """
-    for _ in range(ATTEMPTS_MAX):
-        follower.catch_up(timeout_ms)
-        found, records = _plan(
-            follower, group_id, counts=counts, elapsed_ms=elapsed_ms(), sender=sender
-        )
-        if not records:
-            return found
-        sent = [follower.append(home, record) for home, record in records]
-        follower.await_all(sent, timeout_ms)
-        if all(each.is_accepted for each in sent):
-            return attrs.evolve(found, is_written=True)
-        refused = next(each for each in sent if not each.is_accepted)
-        if not _is_overtaken(refused):
-            raise refused.unwritable(f"the plan of group {group_id!r}")
-    raise ClaimRejected(
-        f"{ATTEMPTS_MAX} plans of group {group_id} were overtaken by those of its "
-        f"planners, so members are changing; try again, or see: marshal plan show "
-        f"{group_id}",
-        reason="plan_overtaken",
-    )
-
-
 def _is_overtaken(sent: Awaited) -> bool:
     return sent.transition is not None and sent.transition.reason == "plan_overtaken"
-
-
-def _plan(
-    follower: Follower,
-    group_id: str,
-    *,
-    counts: Callable[[Sequence[str]], Mapping[str, int]],
-    elapsed_ms: Sequence[int],
-    sender: Sender | None,
-) -> tuple[Rebalance, list[tuple[int, Plan]]]:
-    """Return the moves, and the records that ask for them, if any are missing."""
-    worlds = tuple(follower.worlds)
-    _require_rest(worlds)
-    reading = Reading(
-        group_id=group_id,
-        worlds=worlds,
-        elapsed_ms=tuple(elapsed_ms),
-        counts={},
-        partition_of=lambda key: _partition_of(key, reading.config.partition_count),
-    )
-    home = worlds[reading.home]
-    _require_planned(home.settings_of(group_id).policy, group_id)
-    states = reading.members()
-    topics = sorted({topic for each in states.values() for topic in each.record.topics})
-    reading = attrs.evolve(reading, counts=counts(topics))
-    situation = situation_of(reading, states)
-    result = spread(situation.given)
-    entries = situation.entries(result)
-    follows = home.plan_generation(group_id)
-    found = Rebalance(
-        group_id=group_id,
-        follows=follows,
-        moves=tuple(
-            Move(key, situation.holders[key], to) for key, to in sorted(entries.items())
-        ),
-        uncovered=result.uncovered,
-        is_missing=entries != situation.standing,
-    )
-    if sender is None or not found.is_missing:
-        return found, []
-    slices = slices_of(situation.counts, entries, coordinators=len(worlds))
-    digest = digest_of(situation.given, is_spread=True)
-    records = [
-        Plan(
-            **sender.fields(group_id),
-            follows=follows + number,
-            number=number,
-            slice_count=len(slices),
-            planner_version=PLANNER_VERSION,
-            vector=reading.vector,
-            input_digest=digest,
-            topics=each.topics,
-            moves=each.moves,
-        )
-        for number, each in enumerate(slices)
-    ]
-    return found, [(reading.home, record) for record in records]
 
 
 def _partition_of(key: Key, partition_count: int) -> int:
@@ -196,26 +89,87 @@ class Rebalancing(AdminConnection):
 
         Raises:
             ClaimRejected: The group has another policy; or plans of its members were
-                earlier again and again.
+                earlier again and again; or the number of coordinating partitions is
+                being changed.
+            LogUnwritable: The log has no room for another group.
+            DeadlineExceeded: No verdict in time; the record may still be appended.
         """
-        follower, clock = self._follow(), SystemClock()
+        for _ in range(ATTEMPTS_MAX):
+            self._follow().catch_up(self._timeout_ms)
+            found, records = self._spread(group_id, has_records=execute)
+            if not records:
+                return found
+            sent = self._write(*records)
+            if all(each.is_accepted for each in sent):
+                return attrs.evolve(found, is_written=True)
+            refused = next(each for each in sent if not each.is_accepted)
+            if not _is_overtaken(refused):
+                raise refused.unwritable(f"the plan of group {group_id!r}")
+        raise ClaimRejected(
+            f"{ATTEMPTS_MAX} plans of group {group_id} were overtaken by those of its "
+            f"planners, so members are changing; try again, or see: marshal plan show "
+            f"{group_id}",
+            reason="plan_overtaken",
+        )
 
-        def counts(topics: Sequence[str]) -> Mapping[str, int]:
-            found = {topic: self.partition_count(topic) for topic in topics}
-            return {topic: n for topic, n in found.items() if n is not None}
+    def _spread(
+        self, group_id: str, *, has_records: bool
+    ) -> tuple[Rebalance, list[tuple[int, Plan]]]:
+        """Return the moves, and the records that ask for them, if any are missing."""
+        worlds = tuple(self._follow().worlds)
+        _require_rest(worlds)
+        reading = Reading(
+            group_id=group_id,
+            worlds=worlds,
+            elapsed_ms=self._elapsed_ms(),
+            counts={},
+            partition_of=lambda key: _partition_of(key, reading.config.partition_count),
+        )
+        home = worlds[reading.home]
+        _require_planned(home.settings_of(group_id).policy, group_id)
+        states = reading.members()
+        topics = {topic for each in states.values() for topic in each.record.topics}
+        counts = {topic: self.partition_count(topic) for topic in sorted(topics)}
+        known = {topic: count for topic, count in counts.items() if count is not None}
+        reading = attrs.evolve(reading, counts=known)
+        situation = situation_of(reading, states)
+        result = spread(situation.given)
+        entries = situation.entries(result)
+        follows = home.plan_generation(group_id)
+        found = Rebalance(
+            group_id=group_id,
+            follows=follows,
+            moves=tuple(
+                Move(key, situation.holders[key], to)
+                for key, to in sorted(entries.items())
+            ),
+            uncovered=result.uncovered,
+            is_missing=entries != situation.standing,
+        )
+        if not has_records or not found.is_missing:
+            return found, []
+        slices = slices_of(situation.counts, entries, coordinators=len(worlds))
+        digest = digest_of(situation.given, is_spread=True)
+        records = [
+            Plan(
+                **self._sender.fields(group_id),
+                follows=follows + number,
+                number=number,
+                slice_count=len(slices),
+                planner_version=PLANNER_VERSION,
+                vector=reading.vector,
+                input_digest=digest,
+                topics=each.topics,
+                moves=each.moves,
+            )
+            for number, each in enumerate(slices)
+        ]
+        return found, [(reading.home, record) for record in records]
 
-        def elapsed_ms() -> Sequence[int]:
-            now_ms, wall_ms = clock.now_ms(), clock.wall_ms()
-            return [
-                max(0, each.idle_ms(now_ms, wall_ms=wall_ms))
-                for each in follower.replicas.values()
-            ]
-
-        return rebalance(
-            follower,
-            group_id,
-            counts=counts,
-            elapsed_ms=elapsed_ms,
-            sender=self._sender if execute else None,
-            timeout_ms=self._timeout_ms,
+    def _elapsed_ms(self) -> tuple[int, ...]:
+        """Return the time since the last entry of each coordinating partition."""
+        now_ms, wall_ms = self._clock.now_ms(), self._clock.wall_ms()
+        return tuple(
+            max(0, each.idle_ms(now_ms, wall_ms=wall_ms))
+            for each in self._follow().replicas.values()
         )

@@ -9,18 +9,18 @@ judged from one reading of the log.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import attrs
 import msgspec
 
 from kafka_marshal.admin.connection import AdminConnection
-from kafka_marshal.admin.pausing import Sender
 from kafka_marshal.arguments import to_whole, with_plain_arguments
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.defaults import format_command
 from kafka_marshal.engine.config_check import unformatted
-from kafka_marshal.engine.follower import Awaited, Follower
+from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.kept_states import POLL_MS
 from kafka_marshal.errors import (
     ClaimRejected,
@@ -28,7 +28,6 @@ from kafka_marshal.errors import (
     DeadlineExceeded,
     LogUnreadable,
 )
-from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP, RESERVED_TOPICS
 from kafka_marshal.protocol.labels import LAYOUT_LABEL
 from kafka_marshal.protocol.layout import COUNT_MAX, is_step, place_of
@@ -500,185 +499,6 @@ def ignore_resize(_progress: Progress) -> None:
     """Show no progress."""
 
 
-def probe(
-    follower: Follower,
-    partitions: range,
-    *,
-    op_id: bytes,
-    sender: Sender,
-    timeout_ms: int,
-) -> None:
-    """Append a record to added partitions and read it back: both are possible.
-
-    They are not in use, so the record changes nothing, and a change that is given up
-    leaves nothing that shuts out a later one. It names the change: a reader that has
-    read it knows that the first fence which follows is the first of all, with which the
-    partition begins, whatever its log has lost before (PROTOCOL 10.7).
-
-    Args:
-        follower: Follows the log.
-        partitions: The partitions.
-        op_id: The operation, whose fence was not written yet.
-        sender: The sender.
-        timeout_ms: Longest wait for all of them.
-
-    Raises:
-        DeadlineExceeded: One of them was not read back in time.
-        LogUnwritable: The broker refuses to append to one of them.
-    """
-    record = Member(
-        **sender.fields(CHECKPOINT_GROUP) | {"incarnation": op_id},
-        topics=(),
-        host=sender.host,
-        capacity=0,
-        load=0,
-        labels={},
-        draining=True,
-        feature_level_max=SUPPORTED_LEVEL,
-        plan_generation=None,
-    )
-    follower.await_all([follower.append(t, record) for t in partitions], timeout_ms)
-
-
-def write_first_fence(
-    follower: Follower,
-    plan: ResizePlan,
-    *,
-    op_id: bytes,
-    sender: Sender,
-    timeout_ms: int,
-) -> Change:
-    """Write the fence of coordinating partition 0, which decides; return the change.
-
-    Raises:
-        ClaimRejected: Partition 0 has a pause, a set position or a change by now.
-        LogUnwritable: Its Config was changed meanwhile.
-        DeadlineExceeded: No verdict in time. It may still be appended.
-    """
-    change = Change(
-        op_id=op_id,
-        from_count=plan.before.partition_count,
-        config=msgspec.structs.replace(
-            plan.before,
-            generation=plan.before.generation + 1,
-            era=max(plan.before.era + 1, follower.wall_s),
-            partition_count=plan.to_count,
-            tags=sender.tags,
-        ),
-    )
-    fence = fence_of(change, sender=sender.fields(CHECKPOINT_GROUP))
-    sent = follower.append(0, fence)
-    follower.await_all([sent], timeout_ms)
-    if sent.is_accepted:
-        return change
-    assert sent.transition is not None  # else the wait would have raised
-    if sent.transition.reason == "busy":
-        raise ClaimRejected(
-            "a group was paused, or another change began, before this one; nothing was "
-            "changed; see: marshal topic resize --dry-run, then repeat it",
-            reason="busy",
-        )
-    raise sent.unwritable("the change", left="nothing was changed")
-
-
-class Resize:
-    """Continues the open change until it has ended in every partition. For one thread.
-
-    Args:
-        follower: Follows the log, and has read it to its end.
-        clock: Local time.
-        sender: The sender of its records.
-        on_progress: Called about once a second, on this thread.
-    """
-
-    def __init__(
-        self,
-        follower: Follower,
-        clock: Clock,
-        *,
-        sender: Sender,
-        on_progress: OnResize = ignore_resize,
-    ) -> None:
-        self._follower, self._clock, self._sender = follower, clock, sender
-        self._on_progress = on_progress
-        self._moving = Moving()
-        self._shown_ms: int | None = None
-
-    def reading(self) -> Reading | None:
-        """Return what was read of the open change, None once it has ended."""
-        now_ms = self._clock.now_ms()
-        replicas = self._follower.replicas
-        return read(
-            self._follower.by_partition,
-            unread=self._follower.log_start_missing,
-            elapsed_ms={t: one.elapsed_ms(now_ms) for t, one in replicas.items()},
-            moving=self._moving,
-        )
-
-    def run(self, *, timeout_ms: int, step_ms: int) -> None:
-        """Write what is next, until nothing is left.
-
-        Args:
-            timeout_ms: Longest time of all.
-            step_ms: Longest wait for the verdicts of records.
-
-        Raises:
-            DeadlineExceeded: It has not ended in time, and can be continued.
-            LogUnreadable: Two changes have one generation.
-        """
-        deadline = Deadline(timeout_ms, self._clock.now_ms)
-        while (reading := self.reading()) is not None:
-            steps = next_steps(reading)
-            if steps.is_torn:
-                raise LogUnreadable(
-                    "coordinating partitions have the Configs of two changes of one "
-                    "generation (torn_layout); compare them with: marshal topic info"
-                )
-            self._show(reading)
-            if deadline.is_over:
-                raise DeadlineExceeded(_late(steps))
-            sent = self._write(steps)
-            if sent:
-                self._follower.await_all(sent, step_ms)
-            if not any(each.is_accepted for each in sent):
-                self._follower.step(min(POLL_MS, deadline.left_ms))
-
-    def _write(self, steps: Steps) -> list[Awaited]:
-        sent = []
-        for (partition, record), _ in zip(
-            self._records(steps), range(IN_FLIGHT_MAX), strict=False
-        ):
-            sent.append(self._follower.append(partition, record))
-        return sent
-
-    def _records(self, steps: Steps) -> Iterator[tuple[int, Record]]:
-        change = steps.change
-        for t in sorted({*steps.fences, *steps.nudges}):
-            yield t, fence_of(change, sender=self._fields())
-        for t, lost in steps.earlier:
-            yield t, fence_of(lost, sender=self._fields())
-        for each in steps.imports:
-            yield each.target, import_of(change, each, sender=self._fields())
-        for group in steps.groups:
-            record = groups_import_of(change, group, sender=self._fields())
-            yield group.target, record
-        for done in steps.dones:
-            yield done.target, done_of(change, done, sender=self._fields())
-        for final in steps.finals:
-            yield final.partition, final_of(final, sender=self._fields())
-
-    def _fields(self) -> dict[str, Any]:
-        return self._sender.fields(CHECKPOINT_GROUP)
-
-    def _show(self, reading: Reading) -> None:
-        now_ms = self._clock.now_ms()
-        if self._on_progress is ignore_resize:
-            return
-        if self._shown_ms is None or now_ms - self._shown_ms >= SHOW_MS:
-            self._shown_ms = now_ms
-            self._on_progress(progress_of(reading))
-
-
 def _late(steps: Steps) -> str:
     waits = "; ".join(wait_text(wait) for wait in steps.waits[:WAITS_SHOWN_MAX])
     return (
@@ -736,43 +556,137 @@ class Resizing(AdminConnection):
         plan.require()
         if plan.change is None:
             op_id = self._sender.new_op_id()
-            follower = self._prepare(plan, op_id)
-            write_first_fence(
-                follower,
-                plan,
-                op_id=op_id,
-                sender=self._sender,
-                timeout_ms=self._timeout_ms,
-            )
-        follower = self._follow_all(max(plan.from_count, plan.to_count))
-        resize = Resize(
-            follower, self._clock, sender=self._sender, on_progress=on_progress
-        )
+            if plan.added_count:
+                self._add_partitions(plan.to_count)
+            self._follow_all(plan.to_count)
+            self._probe(range(plan.from_count, plan.to_count), op_id)
+            self._write_first_fence(plan, op_id)
+        self._follow_all(max(plan.from_count, plan.to_count))
         default_ms = plan.dead_owner_ms + FINAL_AFTER_MS + 2 * self._timeout_ms
-        resize.run(timeout_ms=timeout_ms or default_ms, step_ms=self._timeout_ms)
+        self._continue(timeout_ms or default_ms, on_progress=on_progress)
         return plan
 
-    def _prepare(self, plan: ResizePlan, op_id: bytes) -> Follower:
-        """Add Kafka partitions and try them; return the follower of all."""
-        if plan.added_count:
-            self._add_partitions(plan.to_count)
-        follower = self._follow_all(plan.to_count)
-        added = range(plan.from_count, plan.to_count)
-        probe(
-            follower,
-            added,
-            op_id=op_id,
-            sender=self._sender,
-            timeout_ms=self._timeout_ms,
+    def _probe(self, partitions: range, op_id: bytes) -> None:
+        """Append a record to added partitions and read it back: both are possible.
+
+        They are not in use, so the record changes nothing, and a change that is given
+        up leaves nothing that shuts out a later one. It names the change: a reader that
+        has read it knows that the first fence which follows is the first of all, with
+        which the partition begins, whatever its log has lost before (PROTOCOL 10.7).
+
+        Raises:
+            DeadlineExceeded: One of them was not read back in time.
+            LogUnwritable: The broker refuses to append to one of them.
+        """
+        record = Member(
+            **self._sender.fields(CHECKPOINT_GROUP) | {"incarnation": op_id},
+            topics=(),
+            host=self._sender.host,
+            capacity=0,
+            load=0,
+            labels={},
+            draining=True,
+            feature_level_max=SUPPORTED_LEVEL,
+            plan_generation=None,
         )
-        return follower
+        self._write(*((t, record) for t in partitions))
+
+    def _write_first_fence(self, plan: ResizePlan, op_id: bytes) -> None:
+        """Write the fence of coordinating partition 0, which decides.
+
+        Raises:
+            ClaimRejected: Partition 0 has a pause, a set position or a change by now.
+            LogUnwritable: Its Config was changed meanwhile.
+            DeadlineExceeded: No verdict in time. It may still be appended.
+        """
+        change = Change(
+            op_id=op_id,
+            from_count=plan.before.partition_count,
+            config=msgspec.structs.replace(
+                plan.before,
+                generation=plan.before.generation + 1,
+                era=max(plan.before.era + 1, self._follow().wall_s),
+                partition_count=plan.to_count,
+                tags=self._sender.tags,
+            ),
+        )
+        (sent,) = self._write((0, fence_of(change, sender=self._fields())))
+        if sent.is_accepted:
+            return
+        assert sent.transition is not None  # else the wait would have raised
+        if sent.transition.reason == "busy":
+            raise ClaimRejected(
+                "a group was paused, or another change began, before this one; nothing "
+                "was changed; see: marshal topic resize --dry-run, then repeat it",
+                reason="busy",
+            )
+        raise sent.unwritable("the change", left="nothing was changed")
+
+    def _continue(self, timeout_ms: int, *, on_progress: OnResize) -> None:
+        """Write what is next of the open change, until it has ended everywhere.
+
+        Raises:
+            DeadlineExceeded: It has not ended in time, and can be continued.
+            LogUnreadable: Two changes have one generation.
+        """
+        follower, clock, moving = self._follow(), self._clock, Moving()
+        deadline, shown_ms = Deadline(timeout_ms, clock.now_ms), None
+        while (reading := self._reading(moving)) is not None:
+            steps = next_steps(reading)
+            if steps.is_torn:
+                raise LogUnreadable(
+                    "coordinating partitions have the Configs of two changes of one "
+                    "generation (torn_layout); compare them with: marshal topic info"
+                )
+            now_ms = clock.now_ms()
+            if on_progress is not ignore_resize and (
+                shown_ms is None or now_ms - shown_ms >= SHOW_MS
+            ):
+                shown_ms = now_ms
+                on_progress(progress_of(reading))
+            if deadline.is_over:
+                raise DeadlineExceeded(_late(steps))
+            sent = self._write(*islice(self._records(steps), IN_FLIGHT_MAX))
+            if not any(each.is_accepted for each in sent):
+                follower.step(min(POLL_MS, deadline.left_ms))
+
+    def _reading(self, moving: Moving) -> Reading | None:
+        """Return what was read of the open change, None once it has ended."""
+        follower, now_ms = self._follow(), self._clock.now_ms()
+        return read(
+            follower.by_partition,
+            unread=follower.log_start_missing,
+            elapsed_ms={
+                t: one.elapsed_ms(now_ms) for t, one in follower.replicas.items()
+            },
+            moving=moving,
+        )
+
+    def _records(self, steps: Steps) -> Iterator[tuple[int, Record]]:
+        change = steps.change
+        for t in sorted({*steps.fences, *steps.nudges}):
+            yield t, fence_of(change, sender=self._fields())
+        for t, lost in steps.earlier:
+            yield t, fence_of(lost, sender=self._fields())
+        for each in steps.imports:
+            yield each.target, import_of(change, each, sender=self._fields())
+        for group in steps.groups:
+            record = groups_import_of(change, group, sender=self._fields())
+            yield group.target, record
+        for done in steps.dones:
+            yield done.target, done_of(change, done, sender=self._fields())
+        for final in steps.finals:
+            yield final.partition, final_of(final, sender=self._fields())
+
+    def _fields(self) -> dict[str, Any]:
+        return self._sender.fields(CHECKPOINT_GROUP)
 
     def _add_partitions(self, count: int) -> None:
         topic = self._settings.coordination_topic
         self._topics.add_partitions(topic, count=count, timeout_ms=self._timeout_ms)
 
-    def _follow_all(self, count: int) -> Follower:
-        """Return a follower of so many partitions, which has read them to their ends.
+    def _follow_all(self, count: int) -> None:
+        """Follow so many partitions, and read them to their ends.
 
         Raises:
             DeadlineExceeded: The cluster does not show them in time.
@@ -788,4 +702,3 @@ class Resizing(AdminConnection):
                 )
             follower = self._follow_again()
         follower.catch_up(self._timeout_ms)
-        return follower

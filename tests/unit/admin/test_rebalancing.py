@@ -11,7 +11,8 @@ from positionkit import Stepping
 
 from kafka_marshal import World
 from kafka_marshal.admin.pausing import Sender
-from kafka_marshal.admin.rebalancing import ATTEMPTS_MAX, Rebalancing, rebalance
+from kafka_marshal.admin.rebalancing import ATTEMPTS_MAX, Rebalancing
+from kafka_marshal.clock import SystemClock
 from kafka_marshal.errors import ClaimRejected, LogUnwritable
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.hashing import home_partition
@@ -81,7 +82,7 @@ class Admin(Rebalancing):
         self.cluster = cluster
         self.follower = follower or Stepping(cluster, "admin")
         self._sender = Sender("admin", "ada")
-        self._timeout_ms = TIMEOUT_MS
+        self._timeout_ms, self._clock = TIMEOUT_MS, cluster.clock.view()
 
     def _follow(self):
         return self.follower
@@ -90,14 +91,7 @@ class Admin(Rebalancing):
         return COUNTS.get(topic)
 
     def spread(self, *, execute=True):
-        return rebalance(
-            self.follower,
-            "g",
-            counts=lambda topics: {topic: COUNTS[topic] for topic in topics},
-            elapsed_ms=lambda: [0] * K,
-            sender=self._sender if execute else None,
-            timeout_ms=TIMEOUT_MS,
-        )
+        return self.spread_group("g", execute=execute)
 
 
 def places(nodes):
@@ -149,9 +143,10 @@ def test_such_a_plan_is_verified(cluster, nodes):
     assert verify_plan(now, "g", past=past).outcome == "same"
 
 
-def test_of_an_admin_the_members_topics_are_looked_up(cluster, nodes):
-    """Its clock is that of this machine, so no member of this world lives by it."""
-    found = Admin(cluster).spread_group("g", execute=True)
+def test_members_that_are_gone_by_the_wall_clock_do_not_count(cluster, nodes):
+    admin = Admin(cluster)
+    admin._clock = SystemClock()
+    found = admin.spread()
     assert (found.moves, found.is_written) == ((), False)
 
 
