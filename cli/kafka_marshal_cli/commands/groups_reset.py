@@ -15,12 +15,11 @@ from kafka_marshal import (
     PositionSpec,
     World,
 )
-from kafka_marshal.admin.finishing import Progress
+from kafka_marshal.admin.finishing import Progress, ResetResult
 from kafka_marshal.admin.group_reset import (
     PLANS_FOLDER,
     PartitionReset,
     ResetPlan,
-    ResetResult,
     read_plan,
     read_positions,
     stored_plan,

@@ -25,7 +25,7 @@ from kafka_marshal.protocol.resolving import (
     unresolved,
 )
 from kafka_marshal.protocol.state import KeyState, Previous, WorldState
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, TopicPartition
 
 UNKNOWN = "unknown"
 """The operation is over, and the log no longer shows whether it was committed."""
@@ -101,20 +101,45 @@ def require_resolved(worlds: Iterable[WorldState], group_id: str | None = None) 
 
 
 @attrs.frozen(kw_only=True)
-class PositionResult:
-    """Result of a set position.
+class ResetResult:
+    """Result of a reset that was executed, or ended.
 
     Attributes:
-        op_id: Identifies the operation, in hex.
-        outcome: ``committed``, ``aborted``, or ``unknown`` of an operation that ended
-            so long ago that the log no longer shows it.
-        moved: The keys that the operation was the last one to set, with the positions
-            before (at most once the larger of position and granted) and after.
+        op_id: Identifies the operation for its undo, in hex.
+        group_id: The group.
+        outcome: ``committed`` or ``aborted``; ``unknown`` of an operation that ended so
+            long ago that the log no longer shows it.
+        moved: Positions before (at most once the larger of position and granted) and
+            after, of the partitions that the operation was the last one to set.
+        mirror_error: Why Kafka's committed offsets were not written; None if they were,
+            or if nothing was committed.
     """
 
     op_id: str
+    group_id: str
     outcome: str
-    moved: Mapping[Key, tuple[int | None, int]]
+    moved: Mapping[TopicPartition, tuple[int | None, int]]
+    mirror_error: str | None = None
+
+    def require_committed(self) -> None:
+        """Refuse a result that set nothing, or may have set nothing.
+
+        Raises:
+            ClaimRejected: The operation was not committed, or nobody knows.
+        """
+        if self.outcome == UNKNOWN:
+            raise ClaimRejected(
+                f"operation {self.op_id} ended before, and later ones have replaced "
+                "what the log's state has of it; nothing was written; whether it had "
+                f"set positions shows: marshal groups history {self.group_id}",
+                reason=self.outcome,
+            )
+        if self.outcome != COMMITTED:
+            raise ClaimRejected(
+                f"operation {self.op_id} was {self.outcome}: it set nothing; plan it "
+                "again",
+                reason=self.outcome,
+            )
 
 
 @attrs.frozen(kw_only=True)
@@ -214,7 +239,7 @@ class Resolution:
             for key in world.locked.get(self._operation, ())
         )
 
-    def finish(self, timeout_ms: int) -> PositionResult:
+    def finish(self, timeout_ms: int) -> ResetResult:
         """End the operation as the home decided; an undecided one is aborted.
 
         Raises:
@@ -231,11 +256,19 @@ class Resolution:
             for step in in_order(outcome, home=home, partitions=partitions):
                 self._resolve(step, timeout_ms, commit=is_commit)
         moved = {
-            key: (before.next_unclaimed(), staged.get(key, known.position))
+            key.topic_partition: (
+                before.next_unclaimed(),
+                staged.get(key, known.position),
+            )
             for key, (before, known) in self._moved_keys().items()
             if known.position is not None
         }
-        return PositionResult(op_id=self._op_id.hex(), outcome=outcome, moved=moved)
+        return ResetResult(
+            op_id=self._op_id.hex(),
+            group_id=self._group_id,
+            outcome=outcome,
+            moved=moved,
+        )
 
     def _world(self, partition: int) -> WorldState:
         return self._follower.replicas[partition].world

@@ -19,9 +19,7 @@ from pathlib import Path
 import attrs
 import msgspec
 
-from kafka_marshal.admin.finishing import (
-    UNKNOWN,
-)
+from kafka_marshal.admin.finishing import ResetResult
 from kafka_marshal.admin.pausing import op_id_of
 from kafka_marshal.admin.set_position import (
     NotDrained,
@@ -40,7 +38,7 @@ from kafka_marshal.ports import LogRange, TopicInfo
 from kafka_marshal.protocol.growths import growths_of, position_in, source_of
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.placement import keys_of
-from kafka_marshal.protocol.resolving import COMMITTED, PositionOperation, unresolved
+from kafka_marshal.protocol.resolving import PositionOperation, unresolved
 from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.types import (
     PARTITION_MAX,
@@ -237,7 +235,7 @@ class ResetPlan:
         """Partitions whose keys lose their order, after a growth of their topic."""
         return tuple(row.partition for row in self.partitions if row.loses_order)
 
-    def executed(self, result: "ResetResult | None") -> tuple[PartitionReset, ...]:
+    def executed(self, result: ResetResult | None) -> tuple[PartitionReset, ...]:
         """Return the effect with the positions that the reset replaced in fact.
 
         Without a result that is the plan: owners may go on until the group is paused.
@@ -259,47 +257,6 @@ class ResetPlan:
             f"{row.partition.topic},{row.partition.partition},{row.after}\n"
             for row in self.partitions
         )
-
-
-@attrs.frozen(kw_only=True)
-class ResetResult:
-    """Result of an executed reset.
-
-    Attributes:
-        op_id: Identifies the operation for its undo, in hex.
-        group_id: The group.
-        outcome: ``committed`` or ``aborted``; ``unknown`` of an operation that ended so
-            long ago that the log no longer shows it.
-        moved: Positions before and after, by partition.
-        mirror_error: Why Kafka's committed offsets were not written; None if they were,
-            or if nothing was committed.
-    """
-
-    op_id: str
-    group_id: str
-    outcome: str
-    moved: Mapping[TopicPartition, tuple[int | None, int]]
-    mirror_error: str | None = None
-
-    def require_committed(self) -> None:
-        """Refuse a result that set nothing, or may have set nothing.
-
-        Raises:
-            ClaimRejected: The operation was not committed, or nobody knows.
-        """
-        if self.outcome == UNKNOWN:
-            raise ClaimRejected(
-                f"operation {self.op_id} ended before, and later ones have replaced "
-                "what the log's state has of it; nothing was written; whether it had "
-                f"set positions shows: marshal groups history {self.group_id}",
-                reason=self.outcome,
-            )
-        if self.outcome != COMMITTED:
-            raise ClaimRejected(
-                f"operation {self.op_id} was {self.outcome}: it set nothing; plan it "
-                "again",
-                reason=self.outcome,
-            )
 
 
 @attrs.frozen(kw_only=True)

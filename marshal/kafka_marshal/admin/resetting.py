@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import msgspec
 
 from kafka_marshal.admin.connection import AdminConnection
 from kafka_marshal.admin.finishing import (
     OnProgress,
-    PositionResult,
+    ResetResult,
     Resolution,
     ignore_progress,
     open_operations,
@@ -24,7 +25,6 @@ from kafka_marshal.admin.group_reset import (
     Facts,
     PositionSpec,
     ResetPlan,
-    ResetResult,
     describe_plan,
     group_of_operation,
     partitions_of,
@@ -216,7 +216,7 @@ class Resetting(AdminConnection):
             on_progress=on_progress,
         )
         result = operation.run(self._timeout_ms, drain_ms=drain_ms)
-        mirrored = self._mirrored(positions.group_id, result)
+        mirrored = self._mirrored(result)
         self._remove_plans()
         return mirrored
 
@@ -271,7 +271,7 @@ class Resetting(AdminConnection):
                 on_progress=on_progress,
             )
             result = resolution.finish(self._timeout_ms)
-            results.append(self._mirrored(group_id, result))
+            results.append(self._mirrored(result))
         self._remove_plans()
         return tuple(results)
 
@@ -308,22 +308,14 @@ class Resetting(AdminConnection):
             at_time=at_time,
         )
 
-    def _mirrored(self, group_id: str, result: PositionResult) -> ResetResult:
+    def _mirrored(self, result: ResetResult) -> ResetResult:
         """Write the positions of a commit to Kafka, best effort (PROTOCOL 5.7)."""
-        moved = {key.topic_partition: change for key, change in result.moved.items()}
-        offsets = {place: after for place, (_, after) in moved.items()}
-        failure = None
+        offsets = {place: after for place, (_, after) in result.moved.items()}
         try:
-            self._data.commit(group_id, offsets, timeout_ms=self._timeout_ms)
+            self._data.commit(result.group_id, offsets, timeout_ms=self._timeout_ms)
         except CoordinationError as error:
-            failure = str(error)
-        return ResetResult(
-            op_id=result.op_id,
-            group_id=group_id,
-            outcome=result.outcome,
-            moved=moved,
-            mirror_error=failure,
-        )
+            return attrs.evolve(result, mirror_error=str(error))
+        return result
 
 
 def _topics_named(

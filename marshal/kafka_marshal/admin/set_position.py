@@ -16,8 +16,8 @@ import msgspec
 
 from kafka_marshal.admin.finishing import (
     OnProgress,
-    PositionResult,
     Progress,
+    ResetResult,
     Resolution,
     ignore_progress,
     require_resolved,
@@ -47,7 +47,7 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.resolving import COMMITTED, UNDECIDED
 from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.text import abbreviated
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, TopicPartition
 
 PLAN_VERSION = 1
 STAGE_BYTES_MAX = 40_000
@@ -399,7 +399,7 @@ class SetPosition:
 
     # --- execution
 
-    def run(self, timeout_ms: int, *, drain_ms: int) -> PositionResult:
+    def run(self, timeout_ms: int, *, drain_ms: int) -> ResetResult:
         """Execute the plan, or continue it from wherever it is.
 
         Args:
@@ -430,17 +430,20 @@ class SetPosition:
                 raise
         return self.finish(timeout_ms)
 
-    def finish(self, timeout_ms: int) -> PositionResult:
+    def finish(self, timeout_ms: int) -> ResetResult:
         """End the operation as the home decided; an undecided one is aborted.
 
         Raises:
             DeadlineExceeded: The log did not answer; call it again.
         """
         result = self._resolution.finish(timeout_ms)
-        positions = {self._plan.key(each): each.position for each in self._plan.targets}
+        positions = {
+            TopicPartition(each.topic, each.partition): each.position
+            for each in self._plan.targets
+        }
         moved = {
-            key: (before, positions.get(key, after))
-            for key, (before, after) in result.moved.items()
+            place: (before, positions.get(place, after))
+            for place, (before, after) in result.moved.items()
         }
         return attrs.evolve(result, moved=moved)
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from kafka_marshal.admin.client import Admin
+from kafka_marshal.admin.finishing import ResetResult
 from kafka_marshal.admin.group_reset import (
     PLANS_FOLDER,
     RULES,
     PartitionReset,
     PositionSpec,
     ResetPlan,
-    ResetResult,
     stored_plan,
 )
 from kafka_marshal.errors import (

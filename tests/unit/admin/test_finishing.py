@@ -75,7 +75,7 @@ def test_a_committed_operation_stays_committed_after_later_ones(cluster):
     assert resolution(cluster).outcome == COMMITTED
     result = resolution(cluster, "again").finish(TIMEOUT_MS)
     assert result.outcome == COMMITTED
-    assert result.moved == {key(p): (OLD, NEW) for p in range(1, KEYS)}
+    assert result.moved == {key(p).topic_partition: (OLD, NEW) for p in range(1, KEYS)}
 
 
 def test_an_operation_whose_keys_were_all_set_again_is_unknown(cluster):
@@ -116,7 +116,7 @@ def test_a_key_at_most_once_moved_from_its_first_unclaimed_offset(cluster):
     one = resolution(cluster)
     moved = one._world(place_of(0)).keys[key(0)]
     moved.previous = moved.previous._replace(granted=OLD + 3)
-    assert one.finish(TIMEOUT_MS).moved[key(0)] == (OLD + 3, NEW)
+    assert one.finish(TIMEOUT_MS).moved[key(0).topic_partition] == (OLD + 3, NEW)
 
 
 # --- ending it
@@ -135,7 +135,7 @@ def test_without_its_plan_a_committed_operation_is_applied(cluster):
     die_at(cluster, ResolvePosition)
     steps = []
     result = resolution(cluster, on_progress=steps.append).finish(TIMEOUT_MS)
-    assert result.moved == {key(p): (OLD, NEW) for p in range(KEYS)}
+    assert result.moved == {key(p).topic_partition: (OLD, NEW) for p in range(KEYS)}
     assert positions(cluster) == [NEW] * KEYS
     assert [(each.step, each.left_count) for each in steps] == [
         ("resolve", K - 1),

@@ -15,10 +15,10 @@ from positionkit import (
     written,
 )
 
+from kafka_marshal.admin.finishing import ResetResult
 from kafka_marshal.admin.group_reset import (
     Facts,
     PositionSpec,
-    ResetResult,
     describe_plan,
     partitions_of,
     plan_reset,

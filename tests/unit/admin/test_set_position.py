@@ -141,7 +141,7 @@ def test_all_positions_are_set(cluster):
     one = operation(cluster)
     result = one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
     assert result.outcome == COMMITTED
-    assert result.moved == {key(p): (OLD, NEW) for p in range(KEYS)}
+    assert result.moved == {key(p).topic_partition: (OLD, NEW) for p in range(KEYS)}
     assert positions(cluster) == [NEW] * KEYS
     assert (locks(cluster), is_paused(cluster)) == ([], False)
     assert not fold(cluster, HOME).groups["g"].unresolved
@@ -170,7 +170,7 @@ def test_a_group_that_consumes_goes_on_from_the_new_positions():
 def test_keys_that_the_log_does_not_know_are_made():
     cluster = world(partitions=K, records=(20,) * KEYS)
     result = operation(cluster).run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
-    assert result.moved == {key(p): (None, NEW) for p in range(KEYS)}
+    assert result.moved == {key(p).topic_partition: (None, NEW) for p in range(KEYS)}
     assert positions(cluster) == [NEW] * KEYS
 
 
@@ -252,7 +252,7 @@ def test_a_topic_with_another_id_is_refused(cluster):
     other = operation(cluster, "two", wanted=plan(7, op="1f" * 16, topic_id="cd" * 16))
     result = other.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
     # It is claimed for the newer topic before, as a consumer would.
-    assert result.moved == {key(p): (None, 7) for p in range(KEYS)}
+    assert result.moved == {key(p).topic_partition: (None, 7) for p in range(KEYS)}
 
 
 def test_another_pause_keeps_it_out(cluster):

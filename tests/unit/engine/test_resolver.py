@@ -198,7 +198,7 @@ def test_an_admin_that_lives_is_not_disturbed(cluster):
     one._decide = decide
     result = one.run(TIMEOUT_MS, drain_ms=2 * waits_ms)
     assert result.outcome == "committed"
-    assert result.moved == {key(p): (OLD, NEW) for p in range(KEYS)}
+    assert result.moved == {key(p).topic_partition: (OLD, NEW) for p in range(KEYS)}
     assert {each.client_id for *_, each in resolves(cluster)} == {"admin"}
 
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from kafka_marshal.admin.finishing import ResetResult
 from kafka_marshal.admin.group_reset import (
     PartitionReset,
     PositionSpec,
     ResetPlan,
-    ResetResult,
     write_plan,
 )
 from kafka_marshal.admin.pausing import PauseResult

@@ -20,11 +20,10 @@ from kafka_marshal import (
     TopicPartition,
     World,
 )
-from kafka_marshal.admin.finishing import Progress
+from kafka_marshal.admin.finishing import Progress, ResetResult
 from kafka_marshal.admin.group_reset import (
     PartitionReset,
     ResetPlan,
-    ResetResult,
     read_plan,
     write_plan,
 )
