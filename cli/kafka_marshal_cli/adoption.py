@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
+from itertools import chain
 from typing import Any
 
 import attrs
@@ -54,27 +55,6 @@ class Action(Enum):
 
 
 BLOCKING = frozenset({Action.HELD, Action.BEYOND})
-
-
-@attrs.frozen(kw_only=True)
-class Finding:
-    """The state of one partition before the adoption.
-
-    Attributes:
-        partition: Data partition.
-        offset: Next offset to process, by the old group.
-        source: Origin of the offset: ``committed`` or ``heartbeat``.
-        log_range: Offsets that exist; None if the partition does not.
-        position: Position in the coordination log, None if it has none.
-        owner: client_id of a live owner in the coordination log, or None.
-    """
-
-    partition: TopicPartition
-    offset: int
-    source: str
-    log_range: LogRange | None
-    position: int | None = None
-    owner: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -132,49 +112,62 @@ class AdoptionPlan:
         return self.of(*BLOCKING)
 
 
-def steps_of(findings: Iterable[Finding]) -> tuple[Step, ...]:
-    """Return the step of each partition."""
-    return tuple(_step(each) for each in sorted(findings, key=lambda f: f.partition))
-
-
-def _step(found: Finding) -> Step:
-    log_range = found.log_range
-    if log_range is None:
-        return _new_step(found, Action.GONE, None, note="no such partition any more")
-    if found.owner is not None:
-        note = f"held by {found.owner!r}; stop it first"
-        return _new_step(found, Action.HELD, found.position, note=note)
-    if found.position is not None:
-        if found.position == found.offset:
-            return _new_step(found, Action.DONE, found.position)
-        note = "the coordination log already has a position, which is kept"
-        return _new_step(found, Action.KEEP, found.position, note=note)
-    if found.offset > log_range.end:
-        note = f"the log ends at {log_range.end}: was the topic created again?"
-        return _new_step(found, Action.BEYOND, None, note=note)
-    if found.offset < log_range.start:
-        gone = log_range.start - found.offset
-        note = f"retention deleted {gone} unprocessed offsets; begins at the log start"
-        return _new_step(found, Action.SET, log_range.start, note=note)
-    return _new_step(found, Action.SET, found.offset)
-
-
-def _new_step(
-    found: Finding, action: Action, position: int | None, *, note: str | None = None
+def step_of(
+    partition: TopicPartition,
+    offset: int,
+    *,
+    source: str,
+    log_range: LogRange | None,
+    before: int | None = None,
+    owner: str | None = None,
 ) -> Step:
+    """Return what is done with a partition.
+
+    Args:
+        partition: Data partition.
+        offset: Next offset to process, by the old group.
+        source: Origin of the offset: ``committed`` or ``heartbeat``.
+        log_range: Offsets that exist; None if the partition does not.
+        before: Position in the coordination log, None if it has none.
+        owner: client_id of a live owner in the coordination log, or None.
+    """
+    action, position, note = _decide(offset, log_range, before=before, owner=owner)
     lag = None
-    if position is not None and found.log_range is not None:
-        lag = max(0, found.log_range.end - max(position, found.log_range.start))
+    if position is not None and log_range is not None:
+        lag = max(0, log_range.end - max(position, log_range.start))
     return Step(
-        partition=found.partition,
+        partition=partition,
         action=action,
-        source=found.source,
-        offset=found.offset,
+        source=source,
+        offset=offset,
         position=position,
-        before=found.position,
+        before=before,
         lag=lag,
         note=note,
     )
+
+
+def _decide(
+    offset: int, log_range: LogRange | None, *, before: int | None, owner: str | None
+) -> tuple[Action, int | None, str | None]:
+    """Return the action, the position afterwards, and the note."""
+    if log_range is None:
+        return Action.GONE, None, "no such partition any more"
+    if owner is not None:
+        return Action.HELD, before, f"held by {owner!r}; stop it first"
+    if before == offset:
+        return Action.DONE, before, None
+    if before is not None:
+        note = "the coordination log already has a position, which is kept"
+        return Action.KEEP, before, note
+    if offset > log_range.end:
+        note = f"the log ends at {log_range.end}: was the topic created again?"
+        return Action.BEYOND, None, note
+    if offset < log_range.start:
+        gone = log_range.start - offset
+        note = f"retention deleted {gone} unprocessed offsets; begins at the log start"
+        return Action.SET, log_range.start, note
+    return Action.SET, offset, None
 
 
 # --- the text records of the Go original
@@ -205,7 +198,7 @@ class OriginalGroup:
 
 
 def read_group(values: Iterable[bytes | None], group_id: str) -> OriginalGroup:
-    """Fold the records of one coordinating partition, in log order."""
+    """Fold records, those of each coordinating partition in log order."""
     group = OriginalGroup()
     for value in values:
         try:
@@ -213,16 +206,6 @@ def read_group(values: Iterable[bytes | None], group_id: str) -> OriginalGroup:
         except ValueError:
             group.unreadable_count += 1
     return group
-
-
-def merged(groups: Iterable[OriginalGroup]) -> OriginalGroup:
-    """Return the union of several coordinating partitions."""
-    whole = OriginalGroup()
-    for group in groups:
-        whole.offsets |= group.offsets
-        whole.beats |= group.beats
-        whole.unreadable_count += group.unreadable_count
-    return whole
 
 
 def _fold(group: OriginalGroup, text: str, group_id: str) -> None:
@@ -328,7 +311,7 @@ def plan_adoption(
         from_group=left,
         from_topic=from_topic,
         is_source_active=source.is_active,
-        steps=steps_of(_findings(source, world, group_id=group_id, ranges=ranges)),
+        steps=tuple(_steps(source, world, group_id=group_id, ranges=ranges)),
         unreadable_count=source.unreadable_count,
     )
 
@@ -447,19 +430,19 @@ def _ranges(
     return data.ranges(there, timeout_ms)
 
 
-def _findings(
+def _steps(
     source: _Source,
     world: World,
     *,
     group_id: str,
     ranges: Mapping[TopicPartition, LogRange],
-) -> Iterator[Finding]:
+) -> Iterator[Step]:
     known_ones = {
         key.topic_partition: (state, state.keys[key])
         for key, state in world.standing().items()
         if key.group_id == group_id
     }
-    for place, (offset, where) in source.offsets.items():
+    for place, (offset, where) in sorted(source.offsets.items()):
         owner = position = None
         if place in known_ones:
             state, known = known_ones[place]
@@ -467,12 +450,12 @@ def _findings(
             alive = world.estimated_freshness(state, known) is not Freshness.STALE
             if known.owner is not None and alive:
                 owner = known.owner.client_id
-        yield Finding(
-            partition=place,
-            offset=offset,
+        yield step_of(
+            place,
+            offset,
             source=where,
             log_range=ranges.get(place),
-            position=position,
+            before=position,
             owner=owner,
         )
 
@@ -491,13 +474,12 @@ def _read_original(
     ranges = data.ranges(places, timeout_ms)
     reader = data.reader()
     try:
-        return merged(
-            read_group(
-                _values(reader, place, ranges[place], timeout_ms=timeout_ms), group_id
-            )
+        values = (
+            _values(reader, place, ranges[place], timeout_ms=timeout_ms)
             for place in places
             if place in ranges
         )
+        return read_group(chain.from_iterable(values), group_id)
     finally:
         reader.close(1_000)
 

@@ -7,29 +7,27 @@ from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal_cli.adoption import (
     Action,
     AdoptionPlan,
-    Finding,
-    merged,
     read_group,
-    steps_of,
+    step_of,
 )
 
 PLACE = TopicPartition("orders", 0)
 ALL = LogRange(0, 100)
 
 
-def found(offset=50, log_range=ALL, position=None, owner=None):
-    return Finding(
-        partition=PLACE,
-        offset=offset,
+def found(offset=50, log_range=ALL, position=None, owner=None, place=PLACE):
+    return step_of(
+        place,
+        offset,
         source="committed",
         log_range=log_range,
-        position=position,
+        before=position,
         owner=owner,
     )
 
 
 @pytest.mark.parametrize(
-    ("finding", "action", "position", "lag"),
+    ("step", "action", "position", "lag"),
     [
         pytest.param(found(50), Action.SET, 50, 50, id="ordinary"),
         pytest.param(found(0), Action.SET, 0, 100, id="offset-0-is-an-offset"),
@@ -54,15 +52,18 @@ def found(offset=50, log_range=ALL, position=None, owner=None):
         pytest.param(found(log_range=None), Action.GONE, None, None, id="gone"),
     ],
 )
-def test_each_partition_gets_one_action(finding, action, position, lag):
-    (step,) = steps_of([finding])
+def test_each_partition_gets_one_action(step, action, position, lag):
     assert (step.action, step.position, step.lag) == (action, position, lag)
-    assert step.before == finding.position
-    assert step.offset == finding.offset
+
+
+def test_a_step_has_the_values_that_decide_it():
+    step = found(50, position=60)
+    assert (step.partition, step.source) == (PLACE, "committed")
+    assert (step.offset, step.before) == (50, 60)
 
 
 @pytest.mark.parametrize(
-    ("finding", "words"),
+    ("step", "words"),
     [
         pytest.param(found(5, LogRange(20, 100)), "deleted 15 unproc", id="below"),
         pytest.param(found(101), "ends at 100", id="beyond"),
@@ -70,33 +71,23 @@ def test_each_partition_gets_one_action(finding, action, position, lag):
         pytest.param(found(position=60), "is kept", id="keep"),
     ],
 )
-def test_an_unusual_group_has_a_note(finding, words):
-    (step,) = steps_of([finding])
+def test_an_unusual_group_has_a_note(step, words):
     assert words in step.note
 
 
 def test_an_ordinary_group_has_no_note():
-    assert [step.note for step in steps_of([found(), found(position=50)])] == [None] * 2
+    assert [step.note for step in (found(), found(position=50))] == [None] * 2
 
 
-def test_steps_are_in_order_and_blocked_ones_are_separate():
-    others = [
-        Finding(
-            partition=TopicPartition("orders", number),
-            offset=1,
-            source="committed",
-            log_range=LogRange(0, 9),
-        )
-        for number in (11, 2)
-    ]
+def test_blocked_steps_are_separate():
+    others = [found(place=TopicPartition("orders", number)) for number in (2, 11)]
     plan = AdoptionPlan(
         group_id="g",
         from_group="old",
         from_topic=None,
         is_source_active=False,
-        steps=steps_of([*others, found(owner="w")]),
+        steps=(found(owner="w"), *others),
     )
-    assert [step.partition.partition for step in plan.steps] == [0, 2, 11]
     assert [step.partition for step in plan.blocked] == [PLACE]
     assert [step.partition.partition for step in plan.of(Action.SET)] == [2, 11]
 
@@ -179,12 +170,8 @@ def test_a_claim_of_another_group_is_skipped():
 
 
 def test_coordinating_partitions_add_up():
-    whole = merged(
-        [
-            read_group([line("Heartbeat", 10), b"?"], "billing"),
-            read_group([line("ReleasingPartition", 4, part=1), b"?"], "billing"),
-        ]
-    )
+    values = [line("Heartbeat", 10), b"?", line("ReleasingPartition", 4, part=1), b"?"]
+    whole = read_group(values, "billing")
     assert whole.offsets == {ORIGINAL_PLACE: 10, TopicPartition("orders", 1): 4}
     assert whole.unreadable_count == 2
     assert whole.is_active(NOW_S)
