@@ -203,7 +203,7 @@ class OnError(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class ExecOptions:
-    """Options of the processes.
+    """Options of the processes; ``consume`` adds those of its run.
 
     Attributes:
         argv: Program and arguments.
@@ -232,6 +232,34 @@ class ExecOptions:
     records_max: int = 0
     at_most_once: bool = False
     env: Mapping[str, str] = attrs.field(factory=dict)
+
+    def of_run(
+        self, *, at_most_once: bool, batch_max: int, records_max: int, group: str
+    ) -> "ExecOptions":
+        """Return them with those of a run.
+
+        Raises:
+            ConfigurationError: The options exclude each other.
+        """
+        if at_most_once and self.retries_max:
+            raise ConfigurationError(
+                "at most once there are no retries: omit --retries and --on-error "
+                "retry, or use --delivery alo",
+                setting="--retries",
+            )
+        if at_most_once and self.workers > 1:
+            raise ConfigurationError(
+                "at most once there is one process at a time: omit --workers, "
+                "or use --delivery alo",
+                setting="--workers",
+            )
+        return attrs.evolve(
+            self,
+            at_most_once=at_most_once,
+            batch_max=batch_max,
+            records_max=records_max,
+            env={"MARSHAL_GROUP": group},
+        )
 
 
 @attrs.define(kw_only=True)
@@ -262,6 +290,19 @@ class Job:
         return f"{self.partition} {offsets}"
 
 
+@attrs.frozen
+class Hooks:
+    """What a loop over records calls.
+
+    Attributes:
+        is_stopped: Returns whether a signal came.
+        each_round: Called in every round, to write events.
+    """
+
+    is_stopped: Callable[[], bool]
+    each_round: Callable[[], None]
+
+
 class ExecFailed(Exception):
     """All tries of a process failed, and that ends the run."""
 
@@ -272,22 +313,13 @@ class ExecLoop:
     Args:
         consumer: The consumer; only this loop uses it.
         options: Options of the processes.
-        is_stopped: Returns whether a signal came.
-        each_round: Called in every round, to write events.
+        hooks: What it calls.
     """
 
-    def __init__(
-        self,
-        consumer: Consumer,
-        options: ExecOptions,
-        *,
-        is_stopped: Callable[[], bool],
-        each_round: Callable[[], None],
-    ) -> None:
+    def __init__(self, consumer: Consumer, options: ExecOptions, hooks: Hooks) -> None:
         self._consumer = consumer
         self._options = options
-        self._is_stopped = is_stopped
-        self._each_round = each_round
+        self._hooks = hooks
         self._jobs: list[Job] = []
         # Handed out in one poll with others, and not started yet.
         self._backlog: deque[Job] = deque()
@@ -305,7 +337,7 @@ class ExecLoop:
         """
         try:
             while not self._is_over(idle):
-                self._each_round()
+                self._hooks.each_round()
                 self._supervise()
                 if self._is_ending():
                     self._end_all()
@@ -339,7 +371,7 @@ class ExecLoop:
         At most once, no other client will process the records, so their processes get
         the grace time to finish.
         """
-        if not self._is_stopped():
+        if not self._hooks.is_stopped():
             return False
         now_s = time.monotonic()
         if self._end_s is None:
@@ -494,7 +526,7 @@ class ExecLoop:
         most = options.batch_max if options.mode is ExecMode.BATCH else 1
         if options.records_max:
             most = min(most, options.records_max - self._polled_count)
-        is_last = self._is_stopped()
+        is_last = self._hooks.is_stopped()
         wait_ms = DRAIN_MS if is_last else POLL_MS
         # With running processes, wait for the end of one instead.
         handed = self._consumer.poll(0 if self._jobs else wait_ms, most)
@@ -556,42 +588,6 @@ _option: Any = partial(
 )
 
 
-@attrs.frozen
-class ExecRequest:
-    """The options of ``--exec``; ``consume`` adds those of its own."""
-
-    options: ExecOptions
-
-    def options_for(
-        self, *, at_most_once: bool, batch_max: int, records_max: int, group: str
-    ) -> ExecOptions:
-        """Return the options of a run.
-
-        Raises:
-            ConfigurationError: The options exclude each other.
-        """
-        options = self.options
-        if at_most_once and options.retries_max:
-            raise ConfigurationError(
-                "at most once there are no retries: omit --retries and --on-error "
-                "retry, or use --delivery alo",
-                setting="--retries",
-            )
-        if at_most_once and options.workers > 1:
-            raise ConfigurationError(
-                "at most once there is one process at a time: omit --workers, "
-                "or use --delivery alo",
-                setting="--workers",
-            )
-        return attrs.evolve(
-            options,
-            at_most_once=at_most_once,
-            batch_max=batch_max,
-            records_max=records_max,
-            env={"MARSHAL_GROUP": group},
-        )
-
-
 @attrs.frozen(kw_only=True)
 class ExecForm:
     """The options of ``--exec`` as they are given."""
@@ -651,7 +647,7 @@ class ExecForm:
         ),
     ] = 1
 
-    def request(self) -> ExecRequest | None:
+    def chosen(self) -> ExecOptions | None:
         """Return the options of the processes, None without ``--exec``.
 
         Raises:
@@ -672,19 +668,17 @@ class ExecForm:
         retries, timeout = self.retries, self.exec_timeout
         if retries is None:
             retries = RETRIES_DEFAULT if self.on_error is OnError.RETRY else 0
-        return ExecRequest(
-            ExecOptions(
-                argv=["/bin/sh", "-c", text] if self.exec_shell else _words(text),
-                mode=self.exec_mode,
-                format=self.exec_format or default_form,
-                on_error=self.on_error,
-                retries_max=retries,
-                timeout_ms=None
-                if timeout is None
-                else parsing.duration_ms("--exec-timeout", timeout),
-                grace_ms=parsing.duration_ms("--exec-grace", self.exec_grace),
-                workers=self.workers,
-            )
+        return ExecOptions(
+            argv=["/bin/sh", "-c", text] if self.exec_shell else _words(text),
+            mode=self.exec_mode,
+            format=self.exec_format or default_form,
+            on_error=self.on_error,
+            retries_max=retries,
+            timeout_ms=None
+            if timeout is None
+            else parsing.duration_ms("--exec-timeout", timeout),
+            grace_ms=parsing.duration_ms("--exec-grace", self.exec_grace),
+            workers=self.workers,
         )
 
 
@@ -706,4 +700,4 @@ def _words(text: str) -> list[str]:
     return words
 
 
-EXEC = OptionGroup.of(ExecForm, ExecForm.request)
+EXEC = OptionGroup.of(ExecForm, ExecForm.chosen)

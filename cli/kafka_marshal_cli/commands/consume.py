@@ -3,7 +3,6 @@
 import logging
 import signal
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -51,7 +50,7 @@ from kafka_marshal_cli.exec_pipe import (
     ExecLoop,
     ExecMode,
     ExecOptions,
-    ExecRequest,
+    Hooks,
 )
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.follow_loop import Idle, handling
@@ -68,7 +67,6 @@ from kafka_marshal_cli.shared import (
     wall_ms,
 )
 
-POLL_MS = 200
 DRAIN_MS = 2_000
 EVENTS_MAX = 1_000
 LIMIT_PARTS = 100
@@ -272,15 +270,6 @@ class Stopper:
         signal.raise_signal(number)
 
 
-@attrs.frozen
-class RunControl:
-    """The stopper, events and idle limit of a run."""
-
-    stopper: Stopper
-    events: EventBuffer
-    idle_ms: int | None
-
-
 @attrs.define
 class Summary:
     """The summary of a run, reported after everything is closed.
@@ -445,7 +434,7 @@ def consume(
     isolation_level: IsolationOption = Isolation.UNCOMMITTED,
     heartbeat_interval: ExpectedInterval = None,
     state_dir: StateDir = None,
-    execs: ExecRequest | None,
+    execs: ExecOptions | None,
     member: Membership,
     reporting: Reporting,
     via: SidecarOption,
@@ -454,10 +443,9 @@ def consume(
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)
     h_ms = _optional_ms("--heartbeat-interval", heartbeat_interval)
     is_amo = delivery is Delivery.AT_MOST_ONCE
-    default = _batch_max(execs, is_amo=is_amo, records_max=max_records)
-    batch_max = min(max_poll_records or default, max_records or sys.maxsize)
-    processes = _processes(
-        execs, group=group, is_amo=is_amo, batch_max=batch_max, records_max=max_records
+    batch_max = _batch_max(execs, max_poll_records, is_amo=is_amo, limit=max_records)
+    processes = execs and execs.of_run(
+        at_most_once=is_amo, batch_max=batch_max, records_max=max_records, group=group
     )
     config = ConsumerConfig(
         topics=tuple(topics),
@@ -467,11 +455,10 @@ def consume(
         auto_offset_reset="earliest" if from_beginning else auto_offset_reset.value,
         isolation_level=isolation_level.value,
         max_poll_records=batch_max,
-        max_granted_batches=_depth(max_records, processes),
-        max_handling_ms=_handling_ms(processes),
+        **_limits(max_records, processes),
     )
     stopper, events, summary = Stopper(), EventBuffer(reporting), Summary()
-    control = RunControl(stopper, events, _optional_ms("--timeout", timeout))
+    idle_ms = _optional_ms("--timeout", timeout)
     with (
         stopper.installed(),
         summary.reported(),
@@ -492,27 +479,33 @@ def consume(
         ) as consumer,
     ):
         stopper.consumer = summary.consumer = consumer
-        how = processes or Printer(consumer, max_records)
         if member.restarts:
             marshal.expect_restart()
-        with summary.collected(events):
-            _work(how, control, summary=summary, is_amo=is_amo)
+        hooks = Hooks(lambda: stopper.is_stopped, events.flush)
+        printer = Printer(consumer, hooks, records_max=max_records, is_amo=is_amo)
+        loop = None if processes is None else ExecLoop(consumer, processes, hooks)
+        stopper.on_kill = None if loop is None else loop.kill
+        _run(loop or printer, Idle(idle_ms), summary=summary, events=events)
 
 
-def _work(
-    how: "ExecOptions | Printer", control: RunControl, *, summary: Summary, is_amo: bool
+def _run(
+    work: "ExecLoop | Printer", idle: Idle, *, summary: Summary, events: EventBuffer
 ) -> None:
-    """Print records, or run processes, to the end; then write the positions."""
+    """Work until stopped, done, or idle for too long; then write the positions.
+
+    Raises:
+        Exit: With 1, after a process failed and --on-error is stop.
+    """
     consumer = summary.consumer
     assert consumer is not None
-    if isinstance(how, ExecOptions):
-        loop = exec_loop(consumer, how, control=control)
-        summary.count = lambda: loop.done_count
-        run_processes(loop, control)
-    else:
-        summary.count = lambda: how.count
-        print_all(how, control, is_amo=is_amo)
-    consumer.flush()
+    summary.count = lambda: work.done_count
+    with summary.collected(events):
+        try:
+            work.run(idle)
+        except ExecFailed as failed:
+            notify(f"marshal: {failed}")
+            raise typer.Exit(ExitCode.FAILED) from None
+        consumer.flush()
 
 
 def _callbacks(reporting: Reporting) -> Callbacks:
@@ -522,75 +515,34 @@ def _callbacks(reporting: Reporting) -> Callbacks:
     )
 
 
-def _processes(
-    execs: ExecRequest | None,
-    *,
-    group: str,
-    is_amo: bool,
-    batch_max: int,
-    records_max: int,
-) -> ExecOptions | None:
-    """Return the options of --exec; None to print records."""
-    if execs is None:
-        return None
-    return execs.options_for(
-        at_most_once=is_amo, batch_max=batch_max, records_max=records_max, group=group
-    )
+def _limits(records_max: int, processes: ExecOptions | None) -> dict[str, Any]:
+    """Return how many batches may be granted ahead, and the limit on handling time.
 
-
-def _depth(records_max: int, processes: ExecOptions | None) -> int:
-    """Return how many batches may be granted ahead.
-
-    Offsets granted beyond the limit, or ahead of a process, would be lost.
-    """
-    return 1 if records_max or processes is not None else DEPTH_MAX_DEFAULT
-
-
-def _handling_ms(processes: ExecOptions | None) -> int | None:
-    """Return the limit on handling time, 0 for no limit.
-
+    Offsets granted beyond a limit of records, or ahead of a process, would be lost.
     Processes have a limit of their own, --exec-timeout; to hand their partition to
     another member would repeat the work.
     """
-    return None if processes is None else 0
+    is_bounded = records_max or processes is not None
+    return {
+        "max_granted_batches": 1 if is_bounded else DEPTH_MAX_DEFAULT,
+        "max_handling_ms": None if processes is None else 0,
+    }
 
 
-def _batch_max(execs: ExecRequest | None, *, is_amo: bool, records_max: int) -> int:
-    """Return the default of --max-poll-records.
+def _batch_max(
+    execs: ExecOptions | None, given: int | None, *, is_amo: bool, limit: int
+) -> int:
+    """Return the records of a batch: ``given``, or the default of --max-poll-records.
 
     At most once, a crash loses all granted records, so no more are requested than a
     process works on; and few beyond a limit of records, which are lost at the end.
     """
-    is_single = execs is not None and execs.options.mode is ExecMode.RECORD
-    if not is_amo or not (is_single or records_max):
-        return MAX_POLL_RECORDS
-    return 1 if is_single else min(MAX_POLL_RECORDS, max(1, records_max // LIMIT_PARTS))
-
-
-def exec_loop(
-    consumer: Consumer, options: ExecOptions, *, control: RunControl
-) -> ExecLoop:
-    """Return the loop that runs the processes."""
-    return ExecLoop(
-        consumer,
-        options,
-        is_stopped=lambda: control.stopper.is_stopped,
-        each_round=control.events.flush,
-    )
-
-
-def run_processes(loop: ExecLoop, control: RunControl) -> None:
-    """Run processes until stopped, done, or idle for too long.
-
-    Raises:
-        Exit: With 1, after a process failed and --on-error is stop.
-    """
-    control.stopper.on_kill = loop.kill
-    try:
-        loop.run(Idle(control.idle_ms))
-    except ExecFailed as failed:
-        notify(f"marshal: {failed}")
-        raise typer.Exit(ExitCode.FAILED) from None
+    default = MAX_POLL_RECORDS
+    if is_amo and execs is not None and execs.mode is ExecMode.RECORD:
+        default = 1
+    elif is_amo and limit:
+        default = min(MAX_POLL_RECORDS, max(1, limit // LIMIT_PARTS))
+    return min(given or default, limit or sys.maxsize)
 
 
 def _optional_ms(option: str, text: str | None) -> int | None:
@@ -600,76 +552,73 @@ def _optional_ms(option: str, text: str | None) -> int | None:
 class Printer:
     """Prints records and commits each one after it was flushed.
 
+    Args:
+        consumer: The consumer; only this loop uses it.
+        hooks: What it calls.
+        records_max: End after this many; 0 for no limit.
+        is_amo: Whether records are granted before they are handed out.
+
     Attributes:
-        count: Records written.
-        is_done: Whether the limit is reached.
+        done_count: Records written.
     """
 
-    def __init__(self, consumer: Consumer, records_max: int) -> None:
-        self.consumer = consumer
-        self.count = 0
+    def __init__(
+        self, consumer: Consumer, hooks: Hooks, *, records_max: int, is_amo: bool
+    ) -> None:
+        self.done_count = 0
+        self._consumer = consumer
+        self._hooks = hooks
         self._max = records_max
+        self._is_amo = is_amo
+
+    def run(self, idle: Idle) -> None:
+        """Print records until stopped, done, idle for too long, or read no more."""
+        try:
+            while not self._hooks.is_stopped() and not self._is_done:
+                if self._next(idle.wait_ms):
+                    idle.touch()
+                elif idle.is_over:
+                    break
+                self._hooks.each_round()
+            if self._is_amo:
+                self._drain()
+        except BrokenPipeError:
+            # The record that could not be written stays uncommitted. Closing the
+            # consumer writes the earlier positions.
+            discard_stdout()
+            notify(
+                "the reader of the output is gone; records that it did not read stay "
+                "uncommitted"
+            )
 
     @property
-    def is_done(self) -> bool:
-        """Whether the limit of records is reached."""
-        return bool(self._max) and self.count >= self._max
+    def _is_done(self) -> bool:
+        return bool(self._max) and self.done_count >= self._max
 
-    def next(self, timeout_ms: int) -> bool:
+    def _drain(self) -> None:
+        """Print the remaining granted records: no other client will process them."""
+        self._consumer.stop()
+        while not self._is_done and self._next(DRAIN_MS):
+            pass
+
+    def _next(self, timeout_ms: int) -> bool:
         """Print the next record; return whether there was one.
 
         Raises:
             BrokenPipeError: It could not be written; it is not committed.
         """
-        handed = self.consumer.poll(timeout_ms, 1)
+        handed = self._consumer.poll(timeout_ms, 1)
         handed_out_ms = wall_ms()
         for records in handed.values():
             for record in records:
                 emit(to_json(record_object(record, handed_out_ms)))
                 sys.stdout.flush()
-                self.count += 1
+                self.done_count += 1
                 try:
-                    self.consumer.commit(record)
+                    self._consumer.commit(record)
                 except ClaimLost as lost:
                     notify(f"lost: {lost}")
         return bool(handed)
-
-
-def print_all(printer: Printer, control: RunControl, *, is_amo: bool) -> None:
-    """Print records until stopped, done, idle for too long, or read no more."""
-    try:
-        run(printer, control.stopper, events=control.events, idle_ms=control.idle_ms)
-        if is_amo:
-            drain(printer)
-    except BrokenPipeError:
-        # The record that could not be written stays uncommitted. Closing the
-        # consumer writes the earlier positions.
-        discard_stdout()
-        notify(
-            "the reader of the output is gone; records that it did not read stay "
-            "uncommitted"
-        )
-
-
-def run(
-    printer: Printer, stopper: Stopper, *, events: EventBuffer, idle_ms: int | None
-) -> None:
-    """Print records until stopped, done, or idle for too long."""
-    since = time.monotonic()
-    while not stopper.is_stopped and not printer.is_done:
-        wait_ms = POLL_MS if idle_ms is None else min(POLL_MS, idle_ms)
-        if printer.next(wait_ms):
-            since = time.monotonic()
-        elif idle_ms is not None and (time.monotonic() - since) * 1000 >= idle_ms:
-            break
-        events.flush()
-
-
-def drain(printer: Printer) -> None:
-    """Print the remaining granted records: no other client will process them."""
-    printer.consumer.stop()
-    while not printer.is_done and printer.next(DRAIN_MS):
-        pass
 
 
 def _on_claimed(reporting: Reporting, partition: TopicPartition, token: Token) -> None:

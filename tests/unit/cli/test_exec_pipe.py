@@ -23,6 +23,7 @@ from kafka_marshal_cli.exec_pipe import (
     ExecLoop,
     ExecMode,
     ExecOptions,
+    Hooks,
     Job,
     OnError,
     payload,
@@ -112,8 +113,7 @@ class Run:
         self.loop = ExecLoop(
             self.consumer,
             attrs.evolve(ExecOptions(argv=argv), **options),
-            is_stopped=lambda: self.is_stopped,
-            each_round=self.each_round,
+            Hooks(lambda: self.is_stopped, self.each_round),
         )
         self.loop.run(Drained(self.consumer))
         assert self.consumer.paused == set()
@@ -461,13 +461,13 @@ def test_an_unstartable_process_is_an_error():
 
 
 def asked(**given):
-    return ExecForm(**given).request()
+    return ExecForm(**given).chosen()
 
 
 def of(**given):
     rest = {"at_most_once": False, "batch_max": 5, "records_max": 7, "group": "g"}
     rest |= {name: given.pop(name) for name in list(given) if name in rest}
-    return asked(**{"exec_": "true", **given}).options_for(**rest)
+    return asked(**{"exec_": "true", **given}).of_run(**rest)
 
 
 def test_without_exec_there_is_no_job():

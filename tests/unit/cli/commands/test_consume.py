@@ -17,12 +17,12 @@ from kafka_marshal_cli.commands import consume
 from kafka_marshal_cli.commands.consume import (
     EVENTS_MAX,
     EventBuffer,
+    Hooks,
+    Idle,
     LogFormat,
     Printer,
     Reporting,
     Stopper,
-    drain,
-    run,
 )
 
 
@@ -52,44 +52,47 @@ class FakeConsumer:
         self.is_stopped = True
 
 
+def printer_of(consumer, records_max=0, *, is_amo=False, is_stopped=False):
+    hooks = Hooks(lambda: is_stopped, EventBuffer().flush)
+    return Printer(consumer, hooks, records_max=records_max, is_amo=is_amo)
+
+
 def test_records_are_committed_one_by_one(capsys):
     consumer = FakeConsumer(3, lost={1})
-    printer = Printer(consumer, 0)
-    run(printer, Stopper(), events=EventBuffer(), idle_ms=1)
-    assert (printer.count, consumer.committed) == (3, [0, 2])
+    printer = printer_of(consumer)
+    printer.run(Idle(1))
+    assert (printer.done_count, consumer.committed) == (3, [0, 2])
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 3
     assert err == "lost: gone\n"
 
 
-def test_unwritten_records_are_not_committed(monkeypatch):
+def test_unwritten_records_are_not_committed(monkeypatch, capsys):
     def fail(line):
         raise BrokenPipeError
 
     consumer = FakeConsumer(3)
     monkeypatch.setattr(consume, "emit", fail)
-    with pytest.raises(BrokenPipeError):
-        Printer(consumer, 0).next(0)
+    monkeypatch.setattr(consume, "discard_stdout", lambda: None)
+    printer_of(consumer).run(Idle(None))
     assert consumer.committed == []
+    assert "stay uncommitted" in capsys.readouterr().err
 
 
 def test_no_more_than_asked_for(capsys):
     consumer = FakeConsumer(5)
-    printer = Printer(consumer, 2)
-    run(printer, Stopper(), events=EventBuffer(), idle_ms=None)
-    drain(printer)
-    assert (printer.count, len(consumer.waiting)) == (2, 3)
+    printer = printer_of(consumer, 2, is_amo=True)
+    printer.run(Idle(None))
+    assert (printer.done_count, len(consumer.waiting)) == (2, 3)
 
 
 def test_granted_records_are_drained_after_the_stop(capsys):
     consumer = FakeConsumer(5)
-    printer = Printer(consumer, 0)
-    stopper = Stopper()
-    stopper.is_stopped = True
-    run(printer, stopper, events=EventBuffer(), idle_ms=None)
-    assert printer.count == 0
-    drain(printer)
-    assert (consumer.is_stopped, printer.count) == (True, 5)
+    printer_of(consumer, is_stopped=True).run(Idle(None))
+    assert (consumer.is_stopped, len(consumer.waiting)) == (False, 5)
+    printer = printer_of(consumer, is_amo=True, is_stopped=True)
+    printer.run(Idle(None))
+    assert (consumer.is_stopped, printer.done_count) == (True, 5)
 
 
 def test_a_signal_stops_the_consumer_once():
@@ -235,10 +238,10 @@ def test_claims_that_come_and_go(capsys):
     [(0, MAX_POLL_RECORDS), (10, 1), (2_000, 20), (10**6, MAX_POLL_RECORDS)],
 )
 def test_at_most_once_few_records_are_granted_beyond_a_limit(records_max, batch_max):
-    found = consume._batch_max(None, is_amo=True, records_max=records_max)
+    found = consume._batch_max(None, None, is_amo=True, limit=records_max)
     assert found == batch_max
-    found = consume._batch_max(None, is_amo=False, records_max=records_max)
-    assert found == MAX_POLL_RECORDS
+    found = consume._batch_max(None, None, is_amo=False, limit=records_max)
+    assert found == min(MAX_POLL_RECORDS, records_max or MAX_POLL_RECORDS)
 
 
 def test_options_have_the_names_of_kafkas_console_consumer_too():
