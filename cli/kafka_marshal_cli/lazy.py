@@ -219,12 +219,10 @@ def _quick(param: Any) -> Any:  # noqa: ANN401 - typer's
 
 
 def convert_quickly(command: Any) -> None:  # noqa: ANN401 - typer's
-    """Make the parameters of a command, and of those below it, convert quickly."""
+    """Make the parameters of a command convert quickly."""
     command.params = [_quick(each) for each in command.params]
     if not hasattr(command.get_help_option, "cache_info"):
         command.get_help_option = cache(_help_option(command.get_help_option))
-    for each in getattr(command, "commands", {}).values():
-        convert_quickly(each)
 
 
 def _help_option(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -237,8 +235,6 @@ def _take_group_option(command: Any) -> None:  # noqa: ANN401 - click's
     if names[:1] == ["group"]:
         parse = command.parse_args
         command.parse_args = lambda ctx, args: parse(ctx, group_first(args))
-    for each in getattr(command, "commands", {}).values():
-        _take_group_option(each)
 
 
 def _list_commands(command: Any) -> None:  # noqa: ANN401 - click's
@@ -256,8 +252,6 @@ def _list_commands(command: Any) -> None:  # noqa: ANN401 - click's
         return resolve(ctx, args)
 
     command.resolve_command = resolve_or_list
-    for each in commands.values():
-        _list_commands(each)
 
 
 def group_first(args: list[str]) -> list[str]:
@@ -314,15 +308,11 @@ class LazyCommand(TyperCommand):
 def _prepare(command: Any) -> None:  # noqa: ANN401 - click's
     """Make a command, and those below it, use what is quicker than typer's own."""
     convert_quickly(command)
-    _help_plainly(command)
+    command.format_help = partial(_show_help, command)
     _take_group_option(command)
     _list_commands(command)
-
-
-def _help_plainly(command: Any) -> None:  # noqa: ANN401 - click's
-    command.format_help = partial(_show_help, command)
     for each in getattr(command, "commands", {}).values():
-        _help_plainly(each)
+        _prepare(each)
 
 
 def _show_help(command: Any, ctx: Any, _: object) -> None:  # noqa: ANN401 - click's

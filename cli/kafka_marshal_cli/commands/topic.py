@@ -132,7 +132,7 @@ def upgrade(
         "topic": call.coordination_topic,
         "feature_level": plan.level,
         "feature_level_then": plan.level_then,
-        "generation_then": plan.generation_then,
+        "generation_then": plan.config.generation,
         "partitions": list(plan.partitions),
         "members_too_old": list(plan.too_old),
         "is_executed": execute,

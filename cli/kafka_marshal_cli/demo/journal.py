@@ -22,6 +22,11 @@ LOST = "lost"
 END = "end"
 
 
+def monotonic_ms() -> int:
+    """Return the machine's monotonic clock in milliseconds."""
+    return time.monotonic_ns() // NS_PER_MS
+
+
 class Line(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One line of a journal.
 
@@ -36,8 +41,8 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         note: Text of the record, or the reason of a loss.
     """
 
-    at: int
     kind: str
+    at: int = msgspec.field(default_factory=monotonic_ms)
     partition: int = -1
     offset: int = -1
     last: int = -1
@@ -49,11 +54,6 @@ class BadJournal(MarshalError):
     """A journal has a complete line that no worker writes."""
 
 
-def monotonic_ms() -> int:
-    """Return the machine's monotonic clock in milliseconds."""
-    return time.monotonic_ns() // NS_PER_MS
-
-
 class JournalWriter:
     """Appends lines to a journal. Used by one thread of one worker."""
 
@@ -62,26 +62,8 @@ class JournalWriter:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(path, flags, 0o600)
 
-    def write(
-        self,
-        kind: str,
-        partition: int = -1,
-        *,
-        offset: int = -1,
-        last: int = -1,
-        token: str = "",
-        note: str = "",
-    ) -> None:
+    def write(self, line: Line) -> None:
         """Write one line; the operating system has it when the call returns."""
-        line = Line(
-            at=monotonic_ms(),
-            kind=kind,
-            partition=partition,
-            offset=offset,
-            last=last,
-            token=token,
-            note=note,
-        )
         os.write(self._file, msgspec.json.encode(line) + b"\n")
 
 

@@ -25,6 +25,7 @@ from kafka_marshal import (
     TopicPartition,
 )
 from kafka_marshal_cli.demo import journal
+from kafka_marshal_cli.demo.journal import Line
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,11 +71,11 @@ def main(argument: str) -> int:
         client_id=given.client_id,
         state_dir=Path(given.folder, "state"),
     ) as marshal:
-        writer.write(journal.READY)
+        writer.write(Line(kind=journal.READY))
         if not sys.stdin.readline():
             return 0
         _consume(marshal, given, writer)
-    writer.write(journal.END)
+    writer.write(Line(kind=journal.END))
     return 0
 
 
@@ -82,11 +83,13 @@ def _consume(
     marshal: Marshal, given: WorkerSettings, writer: journal.JournalWriter
 ) -> None:
     def on_claimed(place: TopicPartition, token: Token) -> None:
-        writer.write(journal.CLAIMED, place.partition, token=str(token))
+        line = Line(kind=journal.CLAIMED, partition=place.partition, token=str(token))
+        writer.write(line)
 
     def on_lost(place: TopicPartition, ending: object) -> None:
         reason = str(getattr(ending, "reason", ending))
-        writer.write(journal.LOST, place.partition, note=reason)
+        line = Line(kind=journal.LOST, partition=place.partition, note=reason)
+        writer.write(line)
 
     with marshal.consumer(
         given.topic,
@@ -107,8 +110,7 @@ def _consume(
                 _handle(batch, writer, work_s=given.work_ms / 1000, commit=commit)
             except ClaimLost as lost:
                 # The next owner continues from the last accepted position.
-                place = batch.partition.partition
-                writer.write(journal.LOST, place, note=lost.reason)
+                on_lost(batch.partition, lost)
 
 
 def _handle(
@@ -120,19 +122,25 @@ def _handle(
 ) -> None:
     """Process one batch: the work is a sleep, its effect a journal line."""
     partition, token = batch.partition.partition, str(batch.token)
-    writer.write(
-        journal.BATCH,
-        partition,
+    begun = Line(
+        kind=journal.BATCH,
+        partition=partition,
         offset=batch.first_offset,
         last=batch.last_offset,
         token=token,
     )
+    writer.write(begun)
     for record in batch.records:
         time.sleep(work_s)
         text = (record.value or b"").decode(errors="replace")
-        writer.write(
-            journal.RECORD, partition, offset=record.offset, token=token, note=text
+        done = Line(
+            kind=journal.RECORD,
+            partition=partition,
+            offset=record.offset,
+            token=token,
+            note=text,
         )
+        writer.write(done)
         if commit is not None:
             commit(record)
 

@@ -25,6 +25,7 @@ from kafka_marshal.errors import (
     MalformedRecord,
 )
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.placement import by_partition
 from kafka_marshal.protocol.records import LIMIT_DEFAULTS, SUPPORTED_LEVEL, Config
 from kafka_marshal.protocol.state import WorldState, is_forgettable
 
@@ -100,8 +101,8 @@ def plan_alter(
     Raises:
         ConfigurationError: A value is not allowed, or the topic's level is too low.
     """
-    by_partition = {world.partition: world for world in worlds}
-    first = settled_config(by_partition, 0)
+    states = by_partition(worlds)
+    first = settled_config(states, 0)
     interval_ms = heartbeat_interval_ms or first.heartbeat_interval_ms
     if heartbeat_interval_ms is not None:
         check_interval(heartbeat_interval_ms)
@@ -127,18 +128,22 @@ def plan_alter(
             f"a limit is out of its bounds: {error}; see docs/PROTOCOL.md, 3.6",
             setting="limits",
         ) from error
-    own = [by_partition[t] for t in range(first.partition_count)]
-    behind = tuple(
-        world.partition
-        for world in own
-        if settled_config(by_partition, world.partition).generation < wanted.generation
-    )
+    own = [states[t] for t in range(first.partition_count)]
     return AlterPlan(
         config=wanted,
         before=first,
-        partitions=behind,
+        partitions=_behind(states, wanted),
         forgotten_count=sum(_forgotten_count(world, first, wanted) for world in own),
         exceeded=tuple(each for world in own for each in _exceeded(world, wanted)),
+    )
+
+
+def _behind(worlds: Mapping[int, WorldState], config: Config) -> tuple[int, ...]:
+    """Return the partitions without a Config."""
+    return tuple(
+        t
+        for t in range(config.partition_count)
+        if settled_config(worlds, t).generation < config.generation
     )
 
 
@@ -167,30 +172,42 @@ class UpgradePlan:
     """The effect of an upgrade of the coordination topic.
 
     Attributes:
+        config: The Config that is written; that in force where it is new enough.
         level: Feature level in force, the lowest of all partitions.
         level_then: Level of this release.
-        generation_then: Generation of the new Config.
         partitions: Partitions without the new Config.
         too_old: Live members whose release does not support the level.
     """
 
+    config: Config
     level: int
     level_then: int
-    generation_then: int
     partitions: tuple[int, ...]
     too_old: tuple[str, ...]
 
 
-def plan_upgrade(worlds: Mapping[int, WorldState]) -> UpgradePlan:
-    """Return the plan; coordinating partition 0 decides, others may lag behind it."""
-    first = settled_config(worlds, 0)
-    is_new = first.feature_level >= SUPPORTED_LEVEL
-    generation = first.generation + (0 if is_new else 1)
-    partitions = tuple(
-        t
-        for t in range(first.partition_count)
-        if settled_config(worlds, t).generation < generation
-    )
+def plan_upgrade(
+    worlds: Mapping[int, WorldState],
+    *,
+    era: int,
+    tags: bytes | msgspec.UnsetType = msgspec.UNSET,
+) -> UpgradePlan:
+    """Return the plan; coordinating partition 0 decides, others may lag behind it.
+
+    Args:
+        worlds: The worlds of the coordinating partitions.
+        era: Wall time in seconds.
+        tags: Tags of a new Config.
+    """
+    config = first = settled_config(worlds, 0)
+    if first.feature_level < SUPPORTED_LEVEL:
+        config = msgspec.structs.replace(
+            first,
+            generation=first.generation + 1,
+            era=max(first.era + 1, era),
+            feature_level=SUPPORTED_LEVEL,
+            tags=tags,
+        )
     too_old = sorted(
         f"{member.record.group_id}/{member.record.client_id}"
         for world in worlds.values()
@@ -202,10 +219,10 @@ def plan_upgrade(worlds: Mapping[int, WorldState]) -> UpgradePlan:
         settled_config(worlds, t).feature_level for t in range(first.partition_count)
     ]
     return UpgradePlan(
+        config=config,
         level=min(levels),
         level_then=SUPPORTED_LEVEL,
-        generation_then=generation,
-        partitions=partitions,
+        partitions=_behind(worlds, config),
         too_old=tuple(too_old),
     )
 
@@ -299,27 +316,14 @@ class Altering(AdminConnection):
         follower = self._read()
         require_no_change(follower.by_partition)
         require_newest(follower.by_partition, follower.topic)
-        plan = plan_upgrade(follower.by_partition)
+        plan = plan_upgrade(
+            follower.by_partition, era=follower.wall_s, tags=self._sender.tags
+        )
         if execute:
             if not ignore_members:
                 require_members(plan)
-            self._upgrade(plan)
+            self._write_config(plan.config, plan.partitions)
         return plan
-
-    def _upgrade(self, plan: UpgradePlan) -> Config:
-        """Write the next Config; an interrupted upgrade is completed with its own."""
-        follower = self._follow()
-        config = settled_config(follower.by_partition, 0)
-        if 0 in plan.partitions:
-            config = msgspec.structs.replace(
-                config,
-                generation=plan.generation_then,
-                era=max(config.era + 1, follower.wall_s),
-                feature_level=plan.level_then,
-                tags=self._sender.tags,
-            )
-        self._write_config(config, plan.partitions)
-        return config
 
     def _write_config(self, config: Config, partitions: Iterable[int]) -> None:
         """Write a Config to partitions that are behind it, in order: the first decides.

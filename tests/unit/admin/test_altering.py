@@ -143,16 +143,23 @@ def test_what_lower_limits_do_is_shown():
 # --- upgrades
 
 
+def upgrade_of(found):
+    tags = person_to_tags("ada")
+    return plan_upgrade(found.by_partition, era=found.wall_s, tags=tags)
+
+
 def test_an_upgrade_raises_the_level_and_nothing_else():
     cluster = lowered()
     node = owning(cluster)
     admin = altering(cluster)
     found = admin.follower
-    plan = plan_upgrade(found.by_partition)
+    plan = upgrade_of(found)
     assert (plan.level, plan.level_then) == (1, SUPPORTED_LEVEL)
-    assert (plan.generation_then, plan.partitions) == (2, (0, 1))
+    assert (plan.config.generation, plan.partitions) == (2, (0, 1))
     require_members(plan)
-    config = admin._upgrade(plan)
+    admin._write_config(plan.config, plan.partitions)
+    config = found.worlds[1].config
+    assert config == plan.config
     assert person_of(config) == "ada"
     assert (config.generation, config.feature_level) == (2, SUPPORTED_LEVEL)
     assert config.era > cluster.config.era
@@ -162,24 +169,24 @@ def test_an_upgrade_raises_the_level_and_nothing_else():
     cluster.run(2 * H)
     assert node.engine.context.config == config
     assert node.held
-    again = plan_upgrade(found.by_partition)
+    again = upgrade_of(found)
     assert (again.level, again.partitions) == (SUPPORTED_LEVEL, ())
-    assert admin._upgrade(again) == config
+    assert again.config == config
 
 
 def test_an_upgrade_that_was_interrupted_is_completed():
     cluster = lowered()
     admin = altering(cluster)
     found = admin.follower
-    plan = plan_upgrade(found.by_partition)
+    plan = upgrade_of(found)
     half = msgspec.structs.replace(
         cluster.config, generation=2, era=77, feature_level=SUPPORTED_LEVEL
     )
     write(cluster, half)
     found.catch_up(100)
-    plan = plan_upgrade(found.by_partition)
-    assert (plan.level, plan.generation_then, plan.partitions) == (1, 2, (1,))
-    assert admin._upgrade(plan) == half
+    plan = upgrade_of(found)
+    assert (plan.level, plan.config, plan.partitions) == (1, half, (1,))
+    admin._write_config(plan.config, plan.partitions)
     assert {each.config for each in found.worlds} == {half}
 
 
@@ -187,18 +194,18 @@ def test_a_partition_with_another_config_is_an_error():
     cluster = lowered()
     admin = altering(cluster)
     found = admin.follower
-    plan = plan_upgrade(found.by_partition)
+    plan = upgrade_of(found)
     era = found.wall_s + 1_000
     other = msgspec.structs.replace(cluster.config, generation=2, era=era)
     write(cluster, other, 1)
     with pytest.raises(LogUnwritable, match="partition 1 has another"):
-        admin._upgrade(plan)
+        admin._write_config(plan.config, plan.partitions)
 
 
 def test_members_of_an_older_release_are_named():
     cluster = lowered(1)
     write(cluster, member("old", inc=b"i" * 16))
-    plan = plan_upgrade(follower(cluster).by_partition)
+    plan = upgrade_of(follower(cluster))
     assert plan.too_old == ("g/old",)
     with pytest.raises(ClaimRejected, match="g/old"):
         require_members(plan)
@@ -209,4 +216,4 @@ def test_an_unformatted_partition_is_an_error():
     place = cluster.place(0)
     cluster.kafka.log(place).records.clear()
     with pytest.raises(ConfigurationError, match="not formatted"):
-        plan_upgrade(follower(cluster).by_partition)
+        upgrade_of(follower(cluster))

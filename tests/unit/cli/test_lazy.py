@@ -146,7 +146,7 @@ def show(
 )
 def test_values_are_converted_as_by_typer(arguments):
     plain, quick = get_command(small), get_command(small)
-    convert_quickly(quick)
+    convert_all(quick)
     assert quick.params != plain.params
     assert outcome(quick, arguments) == outcome(plain, arguments)
 
@@ -154,7 +154,7 @@ def test_values_are_converted_as_by_typer(arguments):
 @pytest.mark.parametrize("number", ["1_0", "\u0663", "5.0", "0x5", "9" * 19, "nan"])
 def test_a_number_is_written_in_digits(number):
     command = get_command(small)
-    convert_quickly(command)
+    convert_all(command)
     code, shown = outcome(command, f"here --number {number}")
     assert (code, "is no whole number" in " ".join(shown.split())) == (2, True)
 
@@ -164,16 +164,21 @@ def test_a_number_is_written_in_digits(number):
 )
 def test_a_number_out_of_its_range_is_refused(number, why):
     command = get_command(small)
-    convert_quickly(command)
+    convert_all(command)
     code, shown = outcome(command, f"here --number={number}")
     assert (code, why in shown) == (2, True)
 
 
 def test_a_wrong_choice_is_refused_with_the_choices():
     command = get_command(small)
-    convert_quickly(command)
+    convert_all(command)
     code, shown = outcome(command, "here --colour green")
     assert (code, "'green' is none of red, blue" in shown) == (2, True)
+
+
+def convert_all(command):
+    for each in (command, *getattr(command, "commands", {}).values()):
+        convert_quickly(each)
 
 
 def outcome(command, arguments):

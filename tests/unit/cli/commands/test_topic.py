@@ -158,9 +158,9 @@ def test_an_upgrade_is_written_only_with_execute(
         def upgrade_topic(self, *, execute, ignore_members):
             assert (execute, ignore_members) == (bool(words), False)
             return UpgradePlan(
+                config=config(2, level=2),
                 level=1,
                 level_then=2,
-                generation_then=2,
                 partitions=partitions,
                 too_old=(),
             )

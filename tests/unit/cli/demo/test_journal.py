@@ -2,7 +2,12 @@
 
 import pytest
 
-from kafka_marshal_cli.demo.journal import BadJournal, JournalReader, JournalWriter
+from kafka_marshal_cli.demo.journal import (
+    BadJournal,
+    JournalReader,
+    JournalWriter,
+    Line,
+)
 
 
 def test_lines_are_read_as_they_come(tmp_path):
@@ -10,10 +15,11 @@ def test_lines_are_read_as_they_come(tmp_path):
     reader = JournalReader(path)
     assert reader.read() == []
     writer = JournalWriter(path)
-    writer.write("ready")
+    writer.write(Line(kind="ready"))
     assert [line.kind for line in reader.read()] == ["ready"]
-    writer.write("batch", 2, offset=5, last=9, token="1.0.3")
-    writer.write("record", 2, offset=5, token="1.0.3", note="41")
+    writer.write(Line(kind="batch", partition=2, offset=5, last=9, token="1.0.3"))
+    line = Line(kind="record", partition=2, offset=5, token="1.0.3", note="41")
+    writer.write(line)
     batch, record = reader.read()
     assert (batch.partition, batch.offset, batch.last) == (2, 5, 9)
     assert (record.kind, record.token, record.note) == ("record", "1.0.3", "41")
@@ -24,7 +30,7 @@ def test_lines_are_read_as_they_come(tmp_path):
 
 def test_a_line_that_a_kill_cut_does_not_count(tmp_path):
     path = tmp_path / "w.journal"
-    JournalWriter(path).write("record", 0, offset=1)
+    JournalWriter(path).write(Line(kind="record", partition=0, offset=1))
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:-1])
     reader = JournalReader(path)
