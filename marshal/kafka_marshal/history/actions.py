@@ -248,6 +248,7 @@ class Action(msgspec.Struct, kw_only=True, gc=False):
 class _Operation(msgspec.Struct, gc=False):
     """The records that belong together, as they are collected."""
 
+    name: Name
     records: list[ActionRecord] = []
     count: int = 0
     keys: dict[Key, ActionKey] = {}
@@ -411,7 +412,7 @@ class ActionLog:
     def _operation(self, name: Name) -> _Operation:
         found = self._operations.get(name)
         if found is None:
-            found = self._operations[name] = _Operation()
+            found = self._operations[name] = _Operation(name)
             if len(self._operations) > ACTIONS_MAX:
                 del self._operations[next(iter(self._operations))]
                 self.dropped_count += 1
@@ -460,8 +461,8 @@ class ActionLog:
         self._note_pauses()
         found = [
             action
-            for name, operation in self._operations.items()
-            for action in _actions(name, operation, elapsed or {})
+            for operation in self._operations.values()
+            for action in _actions(operation, elapsed or {})
         ]
         found.sort(key=lambda action: _place(action.first))
         return found
@@ -609,36 +610,32 @@ def _end(
 # --- actions of the records that belong together
 
 
-def _actions(
-    name: Name, operation: _Operation, now_ms: Mapping[int, int]
-) -> Iterator[Action]:
-    kind, group_id, op_id = name
+def _actions(operation: _Operation, now_ms: Mapping[int, int]) -> Iterator[Action]:
+    kind, *_ = operation.name
     if kind in DIRECTIVES:
-        action = _action(kind, operation, group_id, op_id=op_id)
-        yield _with_end(action)
+        yield _with_end(_action(operation))
     elif kind == GROW:
-        action = _action(kind, operation, group_id, op_id=op_id)
-        yield _growth_action(action, operation)
+        yield _growth_action(_action(operation), operation)
     elif kind != PAUSE:
-        yield _action(operation.kind or kind, operation, group_id, op_id=op_id)
+        yield _action(operation, operation.kind or kind)
     elif any(record.record in _POSITION_NAMES for record in operation.records):
-        yield _position_action(operation, group_id, op_id=op_id, now_ms=now_ms)
+        yield _position_action(operation, now_ms)
     else:
-        yield from _pause_actions(operation, group_id, op_id=op_id, now_ms=now_ms)
+        yield from _pause_actions(operation, now_ms)
 
 
 _POSITION_NAMES = frozenset(kind.__name__ for kind in _POSITIONS)
 
 
 def _action(
-    kind: str,
     operation: _Operation,
-    group_id: str | None,
+    kind: str | None = None,
     *,
-    op_id: bytes | str | None,
     records: Iterable[ActionRecord] | None = None,
 ) -> Action:
     """Return the action of these records, with the outcome that they have in common."""
+    named, group_id, op_id = operation.name
+    kind = kind or named
     mine = sorted(operation.records if records is None else records, key=_place)
     accepted = {record.partition for record in mine if record.outcome == ACCEPTED}
     everywhere = {record.partition for record in mine}
@@ -745,11 +742,7 @@ def _growth_action(action: Action, operation: _Operation) -> Action:
 
 
 def _pause_actions(
-    operation: _Operation,
-    group_id: str | None,
-    *,
-    op_id: bytes | str | None,
-    now_ms: Mapping[int, int],
+    operation: _Operation, now_ms: Mapping[int, int]
 ) -> Iterator[Action]:
     """Yield a pause, and each admin's end of it."""
     resumes: dict[bytes | None, list[ActionRecord]] = {}
@@ -758,21 +751,15 @@ def _pause_actions(
         mine = pauses if record.until_ms else resumes.setdefault(record.incarnation, [])
         mine.append(record)
     if pauses:
-        action = _action(PAUSE, operation, group_id, op_id=op_id, records=pauses)
+        action = _action(operation, records=pauses)
         action.records_count += operation.count - len(operation.records)
         yield _with_pause(action, operation, now_ms)
     for records in resumes.values():
-        yield _action(RESUME, operation, group_id, op_id=op_id, records=records)
+        yield _action(operation, RESUME, records=records)
 
 
-def _position_action(
-    operation: _Operation,
-    group_id: str | None,
-    *,
-    op_id: bytes | str | None,
-    now_ms: Mapping[int, int],
-) -> Action:
-    action = _action(GROUP_RESET, operation, group_id, op_id=op_id)
+def _position_action(operation: _Operation, now_ms: Mapping[int, int]) -> Action:
+    action = _action(operation, GROUP_RESET)
     _with_pause(action, operation, now_ms)
     effects = {record.effect for record in action.records}
     if effects & {"decided", "position_set"}:
