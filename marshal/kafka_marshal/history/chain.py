@@ -6,7 +6,6 @@ the attempts that failed, and what admins did to the key.
 """
 
 from collections import deque
-from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -164,22 +163,24 @@ class KeyPath:
 
     Attributes:
         key: The key.
-        world: The partition that the key is shown from, at the moment of the view.
+        world: State of its coordinating partition at the moment of the view: while it
+            moves, of the one that it is shown from (see ``World.partition_of``).
         events: The last events, oldest first; at most ``EVENTS_MAX``.
         events_count: Number of all events.
         claims: The last claims, by token; at most ``CLAIMS_MAX``.
         claims_count: Number of all claims.
         refused_count: Number of refused or ignored records about the key.
-        began_at: Offset of the checkpoint at which the earliest partition begins, None
-            at the start of its log.
+        began_at: Next offset of the checkpoint that it begins at, None at the log's
+            start. What came before is not known here. Of several partitions it is of
+            the first one.
         pause: The active pause of the key that lasts longest, None without one.
     """
 
     key: Key
     world: WorldState
-    events: Sequence[KeyEvent]
+    events: tuple[KeyEvent, ...]
     events_count: int
-    claims: Sequence[Interval]
+    claims: tuple[Interval, ...]
     claims_count: int
     refused_count: int
     began_at: int | None

@@ -24,7 +24,6 @@ from kafka_marshal.history.chain import (
     KeyPath,
     Move,
 )
-from kafka_marshal.history.rows import Interval
 from kafka_marshal.protocol.codec import person_of
 from kafka_marshal.protocol.fold_beats import fold_beats
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP, home_partition
@@ -97,9 +96,9 @@ def joined(key: Key, chains: Chains, *, at: int | None = None) -> KeyPath:
     return KeyPath(
         key=key,
         world=found,
-        events=[event for _, event in events][-EVENTS_MAX:],
+        events=tuple(event for _, event in events)[-EVENTS_MAX:],
         events_count=sum(chain.events_count for chain in shown.values()),
-        claims=claims[-CLAIMS_MAX:],
+        claims=tuple(claims[-CLAIMS_MAX:]),
         claims_count=sum(chain.claims_count for chain in shown.values()),
         refused_count=sum(chain.refused_count for chain in shown.values()),
         began_at=chains[first][0].began_at,
@@ -134,41 +133,22 @@ def _placed(
 
 
 @attrs.frozen(kw_only=True)
-class KeyHistory:
+class KeyHistory(KeyPath):
     """What happened to one key, and why its state is what it is.
 
     If the start of the log is gone, it begins at the first remaining checkpoint, and
     with ``since_offset`` or ``since_ms`` at the newest one before that moment.
 
     Attributes:
-        key: The key.
-        world: State of its coordinating partition at the moment of the view: while it
-            moves, of the one that it is shown from (see ``World.partition_of``).
         state: ``owned``, ``stale`` (it has an owner that any member may replace),
             ``free``, ``locked``, ``unclaimed`` or ``halted``.
         why: Why it is so, in one sentence.
-        events: The last events, oldest first; at most ``EVENTS_MAX``.
-        events_count: Number of all events.
-        claims: The last claims, oldest first; at most ``CLAIMS_MAX``.
-        claims_count: Number of all claims.
-        refused_count: Number of refused or ignored records about the key.
-        began_at: Next offset of the checkpoint that it begins at, None at the log's
-            start. What came before is not known here. Of several partitions it is of
-            the first one.
         entries_count: Number of entries that were read.
         read_at_ms: Wall time at the end of reading.
     """
 
-    key: Key
-    world: WorldState
     state: str
     why: str
-    events: tuple[KeyEvent, ...]
-    events_count: int
-    claims: tuple[Interval, ...]
-    claims_count: int
-    refused_count: int
-    began_at: int | None
     entries_count: int
     read_at_ms: int
 
@@ -450,17 +430,14 @@ class _Reader:
         events = self._with_decisions(path)
         read_at_ms = self._read_at_ms[world.partition]
         elapsed_ms = max(0, read_at_ms - world.append_time_ms) if self._is_now else 0
+        known = attrs.asdict(path, recurse=False) | {
+            "events": tuple(events),
+            "events_count": path.events_count + len(events) - len(path.events),
+        }
         return KeyHistory(
-            key=self._key,
-            world=world,
+            **known,
             state=wording.state_of(path, world, elapsed_ms=elapsed_ms),
             why=wording.why(path, world, elapsed_ms=elapsed_ms),
-            events=tuple(events),
-            events_count=path.events_count + len(events) - len(path.events),
-            claims=tuple(path.claims),
-            claims_count=path.claims_count,
-            refused_count=path.refused_count,
-            began_at=path.began_at,
             entries_count=self._count,
             read_at_ms=read_at_ms,
         )
