@@ -44,7 +44,7 @@ from kafka_marshal.views.log_scan import runs_to, unknown_text
 
 # Entries at the start of a partition, of which one must be a record of the protocol.
 FIRST_ENTRIES = 1_000
-VERSION = 1
+VERSION = 2
 Fields = tuple[int, bytes, msgspec.Raw, list[tuple[bytes, int, int, int]]]
 _DECODER = msgspec.msgpack.Decoder(Fields)
 
