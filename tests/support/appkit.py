@@ -26,6 +26,7 @@ OP_ID = "0a" * 16
 
 
 class Healthy:
+    state, reason = State.RUNNING, "serving"
     found = View(
         now_ms=0, state=State.RUNNING, reason="serving", since_ms=0, is_replayed=True
     )
@@ -121,7 +122,7 @@ class Wire:
     def __init__(self, service, **serving):
         self.service = service
         serving.setdefault("actions", FakeActions(service))
-        self.serving = AppContext(health=Healthy(), service=service, **serving)
+        self.serving = AppContext(service=service, **{"states": Healthy()} | serving)
         self.app = App(self.serving)
 
     def connect(self, connection=None):

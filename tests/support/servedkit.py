@@ -12,7 +12,7 @@ from fakeservice import FakeService
 from slowness import until
 
 from kafka_marshal.errors import CoordinationError
-from kafka_marshal.kafka_io import ConnectionConfig
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar.group_actions import GroupActions
 from kafka_marshal.sidecar.http_app import App, AppContext
@@ -40,7 +40,7 @@ class Served:
         self.port = self._tcp.getsockname()[1]
         self.app = App(
             AppContext(
-                health=Healthy(),
+                states=Healthy(),
                 service=self.service,
                 token=TOKEN,
                 socket_gid=gid,

@@ -51,7 +51,7 @@ from kafka_marshal.sidecar.config import CONNECTIONS_MAX
 from kafka_marshal.sidecar.events import EventStream
 from kafka_marshal.sidecar.executors import BoundedExecutor
 from kafka_marshal.sidecar.group_actions import LIMIT_DEFAULT, GroupActions
-from kafka_marshal.sidecar.health import Health, livez, readyz, startupz
+from kafka_marshal.sidecar.health import Lifecycle, livez, readyz, startupz
 from kafka_marshal.sidecar.http_errors import (
     RETRY_AFTER_S,
     HttpError,
@@ -190,20 +190,19 @@ class AppContext:
     """What the application serves; it grows while the daemon starts.
 
     Attributes:
+        states: State of the daemon, which probes show.
         service: Answers the requests; None until everything is connected.
         metrics: Returns the metrics and their media type.
-        explain: Describes the state of the daemon while there is no service.
         token: Token of TCP connections, None without TCP.
         socket_gid: Group whose members may also use the Unix socket.
         keep_alive_s: Longest silence of a stream.
         actions: Actions on groups, None where they are not allowed.
     """
 
-    health: Health
+    states: Lifecycle
     service: SidecarService | None = None
     metrics: Callable[[], tuple[bytes, str]] | None = None
     counts: Counts = attrs.field(factory=Counts)
-    explain: Callable[[], str] = lambda: "it is starting"
     token: bytes | None = None
     socket_gid: int | None = None
     keep_alive_s: float = KEEP_ALIVE_S
@@ -218,6 +217,10 @@ class AppContext:
         if self.service is None:
             raise unavailable(f"the sidecar is not ready: {self.explain()}")
         return self.service
+
+    def explain(self) -> str:
+        """Describe the state of the daemon."""
+        return f"{self.states.state.value}, {self.states.reason}"
 
 
 class App:
@@ -428,7 +431,7 @@ class App:
     # --- endpoints of the daemon
 
     async def _probe(self, route: Route) -> Response:
-        view = await self._quick.run(self._serving.health.view, timeout_s=PROBE_S_MAX)
+        view = await self._quick.run(self._serving.states.view, timeout_s=PROBE_S_MAX)
         found = _PROBES[route.name](view)
         status = 200 if found.ok else 503
         return Response(msgspec.json.encode(found), status, media_type=route.media)

@@ -21,7 +21,7 @@ from kafka_marshal.sidecar.health import State, View, readyz
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-    from kafka_marshal.sidecar.server import Components
+    from kafka_marshal.sidecar.server import Daemon
 
 # Clients choose the names of groups; a client that invents one a minute must not fill
 # the storage of these metrics.
@@ -218,7 +218,7 @@ class SidecarCollector:
     """
 
     def __init__(
-        self, source: "Components", counts: Counts, *, coordination_topic: str
+        self, source: "Daemon", counts: Counts, *, coordination_topic: str
     ) -> None:
         self._source = source
         self._counts = counts
@@ -233,16 +233,16 @@ class SidecarCollector:
         """Return every metric with its current values."""
         scrape = known.Scrape(families=FAMILIES)
         library.add_build(scrape)
-        engine = self._source.health.engine
+        engine = self._source.states.engine
         if engine is not None:
             self._add_engine(engine, scrape)
-        view = self._source.health.view()
+        view = self._source.states.view()
         _add_state(view, scrape)
         _add_clients(self._source.clients(), scrape, now_ms=view.now_ms)
         _add_counts(self._counts, scrape)
         for labels, count in self._source.refusals().items():
             scrape.add(REFUSALS, labels, value=count)
-        scrape.add(WATCHED, (), value=self._source.process_count)
+        scrape.add(WATCHED, (), value=self._source.watch.process_count)
         return scrape.families()
 
     def _add_engine(self, engine: Engine, scrape: known.Scrape) -> None:

@@ -254,8 +254,8 @@ def test_metrics_may_be_unavailable_at_the_start(wire):
 
 
 def test_a_failing_probe_has_reasons(wire):
-    health = wire.serving.health
-    health.found = attrs.evolve(health.found, state=State.RECOVERY, reason="r")
+    states = wire.serving.states
+    states.found = attrs.evolve(states.found, state=State.RECOVERY, reason="r")
     response = wire.request("GET", paths.READYZ)
     reasons = response.json()["reasons"]
     assert (response.status_code, reasons[0]) == (503, "it is RECOVERY: r")
@@ -447,7 +447,8 @@ def test_a_refused_client_does_not_keep_the_connection(wire):
 
 
 def test_without_a_service_requests_are_retriable():
-    wire = Wire(None, explain=lambda: "reading the log")
+    wire = Wire(None)
+    wire.serving.states.reason = "reading the log"
     response = wire.request("GET", paths.INFO)
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     assert failure(response).retriable

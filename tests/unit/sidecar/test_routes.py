@@ -55,7 +55,7 @@ def test_it_is_valid():
 
 
 def test_all_routes_are_described_and_no_others():
-    app = App(AppContext(health=None))
+    app = App(AppContext(states=None))
     served = {
         (method, place.path)
         for place in app._asgi.routes  # type: ignore[attr-defined]
