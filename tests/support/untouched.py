@@ -88,7 +88,7 @@ def use_plainly(servers, topic):
 
 def use_ours(servers, topic, coordination_topic):
     from kafka_marshal import Marshal, TopicPartition
-    from kafka_marshal.kafka_io import ConnectionConfig
+    from kafka_marshal.kafka_io.settings import ConnectionConfig
     from kafka_marshal.kafka_io.slices import SliceReader
     from kafka_marshal.protocol.types import OffsetRange
 

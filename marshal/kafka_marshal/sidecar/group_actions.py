@@ -35,7 +35,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.history.reading import GroupHistory
 from kafka_marshal.history.wording import action_to_object
-from kafka_marshal.kafka_io import ConnectionConfig
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.observability.logs import LOGGER_NAME
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.remote import api

@@ -16,7 +16,8 @@ from kafka_marshal.closing import Closing
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.kept_states import POLL_MS
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded, MarshalError
-from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.transport import open_coordination_log
 from kafka_marshal.protocol.log_judge import LogJudge
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import ACCEPTED, KeyState, Transition, WorldState
