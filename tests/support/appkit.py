@@ -291,7 +291,7 @@ REQUESTS = {
         "GET",
         "/v1/groups/billing/owners/orders?timeout_ms=7",
         None,
-        ("claims", "billing", "orders", 7),
+        ("owners", "billing", "orders", 7),
     ),
     "fence": (
         "GET",

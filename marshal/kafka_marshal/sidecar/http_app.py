@@ -43,7 +43,6 @@ from kafka_marshal.remote.answers import (
     GroupNow,
     GroupsNow,
     Handoff,
-    OwnersNow,
     PlanNow,
     WorldNow,
 )
@@ -148,16 +147,6 @@ def group_now(
         pauses=tuple(p for p in pauses if p["group_id"] == group),
         handoffs=tuple(handoffs),
     )
-
-
-def owners_now(world: World, group: str, *, topic: str, wall_ms: int) -> OwnersNow:
-    """Return the owner of each partition of a topic that was ever claimed."""
-    owners = {
-        claim["partition"]: _owner(claim)
-        for claim in _claims(world)
-        if (claim["group_id"], claim["topic"]) == (group, topic)
-    }
-    return OwnersNow(as_of=as_of(world, wall_ms), owners=dict(sorted(owners.items())))
 
 
 def _claims(world: World) -> Iterator[Item]:
@@ -569,13 +558,6 @@ def _world(call: ApiRequest) -> World:
     return call.service.world(timeout_ms=call.timeout_ms)
 
 
-def _claims_of(call: ApiRequest) -> World:
-    parts = call.parts
-    return call.service.claims(
-        parts["group"], parts["topic"], timeout_ms=call.timeout_ms
-    )
-
-
 def _groups(call: ApiRequest) -> tuple[World, list[Item]]:
     return call.service.groups_world(timeout_ms=call.timeout_ms)
 
@@ -621,11 +603,8 @@ _HANDLERS: dict[str, Callable[[ApiRequest], msgspec.Struct | None]] = {
         request=call.queries.get("request"),
     ),
     "grant": lambda call: call.service.grant(call.parts["group"], call.body),
-    "owners": lambda call: owners_now(
-        _claims_of(call),
-        call.parts["group"],
-        topic=call.parts["topic"],
-        wall_ms=_wall_ms(),
+    "owners": lambda call: call.service.owners(
+        call.parts["group"], call.parts["topic"], timeout_ms=call.timeout_ms
     ),
     "fence": _fence,
     "world": lambda call: world_now(_world(call), _wall_ms()),

@@ -118,7 +118,6 @@ def test_each_view_has_its_moment():
         http_app.world_now(WORLD, WALL_MS),
         http_app.groups_now(WORLD, PAUSES, wall_ms=WALL_MS),
         http_app.group_now(WORLD, PAUSES, group="billing", wall_ms=WALL_MS),
-        http_app.owners_now(WORLD, "billing", topic="orders", wall_ms=WALL_MS),
     ):
         assert found.as_of.time_ms == WALL_MS
         assert found.as_of.offsets == {"0": 12, "1": 5}
@@ -157,13 +156,6 @@ def test_a_group_that_is_paused_later_is_not_paused():
     world = {"schema": 1, "partitions": {}}
     (line,) = http_app.groups_now(world, [later], wall_ms=WALL_MS).groups
     assert (line.group, line.is_paused, line.pauses) == ("halted", False, (later,))
-
-
-def test_owners_of_a_topic():
-    found = http_app.owners_now(WORLD, "billing", topic="orders", wall_ms=WALL_MS)
-    assert found.owners == {0: "host-b", 1: "host-a", 2: None}
-    other = http_app.owners_now(WORLD, "billing", topic="others", wall_ms=WALL_MS)
-    assert other.owners == {}
 
 
 # --- The application ---

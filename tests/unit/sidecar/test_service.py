@@ -537,18 +537,27 @@ def test_the_world_is_that_of_the_log(cluster, machine):
     assert a.valid
 
 
-def test_claims_of_a_topic_are_those_of_the_world(cluster, machine):
-    having(machine)
+def test_owners_of_a_topic_are_those_of_the_world(cluster, machine):
+    a = having(machine)
     machine.node.engine.catch_up = lambda timeout_ms, partitions=None: None
     world = machine.service.world(timeout_ms=1_000)
-    found = machine.service.claims("g", "t", timeout_ms=1_000)
-    assert found["partitions"] == {
-        t: {"next_offset": part["next_offset"], "claims": part["claims"]}
-        for t, part in world["partitions"].items()
+    found = machine.service.owners("g", "t", timeout_ms=1_000)
+    assert found.as_of.offsets == {
+        t: part["next_offset"] for t, part in world["partitions"].items()
     }
+    assert found.owners == {
+        claim["partition"]: claim["owner"]["client_id"]
+        for part in world["partitions"].values()
+        for claim in part["claims"]
+    }
+    assert list(found.owners) == sorted(found.owners)
     for group, topic in (("h", "t"), ("g", "u")):
-        other = machine.service.claims(group, topic, timeout_ms=1_000)
-        assert not any(part["claims"] for part in other["partitions"].values())
+        assert machine.service.owners(group, topic, timeout_ms=1_000).owners == {}
+    leaving(a)
+    run_until(cluster, [], lambda: machine.service.fence(KEY).client_id is None, 2 * H)
+    assert (
+        machine.service.owners("g", "t", timeout_ms=1_000).owners[KEY.partition] is None
+    )
 
 
 def test_a_fence_is_the_newest_claim_or_none(cluster, machine):
@@ -594,7 +603,9 @@ def test_a_claim_is_shown_from_where_its_key_is_while_the_count_changes(
     shown = []
 
     def look():
+        owners = service.owners(key.group_id, key.topic, timeout_ms=1_000).owners
         found = service.fence(key)
+        assert owners[key.partition] == found.client_id
         replicas = node.engine.context.replicas
         assert {int(t) for t in found.as_of.offsets} == set(replicas)
         is_there = target in replicas and key in replicas[target].world.keys
