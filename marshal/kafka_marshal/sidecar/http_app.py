@@ -52,8 +52,6 @@ from kafka_marshal.sidecar.executors import BoundedExecutor
 from kafka_marshal.sidecar.group_actions import LIMIT_DEFAULT, GroupActions
 from kafka_marshal.sidecar.health import Lifecycle, livez, readyz, startupz
 from kafka_marshal.sidecar.http_errors import (
-    RETRY_AFTER_S,
-    HttpError,
     http_error,
     to_http_error,
     unavailable,
@@ -70,6 +68,7 @@ from kafka_marshal.sidecar.requests import (
     client_process,
     connection_of,
     declares_body,
+    failed,
     parse_path,
     parse_queries,
     read_body,
@@ -657,18 +656,3 @@ def failure_of(route: Route, error: BaseException) -> Response:
     if found.status == 500:  # noqa: PLR2004 - of HTTP
         _log.error("a request failed: %s", route.name, exc_info=error)
     return failed(found)
-
-
-def failed(found: HttpError) -> Response:
-    """Return the HTTP response of an error."""
-    headers = {}
-    if found.status == 503:  # noqa: PLR2004 - of HTTP
-        headers["retry-after"] = str(RETRY_AFTER_S)
-    if found.status == 401:  # noqa: PLR2004 - of HTTP
-        headers["www-authenticate"] = "Bearer"
-    return Response(
-        msgspec.json.encode(found.failure),
-        found.status,
-        headers=headers,
-        media_type="application/json",
-    )

@@ -62,7 +62,7 @@ def test_a_full_executor_refuses_until_a_call_ends():
             await pool.run(int, timeout_s=10)
         hold.set()
         assert await asyncio.gather(*tasks) == [True, True]
-        assert pool.count == 0
+        assert pool._count == 0
         assert await pool.run(int, timeout_s=10) == 0
         pool.close()
         return refused.value
@@ -76,7 +76,7 @@ def test_a_call_has_a_deadline_and_counts_until_it_ends():
         hold = threading.Event()
         with pytest.raises(TimeoutError):
             await pool.run(lambda: hold.wait(30), timeout_s=0.01)
-        assert pool.count == 1
+        assert pool._count == 1
         hold.set()
         assert await pool.run(int, timeout_s=10) == 0
         pool.close()
@@ -102,7 +102,7 @@ def test_a_closed_executor_refuses_calls():
         pool.close()
         with pytest.raises(HttpError):
             await pool.run(int, timeout_s=10)
-        assert pool.count == 0
+        assert pool._count == 0
 
     asyncio.run(main())
 

@@ -259,7 +259,7 @@ def test_a_heartbeat_that_takes_longer_goes_to_a_thread(beating, body, monkeypat
     (call,) = beating.served.service.calls
     assert call[2].flush == bool(body)
     app = beating.served.app
-    eventually(lambda: app._quick.count == app._waiting.count == 0)
+    eventually(lambda: app._quick._count == app._waiting._count == 0)
 
 
 def test_without_a_service_a_repeated_heartbeat_is_refused(beating):
