@@ -12,7 +12,7 @@ from kafka_marshal.remote import answers, api, paths
 from kafka_marshal.sidecar import requests
 from kafka_marshal.sidecar.group_actions import LIMIT_DEFAULT, ActionRunner
 from kafka_marshal.sidecar.health import State, View
-from kafka_marshal.sidecar.http_app import App, AppContext
+from kafka_marshal.sidecar.http_app import App
 from kafka_marshal.sidecar.process_monitor import Caller, Peer
 from kafka_marshal.sidecar.requests import Connection
 
@@ -122,8 +122,8 @@ class Wire:
     def __init__(self, service, **serving):
         self.service = service
         serving.setdefault("actions", FakeActions(service))
-        self.serving = AppContext(service=service, **{"states": Healthy()} | serving)
-        self.app = App(self.serving)
+        own = {"states": Healthy(), "metrics": lambda: (b"", "text/plain")}
+        self.app = App(service=service, **own | serving)
 
     def connect(self, connection=None):
         connection = connection or Connection(OURS, is_local=True)

@@ -173,14 +173,14 @@ _PROBES = {"livez": livez, "readyz": readyz, "startupz": startupz}
 _log = logging.getLogger(LOGGER_NAME)
 
 
-@attrs.define(eq=False, kw_only=True)
-class AppContext:
-    """What the application serves; it grows while the daemon starts.
+@attrs.define(eq=False, kw_only=True, slots=False)
+class App:
+    """The application of one daemon, which sets more of it while it starts.
 
     Attributes:
         states: State of the daemon, which probes show.
-        service: Answers the requests; None until everything is connected.
         metrics: Returns the metrics and their media type.
+        service: Answers the requests; None until everything is connected.
         token: Token of TCP connections, None without TCP.
         socket_gid: Group whose members may also use the Unix socket.
         keep_alive_s: Longest silence of a stream.
@@ -188,34 +188,16 @@ class AppContext:
     """
 
     states: Lifecycle
+    metrics: Callable[[], tuple[bytes, str]]
     service: SidecarService | None = None
-    metrics: Callable[[], tuple[bytes, str]] | None = None
     counts: Counts = attrs.field(factory=Counts)
     token: bytes | None = None
     socket_gid: int | None = None
     keep_alive_s: float = KEEP_ALIVE_S
     actions: GroupActions | None = None
 
-    def require_service(self) -> SidecarService:
-        """Return the service.
-
-        Raises:
-            HttpError: The daemon is still starting, or ending.
-        """
-        if self.service is None:
-            raise unavailable(f"the sidecar is not ready: {self.explain()}")
-        return self.service
-
-    def explain(self) -> str:
-        """Describe the state of the daemon."""
-        return f"{self.states.state.value}, {self.states.reason}"
-
-
-class App:
-    """The application of one daemon."""
-
-    def __init__(self, serving: AppContext) -> None:
-        self._serving = serving
+    def __attrs_post_init__(self) -> None:
+        """Start the threads, and make the routes."""
         self._quick = BoundedExecutor(
             "sidecar", threads=QUICK_THREADS, calls_max=CALLS_MAX
         )
@@ -226,8 +208,8 @@ class App:
             "sidecar-feed", threads=STREAM_THREADS, calls_max=2 * STREAMS_MAX
         )
         self._repeated = RepeatedAnswers(
-            service=lambda: serving.service,
-            counts=serving.counts,
+            service=lambda: self.service,
+            counts=self.counts,
             quick=self._quick,
             waiting=self._waiting,
             call=_call,
@@ -299,7 +281,7 @@ class App:
     ) -> Response:
         route = routes[request.method]
         response = await self._tried(route, request)
-        self._serving.counts.request(route.name, response.status_code)
+        self.counts.request(route.name, response.status_code)
         return response
 
     async def _tried(self, route: Route, request: Request) -> Response:
@@ -320,7 +302,7 @@ class App:
         special = _OF_DAEMON.get(route.name)
         if special is not None:
             return await special(self, route)
-        if route.is_admin and self._serving.actions is None:
+        if route.is_admin and self.actions is None:
             raise http_error(
                 403,
                 "this sidecar does not act on groups for its clients; start it with: "
@@ -337,8 +319,8 @@ class App:
         require_one_client(connection, caller)
         call = ApiRequest(
             route=route,
-            service=self._serving.require_service(),
-            actions=self._serving.actions,
+            service=self._require_service(),
+            actions=self.actions,
             parts=parts,
             queries=queries,
             caller=caller,
@@ -358,12 +340,23 @@ class App:
         connection.answer = self._repeated.answer_to(call)
         return response
 
+    def _require_service(self) -> SidecarService:
+        """Return the service.
+
+        Raises:
+            HttpError: The daemon is still starting, or ending.
+        """
+        if self.service is None:
+            why = f"{self.states.state.value}, {self.states.reason}"
+            raise unavailable(f"the sidecar is not ready: {why}")
+        return self.service
+
     def _require_allowed(
         self, route: Route, request: Request, connection: Connection
     ) -> None:
         """Admit our own user over the Unix socket, and the token over TCP."""
         if connection.is_local:
-            if not may_use(connection.peer, self._serving.socket_gid):
+            if not may_use(connection.peer, self.socket_gid):
                 raise http_error(
                     403,
                     "this sidecar serves the user that runs it, and its socket-group; "
@@ -394,7 +387,7 @@ class App:
             )
 
     def _shows_token(self, request: Request) -> bool:
-        given, token = _bearer_token(request), self._serving.token
+        given, token = _bearer_token(request), self.token
         return (
             token is not None
             and given is not None
@@ -411,7 +404,7 @@ class App:
         response = failed(
             http_error(status, f"{text}; see {OPENAPI_PATH}", setting="path")
         )
-        self._serving.counts.request(OTHER, status)
+        self.counts.request(OTHER, status)
         if headers:
             response.headers.update(headers)
         return response
@@ -419,16 +412,14 @@ class App:
     # --- endpoints of the daemon
 
     async def _probe(self, route: Route) -> Response:
-        view = await self._quick.run(self._serving.states.view, timeout_s=PROBE_S_MAX)
+        view = await self._quick.run(self.states.view, timeout_s=PROBE_S_MAX)
         found = _PROBES[route.name](view)
         status = 200 if found.ok else 503
         return Response(msgspec.json.encode(found), status, media_type=route.media)
 
     async def _metrics(self, route: Route) -> Response:
         del route
-        if self._serving.metrics is None:
-            raise unavailable(f"no metrics yet: {self._serving.explain()}")
-        found = await self._quick.run(self._serving.metrics, timeout_s=PROBE_S_MAX)
+        found = await self._quick.run(self.metrics, timeout_s=PROBE_S_MAX)
         return Response(found[0], media_type=found[1])
 
     async def _openapi(self, route: Route) -> Response:
@@ -447,7 +438,7 @@ class App:
         stream = EventStream(
             feed,
             take=run,
-            keep_alive_s=self._serving.keep_alive_s,
+            keep_alive_s=self.keep_alive_s,
             on_sent=self._count_events,
         )
         before = self._streams.get(call.caller)
@@ -455,7 +446,7 @@ class App:
             # A client that connects again has lost its old stream.
             before.close()
         self._streams[call.caller] = stream
-        self._serving.counts.stream(1)
+        self.counts.stream(1)
         return EventResponse(stream, partial(self._forget, call.caller, stream))
 
     async def _act(self, call: ApiRequest, actions: GroupActions) -> bytes | None:
@@ -473,12 +464,10 @@ class App:
             ) from None
 
     def _count_events(self, sent: int, snapshots: int) -> None:
-        self._serving.counts.events(sent)
-        for _ in range(snapshots):
-            self._serving.counts.overrun()
+        self.counts.events(sent, overruns=snapshots)
 
     def _forget(self, caller: Caller, stream: EventStream) -> None:
-        self._serving.counts.stream(-1)
+        self.counts.stream(-1)
         if self._streams.get(caller) is stream:
             del self._streams[caller]
 

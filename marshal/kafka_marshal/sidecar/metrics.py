@@ -6,7 +6,7 @@ dashboards and alerts for a consumer fit a sidecar. Totals are counted as they h
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import attrs
@@ -158,15 +158,11 @@ class Counts:
         with self._lock:
             self.death_count += 1
 
-    def events(self, count: int) -> None:
-        """Count events that were sent."""
+    def events(self, count: int, *, overruns: int = 0) -> None:
+        """Count events that were sent, and snapshots of clients that fell behind."""
         with self._lock:
             self.event_count += count
-
-    def overrun(self) -> None:
-        """Count a snapshot for a client that fell behind."""
-        with self._lock:
-            self.overrun_count += 1
+            self.overrun_count += overruns
 
     def stream(self, change: int) -> None:
         """Count a stream that was opened (1) or has ended (-1)."""
@@ -262,8 +258,8 @@ class SidecarCollector:
             return  # `marshal_up` and `marshal_sidecar_ready` show it
 
 
-class Exposition:
-    """A registry of its own, written as text: the response of ``/metrics``.
+def exposition(collector: SidecarCollector) -> Callable[[], tuple[bytes, str]]:
+    """Return what writes the response of ``/metrics``: a text, and its media type.
 
     Args:
         collector: The sidecar's metrics; those of its process are added.
@@ -271,17 +267,11 @@ class Exposition:
     Raises:
         ConfigurationError: The extra is not installed.
     """
-
-    def __init__(self, collector: SidecarCollector) -> None:
-        prometheus = known.prometheus()
-        self._registry = prometheus.CollectorRegistry()
-        self._registry.register(collector)
-        prometheus.ProcessCollector(registry=self._registry)
-        self._write = prometheus.generate_latest
-
-    def __call__(self) -> tuple[bytes, str]:
-        """Return the text and its media type."""
-        return self._write(self._registry), MEDIA
+    prometheus = known.prometheus()
+    registry = prometheus.CollectorRegistry()
+    registry.register(collector)
+    prometheus.ProcessCollector(registry=registry)
+    return lambda: (prometheus.generate_latest(registry), MEDIA)
 
 
 def _add_state(view: View, scrape: known.Scrape) -> None:

@@ -38,7 +38,7 @@ from kafka_marshal.sidecar.health import (
     View,
     readyz,
 )
-from kafka_marshal.sidecar.metrics import Counts, Exposition, SidecarCollector
+from kafka_marshal.sidecar.metrics import Counts, SidecarCollector, exposition
 from kafka_marshal.sidecar.process_monitor import DeathWatch
 from kafka_marshal.sidecar.service import SidecarService
 from kafka_marshal.sidecar.sockets import UnixPlace, open_tcp, open_unix
@@ -165,7 +165,7 @@ class Daemon:
     def __init__(
         self, settings: Settings, observer: Observer, *, token: bytes | None = None
     ) -> None:
-        from kafka_marshal.sidecar.http_app import App, AppContext
+        from kafka_marshal.sidecar.http_app import App
 
         self.failure: MarshalError | None = None
         self.states = Lifecycle(SystemClock(), self._on_change)
@@ -188,15 +188,14 @@ class Daemon:
             counts,
             coordination_topic=settings.connection.coordination_topic,
         )
-        self._serving = AppContext(
+        self._app = App(
             states=self.states,
-            metrics=Exposition(collector),
+            metrics=exposition(collector),
             counts=counts,
             token=token,
             socket_gid=settings.socket_gid,
             actions=self._actions,
         )
-        self._app: App = App(self._serving)
         self._background = ThreadBackground(name="sidecar-open")
         self._stop = asyncio.Event()
         self._why = "shutdown"
@@ -239,7 +238,7 @@ class Daemon:
             await self._work(serving, place)
             await self._give_up_claims()
         finally:
-            self._serving.service = None
+            self._app.service = None
             self._app.end_streams()
             server.end()
             await asyncio.wait({serving}, timeout=END_S_MAX)
@@ -295,7 +294,7 @@ class Daemon:
             if deadline.is_over:
                 raise DeadlineExceeded(f"not started within {limit_ms / 1000:.0f} s")
         opening.result(0)
-        self._serving.service = self.service
+        self._app.service = self.service
         self.states.move(State.RUNNING, reason="serving")
         return True
 
@@ -316,7 +315,7 @@ class Daemon:
             on_connected=self._on_connected,
         )
         runtime.observers.add(self._observer)
-        runtime.observers.add(_Deaths(self._serving.counts))
+        runtime.observers.add(_Deaths(self._app.counts))
         self._runtime = runtime
         runtime.require_safe_topic()
         self.states.explain("restoring the clients of the previous process")

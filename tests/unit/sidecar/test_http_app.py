@@ -241,12 +241,8 @@ def test_metrics_are_served():
     wire.app.close()
 
 
-def test_metrics_may_be_unavailable_at_the_start(wire):
-    assert wire.request("GET", paths.METRICS).status_code == 503
-
-
 def test_a_failing_probe_has_reasons(wire):
-    states = wire.serving.states
+    states = wire.app.states
     states.found = attrs.evolve(states.found, state=State.RECOVERY, reason="r")
     response = wire.request("GET", paths.READYZ)
     reasons = response.json()["reasons"]
@@ -440,7 +436,7 @@ def test_a_refused_client_does_not_keep_the_connection(wire):
 
 def test_without_a_service_requests_are_retriable():
     wire = Wire(None)
-    wire.serving.states.reason = "reading the log"
+    wire.app.states.reason = "reading the log"
     response = wire.request("GET", paths.INFO)
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     assert failure(response).retriable
@@ -571,7 +567,7 @@ def test_one_action_runs_at_a_time_and_delays_no_heartbeat(wire):
         wire.service.hold = hold = threading.Event()
         async with wire.connect() as client:
             first = asyncio.create_task(client.post("/v1/groups/billing/finish"))
-            assert await asyncio.to_thread(wire.serving.actions.entered.wait, 30)
+            assert await asyncio.to_thread(wire.app.actions.entered.wait, 30)
             second = await client.post("/v1/groups/other/resume")
             wire.service.hold = None
             info = await client.get(paths.INFO)
@@ -596,7 +592,7 @@ def test_an_action_continues_without_its_client(wire):
         ended.set()
 
     entered, hold = threading.Event(), threading.Event()
-    actions = wire.serving.actions
+    actions = wire.app.actions
     actions.finish = finish
 
     async def main():
@@ -619,5 +615,5 @@ def test_a_late_response_reports_that_the_action_continues(wire, monkeypatch):
     response = wire.request("POST", "/v1/groups/billing/finish")
     assert response.status_code == 504
     assert "continues" in failure(response).message
-    assert wire.serving.actions.runner.is_busy
+    assert wire.app.actions.runner.is_busy
     hold.set()

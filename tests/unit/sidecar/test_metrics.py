@@ -19,8 +19,8 @@ from kafka_marshal.sidecar.metrics import (
     OWN_FAMILIES,
     ROUTES_MAX,
     Counts,
-    Exposition,
     SidecarCollector,
+    exposition,
 )
 from simulator.clock import VirtualClock
 
@@ -43,7 +43,7 @@ class Daemon:
         self.refused = {}
         self.counts = Counts()
         collector = SidecarCollector(self, self.counts, coordination_topic="__marshal")
-        self.write = Exposition(collector)
+        self.write = exposition(collector)
 
     def clients(self):
         return self.registered
@@ -263,8 +263,7 @@ def test_totals_count_what_happened():
     daemon.watch.process_count = 4
     counts.death()
     counts.events(3)
-    counts.events(2)
-    counts.overrun()
+    counts.events(2, overruns=1)
     counts.stream(+1)
     counts.stream(+1)
     counts.stream(-1)

@@ -205,7 +205,7 @@ def test_an_invalid_grant_is_refused_with_a_reason(known, body):
 
 @pytest.mark.parametrize("request_bytes", [LOOK, grant_bytes()])
 def test_without_a_service_both_are_refused(known, request_bytes):
-    serving = known.served.app._serving
+    serving = known.served.app
     service, serving.service = serving.service, None
     try:
         known.connection.sendall(request_bytes)
