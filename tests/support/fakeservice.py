@@ -237,9 +237,9 @@ class FakeService:
         self._record("await_grant", deadline)
         return self.grant("g", pending.ask)
 
-    def world(self, *, timeout_ms) -> dict:
+    def world(self, *, timeout_ms) -> tuple[dict, list[dict]]:
         self._record("world", timeout_ms)
-        return WORLD
+        return WORLD, PAUSES
 
     def owners(self, group_id, topic, *, timeout_ms) -> OwnersNow:
         self._record("owners", group_id, topic, timeout_ms)
@@ -250,9 +250,6 @@ class FakeService:
 
     def fence(self, key) -> FenceNow:
         return FENCE
-
-    def groups_world(self, *, timeout_ms) -> tuple[dict, list[dict]]:
-        return self.world(timeout_ms=timeout_ms), PAUSES
 
     def start_handoff(self, *, for_ms) -> None:
         self._record("start_handoff", for_ms)

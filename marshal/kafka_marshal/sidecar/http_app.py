@@ -542,12 +542,8 @@ def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _world(call: ApiRequest) -> World:
+def _world(call: ApiRequest) -> tuple[World, list[Item]]:
     return call.service.world(timeout_ms=call.timeout_ms)
-
-
-def _groups(call: ApiRequest) -> tuple[World, list[Item]]:
-    return call.service.groups_world(timeout_ms=call.timeout_ms)
 
 
 def _plan(call: ApiRequest) -> PlanNow:
@@ -595,10 +591,10 @@ _HANDLERS: dict[str, Callable[[ApiRequest], msgspec.Struct | None]] = {
         call.parts["group"], call.parts["topic"], timeout_ms=call.timeout_ms
     ),
     "fence": _fence,
-    "world": lambda call: world_now(_world(call), _wall_ms()),
-    "groups": lambda call: groups_now(*_groups(call), wall_ms=_wall_ms()),
+    "world": lambda call: world_now(_world(call)[0], _wall_ms()),
+    "groups": lambda call: groups_now(*_world(call), wall_ms=_wall_ms()),
     "group": lambda call: group_now(
-        *_groups(call),
+        *_world(call),
         handoffs=call.service.handoffs(call.parts["group"]),
         group=call.parts["group"],
         wall_ms=_wall_ms(),

@@ -669,8 +669,11 @@ class SidecarService:
         assert pending.verdict is not None
         return pending.verdict
 
-    def world(self, *, timeout_ms: int) -> dict[str, Any]:
-        """Return the world document, never older than this call (PROTOCOL 3.8).
+    def world(self, *, timeout_ms: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the world document and its pauses, never older than this call.
+
+        The document is that of PROTOCOL 3.8. The pauses have the fields that
+        ``marshal groups describe`` prints.
 
         Raises:
             DeadlineExceeded: The log was not read to its end in time.
@@ -678,7 +681,8 @@ class SidecarService:
         self._engine.catch_up(timeout_ms)
         with self._engine.changed:
             replicas = self._context.replicas.values()
-            return world_to_object(replica.world for replica in replicas)
+            world = world_to_object(replica.world for replica in replicas)
+            return world, self._context.pauses()
 
     def owners(self, group_id: str, topic: str, *, timeout_ms: int) -> OwnersNow:
         """Return the owner of each partition of a topic that was ever claimed.
@@ -733,22 +737,6 @@ class SidecarService:
             incarnation=None if owner is None else owner.incarnation.hex(),
             position=None if known is None else known.position,
         )
-
-    def groups_world(
-        self, *, timeout_ms: int
-    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Return the world document and its pauses, never older than this call.
-
-        The pauses have the fields that ``marshal groups describe`` prints.
-
-        Raises:
-            DeadlineExceeded: The log was not read to its end in time.
-        """
-        self._engine.catch_up(timeout_ms)
-        with self._engine.changed:
-            replicas = self._context.replicas.values()
-            world = world_to_object(replica.world for replica in replicas)
-            return world, self._context.pauses()
 
     def plan(
         self, group_id: str, *, timeout_ms: int
