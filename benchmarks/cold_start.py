@@ -35,7 +35,8 @@ from support import (
 
 from kafka_marshal import World
 from kafka_marshal.engine import Engine
-from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.transport import open_coordination_log
 from kafka_marshal.observability import FanOut, LoggingObserver
 from kafka_marshal.ports import Event, Observer
 from kafka_marshal.protocol.snapshot import digest

@@ -26,11 +26,9 @@ from support import (
     write_document,
 )
 
-from kafka_marshal.kafka_io import (
-    ConnectionConfig,
-    KafkaTopicAdmin,
-    open_coordination_log,
-)
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
+from kafka_marshal.kafka_io.transport import open_coordination_log
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import WorldState
 

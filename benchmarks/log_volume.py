@@ -29,8 +29,8 @@ from kafka_marshal.admin.formatting import Format
 from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.engine import Holding
 from kafka_marshal.engine.heartbeats import Heartbeater
-from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.kafka_io.coordination import KafkaCoordinationLog
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.protocol.codec import decode, encode
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.records import Heartbeat, Member

@@ -34,7 +34,8 @@ from kafka_marshal import Admin, Key, World
 from kafka_marshal.admin.formatting import Format
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.engine.follower import Follower
-from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.transport import open_coordination_log
 from kafka_marshal.protocol.checkpoints import checkpoint_key, split
 from kafka_marshal.protocol.records import (
     CheckpointBegin,

@@ -32,10 +32,11 @@ from support import (
     write_document,
 )
 
-from kafka_marshal.kafka_io import ConnectionConfig, KafkaDataLog
+from kafka_marshal.kafka_io.data import KafkaDataLog
 from kafka_marshal.kafka_io.fast.clients import new_consumer
 from kafka_marshal.kafka_io.fast.reader import FETCHING
 from kafka_marshal.kafka_io.fast.switching import FastDataLog
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.ports import DataLog, DataReader
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.producing import create_topic

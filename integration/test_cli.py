@@ -13,7 +13,8 @@ from domain import HEARTBEAT_MS, opened
 from waiting import eventually
 
 from kafka_marshal.errors import TopicMisconfigured
-from kafka_marshal.kafka_io import ConnectionConfig, KafkaTopicAdmin
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import Config, Limits
 

@@ -7,12 +7,7 @@ from kafka.admin import KafkaAdminClient
 from recreating import recreate_topic
 from switchkit import switch_always
 
-from kafka_marshal.kafka_io import (
-    entries,
-    fetched_records,
-    packed_records,
-    responses,
-)
+from kafka_marshal.kafka_io import entries, fetched_records, packed_records, responses
 from kafka_marshal.kafka_io.fast import coordination as fast_coordination
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionConfig

@@ -26,7 +26,8 @@ from waiting import eventually
 
 from kafka_marshal import Admin, Token, TopicPartition, World
 from kafka_marshal.admin.formatting import Format
-from kafka_marshal.kafka_io import ConnectionConfig, KafkaTopicAdmin
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.testing.jars import cache_dir
 
 ROOT = Path(__file__).resolve().parent.parent

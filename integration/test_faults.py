@@ -26,7 +26,8 @@ from kafka_marshal import (
 )
 from kafka_marshal.admin.formatting import Format
 from kafka_marshal.engine import rebuilding
-from kafka_marshal.kafka_io import ConnectionConfig, open_data_log
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.transport import open_data_log
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config, Heartbeat, Limits
 from kafka_marshal.testing.broker import free_ports

@@ -5,11 +5,11 @@ from collections import Counter
 import pytest
 from domain import opened
 
-from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.kafka_io import reader as module
 from kafka_marshal.kafka_io.fast.coordination import FastOutlet
 from kafka_marshal.kafka_io.patches import Admin
 from kafka_marshal.kafka_io.reader import KafkaDataReader
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.writer import writer_timeouts
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.producing import Producing, create_topic

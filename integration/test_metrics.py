@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting import eventually
 
 from kafka_marshal import Delivery, TopicPartition
-from kafka_marshal.kafka_io import ConnectionConfig, KafkaDataLog
+from kafka_marshal.kafka_io.data import KafkaDataLog
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.metrics import MarshalCollector
 from kafka_marshal.observability.metrics import FAMILIES, Server
 

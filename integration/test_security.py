@@ -29,9 +29,11 @@ from kafka_marshal import (
     TopicPartition,
     World,
 )
-from kafka_marshal.kafka_io import ConnectionConfig, KafkaTopicAdmin, patches
+from kafka_marshal.kafka_io import patches
 from kafka_marshal.kafka_io.responses import ResponseReader
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.slices import SliceReader
+from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.protocol.types import OffsetRange
 from kafka_marshal.testing.broker import EmbeddedBroker, free_ports
 

@@ -5,8 +5,8 @@ from confluent_kafka import Producer
 from domain import Domain
 from waiting import eventually
 
-from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.kafka_io.reader import KafkaDataReader
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.broker import EmbeddedBroker
 from simulator.slowlink import SlowLink

@@ -18,7 +18,6 @@ from kafka_marshal.engine.snapshotter import capture
 from kafka_marshal.ports import Event
 from kafka_marshal.protocol.snapshot import from_bytes
 from kafka_marshal.snapshots import (
-    Disk,
     Snapshot,
     SnapshotFolder,
     read_sections,
@@ -124,9 +123,12 @@ class HostFiles:
         """Return where the processes of a client keep states, each its own host."""
         cluster_id, topic_id = self._names
         # Nothing here outlasts a loss of power, and nothing has to.
-        disk = Disk(fsync=lambda _: None)
-        home = self._home / client_id
-        return SnapshotFolder(home, cluster_id=cluster_id, topic_id=topic_id, disk=disk)
+        return SnapshotFolder(
+            self._home / client_id,
+            cluster_id=cluster_id,
+            topic_id=topic_id,
+            is_durable=False,
+        )
 
     def save(self, client_id: str, state: KeptState) -> None:
         """Keep a state, as a process of a client does."""

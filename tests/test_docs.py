@@ -29,7 +29,7 @@ from kafka_marshal import Marshal, errors
 from kafka_marshal.client import OPEN_MS_MAX
 from kafka_marshal.config import Callbacks, ConsumerConfig
 from kafka_marshal.engine.releases import EXPECTED
-from kafka_marshal.kafka_io import ConnectionConfig
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topic_rules import coordination_configs
 from kafka_marshal.observability import logs
 from kafka_marshal.protocol import state as outcomes

@@ -23,8 +23,8 @@ from kafka_marshal.errors import (
     DeadlineExceeded,
     LogUnreadable,
 )
-from kafka_marshal.kafka_io import ConnectionConfig, KafkaDataLog
-from kafka_marshal.kafka_io.data import GroupOffsets, KafkaGroups
+from kafka_marshal.kafka_io.data import GroupOffsets, KafkaDataLog, KafkaGroups
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.ports import DataReader, LogRange
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.lease import Freshness

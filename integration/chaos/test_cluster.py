@@ -10,7 +10,8 @@ from replicas import KafkaReplicas
 from waiting import eventually
 
 from kafka_marshal.errors import ConfigurationError, DeadlineExceeded, InvalidTransition
-from kafka_marshal.kafka_io import ConnectionConfig, KafkaTopicAdmin
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.testing.broker import PortTaken
 
 

@@ -16,7 +16,8 @@ from kafka_marshal import ConfigurationError, Key, LogTruncated, World
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.history.historian import Historian
-from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.transport import open_coordination_log
 from kafka_marshal.protocol.hashing import (
     CHECKPOINT_GROUP,
     CHECKPOINT_TOPIC,

@@ -25,9 +25,10 @@ from waiting import eventually
 
 from kafka_marshal import Admin, Marshal, TopicPartition, World
 from kafka_marshal.admin.formatting import Format
-from kafka_marshal.kafka_io import ConnectionConfig, KafkaTopicAdmin
 from kafka_marshal.kafka_io.patches import request_updates_once
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topic_rules import coordination_configs
+from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.ports import Event, Observer
 from kafka_marshal.protocol.state import KeyState
 from kafka_marshal.protocol.types import Key

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kafka_marshal import ClaimLost, Marshal, MarshalError
-from kafka_marshal.kafka_io import ConnectionConfig
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.fencing import Fence
 from kafka_marshal.spark.sinks_files import DATA, FileSink, Link

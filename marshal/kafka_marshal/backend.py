@@ -1,11 +1,11 @@
-"""Sources of a client's claims: an engine of this process, or a sidecar."""
+"""Claims of an engine in this process; ``remote.backend`` has those of a sidecar."""
 
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
@@ -13,13 +13,11 @@ from kafka_marshal import runtime as runtimes
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine import Engine, Holding, Session, Subscription
 from kafka_marshal.engine.checkpointing import checked_interval_ms
-from kafka_marshal.engine.holdings import ClaimSession
-from kafka_marshal.engine.interfaces import ClaimEngine
 from kafka_marshal.engine.replica import Glance, LastClaim
 from kafka_marshal.engine.waits import WAIT_SLICE_MS
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.identity import Identity, home_of
-from kafka_marshal.kafka_io import ConnectionConfig
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.ports import Observer
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife
 from kafka_marshal.protocol.placement import standing_keys
@@ -28,70 +26,6 @@ from kafka_marshal.protocol.text import world_to_object
 from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
 
 MIRROR_CLOSE_MS_MAX = 1_000
-
-
-class ClaimBackend(Protocol):
-    """What a ``Marshal`` needs of its source of claims."""
-
-    @property
-    def engine(self) -> ClaimEngine:
-        """Drives the claims."""
-        ...
-
-    @property
-    def session(self) -> ClaimSession:
-        """This client's claims."""
-        ...
-
-    @property
-    def coordination_topic(self) -> str:
-        """Name of the coordination topic."""
-        ...
-
-    @property
-    def transport(self) -> str:
-        """The client library that reads the data."""
-        ...
-
-    def subscribe(self, subscription: Subscription) -> None:
-        """Subscribe a consumer."""
-        ...
-
-    def want(self, key: Key) -> Holding:
-        """Contend for one key without consuming it."""
-        ...
-
-    def ask(self, key: Key) -> Glance | None:
-        """Return the state of a key by the log, None if not known. May block."""
-        ...
-
-    def world(self, timeout_ms: int) -> dict[str, Any]:
-        """Return the world as plain data, as of this call or later."""
-        ...
-
-    def owners(self, topic: str, timeout_ms: int) -> dict[TopicPartition, str | None]:
-        """Return the owner of each partition of a topic that was ever claimed."""
-        ...
-
-    def last_claims(self, timeout_ms: int) -> dict[TopicPartition, LastClaim]:
-        """Return the newest claim of each key of the group, as of this call."""
-        ...
-
-    def restart(self) -> None:
-        """Release for a restart from now on; no effect with a sidecar."""
-        ...
-
-    def leave(self, *, release: bool, timeout_ms: int) -> None:
-        """Leave the group and release all claims.
-
-        With ``release=False`` they are kept for a restart within one heartbeat
-        interval.
-        """
-        ...
-
-    def close(self) -> None:
-        """Close every connection. Idempotent."""
-        ...
 
 
 @attrs.frozen(kw_only=True)

@@ -35,7 +35,7 @@ from kafka_marshal.errors import (
     ConfigurationError,
     InvalidTransition,
 )
-from kafka_marshal.kafka_io import ConnectionConfig
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.observability import FanOut, LoggingObserver
 from kafka_marshal.ports import READ_UNCOMMITTED, Observer
 from kafka_marshal.protocol.codec import is_topic
@@ -44,7 +44,7 @@ from kafka_marshal.protocol.types import PARTITION_MAX, Key, TopicPartition
 from kafka_marshal.stopping import forget, stop_on
 
 if TYPE_CHECKING:
-    from kafka_marshal.backend import ClaimBackend
+    from kafka_marshal.backend import LocalBackend
     from kafka_marshal.claims import HeldClaim
     from kafka_marshal.consumer import Consumer
     from kafka_marshal.engine import Subscription
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from kafka_marshal.engine.interfaces import ClaimEngine
     from kafka_marshal.policies import Policy
     from kafka_marshal.ranges import RangeConsumer
+    from kafka_marshal.remote.backend import SidecarBackend
 
 # The engine and kafka-python are imported when a Marshal is opened: a program that only
 # names the class, to check its arguments say, does not wait for them.
@@ -119,7 +120,7 @@ class Marshal(Closing):
         CoordinationError: The cluster did not answer.
     """
 
-    _backend: "ClaimBackend"
+    _backend: "LocalBackend | SidecarBackend"
     _consumers: "list[Consumer | RangeConsumer]"
     _closers: list[Callable[[], None]]
 

@@ -5,7 +5,12 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+T = TypeVar("T")
 
 
 def in_background(
@@ -20,6 +25,25 @@ def in_background(
     thread = threading.Thread(target=call, name=name, daemon=True)
     thread.start()
     return thread
+
+
+def begin(call: Callable[[], T], *, name: str) -> "Future[T]":
+    """Start a call as ``in_background``; return its outcome, which is not cancelled."""
+    from concurrent.futures import Future
+
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            found = call()
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+            future.set_exception(error)
+        else:
+            future.set_result(found)
+
+    in_background(run, name=name)
+    return future
 
 
 class Closing(ABC):

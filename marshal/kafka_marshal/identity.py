@@ -76,7 +76,7 @@ def replace_file(path: Path, content: bytes, *, is_durable: bool) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         Path(name).replace(path)
-    except OSError:
+    except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
 

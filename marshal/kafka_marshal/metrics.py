@@ -8,7 +8,7 @@ clients; from records of others only person, reason and topics of a pause, cut.
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +31,9 @@ from kafka_marshal.protocol.types import Key, TopicPartition
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
+
+    from kafka_marshal.aio import AsyncMarshal
+    from kafka_marshal.client import Marshal
 
 LOCK_MS_MAX = 1_000
 KEYS_PER_HOLD = 100
@@ -81,33 +84,6 @@ class Claims(Protocol):
         ...
 
 
-class Client(Claims, Protocol):
-    """The part of a ``Marshal`` that a scrape reads."""
-
-    @property
-    def coordination_topic(self) -> str:
-        """Name of the coordination topic."""
-        ...
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the client was closed."""
-        ...
-
-    def call_on_close(self, function: Callable[[], None]) -> None:
-        """Register a function to be called after the close."""
-        ...
-
-
-class AsyncClient(Protocol):
-    """The part of an ``AsyncMarshal`` that leads to its ``Marshal``."""
-
-    @property
-    def marshal(self) -> Client:
-        """The client, once it is open."""
-        ...
-
-
 class MarshalCollector:
     """Exports the metrics of one or more clients to Prometheus.
 
@@ -127,27 +103,27 @@ class MarshalCollector:
 
     def __init__(
         self,
-        *clients: Client | AsyncClient,
+        *clients: "Marshal | AsyncMarshal",
         registry: "CollectorRegistry | None" = None,
         client_label: bool = False,
     ) -> None:
         self._registry = registry or known.prometheus().REGISTRY
         self._has_client = client_label
-        self._clients: list[Client] = []
+        self._clients: list[Marshal] = []
         self._ends: WeakKeyDictionary[ClaimEngine, Ends] = WeakKeyDictionary()
         self._is_registered = False
         self._pid = os.getpid()
         for client in clients:
             self.add(client)
 
-    def add(self, client: Client | AsyncClient) -> None:
+    def add(self, client: "Marshal | AsyncMarshal") -> None:
         """Export one more client, until it closes.
 
         Raises:
             ConfigurationError: Its metrics cannot be distinguished from another's.
             InvalidTransition: It is an ``AsyncMarshal`` that is not open.
         """
-        client = cast("Client", getattr(client, "marshal", client))
+        client = cast("Marshal", getattr(client, "marshal", client))
         ends = self._ends_of(client)
         for other in self._clients:
             alike = other.client_id == client.client_id or not self._has_client
@@ -164,7 +140,7 @@ class MarshalCollector:
         ends.refresh()
         client.call_on_close(partial(self.remove, client))
 
-    def remove(self, client: Client) -> None:
+    def remove(self, client: "Marshal") -> None:
         """Stop exporting a client; after the last one the collector closes."""
         self._clients = [other for other in self._clients if other is not client]
         if not self._clients:
@@ -215,7 +191,7 @@ class MarshalCollector:
             except TimeoutError:
                 add_silent(client, scrape)
 
-    def _ends_of(self, client: Client) -> "Ends":
+    def _ends_of(self, client: "Marshal") -> "Ends":
         found = self._ends.get(client.engine)
         if found is None:
             found = Ends(client.engine, client.coordination_topic)

@@ -21,7 +21,6 @@ from kafka_marshal.errors import (
     DeadlineExceeded,
     InvalidTransition,
 )
-from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
@@ -194,20 +193,6 @@ class RangeConsumer(Closing):
                 for holding in self._mine()
                 if holding.drain is not None
             }
-
-    def ends(self, timeout_ms: int = ASK_MS_MAX) -> dict[TopicPartition, LogRange]:
-        """Look up which offsets exist in each held partition.
-
-        Raises:
-            DeadlineExceeded: The cluster did not answer in time.
-            CoordinationError: The look-up failed.
-        """
-        partitions = list(self.held())
-        if not partitions:
-            return {}
-        data = self._engine.context.ports.data
-        found = data.ranges(partitions, timeout_ms)
-        return {each: found[each] for each in partitions if each in found}
 
     def begin(
         self, partition: TopicPartition, token: Token, *, first: int, end: int

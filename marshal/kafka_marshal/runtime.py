@@ -23,16 +23,17 @@ from kafka_marshal.engine.checkpoint_reader import SHORT_MAX, LogCheckpoints
 from kafka_marshal.engine.checkpointing import CheckpointRule
 from kafka_marshal.engine.engine import POLL_MS_MAX
 from kafka_marshal.errors import MarshalError, TopicMisconfigured
-from kafka_marshal.kafka_io import (
-    AdminClient,
+from kafka_marshal.kafka_io.clients import AdminClient
+from kafka_marshal.kafka_io.settings import (
+    HEARTBEAT_INTERVAL_MS_DEFAULT,
     ConnectionConfig,
-    TopicDescription,
+)
+from kafka_marshal.kafka_io.topic_rules import TopicDescription, dangers
+from kafka_marshal.kafka_io.transport import (
     choose,
-    dangers,
     open_coordination_log,
     open_data_log,
 )
-from kafka_marshal.kafka_io.settings import HEARTBEAT_INTERVAL_MS_DEFAULT
 from kafka_marshal.observability import FanOut
 from kafka_marshal.ports import DataLog, Observer
 from kafka_marshal.snapshots import open_store

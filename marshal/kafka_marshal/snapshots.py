@@ -6,7 +6,6 @@ starting point is checked against the log (``engine.kept_states``).
 """
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -20,7 +19,7 @@ from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.kept_states import KeptState, world_of
 from kafka_marshal.engine.snapshotter import StateStore, capture
 from kafka_marshal.errors import DeadlineExceeded, MalformedRecord
-from kafka_marshal.identity import make_private
+from kafka_marshal.identity import make_private, replace_file
 from kafka_marshal.ports import CoordinationLog, LogRange
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import LogEntry
@@ -30,7 +29,6 @@ CHECK_BYTES = 16
 HEAD_BYTES_MAX = 4_096
 FILE_BYTES_MAX = 1 << 30
 LEFTOVER_S = 3_600
-TEMP_PREFIX = ".writing-"
 
 
 class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True, kw_only=True):
@@ -163,20 +161,13 @@ def read_file(path: Path) -> list[Snapshot]:
     return list(read_sections(path.read_bytes(), source=str(path)))
 
 
-@attrs.frozen
-class Disk:
-    """The calls that write a file, so that tests can make each of them fail."""
-
-    fsync: Callable[[int], None] = os.fsync
-    replace: Callable[[str, Path], None] = os.replace
-    write: Callable[[int, bytes | memoryview], int] = os.write
-
-
-DISK = Disk()
-
-
-def write_file(path: Path, value: bytes, *, disk: Disk = DISK) -> None:
+def write_file(path: Path, value: bytes, *, is_durable: bool = True) -> None:
     """Replace a file atomically; a device or a pipe is written to.
+
+    Args:
+        path: The file.
+        value: What it is to have.
+        is_durable: Whether that has to survive a crash of the machine.
 
     Raises:
         OSError: It could not be written; the old file is still there.
@@ -184,33 +175,17 @@ def write_file(path: Path, value: bytes, *, disk: Disk = DISK) -> None:
     path = path.resolve()
     if path.exists() and not path.is_file():
         # Renaming a file over /dev/null would take it away from the whole machine.
-        with path.open("wb", buffering=0) as file:
-            _write_all(file.fileno(), value, disk)
+        path.write_bytes(value)
         return
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=TEMP_PREFIX)
-    try:
-        try:
-            _write_all(handle, value, disk)
-            disk.fsync(handle)
-        finally:
-            os.close(handle)
-        disk.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            Path(name).unlink()
-        raise
+    replace_file(path, value, is_durable=is_durable)
+    if not is_durable:
+        return
     # The rename must survive a loss of power as well.
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        disk.fsync(folder)
+        os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _write_all(handle: int, value: bytes, disk: Disk) -> None:
-    left = memoryview(value)
-    while left:
-        left = left[disk.write(handle, left) :]
 
 
 class SnapshotFolder(StateStore):
@@ -222,13 +197,20 @@ class SnapshotFolder(StateStore):
     """
 
     def __init__(
-        self, home: Path, *, cluster_id: str, topic_id: bytes, disk: Disk = DISK
+        self, home: Path, *, cluster_id: str, topic_id: bytes, is_durable: bool = True
     ) -> None:
-        """Use a folder below ``home``; the first write creates it."""
+        """Use a folder below ``home``; the first write creates it.
+
+        Args:
+            home: Directory of all states.
+            cluster_id: Cluster of the log.
+            topic_id: Id of the coordination topic.
+            is_durable: Whether files have to survive a crash of the machine.
+        """
         self.path = home / "snapshots" / topic_id.hex()
         self._cluster_id = cluster_id
         self._topic_id = topic_id
-        self._disk = disk
+        self._is_durable = is_durable
 
     def file_of(self, partition: int) -> Path:
         """Return the file of a coordinating partition."""
@@ -254,9 +236,8 @@ class SnapshotFolder(StateStore):
         make_private(self.path)
         self._sweep()
         section = Snapshot(self._cluster_id, self._topic_id, state)
-        write_file(
-            self.file_of(state.partition), to_file_bytes(section), disk=self._disk
-        )
+        file, value = self.file_of(state.partition), to_file_bytes(section)
+        write_file(file, value, is_durable=self._is_durable)
 
     def discard(self, state: KeptState) -> None:
         """Remove a state that does not fit the log, if it is still stored."""
@@ -279,7 +260,7 @@ class SnapshotFolder(StateStore):
     def _sweep(self) -> None:
         """Remove temporary files of processes that were killed."""
         before_s = time.time() - LEFTOVER_S
-        for path in self.path.glob(f"{TEMP_PREFIX}*"):
+        for path in self.path.glob(".*"):
             with suppress(OSError):
                 if path.stat().st_mtime < before_s:
                     path.unlink()

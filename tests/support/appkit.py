@@ -12,7 +12,7 @@ from kafka_marshal.remote import answers, api, paths
 from kafka_marshal.sidecar import requests
 from kafka_marshal.sidecar.group_actions import LIMIT_DEFAULT, ActionRunner
 from kafka_marshal.sidecar.health import State, View
-from kafka_marshal.sidecar.http_app import App, AppContext
+from kafka_marshal.sidecar.http_app import App
 from kafka_marshal.sidecar.process_monitor import Caller, Peer
 from kafka_marshal.sidecar.requests import Connection
 
@@ -26,6 +26,7 @@ OP_ID = "0a" * 16
 
 
 class Healthy:
+    state, reason = State.RUNNING, "serving"
     found = View(
         now_ms=0, state=State.RUNNING, reason="serving", since_ms=0, is_replayed=True
     )
@@ -121,8 +122,8 @@ class Wire:
     def __init__(self, service, **serving):
         self.service = service
         serving.setdefault("actions", FakeActions(service))
-        self.serving = AppContext(health=Healthy(), service=service, **serving)
-        self.app = App(self.serving)
+        own = {"states": Healthy(), "metrics": lambda: (b"", "text/plain")}
+        self.app = App(service=service, **own | serving)
 
     def connect(self, connection=None):
         connection = connection or Connection(OURS, is_local=True)
@@ -290,7 +291,7 @@ REQUESTS = {
         "GET",
         "/v1/groups/billing/owners/orders?timeout_ms=7",
         None,
-        ("claims", "billing", "orders", 7),
+        ("owners", "billing", "orders", 7),
     ),
     "fence": (
         "GET",

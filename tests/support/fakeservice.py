@@ -8,7 +8,7 @@ from kafka_marshal.clock import SystemClock
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import ClaimLost, IdentityConflict
 from kafka_marshal.remote import api
-from kafka_marshal.remote.answers import AsOf, FenceNow, Handoff, LocalClient
+from kafka_marshal.remote.answers import AsOf, FenceNow, Handoff, LocalClient, OwnersNow
 from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN
 
 INCARNATION = "ab" * 16
@@ -237,22 +237,19 @@ class FakeService:
         self._record("await_grant", deadline)
         return self.grant("g", pending.ask)
 
-    def world(self, *, timeout_ms) -> dict:
+    def world(self, *, timeout_ms) -> tuple[dict, list[dict]]:
         self._record("world", timeout_ms)
-        return WORLD
+        return WORLD, PAUSES
 
-    def claims(self, group_id, topic, *, timeout_ms) -> dict:
-        self._record("claims", group_id, topic, timeout_ms)
-        return WORLD
+    def owners(self, group_id, topic, *, timeout_ms) -> OwnersNow:
+        self._record("owners", group_id, topic, timeout_ms)
+        return OwnersNow(as_of=FENCE.as_of, owners={0: "host-b", 2: None})
 
     def catch_up(self, keys, *, timeout_ms) -> None:
         self._record("catch_up", keys, timeout_ms)
 
     def fence(self, key) -> FenceNow:
         return FENCE
-
-    def groups_world(self, *, timeout_ms) -> tuple[dict, list[dict]]:
-        return self.world(timeout_ms=timeout_ms), PAUSES
 
     def start_handoff(self, *, for_ms) -> None:
         self._record("start_handoff", for_ms)

@@ -12,10 +12,10 @@ from fakeservice import FakeService
 from slowness import until
 
 from kafka_marshal.errors import CoordinationError
-from kafka_marshal.kafka_io import ConnectionConfig
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar.group_actions import GroupActions
-from kafka_marshal.sidecar.http_app import App, AppContext
+from kafka_marshal.sidecar.http_app import App
 from kafka_marshal.sidecar.requests import make_server
 from kafka_marshal.sidecar.sockets import open_tcp, open_unix
 
@@ -39,20 +39,19 @@ class Served:
         self._tcp = open_tcp("127.0.0.1", 0)
         self.port = self._tcp.getsockname()[1]
         self.app = App(
-            AppContext(
-                health=Healthy(),
-                service=self.service,
-                token=TOKEN,
-                socket_gid=gid,
-                keep_alive_s=0.05,
-                actions=GroupActions(
-                    ConnectionConfig("broker:9092"),
-                    client_id="c",
-                    state_dir=None,
-                    admin=unreachable,
-                    history=unreachable,
-                ),
-            )
+            states=Healthy(),
+            metrics=lambda: (b"", "text/plain"),
+            service=self.service,
+            token=TOKEN,
+            socket_gid=gid,
+            keep_alive_s=0.05,
+            actions=GroupActions(
+                ConnectionConfig("broker:9092"),
+                client_id="c",
+                state_dir=None,
+                admin=unreachable,
+                history=unreachable,
+            ),
         )
         self.server = make_server(
             self.app, connections_max=connections_max, socket_gid=gid

@@ -9,7 +9,7 @@ other contents, than before.
 import importlib
 import pkgutil
 import sys
-from contextlib import closing, suppress
+from contextlib import suppress
 
 import kafka
 
@@ -88,7 +88,7 @@ def use_plainly(servers, topic):
 
 def use_ours(servers, topic, coordination_topic):
     from kafka_marshal import Marshal, TopicPartition
-    from kafka_marshal.kafka_io import ConnectionConfig
+    from kafka_marshal.kafka_io.settings import ConnectionConfig
     from kafka_marshal.kafka_io.slices import SliceReader
     from kafka_marshal.protocol.types import OffsetRange
 
@@ -109,7 +109,7 @@ def use_ours(servers, topic, coordination_topic):
     reader = SliceReader(
         ConnectionConfig(servers), isolation_level="read_committed", client_rack=""
     )
-    with closing(reader):
+    try:
         rows = list(
             reader.read(
                 TopicPartition(topic, 0),
@@ -118,6 +118,8 @@ def use_ours(servers, topic, coordination_topic):
                 with_headers=True,
             )
         )
+    finally:
+        reader.close(WAIT_MS)
     assert rows, "no row came"
 
 

@@ -33,7 +33,7 @@ from kafka_marshal.errors import (
     TopicMisconfigured,
 )
 from kafka_marshal.identity import Identity
-from kafka_marshal.kafka_io import TopicDescription
+from kafka_marshal.kafka_io.topic_rules import TopicDescription
 from kafka_marshal.metrics import MarshalCollector
 from kafka_marshal.observability.logs import FanOut
 from kafka_marshal.ports import Event

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from kafka_marshal.closing import Closing, in_background, warn_unclosed
+from kafka_marshal.closing import Closing, begin, in_background, warn_unclosed
 
 
 class Door(Closing):
@@ -19,6 +19,17 @@ def test_it_is_closed_at_the_end():
     with Door() as door:
         assert door.closed_count == 0
     assert door.closed_count == 1
+
+
+def test_a_call_that_was_begun_has_an_outcome():
+    def fail():
+        raise SystemExit(3)
+
+    named = begin(lambda: threading.current_thread().name, name="n")
+    assert not named.cancel()
+    assert named.result(30) == "n"
+    with pytest.raises(SystemExit):
+        begin(fail, name="n").result(30)
 
 
 def test_what_may_block_runs_on_a_thread_of_its_own():

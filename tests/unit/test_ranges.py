@@ -26,7 +26,6 @@ from kafka_marshal.errors import (
     InvalidTransition,
     LogTruncated,
 )
-from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.claiming import grant_secret
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import Token, TopicPartition
@@ -77,7 +76,6 @@ def test_a_held_partition_may_be_begun_and_confirmed(cluster):
     secret = grant_secret(known.resume_hash, KEY, epoch=known.epoch).hex()
     assert (held.secret, ranges.secrets()) == (secret, {T0: secret})
     assert secret not in repr(held)
-    assert ranges.ends() == {T0: LogRange(0, 10)}
     ranges.begin(T0, token, first=0, end=4)
     assert ranges.held()[T0].uncommitted_count == 4
     ranges.commit(T0, token, end=4)
@@ -250,13 +248,6 @@ def test_a_start_may_be_named_for_what_the_group_never_had(delivery):
 def test_waiting_for_a_change_has_an_end(cluster):
     _, ranges, _ = winning(cluster)
     assert not ranges.wait_for_change(100)
-    assert RangeConsumer.ends(ranges)
-
-
-def test_without_partitions_no_request_is_sent(cluster):
-    node, ranges = planning(cluster)
-    node.cut(is_cut=True)
-    assert ranges.ends() == {}
 
 
 def test_last_claims_are_read_from_the_log(cluster):

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -23,7 +24,6 @@ from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.snapshots import (
     FILE_BYTES_MAX,
     MAGIC,
-    Disk,
     Snapshot,
     SnapshotFolder,
     keep_read,
@@ -222,9 +222,11 @@ class Broken(OSError):
     """The disk fails here."""
 
 
+@contextmanager
 def breaking(step):
-    """Return a disk whose nth call fails, and half of what it was to write is there."""
+    """Have the nth call fail, with half of what it was to write."""
     left = [step]
+    plain = {"fdopen": os.fdopen, "fsync": os.fsync, "replace": Path.replace}
 
     def due():
         left[0] -= 1
@@ -233,20 +235,36 @@ def breaking(step):
     def fsync(handle):
         if due():
             raise Broken
-        os.fsync(handle)
+        plain["fsync"](handle)
 
-    def replace(name, path):
+    def replace(self, target):
         if due():
             raise Broken
-        Path(name).replace(path)
+        return plain["replace"](self, target)
 
-    def put(handle, value):
-        if due():
-            os.write(handle, value[: len(value) // 2])
-            raise Broken
-        return os.write(handle, value[:100])
+    class File:
+        def __init__(self, handle, mode):
+            self._file = plain["fdopen"](handle, mode, buffering=0)
+            self.flush, self.fileno = self._file.flush, self._file.fileno
 
-    return Disk(fsync, replace, put)
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self._file.close()
+
+        def write(self, value):
+            for start in range(0, len(value), 100):
+                if due():
+                    self._file.write(value[start : start + 50])
+                    raise Broken
+                self._file.write(value[start : start + 100])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fdopen", File)
+        patch.setattr(os, "fsync", fsync)
+        patch.setattr(Path, "replace", replace)
+        yield
 
 
 def test_a_fault_at_any_step_leaves_the_old_or_the_new(tmp_path, states):
@@ -256,10 +274,10 @@ def test_a_fault_at_any_step_leaves_the_old_or_the_new(tmp_path, states):
     for step in range(200):
         home = tmp_path / str(step)
         SnapshotFolder(home, cluster_id="c", topic_id=TOPIC_ID).save(early)
-        disk = breaking(step)
-        folder = SnapshotFolder(home, cluster_id="c", topic_id=TOPIC_ID, disk=disk)
+        folder = SnapshotFolder(home, cluster_id="c", topic_id=TOPIC_ID)
         try:
-            folder.save(late)
+            with breaking(step):
+                folder.save(late)
         except Broken:
             pass
         else:
@@ -324,7 +342,7 @@ def test_a_killed_writer_leaves_a_whole_file_or_none(tmp_path, states):
 
 def test_leftovers_of_the_killed_are_swept(folder, states):
     folder.save(states[0])
-    old, new = folder.path / ".writing-old", folder.path / ".writing-new"
+    old, new = folder.path / ".0old", folder.path / ".0new"
     old.write_bytes(b"x")
     new.write_bytes(b"x")
     os.utime(old, (0, 0))

@@ -57,21 +57,19 @@ from kafka_marshal.errors import (
     TopicMisconfigured,
 )
 from kafka_marshal.identity import home_of
-from kafka_marshal.kafka_io import (
-    Choice,
+from kafka_marshal.kafka_io.data import KafkaDataLog, KafkaOffsets
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.topic_rules import (
+    REPLICATION,
     ClusterInfo,
-    ConnectionConfig,
-    KafkaTopicAdmin,
     Problem,
     TopicDescription,
-    choose,
     is_retention_finite,
-    open_coordination_log,
     problems,
     set_command,
 )
-from kafka_marshal.kafka_io.data import KafkaDataLog, KafkaOffsets
-from kafka_marshal.kafka_io.topic_rules import REPLICATION
+from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
+from kafka_marshal.kafka_io.transport import Choice, choose, open_coordination_log
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import Config, Scope
 from kafka_marshal.protocol.text import scope_texts

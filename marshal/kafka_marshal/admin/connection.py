@@ -12,11 +12,9 @@ from kafka_marshal.engine.config_check import agreed_config
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.engine.snapshotter import StateStore
 from kafka_marshal.errors import InvalidTransition, TopicMisconfigured
-from kafka_marshal.kafka_io import (
-    ConnectionConfig,
-    KafkaTopicAdmin,
-    open_coordination_log,
-)
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
+from kafka_marshal.kafka_io.transport import open_coordination_log
 from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.records import Config, Record
 from kafka_marshal.protocol.types import TopicPartition

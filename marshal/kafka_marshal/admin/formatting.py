@@ -14,7 +14,7 @@ from kafka_marshal.errors import (
     LogUnreadable,
     TopicMisconfigured,
 )
-from kafka_marshal.kafka_io import ClusterInfo, Problem, TopicDescription
+from kafka_marshal.kafka_io.topic_rules import ClusterInfo, Problem, TopicDescription
 from kafka_marshal.protocol.layout import used_count
 from kafka_marshal.protocol.lost_changes import lost_configs
 from kafka_marshal.protocol.records import (

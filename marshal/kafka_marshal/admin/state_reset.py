@@ -16,7 +16,7 @@ from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.kept_states import KeptState
 from kafka_marshal.engine.replica import Replica
 from kafka_marshal.errors import ClaimRejected, ConfigurationError
-from kafka_marshal.kafka_io import open_coordination_log
+from kafka_marshal.kafka_io.transport import open_coordination_log
 from kafka_marshal.ports import CoordinationLog, LogRange
 from kafka_marshal.protocol.checkpoints import checkpoint_key, split
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, coordinating_partition

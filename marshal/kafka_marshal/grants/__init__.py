@@ -21,8 +21,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
-from kafka_marshal.kafka_io.settings import fields_of
+from kafka_marshal.kafka_io.settings import ConnectionConfig, fields_of
+from kafka_marshal.kafka_io.transport import open_coordination_log
 from kafka_marshal.protocol.types import OffsetRange
 from kafka_marshal.remote.transport import Address, Connection
 

@@ -15,7 +15,7 @@ from kafka_marshal.kafka_io.faults import Access, required_right
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topic_rules import problems, set_command
-from kafka_marshal.kafka_io.topics import describe_topic, described
+from kafka_marshal.kafka_io.topics import KafkaTopicAdmin, described
 from kafka_marshal.outgoing import TransactionalWriter
 from kafka_marshal.ports import (
     READ_COMMITTED,
@@ -257,7 +257,8 @@ class KafkaDataLog(DataLog):
         self, topic: str, *, has_checkpoints: bool, timeout_ms: int
     ) -> Sequence[WrongSetting]:
         """Return the settings of a coordination topic that break PROTOCOL 2.1."""
-        found = describe_topic(self._admin, topic, timeout_ms=timeout_ms)
+        topics = KafkaTopicAdmin(self._settings, client=self._admin)
+        found = topics.describe(topic, timeout_ms=timeout_ms)
         if not found.exists:
             return ()
         servers = self._settings.addresses

@@ -38,17 +38,6 @@ ENTRIES_PER_POLL = 5_000
 FETCH_BYTES_MAX = 4_194_304
 
 
-def to_entry(record: Any) -> LogEntry:
-    """Return the entry of a record that kafka-python has made."""
-    return LogEntry(
-        offset=record.offset,
-        leader_epoch=record.leader_epoch,
-        timestamp_ms=record.timestamp,
-        timestamp_type=record.timestamp_type,
-        value=record.value,
-    )
-
-
 class EntryRecords(FetchedRecords):
     """A fetched partition whose sound batches become packed entries, without records.
 
@@ -109,7 +98,7 @@ def to_runs(items: Iterable[Any]) -> Iterator[Sequence[LogEntry]]:
                 made = []
             yield item
         else:
-            made.append(item if type(item) is LogEntry else to_entry(item))
+            made.append(item)
     if made:
         yield made
 

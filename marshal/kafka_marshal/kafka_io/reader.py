@@ -3,7 +3,8 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -12,7 +13,7 @@ from kafka import KafkaConsumer
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka import errors as kafka_errors
 
-from kafka_marshal.closing import in_background
+from kafka_marshal.closing import begin, in_background
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import InvalidTransition, PositionError
 from kafka_marshal.kafka_io.clients import new_client
@@ -94,47 +95,10 @@ MADE_RECORDS = SourceKind(
 )
 
 
-class _Connecting:
-    """A consumer that connects on a background thread."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._lock = threading.Lock()
-        self._consumer: Any = None
-        self._error: Exception | None = None
-        self._is_abandoned = False
-        self._thread = in_background(self._run, name="marshal-connect")
-
-    def _run(self) -> None:
-        try:
-            consumer = self._make()
-        except Exception as error:  # noqa: BLE001 - raised by outcome()
-            self._error = error
-            return
-        with self._lock:
-            self._consumer = consumer
-            is_abandoned = self._is_abandoned
-        if is_abandoned:
-            consumer.close(autocommit=False)
-
-    def wait(self, timeout_ms: int) -> bool:
-        """Wait for the end and return whether it was reached."""
-        self._thread.join(timeout=timeout_ms / 1000)
-        return not self._thread.is_alive()
-
-    def outcome(self) -> Any:
-        """Return the consumer, or raise the error."""
-        if self._error is not None:
-            raise self._error
-        return self._consumer
-
-    def abandon(self) -> None:
-        """Close the consumer as soon as it exists."""
-        with self._lock:
-            self._is_abandoned = True
-            consumer = self._consumer
-        if consumer is not None:
-            consumer.close(autocommit=False)
+def _close_made(connecting: Future[Any]) -> None:
+    """Close a consumer that nobody waits for any more."""
+    if connecting.exception(0) is None:
+        connecting.result(0).close(autocommit=False)
 
 
 class KafkaDataReader(DataReader):
@@ -167,7 +131,7 @@ class KafkaDataReader(DataReader):
         self._client_rack = client_rack
         self._pid = os.getpid()
         self._consumer: Any = None
-        self._connecting: _Connecting | None = None
+        self._connecting: Future[Any] | None = None
         # Held by a poll of this consumer, and by its close, which may follow on another
         # thread: kafka-python refuses to do both at once, and then stays open.
         self._turn = threading.RLock()
@@ -312,7 +276,7 @@ class KafkaDataReader(DataReader):
             return
         self._is_closed = True
         if self._connecting is not None:
-            self._connecting.abandon()
+            self._connecting.add_done_callback(_close_made)
         self._drop_consumer(timeout_ms)
 
     def connect(self) -> bool:
@@ -332,11 +296,11 @@ class KafkaDataReader(DataReader):
         if self._consumer is not None:
             return True
         if self._connecting is None:
-            self._connecting = _Connecting(self._new_consumer)
-        if not self._connecting.wait(timeout_ms):
+            self._connecting = begin(self._new_consumer, name="marshal-connect")
+        if wait((self._connecting,), timeout_ms / 1000).not_done:
             return False
         connecting, self._connecting = self._connecting, None
-        consumer = connecting.outcome()
+        consumer = connecting.result(0)
         fetch_by_id(consumer, self._topic_ids)
         consumer.assign(list(self._partitions))
         for place, ours in self._partitions.items():

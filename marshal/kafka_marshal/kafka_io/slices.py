@@ -278,19 +278,25 @@ class ProgressTimeout:
         )
 
 
-class SliceReader:
+class SliceReader(KafkaDataReader):
     """Reads ranges, one at a time, on one thread, over kafka-python.
 
     Used with every transport: librdkafka makes an object for each record, which costs
     more than everything here. The first range connects.
     """
 
+    # Tasks keep all cores busy: one more thread for each would only take time.
+    has_receiver = False
+
     def __init__(
         self, settings: ConnectionConfig, *, isolation_level: str, client_rack: str
     ) -> None:
-        self._reader = _RangeReader(
+        super().__init__(
             settings, isolation_level=isolation_level, client_rack=client_rack
         )
+        self._aim = FetchTarget()
+        self._topic_id = ""
+        self._absent_checks = 0
 
     def read(
         self,
@@ -319,47 +325,25 @@ class SliceReader:
         at, end = span.first, span.end
         if at >= end:
             return
-        reader = self._reader
-        reader.start(partition, span, topic_id=topic_id)
+        self.start(partition, span, topic_id=topic_id)
         timeout = ProgressTimeout(partition, end, timeout_ms)
         while at < end:
-            for fetched in reader.take(POLL_MS):
+            for fetched in self.take(POLL_MS):
                 for group in fetched.groups:
                     with uncollected():
                         rows = group(OffsetRange(at, end), with_headers=with_headers)
                     if rows is not None:
                         yield rows
             # The position also passes offsets without a record.
-            ahead = reader.position_of(partition)
+            ahead = self.position_of(partition)
             if ahead > at:
                 at = ahead
                 timeout.reset()
             else:
                 if timeout.is_check_due():
-                    reader.require_range(partition, OffsetRange(at, end))
+                    self.require_range(partition, OffsetRange(at, end))
                 timeout.check(at)
-        reader.assign([])
-
-    def close(self) -> None:
-        """Close every resource. Idempotent."""
-        self._reader.close(_CLOSE_MS)
-
-
-class _RangeReader(KafkaDataReader):
-    """A data reader that returns whole fetches, up to the end of a range."""
-
-    # Tasks keep all cores busy: one more thread for each would only take time.
-    has_receiver = False
-
-    def __init__(
-        self, settings: ConnectionConfig, *, isolation_level: str, client_rack: str
-    ) -> None:
-        super().__init__(
-            settings, isolation_level=isolation_level, client_rack=client_rack
-        )
-        self._aim = FetchTarget()
-        self._topic_id = ""
-        self._absent_checks = 0
+        self.assign([])
 
     def start(
         self, partition: TopicPartition, span: OffsetRange, *, topic_id: str = ""
@@ -509,4 +493,4 @@ class SliceReaders:
         """Close all readers, so that none keeps a faulty state."""
         readers, self._readers = self._readers, {}
         for reader in readers.values():
-            reader.close()
+            reader.close(_CLOSE_MS)

@@ -73,46 +73,6 @@ def described(row: Mapping[str, Any]) -> TopicDescription:
     )
 
 
-def describe_topic(
-    client: AdminClient, topic: str, *, timeout_ms: int
-) -> TopicDescription:
-    """Describe a topic; see ``KafkaTopicAdmin.describe``."""
-    deadline = Deadline(timeout_ms)
-    found = _describe_bare(client, topic, timeout_ms=timeout_ms)
-    if not found.exists:
-        return found
-
-    def request(admin: Any) -> dict[str, str]:
-        resource = ConfigResource(ConfigResourceType.TOPIC, topic)
-        raw = admin.describe_configs([resource], config_filter="all")
-        rows = raw["topic"][topic]
-        if not rows:
-            # kafka-python drops the error of the response together with its rows.
-            raise kafka_errors.TopicAuthorizationFailedError(topic)
-        return {name: str(rows[name]["value"]) for name in CONFIGS_READ if name in rows}
-
-    configs = client.call(
-        request,
-        doing=f"Describing the settings of topic {topic}",
-        access=Access.READ,
-        needs=f"DESCRIBE_CONFIGS on topic {topic}",
-        timeout_ms=deadline.left_ms,
-    )
-    return attrs.evolve(found, configs=configs)
-
-
-def _describe_bare(
-    client: AdminClient, topic: str, *, timeout_ms: int
-) -> TopicDescription:
-    return client.call(
-        lambda admin: described(admin.describe_topics([topic])[0]),
-        doing=f"Describing topic {topic}",
-        access=Access.READ,
-        needs=f"DESCRIBE on topic {topic}",
-        timeout_ms=timeout_ms,
-    )
-
-
 def describe_log(
     settings: ConnectionConfig, *, client: AdminClient | None, timeout_ms: int
 ) -> tuple[str, TopicDescription]:
@@ -199,7 +159,30 @@ class KafkaTopicAdmin(Closing):
             LogUnreadable: This principal may not describe the topic.
             CoordinationError: There was no answer.
         """
-        return describe_topic(self._admin, topic, timeout_ms=timeout_ms)
+        deadline = Deadline(timeout_ms)
+        found = self.describe_bare(topic, timeout_ms=timeout_ms)
+        if not found.exists:
+            return found
+
+        def request(admin: Any) -> dict[str, str]:
+            resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+            raw = admin.describe_configs([resource], config_filter="all")
+            rows = raw["topic"][topic]
+            if not rows:
+                # kafka-python drops the error of the response together with its rows.
+                raise kafka_errors.TopicAuthorizationFailedError(topic)
+            return {
+                name: str(rows[name]["value"]) for name in CONFIGS_READ if name in rows
+            }
+
+        configs = self._admin.call(
+            request,
+            doing=f"Describing the settings of topic {topic}",
+            access=Access.READ,
+            needs=f"DESCRIBE_CONFIGS on topic {topic}",
+            timeout_ms=deadline.left_ms,
+        )
+        return attrs.evolve(found, configs=configs)
 
     def describe_bare(
         self, topic: str, *, timeout_ms: int = TIMEOUT_MS
@@ -212,7 +195,13 @@ class KafkaTopicAdmin(Closing):
             LogUnreadable: This principal may not describe the topic.
             CoordinationError: There was no answer.
         """
-        return _describe_bare(self._admin, topic, timeout_ms=timeout_ms)
+        return self._admin.call(
+            lambda admin: described(admin.describe_topics([topic])[0]),
+            doing=f"Describing topic {topic}",
+            access=Access.READ,
+            needs=f"DESCRIBE on topic {topic}",
+            timeout_ms=timeout_ms,
+        )
 
     def create(
         self,

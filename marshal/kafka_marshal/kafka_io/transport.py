@@ -7,7 +7,7 @@ of a group may differ. A client library is imported when a log is opened.
 
 import logging
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -22,10 +22,11 @@ from kafka_marshal.kafka_io.settings import (
 )
 from kafka_marshal.kafka_io.tls_files import check_tls_files
 from kafka_marshal.ports import DataLog
-from kafka_marshal.protocol.types import TopicPartition
 
 if TYPE_CHECKING:
     from kafka_marshal.kafka_io.clients import AdminClient
+    from kafka_marshal.kafka_io.data import KafkaOffsets
+    from kafka_marshal.kafka_io.fast.topics import FastOffsets
     from kafka_marshal.kafka_io.topiclog import TopicLog
 
 _LOGGER = logging.getLogger("kafka_marshal")
@@ -42,20 +43,6 @@ class Choice:
 
     name: str
     reason: str
-
-
-class LogEndQuery(Protocol):
-    """Queries log ends of data partitions."""
-
-    def known_ends(
-        self, partitions: Collection[TopicPartition], timeout_ms: int
-    ) -> dict[TopicPartition, int]:
-        """Return the log end offset of each partition that can be queried."""
-        ...
-
-    def close(self, timeout_ms: int) -> None:
-        """Close the connection. Idempotent."""
-        ...
 
 
 def _missing() -> str | None:
@@ -171,7 +158,7 @@ def open_data_log(
     return KafkaDataLog(settings, admin=admin)
 
 
-def open_offsets(settings: ConnectionConfig) -> LogEndQuery:
+def open_offsets(settings: ConnectionConfig) -> "FastOffsets | KafkaOffsets":
     """Return queries of log ends over the chosen transport; the first one connects.
 
     Raises:

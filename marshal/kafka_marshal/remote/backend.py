@@ -35,7 +35,8 @@ from kafka_marshal.errors import (
     IdentityConflict,
     MarshalError,
 )
-from kafka_marshal.kafka_io import ConnectionConfig, choose, open_data_log
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.transport import choose, open_data_log
 from kafka_marshal.ports import Clock, DataLog, Entropy, Observer
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition

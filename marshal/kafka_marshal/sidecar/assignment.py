@@ -14,7 +14,6 @@ from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.sidecar.clients import Client, ClientLease, mark_subleased
 from kafka_marshal.sidecar.lease_table import (
     LeaseTable,
-    Member,
     SharedSubscription,
     Transfer,
 )
@@ -25,7 +24,7 @@ from kafka_marshal.sidecar.warming import WarmUps
 
 def assign(
     keys: Iterable[Key],
-    members: Sequence[Member],
+    members: Mapping[str, int | None],
     *,
     present: Mapping[Key, str],
     whole_topics: bool = False,
@@ -36,7 +35,7 @@ def assign(
 
     Args:
         keys: The keys to assign.
-        members: The clients, each name once.
+        members: The clients, each with the most that it may have; None = no limit.
         present: Who has, or had, a key; names that are not members are ignored.
         whole_topics: Whether all partitions of a topic go to one client.
     """
@@ -46,17 +45,16 @@ def assign(
         if whole_topics:
             unit = TopicPartition(key.topic, 0)
         units.setdefault(unit, []).append(key)
-    names = {member.name for member in members}
     topics = tuple(sorted({unit.topic for unit in units}))
     planned = plan(
         PlanInput(
             keys=tuple(
-                PlanKey(unit, _holder(parts, present, names))
+                PlanKey(unit, _holder(parts, present, members))
                 for unit, parts in units.items()
             ),
             members=tuple(
-                PlanMember(name=member.name, topics=topics, limit=member.most)
-                for member in sorted(members, key=lambda member: member.name)
+                PlanMember(name=name, topics=topics, limit=most)
+                for name, most in sorted(members.items())
             ),
         )
     )
@@ -181,9 +179,9 @@ class Assignor:
             whole_topics=shared.counts_topics,
         )
         taking = {
-            member.name: client
-            for member in members
-            if shared.is_taking(client := table.clients[member.name], now_ms)
+            name: client
+            for name in members
+            if shared.is_taking(client := table.clients[name], now_ms)
         }
         for holding in sorted(held, key=lambda each: each.key):
             key = holding.key

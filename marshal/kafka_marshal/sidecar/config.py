@@ -24,10 +24,10 @@ from kafka_marshal.identity import (
     require_private,
     state_home,
 )
-from kafka_marshal.kafka_io import (
+from kafka_marshal.kafka_io.settings import PORT_MAX
+from kafka_marshal.kafka_io.settings import (
     ConnectionConfig as ConnectionConfig,  # noqa: PLC0414 - for the command, too
 )
-from kafka_marshal.kafka_io.settings import PORT_MAX
 from kafka_marshal.remote.transport import TOKEN_BYTES_MAX
 from kafka_marshal.sidecar.probe import default_socket
 

@@ -24,12 +24,8 @@ class BoundedExecutor:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._calls_max = calls_max
         self._lock = threading.Lock()
+        # Calls that run, queue, or have reserved a place.
         self._count = 0
-
-    @property
-    def count(self) -> int:
-        """Number of calls that run, queue, or have reserved a place."""
-        return self._count
 
     def reserve(self) -> None:
         """Reserve the place of one call, for ``submit`` or ``leave``.

@@ -10,11 +10,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kafka_marshal.admin.client import Admin
 from kafka_marshal.admin.finishing import ResetResult
@@ -26,6 +25,7 @@ from kafka_marshal.admin.group_reset import (
     ResetPlan,
     stored_plan,
 )
+from kafka_marshal.closing import begin
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
@@ -35,7 +35,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.history.reading import GroupHistory
 from kafka_marshal.history.wording import action_to_object
-from kafka_marshal.kafka_io import ConnectionConfig
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.observability.logs import LOGGER_NAME
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.remote import api
@@ -50,6 +50,9 @@ from kafka_marshal.remote.answers import (
     ResumeNow,
 )
 from kafka_marshal.sidecar.http_errors import http_error, unavailable
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 TIMEOUT_MS = 30_000
 LIMIT_DEFAULT = 100
@@ -92,30 +95,20 @@ class ActionRunner:
                     error=CoordinationError,
                 )
             self._current = name
-        future: Future[T] = Future()
-        future.set_running_or_notify_cancel()
-        threading.Thread(
-            target=self._run, args=(future, action), name="sidecar-admin", daemon=True
-        ).start()
-        return future
+
+        def run() -> T:
+            try:
+                return action()
+            finally:
+                with self._lock:
+                    self._current = None
+
+        return begin(run, name="sidecar-admin")
 
     def close(self) -> None:
         """Start no further action; a running one continues."""
         with self._lock:
             self._is_closed = True
-
-    def _run(self, future: "Future[T]", action: Callable[[], T]) -> None:
-        result, failure = None, None
-        try:
-            result = action()
-        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
-            failure = error
-        with self._lock:
-            self._current = None
-        if failure is not None:
-            future.set_exception(failure)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
 
 
 # --- the actions

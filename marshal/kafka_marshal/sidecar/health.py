@@ -20,12 +20,10 @@ is not fed by a timer, which would go on beside an engine that hangs, but by a c
 heartbeat, or by a round of the engine while nothing is held.
 """
 
-import logging
 import os
 import select
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 
@@ -34,13 +32,13 @@ import msgspec
 
 from kafka_marshal.engine import Engine
 from kafka_marshal.errors import InvalidTransition
-from kafka_marshal.observability.logs import LOGGER_NAME, escaped
+from kafka_marshal.observability.logs import escaped
 from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.text import NAMED_MAX, abbreviated
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote.answers import Verdict
 
-# --- Lifecycle -------------------------------------------------------------------
+# --- States ----------------------------------------------------------------------
 
 
 class State(Enum):
@@ -72,112 +70,6 @@ NEXT: dict[State, frozenset[State]] = {
     State.PENDING_CONTROLLED_SHUTDOWN: frozenset({State.SHUTTING_DOWN}),
     State.SHUTTING_DOWN: frozenset({State.NOT_RUNNING}),
 }
-
-
-@attrs.frozen(kw_only=True)
-class StateChange:
-    """One change of state; ``at_ms`` is local time."""
-
-    before: State
-    after: State
-    reason: str
-    at_ms: int
-
-
-OnStateChange = Callable[[StateChange], None]
-
-
-class Lifecycle:
-    """The state of one sidecar, with observers. Thread-safe.
-
-    Observers are called in the order of the changes, one at a time and without the
-    lock, on the thread of a change; they must not block. An observer may itself change
-    the state: the others are called with that afterwards.
-
-    Args:
-        clock: Local time of the changes.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._state = State.NOT_RUNNING
-        self._reason = "not started"
-        self._since_ms = clock.now_ms()
-        self._observers: tuple[OnStateChange, ...] = ()
-        self._pending: deque[StateChange] = deque()
-        self._is_notifying = False
-
-    @property
-    def state(self) -> State:
-        """Return the current state."""
-        return self._state
-
-    @property
-    def reason(self) -> str:
-        """Return why it is in this state, or what it waits for."""
-        return self._reason
-
-    @property
-    def since_ms(self) -> int:
-        """Return the local time of the last change."""
-        return self._since_ms
-
-    def move(self, to: State, *, reason: str) -> StateChange:
-        """Change the state.
-
-        Raises:
-            InvalidTransition: The lifecycle has no such transition.
-        """
-        with self._lock:
-            before = self._state
-            if to not in NEXT[before]:
-                legal = " or ".join(sorted(state.value for state in NEXT[before]))
-                raise InvalidTransition(
-                    f"a sidecar in {before.value} cannot become {to.value} "
-                    f"({reason}); only {legal} follows it"
-                )
-            now_ms = self._clock.now_ms()
-            change = StateChange(before=before, after=to, reason=reason, at_ms=now_ms)
-            self._state, self._reason, self._since_ms = to, reason, now_ms
-            self._pending.append(change)
-        self._notify()
-        return change
-
-    def explain(self, reason: str) -> None:
-        """Replace the reason for the current state, such as the progress."""
-        with self._lock:
-            self._reason = reason
-
-    def on_change(self, observer: OnStateChange) -> None:
-        """Call a function on every change."""
-        with self._lock:
-            self._observers = (*self._observers, observer)
-
-    def _notify(self) -> None:
-        """Call the observers, unless another thread already does."""
-        while True:
-            with self._lock:
-                if self._is_notifying or not self._pending:
-                    return
-                self._is_notifying = True
-                change, observers = self._pending.popleft(), self._observers
-            try:
-                for observer in observers:
-                    _call(observer, change)
-            finally:
-                with self._lock:
-                    self._is_notifying = False
-
-
-def _call(observer: OnStateChange, change: StateChange) -> None:
-    """Call one observer; a failure stops neither the others nor the sidecar."""
-    try:
-        observer(change)
-    except Exception:
-        logging.getLogger(LOGGER_NAME).exception(
-            "an observer of the change to %s failed", change.after.value
-        )
 
 
 # --- Probes ----------------------------------------------------------------------
@@ -331,37 +223,6 @@ def _state_reasons(view: View) -> Iterator[str]:
         )
 
 
-def take_view(engine: Engine | None, states: Lifecycle, *, clock: Clock) -> View:
-    """Take a view; waits for the engine's lock for at most a second.
-
-    Args:
-        engine: The engine, None before it exists.
-        states: State of the sidecar.
-        clock: Local time.
-    """
-    view = View(
-        now_ms=clock.now_ms(),
-        state=states.state,
-        reason=states.reason,
-        since_ms=states.since_ms,
-    )
-    if engine is None:
-        return view
-    view = attrs.evolve(
-        view,
-        has_engine=True,
-        # The first round comes with the engine's thread.
-        round_at_ms=engine.context.meters.round_at_ms,
-        failure=None if engine.failure is None else str(engine.failure),
-    )
-    if not engine.changed.acquire(timeout=LOCK_MS_MAX / 1000):
-        return attrs.evolve(view, is_busy=True)
-    try:
-        return _view_inside(view, engine)
-    finally:
-        engine.changed.release()
-
-
 def _view_inside(view: View, engine: Engine) -> View:
     config = engine.context.config
     sessions = engine.sessions
@@ -415,21 +276,91 @@ def _name(key: Key) -> str:
     return f"{key.topic}-{key.partition} of group {key.group_id}"
 
 
-class Health:
-    """What the answers to probes rest on, as of now. Thread-safe.
+OnChange = Callable[[State, str], None]
+"""Called with each new state, and why it came."""
+
+
+class Lifecycle:
+    """The state of one sidecar. Thread-safe.
+
+    Args:
+        clock: Local time.
+        on_change: Called on each change, one at a time and in order, on its thread; it
+            must not block.
 
     Attributes:
         engine: Set once it exists.
     """
 
-    def __init__(self, states: Lifecycle, clock: Clock) -> None:
+    def __init__(self, clock: Clock, on_change: OnChange = lambda _, __: None) -> None:
         self.engine: Engine | None = None
-        self._states = states
         self._clock = clock
+        self._on_change = on_change
+        self._lock = threading.RLock()
+        self._state = State.NOT_RUNNING
+        self._reason = "not started"
+        self._since_ms = clock.now_ms()
+
+    @property
+    def state(self) -> State:
+        """Return the current state."""
+        return self._state
+
+    @property
+    def reason(self) -> str:
+        """Return why it is in this state, or what it waits for."""
+        return self._reason
+
+    def move(self, to: State, *, reason: str) -> None:
+        """Change the state.
+
+        Raises:
+            InvalidTransition: The lifecycle has no such transition.
+        """
+        with self._lock:
+            before = self._state
+            if to not in NEXT[before]:
+                legal = " or ".join(sorted(state.value for state in NEXT[before]))
+                raise InvalidTransition(
+                    f"a sidecar in {before.value} cannot become {to.value} "
+                    f"({reason}); only {legal} follows it"
+                )
+            self._state, self._reason = to, reason
+            self._since_ms = self._clock.now_ms()
+            self._on_change(to, reason)
+
+    def explain(self, reason: str) -> None:
+        """Replace the reason for the current state, such as the progress."""
+        with self._lock:
+            self._reason = reason
 
     def view(self) -> View:
-        """Return the view that the answers rest on."""
-        return take_view(self.engine, self._states, clock=self._clock)
+        """Return what the answers to probes rest on, as of now.
+
+        Waits for the engine's lock for at most a second.
+        """
+        view = View(
+            now_ms=self._clock.now_ms(),
+            state=self._state,
+            reason=self._reason,
+            since_ms=self._since_ms,
+        )
+        engine = self.engine
+        if engine is None:
+            return view
+        view = attrs.evolve(
+            view,
+            has_engine=True,
+            # The first round comes with the engine's thread.
+            round_at_ms=engine.context.meters.round_at_ms,
+            failure=None if engine.failure is None else str(engine.failure),
+        )
+        if not engine.changed.acquire(timeout=LOCK_MS_MAX / 1000):
+            return attrs.evolve(view, is_busy=True)
+        try:
+            return _view_inside(view, engine)
+        finally:
+            engine.changed.release()
 
 
 # --- systemd ---------------------------------------------------------------------
@@ -451,8 +382,8 @@ class SystemdNotifier:
     """Notifies systemd. Thread-safe.
 
     A change of state waits up to a second for a busy manager, because it is sent once;
-    nothing else waits. ``on_change`` is for ``Lifecycle.on_change``; ``update`` is to
-    be called about once a second, on any one thread.
+    nothing else waits. ``on_change`` is for a ``Lifecycle``; ``update`` is to be called
+    about once a second, on any one thread.
 
     Args:
         environ: ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID``; the
@@ -469,12 +400,12 @@ class SystemdNotifier:
         self._fed_for: tuple[str, int] | None = None
         self._status = ""
 
-    def on_change(self, change: StateChange) -> None:
+    def on_change(self, state: State, reason: str) -> None:
         """Send a change of state."""
-        lines = [self._status_line(change.after, change.reason)]
-        if change.after is State.RUNNING:
+        lines = [self._status_line(state, reason)]
+        if state is State.RUNNING:
             lines.append("READY=1")
-        elif change.after in _ENDING:
+        elif state in _ENDING:
             lines.append("STOPPING=1")
         if self._socket is not None:
             select.select([], [self._socket], [], WAIT_S_MAX)

@@ -43,7 +43,6 @@ from kafka_marshal.remote.answers import (
     GroupNow,
     GroupsNow,
     Handoff,
-    OwnersNow,
     PlanNow,
     WorldNow,
 )
@@ -51,10 +50,8 @@ from kafka_marshal.sidecar.config import CONNECTIONS_MAX
 from kafka_marshal.sidecar.events import EventStream
 from kafka_marshal.sidecar.executors import BoundedExecutor
 from kafka_marshal.sidecar.group_actions import LIMIT_DEFAULT, GroupActions
-from kafka_marshal.sidecar.health import Health, livez, readyz, startupz
+from kafka_marshal.sidecar.health import Lifecycle, livez, readyz, startupz
 from kafka_marshal.sidecar.http_errors import (
-    RETRY_AFTER_S,
-    HttpError,
     http_error,
     to_http_error,
     unavailable,
@@ -71,6 +68,7 @@ from kafka_marshal.sidecar.requests import (
     client_process,
     connection_of,
     declares_body,
+    failed,
     parse_path,
     parse_queries,
     read_body,
@@ -150,16 +148,6 @@ def group_now(
     )
 
 
-def owners_now(world: World, group: str, *, topic: str, wall_ms: int) -> OwnersNow:
-    """Return the owner of each partition of a topic that was ever claimed."""
-    owners = {
-        claim["partition"]: _owner(claim)
-        for claim in _claims(world)
-        if (claim["group_id"], claim["topic"]) == (group, topic)
-    }
-    return OwnersNow(as_of=as_of(world, wall_ms), owners=dict(sorted(owners.items())))
-
-
 def _claims(world: World) -> Iterator[Item]:
     for part in world["partitions"].values():
         yield from part["claims"]
@@ -185,46 +173,31 @@ _PROBES = {"livez": livez, "readyz": readyz, "startupz": startupz}
 _log = logging.getLogger(LOGGER_NAME)
 
 
-@attrs.define(eq=False, kw_only=True)
-class AppContext:
-    """What the application serves; it grows while the daemon starts.
+@attrs.define(eq=False, kw_only=True, slots=False)
+class App:
+    """The application of one daemon, which sets more of it while it starts.
 
     Attributes:
-        service: Answers the requests; None until everything is connected.
+        states: State of the daemon, which probes show.
         metrics: Returns the metrics and their media type.
-        explain: Describes the state of the daemon while there is no service.
+        service: Answers the requests; None until everything is connected.
         token: Token of TCP connections, None without TCP.
         socket_gid: Group whose members may also use the Unix socket.
         keep_alive_s: Longest silence of a stream.
         actions: Actions on groups, None where they are not allowed.
     """
 
-    health: Health
+    states: Lifecycle
+    metrics: Callable[[], tuple[bytes, str]]
     service: SidecarService | None = None
-    metrics: Callable[[], tuple[bytes, str]] | None = None
     counts: Counts = attrs.field(factory=Counts)
-    explain: Callable[[], str] = lambda: "it is starting"
     token: bytes | None = None
     socket_gid: int | None = None
     keep_alive_s: float = KEEP_ALIVE_S
     actions: GroupActions | None = None
 
-    def require_service(self) -> SidecarService:
-        """Return the service.
-
-        Raises:
-            HttpError: The daemon is still starting, or ending.
-        """
-        if self.service is None:
-            raise unavailable(f"the sidecar is not ready: {self.explain()}")
-        return self.service
-
-
-class App:
-    """The application of one daemon."""
-
-    def __init__(self, serving: AppContext) -> None:
-        self._serving = serving
+    def __attrs_post_init__(self) -> None:
+        """Start the threads, and make the routes."""
         self._quick = BoundedExecutor(
             "sidecar", threads=QUICK_THREADS, calls_max=CALLS_MAX
         )
@@ -235,8 +208,8 @@ class App:
             "sidecar-feed", threads=STREAM_THREADS, calls_max=2 * STREAMS_MAX
         )
         self._repeated = RepeatedAnswers(
-            service=lambda: serving.service,
-            counts=serving.counts,
+            service=lambda: self.service,
+            counts=self.counts,
             quick=self._quick,
             waiting=self._waiting,
             call=_call,
@@ -308,7 +281,7 @@ class App:
     ) -> Response:
         route = routes[request.method]
         response = await self._tried(route, request)
-        self._serving.counts.request(route.name, response.status_code)
+        self.counts.request(route.name, response.status_code)
         return response
 
     async def _tried(self, route: Route, request: Request) -> Response:
@@ -329,7 +302,7 @@ class App:
         special = _OF_DAEMON.get(route.name)
         if special is not None:
             return await special(self, route)
-        if route.is_admin and self._serving.actions is None:
+        if route.is_admin and self.actions is None:
             raise http_error(
                 403,
                 "this sidecar does not act on groups for its clients; start it with: "
@@ -346,8 +319,8 @@ class App:
         require_one_client(connection, caller)
         call = ApiRequest(
             route=route,
-            service=self._serving.require_service(),
-            actions=self._serving.actions,
+            service=self._require_service(),
+            actions=self.actions,
             parts=parts,
             queries=queries,
             caller=caller,
@@ -367,12 +340,23 @@ class App:
         connection.answer = self._repeated.answer_to(call)
         return response
 
+    def _require_service(self) -> SidecarService:
+        """Return the service.
+
+        Raises:
+            HttpError: The daemon is still starting, or ending.
+        """
+        if self.service is None:
+            why = f"{self.states.state.value}, {self.states.reason}"
+            raise unavailable(f"the sidecar is not ready: {why}")
+        return self.service
+
     def _require_allowed(
         self, route: Route, request: Request, connection: Connection
     ) -> None:
         """Admit our own user over the Unix socket, and the token over TCP."""
         if connection.is_local:
-            if not may_use(connection.peer, self._serving.socket_gid):
+            if not may_use(connection.peer, self.socket_gid):
                 raise http_error(
                     403,
                     "this sidecar serves the user that runs it, and its socket-group; "
@@ -403,7 +387,7 @@ class App:
             )
 
     def _shows_token(self, request: Request) -> bool:
-        given, token = _bearer_token(request), self._serving.token
+        given, token = _bearer_token(request), self.token
         return (
             token is not None
             and given is not None
@@ -420,7 +404,7 @@ class App:
         response = failed(
             http_error(status, f"{text}; see {OPENAPI_PATH}", setting="path")
         )
-        self._serving.counts.request(OTHER, status)
+        self.counts.request(OTHER, status)
         if headers:
             response.headers.update(headers)
         return response
@@ -428,16 +412,14 @@ class App:
     # --- endpoints of the daemon
 
     async def _probe(self, route: Route) -> Response:
-        view = await self._quick.run(self._serving.health.view, timeout_s=PROBE_S_MAX)
+        view = await self._quick.run(self.states.view, timeout_s=PROBE_S_MAX)
         found = _PROBES[route.name](view)
         status = 200 if found.ok else 503
         return Response(msgspec.json.encode(found), status, media_type=route.media)
 
     async def _metrics(self, route: Route) -> Response:
         del route
-        if self._serving.metrics is None:
-            raise unavailable(f"no metrics yet: {self._serving.explain()}")
-        found = await self._quick.run(self._serving.metrics, timeout_s=PROBE_S_MAX)
+        found = await self._quick.run(self.metrics, timeout_s=PROBE_S_MAX)
         return Response(found[0], media_type=found[1])
 
     async def _openapi(self, route: Route) -> Response:
@@ -456,7 +438,7 @@ class App:
         stream = EventStream(
             feed,
             take=run,
-            keep_alive_s=self._serving.keep_alive_s,
+            keep_alive_s=self.keep_alive_s,
             on_sent=self._count_events,
         )
         before = self._streams.get(call.caller)
@@ -464,7 +446,7 @@ class App:
             # A client that connects again has lost its old stream.
             before.close()
         self._streams[call.caller] = stream
-        self._serving.counts.stream(1)
+        self.counts.stream(1)
         return EventResponse(stream, partial(self._forget, call.caller, stream))
 
     async def _act(self, call: ApiRequest, actions: GroupActions) -> bytes | None:
@@ -482,12 +464,10 @@ class App:
             ) from None
 
     def _count_events(self, sent: int, snapshots: int) -> None:
-        self._serving.counts.events(sent)
-        for _ in range(snapshots):
-            self._serving.counts.overrun()
+        self.counts.events(sent, overruns=snapshots)
 
     def _forget(self, caller: Caller, stream: EventStream) -> None:
-        self._serving.counts.stream(-1)
+        self.counts.stream(-1)
         if self._streams.get(caller) is stream:
             del self._streams[caller]
 
@@ -562,19 +542,8 @@ def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _world(call: ApiRequest) -> World:
+def _world(call: ApiRequest) -> tuple[World, list[Item]]:
     return call.service.world(timeout_ms=call.timeout_ms)
-
-
-def _claims_of(call: ApiRequest) -> World:
-    parts = call.parts
-    return call.service.claims(
-        parts["group"], parts["topic"], timeout_ms=call.timeout_ms
-    )
-
-
-def _groups(call: ApiRequest) -> tuple[World, list[Item]]:
-    return call.service.groups_world(timeout_ms=call.timeout_ms)
 
 
 def _plan(call: ApiRequest) -> PlanNow:
@@ -618,17 +587,14 @@ _HANDLERS: dict[str, Callable[[ApiRequest], msgspec.Struct | None]] = {
         request=call.queries.get("request"),
     ),
     "grant": lambda call: call.service.grant(call.parts["group"], call.body),
-    "owners": lambda call: owners_now(
-        _claims_of(call),
-        call.parts["group"],
-        topic=call.parts["topic"],
-        wall_ms=_wall_ms(),
+    "owners": lambda call: call.service.owners(
+        call.parts["group"], call.parts["topic"], timeout_ms=call.timeout_ms
     ),
     "fence": _fence,
-    "world": lambda call: world_now(_world(call), _wall_ms()),
-    "groups": lambda call: groups_now(*_groups(call), wall_ms=_wall_ms()),
+    "world": lambda call: world_now(_world(call)[0], _wall_ms()),
+    "groups": lambda call: groups_now(*_world(call), wall_ms=_wall_ms()),
     "group": lambda call: group_now(
-        *_groups(call),
+        *_world(call),
         handoffs=call.service.handoffs(call.parts["group"]),
         group=call.parts["group"],
         wall_ms=_wall_ms(),
@@ -675,18 +641,3 @@ def failure_of(route: Route, error: BaseException) -> Response:
     if found.status == 500:  # noqa: PLR2004 - of HTTP
         _log.error("a request failed: %s", route.name, exc_info=error)
     return failed(found)
-
-
-def failed(found: HttpError) -> Response:
-    """Return the HTTP response of an error."""
-    headers = {}
-    if found.status == 503:  # noqa: PLR2004 - of HTTP
-        headers["retry-after"] = str(RETRY_AFTER_S)
-    if found.status == 401:  # noqa: PLR2004 - of HTTP
-        headers["www-authenticate"] = "Bearer"
-    return Response(
-        msgspec.json.encode(found.failure),
-        found.status,
-        headers=headers,
-        media_type="application/json",
-    )

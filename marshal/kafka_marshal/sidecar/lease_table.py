@@ -27,35 +27,19 @@ from kafka_marshal.sidecar.lease_journal import (
 OWN = frozenset({"claims_max", "warms", "standbys"})
 
 
-@attrs.frozen
-class Member:
-    """One client that takes part in an assignment.
-
-    Attributes:
-        most: Most partitions, or whole topics, that it may have; None = no limit.
-    """
-
-    name: str
-    most: int | None = None
-
-
 @attrs.define
 class Subscriber:
     """One client of a shared subscription.
 
     Attributes:
         name: Name of the client's own subscription.
-        claims_max: Most partitions, or whole topics, that it may have; 0 = no limit.
-        warms: Whether it warms up for a partition before it gets it.
-        standbys: Of how many standbys of a partition it wants its host to be one.
+        wants: Its settings, of which those in ``OWN`` may differ from others'.
         is_detached: Whether that subscription has ended and its leases are kept for the
             client's next one.
     """
 
     name: str
-    claims_max: int
-    warms: bool = False
-    standbys: int = 0
+    wants: SubscriptionSpec
     is_detached: bool = False
 
 
@@ -124,9 +108,7 @@ class SharedSubscription:
     def admit(self, client: Client, name: str, *, wants: SubscriptionSpec) -> None:
         """Add or update a subscriber, and retry keys that others could not start."""
         self.subscription.want_all()
-        self.subscribers[client.client_id] = Subscriber(
-            name, wants.claims_max, wants.warms, wants.standbys
-        )
+        self.subscribers[client.client_id] = Subscriber(name, wants)
 
     def retry_unreported(self) -> None:
         """Retry keys without a start position: a client can receive the error now."""
@@ -154,11 +136,11 @@ class SharedSubscription:
             standby: Has a client stand by; used if any subscriber does.
         """
         active = [
-            subscriber
+            subscriber.wants
             for client_id, subscriber in self.subscribers.items()
             if client_id in clients and not clients[client_id].is_leaving
         ]
-        limits = [subscriber.claims_max for subscriber in active]
+        limits = [wants.claims_max for wants in active]
         claims_max = 0 if 0 in limits else sum(limits)
         sub = self.subscription
         before = (sub.claims_max, sub.weight, sub.can_warm, sub.standby_count)
@@ -175,24 +157,25 @@ class SharedSubscription:
 
     def members(
         self, clients: Mapping[str, Client], *, present: Mapping[Key, str], now_ms: int
-    ) -> list[Member]:
+    ) -> dict[str, int | None]:
         """Return who takes part in the assignment, and up to how much.
 
-        A silent client keeps what it has and gets nothing new.
+        That counts partitions, or whole topics; None is no limit. A silent client keeps
+        what it has and gets nothing new.
         """
         had: defaultdict[str, list[Key]] = defaultdict(list)
         for key, who in present.items():
             had[who].append(key)
-        members = []
+        members: dict[str, int | None] = {}
         for client_id, subscriber in self.subscribers.items():
             client = clients.get(client_id)
             if client is None or client.is_leaving:
                 continue
-            most = subscriber.claims_max or None
+            most = subscriber.wants.claims_max or None
             if not self.is_taking(client, now_ms):
                 count = self._count(had[client_id])
                 most = count if most is None else min(most, count)
-            members.append(Member(client_id, most))
+            members[client_id] = most
         return members
 
     def is_taking(self, client: Client, now_ms: int) -> bool:
@@ -211,11 +194,12 @@ class SharedSubscription:
             client = clients.get(name)
             if client is None or not self.is_taking(client, now_ms):
                 continue
-            if not subscriber.claims_max or (
+            most = subscriber.wants.claims_max
+            if not most or (
                 self._count(
                     k for k in client.leases if k.topic in self.subscription.topics
                 )
-                < subscriber.claims_max
+                < most
             ):
                 found.append(name)
                 if len(found) == 2:  # noqa: PLR2004 - one beside any client

@@ -6,7 +6,7 @@ dashboards and alerts for a consumer fit a sidecar. Totals are counted as they h
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import attrs
@@ -21,7 +21,7 @@ from kafka_marshal.sidecar.health import State, View, readyz
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-    from kafka_marshal.sidecar.server import Components
+    from kafka_marshal.sidecar.server import Daemon
 
 # Clients choose the names of groups; a client that invents one a minute must not fill
 # the storage of these metrics.
@@ -158,15 +158,11 @@ class Counts:
         with self._lock:
             self.death_count += 1
 
-    def events(self, count: int) -> None:
-        """Count events that were sent."""
+    def events(self, count: int, *, overruns: int = 0) -> None:
+        """Count events that were sent, and snapshots of clients that fell behind."""
         with self._lock:
             self.event_count += count
-
-    def overrun(self) -> None:
-        """Count a snapshot for a client that fell behind."""
-        with self._lock:
-            self.overrun_count += 1
+            self.overrun_count += overruns
 
     def stream(self, change: int) -> None:
         """Count a stream that was opened (1) or has ended (-1)."""
@@ -218,7 +214,7 @@ class SidecarCollector:
     """
 
     def __init__(
-        self, source: "Components", counts: Counts, *, coordination_topic: str
+        self, source: "Daemon", counts: Counts, *, coordination_topic: str
     ) -> None:
         self._source = source
         self._counts = counts
@@ -233,16 +229,16 @@ class SidecarCollector:
         """Return every metric with its current values."""
         scrape = known.Scrape(families=FAMILIES)
         library.add_build(scrape)
-        engine = self._source.health.engine
+        engine = self._source.states.engine
         if engine is not None:
             self._add_engine(engine, scrape)
-        view = self._source.health.view()
+        view = self._source.states.view()
         _add_state(view, scrape)
         _add_clients(self._source.clients(), scrape, now_ms=view.now_ms)
         _add_counts(self._counts, scrape)
         for labels, count in self._source.refusals().items():
             scrape.add(REFUSALS, labels, value=count)
-        scrape.add(WATCHED, (), value=self._source.process_count)
+        scrape.add(WATCHED, (), value=self._source.watch.process_count)
         return scrape.families()
 
     def _add_engine(self, engine: Engine, scrape: known.Scrape) -> None:
@@ -262,8 +258,8 @@ class SidecarCollector:
             return  # `marshal_up` and `marshal_sidecar_ready` show it
 
 
-class Exposition:
-    """A registry of its own, written as text: the response of ``/metrics``.
+def exposition(collector: SidecarCollector) -> Callable[[], tuple[bytes, str]]:
+    """Return what writes the response of ``/metrics``: a text, and its media type.
 
     Args:
         collector: The sidecar's metrics; those of its process are added.
@@ -271,17 +267,11 @@ class Exposition:
     Raises:
         ConfigurationError: The extra is not installed.
     """
-
-    def __init__(self, collector: SidecarCollector) -> None:
-        prometheus = known.prometheus()
-        self._registry = prometheus.CollectorRegistry()
-        self._registry.register(collector)
-        prometheus.ProcessCollector(registry=self._registry)
-        self._write = prometheus.generate_latest
-
-    def __call__(self) -> tuple[bytes, str]:
-        """Return the text and its media type."""
-        return self._write(self._registry), MEDIA
+    prometheus = known.prometheus()
+    registry = prometheus.CollectorRegistry()
+    registry.register(collector)
+    prometheus.ProcessCollector(registry=registry)
+    return lambda: (prometheus.generate_latest(registry), MEDIA)
 
 
 def _add_state(view: View, scrape: known.Scrape) -> None:

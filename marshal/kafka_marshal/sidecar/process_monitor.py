@@ -5,8 +5,7 @@ and groups. A process id can be reused, so it goes with the start time of its pr
 Over TCP the kernel names nobody; a token takes its place, and no process is watched.
 
 A pidfd reports a death (PROTOCOL 12). It belongs to one process for ever, unlike its
-number. Nothing is guessed: a process that cannot be watched is reported as such, and
-counts as alive.
+number. Nothing is guessed: a process that cannot be watched counts as alive.
 """
 
 import errno
@@ -166,85 +165,154 @@ EVENTS_MAX = 64
 WAIT_S_MAX = 60
 CLOSE_S = 5
 
-_WHY_NOT = {
-    errno.ESRCH: "it does not exist: it has ended, or is in another namespace",
-    errno.EINVAL: "it is not a process of this namespace",
-    errno.ENOENT: "it is a thread, not a process",
-    errno.ENOSYS: "this system has no pidfd",
-    errno.EMFILE: "this process has no file descriptors left; raise its limit",
-    errno.ENFILE: "this machine has no file descriptors left",
-}
 Call = Callable[[], None]
 
 
 @attrs.define(eq=False)
 class _Process:
-    """A process and its pidfd; without one it is dead, or has a ``problem``."""
+    """A process and its pidfd; without one its end is known already, or never."""
 
     pid: int
     fd: int | None = None
-    problem: str | None = None
+    is_dead: bool = False
+
+
+class Watched:
+    """A process and those that work for it. Made by ``DeathWatch.watch``."""
+
+    def __init__(
+        self, watch: "DeathWatch", pid: int, *, started: int, on_dead: Call
+    ) -> None:
+        self._watch = watch
+        self._children: dict[int, _Process] = {}
+        self._on_dead = on_dead
+        self._is_due = False
+        self._is_over = False
+        with watch.lock:
+            self._main = watch.open(pid, started, on_exit=self._check_dead)
+            self._check_dead()
 
     @property
     def is_dead(self) -> bool:
-        return self.fd is None and self.problem is None
+        """Return whether all of them are known dead."""
+        with self._watch.lock:
+            return all(process.is_dead for process in self._all())
+
+    def replace(self, pids: Iterable[int]) -> None:
+        """Watch these children, and no others; each counts once."""
+        with self._watch.lock:
+            wanted = [] if self._is_over else [*dict.fromkeys(pids)]
+            for pid in self._children.keys() - {*wanted}:
+                self._watch.drop(self._children.pop(pid))
+            for pid in wanted:
+                if pid != self._main.pid:
+                    self._add(pid)
+            self._check_dead()
+
+    def _add(self, pid: int) -> None:
+        found = self._children.get(pid)
+        if found is not None and (found.is_dead or found.fd is not None):
+            return
+        if found is not None or len(self._children) < CHILDREN_MAX:
+            self._children[pid] = self._watch.open(pid, on_exit=self._check_dead)
+        else:  # one entry beyond the limit, which never ends
+            self._children.setdefault(-1, _Process(-1))
+
+    def close(self) -> None:
+        """Stop watching. A running ``on_dead`` continues."""
+        with self._watch.lock:
+            self._is_over = True
+            for each in self._all():
+                self._watch.drop(each)
+
+    def _all(self) -> tuple[_Process, ...]:
+        return (self._main, *self._children.values())
+
+    def _check_dead(self) -> None:
+        """Schedule ``on_dead`` once all of them are dead; the lock is held."""
+        is_settled = self._is_over or self._is_due
+        if not is_settled and all(each.is_dead for each in self._all()):
+            self._is_due = True
+            self._watch.call_soon(self._report)
+
+    def _report(self) -> None:
+        with self._watch.lock:
+            self._is_due = False
+            # Meanwhile a child may have been added, or the watch closed.
+            if self._is_over or not all(each.is_dead for each in self._all()):
+                return
+            self._is_over = True
+        self._on_dead()
 
 
-class _Poller:
-    """Waits for the ends of processes and runs callbacks, on one thread."""
+class DeathWatch:
+    """Watches processes, on one thread that starts with the first. Thread-safe.
 
-    def __init__(self, processes_max: int) -> None:
-        # Reentrant: a callback may query other processes.
+    Attributes:
+        lock: Guards it, and each ``Watched``. Reentrant: a callback may query others.
+    """
+
+    def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.by_fd: dict[int, tuple[_Process, Call]] = {}
-        self._processes_max = processes_max
+        self._by_fd: dict[int, tuple[_Process, Call]] = {}
         self._calls: deque[Call] = deque()  # at most one for each watched process
         self._epoll: select.epoll | None = None
         self._wake = -1
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def open(self, pid: int, started: int | None, *, on_exit: Call) -> _Process:
+    @property
+    def process_count(self) -> int:
+        """Return how many living processes are watched."""
+        return len(self._by_fd)
+
+    def watch(self, pid: int, started: int, *, on_dead: Call) -> Watched:
+        """Watch a process and its children, which are added later.
+
+        It never raises for a process that cannot be watched, which is never dead.
+
+        Args:
+            pid: Its id.
+            started: Its start time, as of ``start_time``: it existed.
+            on_dead: Called once, on the watch's thread, as soon as the process and all
+                its children are known dead. It must not block.
+        """
+        return Watched(self, pid, started=started, on_dead=on_dead)
+
+    def open(self, pid: int, started: int | None = None, *, on_exit: Call) -> _Process:
         """Start waiting for the end of a process; the lock is held.
 
         Args:
             pid: Its id.
-            started: Its start time, None if unknown.
+            started: Its start time, None if unknown: then a missing one is not dead.
             on_exit: Called under the lock.
         """
-        if self._is_closed:
-            return _Process(pid, problem="the watch is closed")
-        if not hasattr(os, "pidfd_open"):
-            return _Process(pid, problem=_WHY_NOT[errno.ENOSYS])
-        if len(self.by_fd) >= self._processes_max:
-            return _Process(
-                pid, problem=f"{self._processes_max} processes are watched already"
-            )
+        unknown = _Process(pid)
+        is_full = len(self._by_fd) >= PROCESSES_MAX
+        if self._is_closed or is_full or not hasattr(os, "pidfd_open"):
+            return unknown
         if started is not None and not _is_proc_ours():
-            return _Process(pid, problem="/proc shows another namespace")
+            return unknown
         try:
             fd = os.pidfd_open(pid)
         except OSError as error:
-            if error.errno == errno.ESRCH and started is not None:
-                return _Process(pid)  # it existed, and does no longer
-            why = _WHY_NOT.get(error.errno or 0, str(error))
-            return _Process(pid, problem=why)
+            is_missing = error.errno == errno.ESRCH
+            return _Process(pid, is_dead=is_missing and started is not None)
         if started is not None and (found := start_time(pid)) != started:
             # The id belongs to another process, or its start cannot be read: then
             # only the end of the process proves anything.
             is_dead = found is not None or _is_over(fd)
             os.close(fd)
-            why = "its start time cannot be read"
-            return _Process(pid, problem=None if is_dead else why)
+            return _Process(pid, is_dead=is_dead)
         process = _Process(pid, fd)
-        self.by_fd[fd] = (process, on_exit)
+        self._by_fd[fd] = (process, on_exit)
         self._start().register(fd, select.EPOLLIN)
         return process
 
     def drop(self, process: _Process) -> None:
         """Stop waiting for a process; the lock is held."""
         fd, process.fd = process.fd, None
-        if fd is not None and self.by_fd.pop(fd, None) is not None:
+        if fd is not None and self._by_fd.pop(fd, None) is not None:
             if self._epoll is not None:
                 self._epoll.unregister(fd)
             os.close(fd)
@@ -257,14 +325,12 @@ class _Poller:
             os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """End the thread; pending callbacks are dropped. Idempotent."""
+        """End the thread; nothing is reported any more. Idempotent."""
         with self.lock:
             self._is_closed = True
             self._calls.clear()
-            for process, _ in list(self.by_fd.values()):
-                problem = process.problem or "the watch is closed"
+            for process, _ in list(self._by_fd.values()):
                 self.drop(process)
-                process.problem = problem  # closing never makes it dead
             thread = self._thread
             if thread is not None and self._epoll is not None:
                 os.eventfd_write(self._wake, 1)
@@ -305,156 +371,13 @@ class _Poller:
         if fd == self._wake:
             os.eventfd_read(fd)
             return
-        found = self.by_fd.get(fd)
+        found = self._by_fd.get(fd)
         # The event may be older than the descriptor, whose number was reused.
         if found is not None and _is_over(fd):
             process, on_exit = found
             self.drop(process)
+            process.is_dead = True
             on_exit()
-
-
-class Watched:
-    """A process and those that work for it. Made by ``DeathWatch.watch``."""
-
-    def __init__(
-        self, poller: _Poller, pid: int | None, *, started: int | None, on_dead: Call
-    ) -> None:
-        self._poller = poller
-        self._children: dict[int, _Process] = {}
-        self._on_dead = on_dead
-        self._is_due = False
-        self._is_over = False
-        with poller.lock:
-            if pid is None or started is None:
-                why = "its process is unknown"
-                self._main = _Process(pid or 0, problem=why)
-            else:
-                self._main = poller.open(pid, started, on_exit=self._check_dead)
-            self._check_dead()
-
-    @property
-    def is_dead(self) -> bool:
-        """Return whether all of them are known dead."""
-        with self._poller.lock:
-            return all(process.is_dead for process in self._all())
-
-    @property
-    def problem(self) -> str | None:
-        """Return why their death cannot be detected, None if it can."""
-        with self._poller.lock:
-            for each in self._all():
-                if each.problem is not None:
-                    return f"process {each.pid} cannot be watched: {each.problem}"
-            return None
-
-    def add(self, pid: int, *, started: int | None = None) -> bool:
-        """Watch one more process; a process that is already watched counts once.
-
-        Args:
-            pid: Its id.
-            started: Its start time, as of ``start_time``, if known.
-
-        Returns:
-            Whether its end is known, or will be; else see ``problem``.
-        """
-        with self._poller.lock:
-            if pid == self._main.pid:
-                return self._main.problem is None
-            found = self._children.get(pid)
-            if found is None or found.problem is not None:
-                found = self._watch_child(pid, started)
-            return found.problem is None
-
-    def replace(self, pids: Iterable[int]) -> bool:
-        """Watch these children, and no others.
-
-        Returns:
-            Whether the ends of all of them are known, or will be.
-        """
-        with self._poller.lock:
-            wanted = dict.fromkeys(pids)
-            for pid in [pid for pid in self._children if pid not in wanted]:
-                self._poller.drop(self._children.pop(pid))
-            known = [self.add(pid) for pid in wanted]
-            self._check_dead()
-            return all(known)
-
-    def close(self) -> None:
-        """Stop watching. A running ``on_dead`` continues."""
-        with self._poller.lock:
-            self._is_over = True
-            for each in self._all():
-                if each.fd is not None:
-                    each.problem = "it is no longer watched"
-                self._poller.drop(each)
-
-    def _all(self) -> tuple[_Process, ...]:
-        return (self._main, *self._children.values())
-
-    def _watch_child(self, pid: int, started: int | None) -> _Process:
-        if self._is_over:
-            return _Process(pid, problem="it is no longer watched")
-        # One entry beyond the limit reports the problem.
-        if len(self._children) < CHILDREN_MAX or pid in self._children:
-            found = self._poller.open(pid, started, on_exit=self._check_dead)
-            self._children[pid] = found
-        else:
-            found = _Process(pid, problem=f"more than {CHILDREN_MAX} children")
-            self._children.setdefault(-1, found)
-        return found
-
-    def _check_dead(self) -> None:
-        """Schedule ``on_dead`` once all of them are dead; the lock is held."""
-        is_settled = self._is_over or self._is_due
-        if not is_settled and all(each.is_dead for each in self._all()):
-            self._is_due = True
-            self._poller.call_soon(self._report)
-
-    def _report(self) -> None:
-        with self._poller.lock:
-            self._is_due = False
-            # Meanwhile a child may have been added, or the watch closed.
-            if self._is_over or not all(each.is_dead for each in self._all()):
-                return
-            self._is_over = True
-        self._on_dead()
-
-
-class DeathWatch:
-    """Watches processes, on one thread that starts with the first. Thread-safe.
-
-    Args:
-        processes_max: Most processes at a time; any other has a ``problem``.
-    """
-
-    def __init__(self, *, processes_max: int = PROCESSES_MAX) -> None:
-        self._poller = _Poller(processes_max)
-
-    @property
-    def process_count(self) -> int:
-        """Return how many living processes are watched."""
-        return len(self._poller.by_fd)
-
-    def watch(
-        self, pid: int | None, started: int | None, *, on_dead: Callable[[], None]
-    ) -> Watched:
-        """Watch a process and its children, which are added later.
-
-        It never raises for a process that cannot be watched: see ``problem`` of the
-        result. A missing process counts as dead only if ``started`` proves that it
-        existed.
-
-        Args:
-            pid: Its id, None if unknown.
-            started: Its start time, as of ``start_time``.
-            on_dead: Called once, on the watch's thread, as soon as the process and all
-                its children are known dead. It must not block.
-        """
-        return Watched(self._poller, pid, started=started, on_dead=on_dead)
-
-    def close(self) -> None:
-        """End the thread; nothing is reported any more. Idempotent."""
-        self._poller.close()
 
 
 def _is_proc_ours() -> bool:

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
-from http import HTTPStatus
 
 import attrs
 import msgspec
@@ -28,7 +27,7 @@ from kafka_marshal.sidecar.executors import BoundedExecutor
 from kafka_marshal.sidecar.http_errors import HttpError, unavailable
 from kafka_marshal.sidecar.metrics import Counts
 from kafka_marshal.sidecar.repeated_requests import Answer, Found, Later, response
-from kafka_marshal.sidecar.requests import ApiRequest
+from kafka_marshal.sidecar.requests import ApiRequest, response_bytes
 from kafka_marshal.sidecar.routes import Route
 from kafka_marshal.sidecar.service import SidecarService
 
@@ -370,11 +369,3 @@ class _Grant:
         with self._lock:
             is_taken, self._is_taken = self._is_taken, True
         return not is_taken
-
-
-def response_bytes(found: Response) -> bytes:
-    """Return a whole response as it is sent."""
-    phrase = HTTPStatus(found.status_code).phrase.encode()
-    head = b"HTTP/1.1 %d %b\r\n" % (found.status_code, phrase)
-    lines = [b"%b: %b\r\n" % header for header in found.raw_headers]
-    return b"".join((head, *lines, b"\r\n", bytes(found.body)))

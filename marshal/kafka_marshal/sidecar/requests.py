@@ -13,6 +13,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from http import HTTPStatus
 from typing import Any, cast
 
 import attrs
@@ -20,6 +21,7 @@ import h11
 import msgspec
 import uvicorn
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
@@ -32,6 +34,7 @@ from kafka_marshal.remote.transport import is_loopback
 from kafka_marshal.sidecar.config import CONNECTIONS_MAX
 from kafka_marshal.sidecar.group_actions import GroupActions
 from kafka_marshal.sidecar.http_errors import (
+    RETRY_AFTER_S,
     HttpError,
     http_error,
     to_http_error,
@@ -411,21 +414,29 @@ REFUSAL_S = 60.0
 GRACE_S = 2
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _log = logging.getLogger(LOGGER_NAME)
-_PHRASES = {400: b"Bad Request", 408: b"Request Timeout"}
 
 
-def response_bytes(found: HttpError) -> bytes:
-    """Return a whole response that closes its connection."""
-    body = msgspec.json.encode(found.failure)
-    return b"".join(
-        (
-            b"HTTP/1.1 %d %b\r\n" % (found.status, _PHRASES[found.status]),
-            b"content-type: application/json\r\n",
-            b"content-length: %d\r\n" % len(body),
-            b"connection: close\r\n\r\n",
-            body,
-        )
+def failed(found: HttpError) -> Response:
+    """Return the HTTP response of an error."""
+    headers = {}
+    if found.status == 503:  # noqa: PLR2004 - of HTTP
+        headers["retry-after"] = str(RETRY_AFTER_S)
+    if found.status == 401:  # noqa: PLR2004 - of HTTP
+        headers["www-authenticate"] = "Bearer"
+    return Response(
+        msgspec.json.encode(found.failure),
+        found.status,
+        headers=headers,
+        media_type="application/json",
     )
+
+
+def response_bytes(found: Response) -> bytes:
+    """Return a whole response as it is sent."""
+    phrase = HTTPStatus(found.status_code).phrase.encode()
+    head = b"HTTP/1.1 %d %b\r\n" % (found.status_code, phrase)
+    lines = [b"%b: %b\r\n" % header for header in found.raw_headers]
+    return b"".join((head, *lines, b"\r\n", bytes(found.body)))
 
 
 @attrs.define(eq=False)
@@ -735,7 +746,9 @@ class GuardedProtocol(H11Protocol):
 
     def _refuse(self, found: HttpError) -> None:
         self._forget_head()
-        self.transport.write(response_bytes(found))
+        response = failed(found)
+        response.headers["connection"] = "close"
+        self.transport.write(response_bytes(response))
         self.transport.close()
 
     @property

@@ -14,8 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-import attrs
-
 from kafka_marshal import __version__
 from kafka_marshal.clock import SystemClock, ThreadBackground
 from kafka_marshal.deadline import Deadline
@@ -34,15 +32,13 @@ from kafka_marshal.sidecar.config import Settings, tcp_address, token_of
 from kafka_marshal.sidecar.group import DIED
 from kafka_marshal.sidecar.group_actions import GroupActions
 from kafka_marshal.sidecar.health import (
-    Health,
     Lifecycle,
     State,
-    StateChange,
     SystemdNotifier,
     View,
     readyz,
 )
-from kafka_marshal.sidecar.metrics import Counts, Exposition, SidecarCollector
+from kafka_marshal.sidecar.metrics import Counts, SidecarCollector, exposition
 from kafka_marshal.sidecar.process_monitor import DeathWatch
 from kafka_marshal.sidecar.service import SidecarService
 from kafka_marshal.sidecar.sockets import UnixPlace, open_tcp, open_unix
@@ -140,29 +136,6 @@ def _opened(
         place.close()
 
 
-@attrs.define(eq=False)
-class Components:
-    """The parts behind the API; they appear while the daemon starts."""
-
-    health: Health
-    watch: DeathWatch
-    runtime: Runtime | None = None
-    service: SidecarService | None = None
-
-    @property
-    def process_count(self) -> int:
-        """Number of living processes that are watched."""
-        return self.watch.process_count
-
-    def clients(self) -> Sequence[LocalClient]:
-        """Return the registered clients."""
-        return [] if self.service is None else self.service.clients()
-
-    def refusals(self) -> Mapping[tuple[str, str], int]:
-        """Return how many reports were refused, by request and reason."""
-        return {} if self.service is None else self.service.refusals()
-
-
 class _Deaths(Observer):
     """Counts clients whose processes died."""
 
@@ -184,17 +157,21 @@ class Daemon:
 
     Attributes:
         states: Its lifecycle.
+        watch: Processes of its clients.
+        service: What is behind the API, once it is connected.
         failure: Why it ended without a signal.
     """
 
     def __init__(
         self, settings: Settings, observer: Observer, *, token: bytes | None = None
     ) -> None:
-        from kafka_marshal.sidecar.http_app import App, AppContext
+        from kafka_marshal.sidecar.http_app import App
 
         self.failure: MarshalError | None = None
-        clock = SystemClock()
-        self.states = Lifecycle(clock)
+        self.states = Lifecycle(SystemClock(), self._on_change)
+        self.watch = DeathWatch()
+        self.service: SidecarService | None = None
+        self._runtime: Runtime | None = None
         self._settings = settings
         self._observer = observer
         self._notifier = SystemdNotifier()
@@ -206,28 +183,35 @@ class Daemon:
                 client_id=settings.client_id,
                 state_dir=settings.state_path,
             )
-        self._inside = Components(Health(self.states, clock), DeathWatch())
         collector = SidecarCollector(
-            self._inside,
+            self,
             counts,
             coordination_topic=settings.connection.coordination_topic,
         )
-        self._serving = AppContext(
-            health=self._inside.health,
-            metrics=Exposition(collector),
+        self._app = App(
+            states=self.states,
+            metrics=exposition(collector),
             counts=counts,
-            explain=lambda: f"{self.states.state.value}, {self.states.reason}",
             token=token,
             socket_gid=settings.socket_gid,
             actions=self._actions,
         )
-        self._app: App = App(self._serving)
         self._background = ThreadBackground(name="sidecar-open")
         self._stop = asyncio.Event()
         self._why = "shutdown"
         self._is_ready = True
-        self.states.on_change(_log_change)
-        self.states.on_change(self._notifier.on_change)
+
+    def _on_change(self, state: State, reason: str) -> None:
+        _log.info("%s: %s", state.value, reason)
+        self._notifier.on_change(state, reason)
+
+    def clients(self) -> Sequence[LocalClient]:
+        """Return the registered clients."""
+        return [] if self.service is None else self.service.clients()
+
+    def refusals(self) -> Mapping[tuple[str, str], int]:
+        """Return how many reports were refused, by request and reason."""
+        return {} if self.service is None else self.service.refusals()
 
     async def main(self, sockets: "Sequence[socket.socket]", place: UnixPlace) -> None:
         """Serve until a signal, then end in order, whatever happens.
@@ -254,7 +238,7 @@ class Daemon:
             await self._work(serving, place)
             await self._give_up_claims()
         finally:
-            self._serving.service = None
+            self._app.service = None
             self._app.end_streams()
             server.end()
             await asyncio.wait({serving}, timeout=END_S_MAX)
@@ -310,7 +294,7 @@ class Daemon:
             if deadline.is_over:
                 raise DeadlineExceeded(f"not started within {limit_ms / 1000:.0f} s")
         opening.result(0)
-        self._serving.service = self._inside.service
+        self._app.service = self.service
         self.states.move(State.RUNNING, reason="serving")
         return True
 
@@ -331,8 +315,8 @@ class Daemon:
             on_connected=self._on_connected,
         )
         runtime.observers.add(self._observer)
-        runtime.observers.add(_Deaths(self._serving.counts))
-        self._inside.runtime = runtime
+        runtime.observers.add(_Deaths(self._app.counts))
+        self._runtime = runtime
         runtime.require_safe_topic()
         self.states.explain("restoring the clients of the previous process")
         service = SidecarService(
@@ -341,18 +325,18 @@ class Daemon:
             state_dir=settings.state_path,
             version=__version__,
             states=self.states,
-            watch=self._inside.watch,
+            watch=self.watch,
             bootstrap_servers=connection.bootstrap_servers,
             member=settings.member,
             handoff_ms=settings.handoff_ms,
         )
-        self._inside.service = service
+        self.service = service
         count = service.restore(timeout_ms=settings.open_ms)
         if count:
             _log.info("%d clients of the previous process are expected back", count)
 
     def _on_connected(self, engine: Engine) -> None:
-        self._inside.health.engine = engine
+        self.states.engine = engine
         self.states.move(State.RECOVERY, reason="reading the coordination log")
 
     # --- serving
@@ -361,13 +345,13 @@ class Daemon:
         """Notify systemd, log readiness, and detect a failed engine."""
         while True:
             try:
-                view = await asyncio.to_thread(self._inside.health.view)
+                view = await asyncio.to_thread(self.states.view)
                 self._notifier.update(view)
                 self._log_readiness(view)
             except Exception:  # noqa: BLE001 - monitoring must not end the daemon
                 # Then nothing feeds the watchdog.
                 _log.exception("monitoring the sidecar failed")
-            engine = self._inside.health.engine
+            engine = self.states.engine
             if engine is not None and engine.failure is not None:
                 self.failure = self.failure or engine.failure
                 self._why = "the engine has failed"
@@ -390,7 +374,7 @@ class Daemon:
 
     async def _drain(self) -> None:
         """Hand off, then recall all leases; at most ``drain_ms`` in total."""
-        service = self._inside.service
+        service = self.service
         if service is None or self.failure is not None:
             return
         self.states.move(
@@ -426,7 +410,7 @@ class Daemon:
 
     async def _give_up_claims(self) -> None:
         self.states.move(State.SHUTTING_DOWN, reason=self._why)
-        service = self._inside.service
+        service = self.service
         if service is None:
             return
         try:
@@ -436,10 +420,10 @@ class Daemon:
 
     def _close(self) -> None:
         """Close what is left, after the last request."""
-        if self._inside.runtime is not None:
-            self._inside.runtime.stop()
+        if self._runtime is not None:
+            self._runtime.stop()
         self._background.close(0)
-        self._inside.watch.close()
+        self.watch.close()
         if self.states.state is State.SHUTTING_DOWN:
             self.states.move(State.NOT_RUNNING, reason=self._why)
         self._notifier.close()
@@ -463,10 +447,6 @@ def _require_there(place: UnixPlace) -> None:
             "connect any more; keep the folder from being cleaned up, and restart the "
             "sidecar: what its clients hold is resumed within a heartbeat interval"
         )
-
-
-def _log_change(change: StateChange) -> None:
-    _log.info("%s: %s", change.after.value, change.reason)
 
 
 def _on_hangup() -> None:

@@ -1,6 +1,6 @@
 """The operations of a sidecar: each request calls one method of the service."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,17 @@ from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
 from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
 from kafka_marshal.protocol.placement import standing_of
-from kafka_marshal.protocol.text import claim_to_object, world_to_object
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.text import world_to_object
 from kafka_marshal.protocol.types import Key, OffsetRange
 from kafka_marshal.remote import api
-from kafka_marshal.remote.answers import AsOf, FenceNow, Handoff, LocalClient
+from kafka_marshal.remote.answers import (
+    AsOf,
+    FenceNow,
+    Handoff,
+    LocalClient,
+    OwnersNow,
+)
 from kafka_marshal.remote.grants import decode_request, encode_verdict
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.sidecar.clients import Client
@@ -662,8 +669,11 @@ class SidecarService:
         assert pending.verdict is not None
         return pending.verdict
 
-    def world(self, *, timeout_ms: int) -> dict[str, Any]:
-        """Return the world document, never older than this call (PROTOCOL 3.8).
+    def world(self, *, timeout_ms: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the world document and its pauses, never older than this call.
+
+        The document is that of PROTOCOL 3.8. The pauses have the fields that
+        ``marshal groups describe`` prints.
 
         Raises:
             DeadlineExceeded: The log was not read to its end in time.
@@ -671,34 +681,33 @@ class SidecarService:
         self._engine.catch_up(timeout_ms)
         with self._engine.changed:
             replicas = self._context.replicas.values()
-            return world_to_object(replica.world for replica in replicas)
+            world = world_to_object(replica.world for replica in replicas)
+            return world, self._context.pauses()
 
-    def claims(self, group_id: str, topic: str, *, timeout_ms: int) -> dict[str, Any]:
-        """Return of the world document only the claims of a topic.
-
-        A world has thousands of claims of others; making their text takes many times
-        as long as all else, under the engine's lock.
+    def owners(self, group_id: str, topic: str, *, timeout_ms: int) -> OwnersNow:
+        """Return the owner of each partition of a topic that was ever claimed.
 
         Raises:
             DeadlineExceeded: The log was not read to its end in time.
         """
         self._engine.catch_up(timeout_ms)
+        owners = {}
         with self._engine.changed:
-            partitions = {
-                str(number): {
-                    "next_offset": replica.world.next_offset,
-                    "claims": [
-                        claim_to_object(replica.world, key, known=known)
-                        for key, known in sorted(
-                            each
-                            for each in replica.world.keys.items()
-                            if each[0][:2] == (group_id, topic)
-                        )
-                    ],
-                }
-                for number, replica in sorted(self._context.replicas.items())
-            }
-            return {"partitions": partitions}
+            worlds = self._worlds()
+            named = {key for world in worlds.values() for key in world.keys}
+            for key in sorted(k for k in named if k[:2] == (group_id, topic)):
+                world = standing_of(worlds, key)
+                owner = None if world is None else world.keys[key].owner
+                owners[key.partition] = None if owner is None else owner.client_id
+            return OwnersNow(as_of=self._as_of(worlds), owners=owners)
+
+    def _worlds(self) -> dict[int, WorldState]:
+        """Return the states of the coordinating partitions; under the lock only."""
+        return {n: each.world for n, each in sorted(self._context.replicas.items())}
+
+    def _as_of(self, worlds: Mapping[int, WorldState]) -> AsOf:
+        offsets = {str(number): each.next_offset for number, each in worlds.items()}
+        return AsOf(time_ms=self._context.ports.clock.wall_ms(), offsets=offsets)
 
     def catch_up(self, keys: Collection[Key], *, timeout_ms: int) -> None:
         """Wait until ``fence`` of these is not older than this call.
@@ -713,39 +722,21 @@ class SidecarService:
 
         It is that of the coordinating partition which has the key now.
         """
-        wall_ms = self._context.ports.clock.wall_ms()
         with self._engine.changed:
-            replicas = self._context.replicas
-            worlds = {number: each.world for number, each in sorted(replicas.items())}
-            offsets = {str(number): each.next_offset for number, each in worlds.items()}
+            worlds = self._worlds()
+            as_of = self._as_of(worlds)
             world = standing_of(worlds, key)
             known = None if world is None else world.keys[key]
             token = None if world is None else world.token(key)
         owner = None if known is None else known.owner
         return FenceNow(
-            as_of=AsOf(time_ms=wall_ms, offsets=offsets),
+            as_of=as_of,
             token=None if token is None else str(token),
             epoch=None if known is None else known.epoch,
             client_id=None if owner is None else owner.client_id,
             incarnation=None if owner is None else owner.incarnation.hex(),
             position=None if known is None else known.position,
         )
-
-    def groups_world(
-        self, *, timeout_ms: int
-    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Return the world document and its pauses, never older than this call.
-
-        The pauses have the fields that ``marshal groups describe`` prints.
-
-        Raises:
-            DeadlineExceeded: The log was not read to its end in time.
-        """
-        self._engine.catch_up(timeout_ms)
-        with self._engine.changed:
-            replicas = self._context.replicas.values()
-            world = world_to_object(replica.world for replica in replicas)
-            return world, self._context.pauses()
 
     def plan(
         self, group_id: str, *, timeout_ms: int

@@ -126,7 +126,7 @@ class ClientStandbys(StandingBy):
         names = [
             name
             for name, subscriber in shared.subscribers.items()
-            if subscriber.standbys
+            if subscriber.wants.standbys
             and (client := self._table.clients.get(name)) is not None
             and shared.is_taking(client, now_ms)
         ]
@@ -167,7 +167,7 @@ class ClientStandbys(StandingBy):
         if client is None or shared is None or not self._is_registered(client):
             return False
         subscriber = shared.subscribers.get(client.client_id)
-        is_willing = subscriber is not None and subscriber.standbys > 0
+        is_willing = subscriber is not None and subscriber.wants.standbys > 0
         return is_willing and shared.is_taking(client, self._context.now_ms)
 
     def events_of(self, client: Client) -> tuple[api.Standby, ...]:
@@ -468,7 +468,7 @@ class WarmUps:
         shared = self._table.subscription_at(key)
         if shared is None or client.client_id not in shared.subscribers:
             return False
-        return shared.subscribers[client.client_id].warms
+        return shared.subscribers[client.client_id].wants.warms
 
     def _end(self, found: WarmUp, reason: str) -> None:
         del self.by_key[found.key]

@@ -14,21 +14,23 @@ in between, while the executor lives and until the deadline that the sidecar sen
     spark.range(0, 4, 1, 4).mapInArrow(work, schema, barrier=True)
 """
 
-import fcntl
 import hashlib
 import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
+from kafka_marshal.arguments import to_name
 from kafka_marshal.batches import Batch
 from kafka_marshal.client import Marshal
 from kafka_marshal.config import Delivery, to_delivery
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import ClaimLost, ConfigurationError, IdentityConflict
+from kafka_marshal.identity import Identity
 from kafka_marshal.remote import paths
 from kafka_marshal.remote.api import Children
 from kafka_marshal.remote.backend import INSTANCE_BYTES
@@ -88,7 +90,7 @@ def consume_in_task(
     name = name or _name_of_task()
     deadline = None if for_ms is None else time.monotonic() + for_ms / 1000
     with (
-        _exclusive((sidecar, group_id, name), turn_ms) as instance,
+        _exclusive(sidecar, group_id, name=name, timeout_ms=turn_ms) as instance,
         Marshal(
             group_id=group_id,
             client_id=name,
@@ -157,57 +159,45 @@ def _name_of_task() -> str:
 
 
 @contextmanager
-def _exclusive(who: Sequence[str], timeout_ms: int) -> Iterator[bytes]:
+def _exclusive(
+    sidecar: str, group_id: str, *, name: str, timeout_ms: int
+) -> Iterator[bytes]:
     """Wait until no other worker has the name; yield its instance id.
 
     The lock of the operating system ends with the process: the next holder knows that
     the last one is dead, and may replace it under its instance id.
     """
-    file = _open_lock(who)
-    deadline = time.monotonic() + timeout_ms / 1000
-    try:
-        while not _is_locked(file):
-            if time.monotonic() >= deadline:
+    deadline = Deadline(timeout_ms)
+    while True:
+        try:
+            identity = Identity.take(
+                Path(tempfile.gettempdir()) / f"kafka-marshal-tasks-{os.getuid()}",
+                domain=hashlib.sha256(sidecar.encode()).hexdigest(),
+                group_id=to_name("group_id", group_id),
+                client_id=to_name("name", name),
+            )
+            break
+        except IdentityConflict as error:
+            if deadline.is_over:
                 raise IdentityConflict(
-                    f"another worker on this host consumes as {who[-1]!r} of group "
-                    f"{who[-2]!r}; give each task a name of its own",
-                    holder=who[-1],
-                )
-            time.sleep(POLL_S)
-        known = file.read(INSTANCE_BYTES)
-        if len(known) != INSTANCE_BYTES:
-            known = os.urandom(INSTANCE_BYTES)
-            file.seek(0)
-            file.truncate()
-            file.write(known)
-            file.flush()
-        yield known
-        # A normal end releases everything: drop the instance id.
-        file.seek(0)
-        file.truncate()
-    finally:
-        file.close()
-
-
-def _open_lock(who: Sequence[str]) -> IO[bytes]:
-    folder = Path(tempfile.gettempdir()) / f"kafka-marshal-tasks-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid() or folder.is_symlink():
-        raise ConfigurationError(
-            f"{folder} belongs to another user; set TMPDIR to your own folder",
-            setting="TMPDIR",
-        )
-    name = hashlib.sha256("\0".join(who).encode()).hexdigest()
-    number = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600)
-    return os.fdopen(number, "r+b", buffering=0)
-
-
-def _is_locked(file: IO[bytes]) -> bool:
+                    f"another worker on this host consumes as {name!r} of group "
+                    f"{group_id!r}; give each task a name of its own",
+                    holder=name,
+                ) from error
+        except OSError as error:
+            raise ConfigurationError(
+                f"{error}; set TMPDIR to your own folder", setting="TMPDIR"
+            ) from error
+        time.sleep(POLL_S)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        known = [life.incarnation for life in identity.lives]
+        instance, *_ = known or [os.urandom(INSTANCE_BYTES)]
+        if not known:
+            identity.remember(instance, master=b"")
+        yield instance
+        identity.erase()  # a normal end releases everything
+    finally:
+        identity.close()
 
 
 def _keep_claims_beyond_worker(

@@ -30,8 +30,7 @@ from kafka_marshal.errors import (
     PositionError,
 )
 from kafka_marshal.identity import Identity, forget_client, home_of
-from kafka_marshal.kafka_io import KafkaDataLog
-from kafka_marshal.kafka_io.data import KafkaOffsets
+from kafka_marshal.kafka_io.data import KafkaDataLog, KafkaOffsets
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.claims import Claims, Rules

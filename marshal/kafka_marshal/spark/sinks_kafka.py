@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.kafka_io import ConnectionConfig
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.outgoing import MURMUR2_RANDOM, PARTITIONERS, Outgoing
 from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.types import TopicPartition

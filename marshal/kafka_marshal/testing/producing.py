@@ -9,8 +9,9 @@ from collections.abc import Mapping
 
 from kafka_marshal.closing import Closing
 from kafka_marshal.errors import InvalidTransition, MarshalError
-from kafka_marshal.kafka_io import ConnectionConfig, KafkaTopicAdmin
 from kafka_marshal.kafka_io.producing import KafkaRecordWriter
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 
 TICK_S = 0.05
 TIMEOUT_MS = 15_000

@@ -2,13 +2,18 @@
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kafka_marshal.closing import Closing
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.errors import CoordinationError
-from kafka_marshal.kafka_io import ConnectionConfig, LogEndQuery, open_offsets
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.transport import open_offsets
 from kafka_marshal.protocol.types import TopicPartition
+
+if TYPE_CHECKING:
+    from kafka_marshal.kafka_io.data import KafkaOffsets
+    from kafka_marshal.kafka_io.fast.topics import FastOffsets
 
 TIMEOUT_MS = 30_000
 LOG_ENDS_MS_MAX = 5_000
@@ -43,7 +48,7 @@ class LogEnds(Closing):
             transport=transport,
         )
         self._lock = threading.Lock()
-        self._query: LogEndQuery | None = None
+        self._query: FastOffsets | KafkaOffsets | None = None
         self._timeout_ms = min(timeout_ms, LOG_ENDS_MS_MAX)
 
     def of(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:

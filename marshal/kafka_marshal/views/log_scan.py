@@ -23,7 +23,8 @@ from kafka_marshal.errors import (
     DeadlineExceeded,
     LogUnreadable,
 )
-from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.transport import open_coordination_log
 from kafka_marshal.ports import Clock, CoordinationLog, LogRange, Run
 from kafka_marshal.protocol.layout import used_count
 from kafka_marshal.protocol.rationalizer import apply

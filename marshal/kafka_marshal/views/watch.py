@@ -17,7 +17,8 @@ from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.kept_states import POLL_MS, KeptState, KeptStates
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded
 from kafka_marshal.identity import home_of
-from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.transport import open_coordination_log
 from kafka_marshal.ports import Clock, CoordinationLog, LogRange
 from kafka_marshal.protocol.codec import person_of
 from kafka_marshal.protocol.items import Pause

@@ -32,7 +32,8 @@ from kafka_marshal.errors import (
     LogUnreadable,
 )
 from kafka_marshal.identity import home_of
-from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.transport import open_coordination_log
 from kafka_marshal.protocol.applied import applied_of
 from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
 from kafka_marshal.protocol.layout import used_count

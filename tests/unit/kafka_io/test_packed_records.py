@@ -22,11 +22,7 @@ from batchkit import (
 )
 from kafka.errors import CorruptRecordError
 
-from kafka_marshal.kafka_io import (
-    fetched_records,
-    packed_records,
-    record_batches,
-)
+from kafka_marshal.kafka_io import fetched_records, packed_records, record_batches
 from kafka_marshal.kafka_io.fetched_batches import FetchData
 from kafka_marshal.kafka_io.fetched_records import FetchedRecords
 from kafka_marshal.kafka_io.packed_records import (

@@ -243,13 +243,16 @@ def group(*offsets):
     return columns
 
 
-class Reader:
-    """A reader of kafka-python's that hands out one fetch a call.
+class Reader(SliceReader):
+    """A reader that hands out one fetch a call.
 
     A fetch is groups of offsets with a record, and the next that it will look at.
     """
 
     def __init__(self, *fetches):
+        super().__init__(
+            ConnectionConfig("b:1"), isolation_level="read_committed", client_rack=""
+        )
         self.fetches = list(fetches)
         self.place = None
         self.assigned = []
@@ -278,13 +281,10 @@ class Reader:
 
 
 def read(*fetches, span, **more):
-    reader = SliceReader(
-        ConnectionConfig("b:1"), isolation_level="read_committed", client_rack=""
-    )
-    reader._reader = Reader(*fetches)
+    reader = Reader(*fetches)
     settings = {"timeout_ms": 0, "with_headers": False} | more
     found = list(reader.read(T0, OffsetRange(*span), **settings))
-    assert reader._reader.assigned == []  # type: ignore[attr-defined]
+    assert reader.assigned == []
     return found
 
 
@@ -347,7 +347,7 @@ class Consumer:
 
 
 def beneath(consumer, span=(3, 9), **more):
-    found = module._RangeReader(
+    found = SliceReader(
         ConnectionConfig("b:1"), isolation_level="read_committed", client_rack=""
     )
     found._consumer = consumer
@@ -430,7 +430,7 @@ def test_the_range_is_set_before_the_first_fetch(monkeypatch):
     hooked = []
     monkeypatch.setattr(module.KafkaDataReader, "_new_consumer", lambda _: "a consumer")
     monkeypatch.setattr(module, "fetch_batches", lambda *each: hooked.append(each))
-    reader = module._RangeReader(
+    reader = SliceReader(
         ConnectionConfig("b:1"), isolation_level="read_committed", client_rack=""
     )
     reader.start(T0, OffsetRange(3, 9))
@@ -445,8 +445,8 @@ def test_a_process_keeps_one_reader_for_each_connection(monkeypatch):
     class Kept:
         closed = False
 
-        def close(self):
-            self.closed = True
+        def close(self, timeout_ms):
+            self.closed = timeout_ms > 0
 
     def opened(settings, **_):
         made.append(Kept())

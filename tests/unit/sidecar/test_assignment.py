@@ -38,7 +38,6 @@ from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar.assignment import assign
 from kafka_marshal.sidecar.group import CHECK_MS
-from kafka_marshal.sidecar.lease_table import Member
 
 # --- The assignment ---
 
@@ -54,24 +53,14 @@ def counts_of(placed):
 @pytest.mark.parametrize(
     ("count", "seats", "expected"),
     [
-        pytest.param(6, [Member("a"), Member("b"), Member("c")], (2, 2, 2), id="even"),
-        pytest.param(
-            7, [Member("a"), Member("b"), Member("c")], (3, 2, 2), id="one-more"
-        ),
-        pytest.param(
-            7, [Member("a", 1), Member("b"), Member("c")], (1, 3, 3), id="limit"
-        ),
-        pytest.param(
-            7, [Member("a", 0), Member("b", 2), Member("c")], (0, 2, 5), id="full"
-        ),
-        pytest.param(
-            7, [Member("a", 1), Member("b", 2), Member("c", 1)], (1, 2, 1), id="no"
-        ),
-        pytest.param(
-            1, [Member("c"), Member("b"), Member("a")], (1, 0, 0), id="by-name"
-        ),
-        pytest.param(3, [], (0, 0, 0), id="nobody"),
-        pytest.param(0, [Member("a")], (0, 0, 0), id="nothing"),
+        pytest.param(6, {"a": None, "b": None, "c": None}, (2, 2, 2), id="even"),
+        pytest.param(7, {"a": None, "b": None, "c": None}, (3, 2, 2), id="one-more"),
+        pytest.param(7, {"a": 1, "b": None, "c": None}, (1, 3, 3), id="limit"),
+        pytest.param(7, {"a": 0, "b": 2, "c": None}, (0, 2, 5), id="full"),
+        pytest.param(7, {"a": 1, "b": 2, "c": 1}, (1, 2, 1), id="no"),
+        pytest.param(1, {"c": None, "b": None, "a": None}, (1, 0, 0), id="by-name"),
+        pytest.param(3, {}, (0, 0, 0), id="nobody"),
+        pytest.param(0, {"a": None}, (0, 0, 0), id="nothing"),
     ],
 )
 def test_shares(count, seats, expected):
@@ -81,7 +70,7 @@ def test_shares(count, seats, expected):
 
 def test_a_member_keeps_what_it_has():
     present = dict.fromkeys(keys(0, 1, 2, 3), "a") | dict.fromkeys(keys(4, 5), "b")
-    placed = assign(keys(*range(6)), [Member("a"), Member("b")], present=present)
+    placed = assign(keys(*range(6)), {"a": None, "b": None}, present=present)
     moved = {key for key in present if placed[key] != present[key]}
     assert counts_of(placed) == {"a": 3, "b": 3}
     assert moved == set(keys(3)), "the last goes"
@@ -89,15 +78,13 @@ def test_a_member_keeps_what_it_has():
 
 def test_keys_of_non_members_are_free():
     present = dict.fromkeys(keys(0, 1), "gone")
-    assert counts_of(assign(keys(0, 1), [Member("a")], present=present)) == {"a": 2}
+    assert counts_of(assign(keys(0, 1), {"a": None}, present=present)) == {"a": 2}
 
 
 def test_whole_topics_stay_together():
     wanted = keys(0, 1, 2) + keys(0, 1, topic="u") + keys(0, topic="v")
     present = {Key("g", "t", 1): "b", Key("g", "u", 0): "b"}
-    placed = assign(
-        wanted, [Member("a"), Member("b", 2)], present=present, whole_topics=True
-    )
+    placed = assign(wanted, {"a": None, "b": 2}, present=present, whole_topics=True)
     by_topic = {key.topic: set() for key in wanted}
     for key, name in placed.items():
         by_topic[key.topic].add(name)
@@ -108,24 +95,26 @@ def test_any_assignment_is_fair_sticky_and_stable():
     chance = random.Random(7)
     for _ in range(300):
         wanted = keys(*range(chance.randint(0, 20)))
-        seats = [
-            Member(name, chance.choice([None, None, 0, 1, 5]))
+        seats = {
+            name: chance.choice([None, None, 0, 1, 5])
             for name in "abcd"[: chance.randint(0, 4)]
-        ]
+        }
         had = chance.sample(wanted, chance.randint(0, len(wanted)))
         present = {key: chance.choice("abcdx") for key in had}
         placed = assign(wanted, seats, present=present)
         counts = counts_of(placed)
-        room = sum(len(wanted) if s.most is None else s.most for s in seats)
+        room = sum(len(wanted) if most is None else most for most in seats.values())
         assert len(placed) == min(len(wanted), room)
-        limits = {s.name: s.most for s in seats if s.most is not None}
+        limits = {name: most for name, most in seats.items() if most is not None}
         assert all(counts.get(name, 0) <= most for name, most in limits.items())
-        open_seats = [s.name for s in seats if s.most is None]
+        open_seats = seats.keys() - limits
         shares = [counts.get(name, 0) for name in open_seats]
         assert max(shares, default=0) - min(shares, default=0) <= 1
         assert assign(wanted, seats, present=placed) == placed
         shuffled = chance.sample(wanted, len(wanted))
-        assert assign(shuffled, seats[::-1], present=present) == placed
+        assert (
+            assign(shuffled, dict(reversed(seats.items())), present=present) == placed
+        )
 
 
 @pytest.fixture

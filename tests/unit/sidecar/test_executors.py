@@ -29,7 +29,7 @@ def test_calls_beyond_the_limit_are_refused(executor):
     second = executor.submit(lambda: 7)
     held.set()
     assert (first.result(30), second.result(30)) == (True, 7)
-    until(lambda: executor.count == 0)
+    until(lambda: executor._count == 0)
 
 
 def test_a_call_returns_its_result_and_has_a_limit(executor):
@@ -42,7 +42,7 @@ def test_a_call_returns_its_result_and_has_a_limit(executor):
 
     asyncio.run(main())
     held.set()
-    until(lambda: executor.count == 0)
+    until(lambda: executor._count == 0)
 
 
 def test_a_closed_executor_refuses_and_counts_nothing(executor):
@@ -50,4 +50,4 @@ def test_a_closed_executor_refuses_and_counts_nothing(executor):
     executor.reserve()
     with pytest.raises(HttpError, match="shutting down"):
         executor.submit(lambda: None)
-    assert executor.count == 0
+    assert executor._count == 0

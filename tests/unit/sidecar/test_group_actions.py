@@ -22,7 +22,7 @@ from kafka_marshal.errors import (
     CoordinationError,
     DeadlineExceeded,
 )
-from kafka_marshal.kafka_io import ConnectionConfig
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.remote import api

@@ -1,6 +1,5 @@
 import itertools
 import json
-import logging
 import os
 import select
 import socket
@@ -19,10 +18,8 @@ from kafka_marshal.sidecar.health import (
     EXTEND_MS,
     NEXT,
     ROUND_MS_MAX,
-    Health,
     Lifecycle,
     State,
-    StateChange,
     SystemdNotifier,
     View,
     livez,
@@ -80,18 +77,12 @@ def states_in(state, clock):
 )
 def test_every_state_with_every_input(before, after, clock):
     states = states_in(before, clock)
-    changes = []
-    states.on_change(changes.append)
-    reason, since_ms = states.reason, states.since_ms
+    reason, since_ms = states.reason, states.view().since_ms
     clock.advance(7)
     if (before, after) in LEGAL:
-        change = states.move(after, reason="asked to")
-        assert change == StateChange(
-            before=before, after=after, reason="asked to", at_ms=clock.now_ms()
-        )
+        states.move(after, reason="asked to")
         assert (states.state, states.reason) == (after, "asked to")
-        assert states.since_ms == clock.now_ms()
-        assert changes == [change]
+        assert states.view().since_ms == clock.now_ms()
     else:
         with pytest.raises(InvalidTransition) as failed:
             states.move(after, reason="asked to")
@@ -99,8 +90,7 @@ def test_every_state_with_every_input(before, after, clock):
         assert after.value in str(failed.value)
         assert "asked to" in str(failed.value)
         assert (states.state, states.reason) == (before, reason)
-        assert states.since_ms == since_ms
-        assert changes == []
+        assert states.view().since_ms == since_ms
 
 
 def test_the_names_are_those_of_kafka():
@@ -116,40 +106,35 @@ def test_the_names_are_those_of_kafka():
 
 
 def test_a_reason_can_be_renewed_without_a_change(clock):
-    states = states_in(S.RECOVERY, clock)
     changes = []
-    states.on_change(changes.append)
+    states = Lifecycle(clock, lambda *change: changes.append(change))
+    states.move(S.STARTING, reason="-")
     states.explain("9 of 10 partitions read")
     assert states.reason == "9 of 10 partitions read"
-    assert changes == []
+    assert changes == [(S.STARTING, "-")]
 
 
-def test_an_observer_may_change_the_state_and_order_is_kept(clock):
-    states, changes = Lifecycle(clock), []
+def test_changes_of_several_threads_are_reported_in_order(clock):
+    changes, entered, go = [], threading.Event(), threading.Event()
 
-    def go_on(change):
-        if change.after is S.STARTING:
-            states.move(S.RECOVERY, reason="from an observer")
+    def note(state, reason):
+        if state is S.STARTING:
+            entered.set()
+            assert go.wait(30)
+        changes.append((state, reason))
 
-    states.on_change(go_on)
-    states.on_change(lambda change: changes.append(change.after))
-    states.move(S.STARTING, reason="-")
-    assert changes == [S.STARTING, S.RECOVERY]
-
-
-def test_a_failing_observer_does_not_stop_the_others(clock, caplog):
-    states, changes = Lifecycle(clock), []
-
-    def fail(change):
-        raise OSError("no room")
-
-    states.on_change(fail)
-    states.on_change(changes.append)
-    with caplog.at_level(logging.ERROR):
-        states.move(S.STARTING, reason="-")
-        states.move(S.RECOVERY, reason="-")
-    assert [change.after for change in changes] == [S.STARTING, S.RECOVERY]
-    assert "no room" in caplog.text
+    states = Lifecycle(clock, note)
+    threads = [
+        threading.Thread(target=lambda: states.move(S.STARTING, reason="one")),
+        threading.Thread(target=lambda: states.move(S.RECOVERY, reason="two")),
+    ]
+    threads[0].start()
+    assert entered.wait(30)
+    threads[1].start()
+    go.set()
+    for each in threads:
+        each.join(30)
+    assert changes == [(S.STARTING, "one"), (S.RECOVERY, "two")]
 
 
 # --- Probes ---
@@ -199,14 +184,15 @@ def test_an_incomplete_log_is_reported():
     cluster = world(2)
     node = owning(cluster)
     states = Lifecycle(cluster.clock.view())
-    view = health.take_view(node.engine, states, clock=cluster.clock.view())
+    states.engine = node.engine
+    view = states.view()
     assert (view.log_start_missing, view.rebuilding, view.diverged) == ((), (), ())
     replica = node.engine.context.replicas[1]
     replica.compared = Comparison(
         checkpoint_id=b"id", begin_offset=7, client_id="other", ours="aa", theirs="bb"
     )
     node.engine.context.rebuilding.add(0)
-    view = health.take_view(node.engine, states, clock=cluster.clock.view())
+    view = states.view()
     assert (view.rebuilding, view.diverged) == ((0,), (1,))
 
 
@@ -313,16 +299,13 @@ def well(node):
     states = Lifecycle(node.engine.context.ports.clock)
     for step in (S.STARTING, S.RECOVERY, S.RUNNING):
         states.move(step, reason="serving")
-    found = Health(states, node.engine.context.ports.clock)
-    found.engine = node.engine
-    return found
+    states.engine = node.engine
+    return states
 
 
 def test_before_there_is_an_engine(cluster):
     node = cluster.node("a")
-    found = Health(
-        Lifecycle(node.engine.context.ports.clock), node.engine.context.ports.clock
-    )
+    found = Lifecycle(node.engine.context.ports.clock)
     assert livez(found.view()).ok
     assert not readyz(found.view()).ok
     assert not startupz(found.view()).ok
@@ -504,8 +487,8 @@ def watched(manager):
 
 
 def test_a_whole_life(manager):
-    notifier, states = SystemdNotifier(manager.environ()), Lifecycle(VirtualClock())
-    states.on_change(notifier.on_change)
+    notifier = SystemdNotifier(manager.environ())
+    states = Lifecycle(VirtualClock(), notifier.on_change)
     for state, reason in (
         (S.STARTING, "connecting"),
         (S.RECOVERY, "reading"),
@@ -668,9 +651,7 @@ def test_a_change_of_state_waits_for_a_busy_manager(manager):
     received = []
     reader = threading.Timer(0, lambda: received.extend(manager.received()))
     reader.start()
-    notifier.on_change(
-        StateChange(before=S.RECOVERY, after=S.RUNNING, reason="serving", at_ms=0)
-    )
+    notifier.on_change(S.RUNNING, "serving")
     reader.join(60)
     received += manager.received()
     assert received[-1] == ["STATUS=RUNNING: serving", "READY=1"]

@@ -62,7 +62,7 @@ def test_a_full_executor_refuses_until_a_call_ends():
             await pool.run(int, timeout_s=10)
         hold.set()
         assert await asyncio.gather(*tasks) == [True, True]
-        assert pool.count == 0
+        assert pool._count == 0
         assert await pool.run(int, timeout_s=10) == 0
         pool.close()
         return refused.value
@@ -76,7 +76,7 @@ def test_a_call_has_a_deadline_and_counts_until_it_ends():
         hold = threading.Event()
         with pytest.raises(TimeoutError):
             await pool.run(lambda: hold.wait(30), timeout_s=0.01)
-        assert pool.count == 1
+        assert pool._count == 1
         hold.set()
         assert await pool.run(int, timeout_s=10) == 0
         pool.close()
@@ -102,7 +102,7 @@ def test_a_closed_executor_refuses_calls():
         pool.close()
         with pytest.raises(HttpError):
             await pool.run(int, timeout_s=10)
-        assert pool.count == 0
+        assert pool._count == 0
 
     asyncio.run(main())
 
@@ -118,7 +118,6 @@ def test_each_view_has_its_moment():
         http_app.world_now(WORLD, WALL_MS),
         http_app.groups_now(WORLD, PAUSES, wall_ms=WALL_MS),
         http_app.group_now(WORLD, PAUSES, group="billing", wall_ms=WALL_MS),
-        http_app.owners_now(WORLD, "billing", topic="orders", wall_ms=WALL_MS),
     ):
         assert found.as_of.time_ms == WALL_MS
         assert found.as_of.offsets == {"0": 12, "1": 5}
@@ -157,13 +156,6 @@ def test_a_group_that_is_paused_later_is_not_paused():
     world = {"schema": 1, "partitions": {}}
     (line,) = http_app.groups_now(world, [later], wall_ms=WALL_MS).groups
     assert (line.group, line.is_paused, line.pauses) == ("halted", False, (later,))
-
-
-def test_owners_of_a_topic():
-    found = http_app.owners_now(WORLD, "billing", topic="orders", wall_ms=WALL_MS)
-    assert found.owners == {0: "host-b", 1: "host-a", 2: None}
-    other = http_app.owners_now(WORLD, "billing", topic="others", wall_ms=WALL_MS)
-    assert other.owners == {}
 
 
 # --- The application ---
@@ -249,13 +241,9 @@ def test_metrics_are_served():
     wire.app.close()
 
 
-def test_metrics_may_be_unavailable_at_the_start(wire):
-    assert wire.request("GET", paths.METRICS).status_code == 503
-
-
 def test_a_failing_probe_has_reasons(wire):
-    health = wire.serving.health
-    health.found = attrs.evolve(health.found, state=State.RECOVERY, reason="r")
+    states = wire.app.states
+    states.found = attrs.evolve(states.found, state=State.RECOVERY, reason="r")
     response = wire.request("GET", paths.READYZ)
     reasons = response.json()["reasons"]
     assert (response.status_code, reasons[0]) == (503, "it is RECOVERY: r")
@@ -447,7 +435,8 @@ def test_a_refused_client_does_not_keep_the_connection(wire):
 
 
 def test_without_a_service_requests_are_retriable():
-    wire = Wire(None, explain=lambda: "reading the log")
+    wire = Wire(None)
+    wire.app.states.reason = "reading the log"
     response = wire.request("GET", paths.INFO)
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     assert failure(response).retriable
@@ -578,7 +567,7 @@ def test_one_action_runs_at_a_time_and_delays_no_heartbeat(wire):
         wire.service.hold = hold = threading.Event()
         async with wire.connect() as client:
             first = asyncio.create_task(client.post("/v1/groups/billing/finish"))
-            assert await asyncio.to_thread(wire.serving.actions.entered.wait, 30)
+            assert await asyncio.to_thread(wire.app.actions.entered.wait, 30)
             second = await client.post("/v1/groups/other/resume")
             wire.service.hold = None
             info = await client.get(paths.INFO)
@@ -603,7 +592,7 @@ def test_an_action_continues_without_its_client(wire):
         ended.set()
 
     entered, hold = threading.Event(), threading.Event()
-    actions = wire.serving.actions
+    actions = wire.app.actions
     actions.finish = finish
 
     async def main():
@@ -626,5 +615,5 @@ def test_a_late_response_reports_that_the_action_continues(wire, monkeypatch):
     response = wire.request("POST", "/v1/groups/billing/finish")
     assert response.status_code == 504
     assert "continues" in failure(response).message
-    assert wire.serving.actions.runner.is_busy
+    assert wire.app.actions.runner.is_busy
     hold.set()

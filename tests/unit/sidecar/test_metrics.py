@@ -1,6 +1,7 @@
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from enginekit import H, held_by, lines, owning, spec, world
@@ -12,14 +13,14 @@ from kafka_marshal.observability import metrics as library
 from kafka_marshal.observability.metrics import Kind
 from kafka_marshal.remote.answers import LocalClient
 from kafka_marshal.sidecar import metrics
-from kafka_marshal.sidecar.health import Health, Lifecycle, State
+from kafka_marshal.sidecar.health import Lifecycle, State
 from kafka_marshal.sidecar.metrics import (
     GROUPS_MAX,
     OWN_FAMILIES,
     ROUTES_MAX,
     Counts,
-    Exposition,
     SidecarCollector,
+    exposition,
 )
 from simulator.clock import VirtualClock
 
@@ -36,14 +37,13 @@ class Daemon:
     def __init__(self, node=None):
         clock = VirtualClock() if node is None else node.engine.context.ports.clock
         self.states = Lifecycle(clock)
-        self.health = Health(self.states, clock)
-        self.health.engine = None if node is None else node.engine
-        self.process_count = 0
+        self.states.engine = None if node is None else node.engine
+        self.watch = SimpleNamespace(process_count=0)
         self.registered = []
         self.refused = {}
         self.counts = Counts()
         collector = SidecarCollector(self, self.counts, coordination_topic="__marshal")
-        self.write = Exposition(collector)
+        self.write = exposition(collector)
 
     def clients(self):
         return self.registered
@@ -214,7 +214,7 @@ def test_kafka_names_have_the_same_values(cluster):
 
 def test_clients_by_group_and_state():
     daemon = Daemon()
-    now_ms = daemon.health.view().now_ms
+    now_ms = daemon.states.view().now_ms
     daemon.registered = [
         client(name="a", lease_until_ms=now_ms + 4_000),
         client(name="b", lease_until_ms=now_ms + 9_000, beat_age_ms=700),
@@ -260,11 +260,10 @@ def test_hostile_names_cannot_forge_a_line():
 def test_totals_count_what_happened():
     daemon = Daemon()
     counts = daemon.counts
-    daemon.process_count = 4
+    daemon.watch.process_count = 4
     counts.death()
     counts.events(3)
-    counts.events(2)
-    counts.overrun()
+    counts.events(2, overruns=1)
     counts.stream(+1)
     counts.stream(+1)
     counts.stream(-1)

@@ -95,7 +95,7 @@ def test_a_repeated_look_is_answered_alike(known):
         assert without_time(body) == without_time(known.first[0][1])
     assert names_of(known.service) == ["catch_up"] * 2
     assert known.service.calls[-1] == ("catch_up", [("billing", "orders", 1)], 50)
-    eventually(lambda: known.served.app._waiting.count == 0)
+    eventually(lambda: known.served.app._waiting._count == 0)
 
 
 def test_a_failed_look_has_its_reason(known):
@@ -137,7 +137,7 @@ def test_the_verdict_answers_a_repeated_grant(known):
     status, body = receive(known.connection)
     assert (status, msgspec.json.decode(body)["first"]) == (200, 7)
     assert names_of(known.service) == ["grant_at_once"]
-    eventually(lambda: known.served.app._waiting.count == 0)
+    eventually(lambda: known.served.app._waiting._count == 0)
     # A second notice changes nothing.
     found.on_verdict(GRANTED)
     known.service.verdict = GRANTED
@@ -158,7 +158,7 @@ def test_a_slow_verdict_is_awaited_by_a_thread(known):
     found.on_verdict(GRANTED)
     known.connection.sendall(LOOK)
     assert receive(known.connection)[0] == 200
-    eventually(lambda: known.served.app._waiting.count == 0)
+    eventually(lambda: known.served.app._waiting._count == 0)
 
 
 def test_a_verdict_that_is_late_is_an_error(known, monkeypatch):
@@ -171,7 +171,7 @@ def test_a_verdict_that_is_late_is_an_error(known, monkeypatch):
     status, body = receive(known.connection)
     failure = msgspec.json.decode(body, type=api.Failure)
     assert (status, failure.message) == (504, "no verdict in time")
-    eventually(lambda: known.served.app._waiting.count == 0)
+    eventually(lambda: known.served.app._waiting._count == 0)
 
 
 @pytest.mark.parametrize("reason", ["slow", "refused"])
@@ -186,7 +186,7 @@ def test_a_grant_that_cannot_begin_at_once_waits_on_a_thread(known, reason):
     finally:
         vars(known.service).pop("grant_at_once", None)
     assert names_of(known.service) == ["grant"]
-    eventually(lambda: known.served.app._waiting.count == 0)
+    eventually(lambda: known.served.app._waiting._count == 0)
 
 
 def refuse(*_, **__):
@@ -205,7 +205,7 @@ def test_an_invalid_grant_is_refused_with_a_reason(known, body):
 
 @pytest.mark.parametrize("request_bytes", [LOOK, grant_bytes()])
 def test_without_a_service_both_are_refused(known, request_bytes):
-    serving = known.served.app._serving
+    serving = known.served.app
     service, serving.service = serving.service, None
     try:
         known.connection.sendall(request_bytes)
@@ -248,7 +248,7 @@ def test_a_client_that_disconnects_before_the_response_harms_nobody(known):
     known.connection.shutdown(socket.SHUT_RDWR)
     known.connection.close()
     known.service.hold.set()
-    eventually(lambda: known.served.app._waiting.count == 0)
+    eventually(lambda: known.served.app._waiting._count == 0)
     with known.served.connect() as other:
         other.sendall(LOOK)
         assert receive(other)[0] == 200
@@ -352,7 +352,7 @@ class Harness:
     def close(self):
         self.may_answer.release(99)
         self.may_end_slow.release()
-        until(lambda: self.executor.count == 0, "all have ended")
+        until(lambda: self.executor._count == 0, "all have ended")
         self.executor.close()
         self.loop.close()
 
@@ -369,18 +369,18 @@ def test_a_look_alone_is_answered_at_once(harness):
     assert all(harness.add("a"))
     harness.answered(1)
     assert (harness.groups, harness.found) == ([["a"]], {"a": b"a"})
-    until(lambda: harness.executor.count == 0, "its thread is free")
+    until(lambda: harness.executor._count == 0, "its thread is free")
 
 
 def test_looks_behind_a_group_are_the_next_one_on_its_thread(harness, monkeypatch):
     monkeypatch.setattr(repeated_answers, "WAIT_S", 2 * WAIT_S)
     harness.add("a", "b", "c", "d")
     harness.started(1)
-    assert harness.executor.count == 1
+    assert harness.executor._count == 1
     harness.may_answer.release()
     harness.started(2)
     assert harness.groups == [["a"], ["b", "c", "d"]]
-    assert harness.executor.count == 1
+    assert harness.executor._count == 1
     harness.may_answer.release()
     harness.answered(4)
 

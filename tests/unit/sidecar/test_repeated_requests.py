@@ -225,7 +225,7 @@ def test_a_repeated_heartbeat_is_answered_at_once_and_alike(beating):
         assert service.calls[-1][2].standings[0].position == position
     assert names_of(service) == ["beat_at_once", "beat"] * 2
     assert beating.served.server.server_state.total_requests == before + 2
-    counts = beating.served.app._serving.counts.requests()
+    counts = beating.served.app.counts.requests()
     assert counts["beat", 200] >= 3
 
 
@@ -259,11 +259,11 @@ def test_a_heartbeat_that_takes_longer_goes_to_a_thread(beating, body, monkeypat
     (call,) = beating.served.service.calls
     assert call[2].flush == bool(body)
     app = beating.served.app
-    eventually(lambda: app._quick.count == app._waiting.count == 0)
+    eventually(lambda: app._quick._count == app._waiting._count == 0)
 
 
 def test_without_a_service_a_repeated_heartbeat_is_refused(beating):
-    serving = beating.served.app._serving
+    serving = beating.served.app
     service, serving.service = serving.service, None
     try:
         beating.connection.sendall(beat_bytes())

@@ -12,7 +12,7 @@ from starlette.routing import Route as Place
 
 from kafka_marshal.remote import api, paths
 from kafka_marshal.sidecar import routes
-from kafka_marshal.sidecar.http_app import App, AppContext
+from kafka_marshal.sidecar.http_app import App
 from kafka_marshal.sidecar.routes import ROUTES
 
 # --- Routes ---
@@ -55,7 +55,7 @@ def test_it_is_valid():
 
 
 def test_all_routes_are_described_and_no_others():
-    app = App(AppContext(health=None))
+    app = App(states=None, metrics=None)
     served = {
         (method, place.path)
         for place in app._asgi.routes  # type: ignore[attr-defined]

@@ -526,7 +526,7 @@ def test_the_world_is_that_of_the_log(cluster, machine):
     worlds = []
     for each in (machine, second):
         each.node.engine.catch_up = lambda timeout_ms: None
-        worlds.append(each.service.world(timeout_ms=1_000))
+        worlds.append(each.service.world(timeout_ms=1_000)[0])
     assert worlds[0] == worlds[1]
     owners = {
         claim["owner"]["client_id"]
@@ -537,24 +537,33 @@ def test_the_world_is_that_of_the_log(cluster, machine):
     assert a.valid
 
 
-def test_claims_of_a_topic_are_those_of_the_world(cluster, machine):
-    having(machine)
+def test_owners_of_a_topic_are_those_of_the_world(cluster, machine):
+    a = having(machine)
     machine.node.engine.catch_up = lambda timeout_ms, partitions=None: None
-    world = machine.service.world(timeout_ms=1_000)
-    found = machine.service.claims("g", "t", timeout_ms=1_000)
-    assert found["partitions"] == {
-        t: {"next_offset": part["next_offset"], "claims": part["claims"]}
-        for t, part in world["partitions"].items()
+    world, _ = machine.service.world(timeout_ms=1_000)
+    found = machine.service.owners("g", "t", timeout_ms=1_000)
+    assert found.as_of.offsets == {
+        t: part["next_offset"] for t, part in world["partitions"].items()
     }
+    assert found.owners == {
+        claim["partition"]: claim["owner"]["client_id"]
+        for part in world["partitions"].values()
+        for claim in part["claims"]
+    }
+    assert list(found.owners) == sorted(found.owners)
     for group, topic in (("h", "t"), ("g", "u")):
-        other = machine.service.claims(group, topic, timeout_ms=1_000)
-        assert not any(part["claims"] for part in other["partitions"].values())
+        assert machine.service.owners(group, topic, timeout_ms=1_000).owners == {}
+    leaving(a)
+    run_until(cluster, [], lambda: machine.service.fence(KEY).client_id is None, 2 * H)
+    assert (
+        machine.service.owners("g", "t", timeout_ms=1_000).owners[KEY.partition] is None
+    )
 
 
 def test_a_fence_is_the_newest_claim_or_none(cluster, machine):
     a = having(machine)
     machine.node.engine.catch_up = lambda timeout_ms: None
-    world = machine.service.world(timeout_ms=1_000)
+    world, _ = machine.service.world(timeout_ms=1_000)
     offsets = {t: part["next_offset"] for t, part in world["partitions"].items()}
     claims = [each for part in world["partitions"].values() for each in part["claims"]]
     (claim,) = (each for each in claims if each["partition"] == KEY.partition)
@@ -594,7 +603,9 @@ def test_a_claim_is_shown_from_where_its_key_is_while_the_count_changes(
     shown = []
 
     def look():
+        owners = service.owners(key.group_id, key.topic, timeout_ms=1_000).owners
         found = service.fence(key)
+        assert owners[key.partition] == found.client_id
         replicas = node.engine.context.replicas
         assert {int(t) for t in found.as_of.offsets} == set(replicas)
         is_there = target in replicas and key in replicas[target].world.keys
@@ -620,8 +631,7 @@ def test_pauses_have_person_and_begin(cluster, machine):
         write(cluster, replace(record, tags=person_to_tags("ada")), t)
     run_until(cluster, [a], lambda: a.is_paused, H)
     machine.node.engine.catch_up = lambda timeout_ms: None
-    world, (row,) = machine.service.groups_world(timeout_ms=1_000)
-    assert world == machine.service.world(timeout_ms=1_000)
+    _, (row,) = machine.service.world(timeout_ms=1_000)
     assert (row["person"], row["until_ms"]) == ("ada", until_ms)
     assert row["begin_ms"] is not None
 

@@ -30,6 +30,11 @@ def folder(monkeypatch, tmp_path):
     return tmp_path
 
 
+def exclusive(timeout_ms):
+    sidecar, group_id, name = WHO
+    return executor._exclusive(sidecar, group_id, name=name, timeout_ms=timeout_ms)
+
+
 def batch(*offsets, commit=lambda *_, **__: None):
     records = tuple(
         PlainRecord("t", 0, n, 1_000 + n, 0, None, b"%d" % n) for n in offsets
@@ -105,7 +110,7 @@ def test_a_task_ends_after_its_time(marshal, monkeypatch):
 def test_a_restarted_worker_has_the_same_instance(marshal, monkeypatch):
     monkeypatch.setattr(marshal, "has", (batch(0), batch(1)))
     # As a worker that dies: the lock goes, and nothing is tidied up.
-    with pytest.raises(RuntimeError), executor._exclusive(WHO, 0) as before:
+    with pytest.raises(RuntimeError), exclusive(0) as before:
         raise RuntimeError
     next(consume())
     assert marshal.found[0].settings["sidecar_instance"] == before
@@ -113,9 +118,9 @@ def test_a_restarted_worker_has_the_same_instance(marshal, monkeypatch):
 
 
 def test_after_a_normal_end_the_instance_is_new(marshal):
-    with executor._exclusive(WHO, 0) as first:
+    with exclusive(0) as first:
         pass
-    with executor._exclusive(WHO, 0) as second:
+    with exclusive(0) as second:
         assert second != first
 
 
@@ -132,9 +137,9 @@ def test_at_most_once_has_no_instance(marshal):
 
 def test_one_worker_of_a_name_at_a_time():
     with (
-        executor._exclusive(WHO, 0),
+        exclusive(0),
         pytest.raises(IdentityConflict, match="'task-0' of group 'g'"),
-        executor._exclusive(WHO, 60),
+        exclusive(60),
     ):
         pass
 
@@ -143,7 +148,7 @@ def test_the_next_worker_waits_for_its_turn():
     entered, leave = threading.Event(), threading.Event()
 
     def occupy():
-        with executor._exclusive(WHO, 0):
+        with exclusive(0):
             entered.set()
             leave.wait(timeout=30)
 
@@ -151,16 +156,25 @@ def test_the_next_worker_waits_for_its_turn():
     thread.start()
     assert entered.wait(timeout=30)
     threading.Timer(0.1, leave.set).start()
-    with executor._exclusive(WHO, 30_000):
+    with exclusive(30_000):
         assert leave.is_set()
     thread.join(timeout=30)
 
 
 def test_locks_are_private(folder):
-    with executor._exclusive(WHO, 0):
-        (made,) = folder.iterdir()
-        assert made.stat().st_mode & 0o777 == 0o700
-        assert {f.stat().st_mode & 0o777 for f in made.iterdir()} == {0o600}
+    with exclusive(0):
+        for made in folder.rglob("*"):
+            wanted = 0o700 if made.is_dir() else 0o600
+            assert made.stat().st_mode & 0o777 == wanted
+        assert sum(each.is_file() for each in folder.rglob("*")) == 2
+
+
+@pytest.mark.parametrize("setting", ["group_id", "name"])
+def test_names_that_are_none_are_refused(folder, setting):
+    given = {"group_id": "g", "name": "c", "sidecar": WHO[0]} | {setting: "../up"}
+    with pytest.raises(ConfigurationError, match=f"{setting} '../up' is no valid"):
+        next(consume_in_task("t", **given))
+    assert list(folder.iterdir()) == []
 
 
 def test_a_folder_of_another_user_is_not_used(folder, monkeypatch):
@@ -168,8 +182,8 @@ def test_a_folder_of_another_user_is_not_used(folder, monkeypatch):
     path = folder / f"kafka-marshal-tasks-{os.getuid()}"
     path.symlink_to(folder / "elsewhere")
     with (
-        pytest.raises(ConfigurationError, match="belongs to another user"),
-        executor._exclusive(WHO, 0),
+        pytest.raises(ConfigurationError, match=r"symbolic link.* set TMPDIR"),
+        exclusive(0),
     ):
         pass
 

@@ -24,8 +24,9 @@ from kafka_marshal.errors import (
     MalformedRecord,
 )
 from kafka_marshal.history.historian import Historian
-from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topiclog import TopicLog
+from kafka_marshal.kafka_io.transport import open_coordination_log
 from kafka_marshal.ports import CoordinationLog, LogRange
 from kafka_marshal.protocol.codec import Undecodable, decode, encode
 from kafka_marshal.protocol.rationalizer import apply

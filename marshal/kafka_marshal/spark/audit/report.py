@@ -8,7 +8,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kafka_marshal.kafka_io import open_data_log
+from kafka_marshal.kafka_io.transport import open_data_log
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.audit import plots

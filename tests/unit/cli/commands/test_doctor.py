@@ -12,13 +12,14 @@ from typer.testing import CliRunner
 from kafka_marshal import CoordinationError, World, deadline, native
 from kafka_marshal.admin.formatting import TopicReport
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
-from kafka_marshal.kafka_io import Choice, record_batches, throttling, tls_files
+from kafka_marshal.kafka_io import record_batches, throttling, tls_files
 from kafka_marshal.kafka_io.topic_rules import (
     REPLICATION,
     ClusterInfo,
     Problem,
     TopicDescription,
 )
+from kafka_marshal.kafka_io.transport import Choice
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing import java
 from kafka_marshal.views.log_scan import Arrival

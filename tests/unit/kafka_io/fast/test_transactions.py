@@ -13,9 +13,9 @@ from kafka_marshal.errors import (
     DeadlineExceeded,
     LogUnwritable,
 )
-from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.kafka_io.fast import transactions
 from kafka_marshal.kafka_io.fast.transactions import Outgoing, Transactions
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.protocol.types import TopicPartition
 
 T0 = TopicPartition("t", 0)
