@@ -246,6 +246,7 @@ def test_a_loss_with_empty_hands_is_silent(cluster):
     cluster.run(2 * H)
     assert polled(node) == []
     assert node.consumer.assignment() == set()
+    assert node.consumer.position(T0) is node.consumer.committed(T0) is None
 
 
 def test_several_partitions_take_turns():
