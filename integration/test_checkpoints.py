@@ -1,21 +1,15 @@
 """Checkpoints on a real broker: retention takes the log, and nobody loses anything."""
 
-import random
-
-import msgspec
 import pytest
 from domain import Recorder, opened
 from kafka import TopicPartition as Place
-from waiting import WAIT_MS, eventually
+from waiting import eventually
 
-from kafka_marshal import ClaimRejected, LogUnreadable, World
+from kafka_marshal import ClaimRejected, World
 from kafka_marshal.engine import rebuilding
 from kafka_marshal.engine.checkpointing import CheckpointRule
-from kafka_marshal.protocol.checkpoints import checkpoint_key
-from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest
-from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.views.log_scan import LogScan
 
 INTERVAL_MS = 1_000
@@ -134,28 +128,6 @@ def _compare(one, other, both):
     assert other.marshal.engine.failure is None
 
 
-def test_without_a_checkpoint_nothing_is_claimed_until_there_is_one(domain):
-    topic = domain.data_topic(2)
-    one = Client(domain, "one", topic, checkpoint_interval_ms=INTERVAL_MS)
-    try:
-        rest(one)
-        eventually(lambda: len(one.consumer.assignment()) == 2, "both partitions")
-        ends = {t: one.world(t).next_offset for t in TS}
-        delete(domain, ends)
-        other = {"transport": OTHER}
-        with pytest.raises(LogUnreadable, match="no checkpoint or snapshot"):
-            domain.marshal("g", "other", **other)
-        one.marshal.engine.write_checkpoints("again", _due_now())
-        eventually(lambda: set(one.written()) == set(TS), "checkpoints")
-        with domain.marshal("g", "other", checkpoint_interval_ms=0, **other) as found:
-            key = checkpoint_key(0)
-            known = found.engine.context.replicas[0].world.keys[key]
-            assert known.epoch >= ends[0]
-            assert len(one.consumer.assignment()) == 2
-    finally:
-        one.close()
-
-
 def test_retention_set_under_members_is_reported_and_survived(domain, monkeypatch):
     monkeypatch.setattr(rebuilding, "TOPIC_CHECK_MS", 500)
     topic = domain.data_topic(2, 5)
@@ -215,40 +187,6 @@ def _look_back(domain, one, ends):
         assert early.log_start_missing == tuple(TS)
 
 
-def test_claims_of_a_deleted_topic_are_forgotten(domain):
-    topic, other = domain.data_topic(2, 3), domain.data_topic(1, 3)
-    for name in (topic, other):
-        with domain.marshal("forgetful", "one") as marshal:
-            taken = []
-            with marshal.consumer(name, delivery="amo") as consumer:
-
-                def is_done(consumer=consumer, taken=taken, name=name):
-                    for records in consumer.poll(50).values():
-                        taken.extend(records)
-                    return len(taken) == sum(domain.of(name).values())
-
-                eventually(is_done, "all is processed")
-    domain.kafka.delete_topics([topic])
-    with domain.admin() as admin:
-
-        def is_gone():
-            return admin.forget_keys("forgetful").existing == (other,)
-
-        eventually(is_gone, "the topic is deleted")
-        plan = admin.forget_keys("forgetful", execute=True)
-        assert {key.topic for key, _ in plan.keys} == {topic}
-        assert len(plan.keys) == 2
-        assert admin.forget_keys("forgetful").keys == ()
-    world = World.open(domain.servers, coordination_topic=domain.topic)
-    assert {key.topic for key, _ in world.claims("forgetful")} == {other}
-
-
-def _due_now():
-    from kafka_marshal.engine.checkpointing import CheckpointRule
-
-    return CheckpointRule(interval_ms=INTERVAL_MS, entries=1)
-
-
 def test_a_reset_brings_all_readers_back_to_a_checkpoint(domain):
     topic = domain.data_topic(2, 4)
     one = Client(domain, "one", topic, checkpoint_interval_ms=INTERVAL_MS)
@@ -284,99 +222,3 @@ def test_a_reset_brings_all_readers_back_to_a_checkpoint(domain):
         assert place is None or place.key.topic == topic
     finally:
         one.close()
-
-
-def test_a_topic_is_upgraded_under_running_clients(broker, unique):
-    with opened(
-        broker, unique, transport=TRANSPORT, is_formatted=False, h_ms=5_000
-    ) as old:
-        old.make_coordination_topic(len(TS))
-        with old.admin() as admin:
-            from kafka_marshal.admin.formatting import Format
-
-            wanted = Format(partition_count=len(TS), heartbeat_interval_ms=old.h_ms)
-            config = admin.format_topic(wanted)
-            assert config.feature_level == 2
-        lowered = msgspec.structs.replace(
-            config, generation=2, era=config.era + 1, feature_level=1
-        )
-        for t in TS:
-            old.append(encode(lowered), t=t)
-        topic = old.data_topic(2)
-        one = Client(old, "one", topic, checkpoint_interval_ms=INTERVAL_MS)
-        try:
-            eventually(lambda: len(one.consumer.assignment()) == 2, "both partitions")
-            with old.admin() as admin:
-                assert admin.upgrade_topic().partitions == tuple(TS)
-                assert admin.upgrade_topic(execute=True).level == 1
-                assert admin.upgrade_topic().partitions == ()
-            eventually(lambda: set(one.written()) == set(TS), "checkpoints", WAIT_MS)
-            assert len(one.consumer.assignment()) == 2
-            assert one.seen.named("claim_ended") == []
-        finally:
-            one.close()
-
-
-def _replayed(entries, t, *, offset=None, time_ms=None):
-    """Fold the whole log up to a moment."""
-    state = WorldState(t)
-    for entry in entries[t]:
-        if offset is not None and entry.offset > offset:
-            break
-        if time_ms is not None and entry.timestamp_ms > time_ms:
-            break
-        apply(state, entry)
-    return state
-
-
-def _show_moments(domain, entries, rng, transport):
-    """Compare random moments with a replay; return how many of them are known."""
-    where = {"coordination_topic": domain.topic, "transport": transport}
-    known = 0
-    for _ in range(4):
-        offsets = {t: rng.choice(entries[t]).offset for t in TS}
-        time_ms = rng.choice(entries[rng.choice(TS)]).timestamp_ms
-        for moment in ({"offset": offsets}, {"time_ms": time_ms}):
-            view = World.at(domain.servers, **where, **moment)
-            for t in set(TS) - set(view.log_start_missing):
-                at = {"offset": offsets[t]} if "offset" in moment else moment
-                expected = _replayed(entries, t, **at)
-                assert digest(view.partitions[t]) == digest(expected)
-                known += 1
-    return known
-
-
-def test_random_moments_equal_a_replay(broker, unique):
-    rng = random.Random(7)
-    with opened(broker, unique, partitions=len(TS), h_ms=5_000) as domain:
-        topic = domain.data_topic(4, 5)
-        one = Client(domain, "one", topic, checkpoint_interval_ms=INTERVAL_MS)
-        try:
-            for number in range(3):
-                count = len(one.seen.named("checkpoint_written"))
-
-                def is_written(count=count):
-                    one.poll()
-                    return len(one.seen.named("checkpoint_written")) >= count + 2
-
-                eventually(is_written, f"checkpoints of round {number}")
-                domain.produce(topic, 5)
-        finally:
-            one.close()
-        with LogScan(domain.servers, coordination_topic=domain.topic) as scan:
-            entries = {t: [] for t in TS}
-            for t, entry in scan:
-                entries[t].append(entry)
-        for transport in (TRANSPORT, OTHER):
-            assert _show_moments(domain, entries, rng, transport) == 16
-        begins = [event.fields for event in one.seen.named("checkpoint_written")]
-        firsts = {
-            t: min(b["offset"] for b in begins if b["partition"] == t) for t in TS
-        }
-        delete(domain, firsts)
-        for transport in (TRANSPORT, OTHER):
-            assert _show_moments(domain, entries, rng, transport) > 0
-            early = domain.world(offset=dict.fromkeys(TS, 0), transport=transport)
-            assert early.log_start_missing == tuple(TS)
-            with pytest.raises(LogUnreadable, match="earliest moment"):
-                early.require_known()

@@ -7,16 +7,11 @@ import pytest
 from domain import opened
 from kafka import KafkaConsumer
 from kafka import TopicPartition as Place
-from waiting import WAIT_MS, eventually
+from waiting import eventually
 
 from kafka_marshal import (
-    ClaimLost,
     ClaimRejected,
-    ConfigurationError,
-    InvalidTransition,
 )
-from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.records import ReleasingPartition
 
 RACERS = 20
 SHARERS = 10
@@ -71,49 +66,6 @@ def test_a_claim_is_renewed_without_calls(domain, unique):
         assert max(gaps) < domain.h_ms
 
 
-def test_a_rejected_claim_names_holder_and_freshness(domain, unique):
-    group = unique("rejected")
-    topic = domain.data_topic(1)
-    with domain.marshal(group, "w1") as one, domain.marshal(group, "w2") as two:
-        with one.claim(topic, 0):
-            with pytest.raises(ClaimRejected, match="'w1'") as raised:
-                two.claim(topic, 0, timeout_ms=500)
-            assert raised.value.holder == "w1"
-            assert raised.value.freshness == "fresh"
-            assert raised.value.reason == "held"
-        with two.claim(topic, 0, timeout_ms=WAIT_MS) as claim:
-            assert claim.is_valid()
-
-
-def test_a_released_claim_is_over(domain, unique):
-    topic = domain.data_topic(1)
-    with domain.marshal(unique("over"), "w1") as marshal:
-        claim = marshal.claim(topic, 0)
-        claim.release()
-        claim.release()
-        assert not claim.is_valid()
-        with pytest.raises(ClaimLost, match="released"):
-            claim.check()
-        with pytest.raises(ClaimLost):
-            claim.set_position(5)
-        with marshal.claim(topic, 0) as again:
-            assert again.token > claim.token
-
-
-def test_one_claim_of_a_key_in_a_process(domain, unique):
-    """PROTOCOL 5.3: a second is refused locally."""
-    topic = domain.data_topic(2)
-    with domain.marshal(unique("twice"), "w1") as marshal, marshal.claim(topic, 0):
-        with pytest.raises(InvalidTransition, match="already"):
-            marshal.claim(topic, 0)
-        with pytest.raises(InvalidTransition, match="already"):
-            marshal.consumer(topic)
-        with pytest.raises(ConfigurationError):
-            marshal.claim(topic, -1)
-        with pytest.raises(ConfigurationError):
-            marshal.claim("no/topic", 0)
-
-
 @pytest.mark.direct(reason="clients of one sidecar do not race in the log")
 def test_many_racers_one_winner(domain, unique):
     """The earliest claim wins, and everybody agrees on who that is."""
@@ -162,34 +114,3 @@ def test_many_clients_share_many_partitions(domain, unique):
     finally:
         for marshal in marshals:
             marshal.close()
-
-
-def test_a_foreign_release_is_ignored(domain, unique):
-    """It needs the same client, group and incarnation; counted otherwise."""
-    group = unique("forged")
-    topic = domain.data_topic(1)
-    with domain.marshal(group, "w1") as marshal, marshal.claim(topic, 0) as claim:
-        (known,) = domain.states(group).values()
-        world = next(
-            w for w in domain.world().partitions if any(k[0] == group for k in w.keys)
-        )
-        for incarnation, client_id in ((b"\0" * 16, "w1"), (b"\1" * 16, "w2")):
-            forged = ReleasingPartition(
-                client_id=client_id,
-                group_id=group,
-                incarnation=incarnation,
-                seq=1,
-                topic=topic,
-                partition=0,
-                epoch=known.epoch,
-                position=99,
-                successor=None,
-                reason="forged",
-            )
-            domain.append(encode(forged), t=world.partition)
-        after = domain.world().partitions[world.partition]
-        before = world.soft.counters.get("not_owner", 0)
-        assert after.soft.counters["not_owner"] == before + 2
-        assert claim.is_valid()
-    (known,) = domain.states(group).values()
-    assert known.position is None

@@ -396,25 +396,6 @@ def test_a_stopped_member_lags_and_catches_up(broker, unique, tmp_path):
             eventually(lambda: 0 <= lag("c2") < missed, "the other one, too")
 
 
-def test_who_held_what_when(cli, unique):
-    topic = cli.domain.data_topic(1, records_each=1)
-    group = unique("group")
-    with cli.started(*consuming(topic, group, "first")) as consumer:
-        consumer.wait_lines(1)
-        key = ("claims", "who", group, topic, "0")
-        now = cli.json(*key)
-        assert now["owner"]["client_id"] == "first"
-        assert now["age_estimate_ms"] >= now["age_ms"]
-        assert consumer.end(signal.SIGTERM) == 0
-    assert cli.json(*key)["owner"] is None
-    at_claim = cli.json(*key, "--at", str(now["epoch"]))
-    assert at_claim["owner"]["client_id"] == "first"
-    before = str(now["epoch"] - 1)
-    assert cli.json(*key, "--at", before)["is_claimed"] is False
-    assert cli.json(*key, "--at", "2001-01-01")["is_claimed"] is False
-    assert cli.json(*key, "--at", "-0s")["owner"] is None
-
-
 # --- the log
 
 

@@ -84,21 +84,6 @@ def test_each_change_is_a_line(cli, unique):
     )
 
 
-def test_what_stands_comes_first_and_a_count_ends_it(cli, unique):
-    topic, group = cli.domain.data_topic(1), unique("group")
-    with cli.domain.marshal(group, "holder") as marshal:
-        claim = marshal.claim(topic, 0)
-        watching = ("claims", "watch", "--group", group, "--count", "1")
-        with cli.started(*watching) as watch:
-            watch.wait_lines(1)
-            claim.release()
-            assert watch.end() == 0
-    held, released = watch.lines()
-    assert f"held     {group} {topic}-0 by holder, token {claim.token}" in held
-    assert f"released {group} {topic}-0 by holder" in released
-    assert "\x1b" not in held + released
-
-
 def test_a_reader_that_leaves_ends_it_though_nothing_changes(cli):
     watch = subprocess.Popen(
         [MARSHAL, "claims", "watch", "--only-changes"],
@@ -210,18 +195,6 @@ def test_the_tail_of_the_log_goes_on(cli, unique):
     assert released.endswith("-> released")
 
 
-def test_the_whole_tail_folds_to_the_world(cli, tmp_path):
-    dump = tmp_path / "log.jsonl"
-    dump.write_text(cli.run("log", "tail", "--from", "start", "-o", "jsonl").stdout)
-    found = json.loads(cli.run("log", "replay", str(dump)).stdout)
-    assert set(found["partitions"]) == {
-        str(world.partition)
-        for world in cli.domain.world().partitions
-        if world.next_offset
-    }
-    assert cli.run("log", "tail", "--type", "undecodable").stdout == ""
-
-
 # --- consume --exec
 
 HANDLER = """
@@ -271,22 +244,6 @@ def test_every_record_is_a_process_once(cli, unique, handler, delivery):
     offsets = [int(line.split()[0]) for line in handler.noted()]
     assert offsets == sorted(set(offsets))
     assert delivery == "amo" or offsets == list(range(8))
-
-
-def test_a_process_that_fails_stops_it_with_1(cli, unique, handler):
-    topic, group = cli.domain.data_topic(1, records_each=8), unique("group")
-    command = handler("sys.exit(os.environ['MARSHAL_OFFSET'] == '3')")
-    done = cli.run(*consuming(topic, group), "--exec", command, code=1)
-    assert f"exec: {topic}-0 offset 3: exit code 1, try 1 of 1" in done.stderr
-    assert position(cli, group) == ([3], {None})
-
-
-def test_batches_side_by_side(cli, unique, handler):
-    topic, group = cli.domain.data_topic(3, records_each=20), unique("group")
-    batches = ("--exec-mode", "batch", "--workers", "3", "--exec", handler())
-    run_out(cli, group, *consuming(topic, group), *batches, positions=[20, 20, 20])
-    lines = [line for line in handler.noted() if '"offset"' in line]
-    assert len(lines) == 60
 
 
 def test_a_signal_ends_the_process_and_its_record_stays(cli, unique, handler):

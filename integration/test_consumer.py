@@ -1,14 +1,11 @@
 """The public consumer on a real broker: its verbs, one after the other."""
 
-import pickle
 import threading
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
 import pytest
 from domain import Recorder, opened
-from history import Step
 from waiting import eventually, poll_all, read_out
 
 from kafka_marshal import (
@@ -17,12 +14,10 @@ from kafka_marshal import (
     Delivery,
     InvalidTransition,
     Key,
-    LogUnreadable,
     Marshal,
     PositionError,
     TopicPartition,
 )
-from kafka_marshal.protocol.records import Heartbeat
 
 BOTH = pytest.mark.parametrize("delivery", list(Delivery), ids=lambda d: d.value)
 
@@ -142,135 +137,6 @@ def test_verbs(domain, unique, delivery):
             consumer.poll()
 
 
-def test_poll_keeps_to_max_records(domain, unique):
-    topic = domain.data_topic(3, records_each=20)
-    with domain.marshal(unique("max"), "w1") as marshal:
-        consumer = marshal.consumer(topic, max_poll_records=16)
-        sizes = []
-
-        def look():
-            handed = consumer.poll(timeout_ms=100, max_records=7)
-            sizes.append(sum(map(len, handed.values())))
-            return sum(sizes) == 60
-
-        eventually(look, "all 60 records")
-        assert max(sizes) <= 7
-
-
-@BOTH
-def test_batches(domain, unique, delivery):
-    topic = domain.data_topic(2, records_each=25)
-    with domain.marshal(unique("batches"), "w1") as marshal:
-        consumer = marshal.consumer(
-            topic, delivery=delivery, consumer_timeout_ms=700, max_poll_records=10
-        )
-        seen = {0: [], 1: []}
-
-        def look():
-            for batch in consumer.batches(max_records=8):
-                assert 0 < len(batch.records) <= 8
-                assert batch.last_offset - batch.first_offset == len(batch.records) - 1
-                assert {r.token for r in batch.records} == {batch.token}
-                seen[batch.partition.partition].extend(r.offset for r in batch.records)
-                batch.commit()
-            return sum(map(len, seen.values())) >= 50
-
-        eventually(look, "all 50 records")
-        assert seen == {0: list(range(25)), 1: list(range(25))}
-
-
-def test_several_topics(domain, unique):
-    one = domain.data_topic(1, records_each=10)
-    two = domain.data_topic(2, records_each=10)
-    with domain.marshal(unique("several"), "w1") as marshal:
-        consumer = marshal.consumer(one, two, consumer_timeout_ms=700)
-        found = read_out(consumer, 30)
-        seen = sorted((r.topic, r.partition, r.offset) for r in found)
-        assert len(seen) == len(set(seen)) == 30
-        with pytest.raises(InvalidTransition, match="already consumed"):
-            marshal.consumer(two)
-
-
-def test_iteration_ends_after_a_silence(domain, unique):
-    topic = domain.data_topic(1, records_each=3)
-    with domain.marshal(unique("timeout"), "w1") as marshal:
-        consumer = marshal.consumer(topic, consumer_timeout_ms=700)
-        assert [r.offset for r in read_out(consumer, 3)] == [0, 1, 2]
-        domain.produce(topic, 2)
-        assert [r.offset for r in read_out(consumer, 2)] == [3, 4]
-
-
-def test_commits_out_of_order(domain, unique):
-    """The position moves over the contiguous prefix."""
-    topic = domain.data_topic(1, records_each=6)
-    place = TopicPartition(topic, 0)
-    with domain.marshal(unique("order"), "w1") as marshal:
-        consumer = marshal.consumer(topic)
-        records = poll_all(consumer, 6)
-        for index, position in ((2, 0), (0, 1), (1, 3), (5, 3), (4, 3), (3, 6)):
-            consumer.commit(records[index])
-            assert consumer.committed(place) == position
-        consumer.commit(records[0])
-        assert consumer.committed(place) == 6
-
-
-def test_an_offset_never_handed_out_is_an_error(domain, unique):
-    topic = domain.data_topic(1, records_each=6)
-    with domain.marshal(unique("unknown"), "w1") as marshal:
-        consumer = marshal.consumer(topic, max_poll_records=3)
-        records = poll_all(consumer, 3)
-        # Records cannot be changed, so one is made up.
-        plain = pickle.loads(pickle.dumps(records[0]))
-        with pytest.raises(InvalidTransition, match="17"):
-            consumer.commit(msgspec.structs.replace(plain, offset=17))
-        assert consumer.committed(TopicPartition(topic, 0)) == 0
-
-
-def test_a_stale_token_is_refused(domain, unique):
-    """A record of an earlier claim of ours does not count."""
-    topic = domain.data_topic(1, records_each=4)
-    group = unique("stale")
-    with domain.marshal(group, "w1") as marshal:
-        consumer = marshal.consumer(topic)
-        old = poll_all(consumer, 4)
-        consumer.commit(old[:2])
-        consumer.close()
-        consumer = marshal.consumer(topic)
-        again = poll_all(consumer, 2)
-        assert [r.offset for r in again] == [2, 3]
-        assert again[0].token > old[0].token
-        with pytest.raises(ClaimLost, match="has ended"):
-            consumer.commit(old[2])
-        consumer.commit(again)
-    (known,) = domain.states(group).values()
-    assert known.position == 4
-
-
-def test_flush_stands_in_the_log_on_return(domain, unique):
-    topic = domain.data_topic(1, records_each=4)
-    group = unique("flush")
-    with domain.marshal(group, "w1") as marshal:
-        consumer = marshal.consumer(topic)
-        consumer.commit(poll_all(consumer, 4)[:3])
-        consumer.flush()
-        (known,) = domain.states(group).values()
-        assert known.position == 3
-
-
-def test_the_first_record_of_an_owner_is_its_beat(domain, unique):
-    """Before consuming, and before any other owner's business."""
-    topic = domain.data_topic(3, records_each=1)
-    group = unique("first")
-    with domain.marshal(group, "w1") as marshal:
-        poll_all(marshal.consumer(topic), 3)
-    steps: list[Step] = [s for s in domain.history().steps if s.key is not None]
-    for number in range(3):
-        mine = [s for s in steps if s.key == (group, topic, number)]
-        assert mine[0].effect == "claimed"
-        assert isinstance(mine[1].record, Heartbeat)
-        assert mine[1].effect == "renewed"
-
-
 @pytest.mark.parametrize(
     ("reset", "expected"), [("earliest", [0, 1, 2]), ("latest", [3, 4])]
 )
@@ -314,15 +180,6 @@ def test_a_consumer_closed_at_once_holds_nothing(domain, unique):
         marshal.consumer(topic, policy="greedy").close()
         consumer = other.consumer(topic)
         eventually(lambda: len(consumer.assignment()) == 4, "w2 gets all four")
-
-
-def test_position_of_what_is_not_held(domain, unique):
-    topic = domain.data_topic(1)
-    nowhere = TopicPartition(topic, 9)
-    with domain.marshal(unique("none"), "w1") as marshal:
-        consumer = marshal.consumer(topic)
-        assert consumer.position(nowhere) is None
-        assert consumer.committed(nowhere) is None
 
 
 def test_a_handler_that_raises_loses_nothing(domain, unique):
@@ -446,33 +303,6 @@ def test_every_marshal_notifies_its_own_observer(domain, unique):
         consumer = marshal.consumer(topic)
         eventually(consumer.assignment, "the claim")
         eventually(lambda: two.named("claimed"), "the second observer hears of it")
-
-
-@pytest.mark.parametrize("name", ["", "a/b", "a b", "x" * 201, "é", "a\n"])
-def test_bad_names_are_refused_before_any_io(name):
-    for wrong in ({"group_id": name}, {"client_id": name}):
-        with pytest.raises(ConfigurationError, match="no valid name"):
-            Marshal("127.0.0.1:1", **({"group_id": "g", "client_id": "c"} | wrong))
-
-
-def test_bad_settings_of_a_consumer(domain, unique):
-    topic = domain.data_topic(1)
-    with domain.marshal(unique("bad"), "w1") as marshal:
-        for wrong in (
-            {"policy": "unfair"},
-            {"claims_max": -1},
-            {"auto_offset_reset": "middle"},
-            {"max_poll_records": 0},
-        ):
-            with pytest.raises(ConfigurationError) as raised:
-                marshal.consumer(topic, **wrong)
-            assert raised.value.setting == next(iter(wrong))
-        with pytest.raises(ConfigurationError):
-            marshal.consumer()
-        with pytest.raises(ConfigurationError):
-            marshal.consumer("no/topic")
-        with pytest.raises(LogUnreadable, match="no-such-topic"):
-            marshal.consumer("no-such-topic")
 
 
 @BOTH

@@ -4,13 +4,11 @@ import os
 import random
 import secrets
 import threading
-import time
 import traceback
 
 import pytest
 from domain import Recorder, opened
 from kafka import TopicPartition as Place
-from slowness import is_over
 from waiting import WAIT_MS, eventually, read_out, wall_ms
 
 from kafka_marshal import (
@@ -20,17 +18,13 @@ from kafka_marshal import (
     InvalidTransition,
     Marshal,
     PositionError,
-    TopicMisconfigured,
     TopicPartition,
-    WrongCluster,
 )
-from kafka_marshal.admin.formatting import Format
 from kafka_marshal.engine import rebuilding
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.transport import open_data_log
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config, Heartbeat, Limits
-from kafka_marshal.testing.broker import free_ports
 
 
 def config_for(domain, *, partitions, cluster_id=None):
@@ -141,59 +135,6 @@ def test_partitions_added_to_the_coordination_topic_change_nothing(broker, uniqu
         assert {step.t for step in domain.history().of("claimed")} <= {0, 1}
 
 
-def open_it(domain, unique, **options):
-    return domain.marshal(unique("any"), "w1", **options)
-
-
-def test_a_missing_topic_names_the_command(broker, unique):
-    with (
-        opened(broker, unique, is_formatted=False) as domain,
-        pytest.raises(TopicMisconfigured, match="marshal topic format"),
-    ):
-        open_it(domain, unique)
-
-
-def test_an_unformatted_topic_names_the_command(broker, unique):
-    with opened(broker, unique, is_formatted=False) as domain:
-        domain.make_coordination_topic(partitions=2)
-        with pytest.raises(TopicMisconfigured, match="marshal topic format"):
-            open_it(domain, unique)
-
-
-def test_a_torn_topic_can_be_completed(broker, unique):
-    with opened(broker, unique, is_formatted=False) as domain:
-        domain.make_coordination_topic(partitions=3)
-        domain.append(encode(config_for(domain, partitions=3)))
-        with pytest.raises(TopicMisconfigured, match="torn_format"):
-            open_it(domain, unique)
-        with domain.admin() as admin:
-            admin.format_topic(Format(partition_count=3))
-        open_it(domain, unique).close()
-
-
-def test_a_topic_of_another_cluster_is_refused(broker, unique):
-    with opened(broker, unique, is_formatted=False) as domain:
-        domain.make_coordination_topic(partitions=1)
-        config = config_for(domain, partitions=1, cluster_id="elsewhere")
-        domain.append(encode(config))
-        with pytest.raises(WrongCluster, match="elsewhere"):
-            open_it(domain, unique)
-
-
-def test_settings_that_endanger_claims_are_listed(broker, unique):
-    with opened(broker, unique, is_formatted=False) as domain:
-        domain.make_coordination_topic(partitions=1)
-        domain.append(encode(config_for(domain, partitions=1)))
-        domain.alter_coordination_topic("message.timestamp.type", "CreateTime")
-        domain.alter_coordination_topic("cleanup.policy", "compact")
-        domain.alter_coordination_topic("unclean.leader.election.enable", "true")
-        with pytest.raises(TopicMisconfigured) as raised:
-            open_it(domain, unique)
-        assert len(raised.value.problems) == 3
-        for name in ("message.timestamp.type", "cleanup.policy", "unclean"):
-            assert name in str(raised.value)
-
-
 # Not cleanup.policy: a process that writes to a compacted log ends.
 FLIPS = {
     "compression.type": "gzip",
@@ -247,55 +188,6 @@ def test_a_create_time_topic_moves_no_log_time(broker, unique):
                 assert claim.is_valid()
             with second.claim(topic, 0, timeout_ms=WAIT_MS) as claim:
                 assert claim.is_valid()
-
-
-def test_a_topic_changed_to_create_time_under_us(broker, unique):
-    """The clock stands still; nobody is wrongly taken over."""
-    with opened(broker, unique, h_ms=2_000) as domain:
-        topic = domain.data_topic(1)
-        group = unique("changed")
-        with (
-            domain.marshal(group, "w1") as one,
-            domain.marshal(group, "w2") as two,
-            one.claim(topic, 0) as claim,
-        ):
-            domain.alter_coordination_topic("message.timestamp.type", "CreateTime")
-            with pytest.raises(ClaimRejected):
-                two.claim(topic, 0, timeout_ms=4 * domain.h_ms)
-            assert claim.is_valid()
-
-
-# --- the way to the cluster
-
-
-def test_an_unreachable_broker_is_an_error_in_time():
-    (port,) = free_ports(1)
-    begun = time.monotonic()
-    with pytest.raises(CoordinationError, match=f"127.0.0.1:{port}"):
-        Marshal(
-            f"127.0.0.1:{port}",
-            group_id="g",
-            client_id="c",
-            state_dir="",
-            timeout_ms=1_500,
-        )
-    # Clients that keep no time of ours would go on for half a minute.
-    assert not is_over(begun, 20)
-
-
-def test_one_live_address_is_enough(domain, unique):
-    dead = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    topic = domain.data_topic(1, records_each=3)
-    servers = f"{dead[0]},{domain.servers},{dead[1]}"
-    with Marshal(
-        servers,
-        group_id=unique("k31"),
-        client_id="c",
-        coordination_topic=domain.topic,
-        state_dir="",
-    ) as marshal:
-        consumer = marshal.consumer(topic, consumer_timeout_ms=WAIT_MS)
-        assert [next(consumer).offset for _ in range(3)] == [0, 1, 2]
 
 
 # --- bytes that nobody should have written
@@ -353,38 +245,6 @@ def test_hostile_bytes_change_nothing(domain, unique):
     assert history.counters()["undecodable"] > 30
 
 
-def test_forged_records_of_a_live_claim_are_ignored(domain, unique):
-    """A writer with a name but another incarnation changes nothing."""
-    topic = domain.data_topic(1, records_each=5)
-    group = unique("forged")
-    with domain.marshal(group, "w1") as marshal:
-        consumer = marshal.consumer(topic)
-        eventually(consumer.assignment, "the claim")
-        key, known, t = next(
-            (key, known, world.partition)
-            for world in domain.world().partitions
-            for key, known in world.keys.items()
-            if key.group_id == group
-        )
-        for seq in range(1, 4):
-            beat = Heartbeat(
-                client_id="w1",
-                group_id=group,
-                incarnation=b"x" * 16,
-                seq=seq,
-                topic=topic,
-                partition=0,
-                epoch=known.epoch,
-                position=99,
-                rewind=True,
-            )
-            domain.append(encode(beat), t=t)
-        consumer.flush()
-        assert consumer.assignment() == {key.topic_partition}
-    (after,) = domain.states(group).values()
-    assert after.position == 0
-
-
 # --- positions outside the log
 
 
@@ -438,14 +298,6 @@ def test_beyond_the_logs_end_it_stops(domain, unique, delivery):
         assert error.partition == place
         assert consumer.poll(timeout_ms=300) == {}
     assert domain.owners(group) == {place: None}
-
-
-def test_no_position_and_none_wanted(domain, unique):
-    topic = domain.data_topic(1, records_each=3)
-    with domain.marshal(unique("none"), "w1") as marshal:
-        consumer = marshal.consumer(topic, auto_offset_reset="none")
-        with pytest.raises(PositionError, match="no position"):
-            eventually(lambda: consumer.poll(timeout_ms=100), "it is reported")
 
 
 # --- handlers, and children

@@ -10,8 +10,6 @@ from domain import opened
 from fleet import Fleet
 from waiting import eventually
 
-from kafka_marshal import ClaimRejected
-
 # Longer than the start of a process takes: what happens sooner waited for no lease.
 LONG_H_MS = 60_000
 
@@ -97,11 +95,6 @@ def test_a_stopped_client_loses_its_claims_and_notices(domain, unique, tmp_path)
         first_taken = next(each for each in tenures if each.ended_by == "claimed")
         taken_at = tenures[tenures.index(first_taken) + 1].begun_ms
         assert taken_at - first_taken.renewed_ms > 2 * domain.h_ms
-
-
-def test_a_client_that_nobody_knows_is_refused(domain, unique):
-    with domain.admin() as admin, pytest.raises(ClaimRejected, match="knows no client"):
-        admin.fence_client(unique("none"), "w1")
 
 
 def test_the_command_asks_and_can_be_repeated(domain, unique, tmp_path):

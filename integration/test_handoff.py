@@ -117,42 +117,6 @@ def test_the_owner_goes_on_until_its_successor_has_loaded(
     assert steps[:5] == ["claimed", "offered", "ready", "released", "claimed"]
 
 
-def test_members_apply_the_settings_of_their_group(domain, unique, tmp_path):
-    cli, topic, group = Cli(domain, tmp_path), domain.data_topic(2), unique("set")
-    may_load = threading.Event()
-
-    def change(value):
-        words = ("groups", "set", group, "--handoff-ms", value)
-        assert not cli.json(*words)["is_executed"]
-        return cli.json(*words, "--execute")
-
-    assert change("200")["generation_then"] == 1
-    first = Member(domain, group, "w1", topic, [])
-    second = None
-    try:
-        domain.wait_owned(group, topic, by={"w1"})
-        second = Member(
-            domain, group, "w2", topic, [], on_warm=lambda *_: may_load.wait(60)
-        )
-        # Nobody can be ready within 200 ms that waits for us.
-        eventually(lambda: first.observer.named("handoff_withdrawn"), "it is too late")
-        withdrawn = first.observer.named("handoff_withdrawn")[0]
-        assert withdrawn.fields["reason"] == "late"
-        assert set(domain.owners(group).values()) == {"w1"}
-        assert change("default")["generation_then"] == 2
-        may_load.set()
-        domain.wait_owned(group, topic, by={"w1", "w2"})
-    finally:
-        may_load.set()
-        if second is not None:
-            second.close()
-        first.close()
-    rows = cli.json("groups", "describe", group)["settings"]
-    assert {row["name"]: row["value"] for row in rows}["handoff_ms"] == 300_000
-    history = cli.json("groups", "history", group)["actions"]
-    assert [each["kind"] for each in history].count("settings") == 2
-
-
 class SlowReader:
     """Reads as the reader of a consumer does, until nothing arrives any more."""
 

@@ -65,7 +65,9 @@ def ready_admin(domain, count):
         process.communicate()
 
 
-@pytest.mark.parametrize("delivery", ["alo", "amo"])
+@pytest.mark.parametrize(
+    "delivery", [pytest.param("alo", marks=pytest.mark.proof), "amo"]
+)
 def test_members_and_admins_die_while_the_count_changes(
     broker, unique, tmp_path, delivery
 ):

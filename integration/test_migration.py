@@ -18,7 +18,7 @@ from slices import HANG_S
 from typer.testing import CliRunner
 from waiting import eventually, subscribed
 
-from kafka_marshal import Key, KeyHistory, Marshal, TopicPartition
+from kafka_marshal import Key, KeyHistory, Marshal
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, LogUnreadable
 from kafka_marshal_cli.adoption import Action, adopt, plan_adoption
 from kafka_marshal_cli.assembly import app
@@ -284,13 +284,3 @@ def test_positions_of_the_go_original(domain, unique):
     )
     producer.close()
     assert adopted_plan(domain, group, from_topic=theirs).is_source_active
-
-
-def test_adoption_holds_for_many_partitions(domain, unique):
-    topic, group = domain.data_topic(40, 2), unique("many")
-    commit(domain, group, {(topic, part): 1 for part in range(40)})
-    plan = adopted_plan(domain, group)
-    after = adopt(domain.servers, plan=plan, coordination_topic=domain.topic)
-    assert {step.action for step in after.steps} == {Action.DONE}
-    assert {step.position for step in after.steps} == {1}
-    assert after.steps[0].partition == TopicPartition(topic, 0)

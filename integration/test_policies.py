@@ -7,13 +7,11 @@ from contextlib import contextmanager
 
 import pytest
 from domain import Recorder, opened
-from fleet import Fleet
 from slowness import factor_now
 from typer.testing import CliRunner
 from waiting import eventually
 
 from kafka_marshal import ClaimLost, Delivery
-from kafka_marshal.policies import Plan, Release, greedy
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal_cli.assembly import app
 
@@ -88,33 +86,6 @@ def released(domain, group, reason):
         for step in domain.history().of("released", group_id=group)
         if step.record.reason.startswith(reason)
     ]
-
-
-# --- whole topics
-
-
-def test_a_whole_topic_moves_when_its_owner_is_killed(domain, unique, tmp_path):
-    """Kill the owner, and the whole topic moves to one client."""
-    topics = [domain.data_topic(3, records_each=5) for _ in range(2)]
-    group = unique("whole")
-    with Fleet(
-        domain, tmp_path, group_id=group, topics=topics, policy="topic"
-    ) as fleet:
-        first, second = fleet.start("w1"), fleet.start("w2")
-        for topic in topics:
-            eventually(lambda t=topic: len(_owners(domain, group, [t])) == 1, "whole")
-        eventually(lambda: _owners(domain, group, topics) == {"w1", "w2"}, "shared")
-        first.kill()
-        for topic in topics:
-            domain.wait_owned(group, topic, by={"w2"})
-        second.ask_to_end()
-    for key, tenures in domain.history().tenures(group).items():
-        assert tenures[-1].client_id == "w2", key
-
-
-def _owners(domain, group, topics):
-    owners = domain.owners(group)
-    return {owners.get(place) for topic in topics for place in domain.of(topic)}
 
 
 # --- too slow, stuck
@@ -201,35 +172,6 @@ def test_a_blocked_handler_loses_its_partition(domain, unique, delivery):
         lost = [e.fields["ranges"] for e in observer.named("grant_lost")]
         missing = set(range(2, 50)) - set(handled)
         assert missing == {o for rs in lost for f, t in rs for o in range(f, t + 1)}
-
-
-# --- cool-down
-
-
-def test_what_is_given_up_is_not_retaken_before_h(domain, unique):
-    """At least an interval of log time between release and claim."""
-    topic = domain.data_topic(1)
-    group = unique("cool")
-    wants_out = []
-
-    def fickle(view):
-        plan = greedy(view)
-        if wants_out and len(view.members) > 1:
-            wants_out.clear()
-            mine = tuple(Release(k.key, None, "mood") for k in view.keys if k.is_mine)
-            return Plan(plan.claim, mine)
-        return plan
-
-    with members(Member(domain, group, "a", topic, policy=fickle)):
-        domain.wait_owned(group, topic, by={"a"})
-        # A key is released to nobody but a member that can take it (9.6).
-        with members(Member(domain, group, "b", topic)):
-            wants_out.append(True)
-            eventually(lambda: released(domain, group, "mood"), "given up")
-        domain.wait_owned(group, topic, by={"a"})
-    (key, (one, *_, two)), *_ = domain.history().tenures(group).items()
-    assert key.topic == topic
-    assert domain.h_ms <= two.begun_ms - one.ended_ms
 
 
 # --- topics that come and go

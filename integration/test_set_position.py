@@ -5,24 +5,18 @@ import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from clikit import Cli
 from domain import opened
 from fleet import Fleet
-from recreating import recreate_topic
 from slices import slice_of
-from waiting import eventually, poll_all
+from waiting import eventually
 
 from kafka_marshal import (
-    ClaimRejected,
-    Delivery,
-    GroupPaused,
     PositionSpec,
 )
-from kafka_marshal.admin import resetting, set_position
 from kafka_marshal.admin.finishing import open_operations
 from kafka_marshal.admin.group_reset import read_plan, write_plan
 from kafka_marshal.protocol.hashing import coordinating_partition
@@ -143,45 +137,6 @@ def test_a_live_group_goes_on_from_the_new_positions_and_back(domain, unique, ad
             client.close()
 
 
-def test_an_undo_restores_the_exact_vector_and_can_be_undone(domain, unique, admin):
-    topic, before = set_up(domain, admin, group := unique("undo"))
-    reset = admin.execute(admin.plan_reset(group, PositionSpec.earliest()))
-    assert positions(domain, group) == dict.fromkeys(before, 0)
-    assert domain.committed(group, topic) == dict.fromkeys(before, 0)
-    undone = admin.undo(reset.op_id)
-    assert positions(domain, group) == before
-    assert domain.committed(group, topic) == before
-    admin.undo(undone.op_id)
-    assert positions(domain, group) == dict.fromkeys(before, 0)
-
-
-@pytest.mark.parametrize("delivery", list(Delivery), ids=lambda d: d.value)
-def test_a_reset_to_0_starts_at_the_first_record(domain, unique, admin, delivery):
-    """0 is a position; a group at most once needs leave to go back."""
-    topic = domain.data_topic(2, records_each=EACH)
-    group = unique("zero")
-
-    def read(count):
-        with domain.marshal(group, "w1") as marshal:
-            consumer = marshal.consumer(topic, delivery=delivery)
-            found = poll_all(consumer, count)
-            consumer.commit(found)
-            return sorted((r.partition, r.offset) for r in found)
-
-    every = [(p, o) for p in range(2) for o in range(EACH)]
-    assert read(2 * EACH) == every
-    if delivery is Delivery.AT_MOST_ONCE:
-        refused = admin.plan_reset(group, PositionSpec.to_offset(0))
-        assert refused.repeats_count == 2
-        with pytest.raises(ClaimRejected, match="allow_reprocess=True"):
-            admin.execute(refused)
-        assert not open_in(domain, group)
-    plan = admin.plan_reset(group, PositionSpec.to_offset(0), allow_reprocess=True)
-    assert admin.execute(plan).outcome == "committed"
-    assert set(positions(domain, group).values()) == {0}
-    assert read(2 * EACH) == every
-
-
 # --- an admin that dies
 
 
@@ -266,45 +221,7 @@ def test_an_admin_killed_at_any_step_leaves_all_or_nothing(
         assert {"committed", "aborted"} <= outcomes
 
 
-def test_members_finish_what_a_dead_admin_has_committed(
-    domain, unique, admin, killer, stored
-):
-    topic = domain.data_topic(2, records_each=EACH)
-    group = unique("members")
-    with domain.marshal(group, "w1") as marshal:
-        pump = Pump(marshal.consumer(topic))
-        ends = dict.fromkeys(domain.of(topic), EACH)
-        eventually(lambda: positions(domain, group) == ends, "all is committed")
-        file = stored(group)
-        # The next record is a Resolve.
-        assert killer(file, K + len(places_of(topic, 2)) + 1)
-        wanted = 2 * EACH + 2 * (EACH - 1)
-        eventually(lambda: len(pump.handed) >= wanted, "it goes on by itself")
-        pump.stop()
-    assert admin.execute(read_plan(file)).outcome == "committed"
-
-
 # --- others meanwhile
-
-
-def test_of_two_admins_one_sets_the_positions(domain, unique, admin):
-    group = unique("rivals")
-    _, before = set_up(domain, admin, group)
-    with domain.admin(client_id="rival") as rival, ThreadPoolExecutor(2) as pool:
-        wanted = {1: admin, 2: rival}
-        futures = {
-            position: pool.submit(
-                one.execute, one.plan_reset(group, PositionSpec.to_offset(position))
-            )
-            for position, one in wanted.items()
-        }
-        errors = {p: future.exception(timeout=120) for p, future in futures.items()}
-    for error in errors.values():
-        assert error is None or isinstance(error, GroupPaused | ClaimRejected)
-    # Both may succeed, one after the other; of a refused one nothing is set.
-    done = [dict.fromkeys(before, p) for p, error in errors.items() if error is None]
-    assert positions(domain, group) in (done or [before])
-    assert not open_in(domain, group)
 
 
 def test_an_owner_that_never_releases_loses_its_partitions(
@@ -328,66 +245,6 @@ def test_an_owner_that_never_releases_loses_its_partitions(
         worker.ask_to_end()
         handled = {(e.place, e.offset) for e in fleet.journal.handled}
     assert handled >= {(place, o) for place, end in ends.items() for o in range(3, end)}
-
-
-def hold_before_stage(monkeypatch, meanwhile):
-    """Let something happen between the drain and the first Stage."""
-    plain, calls = set_position.require_allowed, []
-
-    def require_allowed(plan, known):
-        calls.append(plan)
-        if len(calls) == 2:
-            meanwhile()
-        plain(plan, known)
-
-    monkeypatch.setattr(set_position, "require_allowed", require_allowed)
-
-
-def test_a_pause_that_runs_out_in_the_middle_sets_nothing(
-    domain, unique, admin, monkeypatch
-):
-    group = unique("expired")
-    _, before = set_up(domain, admin, group)
-    monkeypatch.setattr(resetting, "PAUSE_MS_MIN", 1)
-
-    def wait():
-        def is_over():
-            for t in range(K):
-                domain.append(b"time passes", t=t)
-            worlds = domain.world().partitions
-            return not any(world.active_pause(group) for world in worlds)
-
-        eventually(is_over, "the pause is over")
-
-    hold_before_stage(monkeypatch, wait)
-    with pytest.raises(ClaimRejected) as raised:
-        admin.execute(admin.plan_reset(group, PositionSpec.to_offset(1)))
-    assert raised.value.reason == "op_over"
-    assert positions(domain, group) == before
-    assert not open_in(domain, group)
-
-
-def test_a_topic_that_is_created_again_in_the_middle_starts_at_its_beginning(
-    domain, unique, admin, monkeypatch
-):
-    group = unique("recreated")
-    topic = domain.data_topic(2, records_each=EACH)
-    set_up(domain, admin, group, topic=topic)
-
-    def recreate():
-        recreate_topic(domain.topics, domain.kafka, topic, 2)
-        for place in domain.of(topic):
-            domain.produced[place] = 0
-        domain.produce(topic, 4)
-
-    hold_before_stage(monkeypatch, recreate)
-    result = admin.execute(admin.plan_reset(group, PositionSpec.to_offset(2)))
-    assert result.outcome == "committed"
-    with domain.marshal(group, "w1") as marshal:
-        found = poll_all(marshal.consumer(topic), 8)
-    assert sorted((r.partition, r.offset) for r in found) == [
-        (p, o) for p in range(2) for o in range(4)
-    ]
 
 
 # --- the command

@@ -11,18 +11,14 @@ from domain import Recorder, opened
 from fleet import Fleet
 from journal import judge_duplicates, judge_grants
 from sidecars import start_sidecar
-from waiting import WAIT_MS, eventually, poll_all, wall_ms
+from waiting import eventually, poll_all, wall_ms
 
 from kafka_marshal import (
     ConfigurationError,
-    CoordinationError,
     Delivery,
     TopicPartition,
 )
-from kafka_marshal.claims import HeldClaim
 from kafka_marshal.closing import in_background
-from kafka_marshal.protocol.types import Key, Token
-from kafka_marshal.remote import api
 
 BATCH = 20
 KINDS = pytest.mark.parametrize("delivery", ["alo", "amo"])
@@ -203,44 +199,7 @@ def test_a_client_that_is_back_in_time_keeps_what_it_had(domain, sidecar, unique
     assert not recorder.named("session_failed")
 
 
-def test_the_answer_to_a_claim_that_was_given_up_wins_no_other(domain, unique):
-    """It arrives while the next claim of the partition waits."""
-    topic, group = domain.data_topic(1), unique("again")
-    with domain.marshal(group, "w1") as marshal:
-        link, session, key = marshal._backend, marshal.session, Key(group, topic, 0)
-        apply, late = session.on_event, []
-
-        def hold_first(event):
-            # The first event of a stream, a snapshot, may have it, too.
-            found = getattr(event, "assigned", (event,))
-            if late or not any(isinstance(each, api.Assignment) for each in found):
-                apply(event)
-            else:
-                late.append(event)
-
-        session.on_event = hold_first
-        given_up = link.want(key)
-        eventually(lambda: late, "the sidecar has claimed it")
-        with marshal.engine.changed:
-            session.unwant(given_up)
-        holding = link.want(key)
-        with marshal.engine.changed:
-            apply(late[0])
-        claim = HeldClaim(link.engine, session, holding=holding, ask=link.ask)
-        claim.wait_held(WAIT_MS)
-        (first,) = getattr(late[0], "assigned", late)
-        assert claim.check() > Token.parse(first.token)
-        assert [x.epoch for x in domain.states(group).values()] == [claim.token.offset]
-
-
 # --- what is reported
-
-
-def test_no_sidecar_is_one_sentence(domain, unique, tmp_path):
-    with pytest.raises(CoordinationError) as raised:
-        domain.marshal(unique("none"), "w1", sidecar=f"unix:{tmp_path}/s.sock")
-    assert "marshal sidecar status" in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 def test_a_flush_stands_in_the_log(domain, unique):
@@ -281,23 +240,6 @@ def test_a_client_ends_although_its_sidecar_is_gone(broker, unique, delivery):
         thread = in_background(end)
         eventually(lambda: not thread.is_alive(), "it has ended")
         assert recorder.named("close_unconfirmed")
-
-
-@pytest.mark.parametrize("delivery", list(Delivery), ids=lambda each: each.value)
-def test_two_clients_share_a_topic_and_none_starves(domain, unique, delivery):
-    topic, group = domain.data_topic(4, records_each=5), unique("share")
-    with domain.marshal(group, "w1") as one, domain.marshal(group, "w2") as two:
-        first = one.consumer(topic, delivery=delivery)
-        eventually(lambda: len(first.assignment()) == 4, "w1 has all")
-        second = two.consumer(topic, delivery=delivery)
-
-        def is_shared():
-            first.poll()
-            return len(first.assignment()) == len(second.assignment()) == 2
-
-        eventually(is_shared, "each has two")
-        assert not first.assignment() & second.assignment()
-        assert set(domain.owners(group).values()) == {"w1", "w2"}
 
 
 def test_at_most_once_continues_within_a_small_span(broker, unique):

@@ -1,16 +1,13 @@
 """Who holds what as processes come, go, restart and share a name."""
 
 import signal
-import threading
 from itertools import pairwise
 
 import pytest
 from domain import opened
 from fleet import Fleet
 from slowness import Slowness, factor_now
-from waiting import eventually, read_out, wall_ms
-
-from kafka_marshal import IdentityConflict, TopicPartition
+from waiting import eventually, wall_ms
 
 # Jitter, a few round trips, and the scheduling delays of a busy machine.
 SLACK_MS = 10_000
@@ -122,22 +119,6 @@ def test_a_release_is_taken_over_at_once(slow, unique, tmp_path):
 # --- two processes of one name
 
 
-def test_two_processes_with_one_state_directory(domain, unique, tmp_path):
-    """The second is refused at once, by the lock on the directory."""
-    topic = domain.data_topic(2)
-    group = unique("twins")
-    with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:
-        first = fleet.start("w1")
-        domain.wait_owned(group, topic, by={"w1"})
-        second = fleet.start("w1")
-        assert second.wait() == 3
-        (failed,) = second.journal.of("failed")
-        assert failed["kind"] == "IdentityConflict"
-        assert str(first.pid) in failed["says"]
-        first.ask_to_end()
-    assert all(len(ts) == 1 for ts in domain.history().tenures(group).values())
-
-
 def test_two_processes_with_one_name_on_two_hosts(domain, unique, tmp_path):
     """Exactly one holds; the later fails, the earlier continues."""
     topic = domain.data_topic(2, records_each=2_000)
@@ -224,42 +205,6 @@ def test_fair_shares_follow_the_members(domain, unique, tmp_path):
     assert journal.duplicated() == {}
 
 
-def test_greedy_takes_all_that_is_free(domain, unique):
-    topic = domain.data_topic(6)
-    group = unique("greedy")
-    with domain.marshal(group, "w1") as one, domain.marshal(group, "w2") as two:
-        first = one.consumer(topic, policy="greedy")
-        eventually(lambda: len(first.assignment()) == 6, "w1 takes all")
-        second = two.consumer(topic, policy="greedy")
-        assert not second.poll(timeout_ms=domain.h_ms)
-        assert second.assignment() == set()
-        assert len(first.assignment()) == 6
-        first.close()
-        eventually(lambda: len(second.assignment()) == 6, "w2 takes all")
-
-
-def test_claims_max_is_never_exceeded(domain, unique):
-    topic = domain.data_topic(6)
-    group = unique("max")
-    with domain.marshal(group, "w1") as one, domain.marshal(group, "w2") as two:
-        first = one.consumer(topic, claims_max=2)
-        second = two.consumer(topic, policy="greedy", claims_max=3)
-
-        def look():
-            sizes = len(first.assignment()), len(second.assignment())
-            assert sizes <= (2, 3)
-            return sizes == (2, 3)
-
-        eventually(look, "both are full")
-        assert not first.poll(timeout_ms=domain.h_ms)
-        assert look()
-    held = {"w1": 0, "w2": 0}
-    for step in domain.history().of("claimed", "released", group_id=group):
-        held[step.client_id] += 1 if step.effect == "claimed" else -1
-        assert held["w1"] <= 2
-        assert held["w2"] <= 3
-
-
 def test_a_standby_takes_over(domain, unique, tmp_path):
     """One partition, one at work, one hot; killed: the standby owns."""
     topic = domain.data_topic(1, records_each=1_000)
@@ -279,58 +224,3 @@ def test_a_standby_takes_over(domain, unique, tmp_path):
     delay_ms = two.begun_ms - one.renewed_ms
     late_ms = delay_ms - 2 * domain.h_ms
     assert 0 < late_ms <= TAKEOVER_SLACK_MS * machine.factor
-
-
-def test_two_groups_own_the_same_partition(domain, unique):
-    """Groups are independent readers."""
-    topic = domain.data_topic(1, records_each=5)
-    groups = [unique("one"), unique("two")]
-    with (
-        domain.marshal(groups[0], "w1") as one,
-        domain.marshal(groups[1], "w1") as two,
-    ):
-        for marshal in (one, two):
-            consumer = marshal.consumer(topic, consumer_timeout_ms=700)
-            assert [r.offset for r in read_out(consumer, 5)] == [0, 1, 2, 3, 4]
-        for group in groups:
-            assert domain.owners(group) == {TopicPartition(topic, 0): "w1"}
-
-
-def test_added_data_partitions_appear(domain, unique):
-    """Owned within a refresh and a claim."""
-    topic = domain.data_topic(1, records_each=1)
-    with domain.marshal(unique("grow"), "w1") as marshal:
-        consumer = marshal.consumer(topic, metadata_refresh_ms=300)
-        eventually(lambda: len(consumer.assignment()) == 1, "the first is held")
-        domain.kafka.create_partitions({topic: 3})
-        eventually(lambda: len(consumer.assignment()) == 3, "the new ones are held")
-        assert consumer.position(TopicPartition(topic, 2)) == 0
-
-
-def test_marshals_of_a_process_share_an_engine(domain, unique):
-    """One thread and one fetch session, however many groups."""
-    topic = domain.data_topic(1)
-
-    def names():
-        return [t.name for t in threading.enumerate()]
-
-    with (
-        domain.marshal(unique("a"), "w1") as one,
-        domain.marshal(unique("b"), "w1") as two,
-        domain.marshal(unique("c"), "w2") as three,
-    ):
-        consumers = [marshal.consumer(topic) for marshal in (one, two, three)]
-        for consumer in consumers:
-            eventually(consumer.assignment, "it holds the partition")
-        assert one.engine is two.engine is three.engine
-        assert names().count("kafka-marshal-engine") == 1
-    assert "kafka-marshal-engine" not in names()
-
-
-def test_one_name_twice_in_a_process(domain, unique, tmp_path):
-    group = unique("same")
-    with (
-        domain.marshal(group, "w1", state_dir=tmp_path),
-        pytest.raises(IdentityConflict),
-    ):
-        domain.marshal(group, "w1", state_dir=tmp_path)

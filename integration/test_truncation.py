@@ -107,13 +107,17 @@ def offsets_of(worker):
             Case("fast", True, ClaimingMessages, "w1"), id="killed-grants-same"
         ),
         pytest.param(
-            Case("fast", False, ClaimingPartition, "w1"), id="stopped-claim-same"
+            Case("fast", False, ClaimingPartition, "w1"),
+            id="stopped-claim-same",
+            marks=pytest.mark.proof,
         ),
         pytest.param(
             Case(PYTHON, True, ClaimingPartition, "w2"), id="killed-claim-other"
         ),
         pytest.param(
-            Case(PYTHON, False, ClaimingMessages, "w2"), id="stopped-grants-other"
+            Case(PYTHON, False, ClaimingMessages, "w2"),
+            id="stopped-grants-other",
+            marks=pytest.mark.proof,
         ),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from domain import opened
 from waiting import WAIT_MS, eventually, read_out, wall_ms
 
-from kafka_marshal import TopicMisconfigured, World
+from kafka_marshal import World
 
 
 @pytest.fixture(scope="module")
@@ -47,25 +47,6 @@ def test_as_of_a_time(domain, story):
     assert owners(domain.world(), group) == [(None, 5)]
 
 
-def test_as_of_an_offset(domain, story):
-    group, _ = story
-    claimed, released = domain.history().of("claimed", "released", group_id=group)
-    ends = {t: state.next_offset - 1 for t, state in domain.history().worlds.items()}
-    just_before = ends | {claimed.t: claimed.offset - 1}
-    at_the_claim = just_before | {claimed.t: claimed.offset}
-    at_the_release = just_before | {claimed.t: released.offset}
-    assert owners(domain.world(offset=just_before), group) == []
-    assert owners(domain.world(offset=at_the_claim), group) == [("w1", None)]
-    assert owners(domain.world(offset=at_the_release), group) == [(None, 5)]
-
-
-def test_it_writes_nothing(domain, story):
-    ends = [world.next_offset for world in domain.world().partitions]
-    for _ in range(3):
-        domain.world()
-    assert [world.next_offset for world in domain.world().partitions] == ends
-
-
 def test_all_views_agree(domain, unique):
     """Another reader, the live engine and a plain fold: one digest."""
     group = unique("agree")
@@ -95,11 +76,6 @@ def test_it_is_never_older_than_the_question(domain, unique):
                 if row["group_id"] == group
             ]
             assert row["token"] == str(claim.token)
-
-
-def test_there_is_no_such_topic(domain):
-    with pytest.raises(TopicMisconfigured, match="marshal topic format"):
-        World.open(domain.servers, coordination_topic="no-such-topic")
 
 
 OPENING = """

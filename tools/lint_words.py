@@ -142,7 +142,8 @@ def in_python(words: Words, path: str, text: str) -> Iterator[Finding]:
     stem = path.rpartition("/")[2].removesuffix(".py")
     yield from (Finding(path, 0, message) for message in words.in_name(stem))
     nodes = list(ast.walk(ast.parse(text)))
-    for line, prose in (*_strings(nodes, path), *_comments(text)):
+    comments = _comments(text) if _may_have(words, text) else ()
+    for line, prose in (*_strings(nodes, path), *comments):
         for each in words.in_prose(SPAN.sub(_blank, prose)):
             yield Finding(path, line + each.line - 1, each.message)
     for name, line in _names(nodes).items():
@@ -184,10 +185,16 @@ def _strings(nodes: list[ast.AST], path: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.value
 
 
+def _may_have(words: Words, text: str) -> bool:
+    """Return whether comments may have words: to tokenize takes as long as all else."""
+    lines = [line.partition("#")[2] for line in text.splitlines() if "#" in line]
+    rough = "\n".join(line.lstrip("# ") for line in lines)
+    is_unclear = any("#" in line for line in lines)
+    return is_unclear or next(words.in_prose(rough), None) is not None
+
+
 def _comments(text: str) -> Iterator[tuple[int, str]]:
     """Yield comments; lines that follow each other are one, since phrases wrap."""
-    if "#" not in text:
-        return
     block: list[str] = []
     first = last = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

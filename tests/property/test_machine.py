@@ -40,6 +40,7 @@ from logkit import (
 )
 from msgspec.structs import replace
 from naive import Naive
+from slices import slice_of
 from twins import operations
 
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
@@ -335,5 +336,7 @@ class Fold(RuleBasedStateMachine):
             assert until_ms >= until_before_ms
 
 
-Fold.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
+Fold.TestCase.settings = settings(
+    max_examples=slice_of(quick=100, full=3_000), stateful_step_count=40
+)
 TestFold = Fold.TestCase

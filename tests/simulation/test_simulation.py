@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import slices
 import variants
+from seedkit import found_by
 
 from kafka_marshal.config import Delivery
 from kafka_marshal.engine.rebuilding import OwnGrants, Rebuilder
@@ -298,9 +299,7 @@ def test_the_table_lists_every_variant():
 @pytest.mark.parametrize("plant", VARIANTS, ids=lambda plant: plant.__name__)
 def test_a_broken_variant_is_caught(monkeypatch, plant):
     seed, options = VARIANTS[plant]
-    simulate(seed, duration_ms=SHORT_MS, **options)
-    plant(monkeypatch)
-    failure = failure_of(seed, options)
+    failure = found_by(plant, monkeypatch, seed=seed, minutes=3, **options)
     assert [failure.judge, failure.invariant] == BROKEN[plant.__name__][1:3]
     assert f"python -m simulator --seed {seed} " in str(failure)
 

@@ -46,7 +46,7 @@ def seeds_of(*, quick: Sequence[int], full: int) -> Sequence[int]:
 def deselect_proof(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Remove tests that are marked ``proof``, unless this run has full size.
 
-    With arguments the marker is for these values of ``via`` alone.
+    With arguments the marker is for these values of ``via`` or ``transport`` alone.
     """
     if not IS_PROOF:
         deselect(config, items, _is_for_proof)
@@ -68,4 +68,5 @@ def _is_for_proof(item: pytest.Item) -> bool:
     marker = item.get_closest_marker("proof")
     if marker is None or not marker.args:
         return marker is not None
-    return item.callspec.params["via"] in marker.args  # type: ignore[attr-defined]
+    params = item.callspec.params  # type: ignore[attr-defined]
+    return not {params.get("via"), params.get("transport")}.isdisjoint(marker.args)

@@ -58,8 +58,10 @@ def test_a_claim_is_won_used_and_released(cluster):
     claim.release()
     known = fold(cluster).keys[KEY]
     assert (known.owner, known.position) == (None, 7)
-    with pytest.raises(ClaimLost, match="released"):
-        claim.check()
+    for call in (claim.check, lambda: claim.set_position(8), lambda: claim.seek(8)):
+        with pytest.raises(ClaimLost, match="released"):
+            call()
+    assert not claim.is_valid()
 
 
 def test_seeking_back_is_in_the_log_before_it_returns(cluster):

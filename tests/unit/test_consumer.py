@@ -246,6 +246,7 @@ def test_a_loss_with_empty_hands_is_silent(cluster):
     cluster.run(2 * H)
     assert polled(node) == []
     assert node.consumer.assignment() == set()
+    assert node.consumer.position(T0) is node.consumer.committed(T0) is None
 
 
 def test_several_partitions_take_turns():
@@ -842,6 +843,7 @@ def test_a_batch_has_one_partition_and_commits_itself(cluster):
     assert (batch.partition, batch.first_offset, batch.last_offset) == (T0, 0, 3)
     batch.commit()
     assert node.consumer.committed(T0) == 4
+    assert len(next(node.consumer.batches(2)).records) == 2
 
 
 def test_a_truncated_log_is_refolded(cluster):

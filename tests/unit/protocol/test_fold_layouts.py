@@ -40,7 +40,6 @@ from logkit import (
 
 from kafka_marshal.protocol.fold_layouts import FOLDS
 from kafka_marshal.protocol.hashing import home_partition
-from kafka_marshal.protocol.items import ERAS_MAX
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import KINDS, SECOND_LEVEL, ImportedPrevious
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
@@ -91,60 +90,11 @@ def test_which_fence_may_follow_in_partition_0(change, expected):
     assert is_sound(log)
 
 
-def test_which_fence_may_follow_elsewhere():
-    for change, expected in (
-        ({"generation": 9, "h": 5, "keys": 7}, "layout_fenced"),
-        ({"generation": 1}, "config"),
-        ({"k": 6, "before": 3}, "config"),
-    ):
-        log = Log(1, k=2, level=2)
-        assert (
-            log.outcome_of(layout_fence(**{"k": 4, "before": 2} | change)) == expected
-        )
-    log = Log(8, configured=False)
-    assert log.outcome_of(layout_fence(8, 4)) == "config"
-    assert log.outcome_of(layout_fence(12, 6, level=1)) == "config"
-    assert log.outcome_of(layout_fence(12, 6)) == "layout_fenced"
-    assert Log(configured=False).outcome_of(layout_fence(2)) == "config"
-
-
 def test_levels():
     assert Log().outcome_of(layout_fence(2, level=1)) == "level"
     log = Log(1, configured=False)
     assert log.outcome_of(layout_fence(2, level=3)) == "halted"
     assert log.state.halted == (0, 3)
-
-
-def test_eras_are_remembered():
-    log = Log(level=2, k=1)
-    for n in range(ERAS_MAX + 2):
-        k, before = (2, 1) if n % 2 == 0 else (1, 2)
-        log.append(layout_fence(k, before, generation=n + 2, era=n + 2))
-        log.append(layout_done(0, source=1))
-        assert log.outcome_of(layout_final()) == "layout_final"
-    assert len(log.state.eras) == ERAS_MAX
-    assert is_sound(log)
-
-
-def busy_with(*records):
-    log = Log(level=2)
-    epoch = log.claimed()
-    log.append(release(epoch))
-    for record in records:
-        log.append(record)
-    return log.outcome_of(layout_fence(2)) == "busy"
-
-
-def test_partition_0_is_busy_with_what_needs_all_partitions():
-    lasting = pause(START_MS + 9)
-    assert busy_with(lasting)
-    assert busy_with(schedule(START_MS + 5, START_MS + 9))
-    assert busy_with(lasting, stage((0, 5)), pause(0, seq=1))
-    assert busy_with(layout_fence(2))
-    assert not busy_with(direct(), settings())
-    log = Log(1, k=2, level=2)
-    log.append(pause(START_MS + 9))
-    assert log.outcome_of(layout_fence(4, 2)) == "layout_fenced"
 
 
 def test_a_fence_ends_the_pauses_that_partition_0_has_no_more():
@@ -214,25 +164,6 @@ def from_nothing(log):
     return state
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        {"after": 5, "epoch": 0},
-        {"at": START_MS - 5, "epoch": 0},
-        {"after": 5, "epoch": 1},
-        {"at": START_MS - 5, "epoch": 1},
-    ],
-    ids=str,
-)
-def test_its_clocks_begin_with_the_fence(where):
-    log = Log(1, configured=False)
-    log.append(b"given up")
-    assert log.outcome_of(layout_fence(2), **where) == "layout_fenced"
-    clocks = log.state.log_time_ms, log.state.epoch_time_ms, log.state.append_time_ms
-    assert clocks == (log.now_ms,) * 3
-    assert log.state == from_nothing(log)
-
-
 @pytest.mark.parametrize("level", [1, 2])
 def test_only_the_fence_matters_to_a_partition_that_comes_into_use(level):
     """Neither a lock of an earlier life, nor its level, nor times before."""
@@ -253,12 +184,6 @@ def test_only_the_fence_matters_to_a_partition_that_comes_into_use(level):
     assert log.state == from_nothing(log)
 
 
-def test_a_plan_is_refused_where_the_partition_is_retired():
-    log = Log(1, k=2, level=2)
-    log.append(layout_fence(1, 2))
-    assert log.outcome_of(planned()) == "retired"
-
-
 def test_a_fence_drops_an_earlier_life_whose_end_was_never_read():
     """The log of this partition went back to before the count fell."""
     log = Log(1, k=2, level=2)
@@ -266,16 +191,6 @@ def test_a_fence_drops_an_earlier_life_whose_end_was_never_read():
     assert log.outcome_of(layout_fence(2, generation=9)) == "layout_fenced"
     assert (log.state.keys, log.state.groups) == ({}, {})
     assert log.outcome_of(claim(generation=9)) == "importing"
-    assert is_sound(log)
-
-
-def test_a_fence_does_what_a_missed_final_would_have_done():
-    log = Log(1, k=2, level=2)
-    log.claimed()
-    log.append(layout_fence(4, 2))
-    assert log.outcome_of(layout_fence(8, 4, generation=3, era=3)) == "layout_fenced"
-    assert (log.state.keys, log.state.groups) == ({}, {})
-    assert log.state.layout == (OP, 4, 3, ())
     assert is_sound(log)
 
 
@@ -358,30 +273,7 @@ def test_a_final_drops_what_moved_away():
     assert is_sound(log)
 
 
-def test_a_retired_partition_is_left_empty():
-    log = Log(1, k=2, level=2)
-    log.claimed()
-    log.append(layout_fence(1, 2))
-    assert log.outcome_of(layout_import()) == "retired"
-    assert log.outcome_of(layout_done()) == "retired"
-    assert log.outcome_of(layout_final()) == "layout_final"
-    assert (log.state.keys, log.state.groups) == ({}, {})
-    assert is_sound(log)
-
-
 # --- settings and directives
-
-
-def home_log():
-    """Return partition 0 with settings, plans and directives, and a fence to two."""
-    log = Log(level=2)
-    for group in (MOVES, REMAINS):
-        log.append(settings(group=group, policy="planner"))
-        log.append(planned(0, group=group))
-        log.append(direct(group=group))
-    log.append(direct(group="marshal", host="h1"))
-    assert log.outcome_of(layout_fence(2)) == "layout_fenced"
-    return log
 
 
 def effects_of(log, record):
@@ -444,16 +336,6 @@ def test_directives_beyond_the_limits_are_ignored():
     assert "marshal" not in target.state.groups
 
 
-def test_a_final_drops_what_groups_have_at_an_earlier_home():
-    log = home_log()
-    log.append(layout_final())
-    assert MOVES not in log.state.groups
-    assert list(log.state.soft.plans) == [REMAINS]
-    assert len(log.state.groups["marshal"].directives) == 1
-    assert len(log.state.groups[REMAINS].directives) == 1
-    assert is_sound(log)
-
-
 def test_directives_of_all_groups_stay_wherever_their_home_is():
     home, after = (home_partition("marshal", partition_count=n) for n in (1, 3))
     assert (home, after) != (0, 0)
@@ -464,13 +346,3 @@ def test_directives_of_all_groups_stay_wherever_their_home_is():
     log.append(layout_final())
     group = log.state.groups["marshal"]
     assert (len(group.directives), group.settings) == (1, None)
-
-
-def test_a_group_with_keys_that_stay_loses_its_settings_only():
-    log = Log(level=2)
-    log.claimed(key=STAYS._replace(group_id=MOVES))
-    log.append(settings(group=MOVES))
-    log.append(layout_fence(2))
-    log.append(layout_final())
-    assert log.state.groups[MOVES].settings is None
-    assert log.state.groups[MOVES].key_count == 1

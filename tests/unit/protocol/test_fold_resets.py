@@ -2,7 +2,6 @@ import pytest
 from logkit import (
     KEY,
     SECRET,
-    START_MS,
     H,
     Log,
     beat,
@@ -13,10 +12,8 @@ from logkit import (
     finish,
     hashed,
     ident,
-    layout_final,
     member,
     messages,
-    pause,
     release,
     resets,
     resume,
@@ -29,12 +26,10 @@ from kafka_marshal.protocol.claiming import estimate
 from kafka_marshal.protocol.fold_resets import FOLDS, OPEN_MS_MAX, PARTS_MAX
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
-    CHUNK_BYTES_MAX,
     KINDS,
     Reset,
 )
 from kafka_marshal.protocol.snapshot import (
-    bytes_max,
     digest,
     from_bytes,
     outline,
@@ -44,10 +39,6 @@ from kafka_marshal.protocol.state import GroupState
 from kafka_marshal.protocol.types import Key, Owner
 
 OTHER = Key("g", "t", 1)
-FEW = {"keys": 100, "groups": 10, "operations": 10}
-MOST = bytes_max(config(level=2, **FEW))
-MOST_PARTS = 1 + MOST // CHUNK_BYTES_MAX
-YEAR_MS = 365 * 24 * 3_600_000
 
 
 def kept(log):
@@ -131,25 +122,6 @@ def test_nothing_is_claimed_until_every_lease_has_expired():
     assert (log.state.quiet_until_ms, log.state.ends_ms) == (None, None)
 
 
-def test_the_longest_h_of_any_key_counts():
-    log = Log(level=2, h=5 * H)
-    log.claimed()
-    log.append(config(2, era=2, level=2))
-    send_all(log, kept(log))
-    assert log.state.quiet_until_ms == START_MS + 10 * H + 1
-
-
-def test_pauses_of_the_carried_state_last_as_long_as_they_did():
-    log = Log(level=2)
-    log.append(pause(START_MS + H))
-    records = kept(log)
-    log.append(pause(0, seq=1))
-    send_all(log, records)
-    assert log.state.active_pause("g").until_ms == START_MS + H
-    log.append(b"", after=H)
-    assert log.state.active_pause("g") is None
-
-
 def test_replicas_that_disagreed_agree_again():
     log, records = story()
     wrong = from_bytes(to_bytes(log.state))
@@ -163,29 +135,6 @@ def test_replicas_that_disagreed_agree_again():
         apply(wrong, entry)
     assert to_bytes(wrong) == to_bytes(log.state)
     assert digest(wrong) == digest(log.state)
-
-
-def test_a_state_in_the_middle_of_a_reset_is_kept_whole():
-    log, records = story()
-    for record in records[:-1]:
-        log.append(record)
-        back = from_bytes(to_bytes(log.state))
-        assert back == log.state
-        assert (back.ends_ms, digest(back)) == (log.state.ends_ms, digest(log.state))
-    log.append(records[-1])
-    apply(back, log.entries[-1])
-    assert to_bytes(back) == to_bytes(log.state)
-    assert digest(back) == digest(log.state)
-    assert from_bytes(to_bytes(back)) == log.state
-
-
-def test_every_part_is_in_the_digest():
-    logs = [Log(level=2), Log(level=2)]
-    for log, data in zip(logs, (b"one", b"two"), strict=True):
-        record = resets(b"state", "00" * 16, bytes_max=1)[0]
-        log.append(replace(record, data=data))
-    one, two = (digest(log.state) for log in logs)
-    assert one != two
 
 
 def test_parts_wait_for_a_while_only():
@@ -229,20 +178,6 @@ def test_a_part_follows_the_one_before_it(change):
     assert send_all(log, records[1:])[-1] == "reset"
 
 
-def test_a_part_without_a_first_one_is_refused():
-    log, records = story()
-    assert log.outcome_of(records[1]) == "reset_order"
-
-
-def test_another_operation_replaces_the_first():
-    log, records = story()
-    log.append(records[0])
-    log.append(records[1])
-    later = [replace(record, op_id=ident("later")) for record in records]
-    assert send_all(log, later)[-1] == "reset"
-    assert log.outcome_of(records[2]) == "reset_order"
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -254,22 +189,6 @@ def test_staged_parts_are_bounded(change):
     log, records = story()
     assert log.outcome_of(replace(records[0], **change)) == "limits"
     assert log.state.staging is None
-
-
-@pytest.mark.parametrize(
-    ("part_count", "size_bytes", "expected"),
-    [
-        pytest.param(MOST_PARTS, MOST, "reset_staged", id="at the bounds"),
-        pytest.param(MOST_PARTS + 1, MOST, "limits", id="a part more"),
-        pytest.param(MOST_PARTS, MOST + 1, "limits", id="a byte more"),
-    ],
-)
-def test_the_limits_bound_the_parts_from_the_first_on(part_count, size_bytes, expected):
-    log = Log(level=2, **FEW)
-    (record,) = resets(b"state", "00" * 16)
-    record = replace(record, part_count=part_count, size_bytes=size_bytes)
-    assert log.outcome_of(record) == expected
-    assert (log.state.staging is None) == (expected == "limits")
 
 
 def test_parts_never_exceed_the_announced_size():
@@ -295,22 +214,6 @@ def as_one(log, value, expected_digest, **change):
     return log.outcome_of(replace(record, **change))
 
 
-def test_bytes_that_are_no_state_are_refused():
-    log, _ = story()
-    value, expected_digest = to_bytes(log.state), digest(log.state)
-    before = value
-    assert (
-        as_one(log, value, expected_digest, size_bytes=len(value) - 1)
-        == "reset_damaged"
-    )
-    assert as_one(log, value[:-1], expected_digest) == "reset_damaged"
-    assert as_one(log, value, "00" * 16) == "reset_damaged"
-    hostile = value.replace(b"\xa1g", b"\xa1/")
-    assert as_one(log, hostile, expected_digest) == "reset_damaged"
-    assert from_bytes(before).keys == log.state.keys
-    assert log.state.staging is None
-
-
 def test_states_of_elsewhere_are_refused():
     log, _ = story()
     strangers = [Log(1, level=2), Log(level=2, h=3), Log(configured=False)]
@@ -318,37 +221,6 @@ def test_states_of_elsewhere_are_refused():
     ahead.next_offset = 1_000
     for state in (*(stranger.state for stranger in strangers), ahead):
         assert as_one(log, to_bytes(state), digest(state)) == "reset_foreign"
-
-
-@pytest.mark.parametrize(
-    ("bounds", "spoil"),
-    [
-        pytest.param({"keys": 1}, lambda log: log.claimed("c9", key=OTHER), id="keys"),
-        pytest.param(
-            {"groups": 1},
-            lambda log: log.claimed("c9", key=Key("h", "t", 1)),
-            id="groups",
-        ),
-        pytest.param(
-            {"operations": 1},
-            lambda log: [
-                log.append(pause(until, op=ident(op), seq=seq))
-                for op in ("one", "two")
-                for seq, until in enumerate((log.now_ms + YEAR_MS, 0))
-            ],
-            id="operations",
-        ),
-    ],
-)
-def test_a_state_beyond_the_limits_is_refused(bounds, spoil):
-    log, rich = Log(level=2, **bounds), Log(level=2)
-    for one in (log, rich):
-        one.claimed()
-    spoil(rich)
-    rich.state.config = log.state.config
-    while log.state.next_offset < rich.state.next_offset:
-        log.append(b"")
-    assert as_one(log, to_bytes(rich.state), digest(rich.state)) == "limits"
 
 
 @pytest.mark.parametrize("spoiled", ["keys", "groups", "digest", "foreign"])
@@ -401,11 +273,3 @@ def test_no_state_replaces_one_in_which_the_count_changes():
     for part in resets(value, digest(log.state)):
         assert log.outcome_of(part) == "busy"
     assert log.state.staging is None
-
-
-def test_no_state_brings_a_change_of_the_count_with_it():
-    log, *_ = source_log()
-    value, proof = to_bytes(log.state), digest(log.state)
-    log.append(layout_final())
-    outcomes = [log.outcome_of(part) for part in resets(value, proof)]
-    assert outcomes[-1] == "reset_damaged"

@@ -43,9 +43,7 @@ from kafka_marshal.protocol.judging import (
     OP_INCARNATIONS_MAX,
     PAUSE_AHEAD_MS_MAX,
     held_up,
-    is_fenced,
     is_home,
-    is_paused,
     judge_claim,
     judge_directive,
     judge_forgetting,
@@ -60,7 +58,6 @@ from kafka_marshal.protocol.judging import (
     time_left,
 )
 from kafka_marshal.protocol.state import (
-    DIRECTIVES_MAX,
     SCHEDULED_MAX,
     SCOPED_MAX,
     GroupState,
@@ -228,14 +225,6 @@ def test_order_of_refusals_of_a_first_claim(other_keys, groups, full):
         assert reason == first(order), order
 
 
-def test_limits_do_not_apply_to_an_existing_key():
-    state = world(known=key_state(None))
-    assert (
-        judge_claim(state, claim(), config=config(k=K, keys=1, groups=1), key=KEY)
-        is None
-    )
-
-
 # --- Resumes: PROTOCOL 4.4 ---
 
 
@@ -314,23 +303,6 @@ def test_a_resume_of_a_key_that_does_not_exist(generation, place, paused, expect
     assert judge_resume(state, record, config=state.config, key=KEY) == expected
 
 
-# --- Fences: PROTOCOL 4.13 ---
-
-
-@pytest.mark.parametrize(
-    ("group", "owner", "expected"),
-    [
-        pytest.param("g", SELF, True, id="this process"),
-        pytest.param("h", SELF, False, id="another group"),
-        pytest.param("g", OTHER, False, id="another client"),
-        pytest.param("g", Owner("c1", INC_AGAIN), False, id="another life"),
-    ],
-)
-def test_which_process_is_fenced(group, owner, expected):
-    assert is_fenced(world(fenced=(SELF,)), owner, group_id=group) == expected
-    assert not is_fenced(world(), owner, group_id=group)
-
-
 # --- Records of an owner: PROTOCOL 4.5 to 4.7 ---
 
 SENDS = [
@@ -363,11 +335,6 @@ def test_which_senders_may_change_a_key(send, owner, epoch, expected, paused):
 
 
 @pytest.mark.parametrize("send", SENDS)
-def test_a_record_of_another_partition_is_misplaced_first(send):
-    assert mismatch(world(place=1 - HOME), send(EPOCH), key=KEY) == "wrong_partition"
-
-
-@pytest.mark.parametrize("send", SENDS)
 def test_without_config_nobody_owns(send):
     state = world(place=1 - HOME)
     state.config = None
@@ -384,21 +351,6 @@ def test_reserved_keys_live_where_they_are_about(topic):
         assert reason == (None if is_here else "wrong_partition")
         reason = mismatch(state, beat(0, key=key), key=key)
         assert reason == ("not_owner" if is_here else "wrong_partition")
-
-
-@pytest.mark.parametrize(
-    ("topic", "expected"),
-    [
-        pytest.param("t", True, id="data"),
-        pytest.param("/checkpoint", True, id="checkpoint"),
-        pytest.param("/planner", False, id="planner"),
-    ],
-)
-def test_a_pause_does_not_touch_the_planner(topic, expected):
-    assert is_paused(world(paused=True), Key("g", topic, HOME)) is expected
-    assert not is_paused(world(paused=False), Key("g", topic, HOME))
-    assert not is_paused(world(paused=True), Key("h", topic, HOME))
-    assert not is_paused(WorldState(HOME), Key("g", topic, HOME))
 
 
 # --- Handoffs: PROTOCOL 9.4 ---
@@ -509,13 +461,6 @@ def test_a_pause_of_a_group_that_has_no_room():
         assert judge_release_group(state, pause(until), config=settings) == expected
 
 
-def test_the_group_limit_does_not_apply_to_an_existing_group():
-    state = world(groups=("h", "i"))
-    assert (
-        judge_release_group(state, pause(M + 1), config=config(k=K, groups=1)) is None
-    )
-
-
 @pytest.mark.parametrize("age", [0, 2 * H, 2 * H + 1])
 def test_order_of_refusals_of_forgetting(age):
     for place, known, lock, owner, epoch in product(
@@ -545,26 +490,6 @@ def test_nothing_is_forgotten_without_a_config():
 
 def planned(op, begin=M + 5, until=M + 9):
     return Scheduled(begin, op, "a", ADMIN, 7, until)
-
-
-@pytest.mark.parametrize("expires", [0, M, M + 1])
-@pytest.mark.parametrize("lasting", [None, OP, OTHER_OP])
-def test_a_scheduled_pause_is_cancelled_whatever_lasts(expires, lasting):
-    state = world()
-    group = state.groups["g"]
-    group.scheduled = (planned(OVER_OP),)
-    if lasting is not None:
-        group.pause = Pause(
-            op_id=lasting,
-            client_id="a",
-            incarnation=ADMIN,
-            seq=7,
-            incarnations=(ADMIN,),
-            until_ms=M + 1,
-        )
-    reason = judge_release_group(state, pause(expires, op=OVER_OP), config=state.config)
-    is_end = expires <= M
-    assert reason == (None if is_end or lasting is None else "busy")
 
 
 @pytest.mark.parametrize("op", [OP, OTHER_OP, OVER_OP])
@@ -672,14 +597,6 @@ def test_order_of_refusals_of_a_pause_with_a_scope(known, scope):
         assert reason == first(order), (paused, is_full, expires, seq)
 
 
-def test_a_pause_of_the_whole_group_takes_no_scope():
-    state = world()
-    state.groups["g"].pause = held(OP)
-    for expires, expected in ((M + 1, "busy"), (M, None)):
-        record = schedule(0, expires, seq=8, scope=T_0)
-        assert judge_release_group(state, record, config=state.config) == expected
-
-
 @pytest.mark.parametrize("known", KNOWN)
 @pytest.mark.parametrize("scope", [None, T_0, T_ALL])
 def test_order_of_refusals_of_a_scheduled_pause_with_a_scope(known, scope):
@@ -769,17 +686,6 @@ def test_a_directive_is_judged_in_the_order_of_9_7():
     assert judged(log, direct(until=0, seq=2)) == "op_over"
 
 
-def test_directives_are_bounded_by_group_and_by_partition():
-    log = Log(level=2, operations=DIRECTIVES_MAX + 1)
-    for number in range(DIRECTIVES_MAX):
-        log.append(direct(op=bytes([number]) * 16))
-    more = b"x" * 15 + b"y"
-    assert judged(log, direct(op=more)) == "limits"
-    assert judged(log, direct(op=more, group="marshal")) is None
-    log.append(direct(op=more, group="marshal"))
-    assert judged(log, direct(op=more, group="h")) == "limits"
-
-
 # --- changes of the partition count
 
 
@@ -814,15 +720,6 @@ def test_a_final_key_has_no_owner_to_be():
     assert log.outcome_of(beat(epoch - 1)) == "not_owner"
     assert log.outcome_of(release(epoch)) == "not_owner"
     assert log.outcome_of(release(epoch, client="c2")) == "not_owner"
-
-
-def test_no_partition_takes_pauses_while_the_count_changes():
-    log, *_ = source_log()
-    soon = log.now_ms + 9
-    assert log.outcome_of(pause(soon)) == "busy"
-    assert log.outcome_of(pause(0)) == "expired"
-    assert log.outcome_of(schedule(soon, soon + 9)) == "busy"
-    assert target_log().outcome_of(pause(soon)) == "busy"
 
 
 def test_a_partition_that_is_not_in_use_is_retired():

@@ -3,7 +3,6 @@ import pytest
 from logkit import (
     INC,
     KEY,
-    LOCK,
     OP,
     SECRET,
     START_MS,
@@ -30,17 +29,13 @@ from logkit import (
 )
 
 from kafka_marshal.protocol.codec import decode, encode, person_of
-from kafka_marshal.protocol.items import Pause
-from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal.protocol.settings import NO_SETTINGS
-from kafka_marshal.protocol.snapshot import digest, to_bytes
+from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import (
     QUIET,
-    RING_ENTRIES_MAX,
     STAGING,
     WHY_CHARS_MAX,
-    GroupState,
     KeyNote,
     KeyState,
     Owner,
@@ -49,7 +44,6 @@ from kafka_marshal.protocol.state import (
     Step,
     WorldState,
     count,
-    is_forgettable,
     stuck_count,
     why_of,
     why_to_tags,
@@ -70,15 +64,6 @@ def key_state(**changes):
 
 
 # --- One key ---
-
-
-def test_a_key_is_judged_by_the_interval_of_its_last_renewal():
-    known = key_state(heartbeat_interval_ms=10)
-    assert known.age_ms(5_021) == 21
-    assert known.freshness(5_020) is Freshness.UNKNOWN
-    assert known.freshness(5_021) is Freshness.STALE
-    assert known.remaining_ms(5_020) == 1
-    assert known.remaining_ms(5_021) == 0
 
 
 @pytest.mark.parametrize(
@@ -122,20 +107,6 @@ def test_what_an_operation_replaced_is_known_until_the_next_one():
     assert key_state().before(b"a" * 16) is None
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        pytest.param({}, False, id="owned"),
-        pytest.param({"owner": None}, True, id="unowned"),
-        pytest.param({"owner": None, "position": 5}, True, id="a position is no hold"),
-        pytest.param({"owner": None, "lock": LOCK}, False, id="locked"),
-        pytest.param({"owner": None, "granted": 0}, False, id="granted 0"),
-    ],
-)
-def test_keys_that_may_be_dropped_after_silence(change, expected):
-    assert is_forgettable(key_state(**change)) is expected
-
-
 # --- The world ---
 
 
@@ -147,48 +118,6 @@ def test_an_empty_world():
     assert state.active_pause("g") is None
     assert state.token(KEY) is None
     assert state.live_members("g") == []
-
-
-def test_the_level_is_the_configs():
-    state = WorldState(0, config=config(level=4))
-    assert state.feature_level == 4
-
-
-def test_log_time_is_now():
-    assert WorldState(0, log_time_ms=-5).now_ms == -5
-
-
-def test_a_group_may_have_a_pause():
-    held = Pause(
-        op_id=OP,
-        client_id="admin",
-        incarnation=INC,
-        seq=0,
-        incarnations=(INC,),
-        until_ms=1_000,
-    )
-    state = WorldState(0, groups={"g": GroupState(held), "h": GroupState()})
-    assert state.active_pause("g") is held
-    assert state.active_pause("h") is None
-    assert state.active_pause("other") is None
-
-
-def test_the_next_end_of_a_pause_is_the_earliest():
-    state = WorldState(0, groups={"h": GroupState()})
-    state.note_next_lapse()
-    assert state.lapses_ms is None
-    for name, until_ms in (("f", 3_000), ("g", 2_000)):
-        held = Pause(
-            op_id=OP,
-            client_id="admin",
-            incarnation=INC,
-            seq=0,
-            incarnations=(INC,),
-            until_ms=until_ms,
-        )
-        state.groups[name] = GroupState(held)
-    state.note_next_lapse()
-    assert state.lapses_ms == 2_000
 
 
 def test_the_next_lapse_may_be_the_begin_of_a_pause():
@@ -300,16 +229,6 @@ def test_keys_are_set_aside_by_pauses_with_a_scope_alone():
     assert aside(10) == [False] * 3, "the whole group is paused"
 
 
-def test_a_token_is_era_leader_epoch_and_offset_of_the_claim():
-    log = Log(era=7)
-    epoch = log.claimed()
-    log.append(beat(epoch), epoch=3)
-    assert log.state.token(KEY) == Token(7, 0, epoch)
-    later = log.claimed("c2", key=KEY._replace(partition=1))
-    assert log.state.token(KEY._replace(partition=1)) == Token(7, 3, later)
-    assert log.state.token(KEY._replace(partition=2)) is None
-
-
 def test_a_token_keeps_the_era_of_its_epoch():
     log = Log(era=7)
     assert WorldState(0).era_at(0) is None
@@ -391,14 +310,6 @@ def test_equal_worlds_may_differ_in_what_is_soft_or_derived():
     assert one != other
 
 
-def test_the_ring_keeps_the_last_ones():
-    log = Log()
-    for _ in range(RING_ENTRIES_MAX + 3):
-        log.append(b"?")
-    offsets = [noted.offset for noted in log.state.soft.undecodable]
-    assert offsets == list(range(4, 4 + RING_ENTRIES_MAX))
-
-
 # --- Derived parts ---
 
 
@@ -437,16 +348,6 @@ def test_derived_parts_are_recomputed_alike():
     assert state.forgettable == [(START_MS, KEY)]
     assert set(state.dirty) == {*state.keys, *state.groups}
     assert (state.item_hashes, state.item_sum) == ({}, 0)
-
-
-def test_a_key_waits_once_however_often_it_is_released():
-    state = WorldState(0)
-    free = key_state(owner=None)
-    state.note_forgettable(KEY, free)
-    state.note_forgettable(KEY, key_state(owner=None, active_ms=6_000))
-    assert state.forgettable == [(5_000, KEY)]
-    state.note_forgettable(KEY._replace(partition=1), key_state())
-    assert state.forgettable == [(5_000, KEY)]
 
 
 def test_entries_of_dropped_keys_are_never_more_than_the_keys():
@@ -608,24 +509,9 @@ def test_an_outcome_is_returned_and_counted(claimed_log, outcome, expected, coun
     assert claimed_log.state.soft.counters == counted
 
 
-def test_counting_starts_at_nothing(claimed_log):
-    count(claimed_log.state, "new")
-    count(claimed_log.state, "new")
-    assert claimed_log.state.soft.counters["new"] == 2
-    count(claimed_log.state, "new", times=3)
-    assert claimed_log.state.soft.counters["new"] == 5
-
-
 def test_counting_nothing_makes_no_counter(claimed_log):
     count(claimed_log.state, "new", times=0)
     assert "new" not in claimed_log.state.soft.counters
-
-
-def test_transitions_are_values(claimed_log):
-    first = claimed_log.one(beat(1), after=1)
-    assert first == msgspec.structs.replace(first)
-    with pytest.raises(AttributeError):
-        first.outcome = "refused"
 
 
 # --- notes
@@ -658,16 +544,6 @@ def test_a_claim_has_a_reason(log):
     assert note(log).client_id == "c1", "a claim that was refused tells nothing"
 
 
-def test_a_note_has_the_epoch_of_the_claim_before(log):
-    log.append(claim())
-    assert note(log).follows is None
-    log.append(gone(1, "closed"))
-    log.append(claim(client="c2"))
-    assert note(log).follows == 1
-    log.append(claim(client="c3"), after=2 * H + 1)
-    assert note(log).follows == 3
-
-
 def test_without_notes_a_set_position_may_have_been_in_between(log):
     """A checkpoint has no notes, and `previous` does not say when it was."""
     log.append(claim())
@@ -683,29 +559,6 @@ def test_without_notes_a_set_position_may_have_been_in_between(log):
     assert note(log).follows is None
 
 
-@pytest.mark.parametrize(
-    "tags",
-    [
-        pytest.param(b"", id="empty"),
-        pytest.param(b"\xc1", id="no-messagepack"),
-        pytest.param(b"\x91\x01", id="no-map"),
-        pytest.param(b"\x81\xa3why\x07", id="no-text"),
-        pytest.param(b"\x80", id="no-why"),
-        pytest.param(b"\x81\xa3why\xa2\xff\xff", id="no-utf-8"),
-    ],
-)
-def test_tags_without_a_reason_are_absent(log, tags):
-    record = msgspec.structs.replace(claim(), tags=tags)
-    assert why_of(record) is None
-    assert log.one(record).effect == "claimed"
-    assert note(log).reason is None
-
-
-def test_a_claim_without_tags_has_no_reason(log):
-    log.claimed()
-    assert note(log).reason is None
-
-
 @pytest.mark.parametrize("text", ["ä", "€", "\N{GRINNING FACE}"])
 def test_a_claim_names_a_person_beside_its_reason(log, text):
     record = msgspec.structs.replace(claim(), tags=why_to_tags("free", "alice"))
@@ -715,23 +568,6 @@ def test_a_claim_names_a_person_beside_its_reason(log, text):
     assert why_of(long) == text * WHY_CHARS_MAX
     assert set(person_of(long)) == {text}
     assert log.one(decode(encode(long))).effect == "claimed"
-
-
-def test_why_is_bounded_at_both_ends():
-    assert len(why_to_tags("ä" * 9_999)) <= 1024
-    tags = msgspec.msgpack.encode({"why": "x" * 1_000})
-    record = msgspec.structs.replace(claim(), tags=tags)
-    assert why_of(record) == "x" * WHY_CHARS_MAX
-
-
-def test_a_release_has_a_reason(log):
-    epoch = log.claimed()
-    assert log.outcome_of(gone(epoch, "lagging: lag 12")) == "released"
-    assert note(log) == KeyNote(
-        client_id="c1", offset=2, reason="lagging: lag 12", before=None, stuck=None
-    )
-    assert log.outcome_of(gone(epoch, "twice")) == "not_owner"
-    assert note(log).reason == "lagging: lag 12"
 
 
 def test_the_owner_before_is_known(log):
@@ -755,18 +591,6 @@ def test_a_resume_keeps_the_owner_before(log):
     assert (note(log).client_id, note(log).before) == ("c1", "c0")
 
 
-def test_a_release_without_an_earlier_note(log):
-    epoch = log.claimed()
-    log.state.soft.notes.clear()
-    log.append(gone(epoch, "closed"))
-    assert note(log) == KeyNote(
-        client_id="c1", offset=2, reason="closed", before=None, stuck=None
-    )
-    log.state.soft.notes.clear()
-    log.one(claim("c2"), after=2 * H + 1)
-    assert note(log).before is None
-
-
 def wedge(log, position, client):
     epoch = log.claimed(client)
     log.append(gone(epoch, "stuck: 1 uncommitted", position, client))
@@ -787,28 +611,10 @@ def test_a_partition_without_progress_is_stuck_at_its_start(log):
     assert [wedge(log, None, "c1"), wedge(log, None, "c2")] == [1, 2]
 
 
-def test_at_most_once_what_was_granted_is_no_longer_in_the_way(log):
-    assert wedge(log, 3, "c1") == 1
-    epoch = log.claimed("c2")
-    log.append(messages(epoch, 3, 3, client="c2"))
-    assert stuck_count(note(log), log.key()) == 0
-
-
 def test_nothing_known_is_not_stuck(log):
     log.claimed()
     assert stuck_count(None, log.key()) == 0
     assert stuck_count(note(log), log.key()) == 0
-
-
-def test_notes_change_neither_bytes_nor_digest(log):
-    twin = Log()
-    epoch = log.claimed()
-    twin.append(why("for the twin"))
-    log.append(gone(epoch, "one"))
-    twin.append(gone(epoch, "another"))
-    assert note(log) != note(twin)
-    assert to_bytes(log.state) == to_bytes(twin.state)
-    assert digest(log.state) == digest(twin.state)
 
 
 def test_a_forgotten_key_has_no_note():
