@@ -305,6 +305,9 @@ class ConsumerConfig:
 class Callbacks:
     """The callbacks of one consumer, called on the application's thread.
 
+    With several, on that which polls, or that which asks for the assignment or for
+    positions while no other one polls; with asyncio always on the loop.
+
     Attributes:
         on_claimed: Called for each new partition.
         on_lost: Called for each partition that is lost or released while the consumer

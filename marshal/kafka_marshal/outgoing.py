@@ -54,6 +54,11 @@ class TransactionalWriter(Protocol):
     Opening it fences every earlier producer of the same id.
     """
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether its connections fail, and those of one that is opened now may not."""
+        return False
+
     def progress(
         self, partition: TopicPartition, *, timeout_ms: int
     ) -> Progress | None:

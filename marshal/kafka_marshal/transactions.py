@@ -336,7 +336,11 @@ class TransactionalOutput:
     def lacks_producer(self, batch: Batch, timeout_ms: int) -> bool:
         """Return whether ``open_producer`` comes before the transaction of a batch."""
         found = self._open.get(batch.partition)
-        is_open = found is not None and found.is_of(batch, timeout_ms)
+        is_open = (
+            found is not None
+            and found.is_of(batch, timeout_ms)
+            and not found.writer.is_outdated
+        )
         return not is_open and self._source.holding_of(batch) is not None
 
     def begin(self, batch: Batch) -> Transaction | None:

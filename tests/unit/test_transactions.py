@@ -318,6 +318,7 @@ class Writer:
 
     def __init__(self, kept, events):
         self.kept, self.events = kept, events
+        self.is_outdated = False
         self.fails, self.writes_first = None, False
 
     def progress(self, partition, *, timeout_ms):
@@ -385,6 +386,18 @@ def test_another_timeout_opens_a_producer_that_has_it(rig):
         with next(rig.output.transactions(timeout_ms=timeout_ms)):
             pass
         assert rig.timeout_ms == timeout_ms
+    assert rig.events == ["open", 4, "close", "open", 5]
+
+
+def test_an_outdated_producer_is_replaced_before_it_fails(rig):
+    """Its connections cannot be made again, and a new one has the renewed files."""
+    stream = rig.output.transactions(timeout_ms=1_000)
+    with next(stream):
+        pass
+    rig.writer.is_outdated = True
+    with next(stream) as transaction:
+        pass
+    assert transaction.is_committed
     assert rig.events == ["open", 4, "close", "open", 5]
 
 

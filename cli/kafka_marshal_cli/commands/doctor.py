@@ -317,7 +317,10 @@ class ClusterChecks:
         )
         yield from checks.levels(self.world)
         yield from checks.growths(self.world)
-        yield checks.round_trips(self._took_ms, config.heartbeat_interval_ms)
+        from kafka_marshal.kafka_io.topiclog import reader_timeout_ms
+
+        ms = config.heartbeat_interval_ms
+        yield checks.round_trips(self._took_ms, ms, read_ms=reader_timeout_ms(ms))
 
     def _clock(self) -> Iterator[Check]:
         assert self.world is not None

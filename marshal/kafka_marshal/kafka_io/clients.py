@@ -42,7 +42,7 @@ from kafka_marshal.kafka_io.faults import (
 from kafka_marshal.kafka_io.oauth import extensions_of
 from kafka_marshal.kafka_io.patches import Admin, Network, force_close
 from kafka_marshal.kafka_io.settings import ConnectionConfig
-from kafka_marshal.kafka_io.tls_files import check_tls_files
+from kafka_marshal.kafka_io.tls_files import check_tls_files, stores
 from kafka_marshal.kafka_io.translate import (
     Access,
     AdvertisedAddressError,
@@ -237,6 +237,7 @@ def _note_failure(
     error: Exception,
     address: str | None,
 ) -> None:
+    stores.renew()  # for the next attempt
     for watch in {*_watches, *([own] if own else [])}:
         watch.note(network, error, address=address)
 

@@ -189,6 +189,12 @@ UNCONFIRMED = _fault(
     next_step="Check that the brokers answer, that the topic exists, and that its "
     "partitions have leaders, with: marshal doctor",
 )
+NO_LEADER = _fault(
+    CoordinationError,
+    why="partitions have no leader, or the brokers do not know them yet",
+    next_step="Try again soon if the topic is new; else bring the missing brokers "
+    "back.",
+)
 NO_OPEN_FILES = _fault(
     CoordinationError,  # retriable: other parts of the process may close some
     why="this process or its machine has too many open files",
@@ -230,6 +236,7 @@ BY_CODE: Mapping[int | None, Fault] = {
     44: REFUSED_TOPIC,  # POLICY_VIOLATION
     3: NO_SUCH_TOPIC,  # UNKNOWN_TOPIC_OR_PART
     100: NO_SUCH_TOPIC,  # UNKNOWN_TOPIC_ID
+    5: NO_LEADER,  # LEADER_NOT_AVAILABLE
     22: GROUP_IN_USE,  # ILLEGAL_GENERATION
     25: GROUP_IN_USE,  # UNKNOWN_MEMBER_ID
     27: GROUP_IN_USE,  # REBALANCE_IN_PROGRESS

@@ -3,10 +3,14 @@
 kafka-python takes a file that it cannot load for a broker that does not answer, and
 retries; without a password for an encrypted key, OpenSSL requests one on the terminal
 of the process each time. librdkafka reports OpenSSL's error, but names no file.
+
+Neither reads keystores of Java: PEM files are made of these, and made again where they
+were renewed and a connection fails.
 """
 
 import datetime as dt
 import ssl
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,6 +24,68 @@ _FILES = ("ssl_cafile", "ssl_certfile", "ssl_crlfile", "ssl_keyfile")
 _LOOK_S = 1.0
 # Of certificates in DER.
 _VERSION, _VALIDITY, _UTC_TIME, _LENGTH_LONG = 0xA0, 3, 0x17, 0x80
+
+
+# What a new version of a file changes, behind symbolic links; empty without a file.
+Version = tuple[int, ...]
+
+
+def version_of(path: str) -> Version:
+    """Return the version of a file."""
+    try:
+        stat = Path(path).stat()
+    except OSError:
+        return ()
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+class Stores:
+    """Keystores that PEM files were made of. Thread-safe.
+
+    Args:
+        clock_s: Returns local time.
+    """
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._lock = threading.Lock()
+        # By path and use: one store may have the own key and those of others.
+        self._read: dict[tuple[str, str], tuple[Version, Callable[[], object]]] = {}
+        self._look_s = 0.0
+
+    def follow(
+        self, path: str, use: str, *, version: Version, make: Callable[[], object]
+    ) -> None:
+        """Have the PEM files made again once a store has another version.
+
+        Args:
+            path: The store.
+            use: What it is read for.
+            version: Its version before it was read.
+            make: Reads it, writes the files and follows it again. It may raise a
+                ``ConfigurationError``, then it is called again.
+        """
+        with self._lock:
+            self._read[path, use] = version, make
+
+    def renew(self) -> None:
+        """Make the files of stores that were renewed; looks once a second."""
+        with self._lock:
+            now_s = self._clock_s()
+            if now_s < self._look_s:
+                return
+            self._look_s = now_s + _LOOK_S
+            found = [
+                make
+                for (path, _), (version, make) in self._read.items()
+                if version_of(path) not in {version, ()}
+            ]
+        for make in found:
+            with suppress(ConfigurationError):
+                make()
+
+
+stores = Stores()
 
 
 class TlsFiles:
@@ -53,21 +119,16 @@ class TlsFiles:
         if self._are_renewed or now_s < self._look_s:
             return self._are_renewed
         self._look_s = now_s + _LOOK_S
+        stores.renew()
         if self._versions() != self._loaded:
             with suppress(ConfigurationError):
                 check_tls_files(self._options)
                 self._are_renewed = True
         return self._are_renewed
 
-    def _versions(self) -> Mapping[str, tuple[int, ...]]:
-        """Return what a new version of each file changes, behind symbolic links."""
-        found = {}
-        for name in _FILES:
-            if path := self._options.get(name):
-                with suppress(OSError):
-                    stat = Path(path).stat()
-                    found[name] = stat.st_ino, stat.st_mtime_ns, stat.st_size
-        return found
+    def _versions(self) -> Mapping[str, Version]:
+        paths = {name: self._options.get(name) for name in _FILES}
+        return {name: version_of(path) for name, path in paths.items() if path}
 
 
 def expires_at_s(path: str) -> float | None:

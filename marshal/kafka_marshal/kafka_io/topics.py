@@ -247,8 +247,8 @@ class KafkaTopicAdmin(Closing):
             is_ours = kind is kafka_errors.TopicAlreadyExistsError and len(attempts) > 1
             if kind is not kafka_errors.NoError and not is_ours:
                 raise kind(row.get("error_message") or topic)
-            admin.wait_for_topics([topic], timeout_ms=timeout_ms)
 
+        deadline = Deadline(timeout_ms)
         self._admin.call(
             request,
             doing=f"Creating topic {topic}",
@@ -256,6 +256,7 @@ class KafkaTopicAdmin(Closing):
             needs=f"CREATE on topic {topic}",
             timeout_ms=timeout_ms,
         )
+        self._wait_for_leaders(topic, count=partitions, deadline=deadline)
 
     def create_data_topic(
         self,
@@ -315,14 +316,35 @@ class KafkaTopicAdmin(Closing):
                 admin.create_partitions(
                     {topic: count}, timeout_ms=timeout_ms, validate_only=validate_only
                 )
-            admin.wait_for_topics([topic], timeout_ms=timeout_ms)
 
+        deadline = Deadline(timeout_ms)
         self._admin.call(
             request,
             doing=f"Adding partitions to topic {topic}",
             access=Access.WRITE,
             needs=f"ALTER on topic {topic}",
             timeout_ms=timeout_ms,
+        )
+        if not validate_only:
+            self._wait_for_leaders(topic, count=count, deadline=deadline)
+
+    def _wait_for_leaders(self, topic: str, *, count: int, deadline: Deadline) -> None:
+        """Wait until brokers know the partitions of a topic, and each has a leader."""
+
+        def request(admin: Any) -> None:
+            found = described(admin.describe_topics([topic])[0])
+            if found.partition_count < count or found.leaderless:
+                led = found.partition_count - len(found.leaderless)
+                raise kafka_errors.LeaderNotAvailableError(
+                    f"{led} of {count} partitions have one"
+                )
+
+        self._admin.call(
+            request,
+            doing=f"Waiting for the leaders of topic {topic}",
+            access=Access.READ,
+            needs=f"DESCRIBE on topic {topic}",
+            timeout_ms=deadline.require_ms(no_answer),
         )
 
     def close(self, *, timeout_ms: int = 2_000) -> None:

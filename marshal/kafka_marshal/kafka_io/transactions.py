@@ -103,6 +103,8 @@ class KafkaTransactions(Closing):
     Opening it fences every earlier producer of the same id.
     """
 
+    is_outdated = False  # kafka-python loads files of TLS for each connection
+
     def __init__(
         self,
         admin: AdminClient,

@@ -73,7 +73,11 @@ SERIOUS = _WARNINGS | _ERRORS
 
 
 class LoggingObserver(Observer):
-    """Writes each event as one line to the logger ``kafka_marshal``."""
+    """Writes each event as one line to the logger ``kafka_marshal``.
+
+    For formatters that write JSON, a record also has the attribute ``kafka_marshal``: a
+    dict of the event's name and its fields, those of ``StructuredObserver``.
+    """
 
     def __init__(self) -> None:
         self._logger = logging.getLogger(LOGGER_NAME)
@@ -82,7 +86,9 @@ class LoggingObserver(Observer):
         """Log one event at the level of its name."""
         level = level_of(event.name)
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, "%s", to_line(event.name, event.fields))
+            line = to_line(event.name, event.fields)
+            found = {"event": event.name, **flat(event.fields)}
+            self._logger.log(level, "%s", line, extra={LOGGER_NAME: found})
 
 
 def level_of(name: str) -> int:

@@ -195,12 +195,6 @@ class Steps:
     nudges: tuple[int, ...] = ()
     waits: tuple[Wait, ...] = ()
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is no record to write now."""
-        some = (self.fences, self.earlier, self.imports, self.groups, self.dones)
-        return not any((*some, self.finals, self.nudges))
-
 
 def next_steps(reading: Reading, *, wanted: Collection[Key] = ()) -> Steps:
     """Return the next steps of a change.

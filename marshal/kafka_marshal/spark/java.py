@@ -4,7 +4,8 @@ They are those of Spark's own Kafka source, and of properties files of Kafka's t
 Python's clients support neither JAAS nor keystores. A JAAS login becomes equivalent
 options. PKCS12 keystores, and PEM in options, become PEM files that only this user can
 read, on each host that connects, until its process ends. Spark kills its workers, so
-these files are kept in memory if the system supports it.
+these files are kept in memory if the system supports it. Those of a keystore that was
+renewed are written again once a connection fails.
 """
 
 import atexit
@@ -14,7 +15,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from kafka_marshal.kafka_io.settings import (
     ConnectionConfig,
     fields_of,
 )
+from kafka_marshal.kafka_io.tls_files import stores, version_of
 
 JAAS = "sasl.jaas.config"
 STORES = (
@@ -214,13 +216,14 @@ def _trusted(given: Mapping[str, str]) -> dict[str, str]:
         return {"ssl.ca.location": _private_file(text.encode())}
     if path is None:
         return {}
-    data = _read(name, path)
+    version, data = version_of(path), _read(name, path)
     if not _is_pkcs12(name, path, data=data):
         return {"ssl.ca.location": path}
     _, _, chain = _read_pkcs12(name, data, given.get("ssl.truststore.password"))
     if not chain:
         raise _wrong(name, f"{path} has no certificate")
-    return {"ssl.ca.location": _private_file(b"".join(chain))}
+    stores.follow(path, name, version=version, make=partial(_trusted, given))
+    return {"ssl.ca.location": _file_of(path, "certificates", b"".join(chain))}
 
 
 def _key_and_certificate(
@@ -245,16 +248,18 @@ def _key_and_certificate(
         }
     if path is None:
         return {}
-    data = _read(name, path)
+    version, data = version_of(path), _read(name, path)
     if not _is_pkcs12(name, path, data=data):
         return {"ssl.certificate.location": path, "ssl.key.location": path}
     password = given.get("ssl.keystore.password")
     own_key, own, others = _read_pkcs12(name, data, password)
     if own_key is None or own is None:
         raise _wrong(name, f"{path} has no key with its certificate")
+    make = partial(_key_and_certificate, given, key_password)
+    stores.follow(path, name, version=version, make=make)
     found = {
-        "ssl.certificate.location": _private_file(own + b"".join(others)),
-        "ssl.key.location": _private_file(own_key),
+        "ssl.certificate.location": _file_of(path, "chain", own + b"".join(others)),
+        "ssl.key.location": _file_of(path, "key", own_key),
     }
     # The key is encrypted with the password of its store.
     secret = password or key_password
@@ -327,6 +332,26 @@ def _read_pkcs12(
     )
     own = None if store.cert is None else store.cert.certificate.public_bytes(pem)
     return key, own, others
+
+
+# By process, store and part: a forked child has files of its own.
+_files: dict[tuple[int, str, str], str] = {}
+
+
+def _file_of(store: str, part: str, data: bytes) -> str:
+    """Return the path of a private file for a part of a store, with these bytes.
+
+    The path stays the same when the store is renewed.
+    """
+    place = os.getpid(), store, part
+    found = _files.get(place)
+    # Text before what PEM encloses is ignored; it makes the file that of this store.
+    data = f"{part} of {store!a}\n".encode() + data
+    if found is None:
+        found = _files[place] = _private_file(data)
+    elif Path(found).read_bytes() != data:
+        Path(found).write_bytes(data)
+    return found
 
 
 def _private_file(data: bytes) -> str:

@@ -14,6 +14,7 @@ from kafka_marshal import World
 from kafka_marshal.admin.formatting import TopicReport
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.topic_rules import ClusterInfo, TopicDescription
+from kafka_marshal.kafka_io.topiclog import reader_timeout_ms
 from kafka_marshal_cli import checks
 from kafka_marshal_cli.checks import Check, ClockReading, Result
 
@@ -141,11 +142,21 @@ def test_copies(changes, result):
 
 @pytest.mark.parametrize(
     ("worst_ms", "result"),
-    [(H / 20 - 1, "ok"), (H / 20, "note"), (H / 4 - 1, "note"), (H / 4, "failed")],
+    [(H / 10 - 1, "ok"), (H / 10, "note"), (H / 2 - 1, "note"), (H / 2, "failed")],
 )
 def test_round_trips_are_judged_by_h(worst_ms, result):
-    check = checks.round_trips([1, worst_ms], H)
+    check = checks.round_trips([1, worst_ms], 2 * H, read_ms=2 * H)
     assert check.result.value == result
+
+
+@pytest.mark.parametrize(
+    ("interval_ms", "result"), [(1_200, "note"), (1_500, "ok"), (60_000, "ok")]
+)
+def test_an_interval_below_what_a_read_may_take_is_noted(interval_ms, result):
+    """A connection that breaks unnoticed outlasts the leases."""
+    check = checks.round_trips([1], interval_ms, read_ms=reader_timeout_ms(interval_ms))
+    assert check.result.value == result
+    assert ("breaks unnoticed" in check.found) is (result == "note")
 
 
 def test_leaders_that_are_ahead_are_named():

@@ -19,6 +19,7 @@ from kafka_marshal.kafka_io import clients
 from kafka_marshal.kafka_io.clients import AdminClient, ConnectionWatch
 from kafka_marshal.kafka_io.faults import Access
 from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.tls_files import Stores
 from kafka_marshal.kafka_io.translate import NoTokenError, translate_error
 
 WRONG_PASSWORD = errors.SaslAuthenticationFailedError("who?")
@@ -196,6 +197,24 @@ def test_a_client_of_a_topic_that_finds_no_broker_gives_up(kind):
         config = {"bootstrap_servers": address, "bootstrap_timeout_ms": 200}
         with pytest.raises(errors.KafkaTimeoutError):
             clients.new_client(kind, config, topic="orders")
+
+
+def test_a_connection_that_fails_has_renewed_stores_read_again(tmp_path, monkeypatch):
+    """kafka-python loads the files that were made of them for each connection."""
+    store, made = tmp_path / "own.p12", []
+    store.write_bytes(b"renewed")
+    stores = Stores()
+    monkeypatch.setattr(clients, "stores", stores)
+    stores.follow(
+        str(store), "ssl.keystore", version=(), make=lambda: made.append(store)
+    )
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        config = {"bootstrap_servers": address, "bootstrap_timeout_ms": 200}
+        with pytest.raises(errors.KafkaTimeoutError):
+            clients.new_client(KafkaProducer, config)
+    assert made == [store]
 
 
 @pytest.fixture

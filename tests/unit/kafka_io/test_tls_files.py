@@ -11,7 +11,13 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.clients import AdminClient
 from kafka_marshal.kafka_io.faults import Access
 from kafka_marshal.kafka_io.settings import DOTTED_OPTIONS, ConnectionConfig
-from kafka_marshal.kafka_io.tls_files import TlsFiles, check_tls_files, expires_at_s
+from kafka_marshal.kafka_io.tls_files import (
+    Stores,
+    TlsFiles,
+    check_tls_files,
+    expires_at_s,
+    version_of,
+)
 from kafka_marshal.kafka_io.transport import (
     open_coordination_log,
     open_data_log,
@@ -236,6 +242,36 @@ def test_a_link_to_another_directory_renews_files(folder, tmp_path):
     replace.symlink_to("new")
     replace.rename(tmp_path / "data")
     assert files.are_renewed()
+
+
+def test_a_store_is_read_again_until_its_new_version_can_be_used(tmp_path):
+    now_s, made = [0.0], []
+    stores = Stores(lambda: now_s[0])
+    store = tmp_path / "own.p12"
+    store.write_bytes(b"old")
+    version = version_of(str(store))
+
+    def make():
+        made.append(store.read_bytes())
+        if made[-1] == b"half":
+            raise ConfigurationError("no store")
+        stores.follow(str(store), "own", version=version_of(str(store)), make=make)
+
+    def look(later_s=1.0):
+        now_s[0] += later_s
+        stores.renew()
+        return made[-1:]
+
+    stores.follow(str(store), "own", version=version, make=make)
+    assert look() == []
+    store.write_bytes(b"half")
+    assert look(0.5) == []
+    assert look(0.5) == [b"half"]
+    store.unlink()
+    assert (look(), len(made)) == ([b"half"], 1)
+    store.write_bytes(b"another")
+    assert look() == [b"another"]
+    assert (look(), len(made)) == ([b"another"], 2)
 
 
 def test_files_are_looked_at_once_a_second(renewed):

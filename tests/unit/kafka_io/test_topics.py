@@ -10,7 +10,8 @@ from kafka.admin import KafkaAdminClient
 from kafka.protocol.admin import DescribeClusterResponse
 from kafka.protocol.metadata import MetadataResponse
 
-from kafka_marshal.errors import TopicMisconfigured
+from kafka_marshal.errors import CoordinationError, TopicMisconfigured
+from kafka_marshal.kafka_io import clients
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topic_rules import Broker
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin, described
@@ -107,3 +108,56 @@ def test_an_old_broker_describes_its_cluster(version):
     assert (found.cluster_id, found.controller_id) == ("c", 2)
     assert found.brokers == (Broker(node_id=1, host="h", port=9092, rack=None),)
     assert found.has_fetch_by_id == (version == 13)
+
+
+class SlowCluster:
+    """A client of kafka-python whose brokers do not know a new topic yet."""
+
+    def __init__(self, *rows):
+        self.rows = list(rows)
+        self.created_count = 0
+
+    def create_topics(self, specs, **_):
+        self.created_count += 1
+        return {"topics": [{"name": name, "error_code": 0} for name in specs]}
+
+    def describe_topics(self, _):
+        return [self.rows.pop(0) if len(self.rows) > 1 else self.rows[0]]
+
+
+def unknown():
+    kind = kafka_errors.UnknownTopicOrPartitionError
+    return row(error_code=kind.errno, partitions=[])
+
+
+def led():
+    return row(partitions=[row()["partitions"][0]])
+
+
+def topics_of(cluster, monkeypatch):
+    monkeypatch.setattr(clients, "new_client", lambda *_, **__: cluster)
+    return KafkaTopicAdmin(ConnectionConfig("127.0.0.1:1"))
+
+
+def test_a_new_topic_is_waited_for_until_all_its_partitions_have_leaders(monkeypatch):
+    both = row(partitions=[row()["partitions"][0]] * 2)
+    cluster = SlowCluster(unknown(), led(), row(), both)
+    topics_of(cluster, monkeypatch).create(
+        "t", partitions=2, replication=1, configs={}, timeout_ms=60_000
+    )
+    assert cluster.rows == [both]
+    assert cluster.created_count == 1
+
+
+@pytest.mark.parametrize(
+    ("found", "led_count"), [(unknown(), 0), (led(), 1), (row(), 1)]
+)
+def test_a_new_topic_that_gets_no_leaders_in_time_is_reported_as_that(
+    monkeypatch, found, led_count
+):
+    admin = topics_of(SlowCluster(found), monkeypatch)
+    with pytest.raises(CoordinationError) as caught:
+        admin.create("t", partitions=2, replication=1, configs={}, timeout_ms=300)
+    assert f"{led_count} of 2 partitions have one" in str(caught.value)
+    assert "no leader" in str(caught.value)
+    assert "no broker" not in str(caught.value)

@@ -49,6 +49,20 @@ def test_each_event_has_its_level(caplog, name, level):
     assert level_of(name) == level
 
 
+def test_a_record_has_the_fields_for_formatters_that_write_json(caplog):
+    """They saw the text alone."""
+    caplog.set_level(logging.INFO, "kafka_marshal")
+    key = Key("billing", "payments", 3)
+    LoggingObserver().observe(Event("claimed", {"key": key, "epoch": 7}))
+    assert json.loads(json.dumps(caplog.records[0].kafka_marshal)) == {
+        "event": "claimed",
+        "group": "billing",
+        "topic": "payments",
+        "partition": 3,
+        "epoch": 7,
+    }
+
+
 def test_values_of_the_log_are_escaped(caplog):
     caplog.set_level(logging.DEBUG, "kafka_marshal")
     LoggingObserver().observe(Event("ready", {"host": "a b\n\x1b[2J", "none": ""}))

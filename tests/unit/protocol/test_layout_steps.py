@@ -28,6 +28,7 @@ from kafka_marshal.protocol.layout_reading import progress_of
 from kafka_marshal.protocol.layout_steps import (
     FINAL_AFTER_MS,
     Final,
+    Steps,
     Wait,
     fence_of,
     final_of,
@@ -46,8 +47,7 @@ def test_a_torn_change_has_no_steps():
     change = Change().fence(0)
     change.logs[1].append(change.record(op=OTHER))
     steps = change.steps()
-    assert steps.is_torn
-    assert steps.is_empty
+    assert steps == Steps(change=steps.change, is_torn=True)
 
 
 # --- fences
@@ -57,7 +57,6 @@ def test_partition_0_is_fenced_first_and_then_all_others():
     change = Change().fence(0)
     steps = change.steps()
     assert steps.fences == (1, 2, 3)
-    assert not steps.is_empty
     assert change.write(steps) == ["layout_fenced"] * 3
     assert change.steps().fences == ()
 
@@ -80,14 +79,13 @@ def test_a_partition_0_that_has_lost_more_is_waited_for(lost):
     if lost == {"k": 8}:
         change.logs[0].state.config = config(2, k=8, level=2)
     steps = change.steps()
-    assert steps.is_empty
-    assert steps.waits == (Wait("behind", 0),)
+    assert steps == Steps(change=steps.change, waits=(Wait("behind", 0),))
 
 
 def test_what_is_unread_is_waited_for():
     change = Change().fence()
     steps = change.steps(unread={0})
-    assert (steps.is_empty, steps.waits) == (True, (Wait("unread", 0),))
+    assert steps == Steps(change=steps.change, waits=(Wait("unread", 0),))
     change = Change()
     held(change, key_of(0, 2))
     change.logs[0].append(release(1, key=key_of(0, 2)))
@@ -181,7 +179,7 @@ def test_settings_and_directives_come_before_done():
     assert [each.group_id for each in steps.groups[0].settings] == [one]
     named = [each.group_id for each in steps.groups[1].directives]
     assert named == sorted([other, "marshal"])
-    assert not change.steps(unread={1, 3}).is_empty
+    assert change.steps(unread={1, 3}).groups
     assert change.write(steps) == [*["group_imported"] * 3, "layout_done"]
     steps = change.steps()
     assert (steps.groups, [each.source for each in steps.dones]) == ((), [0])

@@ -1,6 +1,7 @@
 """What Java's settings of security become, and that no secret is shown."""
 
 import datetime as dt
+import itertools
 import os
 import pickle
 import signal
@@ -19,6 +20,9 @@ from cryptography.x509.oid import NameOID
 from slices import HANG_S
 
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io import tls_files
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.tls_files import TlsFiles
 from kafka_marshal.spark import java
 from kafka_marshal.spark.java import python_options, settings_of, shared_name
 from kafka_marshal.spark.options import parse
@@ -118,7 +122,11 @@ def test_an_option_given_twice_raises():
 
 @pytest.fixture(scope="module")
 def own():
-    """A key and a certificate that it signs itself."""
+    return self_signed()
+
+
+def self_signed():
+    """Return a key and a certificate that it signs itself."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "me")])
     now = dt.datetime.now(dt.UTC)
@@ -142,11 +150,8 @@ def as_pem(certificate):
 
 @pytest.fixture
 def keystore(own, tmp_path):
-    hidden = serialization.BestAvailableEncryption(HUSH.encode())
     path = tmp_path / "own.p12"
-    key, certificate = own
-    data = pkcs12.serialize_key_and_certificates(b"me", key, certificate, None, hidden)
-    path.write_bytes(data)
+    path.write_bytes(keystore_of(own))
     return str(path)
 
 
@@ -154,12 +159,14 @@ def keystore(own, tmp_path):
 def kept(request, monkeypatch):
     """Each place that PEM is written to: some systems know no files in memory."""
     java._in_memory.cache_clear()
+    java._files.clear()
     if request.param == "folder":
         monkeypatch.delattr(os, "memfd_create", raising=False)
     elif request.param == "no /proc":
         monkeypatch.setattr(os, "access", lambda *_: False)
     yield
     java._in_memory.cache_clear()
+    java._files.clear()
 
 
 def is_private(path):
@@ -182,6 +189,51 @@ def test_a_keystore_of_pkcs12_becomes_files_that_python_loads(keystore):
     assert b"ENCRYPTED" in Path(key).read_bytes()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_cert_chain(chain, key, found["ssl.key.password"])
+
+
+@pytest.fixture
+def each_call(monkeypatch):
+    """What follows stores looks at each call."""
+    found = tls_files.Stores(itertools.count().__next__)
+    monkeypatch.setattr(tls_files, "stores", found)
+    monkeypatch.setattr(java, "stores", found)
+
+
+def keystore_of(pair, secret=HUSH):
+    hidden = serialization.BestAvailableEncryption(secret.encode())
+    key, certificate = pair
+    return pkcs12.serialize_key_and_certificates(b"me", key, certificate, None, hidden)
+
+
+@pytest.mark.usefixtures("kept", "each_call")
+def test_a_renewed_keystore_is_read_again_for_the_same_files(keystore):
+    given = {"ssl.keystore.location": keystore, "ssl.keystore.password": HUSH}
+    found = python_options(given)
+    options = ConnectionConfig(options={"security.protocol": "SSL", **found}).options
+    now_s = itertools.count()
+    files = TlsFiles(options, clock_s=now_s.__next__)
+    assert not files.are_renewed()
+    before = Path(found["ssl.certificate.location"]).read_bytes()
+    Path(keystore).write_bytes(b"\x30 is written")
+    assert not files.are_renewed()
+    Path(keystore).write_bytes(keystore_of(self_signed()))
+    assert files.are_renewed()
+    assert Path(found["ssl.certificate.location"]).read_bytes() != before
+    assert python_options(given) == found
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    key = found["ssl.key.location"]
+    context.load_cert_chain(found["ssl.certificate.location"], key, HUSH)
+
+
+def test_two_stores_with_one_content_have_files_of_their_own(keystore, tmp_path):
+    other = tmp_path / "other.p12"
+    other.write_bytes(Path(keystore).read_bytes())
+    paths = [
+        python_options({"ssl.keystore.location": each, "ssl.keystore.password": HUSH})
+        for each in (keystore, str(other))
+    ]
+    names = ("ssl.certificate.location", "ssl.key.location")
+    assert len({found[name] for found in paths for name in names}) == 4
 
 
 def test_a_truststore_as_keytool_makes_it_becomes_certificates(own, tmp_path):

@@ -14,12 +14,18 @@ from kafka_marshal.closing import Closing, in_background
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import DeadlineExceeded, MarshalError
 from kafka_marshal.kafka_io.fast.clients import (
+    LOSSES,
     Client,
     close_consumer,
     new_consumer,
     new_producer,
 )
-from kafka_marshal.kafka_io.fast.translate import Access, cause_of, translate_error
+from kafka_marshal.kafka_io.fast.translate import (
+    Access,
+    cause_of,
+    is_refusal,
+    translate_error,
+)
 from kafka_marshal.kafka_io.faults import fenced_error, refused_error
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.outgoing import MURMUR2_RANDOM, Outgoing, Progress
@@ -98,11 +104,20 @@ class Transactions(Closing):
             level = {"isolation.level": READ_COMMITTED}
             self._consumer = new_consumer(settings, {"group.id": group_id, **level})
             self._producer.handle.init_transactions(timeout_ms / 1000)
-        except BaseException as error:
+            self._producer.last = None
+        except KafkaException as error:
+            failure = self._translate(error, "Beginning")
             self.close()
-            if isinstance(error, KafkaException):
-                raise self._translate(error, "Beginning") from error
+            raise failure from error
+        except BaseException:
+            self.close()
             raise
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether its connections fail, and a new one would load renewed files."""
+        self._poll()
+        return self._producer.is_outdated
 
     def position(
         self, partition: types.TopicPartition, *, topic_id: str = ""
@@ -188,6 +203,7 @@ class Transactions(Closing):
             doing = writing
             handle.commit_transaction(self._left_s(deadline))
             self._is_under_way = False
+            self._producer.last = None
         except KafkaException as error:
             raise self._translate(error, doing) from error
         except KafkaError as error:  # type: ignore[misc] # as the binding rarely does
@@ -255,19 +271,30 @@ class Transactions(Closing):
             # SystemError: no handler runs on another thread.
             in_background(self._producer.release).join(self._least_s)
 
-    def _why_fatal(self) -> KafkaException | None:
-        # librdkafka reports the cause of a fatal error only to poll().
+    def _poll(self, timeout_s: float = 0.0) -> KafkaException | None:
+        """Learn of failed connections; return the cause of a fatal error."""
         try:
-            self._producer.handle.poll(_POLL_S)
+            self._producer.handle.poll(timeout_s)
         except KafkaException as why:
             return why
         return None
 
-    def _translate(self, error: KafkaException, doing: str) -> MarshalError:
+    def _explained(self, error: Exception) -> Exception:
+        """Return an error with why the last attempt to connect has failed, if known."""
+        self._poll()
+        last, cause = self._producer.last, cause_of(error)
+        if last is None or is_refusal(last):
+            return last or error
+        text = f"{cause.str()}; the last attempt to connect: {cause_of(last).str()}"
+        return KafkaException(KafkaError(cause.code(), text))
+
+    def _translate(self, error: Exception, doing: str) -> MarshalError:
         cause = cause_of(error)
         if cause is not None and cause.code() == _FATAL:
-            error = self._why_fatal() or error
+            error = self._poll(_POLL_S) or error
             cause = cause_of(error)
+        elif cause is not None and cause.code() in LOSSES:
+            error = self._explained(error)
         if cause is not None and cause.code() in _FENCED:
             return fenced_error(f"{doing} as {self._id}")
         if cause is not None and cause.code() in _REFUSED:

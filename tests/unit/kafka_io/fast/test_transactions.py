@@ -14,6 +14,7 @@ from kafka_marshal.errors import (
     LogUnwritable,
 )
 from kafka_marshal.kafka_io.fast import transactions
+from kafka_marshal.kafka_io.fast.clients import Client
 from kafka_marshal.kafka_io.fast.transactions import Outgoing, Transactions
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.protocol.types import TopicPartition
@@ -26,6 +27,7 @@ class Handle:
 
     def __init__(self):
         self.did = []
+        self.clients = []
         self.configs = []
         self.consumer_configs = []
         self.partitions = []
@@ -34,6 +36,8 @@ class Handle:
         self.metadata = ""
         # Errors of the next look-ups of a topic, None where it is found.
         self.errors = []
+        # What a poll does besides.
+        self.report = lambda: None
 
     def _do(self, name):
         self.did.append(name)
@@ -57,6 +61,7 @@ class Handle:
 
     def poll(self, timeout_s):
         self._do("poll")
+        self.report()
 
     def send_offsets_to_transaction(self, places, group, timeout_s):
         self._do("offsets")
@@ -80,17 +85,23 @@ class Handle:
 @pytest.fixture
 def handle(monkeypatch):
     found = Handle()
-    client = SimpleNamespace(handle=found, release=lambda: found.did.append("forget"))
+
+    def release(client):
+        client.handle = None
+        found.did.append("forget")
+
+    monkeypatch.setattr(Client, "release", release)
 
     def new_producer(_, config):
         found.configs.append(config)
-        return client
+        found.clients.append(Client(handle=found))
+        return found.clients[-1]
 
     monkeypatch.setattr(transactions, "new_producer", new_producer)
 
     def new_consumer(_, config):
         found.consumer_configs.append(config)
-        return client
+        return Client(handle=found)
 
     monkeypatch.setattr(transactions, "new_consumer", new_consumer)
     monkeypatch.setattr(transactions, "close_consumer", lambda _: None)
@@ -245,6 +256,46 @@ def test_the_cause_of_a_fatal_error_is_polled(handle):
         write(some)
 
 
+EXPIRED = KafkaError(
+    KafkaError._SSL, "ssl/tls alert certificate expired: SSL alert number 45"
+)
+
+
+def test_a_timeout_names_why_no_connection_was_made(handle):
+    """An expired certificate looked like brokers that do not answer."""
+    handle.fails["offsets"] = translated(KafkaError._TIMED_OUT)
+    with begun() as some:
+        handle.report = lambda: some._producer.on_error(EXPIRED)
+        with pytest.raises(CoordinationError, match="certificate of this client"):
+            write(some)
+
+
+def test_what_failed_before_the_last_transaction_does_not_explain_a_timeout(handle):
+    with begun() as some:
+        some._producer.on_error(EXPIRED)
+        write(some)
+        handle.fails["offsets"] = translated(KafkaError._TIMED_OUT)
+        with pytest.raises(CoordinationError, match="no broker answered"):
+            write(some)
+
+
+def test_a_timeout_names_the_last_attempt_to_connect(handle):
+    refused = KafkaError(KafkaError._TRANSPORT, "b:1/bootstrap: Connection refused")
+    handle.fails["commit"] = translated(KafkaError._TIMED_OUT)
+    with begun() as some:
+        handle.report = lambda: some._producer.on_error(refused)
+        with pytest.raises(CoordinationError, match="Connection refused"):
+            write(some)
+
+
+def test_a_producer_that_cannot_connect_is_outdated_once_its_files_are_renewed(handle):
+    with begun() as some:
+        some._producer.files = SimpleNamespace(are_renewed=lambda: True)
+        assert not some.is_outdated
+        handle.report = lambda: some._producer.on_error(EXPIRED)
+        assert some.is_outdated
+
+
 def test_close_aborts_an_open_transaction(handle):
     handle.fails["commit"] = translated(KafkaError._TIMED_OUT)
     with pytest.raises(CoordinationError), begun() as some:
@@ -252,11 +303,15 @@ def test_close_aborts_an_open_transaction(handle):
     assert handle.did[-2:] == ["abort", "forget"]
 
 
-def test_the_handle_is_destroyed_where_no_signal_handler_runs(handle):
+@pytest.mark.usefixtures("handle")
+def test_the_handle_is_destroyed_where_no_signal_handler_runs(monkeypatch):
     threads = []
-    some = begun()
-    some._producer.release = lambda: threads.append(threading.current_thread())
-    some.close()
+
+    def release(_):
+        threads.append(threading.current_thread())
+
+    monkeypatch.setattr(Client, "release", release)
+    begun().close()
     (thread,) = threads
     assert thread is not threading.current_thread()
 
@@ -303,6 +358,14 @@ def test_a_failed_open_closes_everything(handle):
     with pytest.raises(CoordinationError):
         begun()
     assert handle.did == ["init", "forget"]
+
+
+def test_a_failed_open_names_why_no_connection_was_made(handle):
+    handle.fails["init"] = translated(KafkaError._TIMED_OUT)
+    handle.report = lambda: handle.clients[0].on_error(EXPIRED)
+    with pytest.raises(CoordinationError, match="certificate of this client"):
+        begun()
+    assert handle.did[-1] == "forget"
 
 
 @pytest.mark.parametrize(
