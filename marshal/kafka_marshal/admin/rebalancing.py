@@ -138,7 +138,7 @@ def _plan(
     )
     if sender is None or not found.is_missing:
         return found, []
-    slices = slices_of(situation.counts, entries, coordinators=len(worlds))
+    slices = slices_of(situation.counts, entries, vector=reading.vector)
     digest = digest_of(situation.given, is_spread=True)
     records = [
         Plan(

@@ -195,7 +195,7 @@ def write_plan(log, *, change=lambda entries: entries, digest=None):
     )
     situation = situation_of(reading, reading.members())
     entries = change(situation.entries(plan(situation.given)))
-    (one,) = slices_of(situation.counts, entries, coordinators=1)
+    (one,) = slices_of(situation.counts, entries, vector=reading.vector)
     moves = [(each.client_id, *keys) for each in one.moves for keys in each.keys]
     record = planned(
         log.state.plan_generation("g"),
