@@ -258,6 +258,34 @@ def test_records_of_another_topic_id_are_never_returned(by_id, handle):
     assert reader.positions()[A] == 5
 
 
+def test_polls_without_records_visit_no_partition(by_id, handle, monkeypatch):
+    """With thousands of partitions that is most of what an idle member computes."""
+    reader, _ = by_id
+    visited = []
+    plain = module.FastDataReader._is_of_other_topic
+
+    def is_of_other_topic(self, partition):
+        visited.append(partition)
+        return plain(self, partition)
+
+    monkeypatch.setattr(module.FastDataReader, "_is_of_other_topic", is_of_other_topic)
+    reader.poll(5, 100)
+    reader.pause([A])
+    reader.poll(5, 100)
+    assert not visited
+    reader.seek(A, 5, topic_id=NEW)
+    assert polled(reader) == {}
+    reader.resume([A])
+    assert fails(reader, UnknownTopicId).partition == A
+    reader.seek(A, 5, topic_id=OLD)
+    visited.clear()
+    assert polled(reader) == {}
+    assert visited, "the former id is only now forgotten"
+    visited.clear()
+    reader.poll(5, 100)
+    assert not visited
+
+
 def test_a_deleted_topic_raises_unknown_topic_id(by_id, handle):
     reader, _ = by_id
     polled(reader)
