@@ -74,6 +74,9 @@ ANSWER_BYTES = 4 * FETCH_BYTES
 # Bytes to buffer for a paused partition before it is paused in librdkafka, which drops
 # what it has fetched.
 KEPT_BYTES = FETCH_BYTES
+# librdkafka visits all assigned partitions for each seek, which takes minutes for
+# thousands. A new client gets all of them at once.
+SEEKS_MAX = 200
 # Below the 700 new objects that start Python's garbage collector.
 AT_ONCE = 500
 # Bytes of messages retained beyond the last poll; estimated from some of them.
@@ -416,7 +419,10 @@ class FastDataReader(DataReader):
 
     def _assign_and_seek(self) -> None:
         if self._has_new_set:
-            if gone := self._active - self._positions.next.keys():
+            gone = self._active - self._positions.next.keys()
+            if len(gone) > SEEKS_MAX:
+                self._discard_client()
+            elif gone:
                 self._unassign(gone)
             self._has_new_set = False
         if resumed := self._paused_in_client - self._positions.paused:
@@ -424,6 +430,8 @@ class FastDataReader(DataReader):
             self._to_seek |= resumed
             self._handle().resume([FastPartition(*each) for each in resumed])
             self._paused_in_client -= resumed
+        if len(self._to_seek & self._active) > SEEKS_MAX:
+            self._discard_client()
         if self._to_seek:
             moved = [each for each in self._to_seek if not self._seek(each)]
             self._handle().incremental_assign(

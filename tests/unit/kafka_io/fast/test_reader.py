@@ -376,6 +376,40 @@ def test_a_new_position_is_a_seek(reader, handle):
     ]
 
 
+@pytest.fixture
+def many(handle, monkeypatch):
+    """A reader of many partitions, with their places."""
+    monkeypatch.setattr(module, "close_consumer", lambda _: handle.assigned.clear())
+    places = [TopicPartition("t", number) for number in range(3 * module.SEEKS_MAX)]
+    made = module.FastDataReader(ConnectionConfig("nobody:1"))
+    made.assign(places)
+    for place in places:
+        made.seek(place, 1)
+    polled(made)
+    handle.calls.clear()
+    return made, places
+
+
+def test_many_partitions_that_end_need_no_seek_each(many, handle):
+    """A pause of a group of 15,000 partitions blocked a poll for minutes."""
+    reader, places = many
+    reader.assign(places[:2])
+    handle.made(*of(places[0], 1), *of(places[2], 1))
+    assert polled(reader) == {places[0]: [1]}
+    assert [name for name, _ in handle.calls] == ["start"] * 2
+    reader.assign([])
+    assert polled(reader) == {}
+    assert handle.assigned == set()
+
+
+def test_many_new_positions_need_no_seek_each(many, handle):
+    reader, places = many
+    for place in places:
+        reader.seek(place, 7)
+    polled(reader)
+    assert sorted(handle.calls) == [("start", (*place, 7)) for place in places]
+
+
 def test_after_a_refused_seek_the_partition_is_assigned_again(reader, handle):
     reader.poll(0, 1)
     handle.calls.clear()
