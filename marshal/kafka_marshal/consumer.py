@@ -172,6 +172,8 @@ class Consumer(Closing):
             return {}
         hands.take_back()
         while True:
+            # However long it waits, the application polls.
+            self._subscription.back_at_ms = self._clock.now_ms()
             self._sync()
             handed = hands.hand_out(most, partitions_max=partitions_max)
             if handed:

@@ -148,7 +148,7 @@ class Rebalancing(AdminConnection):
         )
         if not has_records or not found.is_missing:
             return found, []
-        slices = slices_of(situation.counts, entries, coordinators=len(worlds))
+        slices = slices_of(situation.counts, entries, vector=reading.vector)
         digest = digest_of(situation.given, is_spread=True)
         records = [
             Plan(

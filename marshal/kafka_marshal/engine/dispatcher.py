@@ -603,12 +603,20 @@ class Dispatcher:
         """
         self._pass_due_ms = self._clock.now_ms() + PASS_MS
         reached = self._reader.positions()
+        places = [
+            place
+            for partition, place in self.places.items()
+            # At most once, offsets that were passed may be granted later.
+            if self._is_at_most_once or reached.get(partition, 0) > place.next_offset
+        ]
+        if not places:
+            return
         with self._engine.changed:
-            for partition, place in self.places.items():
+            for place in places:
                 if place.buffered_count:
                     continue
                 first = place.next_offset
-                place.next_offset = max(first, reached.get(partition, first))
+                place.next_offset = max(first, reached.get(place.partition, first))
                 place.holding.skip(first, place.next_offset - 1)
 
     def _read_for_grants(self, timeout_ms: int) -> bool:

@@ -214,7 +214,7 @@ class Heartbeater:
     def _shorten_leases(
         self, holdings: Iterable[Holding], partitions: Container[int], *, now_ms: int
     ) -> bool:
-        has_shortened = False
+        surpluses: dict[int, list[int]] = {}
         for holding in holdings:
             if not holding.claim.is_owned:
                 continue
@@ -226,10 +226,15 @@ class Heartbeater:
             surplus_ms = holding.claim.surplus_ms(now_ms, log_elapsed_ms=age_ms)
             if surplus_ms > STEP_MS_MIN:
                 holding.claim.shorten(surplus_ms)
-                has_shortened = True
-                fields = {"key": holding.key, "surplus_ms": surplus_ms}
-                self._context.observe("clock_step", fields)
-        return has_shortened
+                surpluses.setdefault(partition, []).append(surplus_ms)
+        for partition, found in surpluses.items():
+            fields = {
+                "partition": partition,
+                "count": len(found),
+                "surplus_ms": max(found),
+            }
+            self._context.observe("clock_step", fields)
+        return bool(surpluses)
 
     def _by_partition(self, holdings: Iterable[Holding]) -> dict[int, list[Holding]]:
         found: dict[int, list[Holding]] = {}

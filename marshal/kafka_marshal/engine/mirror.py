@@ -20,6 +20,7 @@ from .holding import Holding
 MIRROR_MS_MAX = 2_000
 MIRROR_RETRY_MS = 10_000
 CHECKS_PER_H = 30  # checks for moved positions; after news, each visits all held keys
+RESTS_PER_CHECK = 9  # how often the time of one passes before the next
 
 
 class _Written(NamedTuple):
@@ -86,8 +87,11 @@ class Mirror:
             self._call = None
         if self._is_off or now_ms < self._due_ms:
             return
+        since_ms = self._context.now_ms
         self._sending = self._wanted()
-        self._due_ms = now_ms + self._context.heartbeat_interval_ms // CHECKS_PER_H
+        rest_ms = RESTS_PER_CHECK * (self._context.now_ms - since_ms)
+        between_ms = self._context.heartbeat_interval_ms // CHECKS_PER_H
+        self._due_ms = now_ms + max(between_ms, rest_ms)
         if self._sending:
             self._due_ms = now_ms + self._context.heartbeat_interval_ms // 3
             data, group_id = self._context.ports.data, self._claimant.group_id

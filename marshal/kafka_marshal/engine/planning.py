@@ -21,6 +21,7 @@ from kafka_marshal.protocol.plans import (
     Slice,
     Standing,
     digest_of,
+    entries_of,
     is_reserved,
     is_valid_for,
     situation_of,
@@ -354,7 +355,6 @@ class GroupPlanner:
         entries = situation.entries(result)
         if entries == situation.standing:
             return
-        slices = slices_of(situation.counts, entries, coordinators=len(reading.worlds))
         # An append may be lost: what is still missing then is written later.
         self._given = None
         self._first_ms = self._changed_ms = (
@@ -363,10 +363,14 @@ class GroupPlanner:
         self._is_pending = True
         self._wait_ms = self._context.settings_of(self._group_id).value("debounce_ms")
         try:
-            self._send(reading, situation, slices)
+            slices = slices_of(situation.counts, entries, vector=reading.vector)
         except MalformedRecord as error:
             self._report_unwritten(str(error))
             return
+        entries = entries_of(slices)
+        if entries == situation.standing:
+            return  # more does not fit until some of these have moved
+        self._send(reading, situation, slices)
         fields = {
             "group": self._group_id,
             "moves": len(entries),

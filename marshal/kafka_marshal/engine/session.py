@@ -289,9 +289,8 @@ class Session(ClaimSession):
                 self._judge(now_ms)
             if self._announcer.is_due(now_ms):
                 is_behind = self._slow.lagging_count() > 0
-                subs = self._wanted.subs
                 self._announcer.announce(
-                    subs,
+                    self._wanted.subs,
                     self.holdings,
                     is_behind=is_behind,
                     can_plan=self._planner.can_plan,
@@ -318,6 +317,7 @@ class Session(ClaimSession):
         for holding in list(self._index.active.values()):
             if holding.claim.is_owned:
                 self._drive_owned(holding, now_ms)
+        self._start_positions.report_failures()
         self._index.compact()
 
     def _drive_owned(self, holding: Holding, now_ms: int) -> None:

@@ -24,6 +24,7 @@ LOOKUP_MS_MAX = 10_000
 LOOKUP_RETRY_MS = 500
 REQUESTS_MAX = 8
 REQUEST_PARTITIONS_MAX = 1_000
+PARTITIONS_NAMED_MAX = 10
 
 
 class StartPositions:
@@ -40,7 +41,14 @@ class StartPositions:
             (PROTOCOL 9.10).
     """
 
-    __slots__ = ("_claimant", "_context", "_heartbeater", "_queued", "_release")
+    __slots__ = (
+        "_claimant",
+        "_context",
+        "_failed",
+        "_heartbeater",
+        "_queued",
+        "_release",
+    )
 
     def __init__(
         self,
@@ -56,6 +64,8 @@ class StartPositions:
         self._claimant = claimant
         # In the order of the claims; those that ended meanwhile are left out later.
         self._queued: dict[Key, Holding] = {}
+        # Partitions by topic and error, until they are reported.
+        self._failed: dict[tuple[str, str], list[int]] = {}
 
     def begin(self, holding: Holding, known: KeyState) -> None:
         """Send the first heartbeat; start at the position in the log, if any."""
@@ -86,10 +96,7 @@ class StartPositions:
             raise found
         if not isinstance(found, Lookup):
             if now_ms >= holding.lookup_at_ms:
-                if holding.lookup_error != str(found):
-                    holding.lookup_error = str(found)
-                    fields = {"key": holding.key, "error": found}
-                    self._context.observe("start_lookup_failed", fields)
+                self._note_failure(holding, str(found))
                 self._queue(holding)
             return False
         growths = found.growths
@@ -103,6 +110,26 @@ class StartPositions:
         self._heartbeater.beat_start(holding, position)
         holding.begin(position, grantee=self._claimant.owner.incarnation)
         return True
+
+    def _note_failure(self, holding: Holding, error: str) -> None:
+        """Note the error of a partition, unless it was reported."""
+        if holding.lookup_error != error:
+            holding.lookup_error = error
+            alike = self._failed.setdefault((holding.key.topic, error), [])
+            alike.append(holding.key.partition)
+
+    def report_failures(self) -> None:
+        """Report what failed in this round, each error of a topic once."""
+        for (topic, error), partitions in self._failed.items():
+            fields = {
+                "group": self._claimant.group_id,
+                "topic": topic,
+                "count": len(partitions),
+                "partitions": partitions[:PARTITIONS_NAMED_MAX],
+                "error": error,
+            }
+            self._context.observe("start_lookup_failed", fields)
+        self._failed.clear()
 
     def _queue(self, holding: Holding) -> None:
         world = self._context.replicas[holding.coordinator].world
@@ -198,7 +225,7 @@ def _found(
     growths: AwaitedEnds | None,
 ) -> Lookup | Exception:
     if log_range is None:
-        return CoordinationError(f"{partition} does not exist.")
+        return CoordinationError("the partition does not exist")
     must_exist = rule.offset_reset == "none" and partition not in rule.offsets
     if committed is None and must_exist:
         return _no_position(partition, log_range, group_id=group_id)

@@ -24,6 +24,9 @@ stay as they are, because the application may use them as well.
   second for a topic of 15,000 partitions. Requests that come together share one.
 * Attempts to connect. kafka-python leaves the sockets of failed ones to the garbage
   collector, which runs late: while brokers are down, open files add up.
+* Positions and leaders. Each poll compares the leader epoch of each partition with that
+  of its position: half a processor with 15,000 partitions, although only a change of
+  the metadata, of a position or of the assignment can make a difference.
 * Producers without a leader. While a partition that a producer has written to has no
   leader, or no longer exists, its thread requests the metadata and wakes itself up each
   round, so that it uses a whole processor.
@@ -241,6 +244,38 @@ def has_fetched(consumer: Any) -> bool:
     """Return whether a consumer holds fetched records that no poll has returned."""
     fetcher = fetcher_of(consumer)
     return bool(_held(fetcher)) or _in_progress(fetcher)
+
+
+def validate_after_changes(consumer: Any) -> None:
+    """Compare positions with leader epochs only after one of the two has changed."""
+    fetcher, cluster = fetcher_of(consumer), network_of(consumer).cluster
+    validate = fetcher.maybe_validate_positions
+    has_changed = [True]
+
+    def validate_if_changed() -> None:
+        if has_changed[0]:
+            has_changed[0] = False  # before: metadata may change meanwhile
+            validate()
+
+    def noting(change: Callable[..., Any]) -> Callable[..., Any]:
+        def change_and_note(*args: object, **options: object) -> Any:
+            try:
+                return change(*args, **options)
+            finally:
+                has_changed[0] = True
+
+        return change_and_note
+
+    fetcher.maybe_validate_positions = validate_if_changed
+    cluster.update_metadata = noting(cluster.update_metadata)
+    # A hint in a response, about one partition.
+    cluster.update_partition_leader = noting(cluster.update_partition_leader)
+    consumer.assign, consumer.seek = noting(consumer.assign), noting(consumer.seek)
+
+
+def set_fetch_wait(consumer: Any, wait_ms: int) -> None:
+    """Set how long a broker waits for records before it answers the next fetches."""
+    fetcher_of(consumer).config[_WAIT] = wait_ms
 
 
 def fetch_ahead(consumer: Any) -> None:

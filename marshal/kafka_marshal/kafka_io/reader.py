@@ -38,7 +38,9 @@ from kafka_marshal.kafka_io.patches import (
     network_of,
     position_of,
     read_in_place,
+    set_fetch_wait,
     unblock_resumed,
+    validate_after_changes,
 )
 from kafka_marshal.kafka_io.positions import Positions, outside_error
 from kafka_marshal.kafka_io.settings import ConnectionConfig
@@ -61,6 +63,10 @@ _value = attrgetter("value")
 _key = attrgetter("key")
 # A broker answers one fetch at a time, so new partitions wait for the one under way.
 FETCH_WAIT_MS = 100
+# With many partitions it waits about as long as it takes to make a request, for which
+# kafka-python visits all of them: an idle reader would do little else.
+FETCH_WAIT_MS_MAX = 500
+PARTITIONS_PER_WAIT_MS = 20
 REQUEST_TIMEOUT_MS = 10_000
 # kafka-python's pause between two metadata requests. A new consumer has just made one,
 # before it had any topic, and would stay idle that long: so it starts with less.
@@ -70,7 +76,7 @@ _FAST_RETRY_S = 1.0
 # Between two polls that do not wait, while an answer is awaited.
 REPOLL_S = 0.005
 # Only after a fault, which the broker has just reported.
-_RANGE_TIMEOUT_MS = 500
+_RANGE_TIMEOUT_MS = 500 + FETCH_WAIT_MS_MAX
 _UNKNOWN = -1
 # Of one partition in a response, and of a response, which stays in memory until its
 # last record is handed out.
@@ -155,6 +161,12 @@ class KafkaDataReader(DataReader):
             # kafka-python keeps the state of remaining partitions and drops the
             # buffers of removed ones.
             self._consumer.assign(list(self._partitions))
+            self._pace_fetches(self._consumer)
+
+    def _pace_fetches(self, consumer: Any) -> None:
+        wait_ms = len(self._partitions) // PARTITIONS_PER_WAIT_MS
+        wait_ms = min(max(FETCH_WAIT_MS, wait_ms), FETCH_WAIT_MS_MAX)
+        set_fetch_wait(consumer, wait_ms)
 
     def seek(
         self,
@@ -303,6 +315,7 @@ class KafkaDataReader(DataReader):
         consumer = connecting.result(0)
         fetch_by_id(consumer, self._topic_ids)
         consumer.assign(list(self._partitions))
+        self._pace_fetches(consumer)
         for place, ours in self._partitions.items():
             consumer.seek(place, self._positions.next[ours])
             if ours in self._positions.paused:
@@ -340,6 +353,7 @@ class KafkaDataReader(DataReader):
         read_in_place(consumer, selector=selector if self.has_receiver else None)
         parse_records(consumer, self._records, can_pack=True)
         fetch_ahead(consumer)
+        validate_after_changes(consumer)
         return consumer
 
     def _to_records(self, partition: TopicPartition, fetched: list[Any]) -> Records:

@@ -4,13 +4,14 @@ Pure functions of what one reader has folded at one moment, a ``Reading``. A rea
 an estimate where log time does not move; a Plan names it, so that others can repeat it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
 import attrs
 import msgspec
 
+from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.codec import FRAME_BYTES_MAX
 from kafka_marshal.protocol.fold_advice import PLAN_SLICES_MAX
 from kafka_marshal.protocol.group_plan import (
@@ -38,6 +39,7 @@ from kafka_marshal.protocol.records import (
     CORDON,
     DRAIN,
     Config,
+    Plan,
     PlannedMember,
     PlannedTopic,
 )
@@ -58,9 +60,10 @@ TURN_MS = 2_000
 
 _DIGEST_BYTES = 16
 _ENCODER = msgspec.msgpack.Encoder()
-# Bytes of a Plan beside topics and moves, of a name in them, of a partition, and of a
-# coordinating partition in the vector.
-_HEAD_BYTES, _ROW_BYTES, _PARTITION_BYTES, _VECTOR_BYTES = 1_536, 12, 5, 19
+# Bytes of a Plan beside vector, topics and moves; of a name in them; of a partition.
+_HEAD_BYTES, _ROW_BYTES, _PARTITION_BYTES = 1_536, 12, 5
+# What a slice needs for anything to move.
+_ROOM_BYTES_MIN = 1_024
 
 Entries = Mapping[TopicPartition, str]
 """The member that is named for each key."""
@@ -87,17 +90,24 @@ def standing_of(note: PlanNote | None) -> Standing:
     """Return what a Plan says; nothing where slices are missing. Total."""
     if note is None or not note.is_whole:
         return NO_PLAN
-    topics = [topic for record in note.records for topic in record.topics]
-    entries = {
-        TopicPartition(topics[number].topic, partition): member.client_id
-        for record in note.records
-        for member in record.moves
+    records = note.records
+    counts = {
+        each.topic: each.partition_total for one in records for each in one.topics
+    }
+    return Standing(entries_of(records), counts, records[0].vector)
+
+
+def entries_of(slices: "Sequence[Plan | Slice]") -> dict[TopicPartition, str]:
+    """Return the member that a Plan in slices names for each key. Total."""
+    topics = [each.topic for one in slices for each in one.topics]
+    return {
+        TopicPartition(topics[number], partition): member.client_id
+        for one in slices
+        for member in one.moves
         for number, partitions in member.keys
         if number < len(topics)
         for partition in partitions
     }
-    counts = {each.topic: each.partition_total for each in topics}
-    return Standing(entries, counts, note.records[0].vector)
 
 
 def is_valid_for(known: KeyState | None, next_offset: int) -> bool:
@@ -613,33 +623,62 @@ class Slice(NamedTuple):
 
 
 def slices_of(
-    counts: Mapping[str, int], entries: Entries, *, coordinators: int
+    counts: Mapping[str, int],
+    entries: Entries,
+    *,
+    vector: Sequence[tuple[int, int]],
 ) -> list[Slice]:
     """Return what to write into each slice of a Plan.
 
-    What is more than ``PLAN_SLICES_MAX`` slices is left for the next Plan.
+    What is more than ``PLAN_SLICES_MAX`` slices is left for the next Plan: first the
+    topics that nothing moves of, with which others only repeat the planner's input.
 
     Args:
         counts: Number of partitions of each topic.
         entries: The member named for each key.
-        coordinators: Number of coordinating partitions.
+        vector: Next offset and milliseconds, by coordinating partition.
+
+    Raises:
+        MalformedRecord: The vector leaves no room.
     """
-    packer = _Packer(FRAME_BYTES_MAX - _HEAD_BYTES - _VECTOR_BYTES * coordinators)
-    numbers = {topic: number for number, topic in enumerate(sorted(counts))}
-    for topic in numbers:
-        packer.add_topic(PlannedTopic(topic, counts[topic]))
+    room = FRAME_BYTES_MAX - _HEAD_BYTES - len(_ENCODER.encode(vector))
+    if room < _ROOM_BYTES_MIN:
+        raise MalformedRecord(
+            f"a Plan has an offset of each coordinating partition, and {len(vector):,} "
+            "do not fit into one record; decrease their number (marshal topic "
+            "resize), or choose another policy (marshal groups set)"
+        )
     rows = sorted((name, place) for place, name in entries.items())
+    slices = _packed(sorted(counts), rows, counts=counts, bytes_max=room)
+    if len(slices) > PLAN_SLICES_MAX:
+        slices = _packed((), rows, counts=counts, bytes_max=room)
+    return slices[:PLAN_SLICES_MAX]
+
+
+def _packed(
+    topics: Iterable[str],
+    rows: Iterable[tuple[str, TopicPartition]],
+    *,
+    counts: Mapping[str, int],
+    bytes_max: int,
+) -> list[Slice]:
+    """Return slices with these topics, and with the moves and their topics."""
+    packer = _Packer(counts, bytes_max)
+    for topic in topics:
+        packer.number_of(topic)
     for name, place in rows:
-        packer.add_key(name, numbers[place.topic], place.partition)
-    return packer.slices()[:PLAN_SLICES_MAX]
+        packer.add_key(name, place)
+    return packer.slices()
 
 
 class _Packer:
     """Fills slices, one after the other."""
 
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = max(bytes_max, FRAME_BYTES_MAX // 4)
+    def __init__(self, counts: Mapping[str, int], bytes_max: int) -> None:
+        self._counts = counts
+        self._bytes_max = bytes_max
         self._left = 0
+        self._numbers: dict[str, int] = {}
         self._topics: list[list[PlannedTopic]] = []
         self._moves: list[dict[str, dict[int, list[int]]]] = []
         self._begin()
@@ -649,23 +688,27 @@ class _Packer:
         self._topics.append([])
         self._moves.append({})
 
-    def add_topic(self, topic: PlannedTopic) -> None:
-        """Add a topic."""
-        size = len(topic.topic) + _ROW_BYTES
-        if size > self._left:
-            self._begin()
-        self._left -= size
-        self._topics[-1].append(topic)
+    def number_of(self, topic: str) -> int:
+        """Return the number of a topic; add it if it is new."""
+        if topic not in self._numbers:
+            self._numbers[topic] = len(self._numbers)
+            size = len(topic) + _ROW_BYTES
+            if size > self._left:
+                self._begin()
+            self._left -= size
+            self._topics[-1].append(PlannedTopic(topic, self._counts[topic]))
+        return self._numbers[topic]
 
-    def add_key(self, name: str, number: int, partition: int) -> None:
+    def add_key(self, name: str, place: TopicPartition) -> None:
         """Add a key of a member."""
+        number = self.number_of(place.topic)
         size = _PARTITION_BYTES + self._overhead(name, number)
         if size > self._left:
             self._begin()
             size = _PARTITION_BYTES + self._overhead(name, number)
         self._left -= size
         mine = self._moves[-1].setdefault(name, {})
-        mine.setdefault(number, []).append(partition)
+        mine.setdefault(number, []).append(place.partition)
 
     def _overhead(self, name: str, number: int) -> int:
         mine = self._moves[-1].get(name)

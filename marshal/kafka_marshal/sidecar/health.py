@@ -227,23 +227,26 @@ def _view_inside(view: View, engine: Engine) -> View:
     config = engine.context.config
     sessions = engine.sessions
     held = [
-        (holding, _name(holding.key))
+        holding
         for session in sessions
         for holding in session.holdings.values()
         if holding.claim.is_owned
     ]
-    soft = ((name, each.claim.lease.soft_until_ms) for each, name in held)
     return attrs.evolve(
         view,
         is_replayed=engine.is_ready,
         held_count=len(held),
-        overdue=tuple(name for name, until_ms in soft if until_ms <= view.now_ms),
+        overdue=tuple(
+            _name(each.key)
+            for each in held
+            if each.claim.lease.soft_until_ms <= view.now_ms
+        ),
         failed=tuple(
             (session.claimant.group_id, str(session.failure))
             for session in sessions
             if session.failure is not None
         ),
-        beat_at_ms=max((each.claim.base_ms for each, _ in held), default=None),
+        beat_at_ms=max((each.claim.base_ms for each in held), default=None),
         heartbeat_interval_ms=None if config is None else config.heartbeat_interval_ms,
         log_start_missing=engine.log_start_missing,
         rebuilding=() if config is None else _rebuilding(engine),

@@ -18,9 +18,11 @@ from kafka_marshal.protocol.plans import (
     Situation,
     Standbys,
     digest_of,
+    entries_of,
     is_reserved,
     is_valid_for,
     situation_of,
+    slices_of,
     standing_of,
 )
 from kafka_marshal.protocol.rationalizer import apply
@@ -306,7 +308,10 @@ def verify_plan(
     situation = situation_of(reading, reading.members())
     is_spread = last.input_digest == digest_of(situation.given, is_spread=True)
     result = (spread if is_spread else plan)(situation.given)
-    computed = situation.entries(result)
+    written = slices_of(
+        situation.counts, situation.entries(result), vector=standing.vector
+    )
+    computed = entries_of(written)
     differences = {
         place: (standing.entries.get(place), computed.get(place))
         for place in sorted({*standing.entries, *computed})

@@ -25,6 +25,7 @@ from enginekit import (
 
 from kafka_marshal.engine.dispatcher import FETCH_SLICE_MS, WAIT_SLICE_MS
 from kafka_marshal.engine.fetch_state import FetchState
+from kafka_marshal.engine.holding import Holding
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.records import (
     ClaimingMessages,
@@ -54,6 +55,21 @@ def test_the_records_of_all_partitions_are_not_counted_for_each_that_was_won(
     monkeypatch.setattr(FetchState, "buffered_count", property(counted))
     assert len(node.consumer.assignment()) == 100
     assert len(counts) <= 10 * 100
+
+
+def test_positions_that_stay_need_neither_the_lock_nor_their_claims(monkeypatch):
+    """A look each 200 ms visits thousands of partitions, most of them idle."""
+    cluster = world(records=[1] * 20)
+    node = cluster.node("a", spec=spec())
+    cluster.run_until(held_by(node, 20), 4 * H)
+    while node.consumer.poll(0):
+        cluster.run(20)
+    skipped = []
+    monkeypatch.setattr(Holding, "skip", lambda *args: skipped.append(args))
+    for _ in range(20):
+        node.consumer.poll(0)
+        cluster.run(50)
+    assert not skipped
 
 
 # --- At most once (PROTOCOL 6.2) ---

@@ -9,6 +9,7 @@ from enginekit import (
     T0,
     H,
     claim_of,
+    held_by,
     lines,
     of,
     owning,
@@ -161,6 +162,19 @@ def test_a_forward_clock_step_shortens_leases(cluster):
     shorter_ms = before.hard_until_ms - claim_of(node).lease.hard_until_ms
     assert 650 <= shorter_ms <= 700
     assert node.observer.named("clock_step")[0].fields["surplus_ms"] == shorter_ms
+
+
+def test_a_clock_step_is_one_event_however_many_leases_it_shortens():
+    cluster = world(records=(1,) * 40)
+    node = cluster.node("a", spec=spec())
+    cluster.run_until(held_by(node, 40), 4 * H)
+    cluster.run(H)
+    cluster.kafka.set_skew(0, 700)
+    write(cluster, b"tick")
+    cluster.run(20)
+    (event,) = node.observer.named("clock_step")
+    assert event.fields["partition"] == 0
+    assert event.fields["count"] == 40
 
 
 def test_a_clock_step_is_detected_by_the_least_lead(cluster):

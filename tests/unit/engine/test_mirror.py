@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from enginekit import T0, H, held_by, of, owning, spec, world, write
 
-from kafka_marshal.engine.mirror import MIRROR_RETRY_MS
+from kafka_marshal.engine.mirror import MIRROR_RETRY_MS, Mirror
 from kafka_marshal.engine.placement import Placement
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.protocol.records import Heartbeat
@@ -146,3 +146,20 @@ def test_positions_are_compared_only_after_records(cluster, monkeypatch):
     node.session.beat_now()
     cluster.run(20)
     assert mirror.is_behind
+
+
+def test_looks_for_moved_positions_take_a_tenth_of_the_time(cluster, monkeypatch):
+    node = owning(cluster)
+    looks = []
+
+    def wanted(self):
+        looks.append(cluster.clock.now_ms())
+        cluster.clock.advance(50)
+        return {}
+
+    monkeypatch.setattr(Mirror, "_wanted", wanted)
+    cluster.run(4 * H)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(looks)]
+    assert len(gaps) > 3
+    assert min(gaps) >= 450
+    assert node.held

@@ -167,6 +167,45 @@ def test_members_that_warm_up_get_their_keys_once_they_have(cluster):
     assert len(accepted(cluster)) == count
 
 
+@pytest.fixture
+def small_plans(monkeypatch):
+    """Let a Plan have one slice, of 1,100 bytes for topics and moves."""
+    module = "kafka_marshal.protocol.plans"
+    monkeypatch.setattr(f"{module}.PLAN_SLICES_MAX", 1)
+    monkeypatch.setattr(f"{module}.FRAME_BYTES_MAX", 1_536 + 1_100)
+
+
+def test_moves_that_no_plan_has_room_for_follow_once_others_are_done(
+    cluster, small_plans
+):
+    start(cluster, "a")
+    cluster.run_until(balanced(cluster, ALL), 4 * H)
+    others = [cluster.node(name * 200) for name in "bcdef"]
+    for node in others:
+        node.warming.is_held = True
+        node.consume(spec(on_warm=lambda *_: None))
+    waiting = [2, 2, 2, 2, 0]
+    cluster.run_until(
+        lambda: [n.warming.waiting_count for n in others] == waiting, 4 * H
+    )
+    count = len(accepted(cluster))
+    cluster.run(6 * H)
+    assert len(accepted(cluster)) == count, "the same was written again"
+    for node in others:
+        node.warming.is_held = False
+        node.warming.run_waiting()
+    cluster.run_until(balanced(cluster, *[2] * 6), 6 * H)
+
+
+def test_coordinating_partitions_too_many_for_a_plan_are_reported(cluster, monkeypatch):
+    monkeypatch.setattr("kafka_marshal.protocol.plans.FRAME_BYTES_MAX", 1_536)
+    (node,) = start(cluster, "a")
+    cluster.run_until(balanced(cluster, ALL), 4 * H)
+    cluster.run(6 * H)
+    (event,) = node.observer.named("plan_unwritten")
+    assert "topic resize" in event.fields["error"]
+
+
 def test_a_dead_member_is_planned_for_before_its_keys_are_stale(cluster):
     a, *_ = start(cluster, "a", "b", "c")
     cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)

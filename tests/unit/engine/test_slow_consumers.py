@@ -7,6 +7,8 @@ import pytest
 from enginekit import AMO, KEY, H, held_by, lines, of, spec, world
 
 from kafka_marshal.engine.coverage import best_taker
+from kafka_marshal.engine.dispatcher import Dispatcher
+from kafka_marshal.engine.slow_consumers import SlowConsumerPolicy
 from kafka_marshal.errors import ClaimLost
 from kafka_marshal.protocol.planner import MemberView
 from kafka_marshal.protocol.records import Member, ReleasingPartition
@@ -340,6 +342,42 @@ def test_an_idle_consumer_is_not_stuck():
     cluster.run(5 * H)
     assert KEY in a.node.held
     assert a.node.observer.named("stuck") == []
+
+
+def test_checks_take_a_tenth_of_the_time_at_most(monkeypatch):
+    """With thousands of partitions one takes as long as the time between two."""
+    cluster = world(records=[0])
+    a = start(cluster, "a", None)
+    cluster.run_until(held_by(a.node, 1), H)
+    checks = []
+
+    def sample(self, sub, holding, now_ms):
+        checks.append(now_ms)
+        cluster.clock.advance(50)
+
+    monkeypatch.setattr(SlowConsumerPolicy, "_sample", sample)
+    cluster.run(4 * H)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(checks)]
+    assert len(gaps) > 3
+    assert min(gaps) >= 500
+
+
+def test_a_long_poll_shows_that_the_application_polls(monkeypatch):
+    """Else all its partitions were looked at, 20 times in an interval."""
+    cluster = world(records=[0])
+    a = start(cluster, "a", None)
+    cluster.run_until(held_by(a.node, 1), H)
+    (sub,) = a.node.session._wanted.subs
+    ages = []
+
+    def wait(*_):
+        ages.append(cluster.clock.now_ms() - sub.back_at_ms)
+        cluster.run(100)
+
+    monkeypatch.setattr(Dispatcher, "fetch", wait)
+    assert a.node.consumer.poll(H) == {}
+    assert len(ages) == H // 100
+    assert max(ages) == 0
 
 
 def test_an_idle_consumer_without_polls_loses_partitions_with_records():

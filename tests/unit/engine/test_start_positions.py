@@ -34,6 +34,10 @@ def claiming(cluster, *topics, **options):
     return node
 
 
+def failures_of(node):
+    return node.observer.named("start_lookup_failed")
+
+
 def answer(cluster, node):
     node.background.is_held = False
     node.background.run_waiting()
@@ -50,7 +54,7 @@ def test_claims_of_one_topic_share_a_request(monkeypatch):
         *range(150)
     ]
     assert len(requests) <= start_positions.REQUESTS_MAX + 1
-    assert not node.observer.named("start_lookup_failed")
+    assert not failures_of(node)
     assert all(held.progress is not None for held in node.held.values())
 
 
@@ -82,10 +86,33 @@ def test_a_topic_that_may_not_be_read_fails_alone(monkeypatch):
     cluster.run(H)
     started = {key.topic for key, held in node.held.items() if held.progress}
     assert started == {"t"}
-    failed = {
-        one.fields["key"].topic for one in node.observer.named("start_lookup_failed")
+    (failed,) = failures_of(node)
+    assert failed.fields == {
+        "group": "g",
+        "topic": "other",
+        "count": 2,
+        "partitions": [0, 1],
+        "error": "not authorized",
     }
-    assert failed == {"other"}
+
+
+def test_an_error_of_many_partitions_is_one_event_for_each_topic():
+    cluster = world(records=(3,) * 40)
+    cluster.fill("other", (3,) * 20)
+    node = cluster.node("a", spec=spec("t", "other"))
+    node.data.cut = True
+    cluster.run(3 * H)
+    found = {
+        topic: sum(
+            one.fields["count"]
+            for one in failures_of(node)
+            if one.fields["topic"] == topic
+        )
+        for topic in ("t", "other")
+    }
+    assert found == {"t": 40, "other": 20}
+    assert len(failures_of(node)) <= start_positions.REQUESTS_MAX
+    assert all(len(one.fields["partitions"]) <= 10 for one in failures_of(node))
 
 
 def test_a_claim_that_ended_in_the_queue_is_not_looked_up(monkeypatch):
@@ -123,10 +150,9 @@ def test_a_partition_that_is_gone_is_looked_up_again(monkeypatch):
 
     monkeypatch.setattr(node.data, "ranges", ranges)
     cluster.run(H)
-    failed = node.observer.named("start_lookup_failed")
-    assert [str(one.fields["error"]) for one in failed] == [
-        f"{gone[0]} does not exist."
-    ]
+    (failed,) = failures_of(node)
+    assert failed.fields["partitions"] == [gone[0].partition]
+    assert failed.fields["error"] == "the partition does not exist"
     assert all(held.progress is not None for held in node.held.values())
 
 
@@ -232,10 +258,6 @@ def test_at_least_once_after_at_most_once_starts_at_position(cluster):
     cluster.run(200)
     b = owning(cluster, "b")
     assert [r.offset for r in polled(b)][:1] == [4]
-
-
-def failures_of(node):
-    return node.observer.named("start_lookup_failed")
 
 
 def test_a_look_up_that_fails_is_tried_again(cluster):

@@ -115,6 +115,7 @@ class FakeConsumer:
             cluster=SimpleNamespace(config={}), selector=selector
         )
         self._fetcher = SimpleNamespace(
+            config={},
             _completed_fetches=fetched,
             _next_partition_records=begun,
             in_flight_fetches=lambda: under_way,
@@ -168,6 +169,25 @@ def polled(monkeypatch):
     yield poll
     for each in made:
         each.close(1_000)
+
+
+@pytest.mark.parametrize(
+    ("count", "wait_ms"), [(1, 100), (2_000, 100), (6_000, 300), (15_000, 500)]
+)
+def test_fetches_of_many_partitions_wait_longer(polled, count, wait_ms, monkeypatch):
+    consumer = FakeConsumer(batches(0))
+    polled(consumer)
+    waits = consumer._fetcher.config
+    assert waits == {"fetch_max_wait_ms": 100}
+    reader = KafkaDataReader(ConnectionConfig("nowhere:1"))
+    monkeypatch.setattr(reader, "_new_consumer", lambda: consumer)
+    reader.assign([PLACE])
+    reader.seek(PLACE, 0)
+    consumer.answers = [{}]
+    reader.poll(10_000, 1)
+    reader.assign([TopicPartition("t", number) for number in range(count)])
+    assert waits == {"fetch_max_wait_ms": wait_ms}
+    reader.close(0)
 
 
 def test_the_next_fetch_starts_once_all_records_are_taken(polled):

@@ -325,6 +325,7 @@ class Consumer:
             partitions_for_topic=lambda _: {0} if known else None,
         )
         self._client = SimpleNamespace(cluster=cluster)
+        self._fetcher = SimpleNamespace(config={})
         self.ends, self.high, self.fault = ends, highwater, fault
 
     def beginning_offsets(self, places, timeout_ms):

@@ -1,8 +1,7 @@
 """From the log to a planner's input, and from its result to Plans."""
 
-from collections import Counter
-
 import msgspec
+import pytest
 from logkit import (
     OP,
     H,
@@ -18,6 +17,7 @@ from logkit import (
     settings,
 )
 
+from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.codec import FRAME_BYTES_MAX, encode
 from kafka_marshal.protocol.group_plan import PlanInput, PlanKey, plan
 from kafka_marshal.protocol.hashing import coordinating_partition
@@ -25,6 +25,7 @@ from kafka_marshal.protocol.plans import (
     NO_PLAN,
     Reading,
     digest_of,
+    entries_of,
     is_reserved,
     situation_of,
     slices_of,
@@ -36,6 +37,7 @@ from kafka_marshal.protocol.types import Key, TopicPartition
 
 T0, T1, T2 = (TopicPartition("t", n) for n in range(3))
 FAR = 2**62
+LONG_VECTOR = ((FAR, FAR),) * 8
 
 
 def named(number):
@@ -501,12 +503,22 @@ def written(slices, vector, **rest):
 
 
 def test_a_move_of_many_keys_is_a_small_record():
-    counts = {"orders": 10_000}
-    slices = slices_of(
-        counts, {TopicPartition("orders", 7): "billing-1"}, coordinators=8
-    )
-    (one,) = written(slices, ((1_000_000, 20),) * 8)
+    entries, vector = {TopicPartition("orders", 7): "billing-1"}, ((1_000_000, 20),) * 8
+    slices = slices_of({"orders": 10_000}, entries, vector=vector)
+    (one,) = written(slices, vector)
     assert len(encode(msgspec.structs.replace(one, client_id="billing-1"))) < 200
+
+
+def read_back(counts, entries, *, vector=LONG_VECTOR):
+    """Write a Plan; return its slices, and what readers find in them."""
+    slices = slices_of(counts, entries, vector=vector)
+    log = Log(level=2)
+    for record in written(slices, vector):
+        assert len(encode(record)) <= FRAME_BYTES_MAX
+        assert log.outcome_of(record) == "planned"
+    standing = standing_of(log.state.soft.plans["g"])
+    assert standing.entries == entries_of(slices)
+    return slices, standing
 
 
 def test_ten_thousand_moves_are_two_slices_at_most():
@@ -516,40 +528,51 @@ def test_ten_thousand_moves_are_two_slices_at_most():
         for number, topic in enumerate(topics)
         for n in range(100)
     }
-    slices = slices_of(dict.fromkeys(topics, 100), entries, coordinators=8)
+    slices, found = read_back(dict.fromkeys(topics, 100), entries)
     assert len(slices) == 2
-    records = written(slices, ((FAR, FAR),) * 8)
-    assert max(len(encode(record)) for record in records) <= FRAME_BYTES_MAX
-    log = Log(level=2)
-    for record in records:
-        assert log.outcome_of(record) == "planned"
-    assert standing_of(log.state.soft.plans["g"]).entries == entries
+    assert found.entries == entries
 
 
 def test_topics_too_many_for_a_slice_go_on_in_the_next():
     topics = {f"{n:03}" + "t" * 240: 1 for n in range(300)}
     entries = {TopicPartition(topic, 0): "c1" for topic in topics}
-    slices = slices_of(topics, entries, coordinators=8)
+    slices, found = read_back(topics, entries)
     assert [bool(each.topics) for each in slices] == [True, True]
-    log = Log(level=2)
-    for record in written(slices, ((FAR, 0),) * 8):
-        log.append(record)
-    assert standing_of(log.state.soft.plans["g"]).entries == entries
+    assert (found.entries, found.counts) == (entries, topics)
 
 
-def test_more_slices_than_readers_follow_are_left_for_the_next_plan():
-    entries = {TopicPartition("t", n): "c" * 200 for n in range(200_000)}
-    assert len(slices_of({"t": 200_000}, entries, coordinators=8)) == 8
+def test_topics_too_many_for_all_slices_leave_room_for_moves():
+    topics = {f"{n:04}" + "t" * 240: 1 for n in range(2_000)}
+    entries = {TopicPartition(topic, 0): "c1" for topic in sorted(topics)[500:510]}
+    (_,), found = read_back(topics, entries)
+    assert found.entries == entries
+    assert found.counts.keys() == {each.topic for each in entries}
+
+
+def test_moves_too_many_for_all_slices_are_left_for_the_next_plan():
+    topics = {f"{n:04}" + "t" * 240: 9 for n in range(2_000)}
+    entries = {TopicPartition(t, n): "c" * 200 for t in topics for n in range(9)}
+    slices, found = read_back(topics, entries)
+    assert len(slices) == 8
+    assert found.entries.items() < entries.items()
+    assert len(found.entries) > 10_000
 
 
 def test_a_plan_of_nothing_is_one_slice():
-    (one,) = slices_of({}, {}, coordinators=1)
+    (one,) = slices_of({}, {}, vector=((1, 0),))
     assert one == ((), ())
 
 
 def test_a_long_vector_leaves_little_room():
-    (one,) = slices_of({"t": 1}, {T0: "c1"}, coordinators=10_000)
-    assert Counter(member.client_id for member in one.moves) == {"c1": 1}
+    vector = ((2**32 - 1, 2**16),) * 4_000
+    _, found = read_back({"t": 1}, {T0: "c1"}, vector=vector)
+    assert found.entries == {T0: "c1"}
+
+
+def test_a_vector_that_leaves_no_room_is_refused():
+    with pytest.raises(MalformedRecord, match=r"5,000 .*topic resize") as found:
+        slices_of({"t": 1}, {T0: "c1"}, vector=((FAR, 0),) * 5_000)
+    assert "groups set" in str(found.value)
 
 
 def test_the_vector_is_what_was_folded_and_how_long_ago():

@@ -8,7 +8,7 @@ import threading
 import attrs
 import msgspec
 import pytest
-from enginekit import H, claim_of, owning, world
+from enginekit import H, claim_of, held_by, owning, spec, world
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition, LogUnreadable
 from kafka_marshal.protocol.checkpoints import Comparison
@@ -194,6 +194,23 @@ def test_an_incomplete_log_is_reported():
     node.engine.context.rebuilding.add(0)
     view = states.view()
     assert (view.rebuilding, view.diverged) == ((0,), (1,))
+
+
+def test_only_overdue_claims_are_named(monkeypatch):
+    """A view is taken each second, and visits thousands of claims under the lock."""
+    cluster = world(1, records=[1] * 3)
+    node = cluster.node("a", spec=spec())
+    cluster.run_until(held_by(node, 3), 2 * H)
+    key, *_ = node.held
+    states, named = Lifecycle(cluster.clock.view()), []
+    monkeypatch.setattr(health, "_name", lambda key: named.append(key) or str(key))
+    view = health.take_view(node.engine, states, clock=cluster.clock.view())
+    assert (view.held_count, view.overdue, named) == (3, (), [])
+    node.log.cut = True
+    soft_ms = node.held[key].claim.lease.soft_until_ms
+    cluster.run_until(lambda: cluster.clock.now_ms() >= soft_ms, 2 * H)
+    view = health.take_view(node.engine, states, clock=cluster.clock.view())
+    assert len(view.overdue) == len(named) > 0
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,13 @@ from kafka_marshal import Key, World
 from kafka_marshal.engine.kept_states import Restored
 from kafka_marshal.errors import ClaimRejected, LogUnreadable
 from kafka_marshal.protocol.group_plan import plan
-from kafka_marshal.protocol.plans import Reading, digest_of, situation_of, slices_of
+from kafka_marshal.protocol.plans import (
+    Reading,
+    digest_of,
+    situation_of,
+    slices_of,
+    standing_of,
+)
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import TopicPartition
@@ -195,7 +201,7 @@ def write_plan(log, *, change=lambda entries: entries, digest=None):
     )
     situation = situation_of(reading, reading.members())
     entries = change(situation.entries(plan(situation.given)))
-    (one,) = slices_of(situation.counts, entries, coordinators=1)
+    (one,) = slices_of(situation.counts, entries, vector=reading.vector)
     moves = [(each.client_id, *keys) for each in one.moves for keys in each.keys]
     record = planned(
         log.state.plan_generation("g"),
@@ -237,6 +243,20 @@ def test_a_plan_that_its_input_does_not_give_has_diverged(log):
     found = verified(log)
     assert found.outcome == "plan_diverged"
     assert found.differences == {place(0): ("b", None)}
+
+
+def test_a_plan_of_all_that_fits_repeats(log, monkeypatch):
+    for name, value in (
+        ("PLAN_SLICES_MAX", 1),
+        ("FRAME_BYTES_MAX", 1_536 + 50),
+        ("_ROOM_BYTES_MIN", 1),
+    ):
+        monkeypatch.setattr(f"kafka_marshal.protocol.plans.{name}", value)
+    written = []
+    write_plan(log, change=lambda entries: written.append(entries) or entries)
+    found = standing_of(log.state.soft.plans["g"])
+    assert 0 < len(found.entries) < len(written[0])
+    assert verified(log).outcome == "same"
 
 
 def test_of_another_input_nothing_is_known(log):

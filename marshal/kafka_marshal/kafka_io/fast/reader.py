@@ -74,6 +74,9 @@ ANSWER_BYTES = 4 * FETCH_BYTES
 # Bytes to buffer for a paused partition before it is paused in librdkafka, which drops
 # what it has fetched.
 KEPT_BYTES = FETCH_BYTES
+# librdkafka visits all assigned partitions for each seek, which takes minutes for
+# thousands. A new client gets all of them at once.
+SEEKS_MAX = 200
 # Below the 700 new objects that start Python's garbage collector.
 AT_ONCE = 500
 # Bytes of messages retained beyond the last poll; estimated from some of them.
@@ -244,8 +247,11 @@ class FastDataReader(DataReader):
         self._positions = Positions()
         # Every topic so far: with only one, messages need not be asked for theirs.
         self._topics: set[str] = set()
+        # Topics with the ids that partitions are claimed under, or were.
+        self._wanted_ids: set[tuple[str, bytes]] = set()
         # State of librdkafka: assigned partitions, and paused ones.
         self._active: set[TopicPartition] = set()
+        self._has_new_set = False
         self._paused_in_client: set[TopicPartition] = set()
         # Partitions to seek in librdkafka.
         self._to_seek: set[TopicPartition] = set()
@@ -266,6 +272,7 @@ class FastDataReader(DataReader):
         """Make this the exact set of partitions; see ``ports.DataReader``."""
         self._require_usable()
         self._positions.assign(partitions)
+        self._has_new_set = True
         wanted = self._positions.next
         self._topics.update(each.topic for each in wanted)
         self._retained = []
@@ -286,6 +293,8 @@ class FastDataReader(DataReader):
         """Continue at ``offset``; see ``ports.DataReader``."""
         self._require_usable()
         self._positions.seek(partition, offset, token=token, topic_id=topic_id)
+        if topic_id is not None:
+            self._wanted_ids.add((partition.topic, topic_id))
         self._to_seek.add(partition)
         self._buffered.pop(partition, None)
         self._errors.pop(partition, None)
@@ -409,13 +418,20 @@ class FastDataReader(DataReader):
         return self._client is None
 
     def _assign_and_seek(self) -> None:
-        if gone := self._active - self._positions.next.keys():
-            self._unassign(gone)
+        if self._has_new_set:
+            gone = self._active - self._positions.next.keys()
+            if len(gone) > SEEKS_MAX:
+                self._discard_client()
+            elif gone:
+                self._unassign(gone)
+            self._has_new_set = False
         if resumed := self._paused_in_client - self._positions.paused:
             # Do not rely on librdkafka's own position.
             self._to_seek |= resumed
             self._handle().resume([FastPartition(*each) for each in resumed])
             self._paused_in_client -= resumed
+        if len(self._to_seek & self._active) > SEEKS_MAX:
+            self._discard_client()
         if self._to_seek:
             moved = [each for each in self._to_seek if not self._seek(each)]
             self._handle().incremental_assign(
@@ -676,10 +692,18 @@ class FastDataReader(DataReader):
     def _raise_replaced(self) -> None:
         """Raise for a partition whose topic has another id than the one wanted.
 
+        Each fetch without records asks for this: partitions are only visited where a
+        topic has another id.
+
         Raises:
             UnknownTopicId: There is one.
         """
         assert self._client is not None
+        ids = self._client.topic_ids
+        if all(ids.get(topic, wanted) == wanted for topic, wanted in self._wanted_ids):
+            return
+        wanted_ids = self._positions.topic_ids.items()
+        self._wanted_ids = {(each.topic, of) for each, of in wanted_ids if of}
         for partition in self._positions.next.keys() - self._positions.paused:
             is_known = partition.topic in self._client.topic_ids
             if is_known and self._is_of_other_topic(partition):

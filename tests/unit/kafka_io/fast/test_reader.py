@@ -258,6 +258,34 @@ def test_records_of_another_topic_id_are_never_returned(by_id, handle):
     assert reader.positions()[A] == 5
 
 
+def test_polls_without_records_visit_no_partition(by_id, handle, monkeypatch):
+    """With thousands of partitions that is most of what an idle member computes."""
+    reader, _ = by_id
+    visited = []
+    plain = module.FastDataReader._is_of_other_topic
+
+    def is_of_other_topic(self, partition):
+        visited.append(partition)
+        return plain(self, partition)
+
+    monkeypatch.setattr(module.FastDataReader, "_is_of_other_topic", is_of_other_topic)
+    reader.poll(5, 100)
+    reader.pause([A])
+    reader.poll(5, 100)
+    assert not visited
+    reader.seek(A, 5, topic_id=NEW)
+    assert polled(reader) == {}
+    reader.resume([A])
+    assert fails(reader, UnknownTopicId).partition == A
+    reader.seek(A, 5, topic_id=OLD)
+    visited.clear()
+    assert polled(reader) == {}
+    assert visited, "the former id is only now forgotten"
+    visited.clear()
+    reader.poll(5, 100)
+    assert not visited
+
+
 def test_a_deleted_topic_raises_unknown_topic_id(by_id, handle):
     reader, _ = by_id
     polled(reader)
@@ -346,6 +374,40 @@ def test_a_new_position_is_a_seek(reader, handle):
         ("unassign", [("t", 1)]),
         ("seek", ("t", 0, 9)),
     ]
+
+
+@pytest.fixture
+def many(handle, monkeypatch):
+    """A reader of many partitions, with their places."""
+    monkeypatch.setattr(module, "close_consumer", lambda _: handle.assigned.clear())
+    places = [TopicPartition("t", number) for number in range(3 * module.SEEKS_MAX)]
+    made = module.FastDataReader(ConnectionConfig("nobody:1"))
+    made.assign(places)
+    for place in places:
+        made.seek(place, 1)
+    polled(made)
+    handle.calls.clear()
+    return made, places
+
+
+def test_many_partitions_that_end_need_no_seek_each(many, handle):
+    """A pause of a group of 15,000 partitions blocked a poll for minutes."""
+    reader, places = many
+    reader.assign(places[:2])
+    handle.made(*of(places[0], 1), *of(places[2], 1))
+    assert polled(reader) == {places[0]: [1]}
+    assert [name for name, _ in handle.calls] == ["start"] * 2
+    reader.assign([])
+    assert polled(reader) == {}
+    assert handle.assigned == set()
+
+
+def test_many_new_positions_need_no_seek_each(many, handle):
+    reader, places = many
+    for place in places:
+        reader.seek(place, 7)
+    polled(reader)
+    assert sorted(handle.calls) == [("start", (*place, 7)) for place in places]
 
 
 def test_after_a_refused_seek_the_partition_is_assigned_again(reader, handle):
