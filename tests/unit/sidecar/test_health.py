@@ -203,13 +203,14 @@ def test_only_overdue_claims_are_named(monkeypatch):
     cluster.run_until(held_by(node, 3), 2 * H)
     key, *_ = node.held
     states, named = Lifecycle(cluster.clock.view()), []
+    states.engine = node.engine
     monkeypatch.setattr(health, "_name", lambda key: named.append(key) or str(key))
-    view = health.take_view(node.engine, states, clock=cluster.clock.view())
+    view = states.view()
     assert (view.held_count, view.overdue, named) == (3, (), [])
     node.log.cut = True
     soft_ms = node.held[key].claim.lease.soft_until_ms
     cluster.run_until(lambda: cluster.clock.now_ms() >= soft_ms, 2 * H)
-    view = health.take_view(node.engine, states, clock=cluster.clock.view())
+    view = states.view()
     assert len(view.overdue) == len(named) > 0
 
 
