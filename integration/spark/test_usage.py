@@ -9,7 +9,7 @@ from domain import opened
 from kafka import KafkaProducer
 from pyspark import cloudpickle
 from pyspark.sql import functions as f
-from sparkkit import cells, every
+from sparkkit import cells, every, keeping
 
 from kafka_marshal.grants import close_grant_clients
 from kafka_marshal.spark.sinks_files import FileSink
@@ -170,3 +170,15 @@ def test_two_sources_of_one_name_end_the_query_when_it_starts(kit, domain, group
     ]
     with pytest.raises(Exception, match="two sources need a clientId each"):
         kit.ended(sources[0].union(sources[1]), lambda rows, _: rows.collect())
+
+
+def test_at_most_once_two_branches_of_one_stream_end_the_query(kit, domain, group):
+    """Spark plans a batch for each: each would miss what the other is granted."""
+    topic, found = domain.data_topic(1, records_each=10), []
+    stream = kit.stream(group, subscribe=topic, delivery="amo")
+    halves = [stream.filter(f"offset % 2 = {rest}") for rest in (0, 1)]
+    with pytest.raises(Exception, match=r"reads one load\(\) in two places"):
+        kit.ended(halves[0].union(halves[1]), keeping(found))
+    assert found == []
+    kit.ended(stream, keeping(found), name="again")
+    assert cells(found) == every(10), "nothing was granted"

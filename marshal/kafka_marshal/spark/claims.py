@@ -126,6 +126,7 @@ class Claims:
     _target: Mapping[TopicPartition, int] | None = None
     _pinned: AbstractSet[TopicPartition] | None = None
     _is_settled: bool = False
+    _holds_none: bool = False
     _owner: Owner | None = None
     _sent_at: float = 0.0
     _batch_at: float | None = None
@@ -157,14 +158,19 @@ class Claims:
             self.ranges.wait_for_change(WAIT_MS)
 
     def _report_nothing_held(self) -> None:
-        """Report a start without a partition: a job that only drains does nothing."""
-        count = len(self.ranges.partitions())
-        if count and not self.ranges.tokens():
+        """Report once that no partition is held, until one is again.
+
+        A job that only drains does nothing then, and a running one waits.
+        """
+        held_none, self._holds_none = self._holds_none, not self.ranges.tokens()
+        if held_none or not self._holds_none:
+            return
+        if count := len(self.ranges.partitions()):
             LOGGER.warning(
                 "no_partition_held of %d: other members hold them, such as another "
                 "source of this query with the same group, or the group is paused or "
-                "locked, and so the query reads nothing now; see: marshal groups "
-                "describe",
+                "locked, or claims cannot be renewed, and so the query reads nothing "
+                "now; see: marshal groups describe",
                 count,
             )
 
@@ -206,7 +212,7 @@ class Claims:
         if not self._is_settled:
             self._is_settled = True
             self.await_claims(start)
-            self._report_nothing_held()
+        self._report_nothing_held()
         self.confirm(start)
         self._return_unused()
         held = self.ranges.held()

@@ -126,6 +126,12 @@ def _granted(
     while wanted.count:
         granted = client.acquire(claim, wanted, timeout_ms=GRANT_MS_MAX)
         if granted is None:
+            LOGGER.warning(
+                "range_not_granted %s-%d offsets %d to %d, which this task does not "
+                "read: an earlier attempt at it was granted them, or an earlier action "
+                "on this batch, which persist() spares; or the claim has ended",
+                *(claim.topic, claim.partition, wanted.first, wanted.last),
+            )
             break
         found.append(granted)
         # One grant may cover less than a batch.

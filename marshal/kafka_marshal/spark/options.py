@@ -79,6 +79,7 @@ _UNITS_MS = {
 _DURATION = re.compile(r"([0-9]{1,12})\s*([a-z]*)")
 # Options that Spark itself adds, for what this format does not have.
 _OF_SPARK = {
+    "checkpointlocation": f"it belongs to writeStream, and {ONLY_READS}",
     "path": "topics are named by subscribe; call load() without",
     "provider": "Spark sets it for CREATE TABLE, and passes no options of a table to a "
     "Python data source that reads it; write CREATE TEMPORARY VIEW ... USING marshal "
@@ -451,13 +452,12 @@ def _listed(known: Mapping[str, str]) -> str:
 
 def _offsets(name: str, text: str, *, everywhere: int) -> Bound:
     plain = {"earliest": EARLIEST, "latest": LATEST}.get(text.strip().lower())
-    forbidden = LATEST if name == "startingOffsets" else EARLIEST
     if plain is not None:
         if name == "endingOffsets" and plain == EARLIEST:
             raise _wrong(name, "a read cannot end at earliest; use latest or JSON")
         return Bound(plain, option=name)
     offsets = _by_partition(name, text, least=EARLIEST)
-    if name == "endingOffsets" and forbidden in offsets.values():
+    if name == "endingOffsets" and EARLIEST in offsets.values():
         raise _wrong(name, f"a read cannot end at {EARLIEST}, the earliest offset")
     return Bound(everywhere, offsets=offsets, option=name)
 

@@ -137,6 +137,8 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._query: Query | None = None
         self._is_new = False
         self._has_target = False
+        # End of the last batch that was planned at most once.
+        self._planned_once: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the connections of this process; a task needs only options."""
@@ -206,7 +208,11 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> Sequence[TaskPartition]:
-        """Return the tasks of a batch."""
+        """Return the tasks of a batch.
+
+        Raises:
+            ConfigurationError: At most once, the query reads it in two places.
+        """
         from kafka_marshal.grants import ClaimRef
 
         options = self._options
@@ -219,6 +225,8 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not options.config.is_at_most_once:
             most = options.max_task_offsets
             ranges = split_ranges(ranges, options.min_partitions, most=most)
+        elif ranges:
+            self._require_one_use(end)
         tasks = []
         for each in ranges:
             part = of[each.partition]
@@ -243,6 +251,19 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             tasks.append(task)
         return [TaskPartition(task) for task in tasks]
+
+    def _require_one_use(self, end: dict[str, Any]) -> None:
+        """Raise if a batch is planned again, as Spark does for each use of a frame."""
+        if end == self._planned_once:
+            raise ConfigurationError(
+                "at most once each row is granted to one reader, and the query reads "
+                "one load() in two places, as in a union of two filters: each would "
+                "miss what the other reads. Call load() for each of them, with a group "
+                "of its own, or persist the batch in foreachBatch and use it twice "
+                "there, or set delivery to alo",
+                setting="delivery",
+            )
+        self._planned_once = end
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         """Read one range, in a worker."""

@@ -5,7 +5,7 @@ runs it, and says that it is committed.
 """
 
 import pytest
-from enginekit import AMO, H, Stepping, fold, of, spec, world, write
+from enginekit import AMO, H, Stepping, fold, of, pause_for, spec, world, write
 
 from kafka_marshal.engine.replica import LastClaim
 from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
@@ -235,6 +235,25 @@ def test_a_query_that_holds_nothing_at_its_start_reports_it(caplog):
     (reported,) = [r for r in caplog.records if "no_partition_held of 2" in r.message]
     assert "marshal groups describe" in reported.message
     assert "another source of this query with the same group" in reported.message
+
+
+def test_a_running_query_that_loses_all_partitions_reports_it_once(caplog):
+    """Its stream stands still, and Spark shows a query that waits for records."""
+    cluster = world(records=(4, 4))
+    query = Query(cluster, [])
+    assert query.batch()
+    pause_for(cluster, 10 * H)
+    for _ in range(3):
+        cluster.run(2 * H)
+        query.plan()
+    assert caplog.text.count("no_partition_held of 2") == 1
+    cluster.run_until(query.ranges.held, 20 * H)
+    query.plan()
+    pause_for(cluster, 10 * H, op=b"2" * 16, seq=2)
+    for _ in range(3):
+        cluster.run(2 * H)
+        query.plan()
+    assert caplog.text.count("no_partition_held of 2") == 2
 
 
 def test_a_query_with_a_partition_reports_nothing(caplog):

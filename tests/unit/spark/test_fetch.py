@@ -187,13 +187,18 @@ def test_granted_offsets_are_read_to_their_end(world, monkeypatch):
     assert (rows, client.looks) == (10, 0)
 
 
-def test_at_most_once_only_granted_offsets_are_read(world):
+def test_at_most_once_only_granted_offsets_are_read(world, caplog):
     client = FakeGrants(grants=[OffsetRange(1, 4), OffsetRange(4, 7)])
     world(client)
     assert offsets(task_of(T0, 2, 7, CLAIM), delivery="amo") == [1, 2, 3, 4, 5, 6]
     assert client.asked == [OffsetRange(2, 7), OffsetRange(4, 7)]
+    assert caplog.text == ""
+    world(FakeGrants(grants=[OffsetRange(2, 5)]))
+    assert offsets(task_of(T0, 2, 7, CLAIM), delivery="amo") == [2, 3, 4]
+    assert "range_not_granted t-0 offsets 5 to 6" in caplog.text
     world(FakeGrants())
     assert offsets(task_of(T0, 2, 7, CLAIM), delivery="amo") == []
+    assert "range_not_granted t-0 offsets 2 to 6" in caplog.text
 
 
 def test_lost_offsets_fail_or_are_skipped(world):

@@ -216,6 +216,7 @@ def test_an_unknown_connection_option_names_the_nearest():
         ("kafka.group.id", "g", "use the option group"),
         ("groupIdPrefix", "g", "use the option group"),
         ("kafka.auto.offset.reset", "earliest", "use startingOffsets"),
+        ("checkpointLocation", "/c", "writeStream, and format marshal only reads"),
         ("path", "t", "call load"),
         ("provider", "marshal", "CREATE TEMPORARY VIEW"),
         ("kafka.isolation.level", "serializable", "must be one of read_uncommitted"),

@@ -353,6 +353,19 @@ def test_tasks_carry_their_range_and_claim(reader):
     assert (task.first, task.end) == (0, 10), "a range is granted as a whole"
 
 
+def test_at_most_once_a_batch_has_one_use(reader):
+    """Spark plans a batch for each use of a frame, such as a branch of a union."""
+    end = to_offset(END, ORIGIN)
+    one = reader(delivery="amo")
+    assert len(one.partitions({}, end)) == 1
+    with pytest.raises(ConfigurationError, match=r"reads one load\(\) in two places"):
+        one.partitions({}, dict(end))
+    assert len(one.partitions(end, end | {"t:1": end["t:0"]})) == 1
+    one = reader()
+    assert one.partitions({}, end) != []
+    assert one.partitions({}, end) != [], "at least once each use reads it all"
+
+
 def test_committed_batches_are_confirmed_and_stop_closes(reader):
     one = reader()
     one.prepareForTriggerAvailableNow()
