@@ -85,6 +85,17 @@ PARTS = {
             *("-k", "killed_at_any_step or while_the_count_changes"),
         ),
     ),
+    "brokers": Part(
+        title="Lost ends of logs, and rights, on a broker",
+        tests=("integration/test_truncation.py", "integration/test_rights.py"),
+    ),
+    "machine": Part(
+        title="The fold against its twin, by Hypothesis",
+        tests=(
+            "tests/property/test_machine.py",
+            "tests/property/test_mutants.py",
+        ),
+    ),
     "planner": Part(
         title="Plans of groups",
         tests=(
