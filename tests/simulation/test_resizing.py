@@ -111,6 +111,7 @@ def test_a_change_fits_beside_what_else_goes_wrong(beside, seeds, record_propert
 FOUND = [
     pytest.param(1, (POSITIONS,), 2, id="a-pause-that-had-run-out-prevented-a-change"),
     pytest.param(1026, (POSITIONS,), 10, id="a-pause-lasted-by-the-clock-of-an-admin"),
+    pytest.param(726, (), 4, id="retention-deleted-probes-that-members-still-needed"),
     pytest.param(30118, (POSITIONS,), 5, id="a-start-reads-partitions-without-records"),
     pytest.param(
         40006, (GARBAGE_POLICY,), 5, id="two-claims-of-one-member-had-equal-tokens"
