@@ -4,7 +4,6 @@ import os
 import socket
 import ssl
 import threading
-from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -299,9 +298,8 @@ def test_ranges_are_read_as_columns(guarded, unique, listener, monkeypatch):
     settings = ConnectionConfig(
         getattr(guarded, listener), coordination_topic=domain.topic, options=options
     )
-    with closing(
-        SliceReader(settings, isolation_level="read_uncommitted", client_rack="")
-    ) as reader:
+    reader = SliceReader(settings, isolation_level="read_uncommitted", client_rack="")
+    try:
         found = [
             value
             for rows in reader.read(
@@ -312,6 +310,8 @@ def test_ranges_are_read_as_columns(guarded, unique, listener, monkeypatch):
             )
             for value in rows.values.to_pylist()
         ]
+    finally:
+        reader.close(WAIT_MS)
     assert found == values
     kind = ssl.SSLSocket if listener == "tls" else socket.socket
     assert (kinds, parsers) == ({kind}, {ResponseReader})

@@ -126,6 +126,19 @@ def hostile_fetches(draw):
     return before + bytes(raw) + behind
 
 
+def entry_of(item):
+    """Return the entry of a record that kafka-python has made."""
+    if isinstance(item, LogEntry):
+        return item
+    return LogEntry(
+        offset=item.offset,
+        leader_epoch=item.leader_epoch,
+        timestamp_ms=item.timestamp,
+        timestamp_type=item.timestamp_type,
+        value=item.value,
+    )
+
+
 def read(kind, raw, *, start=0, most=None):
     """Read a fetch to its end or an error; return everything that it leaves."""
     part = kind(start, PLACE, MemoryRecords(raw))
@@ -140,7 +153,7 @@ def read(kind, raw, *, start=0, most=None):
             if isinstance(run, PackedEntries):
                 assert len(run) == len(list(run))
                 assert part.next_fetch_offset > run[-1].offset
-            entries += run
+            entries += map(entry_of, run)
     epoch = part.leader_epoch if error is None else None
     return entries, part.next_fetch_offset, epoch, error
 
