@@ -694,8 +694,8 @@ class SidecarService:
         owners = {}
         with self._engine.changed:
             worlds = self._worlds()
-            named = {key for world in worlds.values() for key in world.keys}
-            for key in sorted(k for k in named if k[:2] == (group_id, topic)):
+            known = (key for world in worlds.values() for key in world.keys)
+            for key in sorted({k for k in known if k[:2] == (group_id, topic)}):
                 world = standing_of(worlds, key)
                 owner = None if world is None else world.keys[key].owner
                 owners[key.partition] = None if owner is None else owner.client_id
