@@ -32,6 +32,8 @@ from .pause_notes import joined, pause_rows
 from .placement import Placement
 from .replica import Glance, Replica
 
+# How often the time that a check of all held partitions took passes before the next.
+RESTS_PER_CHECK = 9
 GROWTH = "growth"
 """Reason of a release: a new partition waits for the one that had its keys."""
 
@@ -111,6 +113,15 @@ class Context:
     def now_ms(self) -> int:
         """The local time of the clock port."""
         return self.ports.clock.now_ms()
+
+    def rested_ms(self, since_ms: int) -> int:
+        """Return when what began then, and ends now, has taken a tenth of the time.
+
+        Checks of all held partitions come again no earlier: of thousands they would
+        take most of the processor.
+        """
+        now_ms = self.now_ms
+        return now_ms + RESTS_PER_CHECK * (now_ms - since_ms)
 
     @property
     def heartbeat_interval_ms(self) -> int:

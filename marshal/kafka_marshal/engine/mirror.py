@@ -20,7 +20,6 @@ from .holding import Holding
 MIRROR_MS_MAX = 2_000
 MIRROR_RETRY_MS = 10_000
 CHECKS_PER_H = 30  # checks for moved positions; after news, each visits all held keys
-RESTS_PER_CHECK = 9  # how often the time of one passes before the next
 
 
 class _Written(NamedTuple):
@@ -89,9 +88,8 @@ class Mirror:
             return
         since_ms = self._context.now_ms
         self._sending = self._wanted()
-        rest_ms = RESTS_PER_CHECK * (self._context.now_ms - since_ms)
         between_ms = self._context.heartbeat_interval_ms // CHECKS_PER_H
-        self._due_ms = now_ms + max(between_ms, rest_ms)
+        self._due_ms = max(now_ms + between_ms, self._context.rested_ms(since_ms))
         if self._sending:
             self._due_ms = now_ms + self._context.heartbeat_interval_ms // 3
             data, group_id = self._context.ports.data, self._claimant.group_id

@@ -20,8 +20,6 @@ from .subscription import Subscription
 LAGGING = "lagging"
 CHECKS_PER_H = 20
 AWAY_PARTS = 20
-# A check visits all held partitions; those of thousands take a tenth of the time.
-RESTS_PER_CHECK = 9
 
 Drains = list[tuple[Holding, Drain]]
 
@@ -110,9 +108,7 @@ class SlowConsumerPolicy:
             sub.backoff.strike(now_ms, interval_ms=interval_ms)
             for holding in held:
                 self._watch(holding).health.restart()
-        end_ms = self._context.now_ms
-        rested_ms = end_ms + RESTS_PER_CHECK * (end_ms - since_ms)
-        self._check_at_ms = max(self._check_at_ms, rested_ms)
+        self._check_at_ms = max(self._check_at_ms, self._context.rested_ms(since_ms))
         return drains
 
     def _may_be_away(self, sub: Subscription, now_ms: int) -> bool:
