@@ -145,13 +145,10 @@ def members_of(
     found = set()
     for replica in replicas:
         world = replica.world
-        if world.config is None:
-            continue
         log_ms = replica.log_ms(now_ms)
-        limit_ms = 2 * world.config.heartbeat_interval_ms
         for member in world.soft.members.values():
             record = member.record
-            is_live = not record.draining and log_ms - member.seen_ms <= limit_ms
+            is_live = not record.draining and world.is_live(member, log_ms)
             is_named = (
                 record.client_id == subject.client_id
                 if subject.host is None

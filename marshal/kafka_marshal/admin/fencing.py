@@ -156,9 +156,7 @@ class _Traces:
 
 
 def _is_recent(member: MemberState, world: WorldState, log_ms: int) -> bool:
-    config = world.config
-    limit_ms = 0 if config is None else 2 * config.heartbeat_interval_ms
-    return not member.record.draining and log_ms - member.seen_ms <= limit_ms
+    return not member.record.draining and world.is_live(member, log_ms)
 
 
 def require_fencing(group_id: str, config: Config) -> None:

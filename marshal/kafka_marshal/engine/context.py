@@ -199,13 +199,13 @@ class Context:
 
         One that announced itself to two homes counts once.
         """
-        limit_ms, now_ms = 2 * self.heartbeat_interval_ms, self.now_ms
+        now_ms = self.now_ms
         found: dict[tuple[str, bytes], MemberState] = {}
         for home in self.places.homes_of(group_id):
             replica = self.replicas[home]
-            log_ms = replica.log_ms(now_ms)
-            for member in replica.world.live_members(group_id):
-                if log_ms - member.seen_ms <= limit_ms:
+            world, log_ms = replica.world, replica.log_ms(now_ms)
+            for member in world.live_members(group_id):
+                if world.is_live(member, log_ms):
                     record = member.record
                     found.setdefault((record.client_id, record.incarnation), member)
         return [*found.values()]

@@ -138,7 +138,7 @@ class _Place:
             known: The key in the log.
             early_ms: How long before that its row may change.
         """
-        due_ms = _stale_at_ms(known) - early_ms
+        due_ms = known.stale_at_ms - early_ms
         if self.log_ms < due_ms:
             del self.open[key]
             self._kept[key] = early_ms
@@ -148,7 +148,7 @@ class _Place:
         """Find the keys whose owners have not renewed their claims for long."""
         states, log_ms, until_ms = self.replica.world.keys, self.log_ms, FAR_MS
         late = []
-        # ``_stale_at_ms`` inlined: in this round, all of thousands of keys may be due.
+        # ``stale_at_ms`` inlined: in this round, all of thousands of keys may be due.
         for key, early_ms in self._kept.items():
             known = states.get(key)
             if known is None:
@@ -387,11 +387,6 @@ class KeyRows:
         elif known.owner.client_id != inputs.owner.client_id and holding is None:
             # When it may become stale within an interval, policies run in time.
             place.keep(key, known, early_ms=inputs.context.heartbeat_interval_ms)
-
-
-def _stale_at_ms(known: KeyState) -> int:
-    """Return the log time at which an owner is stale without another renewal."""
-    return known.renewed_ms + 2 * known.heartbeat_interval_ms + 1
 
 
 def _is_mine(holding: Holding | None) -> bool:

@@ -209,8 +209,7 @@ class SettledKeys:
             if key.group_id != self._group_id:
                 continue
             if known.owner is not None:
-                stale_ms = known.renewed_ms + 2 * known.heartbeat_interval_ms + 1
-                until_ms = min(until_ms, stale_ms)
+                until_ms = min(until_ms, known.stale_at_ms)
             if known.owner is None or known.offer is not None:
                 waits_ms = self._waits_until_ms(known, notes.get(key))
                 since_ms = max(since_ms, waits_ms)

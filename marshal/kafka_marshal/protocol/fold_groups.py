@@ -322,16 +322,15 @@ def _member(step: Step, record: Member) -> Transitions:
         offset=step.entry.offset,
         seen_ms=state.now_ms,
     )
-    _drop_gone_members(state, config)
+    _drop_gone_members(state)
     return (step.accepted("member"),)
 
 
-def _drop_gone_members(state: WorldState, config: Config) -> None:
+def _drop_gone_members(state: WorldState) -> None:
     members = state.soft.members
-    limit_ms = 2 * config.heartbeat_interval_ms
     for _ in range(GONE_MEMBERS_PER_ENTRY_MAX):
         oldest = next(iter(members))
-        if state.now_ms - members[oldest].seen_ms <= limit_ms:
+        if state.is_live(members[oldest], state.now_ms):
             return
         del members[oldest]
 

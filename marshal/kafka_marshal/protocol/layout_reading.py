@@ -183,10 +183,9 @@ def members_of(
     """
     found: dict[MemberName, MemberState] = {}
     for world in worlds:
-        limit_ms = 2 * world.config.heartbeat_interval_ms if world.config else 0
         now_ms = world.now_ms + (elapsed_ms or {}).get(world.partition, 0)
         for name, member in world.soft.members.items():
-            if now_ms - member.seen_ms > limit_ms:
+            if not world.is_live(member, now_ms):
                 continue
             if name not in found or found[name].record.seq < member.record.seq:
                 found[name] = member

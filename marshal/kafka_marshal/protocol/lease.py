@@ -37,11 +37,6 @@ def is_stale(age_ms: int, heartbeat_interval_ms: int) -> bool:
     return age_ms > 2 * heartbeat_interval_ms
 
 
-def remaining_ms(age_ms: int, heartbeat_interval_ms: int) -> int:
-    """Return the log time until the owner is stale; 0 if it is stale."""
-    return max(0, 2 * heartbeat_interval_ms - age_ms + 1)
-
-
 MARGIN_MS_MIN = 50
 
 

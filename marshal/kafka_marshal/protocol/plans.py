@@ -209,7 +209,7 @@ class Reading:
             for key, known in world.keys.items():
                 if known.owner is None or key.group_id != self.group_id:
                     continue
-                since_ms = known.age_ms(now_ms) - 2 * known.heartbeat_interval_ms
+                since_ms = now_ms + 1 - known.stale_at_ms
                 if since_ms > 0:
                     name = known.owner.client_id
                     found[name] = min(since_ms, found.get(name, since_ms))

@@ -37,7 +37,7 @@ from kafka_marshal.protocol.items import (
     era_at,
     is_in_scope,
 )
-from kafka_marshal.protocol.lease import Freshness, freshness, remaining_ms
+from kafka_marshal.protocol.lease import Freshness, freshness
 from kafka_marshal.protocol.records import (
     CORDON,
     DRAIN,
@@ -124,6 +124,11 @@ class KeyState:
     handoff: tuple[str, int] | None = None
     offer: Offer | None = None
 
+    @property
+    def stale_at_ms(self) -> int:
+        """First log time at which the owner is stale unless it renews its claim."""
+        return self.renewed_ms + 2 * self.heartbeat_interval_ms + 1
+
     def age_ms(self, log_time_ms: int) -> int:
         """Return the log time since the last renewal."""
         return log_time_ms - self.renewed_ms
@@ -134,8 +139,7 @@ class KeyState:
 
     def remaining_ms(self, log_time_ms: int) -> int:
         """Return the log time left until the owner is stale."""
-        age_ms = log_time_ms - self.renewed_ms
-        return remaining_ms(age_ms, self.heartbeat_interval_ms)
+        return max(0, self.stale_at_ms - log_time_ms)
 
     def renew(self, now_ms: int, heartbeat_interval_ms: int) -> None:
         """Renew the lease, unless it would then end earlier (PROTOCOL 4.5)."""
@@ -524,31 +528,27 @@ class WorldState:
         self.eras = end_era(self.eras, (offset, self.config.era), epochs=epochs)
 
     def live_members(self, group_id: str) -> list[MemberState]:
-        """Return the group's live members, sorted by client and incarnation.
-
-        A member is live for two heartbeat intervals of log time after its last
-        announcement.
-        """
-        if self.config is None:
-            return []
-        limit_ms = 2 * self.config.heartbeat_interval_ms
+        """Return the group's live members, sorted by client and incarnation."""
         return [
             member
             for name, member in sorted(self.soft.members.items())
-            if name[0] == group_id and self.now_ms - member.seen_ms <= limit_ms
+            if name[0] == group_id and self.is_live(member, self.now_ms)
         ]
 
     def has_other_member(self, group_id: str, owner: Owner) -> bool:
         """Return whether a group has a live member other than this owner."""
-        if self.config is None:
-            return False
-        limit_ms = 2 * self.config.heartbeat_interval_ms
         return any(
             name[0] == group_id
             and name[1:] != owner
-            and self.now_ms - member.seen_ms <= limit_ms
+            and self.is_live(member, self.now_ms)
             for name, member in self.soft.members.items()
         )
+
+    def is_live(self, member: MemberState, log_ms: int) -> bool:
+        """Return whether a member announced itself within two heartbeat intervals."""
+        if self.config is None:
+            return False
+        return log_ms - member.seen_ms <= 2 * self.config.heartbeat_interval_ms
 
     def become(self, other: "WorldState") -> None:
         """Adopt another state, except for its place in the log and its soft state.

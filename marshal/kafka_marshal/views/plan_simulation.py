@@ -224,9 +224,8 @@ def _live_members(world: World, group_id: str) -> dict[str, MemberState]:
     found: dict[str, MemberState] = {}
     live = []
     for state, member in world.members(group_id):
-        limit_ms = 2 * (state.config.heartbeat_interval_ms if state.config else 0)
         now_ms = state.now_ms + world.elapsed_ms(state.partition)
-        if now_ms - member.seen_ms <= limit_ms and not member.record.draining:
+        if state.is_live(member, now_ms) and not member.record.draining:
             live.append(member)
     for member in sorted(live, key=lambda each: each.since_offset):
         found[member.record.client_id] = member

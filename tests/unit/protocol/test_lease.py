@@ -8,7 +8,6 @@ from kafka_marshal.protocol.lease import (
     Lease,
     freshness,
     is_stale,
-    remaining_ms,
 )
 
 
@@ -65,22 +64,6 @@ def test_freshness(age, expected):
 @pytest.mark.parametrize(("age", "expected"), AGES)
 def test_stale_is_what_freshness_calls_stale(age, expected):
     assert is_stale(age, H) == (expected is Freshness.STALE)
-
-
-@pytest.mark.parametrize(
-    ("age", "left"),
-    [
-        pytest.param(-1, 2 * H + 2, id="negative"),
-        pytest.param(0, 2 * H + 1, id="whole"),
-        pytest.param(2 * H, 1, id="2H"),
-        pytest.param(2 * H + 1, 0, id="2H + 1"),
-        pytest.param(5 * H, 0, id="never below zero"),
-    ],
-)
-def test_remaining_is_what_is_missing_to_stale(age, left):
-    assert remaining_ms(age, H) == left
-    assert is_stale(age + left, H)
-    assert left == 0 or not is_stale(age + left - 1, H)
 
 
 def test_names_are_those_of_the_world_document():

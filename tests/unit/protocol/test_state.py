@@ -29,6 +29,7 @@ from logkit import (
 )
 
 from kafka_marshal.protocol.codec import decode, encode, person_of
+from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal.protocol.settings import NO_SETTINGS
 from kafka_marshal.protocol.snapshot import digest
@@ -261,6 +262,32 @@ def test_a_renewal_never_ends_a_lease_earlier():
     assert (known.renewed_ms, known.heartbeat_interval_ms) == (150, 25)
     known.renew(150, 50)
     assert (known.renewed_ms, known.heartbeat_interval_ms) == (150, 50)
+
+
+@pytest.mark.parametrize(
+    ("age", "left"),
+    [
+        pytest.param(-1, 2 * H + 2, id="negative"),
+        pytest.param(0, 2 * H + 1, id="whole"),
+        pytest.param(2 * H, 1, id="2H"),
+        pytest.param(2 * H + 1, 0, id="2H + 1"),
+        pytest.param(5 * H, 0, id="never below zero"),
+    ],
+)
+def test_remaining_is_what_is_missing_to_stale(age, left):
+    known = key_state()
+    now_ms = known.renewed_ms + age
+    assert known.remaining_ms(now_ms) == left
+    assert known.freshness(now_ms + left) is Freshness.STALE
+    assert (known.freshness(now_ms) is Freshness.STALE) == (now_ms >= known.stale_at_ms)
+
+
+def test_a_member_is_live_at_another_log_time():
+    log = Log()
+    log.append(member("c1"))
+    (one,) = log.state.live_members("g")
+    assert log.state.is_live(one, one.seen_ms + 2 * H)
+    assert not log.state.is_live(one, one.seen_ms + 2 * H + 1)
 
 
 def test_members_live_for_2h_of_log_time():
