@@ -1,1 +1,1 @@
-"""Works through the sidecar of this host: what both ends say, and the client's end."""
+"""The client side of a sidecar, and the messages that client and sidecar exchange."""

@@ -1,4 +1,4 @@
-"""Answers of a sidecar to read-only requests: the log's world, and its clients."""
+"""Answers of a sidecar: the state of the log, its clients, and actions on groups."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from kafka_marshal.remote.api import Message
 
 
 class AsOf(Message, frozen=True, kw_only=True):
-    """The moment that an answer is of.
+    """The moment that an answer describes.
 
     Attributes:
         time_ms: Wall-clock time of the answer, epoch ms.
@@ -32,7 +32,7 @@ class GroupLine(Message, frozen=True, kw_only=True):
         group: Its name.
         keys: Number of partitions that it ever claimed and that are not forgotten.
         owned: Number of them that have an owner.
-        owners: Owners of any of them, by the log.
+        owners: The owners, by the log.
         is_paused: Whether it is paused.
         pauses: Its pauses, with the fields that ``marshal groups describe`` prints.
     """
@@ -82,11 +82,11 @@ class GroupNow(Message, frozen=True, kw_only=True):
     """``GET /v1/groups/{group}``: claims and pauses as in the world document.
 
     Attributes:
-        as_of: The moment that the answer is of.
+        as_of: The moment that the answer describes.
         group: Its name.
         claims: One for each partition.
         pauses: Pauses, also those that begin later.
-        handoffs: Open ones by the log, and those between clients of this sidecar.
+        handoffs: Open handoffs in the log, and those between clients of this sidecar.
     """
 
     as_of: AsOf
@@ -100,23 +100,23 @@ class PlanNow(Message, frozen=True, kw_only=True):
     """``GET /v1/groups/{group}/plan``: as ``marshal plan show -o json`` prints it.
 
     Attributes:
-        as_of: The moment that the answer is of.
+        as_of: The moment that the answer describes.
         group_id: The group.
-        policy: Its policy; Plans are followed under ``planner``.
+        policy: Its policy; members follow Plans only under ``planner``.
         generation: How many Plans (slices) there were; 0 for an unknown group.
-        is_known: Whether the last one was read, all its slices.
-        author: client_id of its writer.
+        is_known: Whether all slices of the last Plan were read.
+        author: client_id that wrote the last Plan.
         offset: Offset of its last slice in the group's coordinating partition.
         planner_version: Version of the planner.
         input_digest: Digest of the planner's input, in hex.
         open_count: Entries that are not done and not void.
         uncovered_count: Partitions that no member can have.
-        lag: Lag of all partitions; None, as a sidecar does not ask for log ends.
+        lag: Lag of all partitions; None, because a sidecar does not look up log ends.
         lag_unknown_count: Partitions of which the lag is unknown.
-        members: The live members, with what they hold, are to get and to give.
+        members: The live members, with what each holds, will get and will give up.
         keys: Its entries: holder, planned member, and state.
         handoffs: Open handoffs by the log.
-        standbys: Who stands by for partitions, in order.
+        standbys: The members that stand by for partitions, in order.
         uncovered: Partitions that no member can have, and why.
     """
 
@@ -184,11 +184,11 @@ class FenceNow(Message, frozen=True, kw_only=True):
     """``GET .../owners/{topic}/{partition}``: the newest claim, for sinks to compare.
 
     Attributes:
-        as_of: The moment that the answer is of.
+        as_of: The moment that the answer describes.
         token: Token of the newest claim, None if the key was never claimed.
         epoch: Epoch of the newest claim.
         client_id: Owner, None if the claim was released.
-        incarnation: Its process start.
+        incarnation: Incarnation of the owner.
         position: All offsets below are processed, by the log.
     """
 
@@ -219,11 +219,11 @@ class PauseNow(Message, frozen=True, kw_only=True):
 
     Attributes:
         group: The group.
-        is_executed: Whether it was written; false of a dry run.
-        op_id: Identifies the pause, for ``operation`` of a resume; empty of a dry run.
+        is_executed: Whether it was written; false for a dry run.
+        op_id: Identifies the pause, for ``operation`` of a resume; empty for a dry run.
         begin_ms: When it begins by itself, epoch ms; None if it has begun.
         until_ms: When it ends by itself, epoch ms.
-        topics: Topics that it is limited to, like ``orders:0,1``; none for the group.
+        topics: Topics that it is limited to, like ``orders:0,1``; empty for no limit.
         held: Paused partitions that are not released yet, ``topic-partition``.
     """
 
@@ -241,7 +241,7 @@ class ResumeNow(Message, frozen=True, kw_only=True):
 
     Attributes:
         group: The group.
-        is_executed: Whether it was written; false of a dry run.
+        is_executed: Whether it was written; false for a dry run.
         partitions_count: Coordinating partitions in which a pause was, or would be,
             ended.
     """
@@ -261,7 +261,7 @@ class ResetRow(Message, frozen=True, kw_only=True):
         after: Position after.
         lag_before: Records behind the position before, None without one.
         lag_after: Records behind the position after.
-        repeats: Whether records at most once are handed out again.
+        repeats: Whether records are handed out again despite delivery at most once.
         note: ``clamped``, ``order of keys lost`` (after a growth of the topic),
             ``handed out again``, or None.
     """
@@ -277,15 +277,15 @@ class ResetRow(Message, frozen=True, kw_only=True):
 
 
 class ResetNow(Message, frozen=True, kw_only=True):
-    """``POST /v1/groups/{group}/reset``, ``/undo``: the plan, or what it has set.
+    """``POST /v1/groups/{group}/reset``, ``/undo``: the plan, or its result.
 
     Attributes:
         group: The group.
-        op_id: Identifies the plan, and its operation where it is executed.
-        undoes: The reset that an undo sets back, else None.
+        op_id: Identifies the plan, and its operation if it is executed.
+        undoes: The reset that an undo reverts, else None.
         is_executed: Whether the positions are set; otherwise this is a plan.
         outcome: ``committed`` once executed, None for a plan.
-        undo_id: ``op_id`` for its undo, None for a plan.
+        undo_id: The ``op_id`` to send to undo it, None for a plan.
         mirror_error: Why Kafka's committed offsets were not written, if they were not.
         left_out: Partitions that had no position before, and stay as they are.
         rows: The partitions.
@@ -321,7 +321,7 @@ class FinishNow(Message, frozen=True, kw_only=True):
 
     Attributes:
         group: The group.
-        operations: The resets that were open, none if nothing was.
+        operations: The resets that were open; empty if there were none.
     """
 
     group: str
@@ -332,13 +332,13 @@ class HistoryNow(Message, frozen=True, kw_only=True):
     """``GET /v1/groups/{group}/history``: what admins did, oldest first.
 
     Attributes:
-        as_of: The moment that the answer is of.
+        as_of: The moment that the answer describes.
         group: The group.
-        actions_count: All actions on the group, also those beyond ``limit``.
-        records_count: Records of admins that were read.
-        began_at: Offset that the history of a coordinating partition begins at, where
+        actions_count: Number of all actions on the group, also beyond ``limit``.
+        records_count: Number of records of admins that were read.
+        began_at: Offset at which the history of a coordinating partition begins, if
             retention has deleted the start of its log.
-        actions: As of ``marshal groups history -o json``.
+        actions: As in ``marshal groups history -o json``.
     """
 
     as_of: AsOf

@@ -2,9 +2,9 @@
 
 Both ends use these types, and the published OpenAPI document is generated from them.
 All times named ``_ms`` are local time: the boot clock of the host, which both ends
-read (PROTOCOL 5.2); names of wall-clock times contain ``wall``, but not those of a
+read (PROTOCOL 5.2). Names of wall-clock times contain ``wall``, except in a
 ``PauseRequest``. Binary identifiers are lower-case hex. Unknown fields are ignored, so
-that either end may be newer, but not by an ``AdminRequest``.
+that either end may be of a newer release; only an ``AdminRequest`` refuses them.
 
 In the log a sidecar is one claimant per group, with its own client_id. The tags of a
 claim name the client that it is for. Only one client ever uses a token: a key that
@@ -67,8 +67,8 @@ class Info(Message, frozen=True, kw_only=True):
         version: Release of the sidecar.
         state: Its state, such as ``RUNNING``.
         client_id: Its name in the log.
-        incarnation: Its process start: names its events. Claims have one per group.
-        boot_id: Which boot its local times belong to.
+        incarnation: Identifies its process in ids of events; its claims have others.
+        boot_id: Id of the boot that its local times belong to.
         cluster_id: Cluster of the coordination topic.
         coordination_topic: Name of the coordination topic.
         bootstrap_servers: Brokers that the sidecar connects to; a client may use them
@@ -102,16 +102,16 @@ class Failure(Message, frozen=True, kw_only=True):
         message: What happened, why, and what to do next.
         retriable: Whether the same request may succeed later.
         setting: Setting at fault, of a ``ConfigurationError``.
-        reason: Reason in one word, of a ``ClaimLost`` or ``ClaimRejected``; the admin's
-            of a ``ClientFenced``.
+        reason: Reason in one word, of a ``ClaimLost`` or ``ClaimRejected``; the reason
+            that the admin gave, of a ``ClientFenced``.
         holder: Owner by the log, the other process of an ``IdentityConflict``, or the
             admin of a ``ClientFenced`` or ``GroupPaused``.
         at_offset: Log offset of the deciding record, if there is one.
         requested: Position at fault, of a ``PositionError``; -1 = there is none.
-        log_start: First offset of that log.
+        log_start: First offset of the log of ``topic`` and ``partition``.
         log_end: Next offset of that log to be written.
-        topic: Topic of that log.
-        partition: Partition of that log.
+        topic: Data topic of a ``PositionError``.
+        partition: Data partition of a ``PositionError``.
     """
 
     error: str
@@ -140,7 +140,7 @@ class RegisterRequest(Message, frozen=True, kw_only=True):
             another value means another process.
         beat_ms: Time between its beats, at most ``client_beat_ms_max``.
         pid: The client's process, if another process connects for it, such as a
-            command for its shell. Of the same user; not used over TCP.
+            command for its shell. It must be of the same user; ignored over TCP.
     """
 
     instance: Hex16
@@ -178,10 +178,10 @@ class SubscriptionSpec(Message, frozen=True, kw_only=True):
     """``PUT .../subscriptions/{name}``: the subscription of a consumer.
 
     The fields are those of ``Marshal.consumer``; policies are given by name. Clients
-    of one group whose topics overlap must agree in all fields but ``claims_max``;
-    ``warms``: whether the client gets events ``warm``; and ``standbys``: of how many
-    standbys of a partition its host is to be one, for which the client gets events
-    ``standby``; 0 = none. A pattern has the syntax of RE2 and matches whole names.
+    of one group whose topics overlap must agree in all fields except ``claims_max``,
+    ``warms`` (the client gets events ``warm``) and ``standbys`` (its host is among this
+    many standbys of a partition, with events ``standby`` for the client; 0 = never).
+    A pattern has the syntax of RE2 and matches whole names.
     """
 
     topics: Annotated[tuple[TopicName, ...], msgspec.Meta(max_length=1_000)] = ()
@@ -265,13 +265,13 @@ class Progress(Message, frozen=True, kw_only=True):
     Attributes:
         topic: Data topic.
         partition: Data partition.
-        epoch: Claim under which it holds the partition.
+        epoch: Epoch of the claim under which it holds the partition.
         position: All offsets below are processed; None while there is no position.
         uncommitted_count: Records handed out and not yet processed.
         handed: Records handed out under this claim.
         done: At most once: all granted offsets below are processed, else None.
-        seek_count: Seeks under this claim. With a new one, the position may be lower
-            than before; a report from before the last one is outdated.
+        seek_count: Seeks under this claim. After a new seek the position may be lower
+            than before; a report with a smaller count is outdated.
     """
 
     topic: TopicName
@@ -291,13 +291,14 @@ class HeartbeatRequest(Message, frozen=True, kw_only=True):
     """``POST .../beat``: a heartbeat, with the positions.
 
     Attributes:
-        standings: At least what changed since the last beat; all with ``flush``.
+        standings: At least the progress that changed since the last beat; all progress
+            with ``flush``.
         flush: Whether to answer only once these positions are in the log.
         timeout_ms: How long a flush may take.
-        generation: Config generation that the client acts on (PROTOCOL 10.7), as the
-            last snapshot or event ``layout`` that it has applied had it. Sent until a
-            beat with it was answered; a client that never sends one counts as its
-            sidecar.
+        generation: Config generation that the client acts on (PROTOCOL 10.7), from the
+            last snapshot or event ``layout`` that it has applied. Sent until a beat
+            with it is answered. For a client that never sends one, the sidecar's
+            generation counts.
     """
 
     standings: ProgressList = ()
@@ -312,9 +313,9 @@ class Lease(Message, frozen=True, kw_only=True):
     Attributes:
         topic: Data topic.
         partition: Data partition.
-        epoch: Claim.
-        soft_until_ms: No new records are handed out from then on.
-        hard_until_ms: All processing stops then.
+        epoch: Epoch of the claim.
+        soft_until_ms: From this time on no new records are handed out.
+        hard_until_ms: At this time all processing stops.
     """
 
     topic: str
@@ -332,7 +333,7 @@ class HeartbeatResponse(Message, frozen=True, kw_only=True):
     Attributes:
         deadlines: One for each partition.
         now_ms: Local time of the answer.
-        takers: Topics of which another live member could take partitions: only there
+        takers: Topics of which another live member could take partitions. Only for them
             does it help to release partitions that the application does not poll.
     """
 
@@ -347,11 +348,11 @@ class Release(Message, frozen=True, kw_only=True):
     Attributes:
         topic: Data topic.
         partition: Data partition.
-        epoch: Claim under which it held the partition.
+        epoch: Epoch of the claim under which it held the partition.
         position: All offsets below are processed.
-        reason: Reason in one word if the sidecar did not ask for it (``stuck``: the
-            application is stuck).
-        detail: Figures behind the reason.
+        reason: Reason in one word, if the sidecar did not ask for the release
+            (``stuck``: the application is stuck).
+        detail: Figures that explain the reason.
         done: As in ``Progress``.
     """
 
@@ -382,14 +383,14 @@ class ReleaseRequest(Message, frozen=True, kw_only=True):
 class ReadyRequest(Message, frozen=True, kw_only=True):
     """``POST .../ready``: the client has warmed up, as an event ``warm`` asked it to.
 
-    May be repeated. Without effect it is refused with 409 and a reason: ``no_offer``,
-    ``not_successor`` (another client was asked), ``old_epoch`` (the owner has changed,
-    or the partition has come) or ``late``.
+    May be repeated. If it has no effect, it is refused with 409 and a reason:
+    ``no_offer``, ``not_successor`` (another client was asked), ``old_epoch`` (the owner
+    has changed, also to this client) or ``late``.
 
     Attributes:
         topic: Data topic.
         partition: Data partition.
-        epoch: Claim of the present owner, as in the event.
+        epoch: Epoch of the present owner's claim, as in the event.
     """
 
     topic: TopicName
@@ -406,10 +407,10 @@ class GrantRequest(Message, frozen=True, kw_only=True):
 
     Attributes:
         client_id: Owner of the claim, as in the log.
-        incarnation: Its process start.
+        incarnation: Incarnation of the owner.
         topic: Data topic.
         partition: Data partition.
-        epoch: Claim.
+        epoch: Epoch of the claim.
         grantee: 16 random bytes in hex that identify the process that will process the
             granted offsets.
         secret: Secret of the claim, in hex.
@@ -417,8 +418,8 @@ class GrantRequest(Message, frozen=True, kw_only=True):
         last: Last offset wanted; not beyond the end of the partition's log.
         done: As in ``Progress``; for the tags.
         timeout_ms: How long to wait for the verdict.
-        token: Token of the claim, None if the client does not know it. In another
-            coordinating partition an equal epoch is another claim.
+        token: Token of the claim, None if the client does not know it. Claims in two
+            coordinating partitions may have the same epoch.
         request: Number of the request among those of the grantee. A repeated number
             returns the original answer and grants nothing more, until the sidecar
             restarts, and for the last 64 requests of the grantee.
@@ -445,7 +446,7 @@ class GrantResponse(Message, frozen=True, kw_only=True):
     Attributes:
         outcome: ``accepted``, ``refused`` or ``ignored``.
         reason: Why it was not accepted.
-        first: First offset granted, None if none is.
+        first: First offset granted, None if no offset is.
         last: Last offset granted.
         head: Next offset that is not granted, after this request.
         offset: Log offset of the request; None if the claim had ended before.
@@ -501,10 +502,10 @@ class Assignment(Message, frozen=True, kw_only=True, tag="assigned"):
         subscription: Name of its subscription; "" = a claim without consumption.
         topic: Data topic.
         partition: Data partition.
-        epoch: Claim.
+        epoch: Epoch of the claim.
         token: Fencing token, dotted.
         client_id: Owner in the log: the sidecar.
-        incarnation: Its process start.
+        incarnation: Incarnation of the owner.
         secret: Sent with requests for offsets at most once under this claim, in hex;
             for this client and the processes that work for it.
         position: Where to begin, None = unknown (claims without consumption).
@@ -516,10 +517,10 @@ class Assignment(Message, frozen=True, kw_only=True, tag="assigned"):
         follows: Epoch of the claim before this one, None = not known.
         topic_id: Kafka's id of the claimed topic, in hex. Only records of that topic
             may be processed under the claim. None = not known.
-        set_by: The operation that set the position last before the claim, in hex; empty
-            = none has, None = not known.
-        request: Number of the request that it answers, of a claim without consumption;
-            None = without one. A client that has ended this request ignores the event.
+        set_by: The last operation that set the position before the claim, in hex; empty
+            = there was none, None = not known.
+        request: For a claim without consumption, the number of the request that it
+            answers, None = no number. Ignore the event if that request was ended.
     """
 
     subscription: str
@@ -548,11 +549,11 @@ class Releasing(Message, frozen=True, kw_only=True, tag="release"):
     Attributes:
         topic: Data topic.
         partition: Data partition.
-        epoch: Claim.
+        epoch: Epoch of the claim.
         reason: Why: ``surplus``, ``moved``, ``paused``, ``lagging``, ``shutdown``...
         successor: client_id that should claim it next, if any.
-        until_ms: When it is released even with uncommitted records; None = once the
-            client confirms, or its deadline passes.
+        until_ms: When it is released even with uncommitted records; None = only when
+            the client confirms, or its deadline passes.
     """
 
     topic: str
@@ -573,8 +574,8 @@ class Warm(Message, frozen=True, kw_only=True, tag="warm", rename={"owner": "fro
         subscription: Name of the client's subscription.
         topic: Data topic.
         partition: Data partition.
-        epoch: Claim of its owner; identifies the offer.
-        from: Who has it: a client of this sidecar, or a client_id in the log. In Python
+        epoch: Epoch of its owner's claim; identifies the offer.
+        from: The owner: a client of this sidecar, or a client_id in the log. In Python
             the attribute is ``owner``.
         position: The next offset to process, None if unknown.
         until_ms: End of the offer, local time.
@@ -621,12 +622,12 @@ class Lost(Message, frozen=True, kw_only=True, tag="lost"):
     Attributes:
         topic: Data topic.
         partition: Data partition.
-        epoch: Claim that ended.
+        epoch: Epoch of the claim that ended.
         reason: As in ``Ending``.
-        winner: New owner, where one is known.
-        at_offset: Log offset that ended it.
+        winner: New owner, if known.
+        at_offset: Log offset of the record that ended it.
         was_lost: Whether the claim was lost rather than released.
-        token: Its fencing token, dotted; None where it is not known. Epochs of a
+        token: Its fencing token, dotted; None if it is not known. Epochs of a
             partition that moved to another coordinating partition do not compare.
     """
 
@@ -656,10 +657,10 @@ class Paused(Message, frozen=True, kw_only=True, tag="paused"):
     """The group or some of its topics are paused, or no longer (PROTOCOL 4.8, 4.15).
 
     Attributes:
-        is_paused: Whether the whole group is.
-        topics: What else is paused by itself, by topic.
+        is_paused: Whether the whole group is paused.
+        topics: Topics, or some of their partitions, that are paused separately.
         until_wall_ms: Latest end of the pause, epoch ms; None if not paused.
-        reason: Reason, as given by the operator that paused it.
+        reason: Names the client_id that paused the group; None if not paused.
     """
 
     is_paused: bool
@@ -671,8 +672,8 @@ class Paused(Message, frozen=True, kw_only=True, tag="paused"):
 class Layout(Message, frozen=True, kw_only=True, tag="layout"):
     """The sidecar acts on a later generation of the Config (PROTOCOL 10.8).
 
-    It follows the events ``release`` that this causes at once: a client that has
-    applied them acknowledges the generation with its next beat.
+    The events ``release`` that the change causes at once come before it. A client that
+    has applied them acknowledges the generation with its next beat.
 
     Attributes:
         generation: The generation.
@@ -694,13 +695,13 @@ class Snapshot(Message, frozen=True, kw_only=True, tag="snapshot"):
     when a client fell too far behind.
 
     Attributes:
-        assigned: What it holds.
-        releasing: What of that it is to give back.
-        paused: What is paused.
+        assigned: Partitions that it holds.
+        releasing: Partitions among them that it must give back.
+        paused: As in the event ``paused``.
         subscriptions: Names of its subscriptions.
-        warming: What it warms up for.
-        standbys: What it stands by for.
-        generation: As in the event ``layout``; None from an earlier release.
+        warming: Partitions that it warms up for.
+        standbys: Partitions that it stands by for.
+        generation: As in the event ``layout``; None from an earlier sidecar release.
     """
 
     assigned: tuple[Assignment, ...]
@@ -748,7 +749,7 @@ def frame_id(incarnation: str, number: int, *, t: int, offset: int) -> str:
 
 RESET_PARTITIONS_MAX = 20_000
 
-# Bounds of a topic with ten-digit partition numbers are checked where it is parsed.
+# Topic and partition numbers in it are checked where it is parsed.
 TopicChoice = Annotated[str, msgspec.Meta(max_length=10_000)]
 WallMs = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
@@ -756,8 +757,8 @@ WallMs = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 class AdminRequest(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of requests that act on a group.
 
-    Unknown fields are refused: a pause with a misspelt ``topics`` would be one of the
-    whole group.
+    Unknown fields are refused: otherwise a pause with a misspelled ``topics`` would
+    pause the whole group.
     """
 
 
@@ -768,7 +769,7 @@ class PauseRequest(AdminRequest, frozen=True, kw_only=True):
         for_ms: Length of the pause; either this or ``until_ms``.
         until_ms: End of the pause, epoch ms.
         begin_ms: Begin of the pause, epoch ms; by default it begins at once.
-        topics: Only these topics, or like ``orders:0,1`` for some partitions; null for
+        topics: Pause only these topics, or partitions such as ``orders:0,1``; null for
             the whole group.
         wait: Whether to wait until no client of the group holds a claim, at most for
             ``timeout_ms``, and renew the pause meanwhile.
@@ -794,8 +795,8 @@ class ResumeRequest(AdminRequest, frozen=True, kw_only=True):
     """``POST /v1/groups/{group}/resume``, as ``marshal groups resume``.
 
     Attributes:
-        operation: Only this pause, which may be scheduled.
-        dry_run: Write nothing: only check, and count where it would end.
+        operation: End only this pause, which may be scheduled.
+        dry_run: Write nothing: only check, and count where a pause would end.
         reason: Stored in the log, for people.
         person: Person for whom the request is made; stored in the log.
     """
@@ -823,18 +824,18 @@ class PartitionOffset(AdminRequest, frozen=True, kw_only=True):
 class ResetRequest(AdminRequest, frozen=True, kw_only=True):
     """``POST /v1/groups/{group}/reset``, as ``marshal groups reset``.
 
-    One of ``to_earliest`` to ``offsets`` has the new positions.
+    Exactly one field from ``to_earliest`` to ``offsets`` gives the new positions.
 
     Attributes:
-        topics: Topics, or like ``orders:0,1`` for some partitions.
+        topics: Topics, or partitions such as ``orders:0,1``.
         all_topics: All topics of the group, instead of ``topics``.
         to_earliest: The log start.
         to_latest: The log end.
-        to_current: The present positions; the log end without one.
+        to_current: The present positions; the log end if there is none.
         to_offset: This offset.
-        shift_by: So many records forward, or back.
+        shift_by: This many records forward, or back if negative.
         to_datetime: The first record at or after a time; UTC without a zone.
-        by_duration: The same, so long ago, like ``PT10M``.
+        by_duration: The first record at or after this long ago, such as ``PT10M``.
         offsets: An offset for each partition, without ``topics``.
         execute: Whether to set the positions; by default the answer is the plan.
         clamp: Whether a position outside of its log is replaced by the nearest one
@@ -871,8 +872,8 @@ class UndoRequest(AdminRequest, frozen=True, kw_only=True):
     Attributes:
         op_id: The reset to undo.
         execute: Whether to set the positions; by default the answer is the plan.
-        partial: Whether to undo what is left, where later operations, recreated topics
-            or forgetting have taken some of its partitions.
+        partial: Whether to undo only the remaining partitions, if some were set again,
+            recreated or forgotten meanwhile.
         allow_reprocess: Whether partitions at most once may go back.
         reason: Stored in the log, for people.
         person: Person for whom the request is made; stored in the log.

@@ -1,7 +1,7 @@
-"""The claims of one client, held by the sidecar of its host: opened, driven, queried.
+"""Connects one client to the sidecar of its host, which holds the client's claims.
 
 Three threads: one reads the events, and registers again after a restart of the sidecar;
-one sends heartbeats; one checks deadlines. The last must not wait for the other two,
+one sends heartbeats; one checks deadlines. The third must not wait for the other two,
 because deadlines matter most while the sidecar does not answer (PROTOCOL 5.2).
 """
 
@@ -65,9 +65,9 @@ class SidecarBackend:
     """Claims of one client that a sidecar holds.
 
     Args:
-        connection: To the sidecar.
+        connection: Connection to the sidecar.
         info: The sidecar's ``GET /v1/info`` at registration.
-        data: Look-ups about data topics, and readers of them.
+        data: Looks up and reads data topics.
         observer: Receives events.
         transport: The client library that reads the data.
         clock: Local time.
@@ -106,7 +106,8 @@ class SidecarBackend:
             self._context,
             _claimant(info, connection),
             client_id=connection.client_id,
-            # Unique to this process, also if it took over an instance (PROTOCOL 6.2).
+            # Unique to this process, even if it has taken over an instance of another
+            # process (PROTOCOL 6.2).
             grantee=draw_grantee(self._entropy),
         )
         self._stopped = threading.Event()
@@ -222,7 +223,7 @@ class SidecarBackend:
                 number = self._commands.want_number(key)
             self._retry(lambda: self._put_claim(key, number), ASK_MS_MAX)
         except BaseException:
-            # Such as Ctrl-C: it would be won later, and nobody would have it.
+            # Also on Ctrl-C: otherwise the key could be won later, but not used.
             if not is_known:
                 with self._engine.changed:
                     self._session.forget_want(key)
@@ -255,7 +256,7 @@ class SidecarBackend:
         return None
 
     def last_claims(self, timeout_ms: int) -> dict[TopicPartition, LastClaim]:
-        """Return the newest claim of each key of the group, as of this call or later.
+        """Return the newest claim of each key of the group, not older than this call.
 
         The log names the sidecar as the owner of the claims of all its clients. A
         claim that is subleased to no other client may belong to this one, even before
@@ -284,7 +285,7 @@ class SidecarBackend:
         }
 
     def world(self, timeout_ms: int) -> dict[str, Any]:
-        """Return the world as plain data, as of this call or later."""
+        """Return the world as plain data, not older than this call."""
         found = self._query(paths.WORLD, WorldNow, timeout_ms=timeout_ms)
         return {"schema": found.schema, "partitions": found.partitions}
 
@@ -341,7 +342,7 @@ class SidecarBackend:
         """Leave the group and release all claims.
 
         With ``release=False`` the sidecar keeps the claims for a restart within one
-        heartbeat interval. A sidecar that is gone is not waited for.
+        heartbeat interval. Does not wait for a sidecar that is gone.
         """
         self._is_leaving = True
         with self._engine.changed:
@@ -356,7 +357,7 @@ class SidecarBackend:
         path = self._connection.path(paths.CLIENT)
 
         def send() -> None:
-            # A sidecar that does not know this client holds nothing for it.
+            # A sidecar that does not know this client holds no claims for it.
             with contextlib.suppress(NotRegistered):
                 self._connection.ask(
                     "DELETE",
@@ -398,8 +399,8 @@ class SidecarBackend:
 
         Args:
             call: The call.
-            timeout_ms: For how long.
-            until: Whether to give up before.
+            timeout_ms: How long to repeat it.
+            until: Returns whether to give up earlier.
         """
         deadline = Deadline(timeout_ms, self._context.ports.clock.now_ms)
         while True:
@@ -531,7 +532,7 @@ class SidecarBackend:
                 "POST",
                 self._connection.path(paths.BEAT),
                 answer=api.HeartbeatResponse,
-                # Without a body it is one packet, which wakes the sidecar once.
+                # A beat without a body is one packet, which wakes the sidecar once.
                 body=None if beat == api.HeartbeatRequest() else beat,
             )
         except NotRegistered:
@@ -539,13 +540,13 @@ class SidecarBackend:
             return
         with self._engine.changed:
             self._session.on_deadlines(response, reported=reported)
-            # After a new registration the sidecar may not have it.
+            # After a new registration the sidecar may not know the generation.
             if generation is not None and info is self._info:
                 self._session.on_acknowledged(generation)
             self._engine.changed.notify_all()
 
     def _on_unknown(self, info: api.Info) -> None:
-        """Register again, unless that was done since: as this ``info``."""
+        """Have the events thread register again, unless it has since ``info``."""
         with self._engine.changed:
             if info is not self._info:
                 return
@@ -631,7 +632,7 @@ def greet(
     """Register a process for the first time; wait for a sidecar that is starting.
 
     Args:
-        connection: To the sidecar.
+        connection: Connection to the sidecar.
         clock: Local time.
         check: Raises if the sidecar is not the expected one.
         timeout_ms: How long to wait.
@@ -661,7 +662,7 @@ def require_level(info: api.Info, connection: Connection) -> None:
     """Check the level of the sidecar's API.
 
     Raises:
-        ConfigurationError: The sidecar speaks another level.
+        ConfigurationError: The sidecar has another level of the API.
     """
     if info.level != api.API_LEVEL:
         raise ConfigurationError(
@@ -710,7 +711,7 @@ class ConnectOptions:
         sidecar: Address of the sidecar.
         token_file: File with its token, for TCP.
         has_servers: Whether the client names brokers; else it uses the sidecar's.
-        coordination_topic: Expected name; None accepts any.
+        coordination_topic: Expected coordination topic; None accepts any.
         heartbeat_interval_ms: Expected heartbeat interval; None accepts any.
         settings: Connection to the data.
         instance: Id of the process that this one replaces, which is dead; None draws
@@ -791,7 +792,7 @@ def open_backend(
         )
         backend.start()
     except BaseException:
-        # Such as Ctrl-C: its threads would send heartbeats until the process ends.
+        # Also on Ctrl-C: otherwise its threads would continue to send heartbeats.
         if backend is not None:
             backend.leave(release=True, timeout_ms=0)
             backend.close()

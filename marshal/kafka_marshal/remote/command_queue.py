@@ -32,7 +32,7 @@ class CommandQueue:
         connection: To the sidecar.
         lock: The condition of the session's engine; notified after each confirmation.
         workers: Threads that send.
-        stopped: Set once nothing is to be sent any more.
+        stopped: Set once no more commands may be sent.
         standings: Returns the progress of every held key. Called under the lock.
         on_flushed: Handles the answer to a flush. Called under the lock.
     """
@@ -55,7 +55,8 @@ class CommandQueue:
         self._on_flushed = on_flushed
         self._seq = 0
         self._open: set[int] = set()
-        # Not confirmed and not repeated any more; the sidecar may have applied them.
+        # Commands without confirmation that are not repeated any more; the sidecar may
+        # have applied them.
         self._late: set[int] = set()
         self._returned: dict[tuple[str, int, int], api.Release] = {}
         # How many times each key was wanted without a subscription.
@@ -68,11 +69,11 @@ class CommandQueue:
 
     @property
     def returning_count(self) -> int:
-        """Number of keys given back that the sidecar has not confirmed."""
+        """Number of releases that the sidecar has not confirmed."""
         return len(self._returned)
 
     def is_pending(self, seqs: Iterable[int], *, late: bool) -> bool:
-        """Return whether any is still to be waited for."""
+        """Return whether any is unconfirmed; with ``late``, also if it was given up."""
         # Commands still queued at the stop are never sent.
         is_over = self._stopped.is_set()
         waiting = set() if is_over else self._open
@@ -109,14 +110,14 @@ class CommandQueue:
         return self._wanted.get(key, 1)
 
     def unclaim(self, key: Key) -> None:
-        """Withdraw the claim of a key, after returning what was held of it."""
+        """Withdraw the claim of a key, after the release of what was held of it."""
         number = self.want_number(key)
         self._wanted[key] = number + 1
         parts = {"topic": key.topic, "partition": key.partition}
         path = self._connection.path(paths.CLAIM, parts)
 
         def command() -> None:
-            # Another thread may be sending the release with the position just now.
+            # Another thread may be sending the release, with the position, right now.
             with self._lock:
                 left = tuple(
                     each
@@ -239,8 +240,8 @@ class CommandQueue:
                     timeout_ms=CONFIRM_MS,
                 )
             except MarshalError:
-                # Also raised where one of these claims has ended: its event is on the
-                # way, and the next try reports the others.
+                # Also raised if one of these claims has ended: its event will arrive,
+                # and the next try reports the others.
                 tries += 1
                 self._stopped.wait(REST_S)
                 continue

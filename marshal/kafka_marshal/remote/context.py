@@ -33,7 +33,7 @@ class RemoteContext:
         wrong_settings: Empty: the sidecar checks the topic.
         meters: Counters.
         pause: Whether the whole group is paused, as last reported.
-        scope: The partitions that are paused by themselves, as last reported.
+        scope: Topics and partitions that are paused separately, as last reported.
     """
 
     ports: ClaimPorts
@@ -87,7 +87,7 @@ class RemoteContext:
         return self.pause
 
     def pauses(self, group_id: str) -> list[dict[str, Any]]:
-        """Return nothing: the sidecar knows them, and exports their metrics."""
+        """Return no pauses: the sidecar knows them, and exports their metrics."""
         del group_id
         return []
 
@@ -103,13 +103,13 @@ class RemoteContext:
 
 
 class RemoteEngine:
-    """What consumers and claims use instead of an engine.
+    """Takes the place of an engine for consumers and claims.
 
     Attributes:
         changed: Notified on every change; its lock guards all state.
         lock: The lock of ``changed``.
         context: State shared by the parts.
-        failure: Always None: failures are those of the session.
+        failure: Always None: the session has the failures.
     """
 
     def __init__(self, context: RemoteContext) -> None:

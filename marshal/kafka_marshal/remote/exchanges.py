@@ -1,8 +1,8 @@
-"""Requests to the sidecar over kept connections: one write, and mostly one read.
+"""Sends requests to the sidecar over kept connections: one write, and mostly one read.
 
-A client library for any server takes several times as long for each request, which
-counts where a task waits for every grant. The bytes are made and parsed by h11, heads
-that repeat only once.
+A general HTTP client takes several times as long for each request, which matters if a
+task waits for every grant. h11 makes and parses the messages; a head that repeats is
+made and parsed only once.
 """
 
 import contextlib
@@ -19,20 +19,20 @@ from kafka_marshal.deadline import Deadline
 from kafka_marshal.remote.repeated_heads import RepeatedHead
 
 CONNECTIONS_MAX = 16
-# Shorter than a server keeps an idle connection, so that none is used as it ends.
+# Shorter than a server keeps an idle connection, so that no request meets its end.
 IDLE_S = 2.0
 CONNECT_S = 2.0
 HEAD_BYTES_MAX = 65_536
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 READ_BYTES = 65_536
-# Of requests with other paths, more of a process are rare.
+# A process rarely sends more than this many different requests.
 HEADS_MAX = 64
 _OK = 200
 _OK_LINE = b"HTTP/1.1 200 "
 
 
 class ExchangeError(Exception):
-    """A request got no whole answer.
+    """A request got no complete answer.
 
     Attributes:
         was_sent: Whether the sidecar may have received the request.
@@ -45,7 +45,7 @@ class ExchangeError(Exception):
 
 @attrs.frozen
 class Answer:
-    """A whole response."""
+    """A complete response."""
 
     status: int
     content: bytes
@@ -58,7 +58,7 @@ def open_tcp(place: tuple[str, int], timeout_s: float) -> socket.socket:
         OSError: No process listens there, or not in time.
     """
     found = socket.create_connection(place, timeout_s)
-    # A request is one write, which is not to wait for another.
+    # A request is one write, which TCP must not delay to join it with another one.
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return found
 
@@ -66,7 +66,7 @@ def open_tcp(place: tuple[str, int], timeout_s: float) -> socket.socket:
 class Exchanges:
     """Makes requests to one sidecar, over at most ``CONNECTIONS_MAX`` connections.
 
-    A connection serves one request at a time. Nothing is repeated. Thread-safe.
+    A connection serves one request at a time. No request is repeated. Thread-safe.
 
     Args:
         connect: Returns a new connection to the sidecar; gets its timeout in seconds.
@@ -83,12 +83,12 @@ class Exchanges:
     ) -> None:
         self._connect = connect
         self._headers = [("Host", host), *headers.items()]
-        # Of requests that were sent, by method, target and whether there is a body.
+        # Heads of sent requests, by method, target and whether there is a body.
         self._heads: dict[tuple[str, str, bool], RepeatedHead] = {}
         self._changed = Condition()
-        # By request; None while it is opened.
+        # Connections in use, by request; None while the connection is being opened.
         self._busy: dict[_Request, _Kept | None] = {}
-        # The one used last is at the end.
+        # Unused connections; the one that was used last is at the end.
         self._idle: list[_Kept] = []
         self._is_closed = False
 
@@ -101,11 +101,11 @@ class Exchanges:
             method: HTTP method.
             target: Path and query, escaped.
             body: A JSON document, None without one.
-            timeout_ms: Limit for everything but connecting.
+            timeout_ms: Limit for everything except connecting.
 
         Raises:
-            ExchangeError: There was no whole response in time.
-            RuntimeError: It was closed.
+            ExchangeError: There was no complete response in time.
+            RuntimeError: ``close`` was called.
         """
         deadline = Deadline(timeout_ms)
         request = _Request(method, target, body, self._headers)
@@ -118,7 +118,7 @@ class Exchanges:
             why = str(error) or type(error).__name__
             raise ExchangeError(why, was_sent=True) from error
         finally:
-            # Not in a function of its own: a signal handler could raise before it.
+            # Not in a separate function: a signal handler could raise on its entry.
             with self._changed:
                 used = self._busy.pop(request, None)
                 self._give_back(used, is_kept=is_kept)
@@ -177,7 +177,7 @@ class Exchanges:
 
 @attrs.frozen(eq=False)
 class _Request:
-    """One request, with the headers that all have. Equal to itself only."""
+    """One request, with the headers of all requests. Equal to itself only."""
 
     method: str
     target: str
@@ -186,11 +186,11 @@ class _Request:
 
     @property
     def name(self) -> tuple[str, str, bool]:
-        """What its head depends on, besides the length of the body."""
+        """All that determines its head, except the length of the body."""
         return self.method, self.target, self.body is not None
 
     def send(self, http: h11.Connection) -> bytes:
-        """Return its bytes, and have h11 expect the response."""
+        """Return its bytes, and make h11 expect the response."""
         headers = [*self.common]
         if self.body is not None:
             headers.append(("Content-Type", "application/json"))
@@ -204,7 +204,7 @@ class _Request:
 
 
 class _Kept:
-    """One connection. One thread at a time, but ``wake``.
+    """One connection. For one thread at a time, except ``wake``.
 
     Attributes:
         idle_since: When its last response ended, by ``time.monotonic``.
@@ -215,7 +215,7 @@ class _Kept:
         self.idle_since = time.monotonic()
         self.can_repeat = False
         self._socket = opened
-        # Of the last response, if it has a length.
+        # Head of an earlier response that may be repeated, None if there was none.
         self._head: RepeatedHead | None = None
         self._http = h11.Connection(
             h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX
@@ -270,7 +270,7 @@ class _Kept:
         return self._socket.recv(READ_BYTES)
 
     def _parsed(self, deadline: Deadline) -> Answer:
-        """Return the response to a request that h11 knows, parsed by it."""
+        """Return the response, parsed by h11, to a request that h11 knows."""
         http, first = self._http, None
         status, content = 0, bytearray()
         while True:
@@ -299,7 +299,7 @@ class _Kept:
             http.start_next_cycle()
 
     def _learn(self, received: bytes, content: bytes | bytearray) -> None:
-        """Note the head of a response that was received in one piece."""
+        """Keep the head of a response that was received in one piece."""
         if self.can_repeat and received.startswith(_OK_LINE):
             head = RepeatedHead.of(received)
             if head is not None and head.after is not None:
@@ -320,7 +320,7 @@ class _Kept:
 
     @property
     def is_usable(self) -> bool:
-        """Whether a request may be sent: a closed one, or bytes for none, may not."""
+        """Whether a request may be sent: it is open, and has no unexpected bytes."""
         if self.is_expired:
             return False
         waiting = select.poll()
@@ -333,5 +333,5 @@ class _Kept:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._socket.close()

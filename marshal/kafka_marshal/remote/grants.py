@@ -2,8 +2,8 @@
 
 A request without an answer may have been granted, so it is sent again with the same
 number, and the sidecar returns the original answer. If that fails for too long, or the
-sidecar was restarted meanwhile, the grant is lost: nobody processes it. It is reported
-as soon as a later answer shows it.
+sidecar was restarted meanwhile, the grant is lost: nobody processes its offsets. They
+are reported as soon as a later answer shows the loss.
 """
 
 from collections import deque
@@ -41,7 +41,7 @@ Under = Callable[[Callable[[], None]], None]
 
 @attrs.frozen
 class _Gap:
-    """Offsets that the log has granted and no answer so far.
+    """Offsets that the log has granted, but that no answer so far contains.
 
     Attributes:
         offsets: The offsets.
@@ -56,19 +56,19 @@ class _Gap:
 class GrantAccount:
     """The grants under one claim, as far as this process knows. Under the lock.
 
-    Only this process requests offsets under the claim. So everything that the log
-    grants under it was granted to this process.
+    Only this process requests offsets under the claim. So all offsets that the log
+    grants under it were granted to this process.
 
     Attributes:
-        epoch: The claim.
-        set_by: The operation that set the position last before it, None if unknown.
-        end: Everything below was granted before the claim, to requests with an answer,
-            or is in ``gaps`` or reported.
+        epoch: Epoch of the claim.
+        set_by: The last operation that set the position before it, None if unknown.
+        end: Every offset below was granted before the claim, was granted to a request
+            with an answer, is in ``gaps``, or was reported.
         asked_end: End of the requests that were given up without an answer, and that
             no later grant covers.
-        gaps: Offsets that only requests in flight can still account for.
-        next_position: Where the next claim of the key began, if nobody else had the
-            key in between; None if that is not known.
+        gaps: Offsets that may only have been granted to requests in flight.
+        next_position: Position at which the next claim of the key began, if no other
+            process had the key in between; None if that is not known.
     """
 
     epoch: int
@@ -88,14 +88,14 @@ class GrantAccount:
 
         Args:
             verdict: The answer.
-            after: Number of the last request in flight, or of the one that is answered.
+            after: Number of the last request in flight, or of the answered request.
         """
         granted = verdict.granted
         if granted is None and refusal_of(verdict.reason) not in {
             Refusal.TAKEN,
             Refusal.LATER,
         }:
-            return  # the claim is over: others may have been granted what follows
+            return  # the claim is over: later offsets may be granted to others
         limit = verdict.head if granted is None else granted.first
         if limit is not None and limit > self.end:
             self.gaps.append(_Gap(OffsetRange(self.end, limit), after))
@@ -119,16 +119,16 @@ class GrantAccount:
         """Record the next claim of the key in this process.
 
         Args:
-            position: Where it begins.
-            follows: Claim before it, by the log.
-            set_by: The operation that set the position last before it.
+            position: Position at which it begins.
+            follows: Epoch of the claim before it, by the log.
+            set_by: The last operation that set the position before it.
         """
         is_same = set_by is not None and set_by == self.set_by
         if follows == self.epoch and is_same:
             self.next_position = position
 
     def take_lost(self, *, through: int, is_last: bool) -> list[OffsetRange]:
-        """Return offsets that are lost, once.
+        """Return the offsets that are lost, each of them once.
 
         Args:
             through: Requests up to this number are answered or given up.
@@ -146,7 +146,7 @@ class GrantAccount:
 
 
 def _without(offsets: OffsetRange, granted: OffsetRange) -> list[OffsetRange]:
-    """Return what a grant leaves of a range."""
+    """Return the parts of a range that a grant does not contain."""
     parts = [
         OffsetRange(offsets.first, min(offsets.end, granted.first)),
         OffsetRange(max(offsets.first, granted.end), offsets.end),
@@ -246,7 +246,7 @@ def _is_granted(sent: _Sent) -> bool:
 
 
 def _is_awaited(waiting: Iterable[_Sent]) -> bool:
-    """Return whether another request of the first one's holding has no answer."""
+    """Return whether a later request of the first one's holding has no answer."""
     first, *others = waiting
     return any(s.answer is None and s.holding is first.holding for s in others)
 
@@ -281,7 +281,7 @@ class SidecarGrantRequester(GrantRequester):
         self._rest = rest
         self._seq = 0
         self._sent: dict[Key, deque[_Sent]] = {}
-        # Of the last claim of each key.
+        # Accounts of the last claim of each key.
         self._accounts: dict[Key, GrantAccount] = {}
 
     @property
@@ -302,9 +302,9 @@ class SidecarGrantRequester(GrantRequester):
 
         Args:
             holding: Its holding.
-            epoch: The claim.
-            position: Where it begins.
-            follows: The claim of the key before it, by the log; None if unknown.
+            epoch: Epoch of the claim.
+            position: Position at which it begins.
+            follows: Epoch of the key's claim before it, by the log; None if unknown.
         """
         key, set_by = holding.key, holding.set_by
         before = self._accounts.get(key)
@@ -325,7 +325,7 @@ class SidecarGrantRequester(GrantRequester):
     def _report_lost(
         self, key: Key, account: GrantAccount, *, through: int = 0
     ) -> None:
-        """Report what was granted to requests whose answers are lost."""
+        """Report offsets that were granted to requests whose answers are lost."""
         waiting = self._sent.get(key, ())
         is_last = not any(each.account is account for each in waiting)
         self._report(key, account.take_lost(through=through, is_last=is_last))
@@ -365,10 +365,10 @@ class SidecarGrantRequester(GrantRequester):
         self._under(partial(self._on_outcome, sent, answer))
 
     def _on_outcome(self, sent: "_Sent", answer: GrantVerdict | MarshalError) -> None:
-        """Apply an answer; without one, send again until the verdict is overdue.
+        """Apply an answer; without an answer, send again until the verdict is overdue.
 
-        A sidecar that is gone took the answer with it: the one that replaces it does
-        not know the request, and a stop is not to wait for it.
+        If no sidecar runs, the request is not repeated: the next process of the sidecar
+        does not know it, and a stop must not wait for that process.
         """
         held = self._holdings.get(sent.holding.key)
         may_repeat = (
@@ -383,9 +383,9 @@ class SidecarGrantRequester(GrantRequester):
     def _on_answer(self, sent: "_Sent", answer: GrantVerdict | MarshalError) -> None:
         """Apply the answers of a key in the order of the requests: ranges ascend.
 
-        What is not granted makes the holding forget the requests behind it. One of
-        those may have overtaken it, and be granted: so it waits for their answers, else
-        the key could be given back before these.
+        An answer without a grant makes the holding forget the later requests. One of
+        these may have overtaken the refused request, and be granted. So the answer is
+        applied only after theirs; otherwise the key could be given back before them.
         """
         sent.answer = answer
         key = sent.holding.key

@@ -1,8 +1,8 @@
 """Heads of HTTP messages that repeat, so that they are parsed once.
 
-Client and sidecar exchange the same few messages again and again. What a head means
-depends only on its bytes. So a head that equals, byte for byte but for the length of
-the body, one that was parsed means the same.
+Client and sidecar exchange the same few messages again and again. The meaning of a head
+depends only on its bytes. So a head needs no parsing if an equal head, except for the
+length of the body, was parsed before.
 """
 
 import re
@@ -12,7 +12,7 @@ import attrs
 BODY_BYTES_MAX = 16_384
 HEAD_BYTES_MAX = 2_048
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,7})\r\n", re.IGNORECASE)
-# Heads that ask for more than one response with a body of known length.
+# Headers that demand more than one message with a body of known length.
 _SPECIAL = re.compile(
     rb"\r\n(transfer-encoding|expect|upgrade|connection:(?![ \t]*keep-alive\r\n))",
     re.IGNORECASE,
@@ -22,12 +22,12 @@ _END = b"\r\n\r\n"
 
 @attrs.frozen
 class RepeatedHead:
-    """The head of a request or response, around the number of its content-length.
+    """The head of a request or response, split at the number of its content-length.
 
     Attributes:
         before: Its bytes before the number.
-        after: Its bytes after the number, with the empty line; None for a head without
-            a content-length, all of which is ``before``.
+        after: Its bytes after the number, with the empty line. If the head has no
+            content-length, this is None, and ``before`` is the whole head.
     """
 
     before: bytes
@@ -35,14 +35,14 @@ class RepeatedHead:
 
     @classmethod
     def of(cls, data: bytes) -> "RepeatedHead | None":
-        """Return the head that bytes begin with.
+        """Return the head at the beginning of these bytes.
 
         Returns:
-            None if the head is incomplete, long, or means more than its body's length.
+            None if the head is incomplete, too long, or one that must be parsed.
         """
         head, end, _ = data.partition(_END)
         head += end
-        # A parser may end lines at a bare line feed, too.
+        # A parser may also end a line at a line feed without a carriage return.
         is_plain = bool(end) and head.count(b"\n") == head.count(b"\r\n")
         if not is_plain or len(head) > HEAD_BYTES_MAX or _SPECIAL.search(head):
             return None
@@ -55,7 +55,7 @@ class RepeatedHead:
         return cls(head[: found.start(1)], head[found.end(1) :])
 
     def message(self, body: bytes) -> bytes:
-        """Return the message of this head with another body; it needs a length."""
+        """Return a message with this head and a body, for which it needs a length."""
         if self.after is None:
             assert not body
             return self.before
@@ -66,7 +66,7 @@ class RepeatedHead:
 
         Returns:
             Where the body begins, and where it ends; None if the bytes begin with
-            another head, or one whose body is long.
+            another head, or the body is too long.
         """
         if not data.startswith(self.before):
             return None

@@ -1,9 +1,9 @@
 """Session of a client whose claims a sidecar holds, in place of an engine's session.
 
 The sidecar claims, sends heartbeats to the log and releases; the session keeps the
-state that the application sees. Claims, holdings, both delivery modes and deadlines are
-those of the engine. A deadline that is not renewed expires here (PROTOCOL 5.2), so that
-the clients of a dead sidecar stop.
+state that the application sees. It uses the engine's claims, holdings, delivery modes
+and deadlines. A deadline that is not renewed expires here (PROTOCOL 5.2), so that the
+clients of a dead sidecar stop.
 """
 
 from collections.abc import Iterable, Mapping
@@ -72,9 +72,9 @@ class RemoteSession(ClaimSession):
             wanted=self._wanted,
         )
         self._names: dict[str, Subscription] = {}
-        # Names of all subscriptions so far, and assignments for other names: they
-        # belong to subscriptions of the process that this one replaces, which the
-        # application is about to repeat.
+        # Names of all subscriptions so far, and assignments for other names. Those
+        # belong to subscriptions of the process that this one replaces; the application
+        # is about to subscribe again.
         self._had: set[str] = set()
         self._early: dict[Key, api.Assignment] = {}
         # Sidecar incarnation that announced each claim.
@@ -84,7 +84,7 @@ class RemoteSession(ClaimSession):
         self._over: dict[Key, Token] = {}
         self._reported: dict[Key, api.Progress] = {}
         self._deadlines_ms = 0
-        # Config generation that the applied events lead to, and the one last reported.
+        # Config generation of the events applied so far, and the last one reported.
         self._generation: int | None = None
         self._reported_generation: int | None = None
         # Topics that another live member could take partitions of.
@@ -107,7 +107,7 @@ class RemoteSession(ClaimSession):
         return list(self._wanted.explicit)
 
     def subscribe(self, name: str, subscription: Subscription) -> None:
-        """Start to pursue a subscription.
+        """Begin a subscription, and apply assignments that arrived before it.
 
         Raises:
             InvalidTransition: A topic is consumed in this session already.
@@ -121,9 +121,9 @@ class RemoteSession(ClaimSession):
                 self._on_assigned(assignment)
 
     def unsubscribe(self, subscription: Subscription, *, release: bool) -> list[int]:
-        """End a subscription; release what it holds, or keep it.
+        """End a subscription; release its keys, or keep them.
 
-        One that the sidecar does not know, or that was never begun, ends as well.
+        Also ends a subscription that the sidecar does not know, or that never began.
         """
         if subscription in self._wanted.subs:
             self._wanted.subs.remove(subscription)
@@ -139,7 +139,7 @@ class RemoteSession(ClaimSession):
                 self._held.end(holding, Ending("closed", was_lost=False))
             elif isinstance(holding.progress, AtLeastOnce):
                 # The next consumer starts at the position, below the uncommitted
-                # records of this one.
+                # records of this consumer.
                 holding.forget_hands(holding.progress)
         seqs = [self.commands.end(name, returned, keep=not release)]
         return seqs if release else [*seqs, *self.beat_now()]
@@ -166,7 +166,7 @@ class RemoteSession(ClaimSession):
             self._held.end(holding, Ending("given_up", was_lost=False))
 
     def forget_want(self, key: Key) -> None:
-        """Stop wanting a key, however far ``want`` came."""
+        """Stop wanting a key, even if ``want`` did not complete."""
         holding = self.holdings.get(key)
         if key in self._wanted.explicit and holding is not None:
             self.unwant(holding)
@@ -176,7 +176,7 @@ class RemoteSession(ClaimSession):
     # --- events and answers of the sidecar
 
     def on_event(self, event: api.EventBody) -> None:
-        """Apply an event; a repeated one changes nothing."""
+        """Apply an event; a repeated event changes nothing."""
         match event:
             case api.Snapshot():
                 self._on_snapshot(event)
@@ -237,9 +237,9 @@ class RemoteSession(ClaimSession):
         key = self._key(assignment)
         token = Token.parse(assignment.token)
         if token <= self._over.get(key, NO_TOKEN):
-            return  # it has ended here, and its release is on the way
+            return  # the claim has ended here, and its release is being sent
         if self._is_outdated(assignment, key):
-            return  # its end is on the way
+            return  # the end of its request is being sent
         holding = self.holdings.get(key)
         if holding is not None and holding.claim.is_owned:
             if holding.claim.token == token:
@@ -247,7 +247,7 @@ class RemoteSession(ClaimSession):
                 holding.claim.limit(_lease_of(assignment))
                 return
             if token < (holding.claim.token or NO_TOKEN):
-                return  # a later claim has ended that one
+                return  # the held claim is later than the assignment's
             if not assignment.subscription and self._may_continue(holding):
                 self._continue(holding, assignment)
                 return
@@ -264,10 +264,10 @@ class RemoteSession(ClaimSession):
         self._begin(found, assignment)
 
     def _is_outdated(self, assignment: api.Assignment, key: Key) -> bool:
-        """Return whether it answers a request that has been withdrawn since.
+        """Return whether an assignment answers a request that was withdrawn since.
 
-        The sidecar releases what that has won, and claims the key again for the request
-        that followed.
+        The sidecar releases the claim that this request has won, and claims the key
+        again for the request that followed.
         """
         if assignment.subscription or assignment.request is None:
             return False
@@ -289,9 +289,9 @@ class RemoteSession(ClaimSession):
     def _may_continue(self, holding: Holding) -> bool:
         """Return whether a later claim of the sidecar may continue this holding.
 
-        True for claims without consumption, which have no uncommitted records and
-        return the current token with each ``check``, up to the old deadline: until
-        then no other process can have held the key in between (PROTOCOL 12).
+        True up to the old deadline for claims without consumption, which have no
+        uncommitted records and return the current token with each ``check``: before
+        that deadline no other process can have held the key in between (PROTOCOL 12).
         """
         is_explicit = holding.key in self._wanted.explicit
         return is_explicit and holding.claim.is_valid(self._context.now_ms)
@@ -388,12 +388,12 @@ class RemoteSession(ClaimSession):
             self._held.end(holding, ending)
 
     def acknowledgment(self) -> int | None:
-        """Return the Config generation to report with a beat, None if it is known."""
+        """Return the Config generation to report, None if the sidecar knows it."""
         is_known = self._generation == self._reported_generation
         return None if is_known else self._generation
 
     def on_acknowledged(self, generation: int | None) -> None:
-        """Note that a beat with this generation was answered; None: report it again."""
+        """Record that a beat with this generation was answered; None: report again."""
         self._reported_generation = generation
 
     def on_deadlines(
@@ -402,7 +402,7 @@ class RemoteSession(ClaimSession):
         """Apply the answer to a beat.
 
         Args:
-            response: The answer; one older than the last is ignored.
+            response: The answer; ignored if it is older than the last answer.
             reported: Progress that the beat reported.
         """
         if response.now_ms < self._deadlines_ms:
@@ -431,7 +431,7 @@ class RemoteSession(ClaimSession):
     # --- progress
 
     def standings(self, *, everything: bool) -> tuple[api.Progress, ...]:
-        """Return the progress of the held keys; only what changed, or everything."""
+        """Return the progress of all held keys, or of those whose progress changed."""
         found = []
         for key, holding in self.holdings.items():
             epoch = holding.claim.epoch
@@ -475,7 +475,7 @@ class RemoteSession(ClaimSession):
         return [self.commands.flush()]
 
     def is_pending(self, seqs: Iterable[int], *, late: bool = True) -> bool:
-        """Return whether any is still to be waited for."""
+        """Return whether any is unconfirmed; with ``late``, also if it was given up."""
         return self.commands.is_pending(seqs, late=late)
 
     def require_reachable(self) -> None:
@@ -484,12 +484,12 @@ class RemoteSession(ClaimSession):
 
     @property
     def handoff_counts(self) -> Mapping[str, int]:
-        """Keys that warm up here; the sidecar has the metrics of the rest."""
+        """How many keys warm up here; the sidecar has the metrics of other handoffs."""
         return {"warming": self._warmer.warming_count}
 
     @property
     def leaving_count(self) -> int:
-        """Number of keys given back that the sidecar has not confirmed."""
+        """Number of releases that the sidecar has not confirmed."""
         return self.commands.returning_count
 
     # --- the round
@@ -533,7 +533,7 @@ class RemoteSession(ClaimSession):
             self._wanted.bump(stuck.holding.key)
 
     def taker_of(self, sub: Subscription, topic: str) -> str | None:
-        """Return "" where another live member could take a partition of a topic."""
+        """Return "" if another live member could take a partition of a topic."""
         del sub
         return "" if topic in self._takers else None
 

@@ -55,7 +55,7 @@ _PLAIN = (
 
 
 class NotRunning(CoordinationError):
-    """No sidecar runs there: connections are refused, or there is no socket."""
+    """No sidecar runs at the address: connections are refused, or it has no socket."""
 
 
 class NotRegistered(CoordinationError):
@@ -63,7 +63,7 @@ class NotRegistered(CoordinationError):
 
 
 def error_of(failure: Failure) -> MarshalError:
-    """Return the error that a failure stands for.
+    """Return the exception for a failure that the sidecar reported.
 
     A failure of unknown kind becomes a ``CoordinationError`` if it is retriable, else
     a plain ``MarshalError``.
@@ -100,7 +100,7 @@ def error_of(failure: Failure) -> MarshalError:
         case "PositionError":
             return _position_error(failure)
         case "LogUnreadable" | "LogUnwritable" as name:
-            # "This principal" is not that of this process, which has its own rights.
+            # "This principal" in the message is the sidecar's, not this process's.
             refused: type[MarshalError] = getattr(errors, name)
             return refused(f"In the sidecar: {message}")
         case name if name in _PLAIN:
@@ -143,7 +143,7 @@ class Address:
         """Parse an address.
 
         Raises:
-            ConfigurationError: The text is not the address of a sidecar here.
+            ConfigurationError: The text is not a sidecar's address on this machine.
         """
         given: object = text
         if not isinstance(given, str):
@@ -157,7 +157,7 @@ class Address:
         if found is None:
             raise _wrong(text, "it has neither format")
         host, port = found[1].strip("[]"), int(found[2])
-        # A lease is a time of this machine's clock, so the sidecar must run here.
+        # Deadlines are times of this machine's clock, so the sidecar must run here.
         if not is_loopback(host):
             raise _wrong(text, f"{host!r} is not this machine")
         if not 1 <= port <= 65_535:  # noqa: PLR2004 - what TCP has
@@ -228,7 +228,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 CONNECT_S = 2.0
 MARGIN_MS = 2_000
-# How long nothing may run at the address before a client that ends stops waiting. A
+# How long no sidecar may run at the address before a client that ends stops waiting. A
 # sidecar that was restarted is found again within this time.
 GONE_MS_MAX = 2_000
 # Longer than the sidecar's own keep-alive of a stream.
@@ -332,9 +332,9 @@ class Connection:
     """Connections of one process to a sidecar. Thread-safe.
 
     Attributes:
-        address: Where it is.
+        address: Address of the sidecar.
         group_id: Group of the client.
-        client_id: Its name.
+        client_id: Name of the client.
         instance: Random id of the client's process, in hex.
     """
 
@@ -361,10 +361,10 @@ class Connection:
         """Prepare the connections; the first request connects.
 
         Args:
-            address: Where it is.
+            address: Address of the sidecar.
             token: Token of TCP connections, None without one.
             group_id: Group of the client.
-            client_id: Its name.
+            client_id: Name of the client.
             instance: Random id of the client's process, in hex.
             requests: Makes requests; by default over sockets.
             transport: Opens the stream of events; by default over a socket.
@@ -403,19 +403,20 @@ class Connection:
 
     @property
     def is_gone(self) -> bool:
-        """Whether no sidecar has run there for so long that one that ends gives up.
+        """Whether no sidecar has run for so long that a client that ends stops waiting.
 
-        Counts from the first refusal after ``count_gone_again``, or after an answer.
+        The time begins with the first connection that was refused after the last answer
+        or ``count_gone_again``.
         """
         since_ms = self._gone_since_ms
         return since_ms is not None and monotonic_ms() - since_ms >= GONE_MS_MAX
 
     def count_gone_again(self) -> None:
-        """Forget earlier refusals: the sidecar may run again since."""
+        """Forget refused connections, because the sidecar may run again."""
         self._gone_since_ms = None
 
     def path(self, template: str, parts: Mapping[str, object] | None = None) -> str:
-        """Return a path of the API, with this client's names and other parts."""
+        """Return a path of the API, with this client's names and these parts."""
         own = {"group": self.group_id, "client": self.client_id}
         # Names of groups, clients and topics have no character that needs escaping.
         return template.format_map(own | dict(parts or {}))
@@ -466,7 +467,7 @@ class Connection:
         timeout_ms: int = 0,
         query: Mapping[str, str] | None = None,
     ) -> None:
-        """Make a request whose answer has no content; raises as ``ask``."""
+        """Make a request whose answer has no content; raises the errors of ``ask``."""
         self._request(method, path, body=body, timeout_ms=timeout_ms, query=query)
 
     def _request(

@@ -1,7 +1,8 @@
 """Warm-ups and standbys of a sidecar's client.
 
-The application loads state, as the sidecar asks, before a key comes, or in case its
-owner dies. Apart from ``session``, because no claim depends on it.
+If the sidecar asks for it, the application loads state before this client gets a key,
+or in case the owner of a key dies. Separate from ``session``, because no claim depends
+on it.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -17,27 +18,28 @@ from kafka_marshal.remote import api
 from kafka_marshal.remote.context import RemoteContext
 
 TASKS_MAX = 10_000
-# The sidecar knows the group's own setting; so many are offered at a time by default.
+# Default number of keys offered at a time; only the sidecar knows the group's setting.
 FETCHED_MAX = TUNABLES["handoffs_max"].default
 STANDBYS_MAX = 100_000
 
 
 class RemoteStandbys(StandbyDuties):
-    """Has the application stand by, a few keys at a time.
+    """Makes the application stand by, a few keys at a time.
 
-    An event that is repeated, as after a reconnect, calls the application once.
+    An event that is repeated, for example after a reconnect, does not call the
+    application again.
     """
 
     __slots__ = ("_waiting",)
 
     def __init__(self, context: RemoteContext) -> None:
         super().__init__(context)
-        # Those whose turn is to come.
+        # Keys for which the application does not stand by yet.
         self._waiting: dict[Key, tuple[api.Standby, Subscription]] = {}
 
     @property
     def keys(self) -> Collection[Key]:
-        """The keys that this client stands by for, or will."""
+        """The keys that this client stands by for, or will stand by for."""
         return self._duties.keys() | self._waiting.keys()
 
     def on_event(
@@ -53,12 +55,12 @@ class RemoteStandbys(StandbyDuties):
                 self._waiting[key] = event, sub
 
     def keep(self, keys: Iterable[Key]) -> None:
-        """End all but these: a snapshot names everything."""
+        """End all standbys except these, which are those of a snapshot."""
         for key in {*self.keys} - {*keys}:
             self._forget(key, has_come=False)
 
     def on_assigned(self, key: Key) -> None:
-        """Forget a key that has come."""
+        """Forget a key that this client holds now."""
         self._forget(key, has_come=True)
 
     def _forget(self, key: Key, *, has_come: bool) -> None:
@@ -66,7 +68,7 @@ class RemoteStandbys(StandbyDuties):
         self._end(key, has_come=has_come)
 
     def drive(self) -> None:
-        """Report what failed; begin what has its turn."""
+        """Report failed standbys; begin waiting ones while there is room."""
         self._report()
         while self._waiting and self._has_room:
             key = next(iter(self._waiting))
@@ -75,10 +77,10 @@ class RemoteStandbys(StandbyDuties):
 
 
 class RemoteWarmer(WarmUps):
-    """Has the application warm up as the sidecar asks, and reports ready.
+    """Makes the application warm up when the sidecar asks, and reports the result.
 
-    An event that is repeated, as after a reconnect, calls the application once; a
-    client that was ready reports it again.
+    An event that is repeated, for example after a reconnect, does not call the
+    application again; if the application was ready, that is reported again.
     """
 
     __slots__ = ("_send_ready",)
@@ -122,7 +124,7 @@ class RemoteWarmer(WarmUps):
         self._begin(offered, sub)
 
     def drive(self, now_ms: int) -> None:
-        """Report what has warmed up; drop what is not offered any more."""
+        """Report keys that have warmed up; drop keys that are not offered any more."""
         for key, task in list(self._tasks.items()):
             offered = task.offered
             if now_ms >= offered.until_ms:

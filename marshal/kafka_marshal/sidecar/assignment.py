@@ -1,7 +1,7 @@
-"""Who gets which partition of a group of a sidecar: the assignment and the assignor.
+"""Assigns the partitions that a sidecar holds for a group to its clients.
 
-The group planner assigns the held partitions to the clients. The assignor compares its
-result with the lease table, gives out what is free and asks for what should move.
+The group planner computes an assignment of the held partitions. The assignor compares
+that with the lease table, gives out free partitions and recalls those that should move.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,12 +31,12 @@ def assign(
 ) -> dict[Key, str]:
     """Return which client should have which key, as the group planner decides.
 
-    Keys that nobody has room for are left out.
+    Keys that no client has room for are left out.
 
     Args:
         keys: The keys to assign.
-        members: The clients, each with the most that it may have; None = no limit.
-        present: Who has, or had, a key; names that are not members are ignored.
+        members: The clients, each with its limit; None is no limit.
+        present: The client that has, or had, each key; names of others are ignored.
         whole_topics: Whether all partitions of a topic go to one client.
     """
     units: dict[TopicPartition, list[Key]] = {}
@@ -64,7 +64,7 @@ def assign(
 def _holder(
     parts: Sequence[Key], present: Mapping[Key, str], names: Collection[str]
 ) -> str | None:
-    """Return who has a partition, or the first partition held of a topic."""
+    """Return the member that has the first of these keys that any member has."""
     for key in parts:
         name = present.get(key)
         if name in names:
@@ -82,8 +82,9 @@ SURPLUS = "surplus"
 class Assignor:
     """Gives out held partitions and recalls those that should move.
 
-    Used under the engine's lock. Between two looks at all keys passes the time that one
-    takes: thousands of keys that move would leave no time for anything else.
+    Used under the engine's lock. A check of all keys is followed by a pause of at least
+    the same length: otherwise thousands of moving keys would leave no time for anything
+    else.
     """
 
     __slots__ = (
@@ -110,11 +111,11 @@ class Assignor:
         self._assigns_at_ms = self._foresees_at_ms = 0
 
     def is_rested(self, now_ms: int) -> bool:
-        """Return whether all keys may be assigned again."""
+        """Return whether the pause is over and all keys may be assigned again."""
         return now_ms >= self._assigns_at_ms
 
     def assign(self, now_ms: int) -> list[ClientLease]:
-        """Give out what is available and recall what should be elsewhere.
+        """Give out available keys, and recall keys that another client should have.
 
         Returns:
             The new leases; their events are not sent yet.
@@ -142,8 +143,8 @@ class Assignor:
     def keep_places(self, now_ms: int) -> None:
         """Reserve keys that this host claims again for the clients that have them now.
 
-        So it is while the number of coordinating partitions changes (PROTOCOL 10.3).
-        Call it before clients are asked to release them.
+        The host does so with keys that move while the number of coordinating partitions
+        changes (PROTOCOL 10.3). Call it before clients are asked to release them.
         """
         until_ms = now_ms + 2 * self._context.heartbeat_interval_ms
         for key, lease in self._table.leases.items():
@@ -158,7 +159,7 @@ class Assignor:
         table = self._table
         for name in table.explicit[holding.key]:
             client = table.clients.get(name)
-            # A silent client gets it if it comes back in time.
+            # A silent client is skipped; if it is back in time, it gets the key.
             if client is None or client.is_leaving or client.is_away(now_ms):
                 continue
             if table.is_available(holding.key, client):
@@ -189,7 +190,8 @@ class Assignor:
             if holding.drain is not None:
                 continue
             if lease is None:
-                # It may move on from there, warm as well.
+                # A client that has warmed up comes first. From that client, the key may
+                # move again, also warm.
                 name = self._warm_ups.warmed_by(key, among=taking) or name
             if lease is not None:
                 to = None if name is None else taking.get(name)
@@ -198,7 +200,7 @@ class Assignor:
                 elif to is None or self._warm_ups.permits(lease, to, now_ms=now_ms):
                     self._move(shared, lease, to=name, now_ms=now_ms)
             elif name is None:
-                # A silent client may have room for it once it is back.
+                # Kept while a client is silent, which may have room once it is back.
                 if len(taking) == len(members) and key not in table.unexpired:
                     self._session.release(holding, reason=SURPLUS)
             elif name in taking and table.is_available(key, taking[name]):
@@ -219,7 +221,7 @@ class Assignor:
     def _present(
         self, shared: SharedSubscription, keys: Iterable[Key]
     ) -> dict[Key, str]:
-        """Return who has each key, or is about to get it."""
+        """Return the client that has each key, or is about to get it."""
         table = self._table
         present = {}
         for key in keys:
@@ -273,9 +275,10 @@ class Assignor:
     def foresee_in_time(
         self, sub: Subscription, keys: Collection[Key]
     ) -> Mapping[Key, str]:
-        """Return what is known of which client each key will probably go to.
+        """Return the client that each key will probably go to, if known in time.
 
-        For the reasons of claims: of keys that move, each is asked about by itself.
+        Used for the reasons of claims, which ask about moving keys one by one. A key
+        without transfer is left out until the pause after the last computation is over.
         """
         found = {
             key: shared.transfers[key].to

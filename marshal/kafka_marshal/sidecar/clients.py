@@ -24,10 +24,10 @@ CLAIM_REQUESTS_MAX = 10_000
 
 
 class DelegatedGrants(AtMostOnce):
-    """The grants at most once of a claim that a client uses.
+    """The grants (at most once) of a claim that a client uses.
 
-    The client requests and processes; this records which granted offsets it has not
-    reported as done, and which it has not even received.
+    The client requests and processes offsets. This class records which granted offsets
+    the client has not reported as done, and which it has not even received.
     """
 
     __slots__ = ("_late",)
@@ -41,8 +41,8 @@ class DelegatedGrants(AtMostOnce):
 
         Args:
             granted: The offsets.
-            is_late: Whether the client no longer waited for them. It may still ask
-                again, and then they are recorded as not late.
+            is_late: Whether the client no longer waited for them. If it repeats its
+                request, they are recorded again, as not late.
         """
         if is_late:
             self._late.append(granted)
@@ -58,9 +58,9 @@ class DelegatedGrants(AtMostOnce):
             self.skip_through(mark - 1)
 
     def settle(self) -> None:
-        """Drop what is left, of which the client keeps its own account.
+        """Keep only grants that the client has not received, to be reported as lost.
 
-        It knows nothing of what it has not received.
+        The client keeps its own account of all others.
         """
         self.drop_grants()
         for each in self._late:
@@ -69,15 +69,14 @@ class DelegatedGrants(AtMostOnce):
 
 @attrs.define(eq=False, kw_only=True)
 class ClientLease:
-    """One partition that a client has.
+    """A client's lease of one partition.
 
     Attributes:
         key: The partition.
         client: The client.
-        holding: The claim behind it.
+        holding: The sidecar's claim of the partition.
         epoch: Epoch of that claim.
-        name: The client's subscription that it serves; "" for a claim without
-            consumption.
+        name: Name of the client's subscription; "" for a claim without consumption.
         sent_until_ms: Latest hard deadline ever sent to the client.
         last_sent_ms: Hard deadline sent last.
         journaled_until_ms: Latest hard deadline that the journal covers.
@@ -99,7 +98,7 @@ class ClientLease:
 
     @property
     def must_journal(self) -> bool:
-        """Whether the journal does not cover the deadline of the claim yet."""
+        """Whether the claim's deadline is later than the latest in the journal."""
         return self.journaled_until_ms < self.holding.claim.lease.hard_until_ms
 
     @property
@@ -125,7 +124,7 @@ class ClientLease:
         )
 
     def note_journaled(self) -> None:
-        """Note that the journal has its entry."""
+        """Record that the journal has the entry of this lease."""
         self.journaled_until_ms = max(self.journaled_until_ms, self._unsafe_until_ms)
 
     def deadline(self) -> api.Lease:
@@ -174,13 +173,13 @@ def mark_subleased(holding: Holding) -> None:
 
 
 def reclaim(holding: Holding, *, is_settled: bool) -> None:
-    """Record that a client no longer uses a claim, or can use it no longer.
+    """Record that a client has stopped using a claim, or may not use it any more.
 
     Args:
         holding: The claim.
-        is_settled: Whether the client keeps its own account of its grants: then only
-            those that it has not received are reported as lost, else all that it did
-            not report as done.
+        is_settled: Whether the client keeps its own account of its grants. If so, only
+            grants that it has not received are reported as lost; otherwise, all that
+            it has not reported as done.
     """
     holding.is_subleased = False
     progress = holding.progress
@@ -196,26 +195,26 @@ class Client:
 
     Attributes:
         client_id: Its name in the group, known to this sidecar only.
-        instance: Its process among those of this name, in hex.
+        instance: Identifies its process among the processes of this name, in hex.
         beat_ms: Time between its heartbeats.
         peer: Its process.
         events: Its event buffer.
         seen_ms: Local time of its last request.
         beat_at_ms: Local time of its last heartbeat, None before the first.
         wants: Its subscriptions, by name.
-        leases: What it has.
+        leases: Its leases.
         watched: Its process and its children in the death watch.
         children: Processes that work for it.
-        is_leaving: Whether it gets nothing new and goes once it has nothing left.
-        awaits_drain: Whether it works on until then, so that its partitions may be
-            handed off warm.
+        is_leaving: Whether it gets no more leases and is removed once it has none.
+        awaits_drain: Whether it continues to work until then, so that its partitions
+            may be handed off warm.
         excluded_until_ms: Until when it gets nothing new, because it was stuck.
         claim_requests: Last request for each key claimed without consumption: its
             number, and whether it ended the claim.
         generation: Config generation that it acts on (PROTOCOL 10.7), None if it never
             reported one.
-        reserved_until_ms: Until when its place is reserved for a restart, whatever the
-            instance; None without an announced restart.
+        reserved_until_ms: Until when its place is reserved for the next process of its
+            name; None unless it has announced a restart.
     """
 
     client_id: str
@@ -246,10 +245,10 @@ class Client:
     def accept_claim_request(
         self, key: Key, number: int | None, *, is_on: bool
     ) -> bool:
-        """Record a request to claim a key or to end that; return whether it is current.
+        """Record a request to claim a key, or to end that; return if it is current.
 
-        Requests overtake each other, and one that the client gave up on may still
-        arrive: the end of an earlier request must not end a later one.
+        Requests may overtake each other, and one that the client gave up on may still
+        arrive: a request that ends an earlier claim must not end a later one.
         """
         if number is None:
             return True
@@ -274,7 +273,7 @@ class Client:
     def is_gone(self, now_ms: int, *, grace_ms: int) -> bool:
         """Return whether it was silent for so long that its place is not kept.
 
-        Deadlines that were sent to it are kept apart from this, as unexpired leases.
+        Deadlines that were sent to it are kept separately, as unexpired leases.
         """
         if self.reserved_until_ms is not None:
             return now_ms >= self.reserved_until_ms
@@ -288,7 +287,7 @@ class Client:
         self.events.close()
 
     def state(self, now_ms: int) -> str:
-        """Return what it does, in one word, as the API shows it."""
+        """Return its state in one word, as the API shows it."""
         if self.reserved_until_ms is not None:
             return "restarting"
         if self.is_leaving:

@@ -66,7 +66,7 @@ def default_client_id() -> str:
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """The settings of one sidecar, checked.
+    """The settings of one sidecar; ``check`` validates them.
 
     Attributes:
         connection: The cluster, and how to connect to it.
@@ -75,19 +75,19 @@ class Settings:
             state directory, ``""`` to keep no state.
         socket: Path of the Unix socket.
         socket_group: Group of the system, by name or number, whose members may use
-            the Unix socket as well; None for nobody else.
+            the Unix socket as well; None for no group.
         tcp: Loopback address to listen on as well, None for none.
         token_file: File with the token of TCP; created if missing.
-        open_ms: When to give up connecting.
+        open_ms: How long to try to connect.
         drain_ms: How long a controlled shutdown waits for clients.
-        handoff_ms: How long of that they continue, while partitions are handed off to
-            other hosts; 0 recalls everything at once.
-        checkpoint_interval_ms: How often the log gets a checkpoint, where nobody else
-            writes one; 0 takes no part.
+        handoff_ms: How much of that time clients continue to work, while partitions are
+            handed off to other hosts; 0 recalls everything at once.
+        checkpoint_interval_ms: How often to write a checkpoint to the log, unless
+            another member does; 0 writes none.
         log_format: ``text`` or ``json``.
         connections_max: Most connections at a time.
         allow_admin: Whether clients may pause and reset groups, and read their history.
-        member: What it is among the members of its groups.
+        member: Labels and role of the sidecar as a member of its groups.
     """
 
     connection: ConnectionConfig = attrs.field(factory=ConnectionConfig)
@@ -174,10 +174,10 @@ class Settings:
     def require_state_path(self) -> None:
         """Create the state directory, and check that it can be used.
 
-        Otherwise the sidecar would start, and refuse each client.
+        Without this check the sidecar would start, and then refuse each client.
 
         Raises:
-            ConfigurationError: It cannot be created or written, or others can.
+            ConfigurationError: This process cannot create or write it, or others can.
         """
         home = state_home() if self.state_dir is None else self.state_path
         if home is None:
@@ -198,10 +198,10 @@ class Settings:
 
 
 def tcp_address(text: str) -> tuple[str, int]:
-    """Return host and port to listen on, of this machine only.
+    """Return the host and port of a loopback address to listen on.
 
     Raises:
-        ConfigurationError: It is not such an address.
+        ConfigurationError: The text is not a loopback address with a port.
     """
     host, colon, port = text.rpartition(":")
     found = _HOST.fullmatch(host)
@@ -225,11 +225,11 @@ def tcp_address(text: str) -> tuple[str, int]:
 
 
 def token_of(path: Path) -> bytes:
-    """Return the token in a file; a missing file is created with a random one.
+    """Return the token in a file; a missing file is created with a random token.
 
     Raises:
-        ConfigurationError: It cannot be read or created, others may read it, or it
-            holds no token.
+        ConfigurationError: The file cannot be read or created, others may read it, or
+            it has no valid token.
     """
     try:
         _make_token(path)

@@ -1,9 +1,9 @@
-"""The last client of a sidecar in a group that leaves for good.
+"""Hands partitions off to other hosts when a group's last client leaves for good.
 
-Nobody else here can take its partitions, so other hosts do: this member of the group is
-drained by a directive (PROTOCOL 9.7), as for the end of the sidecar, and hands them off
-warm where they warm up. The client continues meanwhile. What nobody took by a deadline
-is recalled, and released. Apart from ``group``, of which it uses nothing.
+No other client of the sidecar can take them. So the sidecar drains its own member of
+the group by a directive (PROTOCOL 9.7), as at its own end, and members that warm up get
+the partitions warm. The client continues meanwhile. What no host has taken by a
+deadline is recalled and released. This module uses nothing of ``group``.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from kafka_marshal.sidecar.lease_table import LeaseTable
 
 
 class Departure:
-    """Drains one group of a sidecar for its last client. Used under the engine's lock.
+    """Drains a group at a sidecar for its last client. Used under the engine's lock.
 
-    It is over with the client, or when another client can take the partitions here.
+    The drain ends when that client is gone, or another client here can take over.
     """
 
     __slots__ = (
@@ -33,13 +33,13 @@ class Departure:
         handoff_ms: int,
         is_handed_off: Callable[[], bool],
     ) -> None:
-        """Begin without a client that leaves.
+        """Begin while no client leaves.
 
         Args:
             context: State shared by all parts of the engine.
             session: Claims of the sidecar in the group.
             table: Clients and leases.
-            handoff_ms: How long a client continues; 0: not at all.
+            handoff_ms: How long the client continues to work; 0: not at all.
             is_handed_off: Returns whether nothing is left that another host could take.
         """
         self._context = context
@@ -51,15 +51,15 @@ class Departure:
         self._until_ms = 0
 
     def holds_back(self, client: Client) -> bool:
-        """Return whether a client that leaves, and can wait, continues meanwhile.
+        """Return whether a client that leaves, and can wait, continues to work.
 
-        Begins the drain, where the client is the last one and the log has directives.
+        Begins the drain if the client is the last one and the log has directives.
         """
         if client.is_leaving or not self._handoff_ms or self._is_handed_off():
             return False
         if self._client is client or not self._is_alone(client):
             return self._client is client
-        # It ends by itself if this process dies.
+        # The drain ends by itself if this process dies.
         if not self._session.self_drain.begin(2 * self._handoff_ms):
             return False
         self._client = client
@@ -67,7 +67,7 @@ class Departure:
         return True
 
     def due(self, now_ms: int) -> Client | None:
-        """Return the client if it is to continue no longer; end what is over."""
+        """Return the client once it must stop; end a drain that is over."""
         client = self._client
         if client is None:
             return None
@@ -79,7 +79,7 @@ class Departure:
         return client if is_here and not client.is_leaving else None
 
     def cancel(self, client: Client) -> None:
-        """End the drain: the client stays after all, or has gone."""
+        """End the drain, because the client stays after all, or has gone."""
         if self._client is client:
             self._client = None
             self._session.self_drain.end()

@@ -1,9 +1,9 @@
 """The events of a client: a bounded buffer, a cursor, and the SSE response.
 
-A reader that fell behind the buffer, or comes from an earlier process of the sidecar,
-gets a snapshot instead of the missed events. Each reader costs its position, its
-connection's buffer and one batch of events, so a slow one costs little and still
-converges.
+A reader that fell behind the buffer, or was connected to an earlier process of the
+sidecar, gets a snapshot instead of the missed events. The sidecar keeps for each reader
+a position, the connection's buffer and one batch of events, so a slow reader needs
+little memory and still reaches the present state.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ class EventBuffer:
     """The latest events of one client. Used under the engine's lock.
 
     Attributes:
-        number: Number of the last event. The first number is above those of any earlier
-            buffer of the client, so that ids are never confused.
-        end: The final failure, once there is one; sent after every snapshot.
+        number: Number of the last event. The first number is above the numbers of any
+            earlier buffer of the client, so that ids are unique.
+        end: Event of the final failure, None before; sent after every snapshot.
     """
 
     __slots__ = ("_cursor", "_frames", "_incarnation", "_snapshot", "end", "number")
@@ -51,7 +51,7 @@ class EventBuffer:
         self._cursor: EventCursor | None = None
 
     def push(self, body: EventBody, at: LogPosition) -> None:
-        """Append an event that follows from an entry of the log."""
+        """Append an event; ``at`` is the log entry that caused it."""
         self.number += 1
         frame = Frame(self._id(self.number, at), body)
         self._frames.append(frame)
@@ -66,7 +66,7 @@ class EventBuffer:
         return Frame(self._id(self.number, at), body)
 
     def since(self, number: int) -> list[Frame] | None:
-        """Return the events after a number, None if some are gone."""
+        """Return the events after a number, None if some are no longer kept."""
         missing = self.number - number
         if missing > len(self._frames):
             return None
@@ -74,7 +74,7 @@ class EventBuffer:
         return [frame for index, frame in enumerate(self._frames) if index >= first]
 
     def number_of(self, event_id: str | None) -> int | None:
-        """Return the number that an event id names, None for a foreign id."""
+        """Return the number in an event id, None if another process made the id."""
         name, _, rest = (event_id or "").partition(Frame.SEPARATOR)
         text, _, _ = rest.partition(Frame.SEPARATOR)
         is_own = name == self._incarnation[:8]
@@ -90,7 +90,7 @@ class EventBuffer:
         return self._cursor
 
     def close(self) -> None:
-        """Close the cursor: there will be no more events."""
+        """Close the cursor, because there will be no more events."""
         if self._cursor is not None:
             self._cursor.close()
 
@@ -104,8 +104,8 @@ class EventCursor:
     Attributes:
         on_news: Called on any thread, perhaps under the engine's lock, when there are
             events or the cursor is closed. It must not block.
-        is_closed: Whether it was closed, replaced by a newer one, or its client is
-            gone. Earlier events can still be taken.
+        is_closed: Whether it was closed, a newer cursor has replaced it, or its client
+            is gone. Earlier events can still be taken.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class EventCursor:
     def take(self) -> list[Frame]:
         """Return the new events, oldest first, without waiting.
 
-        A snapshot comes first where events were missed.
+        If events were missed, returns a snapshot instead, and any final failure.
         """
         with self._lock:
             missed = None if self._number is None else self._buffer.since(self._number)
@@ -141,7 +141,7 @@ class EventCursor:
             self.on_news()
 
     def close(self) -> None:
-        """Close it. Idempotent."""
+        """Close the cursor. Idempotent."""
         if not self.is_closed:
             self.is_closed = True
             self.notify()
@@ -152,7 +152,7 @@ class EventCursor:
 
 CHUNK_BYTES = 16_384
 RETRY_MS = 200
-# The moments in the longest silence at which streams send a sign of life.
+# Number of moments within ``keep_alive_s`` at which streams may send a keep-alive.
 KEEP_ALIVE_SLOTS = 16
 KEEP_ALIVE = b": keep-alive\n\n"
 HELLO = b"retry: %d\n\n" % RETRY_MS
@@ -168,7 +168,7 @@ def encode_event(frame: Frame) -> bytes:
 
 
 def chunks(frames: Sequence[Frame]) -> Iterator[bytes]:
-    """Return encoded events in pieces of bounded size, or of one larger event."""
+    """Yield encoded events in pieces of bounded size; a larger event is one piece."""
     waiting = bytearray()
     for frame in frames:
         waiting += encode_event(frame)
@@ -185,9 +185,9 @@ class EventStream:
     Args:
         feed: The client's events; closed with the stream.
         take: Runs a function that may block on another thread.
-        keep_alive_s: Longest silence.
-        on_sent: Called with the number of events sent, and how many of them were
-            snapshots after the first event: the client had fallen behind.
+        keep_alive_s: Longest time without sending anything.
+        on_sent: Called with the number of events sent, and the number of snapshots
+            among them that were not the first event: the client had fallen behind.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class EventStream:
         feed.on_news = self._on_news
 
     def end(self) -> None:
-        """End it after the current piece. On the event loop only."""
+        """End the stream after the current piece. On the event loop only."""
         self._is_ended = True
         self._news.set()
 
@@ -224,12 +224,12 @@ class EventStream:
             self._is_ended = True
 
     async def body(self) -> AsyncIterator[bytes]:
-        """Yield the response; the next piece is made once the last one was sent."""
+        """Yield the response; each piece is made once the one before it was sent."""
         try:
             yield HELLO
             while not (self._is_ended or self._cursor.is_closed):
                 try:
-                    # Makes no task, as wait_for does.
+                    # Unlike wait_for, this creates no task.
                     async with asyncio.timeout(self._silence_s()):
                         await self._news.wait()
                 except TimeoutError:
@@ -246,10 +246,10 @@ class EventStream:
             self.close()
 
     def _silence_s(self) -> float:
-        """Return how long to be silent now.
+        """Return how long to wait before the next keep-alive.
 
-        The end is one of a few moments that all streams share: to wake the process for
-        each of them takes several times as long.
+        The wait ends at one of a few moments that all streams share: waking the process
+        for each stream separately takes several times as long.
         """
         pace_s = self._keep_alive_s / KEEP_ALIVE_SLOTS
         return self._keep_alive_s - self._loop.time() % pace_s

@@ -1,4 +1,4 @@
-"""Threads for requests, with a limit on those that run or queue."""
+"""Threads for requests, with a limit on requests that run or queue."""
 
 import asyncio
 import threading
@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 
 class BoundedExecutor:
-    """Threads for calls, with a limit on queued calls.
+    """Threads for calls, with a limit on calls that run or queue.
 
     Args:
         name: Name of the threads.
         threads: How many calls run at a time.
-        calls_max: How many may run or queue.
+        calls_max: How many calls may run or queue.
     """
 
     def __init__(self, name: str, *, threads: int, calls_max: int) -> None:
@@ -28,7 +28,7 @@ class BoundedExecutor:
         self._count = 0
 
     def reserve(self) -> None:
-        """Reserve the place of one call, for ``submit`` or ``leave``.
+        """Reserve a place for one call, which ``submit`` uses or ``leave`` gives back.
 
         Raises:
             HttpError: The limit of calls is reached.
@@ -49,7 +49,7 @@ class BoundedExecutor:
         """Run a call in a reserved place.
 
         Raises:
-            HttpError: It was closed; the place is given back.
+            HttpError: The executor was closed; the place is given back.
         """
         try:
             future = self._executor.submit(call)
@@ -66,7 +66,7 @@ class BoundedExecutor:
 
         Raises:
             HttpError: The limit of calls is reached.
-            TimeoutError: It took too long; the call itself continues.
+            TimeoutError: The call took too long; it continues on its thread.
         """
         self.reserve()
         future = self.submit(call)

@@ -1,12 +1,12 @@
-"""Checks and numbers requests for offsets at most once.
+"""Checks requests for offsets at most once, and recognizes repeated ones.
 
 PROTOCOL 12: a process touches only what it claimed. So each request shows the secret of
 its claim, and reaches no further than the end of the data partition.
 
-A request that is appended twice is granted twice, and the range of a lost response
-would go to nobody. So clients number their requests, and a repeated one is answered
-from the record that was appended for it. Numbers belong to one grantee, so that no two
-processes ever get the same grant (PROTOCOL 6.2).
+If a request is appended twice, two ranges are granted, and no process receives the
+range of the lost response. So clients number their requests, and a repeated request is
+answered from the record that was appended for it. Each grantee has its own numbers, so
+no two processes ever get the same grant (PROTOCOL 6.2).
 """
 
 import hmac
@@ -38,8 +38,8 @@ class OnGranted(Protocol):
     def __call__(self, granted: OffsetRange, *, is_late: bool) -> None:
         """Record a range.
 
-        It is late if no caller waited for it. If the request is repeated after all, it
-        is recorded again, as not late.
+        The range is late if no caller waited for it. If the request is repeated later,
+        the range is recorded again, as not late.
         """
 
 
@@ -49,7 +49,7 @@ Sender = tuple[str, bytes, bytes]
 
 @attrs.frozen(kw_only=True)
 class NumberedRequest:
-    """A request of a client.
+    """A client's request for offsets at most once.
 
     Attributes:
         request: The request.
@@ -63,7 +63,7 @@ class NumberedRequest:
 
     @property
     def sender(self) -> Sender:
-        """Who numbers it."""
+        """The sender that the number belongs to."""
         return self.request.key.group_id, self.request.grantee, self.secret
 
 
@@ -73,7 +73,7 @@ class Grants:
     Args:
         context: State of the coordination log.
         requests: Appends requests.
-        data: Answers where data partitions end.
+        data: Looks up where data partitions end.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Grants:
         return self._verdict_if_over(request) is not None
 
     def is_sendable(self, request: GrantRequest) -> bool:
-        """Return whether ``send`` needs no wait before: for the claim, or for an end.
+        """Return whether ``send`` may be called without a wait for the claim or an end.
 
         Called under the engine's lock.
         """
@@ -105,7 +105,7 @@ class Grants:
         return request.last < end or self.is_over(request)
 
     def send(self, numbered: NumberedRequest, *, note: OnGranted) -> PendingGrant:
-        """Append a request, or find an earlier one of its number.
+        """Append a request, or return the earlier one with the same number.
 
         Called under the engine's lock. A request under a claim that has ended is
         answered at once, without a record in the log.
@@ -212,7 +212,7 @@ class Grants:
                 return None
         elif self._is_unread(request):
             return None
-        # It stood in the partition that the key has moved from.
+        # The claim is of the coordinating partition that the key has moved from.
         return GrantVerdict(
             outcome=IGNORED,
             reason="not_owner",
@@ -234,7 +234,7 @@ class Grants:
         return not has_moved or world.next_offset <= request.epoch
 
     def _place(self, request: GrantRequest) -> WorldState:
-        """Return the partition of the claim, else that where the key is now."""
+        """Return the world that has the claim, else the one that has the key now."""
         key, claim = request.key, (request.epoch, request.owner)
         for replica in self._context.replicas.values():
             known = replica.world.keys.get(key)
@@ -246,7 +246,7 @@ class Grants:
 
 
 def _is_later(request: GrantRequest, world: WorldState) -> bool:
-    """Return whether a claim is later than what a partition has of its key."""
+    """Return whether a request's claim is later than the key's claim in a world."""
     token = world.token(request.key)
     return request.token is not None and token is not None and token < request.token
 
@@ -258,7 +258,7 @@ class _Appended:
     Attributes:
         pending: The request in flight.
         note: Called with the granted range.
-        is_noted: Whether it was called.
+        is_noted: Whether ``note`` was called.
         is_late: Whether no caller waited for the range.
     """
 
@@ -269,7 +269,7 @@ class _Appended:
 
     @property
     def is_failed(self) -> bool:
-        """Whether the log did not accept it, as far as is known (PROTOCOL 1.4)."""
+        """Whether its append failed, so far without a verdict (PROTOCOL 1.4)."""
         return self.pending.verdict is None and self.pending.error is not None
 
     def report(self, granted: OffsetRange) -> None:
@@ -296,8 +296,8 @@ class _Appended:
 class IdempotencyCache:
     """The last numbered requests of each grantee. Used under the engine's lock.
 
-    A request that was dropped from it is appended again: that costs the range of the
-    lost response, and never hands out an offset twice.
+    A repeated request that the cache no longer has is appended again: that costs the
+    range of the lost response, and never hands out an offset twice.
     """
 
     def __init__(self, requests: ProxyGrants) -> None:
@@ -305,7 +305,7 @@ class IdempotencyCache:
         self._senders: OrderedDict[Sender, OrderedDict[int, _Appended]] = OrderedDict()
 
     def send(self, numbered: NumberedRequest, *, note: OnGranted) -> PendingGrant:
-        """Return the request in flight, which is appended the first time.
+        """Append a request, or return the earlier one with the same number.
 
         Args:
             numbered: The request.
@@ -322,7 +322,7 @@ class IdempotencyCache:
         if before is not None:
             return before
         numbers = self._numbers_of(numbered.sender)
-        # A failed append may still land: then its range is lost, as without numbers.
+        # A failed append may still be written; its range is lost, as without numbers.
         appended = _Appended(pending=self._requests.send(numbered.request), note=note)
         appended.pending.on_granted = appended.report
         appended.pending.on_late = appended.report_late

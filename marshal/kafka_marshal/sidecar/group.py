@@ -1,8 +1,8 @@
 """One consumer group at a sidecar: its claims, its clients and their leases.
 
-Safety: a client gets a key only under a claim of its own, and only after the client
-that had it here before has confirmed that it stopped, is known dead, or has passed the
-latest deadline that was sent to it (PROTOCOL 5.2, 12).
+Safety: a client gets a key only under a claim that no other client has used, and only
+after the previous client of the key here has confirmed that it stopped, is known to be
+dead, or has passed the latest deadline that was sent to it (PROTOCOL 5.2, 12).
 """
 
 from collections import Counter
@@ -48,7 +48,7 @@ GONE_MAX = 10_000
 SHUTDOWN = "shutdown"
 DIED = "client_died"
 SILENT = "client_silent"
-# How long others are to have everything while deadlines cannot be journaled.
+# Length of the drain that begins while deadlines cannot be journaled.
 BLOCKED_MS = 24 * 3_600_000
 BLOCKED = "its lease journal cannot be written"
 LEFT = "client_left"
@@ -56,23 +56,23 @@ CLOSED = "closed"
 RELEASED = "released"
 OUT_OF_RANGE = "position_out_of_range"
 NOT_OWNER = "not_owner"
-# Reasons of a client that mean no more than a missed deadline.
+# Reasons in a client's report which only mean that it missed a deadline.
 _SILENCES = frozenset({"lease_expired", "taken_over", "identity_conflict", "fenced"})
 # Reasons after which a client may get the same key again at once.
 _ORDERLY = frozenset({CLOSED, RELEASED, TOPIC_GONE})
 
 Takers = tuple[SharedSubscription, tuple[str, ...], list[str]]
-"""A subscription, up to two clients that have room, topics that other hosts take."""
+"""A subscription, up to two of its clients with room, topics other hosts can take."""
 
 
 class LocalGroup:
-    """One group. Used under the engine's lock.
+    """One consumer group at a sidecar. Used under the engine's lock.
 
     Attributes:
         session: Claims for all clients.
         table: Clients and leases.
-        failure: Set once the group can go no further here.
-        identity: Lock that keeps other sidecars of this name off this machine.
+        failure: Why this sidecar cannot hold the group's claims any more, else None.
+        identity: Lock against a second sidecar of this name on this machine.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class LocalGroup:
             identity: Lock on this machine.
             refusals: Counts reports that were refused or had no effect, by request
                 and reason.
-            restarts: Whether its sidecar, or one that replaces it, starts again soon.
-            handoff_ms: How long the last client continues while others take over.
+            restarts: Whether the sidecar, or its replacement, starts again soon.
+            handoff_ms: How long the last client continues while other hosts take over.
         """
         self.session = session
         self._restarts = restarts
@@ -132,15 +132,15 @@ class LocalGroup:
         self._taking: frozenset[str] = frozenset()
         self._is_draining = False
         self._is_journal_failing = False
-        self._blocked_since_ms: int | None = None  # no deadline may be sent
+        self._blocked_since_ms: int | None = None  # since when no deadline may be sent
         self._is_yielding = False
         self._is_handing_off = False
         self._check_at_ms = 0
-        # When all clients may be written to the journal again.
+        # Earliest time to write all clients to the journal again.
         self._journal_at_ms = 0
         self._takers: list[Takers] = []
         self._takers_at_ms = self._takers_version = -1
-        # Clients that have room, by subscription, and the state that this is of.
+        # Clients with room, by subscription, and the state it was computed from.
         self._with_room: list[tuple[SharedSubscription, tuple[str, ...]]] = []
         self._with_room_of: tuple[int, frozenset[str]] = (-1, frozenset())
         self._idle_since_ms: int | None = None
@@ -154,10 +154,10 @@ class LocalGroup:
     # --- clients
 
     def find(self, client_id: str, instance: str) -> Client:
-        """Return the client that calls.
+        """Return the calling client.
 
         Raises:
-            ClaimLost: No client of that name is registered, or another process is.
+            ClaimLost: The client, or this process of it, is not registered.
         """
         if self.failure is not None:
             raise self.failure
@@ -177,12 +177,12 @@ class LocalGroup:
         self.table.mark_changed()
 
     def leave(self, client: Client, *, awaits_drain: bool) -> None:
-        """End the subscriptions of a client, which goes once it has nothing left.
+        """End a client's subscriptions; it is removed once it has no leases.
 
         Args:
-            client: The client. The last one continues until other hosts have taken
-                over, if it can.
-            awaits_drain: Whether it continues until its partitions are taken.
+            client: The client. With ``awaits_drain``, the group's last client first
+                continues until other hosts have taken over, if they can.
+            awaits_drain: Whether the client works until its partitions are taken.
         """
         if awaits_drain and self._departure.holds_back(client):
             return
@@ -190,12 +190,12 @@ class LocalGroup:
         self._end_wants(client)
 
     def stay(self, client: Client) -> None:
-        """Keep a client that has reconnected, whatever it announced before."""
+        """Keep a client that has reconnected, even if it had begun to leave."""
         client.is_leaving = client.awaits_drain = False
         self._departure.cancel(client)
 
     def evict(self, client: Client, *, reason: str) -> None:
-        """Remove a client whose process is dead; its keys are free at once."""
+        """Remove a client that can use nothing any more; its keys are free at once."""
         for lease in list(client.leases.values()):
             self.table.remove_lease(lease)
             reclaim(lease.holding, is_settled=False)
@@ -222,7 +222,7 @@ class LocalGroup:
                 self.remove_explicit(key, client, reason=reason)
 
     def describe(self, client: Client, now_ms: int) -> LocalClient:
-        """Return what the API shows of a client."""
+        """Return the description of a client in the API."""
         beat_at_ms = client.beat_at_ms
         return LocalClient(
             group=self.group_id,
@@ -288,7 +288,7 @@ class LocalGroup:
         self.reconcile(shared)
 
     def remove_subscriber(self, client: Client, name: str, *, reason: str = "") -> None:
-        """End a client's subscription; the leases that it still has are recalled."""
+        """End a client's subscription, and recall its leases."""
         shared = self.table.subscription_of(client, name)
         client.wants.pop(name, None)
         if shared is not None:
@@ -297,18 +297,18 @@ class LocalGroup:
         self.table.mark_changed()
 
     def detach(self, client: Client, name: str) -> None:
-        """End a client's subscription; its leases are kept for its next one."""
+        """End a client's subscription; its next subscription keeps the leases."""
         shared = self.table.subscription_of(client, name)
         if shared is not None:
             shared.subscribers[client.client_id].is_detached = True
         self.table.mark_changed()
 
     def reconcile(self, shared: SharedSubscription, *, reason: str = "") -> None:
-        """Apply the limits of the remaining subscribers, or unsubscribe without any.
+        """Apply the limits of the remaining subscribers; without any, unsubscribe.
 
         Args:
             shared: The subscription.
-            reason: Why keys that nobody wants any more are released.
+            reason: Reason in the releases of keys that no client wants any more.
         """
         if not shared.is_wanted(self.table.clients):
             if shared in self.table.subscriptions:
@@ -323,7 +323,7 @@ class LocalGroup:
         self.table.mark_changed()
 
     def add_explicit(self, client: Client, key: Key) -> None:
-        """Claim one key for a client without consuming it; the first to ask has it.
+        """Claim one key for a client that does not consume it; the first client has it.
 
         Raises:
             InvalidTransition: Clients of this sidecar consume it.
@@ -368,7 +368,7 @@ class LocalGroup:
         """Return the least Config generation that the clients act on.
 
         Args:
-            generation: That of the sidecar, and of clients that report none.
+            generation: Generation of the sidecar, and of clients that report none.
         """
         clients = self.table.clients.values()
         reported = [x.generation for x in clients if x.generation is not None]
@@ -376,7 +376,7 @@ class LocalGroup:
 
     @property
     def handoff_counts(self) -> Mapping[str, int]:
-        """Keys that move between clients here, by phase."""
+        """How many keys move between clients here, by phase."""
         return self._warm_ups.counts()
 
     @property
@@ -395,7 +395,7 @@ class LocalGroup:
         return client if is_taking else None
 
     def is_reserved(self, key: Key) -> bool:
-        """Return whether a client may still use a key by an earlier claim."""
+        """Return whether a client may still use a key under an earlier claim."""
         return key in self.table.unexpired
 
     def foresee(self, sub: Subscription, keys: Collection[Key]) -> Mapping[Key, str]:
@@ -405,8 +405,8 @@ class LocalGroup:
     def on_no_position(self, key: Key, error: PositionError) -> None:
         """Fail the client that a key without a start position would have gone to.
 
-        The key is excluded until a client subscribes again: otherwise it would fail all
-        of them, one after the other.
+        The key is excluded until a client subscribes again: otherwise it would go to
+        the next client and fail that one, until all have failed.
         """
         shared = self.table.subscription_at(key)
         if shared is None:
@@ -438,7 +438,7 @@ class LocalGroup:
         return lease
 
     def record_seek(self, lease: ClientLease, report: api.Progress) -> None:
-        """Move the position of a client's partition where it has sought to."""
+        """Move a partition's position to where its client has sought."""
         holding = lease.holding
         if report.position is None or report.seek_count <= holding.seek_count:
             return
@@ -458,7 +458,7 @@ class LocalGroup:
         reclaim(lease.holding, is_settled=True)
         if lease.holding.drain is not None:
             return  # the session releases a drained key by itself
-        # The end of a claim of a single key is a request of its own, which comes later.
+        # A client that claimed this single key ends that claim by a later request.
         self._end_explicit(lease)
         now_ms = self._context.now_ms
         interval_ms = self._context.heartbeat_interval_ms
@@ -476,10 +476,10 @@ class LocalGroup:
         self._release(lease.holding, reason=why, detail=report.detail)
 
     def accept_ready(self, client: Client, report: api.ReadyRequest) -> None:
-        """Note that a client has warmed up for a partition. Idempotent.
+        """Record that a client has warmed up for a partition. Idempotent.
 
         Raises:
-            ClaimRejected: The partition is not offered to this client, or no longer.
+            ClaimRejected: The partition is not, or no longer, offered to this client.
         """
         reason = self._warm_ups.on_ready(client, report)
         if reason is not None:
@@ -492,7 +492,7 @@ class LocalGroup:
             )
 
     def _accept_late_return(self, client: Client, report: api.Release) -> None:
-        """Free a key that the client had already lost and has now stopped using."""
+        """Free a key that the client had lost before, and has now stopped using."""
         key = Key(self.group_id, report.topic, report.partition)
         reserve = self.table.unexpired.get(key)
         named = (client.instance, report.epoch)
@@ -507,8 +507,8 @@ class LocalGroup:
     def reserve(self, client: Client, *, until_ms: int) -> None:
         """Keep the place of a stopped client for the next process of its name.
 
-        Its keys are claimed again for that process: a token is only used by one
-        process.
+        Its keys are released and claimed again for that process, because only one
+        process may use a token.
         """
         client.reserved_until_ms = until_ms
         own_name = self.session.claimant.owner.client_id
@@ -526,7 +526,7 @@ class LocalGroup:
     def record_beat(
         self, client: Client, beat: api.HeartbeatRequest
     ) -> api.Progress | None:
-        """Record a heartbeat; return progress that is of no claim of the client."""
+        """Record a heartbeat; return the last progress that matches no lease."""
         client.beat_at_ms = client.seen_ms
         if beat.generation is not None:
             self.acknowledge(client, beat.generation)
@@ -541,7 +541,7 @@ class LocalGroup:
         return stale
 
     def is_slow_beat(self, client: Client, beat: api.HeartbeatRequest) -> bool:
-        """Return whether recording a heartbeat moves a claim, or writes the journal."""
+        """Return whether a heartbeat has a seek, or needs a write to the journal."""
         for each in beat.standings:
             lease = client.leases.get(Key(self.group_id, each.topic, each.partition))
             if lease is not None and each.seek_count > lease.holding.seek_count:
@@ -549,7 +549,7 @@ class LocalGroup:
         return any(lease.must_journal for lease in client.leases.values())
 
     def journal_deadlines(self, client: Client) -> None:
-        """Journal the deadlines of a client's claims, which are sent next."""
+        """Journal the deadlines of a client's claims, so that they may be sent."""
         late = [
             lease
             for lease in client.leases.values()
@@ -559,7 +559,7 @@ class LocalGroup:
             self._journal(late)
 
     def answer(self, client: Client, now_ms: int) -> api.HeartbeatResponse:
-        """Return until when a client may use what it has, as far as is journaled."""
+        """Return the deadlines of a client's leases, as far as the journal has them."""
         found = [
             lease.deadline()
             for lease in client.leases.values()
@@ -574,7 +574,7 @@ class LocalGroup:
     def _takers_beside(self, client: Client, now_ms: int) -> tuple[str, ...]:
         """Return the topics of a client that another client or host could take.
 
-        Silence, and what other hosts hold, are noticed within ``CHECK_MS``.
+        Silence of clients, and changes at other hosts, are noticed within ``CHECK_MS``.
         """
         version = self.table.version
         age_ms = now_ms - self._takers_at_ms
@@ -590,7 +590,7 @@ class LocalGroup:
         return tuple(sorted(found))
 
     def _find_takers(self, now_ms: int) -> list[Takers]:
-        # Of many clients without room each would be looked at, ten times a second.
+        # Cached: many clients without room would each be checked ten times a second.
         state = self.table.version, self._taking
         if state != self._with_room_of:
             self._with_room_of = state
@@ -618,14 +618,14 @@ class LocalGroup:
         ]
 
     def snapshot(self, client: Client) -> tuple[api.Snapshot, LogPosition]:
-        """Return everything that a client has."""
+        """Return a snapshot of a client's leases, and its position in the log."""
         self.journal_deadlines(client)
         return self._publisher.snapshot(client, self._warm_ups)
 
     # --- the round
 
     def drive(self, now_ms: int) -> None:
-        """Run one round: end leases that are over, assign what is held, send events."""
+        """Run one round: end leases that are over, assign held keys, send events."""
         if self.session.failure is not None:
             self._fail(self.session.failure)
             return
@@ -649,7 +649,8 @@ class LocalGroup:
             self._publisher.drains(self.table.leases.values())
             self._publisher.pause(clients)
         if self._publisher.has_new_layout:
-            # A client that has applied this event has applied all recalls before it.
+            # Recalls are sent first: a client that has applied the layout has applied
+            # all recalls.
             self._publisher.drains(self.table.leases.values())
             self._publisher.layout(clients)
         if not self.table.is_journaled and now_ms >= self._journal_at_ms:
@@ -682,8 +683,8 @@ class LocalGroup:
             self.table.remove_lease(lease)
             lease.holding.is_subleased = False
             if lease.holding.claim.is_owned:
-                # Its client may use it until its deadline, so the log must find it
-                # stale, not free. The journal keeps it.
+                # The client may use the key until its deadline, so the claim is not
+                # released, but becomes stale. The journal keeps the deadline.
                 self.session.abandon(lease.holding, reason="failed")
             self._publisher.lost(lease, lease.holding.claim.ending or Ending("failed"))
         self._publisher.failed(self.table.clients.values(), failure)
@@ -700,12 +701,12 @@ class LocalGroup:
                 self.table.keep_until_expired(lease, now_ms)
                 self._send_lost(lease, claim.ending)
             elif claim.lease.hard_until_ms < lease.last_sent_ms:
-                # The leader's clock stepped, so the deadline that we sent is now too
-                # late: send a shorter one (PROTOCOL S4).
+                # The leader's clock stepped, so the deadline that was sent is too late
+                # now: send an earlier one (PROTOCOL S4).
                 self._publisher.assigned(lease)
 
     def _expire(self, now_ms: int) -> None:
-        """End leases whose client is past its latest deadline (PROTOCOL 12)."""
+        """End leases if the latest deadline sent for them is over (PROTOCOL 12)."""
         for lease in [
             x for x in self.table.leases.values() if now_ms >= x.sent_until_ms
         ]:
@@ -720,7 +721,7 @@ class LocalGroup:
         self._end_explicit(lease)
 
     def _end_explicit(self, lease: ClientLease) -> None:
-        """Do not claim a single key again by itself, unless asked to since."""
+        """Stop claiming a single key, unless the client has asked again since."""
         client, names = lease.client, self.table.explicit.get(lease.key, [])
         is_last = client.claim_request(lease.key) == lease.request
         if client.client_id in names and is_last:
@@ -736,7 +737,7 @@ class LocalGroup:
                 self._remove(client)
 
     def _pursue_explicit(self) -> None:
-        """Claim keys again that other clients have asked for in the meantime."""
+        """Claim single keys again for the clients that still ask for them."""
         for key, names in list(self.table.explicit.items()):
             if key in self.session.holdings or self.session.is_leaving([key]):
                 continue
@@ -775,8 +776,9 @@ class LocalGroup:
     def _journal(self, leases: Sequence[ClientLease]) -> bool:
         """Journal the deadlines of some leases; return whether they may be sent.
 
-        With many clients, writing all of them for each new lease would take most of
-        the time of a thousand that join.
+        Soon after all clients were written, only these leases are appended: if a
+        thousand clients join, writing all for each new lease would take most of the
+        time.
         """
         if self._context.now_ms >= self._journal_at_ms:
             return self._write_journal()
@@ -788,9 +790,9 @@ class LocalGroup:
         return self._may_send(error)
 
     def finish_journal(self) -> None:
-        """Write what the pace has delayed, before the group is driven no more.
+        """Write what the journal's pace has delayed, before the group is closed.
 
-        A group that has failed leaves the deadlines of its clients in the journal.
+        The journal of a failed group stays, with the deadlines of its clients.
         """
         if self.failure is None and not self.table.is_journaled:
             self._write_journal()
@@ -809,10 +811,10 @@ class LocalGroup:
         return may_send
 
     def _yield_if_blocked(self, now_ms: int) -> None:
-        """Drain this sidecar while its clients can be given nothing.
+        """Drain this sidecar while no deadlines may be sent to its clients.
 
-        Others would wait for keys that it holds and renews, and that nobody works on.
-        It begins so early that clients still hand over what they have.
+        Without the drain, other hosts would wait for keys that this sidecar renews and
+        no client works on. It begins while clients can still hand over their keys.
         """
         if self._is_handing_off:
             return
@@ -831,7 +833,7 @@ class LocalGroup:
         """Hand off what other hosts can take; clients continue meanwhile. Idempotent.
 
         Args:
-            for_ms: When that ends in the log, if this process dies.
+            for_ms: When the drain ends in the log by itself, if this process dies.
         """
         self._departure.pass_on()
         self._is_handing_off = True
@@ -858,7 +860,7 @@ class LocalGroup:
         )
 
     def drain_all(self) -> None:
-        """Recall every lease; release at once what no client has. Idempotent."""
+        """Recall every lease; release at once keys that no client has. Idempotent."""
         self._is_draining = True
         reason = SHUTDOWN
         if self._restarts:
@@ -879,7 +881,7 @@ class LocalGroup:
 
     @property
     def is_drained(self) -> bool:
-        """Whether nothing is in use and the log shows it."""
+        """Whether no lease is left, and the log shows all releases."""
         return not self.table.leases and not self.session.leaving_count
 
     def is_idle(self, now_ms: int) -> bool:

@@ -1,9 +1,9 @@
-"""Actions on groups for clients of a sidecar: as ``marshal groups`` has them.
+"""Actions on groups for clients of a sidecar, the same as those of ``marshal groups``.
 
-They use an ``Admin`` with connections of its own, never the sidecar's engine. One runs
-at a time, on a thread of its own, to its end: neither a client that disconnects nor a
-response that was due stops it. If the process ends first, members finish the operation
-(PROTOCOL 8.5).
+They use an ``Admin`` with connections of its own, never the sidecar's engine. One at a
+time runs, on a thread of its own, to its end: neither a client that disconnects nor a
+response that times out stops it. If the process ends first, members finish the
+operation (PROTOCOL 8.5).
 """
 
 import logging
@@ -80,7 +80,7 @@ class ActionRunner:
         """Start an action; its future cannot be cancelled.
 
         Raises:
-            HttpError: Another one runs, or the sidecar is shutting down.
+            HttpError: Another action runs, or the sidecar is shutting down.
         """
         with self._lock:
             if self._is_closed:
@@ -115,16 +115,16 @@ class ActionRunner:
 
 
 class GroupActions:
-    """What the endpoints of groups do. For one thread at a time.
+    """The actions behind the API's endpoints of groups. For one thread at a time.
 
     Args:
         connection: The cluster, and how to connect to it.
         client_id: Name of the admin in the log.
-        state_dir: Directory with the snapshots of the log, below which a plan is stored
-            before its first record; None stores none, and an operation that was
-            interrupted can only be finished.
+        state_dir: Directory with the snapshots of the log. A plan is stored below it
+            before the plan's first record. With None no plan is stored, and an
+            interrupted operation can only be finished, not continued.
         admin: Makes an ``Admin``.
-        history: Reads the history of a group, as ``GroupHistory.open``.
+        history: Reads the history of a group, as ``GroupHistory.open`` does.
 
     Attributes:
         plans: Directory of the plans of operations that may be open, None for none.
@@ -154,7 +154,7 @@ class GroupActions:
         """Pause a group; see ``Admin.pause_group``.
 
         Raises:
-            DeadlineExceeded: It is paused, but not all of its claims are released.
+            DeadlineExceeded: The group is paused, but not all its claims are released.
         """
         wait_ms = 0
         if request.wait and not request.dry_run:
@@ -261,7 +261,7 @@ class GroupActions:
     def history(
         self, group: str, *, limit: int = LIMIT_DEFAULT, timeout_ms: int | None
     ) -> HistoryNow:
-        """Return what admins did to a group, at most the last; 0 for all.
+        """Return the last ``limit`` actions of admins on a group; 0 for all.
 
         Raises:
             ClaimRejected: The log does not know the group.
@@ -312,13 +312,13 @@ class GroupActions:
         *,
         timeout_ms: int | None,
     ) -> ResetNow:
-        """Execute a plan if that is requested; return the answer."""
+        """Execute a plan if the request demands it; return the answer."""
         if not request.execute:
             return _answer(plan, None)
         _log.info("executing operation %s on group %s", plan.op_id, plan.group_id)
         with self._stored(plan) as file:
-            # Without a limit of the client it is two heartbeat intervals and a step,
-            # after which no owner counts.
+            # Without a timeout in the request, the admin waits two heartbeat intervals
+            # and a step, after which every owner is stale.
             result = admin.execute(
                 plan, plan_file=file, reason=request.reason, drain_ms=timeout_ms
             )
@@ -326,7 +326,7 @@ class GroupActions:
         return _answer(plan, result)
 
     def _stored(self, plan: ResetPlan) -> AbstractContextManager[Path | None]:
-        """Yield the file for a plan; it stays if the operation may be open."""
+        """Yield the file for a plan, which stays if the operation may be open."""
         if self.plans is None:
             return nullcontext()
 
@@ -341,10 +341,10 @@ class GroupActions:
 
 
 def spec_of(request: api.ResetRequest) -> PositionSpec:
-    """Return the rule of a request.
+    """Return the rule for new positions that a request names.
 
     Raises:
-        ConfigurationError: There is none, or there are several; or it is invalid.
+        ConfigurationError: It names none, or several, or an invalid one.
     """
     given = {name: getattr(request, name) for name in RULES}
     chosen = [
@@ -370,7 +370,7 @@ def topics_of(request: api.ResetRequest) -> Sequence[str] | None:
     """Return the topics of a request, None for all of the group.
 
     Raises:
-        ConfigurationError: It has neither topics nor ``all_topics``, or both.
+        ConfigurationError: The request has neither topics nor ``all_topics``, or both.
     """
     if request.offsets:
         if request.topics or request.all_topics:

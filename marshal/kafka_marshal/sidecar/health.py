@@ -9,15 +9,15 @@ The lifecycle has the states of Kafka's own brokers::
                       v           v   v       |
     NOT_RUNNING <---- SHUTTING_DOWN <---------+
 
-Any other change is a bug of the caller: it raises and changes nothing.
+Any other change is a bug of the caller: ``Lifecycle.move`` raises and changes nothing.
 
 Probes ask three questions, as in Kubernetes: alive, ready, started. Each answer is a
 pure function of a view. A coordination log that cannot be reached fails no probe by
 itself: leases end by their deadlines, and a restart would only end them sooner.
 
 systemd (sd_notify(3)) gets ready, status, watchdog and stopping messages. The watchdog
-is not fed by a timer, which would go on beside an engine that hangs, but by a confirmed
-heartbeat, or by a round of the engine while nothing is held.
+is fed by confirmed heartbeats, or, while nothing is held, by rounds of the engine. A
+timer would continue to feed it while the engine hangs.
 """
 
 import os
@@ -42,14 +42,14 @@ from kafka_marshal.remote.answers import Verdict
 
 
 class State(Enum):
-    """A state of a sidecar; the value is what people and clients read.
+    """A state of a sidecar; its value is shown to people and clients.
 
     Attributes:
         NOT_RUNNING: Not yet started, or stopped.
-        STARTING: Reading its settings, connecting.
+        STARTING: Reading settings, connecting.
         RECOVERY: Reading the log to its end, and the lease journals (PROTOCOL 12).
         RUNNING: Serving.
-        PENDING_CONTROLLED_SHUTDOWN: All leases are recalled.
+        PENDING_CONTROLLED_SHUTDOWN: Handing partitions off, then recalling all leases.
         SHUTTING_DOWN: Releasing the remaining claims, closing.
     """
 
@@ -61,7 +61,7 @@ class State(Enum):
     SHUTTING_DOWN = "SHUTTING_DOWN"
 
 
-# Before it serves there is nothing to drain.
+# The states that may follow each state. Before RUNNING there is nothing to drain.
 NEXT: dict[State, frozenset[State]] = {
     State.NOT_RUNNING: frozenset({State.STARTING}),
     State.STARTING: frozenset({State.RECOVERY, State.SHUTTING_DOWN}),
@@ -87,30 +87,31 @@ STARTED = frozenset(
 
 @attrs.frozen(kw_only=True)
 class View:
-    """What the answers to probes rest on, as of one moment.
+    """The facts from which probes are answered, as of one moment.
 
     Attributes:
         now_ms: Local time.
         state: State of the sidecar.
         reason: Why it is in that state.
-        since_ms: Time of its last change.
+        since_ms: Local time of the last change of the state.
         has_engine: Whether there is an engine yet.
         failure: Why the engine has failed for good, None while it has not.
-        is_busy: Whether the engine's lock was not available, so that the following is
-            unknown.
+        is_busy: Whether the engine's lock was not available, so that all attributes
+            below, except ``round_at_ms``, are unknown.
         round_at_ms: End of the engine's last round, None before the first.
         is_replayed: Whether everything written before the start is folded.
-        held_count: Claims held.
-        overdue: Those that were not renewed in time, so that nothing is handed out.
+        held_count: Number of claims held.
+        overdue: Claims that were not renewed in time; nothing of them is handed out.
         failed: Groups that can hold nothing any more, each with the reason.
         beat_at_ms: When the newest confirmed heartbeat was sent, None while nothing is
             held.
         heartbeat_interval_ms: Heartbeat interval, None until the log is read.
-        log_start_missing: Coordinating partitions whose start is gone without a
-            checkpoint.
-        rebuilding: Those that are being read again.
-        diverged: Those whose last checkpoint had another digest than this replica.
-        notes: What costs partitions, but does not make it unready.
+        log_start_missing: Coordinating partitions whose log start is gone and that have
+            no checkpoint.
+        rebuilding: Coordinating partitions that are being read again.
+        diverged: Coordinating partitions whose last checkpoint had another digest than
+            this replica.
+        notes: Problems that may cost partitions, but do not make the sidecar unready.
     """
 
     now_ms: int
@@ -134,19 +135,19 @@ class View:
 
 
 def livez(view: View) -> Verdict:
-    """Return whether the daemon should go on running.
+    """Return whether the daemon should continue to run.
 
-    False once its engine has failed for good, or its loop has stopped.
+    False once its engine has failed for good, or has finished no round for too long.
     """
     return _verdict(view, _dead_reasons(view))
 
 
 def readyz(view: View) -> Verdict:
-    """Return whether clients should use it.
+    """Return whether clients should use the sidecar.
 
-    It serves, has read the log to its end, and may use all that it holds. In Kubernetes
-    a container that is not ready takes its pod out of the Services, which would not
-    help a consumer: so what makes it lose partitions is only noted.
+    They should if it serves, has read the log to its end, and may use all its claims.
+    In Kubernetes a pod with an unready container is removed from its Services, which
+    does not help a consumer: so problems that only cost partitions are notes.
     """
     verdict = _verdict(view, _unready_reasons(view))
     notes = tuple(escaped(note) for note in view.notes)
@@ -154,7 +155,7 @@ def readyz(view: View) -> Verdict:
 
 
 def startupz(view: View) -> Verdict:
-    """Return whether it has started; stays true while it shuts down."""
+    """Return whether the sidecar has started; stays true while it shuts down."""
     reasons = () if view.state in STARTED else (_state_reason(view),)
     return _verdict(view, reasons)
 
@@ -208,7 +209,7 @@ def _unready_reasons(view: View) -> Iterator[str]:
 
 
 def _state_reasons(view: View) -> Iterator[str]:
-    """Yield what is wrong with its copy of the log (PROTOCOL 7)."""
+    """Yield what is wrong with this process's copy of the log (PROTOCOL 7)."""
     if view.log_start_missing:
         yield (
             f"the log of partitions {list(view.log_start_missing)} begins above "
@@ -257,7 +258,7 @@ def _view_inside(view: View, engine: Engine) -> View:
 
 def _failed_appends(engine: Engine, now_ms: int) -> Iterator[str]:
     failed = engine.context.failed_append
-    # It appends three times in an interval.
+    # The engine appends three times in an interval.
     if failed and now_ms - failed.at_ms <= engine.context.heartbeat_interval_ms:
         yield f"an append to the log failed: {failed.error}"
 
@@ -280,7 +281,7 @@ def _name(key: Key) -> str:
 
 
 OnChange = Callable[[State, str], None]
-"""Called with each new state, and why it came."""
+"""Called with each new state, and the reason for it."""
 
 
 class Lifecycle:
@@ -288,11 +289,11 @@ class Lifecycle:
 
     Args:
         clock: Local time.
-        on_change: Called on each change, one at a time and in order, on its thread; it
-            must not block.
+        on_change: Called on each change, one at a time and in order, on the thread that
+            makes the change; it must not block.
 
     Attributes:
-        engine: Set once it exists.
+        engine: The engine, None until it exists.
     """
 
     def __init__(self, clock: Clock, on_change: OnChange = lambda _, __: None) -> None:
@@ -311,7 +312,7 @@ class Lifecycle:
 
     @property
     def reason(self) -> str:
-        """Return why it is in this state, or what it waits for."""
+        """Return why the sidecar is in this state, or what it waits for."""
         return self._reason
 
     def move(self, to: State, *, reason: str) -> None:
@@ -333,12 +334,12 @@ class Lifecycle:
             self._on_change(to, reason)
 
     def explain(self, reason: str) -> None:
-        """Replace the reason for the current state, such as the progress."""
+        """Replace the reason for the current state, for example to show progress."""
         with self._lock:
             self._reason = reason
 
     def view(self) -> View:
-        """Return what the answers to probes rest on, as of now.
+        """Return the facts from which probes are answered, as of now.
 
         Waits for the engine's lock for at most a second.
         """
@@ -354,7 +355,7 @@ class Lifecycle:
         view = attrs.evolve(
             view,
             has_engine=True,
-            # The first round comes with the engine's thread.
+            # None until the engine's thread has finished its first round.
             round_at_ms=engine.context.meters.round_at_ms,
             failure=None if engine.failure is None else str(engine.failure),
         )
@@ -369,10 +370,11 @@ class Lifecycle:
 # --- systemd ---------------------------------------------------------------------
 
 
-# Claims without a confirmed heartbeat end after two intervals, and then rounds feed
-# the watchdog: with one more interval, an outage of the brokers alone never restarts.
+# Claims without a confirmed heartbeat end after two intervals; from then on rounds feed
+# the watchdog. So, with one more interval, an outage of the brokers causes no restart.
 WATCHDOG_INTERVALS = 3
-# Reading a long log, or draining clients, may take longer than the unit's limits.
+# Reading a long log, or draining clients, may take longer than the limits of the
+# systemd unit, which are extended by this.
 EXTEND_MS = 30_000
 WAIT_S_MAX = 1
 US_PER_MS = 1_000
@@ -384,9 +386,9 @@ _SLOW = frozenset({State.RECOVERY, State.PENDING_CONTROLLED_SHUTDOWN})
 class SystemdNotifier:
     """Notifies systemd. Thread-safe.
 
-    A change of state waits up to a second for a busy manager, because it is sent once;
-    nothing else waits. ``on_change`` is for a ``Lifecycle``; ``update`` is to be called
-    about once a second, on any one thread.
+    A change of state waits up to a second for a busy systemd, because it is sent once;
+    nothing else waits. Pass ``on_change`` to a ``Lifecycle``; call ``update`` about
+    once a second, always on the same thread.
 
     Args:
         environ: ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID``; the
@@ -415,7 +417,7 @@ class SystemdNotifier:
         self._send(lines)
 
     def update(self, view: View) -> None:
-        """Send a new reason, and feed the watchdog when that is due."""
+        """Send a new reason, and feed the watchdog if there is new evidence."""
         lines = []
         status = self._status_line(view.state, view.reason, view)
         if status != self._status:
@@ -443,7 +445,7 @@ class SystemdNotifier:
         return lines
 
     def _stretch(self, view: View) -> list[str]:
-        """Extend the watchdog if the heartbeat interval is longer than it allows."""
+        """Extend the watchdog's timeout if it is short for the heartbeat interval."""
         interval_ms = view.heartbeat_interval_ms
         least_ms = WATCHDOG_INTERVALS * (interval_ms or 0)
         if self.watchdog_ms is None or self.watchdog_ms >= least_ms:
@@ -467,9 +469,9 @@ class SystemdNotifier:
 
 
 def _sign_of_life(view: View) -> tuple[str, int] | None:
-    """Return evidence that the sidecar works; an equal value is nothing new."""
+    """Return evidence that the sidecar works; an equal value is no new evidence."""
     if not view.has_engine or view.state is State.SHUTTING_DOWN:
-        # Without an engine the unit's own limits for starting and stopping apply.
+        # Without an engine, the systemd unit's limits for starting and stopping apply.
         return ("state", view.now_ms)
     if view.failure is not None or view.is_busy:
         return None
@@ -479,7 +481,7 @@ def _sign_of_life(view: View) -> tuple[str, int] | None:
 
 
 def _watchdog_ms(environ: Mapping[str, str]) -> int | None:
-    """Return the watchdog's limit, None without one or for another process."""
+    """Return the watchdog's timeout, None if there is none for this process."""
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     try:

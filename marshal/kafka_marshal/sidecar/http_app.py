@@ -1,9 +1,9 @@
 """The HTTP application of a sidecar: routing, authorization and responses.
 
-Every request gets a response of the table in ``routes``, or a ``Failure`` with a 4xx or
-5xx status. No decision about claims is made here. Non-blocking requests have an
-executor of their own, so that requests that wait cannot delay heartbeats; a full
-executor answers 503.
+Every request gets the response that the table in ``routes`` names, or a ``Failure``
+with a 4xx or 5xx status. No decision about claims is made here. Non-blocking requests
+have an executor of their own, so that requests that wait cannot delay heartbeats; a
+full executor answers 503.
 """
 
 import asyncio
@@ -175,7 +175,7 @@ _log = logging.getLogger(LOGGER_NAME)
 
 @attrs.define(eq=False, kw_only=True, slots=False)
 class App:
-    """The application of one daemon, which sets more of it while it starts.
+    """The application of one daemon, which sets ``service`` once it is connected.
 
     Attributes:
         states: State of the daemon, which probes show.
@@ -183,8 +183,8 @@ class App:
         service: Answers the requests; None until everything is connected.
         token: Token of TCP connections, None without TCP.
         socket_gid: Group whose members may also use the Unix socket.
-        keep_alive_s: Longest silence of a stream.
-        actions: Actions on groups, None where they are not allowed.
+        keep_alive_s: Longest time in which an event stream sends nothing.
+        actions: Actions on groups, None if they are not allowed.
     """
 
     states: Lifecycle
@@ -223,9 +223,9 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, as ASGI defines it.
 
-        The connection closes after the response if the request's body was not read to
-        its end, since nothing bounds how long the rest may take, or if it is not
-        admitted.
+        The connection closes after the response if the connection is not admitted, or
+        if the request's body was not read to its end: nothing limits how long the rest
+        may take.
         """
         connection = connection_of(Request(scope))
         is_unread = declares_body(scope)
@@ -312,7 +312,7 @@ class App:
         parts = parse_path(request.path_params)
         queries = parse_queries(route, request)
         caller = caller_of(route, request, parts=parts)
-        # Read it even without a service, so that the connection can be reused.
+        # Read the body even without a service, so that the connection can be reused.
         body = await read_body(route, request, bodies=self._bodies)
         if isinstance(body, api.RegisterRequest):
             caller = attrs.evolve(caller, instance=body.instance)
@@ -354,7 +354,7 @@ class App:
     def _require_allowed(
         self, route: Route, request: Request, connection: Connection
     ) -> None:
-        """Admit our own user over the Unix socket, and the token over TCP."""
+        """Allow permitted users on the Unix socket; over TCP, require the token."""
         if connection.is_local:
             if not may_use(connection.peer, self.socket_gid):
                 raise http_error(
@@ -450,7 +450,7 @@ class App:
         return EventResponse(stream, partial(self._forget, call.caller, stream))
 
     async def _act(self, call: ApiRequest, actions: GroupActions) -> bytes | None:
-        """Act on a group; the action continues whatever happens to the request."""
+        """Act on a group; the action continues even if the request ends."""
         name = f"{call.route.name} of group {call.parts['group']!r}"
         future = actions.runner.start(name, partial(_call, call))
         try:
@@ -473,7 +473,7 @@ class App:
 
 
 class EventResponse(StreamingResponse):
-    """A response that closes its stream however it ends."""
+    """A response that always closes its stream, even if sending fails."""
 
     def __init__(self, stream: EventStream, on_end: Callable[[], None]) -> None:
         super().__init__(
@@ -485,7 +485,7 @@ class EventResponse(StreamingResponse):
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, as ASGI defines it."""
+        """Send the response, as ASGI defines it."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -503,7 +503,7 @@ def _call(call: ApiRequest) -> bytes | None:
 
 
 def _looks(calls: Sequence[ApiRequest]) -> Iterator[bytes]:
-    """Yield the answers of some looks, all of one timeout, after one query."""
+    """Yield the answers to ``fence`` requests of one timeout, after one log query."""
     service, keys = calls[0].service, [_key_of(call) for call in calls]
     service.catch_up(keys, timeout_ms=calls[0].timeout_ms)
     for key in keys:
@@ -636,7 +636,7 @@ def _response(route: Route, content: bytes | None) -> Response:
 
 
 def failure_of(route: Route, error: BaseException) -> Response:
-    """Return the response to a request that failed; log what is unexpected."""
+    """Return the response to a failed request; log an unexpected error."""
     found = to_http_error(error)
     if found.status == 500:  # noqa: PLR2004 - of HTTP
         _log.error("a request failed: %s", route.name, exc_info=error)

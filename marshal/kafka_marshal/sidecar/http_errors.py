@@ -1,4 +1,4 @@
-"""Exceptions to HTTP errors: a status, and a ``Failure`` as the body."""
+"""Converts exceptions to HTTP errors: a status, and a ``Failure`` as the body."""
 
 import attrs
 
@@ -111,8 +111,8 @@ def to_http_error(error: BaseException) -> HttpError:
 def status_of(error: MarshalError) -> int:
     """Return the status for an error.
 
-    A failure of Kafka is 503 if retrying may help, else 502: the sidecar itself is
-    well, and no other request would change it.
+    A failure of Kafka is 503 if retrying may help, else 502: the sidecar itself works,
+    and another request would fail in the same way.
     """
     if isinstance(error, ClaimLost | ClaimRejected) and error.reason in _OF_REASON:
         return _OF_REASON[error.reason]

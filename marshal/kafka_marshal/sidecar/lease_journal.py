@@ -2,14 +2,14 @@
 
 PROTOCOL 12: a restarted sidecar neither releases a key nor gives it to another process
 before the deadline that its previous client received. So a deadline is sent only after
-it is in the file. A reboot ends every process, and with them the use of the file.
+it is in the file. A reboot ends every process, so it voids the file.
 
-Where it cannot be written, as on a full disk, it is emptied, which takes no space. For
-the next process an empty file is damaged: it resumes no claim, so that it has no lease
-to end. So deadlines may be sent then, too.
+If the file cannot be written, for example on a full disk, it is emptied, which needs no
+space. The next process treats an empty file as damaged and resumes no claim, so it
+cannot end a lease too early. So deadlines may also be sent after the file was emptied.
 
-The file begins with all clients, in one line. Between two writes of that line, which
-take their time where there are many, further leases are appended, a line each.
+The first line has all clients. With many clients it takes long to write, so between two
+writes of it new leases are appended, one per line.
 """
 
 import os
@@ -23,9 +23,9 @@ from kafka_marshal.remote.api import SubscriptionSpec
 
 FILE_NAME = "leases.json"
 LEVEL = 1
-# All clients are written at most at this pace: a thousand of them in some 100 ms.
+# Sets the pause after writing all clients: about 100 ms for a thousand of them.
 BYTES_PER_MS = 2_000
-# When to try again to write a file that could only be emptied.
+# Pause before the next attempt to write a file that could only be emptied.
 RETRY_MS = 1_000
 
 
@@ -33,7 +33,7 @@ class JournaledLease(msgspec.Struct, frozen=True, kw_only=True):
     """A partition that a client may use.
 
     Attributes:
-        epoch: Claim under which it has it.
+        epoch: Epoch of the claim under which the client has the partition.
         until_ms: Latest deadline that may have been sent, local time.
     """
 
@@ -44,11 +44,11 @@ class JournaledLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournaledClient(msgspec.Struct, frozen=True, kw_only=True):
-    """One client, with everything that restores it.
+    """One client, with all that is needed to restore it.
 
     Attributes:
         client_id: Its name.
-        instance: Its process among those of this name, in hex.
+        instance: Identifies its process among the processes of this name, in hex.
         beat_ms: Time between its heartbeats.
         pid: Its process, None if unknown.
         started: Start time of that process.
@@ -56,8 +56,8 @@ class JournaledClient(msgspec.Struct, frozen=True, kw_only=True):
         wants: Its subscriptions, by name.
         keys: Its leases.
         claims: Topics and partitions that it claims without consumption.
-        claim_requests: Number of the last request for each of them, None without one.
-        generation: Config generation that it acted on at least, None if unknown.
+        claim_requests: Number of the last request for each of ``claims``, or None.
+        generation: A Config generation that it has acted on, None if unknown.
     """
 
     client_id: str
@@ -74,12 +74,12 @@ class JournaledClient(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AddedLease(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease that was added, or whose deadline was moved, since all were written.
+    """A lease that was added, or given a new deadline, since all clients were written.
 
     Attributes:
         client_id: Name of its client.
-        instance: The client's process among those of this name, in hex.
-        lease: The lease; the client that had this partition before has it no more.
+        instance: Identifies the client's process, in hex.
+        lease: The lease; it replaces any earlier lease of this partition.
     """
 
     client_id: str
@@ -94,25 +94,25 @@ class _File(msgspec.Struct):
 
 
 class LeaseJournal:
-    """The file of one group of one sidecar.
+    """The lease journal of one group of one sidecar.
 
     Args:
-        folder: Its identity directory; None keeps nothing, which is safe because no
-            claim can be resumed then either.
-        boot_id: Boot that local times belong to.
+        folder: The group's identity directory. None writes no file, which is safe:
+            without that directory no claim can be resumed.
+        boot_id: Id of the boot that local times belong to.
     """
 
     def __init__(self, folder: Path | None, *, boot_id: str) -> None:
         self._folder = folder
         self._boot_id = boot_id
-        # Whether the file is of this process and ends with a whole line.
+        # Whether this process wrote the file, and its last line is complete.
         self._can_append = False
         self.is_damaged = False
         """Whether the file exists and could not be read."""
         self.is_emptied = False
-        """Whether it could not be written, and the next process resumes nothing."""
+        """Whether the last write only emptied it: the next process resumes nothing."""
         self.rest_ms = 0
-        """How long after writing all clients to do so again, at the earliest."""
+        """Shortest pause after a write of all clients before the next such write."""
 
     def load(self) -> tuple[JournaledClient, ...]:
         """Return the clients of the previous process in this boot; detect damage."""
@@ -125,7 +125,8 @@ class LeaseJournal:
         except OSError:
             self.is_damaged = True
             return ()
-        # What follows the last line feed was cut off by a crash, and so never sent.
+        # Bytes after the last line feed are a line that a crash cut off. The deadline
+        # in it was never sent.
         first, *more = content.split(b"\n")
         try:
             found = msgspec.json.decode(first, type=_File)
@@ -134,7 +135,7 @@ class LeaseJournal:
             self.is_damaged = True
             return ()
         if found.boot_id != self._boot_id:
-            return ()  # all of those processes are dead
+            return ()  # the processes of an earlier boot are dead
         if found.level != LEVEL:
             self.is_damaged = True
             return ()
@@ -145,8 +146,8 @@ class LeaseJournal:
 
         After an error the file is empty, if possible: see ``is_emptied``.
 
-        A directory that was removed is created again. Without the identity that was in
-        it the next process resumes no claim, so it cannot end a lease too early.
+        A directory that was removed is created again. Without the identity file of that
+        directory the next process resumes no claim, so it cannot end a lease too early.
         """
         if self._folder is None:
             return None
@@ -155,7 +156,7 @@ class LeaseJournal:
         error = self._replace(self._folder, content)
         self.is_emptied = False
         if error is not None and self._empty(self._folder):
-            # Now there is the space that the old content took.
+            # The space of the old content is free now.
             error = self._replace(self._folder, content)
             self.is_emptied = error is not None
         self._can_append = error is None
@@ -175,7 +176,7 @@ class LeaseJournal:
 
     @staticmethod
     def _empty(folder: Path) -> bool:
-        """Have the next process resume nothing; return whether it will not."""
+        """Empty the file, so that the next process resumes nothing; return success."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             os.close(os.open(folder / FILE_NAME, flags, 0o600))
@@ -186,7 +187,7 @@ class LeaseJournal:
     def append(self, added: Sequence[AddedLease]) -> OSError | None:
         """Append leases to the file; return the error, if any.
 
-        After an error all clients must be written: a line may be cut off.
+        After an error only ``save`` can write again, because a line may be cut off.
         """
         if self._folder is None:
             return None
@@ -206,7 +207,7 @@ class LeaseJournal:
 def _with_added(
     clients: Sequence[JournaledClient], added: Sequence[AddedLease]
 ) -> tuple[JournaledClient, ...]:
-    """Return the clients with leases that were added later, in this order."""
+    """Return the clients after applying the leases that were added later, in order."""
     if not added:
         return tuple(clients)
     found = {(each.client_id, each.instance): each for each in clients}
@@ -229,7 +230,7 @@ def _with_added(
 def gone_client(
     client_id: str, instance: str, *, keys: tuple[JournaledLease, ...] = ()
 ) -> JournaledClient:
-    """Return the entry of a client of which nothing but leases is known."""
+    """Return the entry of a client of which only leases are known."""
     return JournaledClient(
         client_id=client_id,
         instance=instance,

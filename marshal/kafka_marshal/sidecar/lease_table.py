@@ -1,4 +1,4 @@
-"""The state of one group of a sidecar: clients, what they consume, and their leases."""
+"""The state of one group at a sidecar: clients, their subscriptions and leases."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,9 +33,9 @@ class Subscriber:
 
     Attributes:
         name: Name of the client's own subscription.
-        wants: Its settings, of which those in ``OWN`` may differ from others'.
-        is_detached: Whether that subscription has ended and its leases are kept for the
-            client's next one.
+        wants: Its settings; those in ``OWN`` may differ from other clients' settings.
+        is_detached: Whether that subscription has ended, but its leases are kept for
+            the client's next subscription.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Subscriber:
 
 @attrs.frozen
 class Transfer:
-    """A partition that moves to another client, for which it is reserved until then."""
+    """A partition's reservation, until a deadline, for the client that it moves to."""
 
     to: str
     until_ms: int
@@ -59,7 +59,7 @@ class SharedSubscription:
         wants: Their settings; ``claims_max`` is per client.
         subscription: The session's subscription.
         subscribers: The clients, by name.
-        transfers: Partitions on their way between two clients.
+        transfers: Partitions that move from one client to another.
         seen_version: Version of the subscription at the last round.
         has_unreported_failure: Whether a key has no start position and no client was
             there to receive the error.
@@ -132,8 +132,8 @@ class SharedSubscription:
 
         Args:
             clients: The registered clients.
-            warm_by: Has a client warm up; used if any subscriber does.
-            standby: Has a client stand by; used if any subscriber does.
+            warm_by: Makes a client warm up; set if any subscriber warms up.
+            standby: Makes a client stand by; set if any subscriber stands by.
         """
         active = [
             subscriber.wants
@@ -158,10 +158,10 @@ class SharedSubscription:
     def members(
         self, clients: Mapping[str, Client], *, present: Mapping[Key, str], now_ms: int
     ) -> dict[str, int | None]:
-        """Return who takes part in the assignment, and up to how much.
+        """Return the clients that take part in the assignment, with their limits.
 
-        That counts partitions, or whole topics; None is no limit. A silent client keeps
-        what it has and gets nothing new.
+        A limit counts partitions, or whole topics; None is no limit. A silent client
+        keeps what it has and gets nothing new.
         """
         had: defaultdict[str, list[Key]] = defaultdict(list)
         for key, who in present.items():
@@ -179,7 +179,7 @@ class SharedSubscription:
         return members
 
     def is_taking(self, client: Client, now_ms: int) -> bool:
-        """Return whether a subscriber may get something now."""
+        """Return whether a subscriber may get keys now."""
         subscriber = self.subscribers.get(client.client_id)
         is_attached = subscriber is not None and not subscriber.is_detached
         is_well = not client.is_away(now_ms) and now_ms >= client.excluded_until_ms
@@ -188,7 +188,7 @@ class SharedSubscription:
     def names_with_room(
         self, clients: Mapping[str, Client], *, now_ms: int
     ) -> tuple[str, ...]:
-        """Return subscribers that may get something now, at most two of them."""
+        """Return at most two subscribers that may get keys now and have room."""
         found: list[str] = []
         for name, subscriber in self.subscribers.items():
             client = clients.get(name)
@@ -202,7 +202,7 @@ class SharedSubscription:
                 < most
             ):
                 found.append(name)
-                if len(found) == 2:  # noqa: PLR2004 - one beside any client
+                if len(found) == 2:  # noqa: PLR2004 - any client finds another
                     break
         return tuple(found)
 
@@ -212,7 +212,7 @@ class SharedSubscription:
     def drop_finished_transfers(
         self, is_settled: Callable[[Key, str], bool], now_ms: int
     ) -> None:
-        """Drop transfers that have arrived or timed out."""
+        """Drop transfers that are complete or timed out."""
         self.transfers = {
             key: each
             for key, each in self.transfers.items()
@@ -229,8 +229,8 @@ class UnexpiredLease:
 
     Attributes:
         instance: Process of the client.
-        epoch: Claim under which it had the key.
-        until_ms: Latest deadline sent to it.
+        epoch: Epoch of the claim under which the client had the key.
+        until_ms: Latest deadline sent to the client.
     """
 
     client_id: str
@@ -246,12 +246,12 @@ class LeaseTable:
     Attributes:
         journal: Durable copy of the deadlines.
         clients: Registered clients, by name.
-        subscriptions: What they consume.
+        subscriptions: Their shared subscriptions.
         explicit: Keys claimed without consumption, with the clients that ask for each;
-            the first one has it.
+            the first client has the key.
         leases: Current leases.
-        unexpired: Ended leases whose deadline is yet to come; only the same process may
-            get such a key.
+        unexpired: Ended leases whose deadline has not passed; until then only the same
+            process may get the key.
         backoff: Until when a client is not given a key again that it has just returned.
         is_dirty: Whether the next round has anything to do.
         is_journaled: Whether the journal matches this table.
@@ -277,7 +277,7 @@ class LeaseTable:
         return None
 
     def subscription_of(self, client: Client, name: str) -> SharedSubscription | None:
-        """Return the shared subscription behind a client's own one."""
+        """Return the shared subscription that serves a client's own subscription."""
         for shared in self.subscriptions:
             subscriber = shared.subscribers.get(client.client_id)
             if subscriber is not None and subscriber.name == name:
@@ -300,7 +300,7 @@ class LeaseTable:
         self.mark_changed()
 
     def mark_changed(self) -> None:
-        """Have the next round look at this table and write the journal."""
+        """Make the next round process this table and write the journal."""
         self.is_journaled = False
         self.is_dirty = True
         self.version += 1

@@ -1,7 +1,7 @@
 """The sidecar's own log on stderr: text or JSON.
 
-The engine's thread renews leases and must not wait for a slow reader of stderr: lines
-pass through a bounded queue, and lines that do not fit are counted instead.
+The engine's thread renews leases and must not wait for a slow reader of stderr. So
+lines pass through a bounded queue, and lines that do not fit are dropped and counted.
 """
 
 import atexit
@@ -29,7 +29,7 @@ LINES_MAX = 10_000
 _LEVELS = {
     LOGGER_NAME: logging.INFO,
     "kafka": logging.ERROR,
-    # Its warnings are about invalid requests, which get a response.
+    # Warnings of uvicorn are about invalid requests, which get a response.
     "uvicorn.error": logging.ERROR,
     "asyncio": logging.WARNING,
 }
@@ -41,7 +41,7 @@ PAUSE_S_MIN, PAUSE_S_MAX = 60.0, 3_600.0
 
 @attrs.define
 class _Pause:
-    """When a client's next line may pass, by the monotonic clock in seconds."""
+    """When a library's next line may pass, by the monotonic clock in seconds."""
 
     pause_s: float = 0.0
     due_s: float = 0.0
@@ -52,9 +52,9 @@ class _Pause:
 class RepeatFilter:
     """Thins out the lines of Kafka's client libraries. Thread-safe.
 
-    While brokers are down a client logs every attempt to connect, several a second. The
-    first line of each client passes, then one after 60 s, 120 s and so on up to an
-    hour, with the number of suppressed lines; after 60 s without a line the next one
+    While brokers are down, a library logs every attempt to connect, several a second.
+    The first line of each library passes, then one after 60 s, 120 s and so on up to an
+    hour, with the number of suppressed lines; after 60 s without a line the next line
     passes at once. Tracebacks of these lines are dropped.
 
     Args:
@@ -87,7 +87,7 @@ class RepeatFilter:
             longer_s = max(PAUSE_S_MIN, 2 * pause.pause_s)
             pause.pause_s = min(longer_s, PAUSE_S_MAX)
             pause.due_s, pause.skipped_count = now_s + pause.pause_s, 0
-        # A copy: other handlers have the same record.
+        # A copy, because other handlers have the same record.
         found = copy.copy(record)
         found.exc_info = found.exc_text = None
         if count:
@@ -97,7 +97,7 @@ class RepeatFilter:
 
 
 class _Dropping(QueueHandler):
-    """Queues lines; reports how many did not fit as soon as one does."""
+    """Queues lines; once there is room again, reports how many were dropped."""
 
     def __init__(self, lines: "queue.Queue[logging.LogRecord]") -> None:
         super().__init__(lines)
@@ -119,7 +119,7 @@ class _Dropping(QueueHandler):
             self.dropped_count += 1
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        # Arguments are kept: they are formatted on the listener's thread.
+        # The record stays as it is: the listener's thread formats it.
         return record
 
     def _dropped_record(self) -> logging.LogRecord:

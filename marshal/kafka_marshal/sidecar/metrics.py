@@ -1,8 +1,8 @@
-"""Metrics of a sidecar for Prometheus: of itself, and of every claim that it holds.
+"""Metrics of a sidecar for Prometheus: of the sidecar, and of every claim it holds.
 
-The library's own metrics are those of the sidecar's sessions, one per group, so that
-dashboards and alerts for a consumer fit a sidecar. Totals are counted as they happen
-(``Counts``); everything else is read at each scrape.
+The library's metrics are reported for each session of the sidecar, one per group, so
+that dashboards and alerts for a consumer fit a sidecar. Totals are counted as they
+happen (``Counts``); everything else is read at each scrape.
 """
 
 import threading
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from kafka_marshal.sidecar.server import Daemon
 
-# Clients choose the names of groups; a client that invents one a minute must not fill
-# the storage of these metrics.
+# Clients choose the names of groups. A client that uses a new name each minute must not
+# fill the storage of these metrics.
 GROUPS_MAX = 200
 ROUTES_MAX = 1_000
 OTHER = "other"
-# Every version of Prometheus reads this.
+# Every version of Prometheus reads this format.
 MEDIA = "text/plain; version=0.0.4; charset=utf-8"
 
 STATE = Family(
@@ -190,7 +190,7 @@ class Counts:
 
 @attrs.frozen
 class _Claims:
-    """The claims of one group, as the library's metrics read them."""
+    """The claims of one group, in the form that the library's metrics read."""
 
     engine: Engine
     session: Session
@@ -244,7 +244,7 @@ class SidecarCollector:
     def _add_engine(self, engine: Engine, scrape: known.Scrape) -> None:
         if self._ends is None:
             self._ends = library.Ends(engine, self._topic)
-        # No group has anything before the log is read.
+        # No group holds a claim before the log is read.
         sessions = engine.sessions if engine.context.config is not None else ()
         for session in sessions:
             each = _Claims(engine, session)
@@ -259,7 +259,7 @@ class SidecarCollector:
 
 
 def exposition(collector: SidecarCollector) -> Callable[[], tuple[bytes, str]]:
-    """Return what writes the response of ``/metrics``: a text, and its media type.
+    """Return a function that makes the text and media type of ``/metrics``.
 
     Args:
         collector: The sidecar's metrics; those of its process are added.

@@ -1,7 +1,7 @@
 """The command ``marshal-probe live|ready|started``: a health check of a local sidecar.
 
-For probes that run as a command every few seconds. It imports only a little of the
-standard library: the command ``marshal`` takes a second of CPU to start.
+For probes that run as a command every few seconds. The module imports little of the
+standard library, because the command ``marshal`` takes a second of CPU to start.
 """
 
 import os
@@ -13,7 +13,7 @@ from kafka_marshal.unix_sockets import connect
 PLACES = {"live": b"/livez", "ready": b"/readyz", "started": b"/startupz"}
 FOLDER_NAME = "kafka-marshal"
 SOCKET_NAME = "sidecar.sock"
-# Less than the timeout of a Kubernetes probe, so that its own message is shown.
+# Less than the timeout of a Kubernetes probe, so that this command's message is shown.
 TIMEOUT_S = 4.0
 ANSWER_BYTES_MAX = 64 * 1024
 # The exit codes of the command (docs/cli.md).
@@ -31,7 +31,7 @@ kafka-marshal/sidecar.sock in $XDG_RUNTIME_DIR or /run. Profiles are not read.
 def default_socket() -> str:
     """Return the default path of a sidecar's socket.
 
-    In the user's runtime directory, which is private; without one, in /run.
+    It is in the user's runtime directory, which is private, or else in /run.
     """
     base = os.environ.get("XDG_RUNTIME_DIR") or "/run"
     return os.path.join(base, FOLDER_NAME, SOCKET_NAME)  # noqa: PTH118 - no pathlib
@@ -46,7 +46,7 @@ def ask(path: str, place: bytes, *, timeout_s: float = TIMEOUT_S) -> tuple[int, 
         timeout_s: Limit of the whole exchange, in seconds.
 
     Raises:
-        OSError: There is no response in time.
+        OSError: No response arrived in time.
         ValueError: The response is not HTTP.
     """
     deadline = time.monotonic() + timeout_s
@@ -69,7 +69,7 @@ def ask(path: str, place: bytes, *, timeout_s: float = TIMEOUT_S) -> tuple[int, 
 
 
 def main() -> None:
-    """Send the request, print the response, and exit with its meaning."""
+    """Send the request, print the response, and exit with the matching code."""
     arguments = sys.argv[1:]
     if arguments in (["--help"], ["-h"]):
         sys.stdout.write(_USAGE)

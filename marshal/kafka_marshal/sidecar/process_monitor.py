@@ -1,11 +1,11 @@
-"""Processes: peer credentials, and certain knowledge of their death.
+"""Identifies the processes of clients, and detects with certainty that they died.
 
-The kernel names the peer of a Unix socket at the moment of connecting: process, user
-and groups. A process id can be reused, so it goes with the start time of its process.
-Over TCP the kernel names nobody; a token takes its place, and no process is watched.
+When a client connects to the Unix socket, the kernel reports its process, user and
+groups. A process id can be reused, so it is kept with the start time of its process.
+Over TCP the kernel reports no peer: clients send a token, and no process is watched.
 
-A pidfd reports a death (PROTOCOL 12). It belongs to one process for ever, unlike its
-number. Nothing is guessed: a process that cannot be watched counts as alive.
+A pidfd reports the death of a process (PROTOCOL 12). Unlike a process id, it refers to
+one process for ever. A process that cannot be watched counts as alive.
 """
 
 import errno
@@ -35,7 +35,7 @@ _LOCAL_PEERPID = 2
 # Linux; the socket module lacks it.
 _SO_PEERGROUPS = 59
 _GROUPS_MAX = 256
-_START_FIELD = 19  # the 22nd of proc(5), counted behind the command's name
+_START_FIELD = 19  # field 22 of /proc/PID/stat, counted after the command's name
 
 
 @attrs.frozen
@@ -46,7 +46,7 @@ class Peer:
         pid: Its id, None if unknown (TCP, another namespace).
         uid: Its user, None if unknown.
         started: Its start time in clock ticks since the boot, which distinguishes
-            processes with the same id. None once it is gone.
+            processes with the same id. None if the process was gone already.
         gids: Its groups.
     """
 
@@ -63,7 +63,8 @@ class Caller:
     Attributes:
         group_id: Its group.
         client_id: Its name in the group, known to this sidecar only.
-        instance: Its process among those of this name, 16 bytes in hex.
+        instance: Identifies its process among the processes of this name, 16 bytes in
+            hex.
     """
 
     group_id: str
@@ -80,7 +81,7 @@ def start_time(pid: int) -> int | None:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    # The command is in parentheses and may contain any byte, including these.
+    # The command is in parentheses, and may itself contain parentheses.
     fields = text.rpartition(b")")[2].split()
     return int(fields[_START_FIELD]) if len(fields) > _START_FIELD else None
 
@@ -100,16 +101,16 @@ def _linux_peer(connection: socket.socket) -> Peer:
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, gid = _UCRED.unpack(found)
     gids = _groups_of(connection) | {gid}
-    # 0 is a process that this namespace cannot see.
+    # The id is 0 for a process that this namespace cannot see.
     return Peer(pid or None, uid, start_time(pid) if pid else None, gids=gids)
 
 
 def _macos_peer(connection: socket.socket) -> Peer:
-    """Return a peer as macOS reports it: its process apart from user and groups."""
+    """Return a peer; macOS reports its process separately from user and groups."""
     found = connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED.size)
     version, uid, count, *gids = _XUCRED.unpack(found)
     if version:
-        return UNKNOWN_PEER  # of a layout that is not known
+        return UNKNOWN_PEER  # the layout of this version is not known
     try:
         pid = connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERPID)
     except OSError:
@@ -123,16 +124,16 @@ def _groups_of(connection: socket.socket) -> frozenset[int]:
     size = _GROUPS_MAX * 4
     try:
         found = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, size)
-    except OSError:  # not Linux, or more groups than that
+    except OSError:  # not Linux, or more groups than ``_GROUPS_MAX``
         return frozenset()
     return frozenset(gid for (gid,) in struct.iter_unpack("I", found))
 
 
 def represented_process(peer: Peer, pid: int) -> Peer | None:
-    """Return the process that a peer may represent, None if it may not.
+    """Return the process that a peer names as the client, None if it may not.
 
-    It must be of the peer's user; the superuser may represent any. Otherwise a client
-    could depend on the life of a stranger's process.
+    The process must be of the peer's user; the superuser may name any process.
+    Otherwise a client could depend on the life of another user's process.
     """
     found_at = start_time(pid)
     try:
@@ -147,7 +148,7 @@ def represented_process(peer: Peer, pid: int) -> Peer | None:
 def may_use(peer: Peer, gid: int | None = None) -> bool:
     """Return whether a peer of the Unix socket may use this sidecar.
 
-    Its user must be ours, or the superuser.
+    Its user must be the sidecar's own user, or the superuser.
 
     Args:
         peer: The peer.
@@ -170,7 +171,7 @@ Call = Callable[[], None]
 
 @attrs.define(eq=False)
 class _Process:
-    """A process and its pidfd; without one its end is known already, or never."""
+    """A process and its pidfd; without a pidfd, it is known dead or never will be."""
 
     pid: int
     fd: int | None = None
@@ -178,7 +179,7 @@ class _Process:
 
 
 class Watched:
-    """A process and those that work for it. Made by ``DeathWatch.watch``."""
+    """A process, and the children that work for it. Made by ``DeathWatch.watch``."""
 
     def __init__(
         self, watch: "DeathWatch", pid: int, *, started: int, on_dead: Call
@@ -194,12 +195,12 @@ class Watched:
 
     @property
     def is_dead(self) -> bool:
-        """Return whether all of them are known dead."""
+        """Return whether the process and all its children are known dead."""
         with self._watch.lock:
             return all(process.is_dead for process in self._all())
 
     def replace(self, pids: Iterable[int]) -> None:
-        """Watch these children, and no others; each counts once."""
+        """Watch exactly these children; an id that is given twice counts once."""
         with self._watch.lock:
             wanted = [] if self._is_over else [*dict.fromkeys(pids)]
             for pid in self._children.keys() - {*wanted}:
@@ -215,7 +216,7 @@ class Watched:
             return
         if found is not None or len(self._children) < CHILDREN_MAX:
             self._children[pid] = self._watch.open(pid, on_exit=self._check_dead)
-        else:  # one entry beyond the limit, which never ends
+        else:  # one entry for all beyond the limit; it never counts as dead
             self._children.setdefault(-1, _Process(-1))
 
     def close(self) -> None:
@@ -229,7 +230,7 @@ class Watched:
         return (self._main, *self._children.values())
 
     def _check_dead(self) -> None:
-        """Schedule ``on_dead`` once all of them are dead; the lock is held."""
+        """Schedule ``on_dead`` if all these processes are dead; the lock is held."""
         is_settled = self._is_over or self._is_due
         if not is_settled and all(each.is_dead for each in self._all()):
             self._is_due = True
@@ -249,7 +250,8 @@ class DeathWatch:
     """Watches processes, on one thread that starts with the first. Thread-safe.
 
     Attributes:
-        lock: Guards it, and each ``Watched``. Reentrant: a callback may query others.
+        lock: Guards this watch and each ``Watched``. Reentrant, because a callback may
+            query other processes.
     """
 
     def __init__(self) -> None:
@@ -267,13 +269,13 @@ class DeathWatch:
         return len(self._by_fd)
 
     def watch(self, pid: int, started: int, *, on_dead: Call) -> Watched:
-        """Watch a process and its children, which are added later.
+        """Watch a process, and its children, which are added later.
 
-        It never raises for a process that cannot be watched, which is never dead.
+        A process that cannot be watched raises no error, and never counts as dead.
 
         Args:
             pid: Its id.
-            started: Its start time, as of ``start_time``: it existed.
+            started: Its start time from ``start_time``, which proves that it existed.
             on_dead: Called once, on the watch's thread, as soon as the process and all
                 its children are known dead. It must not block.
         """
@@ -284,7 +286,8 @@ class DeathWatch:
 
         Args:
             pid: Its id.
-            started: Its start time, None if unknown: then a missing one is not dead.
+            started: Its start time, None if unknown: then a missing process does not
+                count as dead.
             on_exit: Called under the lock.
         """
         unknown = _Process(pid)
@@ -299,8 +302,8 @@ class DeathWatch:
             is_missing = error.errno == errno.ESRCH
             return _Process(pid, is_dead=is_missing and started is not None)
         if started is not None and (found := start_time(pid)) != started:
-            # The id belongs to another process, or its start cannot be read: then
-            # only the end of the process proves anything.
+            # The id belongs to another process now, or the start time cannot be read.
+            # In the second case only the end of the pidfd's process proves a death.
             is_dead = found is not None or _is_over(fd)
             os.close(fd)
             return _Process(pid, is_dead=is_dead)
@@ -372,7 +375,7 @@ class DeathWatch:
             os.eventfd_read(fd)
             return
         found = self._by_fd.get(fd)
-        # The event may be older than the descriptor, whose number was reused.
+        # The event may be of an earlier descriptor whose number was reused.
         if found is not None and _is_over(fd):
             process, on_exit = found
             self.drop(process)
@@ -381,7 +384,7 @@ class DeathWatch:
 
 
 def _is_proc_ours() -> bool:
-    """Return whether /proc shows our namespace, so that ids mean the same there."""
+    """Return whether /proc shows the process ids of this process's namespace."""
     try:
         return Path("/proc/self").readlink() == Path(str(os.getpid()))
     except OSError:
@@ -396,7 +399,7 @@ def _is_over(fd: int) -> bool:
 
 
 def _run_callback(call: Call) -> None:
-    """Run a callback; a failure does not end the watch of the others."""
+    """Run a callback; if it fails, other processes are still watched."""
     try:
         call()
     except Exception:

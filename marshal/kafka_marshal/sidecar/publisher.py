@@ -33,7 +33,7 @@ class EventPublisher:
         self._table = table
         self._group_id = group_id
         self._paused: tuple[bool, tuple[api.PausedTopic, ...]] = (False, ())
-        # Config generation that the sent events lead to.
+        # Config generation that clients know from the events sent so far.
         self._generation = self._newest
 
     def assigned(self, lease: ClientLease) -> None:
@@ -43,7 +43,7 @@ class EventPublisher:
         )
 
     def drains(self, leases: Iterable[ClientLease]) -> None:
-        """Ask once for each lease that is to be given back."""
+        """Ask clients to give back each lease that is drained, once for each lease."""
         for lease in leases:
             drain = lease.holding.drain
             if drain is None or lease.releasing is not None:
@@ -90,14 +90,14 @@ class EventPublisher:
 
     @property
     def has_new_layout(self) -> bool:
-        """Whether the clients do not know yet which Config generation is in force."""
+        """Whether clients have not been sent the Config generation in force yet."""
         return self._generation != self._newest
 
     def layout(self, clients: Iterable[Client]) -> None:
         """Report the Config generation in force, after the recalls that it causes.
 
-        As in an engine's own announcement, keys of a coordinating partition whose fence
-        is not read yet are recalled later.
+        As with an engine's own announcement, keys of a coordinating partition whose
+        fence has not been read yet are recalled later.
         """
         self._generation = self._newest
         if self._generation is not None:
@@ -106,7 +106,7 @@ class EventPublisher:
                 client.events.push(event, self._home())
 
     def failed(self, clients: Iterable[Client], failure: MarshalError) -> None:
-        """Report that the group can go no further here."""
+        """Report that this sidecar cannot hold the group's claims any more."""
         event = api.Failed(failure=to_http_error(failure).failure)
         for client in clients:
             client.events.push(event, self._home())
@@ -123,14 +123,14 @@ class EventPublisher:
         return found.event(subscriber.name if subscriber else "")
 
     def standby(self, client: Client, event: api.Standby) -> None:
-        """Have a client stand by for a partition, or forget it."""
+        """Ask a client to stand by for a partition, or to stop doing so."""
         key = Key(self._group_id, event.topic, event.partition)
         client.events.push(event, self._at(key))
 
     def snapshot(
         self, client: Client, warm_ups: WarmUps
     ) -> tuple[api.Snapshot, LogPosition]:
-        """Return everything that a client has, and warms up for."""
+        """Return all that a client has, warms up for and stands by for."""
         leases = client.leases.values()
         event = api.Snapshot(
             warming=tuple(self._warm(client, each) for each in warm_ups.of(client)),
@@ -183,7 +183,7 @@ class EventPublisher:
 
 
 def _paused_topics(pauses: Iterable[Pause]) -> tuple[api.PausedTopic, ...]:
-    """Return what pauses with a scope pause together."""
+    """Return the topics and partitions that all pauses with a scope cover."""
     found: dict[str, set[int] | None] = {}
     for pause in pauses:
         for each in pause.scope or ():
@@ -206,7 +206,7 @@ def assigned_event(
     Args:
         lease: The lease.
         head: The next offset that was never granted or processed, by the log.
-        stuck: How many owners in a row were stuck there, by the log.
+        stuck: How many owners in a row were stuck at that offset, by the log.
         follows: Epoch of the previous claim, by the log.
     """
     holding, claim = lease.holding, lease.holding.claim

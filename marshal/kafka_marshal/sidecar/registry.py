@@ -46,9 +46,9 @@ class ClientRegistry:
         client_id: Name of this sidecar in the log.
         state_dir: Directory of identities and journals; None keeps neither.
         watch: Reports the death of clients' processes.
-        boot_id: Boot that local times belong to.
-        member: What it is among the members of its groups.
-        handoff_ms: How long the last client of a group continues when it leaves.
+        boot_id: Id of the boot that local times belong to.
+        member: Labels and role of the sidecar as a member of its groups.
+        handoff_ms: How long a group's last client continues to work when it leaves.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ClientRegistry:
         self._boot_id = boot_id
         self._member = member
         self._handoff_ms = handoff_ms
-        # Reported once.
+        # A full disk is reported once.
         self._is_disk_full = False
 
     # --- groups
@@ -113,7 +113,7 @@ class ClientRegistry:
         try:
             self.subscribe(group, client, name=name, wants=wants, timeout_ms=left_ms)
         except MarshalError as error:
-            # The client subscribes again once it is back; nothing is resumed before.
+            # The client subscribes again once it is back; no claim is resumed before.
             self._context.observe(
                 "subscription_not_restored",
                 {"client": client.client_id, "error": error},
@@ -131,7 +131,7 @@ class ClientRegistry:
         Raises:
             IdentityConflict: Another sidecar of this name runs on this machine.
             ConfigurationError: The state directory cannot be used.
-            CoordinationError: Its disk is full.
+            CoordinationError: Its disk is full, or too many groups are in use.
         """
         group = self.groups.get(group_id)
         if group is not None and group.failure is None:
@@ -195,14 +195,14 @@ class ClientRegistry:
         return identity, identity.folder
 
     def _remember(self, identity: Identity, claimant: Claimant) -> None:
-        """Store a new incarnation, or have the next process resume none."""
+        """Store a new incarnation; if that fails, make the next process resume none."""
         group_id = claimant.group_id
         try:
             identity.remember(claimant.owner.incarnation, master=claimant.master)
         except OSError as error:
             try:
-                # Nor an earlier one: a journal that was damaged, and is written again
-                # by this process, has not all deadlines of its clients.
+                # Nor may it resume an earlier one: if its journal was damaged, the
+                # journal of this process lacks deadlines of its clients.
                 identity.erase()
             except OSError as worse:
                 identity.close()
@@ -214,7 +214,7 @@ class ClientRegistry:
         self._context.observe("identity_unavailable", fields)
 
     def _unusable(self, error: OSError, group_id: str) -> MarshalError:
-        """Return the error for a state directory; a full disk passes."""
+        """Return the error for an unusable directory; a full disk is temporary."""
         what = f"state_dir {str(self._state_dir)!r} cannot be used: {error}"
         if error.errno not in _FULL:
             return ConfigurationError(
@@ -253,7 +253,7 @@ class ClientRegistry:
         client.wants = dict(journaled.wants)
         client.generation = journaled.generation
         self.set_children(client, journaled.children)
-        # An earlier release wrote no numbers.
+        # Earlier releases wrote no numbers of requests.
         claims = zip_longest(journaled.claims, journaled.claim_requests)
         for (topic, partition), request in claims:
             key = Key(group.group_id, topic, partition)
@@ -305,10 +305,10 @@ class ClientRegistry:
         return was_known
 
     def note_contact(self, who: Caller) -> None:
-        """Record that a client lives; also without the lock.
+        """Record that a client is alive. Needs no lock.
 
-        While the engine is busy, as with thousands of partitions, heartbeats may have
-        to be refused. The client is not silent: what it has stays with it.
+        While the engine is busy, for example with thousands of partitions, heartbeats
+        may be refused. Their client does not count as silent, and keeps its leases.
         """
         group = self.groups.get(who.group_id)
         client = None if group is None else group.table.clients.get(who.client_id)
@@ -342,7 +342,7 @@ class ClientRegistry:
             seen_ms=self._context.now_ms,
         )
         if before is not None:
-            # Its place was reserved for this process: nothing moves.
+            # The place was reserved for this process, so no partition moves.
             client.wants = before.wants
             before.events.close()
         group.add(client)
@@ -363,7 +363,7 @@ class ClientRegistry:
         client.reserved_until_ms = None
         if (peer.pid, peer.started) != (client.peer.pid, client.peer.started):
             client.peer = peer
-            # The other process counts its own requests.
+            # The new process numbers its requests from the start.
             client.claim_requests.clear()
             if client.watched is not None:
                 client.watched.close()
@@ -375,7 +375,7 @@ class ClientRegistry:
         """Remove a client so that another process of its name can register.
 
         Raises:
-            IdentityConflict: Its process is not known dead and may still use something.
+            IdentityConflict: Its process is not known dead, and may still use a key.
         """
         now_ms = self._context.now_ms
         if client.reserved_until_ms is not None:

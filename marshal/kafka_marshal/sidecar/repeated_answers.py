@@ -1,9 +1,9 @@
-"""Answers to the requests that clients repeat most, without routing them again.
+"""Answers the requests that clients repeat most, without routing them again.
 
-Heartbeats are answered on the event loop, or on a thread where that takes longer. A
-look at a claim waits for the log on a thread, with others; a grant is begun on the
-event loop, and its verdict makes the response. The thread that makes a response sends
-it.
+Heartbeats are answered on the event loop, or on a thread if they take longer. A look
+(the query ``fence`` of a claim) waits for the log on a thread, together with other
+looks. A grant is begun on the event loop, and answered once its verdict is read. The
+thread that makes a response sends it.
 """
 
 import asyncio
@@ -31,37 +31,37 @@ from kafka_marshal.sidecar.requests import ApiRequest, response_bytes
 from kafka_marshal.sidecar.routes import Route
 from kafka_marshal.sidecar.service import SidecarService
 
-# A verdict that takes longer is awaited by a thread, which notices a failed append.
+# After this time a thread waits for the verdict, and notices a failed append.
 THREAD_S = 0.05
 _BEATS = msgspec.json.Decoder(api.HeartbeatRequest)
 _GRANTS = msgspec.json.Decoder(api.GrantRequest)
 _NO_NEWS = api.HeartbeatRequest()
-# Looks that have waited so long for the end of a group get a thread of their own.
+# Looks that have waited this long behind another group get a thread of their own.
 WAIT_S = 0.05
 
 
 @attrs.frozen
 class Look:
-    """One look in progress."""
+    """One look in progress: the query of a claim, and its response."""
 
     call: ApiRequest
     later: Later
 
 
 Respond = Callable[[Look, bytes | Exception], None]
-"""Makes the response to a look, of a JSON document or an error; any thread."""
+"""Makes the response to a look from a JSON document or an error; on any thread."""
 
 
 class Looks:
-    """Answers looks in groups, each of which has one timeout.
+    """Answers looks in groups; the looks of a group have the same timeout.
 
-    Each look asks the log for its end. A task alone waits for nobody. Looks that come
-    while one is under way wait for its end, and are the next group, on the same thread
-    and with one query: threads of several groups would take the interpreter lock from
-    each other, and from the event loop, longer than the queries take.
+    Each look must query the end of the log. A single look is answered at once. Looks
+    that arrive meanwhile wait, and then form the next group, which the same thread
+    answers with one query. With a thread for each group, threads would wait for the
+    interpreter lock, and make the event loop wait, longer than the queries take.
 
     Args:
-        executor: Threads for what waits.
+        executor: Threads for requests that wait.
         call: Answers looks of one timeout, in order; on a thread.
         respond: Makes each response.
     """
@@ -77,28 +77,28 @@ class Looks:
         self._call = call
         self._respond = respond
         self._lock = threading.Lock()
-        # Stands for the thread that answers what waits, None without one.
+        # Identifies the thread that answers waiting looks; None while there is none.
         self._server: object | None = None
-        # By their timeout, in milliseconds; the oldest first.
+        # Waiting looks by their timeout in milliseconds, the oldest first.
         self._waiting: dict[int, list[Look]] = {}
-        # Of the groups that were taken from the waiting looks.
+        # Number of groups that were taken from the waiting looks so far.
         self._taken_count = 0
         self._is_timed = False
 
     def add(self, call: ApiRequest) -> Later | None:
-        """Answer a look; None if too many requests are at work. On the event loop."""
+        """Answer a look; None if too many requests run. On the event loop."""
         look = Look(call, Later())
         with self._lock:
             if self._server is not None:
                 if not self._is_timed:
                     self._start_timer()
-                # Each is of another connection, so that there is a limit.
+                # Each look is of another connection, so their number is limited.
                 self._waiting.setdefault(call.timeout_ms, []).append(look)
                 return look.later
         return look.later if self._start([look]) else None
 
     def _start(self, looks: list[Look]) -> bool:
-        """Answer a group on a new thread; return whether there was one for it."""
+        """Answer a group on a new thread; return whether a thread was available."""
         server = object()
         with self._lock:
             self._server = server
@@ -113,18 +113,18 @@ class Looks:
         return True
 
     def _start_timer(self) -> None:
-        """Look again soon. On the event loop, under the lock."""
+        """Check the waiting looks again soon. On the event loop, under the lock."""
         self._is_timed = True
         asyncio.get_running_loop().call_later(
             WAIT_S, self._start_late, self._taken_count
         )
 
     def _start_late(self, taken_count: int) -> None:
-        """Start the looks that wait behind a group that has been slow since then."""
+        """Start waiting looks if no group was taken since the timer was started."""
         with self._lock:
             self._is_timed = False
             if self._waiting and self._taken_count != taken_count:
-                # Of another timeout: they wait behind the group that was taken.
+                # The remaining looks wait behind the group that was taken since then.
                 self._start_timer()
                 return
             late, self._waiting = self._waiting, {}
@@ -134,16 +134,16 @@ class Looks:
                 self._fail(looks, unavailable("the sidecar is busy; try again soon"))
 
     def _run(self, server: object, looks: list[Look]) -> None:
-        """Answer a group, and those that came meanwhile; on a thread."""
+        """Answer a group, and then the groups that arrived meanwhile; on a thread."""
         while looks:
             self._answer(looks)
             looks = self._next(server)
 
     def _next(self, server: object) -> list[Look]:
-        """Return the next group, none where the thread has nothing more to do."""
+        """Return the next group; an empty one if this thread has nothing more to do."""
         with self._lock:
             if self._server is not server:
-                return []  # it was slow, and another thread has replaced it
+                return []  # this thread was slow, and another one has replaced it
             if not self._waiting:
                 self._server = None
                 return []
@@ -154,14 +154,14 @@ class Looks:
         left = iter(looks)
         try:
             contents = self._call([look.call for look in looks])
-            # In this order: an error takes no look from those that are left.
+            # ``contents`` first: if it raises, no look is taken from ``left``.
             for content, look in zip(contents, left, strict=True):
                 self._respond(look, content)
         except Exception as error:  # noqa: BLE001 - answered, whatever it is
             self._fail(left, error)
 
     def _on_end(self, looks: list[Look], ended: Future[None]) -> None:
-        """Refuse looks whose thread will not run any more."""
+        """Refuse looks whose thread was cancelled before it ran."""
         if not ended.cancelled():
             return
         with self._lock:
@@ -175,13 +175,13 @@ class Looks:
 
 
 class RepeatedAnswers:
-    """Makes the answers. ``answer_to`` and what it returns run on the event loop.
+    """Answers repeated requests. ``answer_to`` and its results run on the event loop.
 
     Args:
         service: Returns the service, None while there is none.
         counts: Counts the requests.
-        quick: Threads for what does not wait.
-        waiting: Threads for what waits.
+        quick: Threads for requests that do not wait.
+        waiting: Threads for requests that wait.
         call: Answers a request on a thread.
         look: Answers looks of one timeout on a thread, in order.
         to_response: Makes the response to a failed request.
@@ -207,7 +207,7 @@ class RepeatedAnswers:
         self._looks = Looks(executor=waiting, call=look, respond=self._respond_look)
 
     def answer_to(self, call: ApiRequest) -> Answer | None:
-        """Return what answers repetitions of a request; None where it is parsed."""
+        """Return what answers repetitions of a request, None if they must be parsed."""
         match call.route.name:
             case "beat":
                 return partial(self._beat, call)
@@ -226,14 +226,14 @@ class RepeatedAnswers:
             beat = _BEATS.decode(body) if body else _NO_NEWS
             found = service.beat_at_once(call.caller, beat)
         except (MarshalError, msgspec.MsgspecError, RecursionError):
-            return None  # refused with a reason, as the first one would be
+            return None  # it is parsed again, and then refused with a reason
         if found is None:
             return self._on_thread(attrs.evolve(call, service=service, body=beat))
         self._counts.request("beat", 200)
         return response(msgspec.json.encode(found))
 
     def _look(self, call: ApiRequest, body: bytes) -> Found:
-        """Answer a query of the log, on a thread."""
+        """Answer a look, on a thread."""
         if self._service() is not call.service or body:
             return None
         return self._looks.add(call)
@@ -246,7 +246,7 @@ class RepeatedAnswers:
             self.fail(request, found)
 
     def _on_thread(self, call: ApiRequest) -> Later | None:
-        """Answer a request on a thread; None if too many are at work."""
+        """Answer a request on a thread; None if too many requests run."""
         executor = self._waiting if call.waits else self._quick
         try:
             executor.reserve()
@@ -258,7 +258,7 @@ class RepeatedAnswers:
         return pending.later
 
     def _grant(self, call: ApiRequest, body: bytes) -> Found:
-        """Begin a grant, which the verdict answers; on a thread if that must wait."""
+        """Begin a grant, to be answered by its verdict; on a thread if it must wait."""
         service = self._service()
         if service is None:
             return None
@@ -276,13 +276,13 @@ class RepeatedAnswers:
             )
         if pending is None:
             self._waiting.leave()
-            # The thread waits for what was busy, or has the reason of a refusal.
+            # The thread waits for the busy engine, or raises the reason of a refusal.
             return self._on_thread(attrs.evolve(call, service=service, body=message))
         grant.begin(pending, deadline)
         return grant.request.later
 
     def _respond(self, request: "_Pending", ended: Future[bytes | None]) -> None:
-        """Respond with the outcome of a call, on its thread."""
+        """Respond with the outcome of a call; runs on its thread."""
         try:
             content = ended.result(0)
         except CancelledError:
@@ -293,24 +293,24 @@ class RepeatedAnswers:
             self.succeed(request, content or b"")
 
     def succeed(self, request: "_Pending", content: bytes) -> None:
-        """Respond with a JSON document; any thread."""
+        """Respond with a JSON document; on any thread."""
         self._counts.request(request.route.name, 200)
         request.later.put(response(content))
 
     def fail(self, request: "_Pending", error: Exception) -> None:
-        """Respond with an error; any thread."""
+        """Respond with an error; on any thread."""
         found = self._to_response(request.route, error)
         self._counts.request(request.route.name, found.status_code)
         request.later.put(response_bytes(found))
 
     def leave(self) -> None:
-        """Give the reserved thread back; any thread."""
+        """Give the reserved place of a thread back; on any thread."""
         self._waiting.leave()
 
     def await_verdict(
         self, grant: "_Grant", pending: PendingGrant, *, deadline: Deadline
     ) -> None:
-        """Wait for a verdict on a thread, in the reserved place."""
+        """Wait for a verdict on a thread, which takes the reserved place."""
 
         def wait() -> bytes | None:
             service = grant.request.service
@@ -335,7 +335,7 @@ class _Pending:
 
 
 class _Grant:
-    """One grant in flight: the verdict answers it, or a thread that waits for that."""
+    """One grant in flight, answered by its verdict or by a thread that waits for it."""
 
     def __init__(self, answers: RepeatedAnswers, request: _Pending) -> None:
         self.request = request
@@ -344,11 +344,11 @@ class _Grant:
         self._is_taken = False
 
     def begin(self, pending: PendingGrant, deadline: Deadline) -> None:
-        """Wait for the verdict: for a moment, then on a thread. On the event loop."""
+        """Wait for the verdict; after a moment, on a thread. On the event loop."""
         if pending.verdict is not None:
             self.on_verdict(pending.verdict)
             return
-        # If the verdict is there by then, this does nothing.
+        # If the verdict has arrived by then, this does nothing.
         asyncio.get_running_loop().call_later(
             min(THREAD_S, deadline.left_s), partial(self._hand_over, pending, deadline)
         )
@@ -365,7 +365,7 @@ class _Grant:
             self._answers.await_verdict(self, pending, deadline=deadline)
 
     def _take(self) -> bool:
-        """Return whether the caller is the first, which responds."""
+        """Return whether the caller is the first, which must respond."""
         with self._lock:
             is_taken, self._is_taken = self._is_taken, True
         return not is_taken

@@ -1,9 +1,9 @@
-"""Requests that repeat an earlier one of their connection, answered without parsing.
+"""Answers requests that repeat an earlier one of their connection, without parsing.
 
-A client sends the same heartbeat again and again. What a head means, and who may send
-it, depends only on its bytes and on the connection. So a head that equals, byte for
-byte but for the length of the body, one that was parsed, checked and answered on this
-connection needs no second check.
+A client sends the same heartbeat again and again. The meaning of a request's head, and
+the permission to send it, depend only on its bytes and on the connection. So a head
+needs no check if an equal head, except for the length of the body, was parsed, checked
+and answered on this connection before.
 """
 
 import os
@@ -26,17 +26,18 @@ class Later:
         self._wakes = False
 
     def put(self, found: bytes) -> None:
-        """Set the response, once, and send it; any thread."""
+        """Set the response, once, and send it; on any thread."""
         with self._lock:
             self._response, send = found, self._send
         if send is not None:
             send(self, found)
 
     def send_by(self, send: "Callable[[Later, bytes], None]") -> None:
-        """Send the response once it is there.
+        """Send the response once it is set.
 
         Args:
-            send: Called on the thread that sets it, or on this one.
+            send: Called on the thread that sets the response, or at once on this one if
+                the response is set already.
         """
         with self._lock:
             self._send, found = send, self._response
@@ -44,13 +45,13 @@ class Later:
             send(self, found)
 
     def on_sent(self) -> bool:
-        """Note that all was sent; return whether the event loop waits for it."""
+        """Record that all was sent; return whether the event loop waits for that."""
         with self._lock:
             self._is_sent = True
             return self._wakes
 
     def is_sent(self) -> bool:
-        """Return whether all was sent; once it was not, the event loop waits for it."""
+        """Return whether all was sent; if not, the event loop waits for that."""
         with self._lock:
             self._wakes = self._wakes or not self._is_sent
             return not self._wakes
@@ -59,9 +60,9 @@ class Later:
 class SocketWriter:
     """Writes to the socket of a connection, from any thread, without waiting.
 
-    A response that went by the event loop would wait until that runs, and first for the
-    interpreter lock, which the thread that has made it often keeps for a while. Used
-    while nothing else writes to the connection.
+    If the event loop sent a response, that would wait until the loop runs, and first
+    for the interpreter lock, which the thread that made the response often keeps for a
+    while. Used only while nothing else writes to the connection.
 
     Args:
         number: File descriptor of the socket, which is open until ``close``.
@@ -74,7 +75,7 @@ class SocketWriter:
         self._number: int | None = number
 
     def write(self, data: bytes) -> bytes:
-        """Write data; return what did not fit. Nothing happens on a lost connection."""
+        """Write data; return what did not fit. Ignores a connection that is lost."""
         with self._lock:
             if self._number is None:
                 return b""
@@ -93,18 +94,18 @@ class SocketWriter:
 
 Found = bytes | Later | None
 Answer = Callable[[bytes], Found]
-"""Returns the response to a body, at once or later; None where the request must be
+"""Returns the response to a body, at once or later; None if the request must be
 parsed, or refused."""
 
-# A client's library sends other headers with a body than without, and a task looks at
-# the claims of some partitions in turn.
+# A client's library sends different headers with and without a body, and a task may
+# query the claims of several partitions in turn.
 HEADS_MAX = 16
 
 
 class RepeatedRequests:
     """Recognizes and answers the repeated requests of one connection.
 
-    It gets each piece of data that arrives between two requests. On the event loop.
+    It receives the data that arrives between two requests. On the event loop.
     """
 
     __slots__ = ("_begun", "_first", "_known")
@@ -118,8 +119,8 @@ class RepeatedRequests:
         """Answer a repeated request.
 
         Returns:
-            The response, at once or later, or the bytes that are to be parsed; neither
-            of them while the rest of the body is due.
+            The response, at once or later, and the bytes that must be parsed instead.
+            Both are empty while the rest of the body has not arrived.
         """
         if self._begun:
             data, self._begun = self._begun + data, b""
@@ -138,7 +139,7 @@ class RepeatedRequests:
         return self._pass_on(data)
 
     def give_up(self) -> bytes:
-        """Stop waiting for the rest of a body; return what is to be parsed."""
+        """Stop waiting for the rest of a body; return the bytes to parse."""
         data, self._begun = self._begun, b""
         return self._pass_on(data)[1]
 
@@ -147,10 +148,10 @@ class RepeatedRequests:
         return b"", data
 
     def on_response(self, answer: Answer | None) -> None:
-        """Note the end of the response to a request that was parsed.
+        """Record the end of the response to a request that was parsed.
 
         Args:
-            answer: Answers its repetitions, None where they must be parsed as well.
+            answer: Answers its repetitions, None if they must be parsed as well.
         """
         first, self._first = self._first, b""
         if answer is not None:

@@ -1,8 +1,8 @@
 """Connections and requests: their limits, and the parsing of requests.
 
-Uvicorn leaves four things open: who is at the other end, how many connections may
-exist, how long a request may take to arrive, and how long its response may take to be
-read. Invalid requests get a one-sentence error.
+This module adds four things to uvicorn: it identifies the peer, and limits the number
+of connections, the time in which a request must arrive, and the time in which its
+response must be read. Invalid requests get a one-sentence error.
 """
 
 import asyncio
@@ -80,11 +80,12 @@ class Connection:
 
     Attributes:
         peer: The process at the other end.
-        is_local: Whether it is of the Unix socket, where the kernel names the peer.
-        client: The client that uses it, after its first request.
-        is_admitted: Whether it may use the sidecar and counts as admitted.
-        answer: Answers repetitions of the request in progress at once; None where they
-            must be parsed and checked like it.
+        is_local: Whether it is of the Unix socket, where the kernel reports the peer.
+        client: The client that uses it; None before its first request.
+        is_admitted: Whether it may use the sidecar, and has a place among the admitted
+            connections.
+        answer: Answers repetitions of the request in progress without parsing; None if
+            repetitions must be parsed and checked, too.
     """
 
     peer: Peer = UNKNOWN_PEER
@@ -99,7 +100,7 @@ class Connection:
         return self._try_admit is None
 
     def admit(self) -> bool:
-        """Admit it, now that it may use the sidecar; return whether there was room."""
+        """Admit a connection that may use the sidecar; return if there was room."""
         if not self.is_admitted and self._try_admit is not None:
             self.is_admitted = self._try_admit()
         return self.is_admitted
@@ -110,10 +111,10 @@ class ApiRequest:
     """One valid request.
 
     Attributes:
-        actions: Actions on groups, None where they are not allowed.
+        actions: Actions on groups, None if they are not allowed.
         parts: Parts of the path.
         queries: Known query parameters.
-        caller: The calling client, unnamed if the path has none.
+        caller: The calling client, with empty names if the path names no client.
         peer: The calling process.
         body: The decoded body, None without one.
     """
@@ -129,14 +130,14 @@ class ApiRequest:
 
     @property
     def timeout_ms(self) -> int:
-        """How long it may take."""
+        """Longest time that the request may take."""
         return int(self.queries.get("timeout_ms", TIMEOUT_MS_DEFAULT))
 
     @property
     def step_ms(self) -> int | None:
-        """Longest time of each step of an action, None without a limit of the client.
+        """Longest time of each step of an action, None if the client sets no limit.
 
-        A limit of 0 is one of 1 ms.
+        A limit of 0 counts as 1 ms.
         """
         given = self.queries.get("timeout_ms")
         return None if given is None else max(1, int(given))
@@ -144,12 +145,12 @@ class ApiRequest:
     @property
     def waits(self) -> bool:
         """Whether it may wait, so that it needs an executor for waiting requests."""
-        # A body with a timeout decides itself whether the request waits.
+        # If the body has a timeout, the request waits only if that is above 0.
         return self.route.waits and getattr(self.body, "timeout_ms", 1) > 0
 
 
 def connection_of(request: Request) -> Connection:
-    """Return the connection of a request; an unknown one has no rights."""
+    """Return the connection of a request; an unknown connection has no rights."""
     found = request.scope.get("state", {}).get(CONNECTION)
     return found if isinstance(found, Connection) else Connection()
 
@@ -157,8 +158,8 @@ def connection_of(request: Request) -> Connection:
 def require_loopback_host(request: Request) -> None:
     """Refuse a TCP request whose Host header names another machine.
 
-    A web page whose name resolves to a loopback address (DNS rebinding) reaches the
-    socket with its own name in the header.
+    A web page whose name resolves to a loopback address (DNS rebinding) can reach the
+    socket, but the header has the page's own name.
 
     Raises:
         HttpError: The Host header is not a loopback address or ``localhost``.
@@ -234,7 +235,7 @@ def parse_queries(route: Route, request: Request) -> dict[str, int | bool]:
 
 
 def caller_of(route: Route, request: Request, *, parts: Mapping[str, str]) -> Caller:
-    """Return the calling client; one without a name if the path has none."""
+    """Return the calling client; without a client in the path, all names are empty."""
     if "client" not in parts:
         return Caller("", "", "")
     instance = request.headers.get(api.INSTANCE_HEADER, "")
@@ -249,10 +250,10 @@ def caller_of(route: Route, request: Request, *, parts: Mapping[str, str]) -> Ca
 
 
 def client_process(peer: Peer, registration: api.RegisterRequest) -> Peer:
-    """Return the process of a client: the peer, or the one that it names.
+    """Return the process of a client: the peer, or the process that the peer names.
 
     Raises:
-        HttpError: There is no such process of the same user.
+        HttpError: No such process of the same user exists.
     """
     if registration.pid is None or peer.pid is None:
         return peer
@@ -286,7 +287,7 @@ async def read_body(
     """Return the decoded body of a request, read within limits.
 
     Raises:
-        HttpError: It is too long, too slow, or of the wrong type.
+        HttpError: The body is too long, too slow, or of the wrong type.
     """
     with bodies.reading() as body:
         data = await _read(request, body)
@@ -306,9 +307,10 @@ async def read_body(
 
 
 class LongBodies:
-    """Bytes of the bodies that are being read, bounded together. On the event loop.
+    """Limits the total bytes of bodies that are being read. On the event loop.
 
-    The beginning of each is free, so that no ordinary request waits for long ones.
+    The first bytes of each body are not counted, so that long bodies do not keep out
+    ordinary requests.
     """
 
     def __init__(self) -> None:
@@ -316,7 +318,7 @@ class LongBodies:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator["BodyBytes"]:
-        """Return the count of a body, taken back when it has been read."""
+        """Yield the counter of a body; its bytes are free again at the end."""
         body = BodyBytes(self)
         try:
             yield body
@@ -324,10 +326,10 @@ class LongBodies:
             self._bytes -= body.charged
 
     def charge(self, count: int) -> None:
-        """Count so many bytes more.
+        """Count more bytes.
 
         Raises:
-            HttpError: There is no room for them; the client should retry.
+            HttpError: The limit would be exceeded; the client should retry.
         """
         if self._bytes + count > BODIES_BYTES_MAX:
             raise unavailable("too many long requests are being read; try again")
@@ -335,10 +337,10 @@ class LongBodies:
 
 
 class BodyBytes:
-    """Bytes of one body that count towards the limit of all.
+    """Bytes of one body that count towards the limit of all bodies.
 
     Attributes:
-        charged: How many do so far.
+        charged: Number of bytes counted so far.
     """
 
     def __init__(self, bodies: LongBodies) -> None:
@@ -346,10 +348,10 @@ class BodyBytes:
         self._bodies = bodies
 
     def grow(self, size: int) -> None:
-        """Count a body that has this size now.
+        """Count the growth of the body to this size.
 
         Raises:
-            HttpError: It is too long, or there is no room for it.
+            HttpError: The body is too long, or the limit of all bodies is reached.
         """
         if size > BODY_BYTES_MAX:
             raise _too_long()
@@ -390,27 +392,28 @@ def _too_long() -> HttpError:
 HEAD_S_MAX = 10.0
 PROBE_S_MAX = 10.0
 HEAD_BYTES_MAX = 16_384
-# How much of a request is parsed at once: others wait meanwhile, and in chunks of one
-# byte a quarter of a megabyte, asyncio's own limit, takes a fifth of a second.
+# How many bytes are parsed at once, while other connections wait. With asyncio's own
+# limit, a quarter of a megabyte, chunks of one byte would take a fifth of a second.
 READ_BYTES_MAX = 16_384
-# The rest of a body follows its head at once; one that does not is slow.
+# How long to wait for the rest of a body before the client counts as slow.
 REST_S_MAX = 0.1
-# A reader on this host takes megabytes in less time; a stopped one reconnects.
+# A client on this host reads megabytes in less time; a stopped one must reconnect.
 WRITE_S_MAX = 30.0
-# A connection that is not admitted has one request: head, body and answer.
+# Lifetime of a connection that is not admitted: one request, its body and its answer.
 GUEST_S_MAX = HEAD_S_MAX + BODY_S_MAX + PROBE_S_MAX
-# Twice what the loop accepts at once: a client that sends its token immediately is
-# admitted before others can displace it.
+# Twice as many as the event loop accepts at once: a client that sends its token
+# immediately is admitted before other guests can displace it.
 GUESTS_MAX = 2 * BACKLOG
-# One connection in this many is reserved for the Unix socket.
+# One of this many connections is reserved for the Unix socket.
 LOCAL_PART = 8
-# Longer than clients keep an idle connection, so that none is closed while used.
+# Longer than clients keep an idle connection, so that the server never closes a
+# connection that a client is about to use.
 IDLE_S = 75
-# How often the server looks whether it is to end, besides when it is ended.
+# How often the server checks whether it must end, besides each call of ``end``.
 TICK_S = 60.0
-# How often the log has that no connection can be accepted.
+# Shortest time between two log lines that no connection can be accepted.
 REFUSAL_S = 60.0
-# How long the end waits for streams that nobody reads.
+# How long the shutdown waits for streams that no client reads.
 GRACE_S = 2
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _log = logging.getLogger(LOGGER_NAME)
@@ -441,13 +444,13 @@ def response_bytes(found: Response) -> bytes:
 
 @attrs.define(eq=False)
 class ConnectionLimits:
-    """Limits connections: admitted ones, and guests beside them.
+    """Limits connections: admitted connections and, separately, guests.
 
     A connection is a guest until it has shown that it may use the sidecar: over the
-    Unix socket by its peer, at once; over TCP by a request with the token. Guests take
-    no place of admitted connections: with too many of them the oldest is closed, so
-    that probes and clients can always connect. Those of the Unix socket and those of
-    TCP are counted separately.
+    Unix socket by its peer, at once; over TCP by a request with the token. Guests do
+    not count as admitted connections. If there are too many guests, the oldest is
+    closed, so that probes and clients can always connect. Guests of the Unix socket and
+    of TCP are counted separately.
 
     Attributes:
         connections_max: Most admitted connections.
@@ -463,7 +466,7 @@ class ConnectionLimits:
 
     @property
     def guests_max(self) -> int:
-        """Most guests of the Unix socket, and as many of TCP."""
+        """Most guests of the Unix socket; the same limit holds for TCP."""
         return max(1, min(GUESTS_MAX, self.connections_max // 4))
 
     def enter(self, protocol: "GuardedProtocol", *, is_local: bool) -> None:
@@ -518,10 +521,10 @@ class GuardedProtocol(H11Protocol):
     _head_timer: asyncio.TimerHandle | None = None
     _guest_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
-    # The response to a repeated request that is made elsewhere. Once it was sent, it
-    # stays until something else happens: nobody wakes the loop for it.
+    # The response to a repeated request that another thread makes. After it was sent it
+    # stays here until the next event of this connection: nothing wakes the loop for it.
     _later: Later | None = None
-    # What has arrived before that response was sent, and whether it was the end.
+    # Bytes that arrived before that response was sent, and whether the input has ended.
     _early = b""
     _has_ended = False
     _is_ending = False
@@ -531,7 +534,7 @@ class GuardedProtocol(H11Protocol):
     def connection_made(  # type: ignore[override]
         self, transport: asyncio.Transport
     ) -> None:
-        """Identify the peer, and whether it may use the sidecar."""
+        """Identify the peer, and admit it if it may use the sidecar."""
         super().connection_made(transport)
         # asyncio returns a wrapper with the same methods.
         found = cast("socket.socket", transport.get_extra_info("socket"))
@@ -564,7 +567,7 @@ class GuardedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Stop writing; pending bytes have a deadline from now on."""
+        """Stop writing; from now on pending bytes have a deadline."""
         super().pause_writing()
         if self._write_timer is None:
             self._write_timer = self.loop.call_later(WRITE_S_MAX, self.abort)
@@ -597,7 +600,7 @@ class GuardedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse bytes; a request must be complete in time."""
         if self._is_later_due():
-            # The kernel keeps the rest.
+            # The kernel keeps further bytes.
             self._early += data
             self.flow.pause_reading()
             return
@@ -605,7 +608,8 @@ class GuardedProtocol(H11Protocol):
             answered, data = self._repeated.feed(data)
             self._forget_body()
             if not data:
-                # The timer of an idle connection goes on: beats come all the time.
+                # The idle timer is not restarted here, because heartbeats are frequent;
+                # its handler reads ``_used_at``.
                 self._used_at = self.loop.time()
                 if isinstance(answered, bytes):
                     self._send_repeated(answered)
@@ -622,13 +626,16 @@ class GuardedProtocol(H11Protocol):
         return is_idle and not self.flow.write_paused
 
     def _await(self, later: Later) -> None:
-        """Send a response once it is made; parse what arrives meanwhile after it."""
+        """Send a response once it is made; parse bytes that arrive before it later."""
         self.server_state.total_requests += 1
         self._later = later
         later.send_by(self._send_made)
 
     def _is_later_due(self) -> bool:
-        """Return whether a response is still made elsewhere; then ``_on_sent`` runs."""
+        """Return whether another thread still makes a response.
+
+        If so, ``_on_sent`` runs on the event loop after that response was sent.
+        """
         if self._later is not None and self._later.is_sent():
             self._later = None
         return self._later is not None
@@ -636,8 +643,8 @@ class GuardedProtocol(H11Protocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Close the connection, after the responses to complete requests.
 
-        A client may end its side once it has sent its request, and read the response
-        after that.
+        A client may close its sending side after its request, and then read the
+        response.
         """
         self._has_ended = True
         if self._is_response_due:
@@ -648,13 +655,13 @@ class GuardedProtocol(H11Protocol):
 
     @property
     def _is_response_due(self) -> bool:
-        """Whether a request is complete, and its response, not a stream, is not."""
+        """Whether a request is complete, but its response, not a stream, is not."""
         cycle: RequestResponseCycle | None = self.cycle
         if self._is_later_due():
             return True
         if cycle is None or cycle.more_body or cycle.response_complete:
             return False
-        # Only a stream waits for anything but the reader once it has begun.
+        # A response that has begun waits only for its reader, unless it is a stream.
         return not cycle.response_started or self.flow.write_paused
 
     @property
@@ -665,14 +672,14 @@ class GuardedProtocol(H11Protocol):
         return is_body_due or is_rest_due or bool(self.conn.trailing_data[0])
 
     def _send_made(self, later: Later, answered: bytes) -> None:
-        """Send a response on the thread that has made it."""
+        """Send a response; runs on the thread that has made it."""
         rest = self._writer.write(answered)
         if rest or later.on_sent():
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self.loop.call_soon_threadsafe(self._on_sent, rest)
 
     def _on_sent(self, rest: bytes) -> None:
-        """Send what did not fit into the socket, and read the next request."""
+        """Send the bytes that did not fit into the socket; read the next request."""
         self._later = None
         if self.transport.is_closing():
             return
@@ -702,7 +709,7 @@ class GuardedProtocol(H11Protocol):
             self._body_timer = self.loop.call_later(REST_S_MAX, self._on_body_timeout)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close the connection if it was idle for all of the time."""
+        """Close the connection if it was idle for the whole keep-alive time."""
         idle_s = self.loop.time() - self._used_at
         if not self._is_later_due() and idle_s >= self.timeout_keep_alive:
             super().timeout_keep_alive_handler()
@@ -713,7 +720,7 @@ class GuardedProtocol(H11Protocol):
             )
 
     def _on_body_timeout(self) -> None:
-        """Parse a request whose body is slow, under the limits of all requests."""
+        """Parse a request whose body is slow, within the limits of all requests."""
         self._body_timer = None
         if not self.transport.is_closing():
             super().data_received(self._repeated.give_up())
@@ -734,7 +741,7 @@ class GuardedProtocol(H11Protocol):
         self._watch_head()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer invalid HTTP; a response that has begun is aborted."""
+        """Refuse invalid HTTP; if a response has begun, abort the connection."""
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
@@ -753,11 +760,11 @@ class GuardedProtocol(H11Protocol):
 
     @property
     def _is_head_awaited(self) -> bool:
-        """Whether part of a request's head has arrived, or the first is due."""
+        """Whether part of a request's head has arrived, or the first head is due."""
         if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
             return False
-        # After a request uvicorn's own timer runs until the next bytes; part of the
-        # next request may have arrived with the previous one.
+        # After a request uvicorn's own timer runs until the next bytes arrive. Part of
+        # the next request may have arrived with the previous request.
         has_begun = bool(self.conn.trailing_data[0])
         return has_begun or self.timeout_keep_alive_task is None
 
@@ -783,7 +790,7 @@ class GuardedProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Uvicorn without its signal handlers and its ticks: the daemon ends it."""
+    """Uvicorn without its signal handlers and ticks; the daemon ends the server."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -800,8 +807,8 @@ class Server(uvicorn.Server):
     ) -> None:
         """Log an error of the event loop.
 
-        Without descriptors asyncio tries to accept again after a second, but reports
-        each attempt a hundred times, with a traceback.
+        If the process has no file descriptors left, asyncio tries to accept again after
+        a second, but reports each attempt a hundred times, with a traceback.
         """
         error = context.get("exception")
         if not isinstance(error, OSError) or error.errno not in _EXHAUSTED:
@@ -816,19 +823,19 @@ class Server(uvicorn.Server):
             )
 
     def end(self) -> None:
-        """End soon, after the responses in progress. On the event loop."""
+        """End the server after the responses in progress. On the event loop."""
         self.should_exit = True
         self._is_over.set()
 
     async def main_loop(self) -> None:
-        """Wait for ``end``: uvicorn would look for it ten times a second."""
+        """Wait for ``end``; uvicorn itself would check for it ten times a second."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._is_over.wait(), TICK_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
+        """Install no signal handlers."""
         yield
 
 

@@ -1,7 +1,7 @@
-"""The endpoints of the API, and the OpenAPI document made of them.
+"""The endpoints of the API, and the OpenAPI document generated from them.
 
-The application serves this table and the published description is generated from it, so
-neither has an endpoint that the other lacks.
+The application serves this table, and the published description is generated from it,
+so both always have the same endpoints.
 """
 
 import inspect
@@ -37,13 +37,13 @@ class Route:
 
     Attributes:
         name: Name of the operation, and of its handler.
-        about: Summary for the description.
+        about: Summary in the OpenAPI document.
         takes: Type of the request body, None for none.
         answers: Type of the response body, None for none (204).
         waits: Whether it may wait for the log or for other processes.
-        is_open: Whether it needs no token and no connected service: probes.
-        is_admin: Whether it acts on a group, for which a setting turns it on.
-        is_body_optional: Whether a request without a body has the defaults.
+        is_open: Whether it needs no token and no connected service, such as probes.
+        is_admin: Whether it acts on a group, which a setting must allow.
+        is_body_optional: Whether a request without a body means all defaults.
     """
 
     method: Method
@@ -368,7 +368,7 @@ _NAMES = {
 
 @cache
 def openapi_text() -> bytes:
-    """Return the description as it is served."""
+    """Return the OpenAPI document as it is served."""
     return msgspec.json.format(msgspec.json.encode(openapi_document()), indent=2)
 
 
@@ -494,7 +494,7 @@ def _schemas() -> dict[str, Any]:
     references, components = msgspec.json.schema_components(
         [*named, api.Failure, api.EventBody], ref_template=_TEMPLATE
     )
-    # Through JSON, so that defaults have no tuples.
+    # Encoded and decoded as JSON, so that defaults contain no tuples.
     components, events = msgspec.json.decode(
         msgspec.json.encode([components, references[-1]])
     )

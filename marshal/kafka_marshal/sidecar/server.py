@@ -1,8 +1,8 @@
 """The daemon: starts the parts of a sidecar, serves, drains and ends in order.
 
 It serves from the first moment, so that probes and clients see its state. It ends on a
-signal, when the engine fails for good, or when the start fails; the last two are
-raised, and the service manager restarts it.
+signal, when the engine fails for good, or when the start fails. The two failures are
+raised, and the service manager restarts the daemon.
 """
 
 import asyncio
@@ -53,8 +53,8 @@ CLOSE_MS = 5_000
 # A long log takes its time; the service manager gets extensions meanwhile.
 READ_MS = 600_000
 END_S_MAX = 10
-# How long a thread computes while another waits to. A response waits for the engine, or
-# for a thread that reads the log, and by default that is up to 5 ms.
+# Python's switch interval: how long a thread computes while another one waits. With the
+# default, a response waits up to 5 ms for the engine, or a thread that reads the log.
 SWITCH_S = 0.0001
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _log = logging.getLogger(LOGGER_NAME)
@@ -64,7 +64,7 @@ def require_extra() -> None:
     """Check that the extra for serving is installed.
 
     Raises:
-        ConfigurationError: It is not.
+        ConfigurationError: It is not installed.
     """
     try:
         import prometheus_client
@@ -80,7 +80,7 @@ def require_extra() -> None:
 
 
 def run(settings: Settings, observer: Observer) -> None:
-    """Run a sidecar in the foreground, until a signal comes. On the main thread.
+    """Run a sidecar in the foreground, until a signal arrives. On the main thread.
 
     The first SIGTERM or SIGINT starts a controlled shutdown within ``drain_ms`` and the
     time to close; the second one ends the process at once. SIGHUP is ignored: settings
@@ -107,7 +107,7 @@ def run(settings: Settings, observer: Observer) -> None:
 
 @contextlib.contextmanager
 def _switching_often() -> Iterator[None]:
-    """Let threads that compute give way to the event loop soon."""
+    """Make threads that compute give way to the event loop soon."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     try:
@@ -157,9 +157,9 @@ class Daemon:
 
     Attributes:
         states: Its lifecycle.
-        watch: Processes of its clients.
-        service: What is behind the API, once it is connected.
-        failure: Why it ended without a signal.
+        watch: Watches the processes of its clients.
+        service: The service behind the API; None until it is connected.
+        failure: Why it ended without a signal, None otherwise.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class Daemon:
             self._why = f"received {number.name}"
             self._stop.set()
             return
-        # A second signal means do not wait: leases expire, or the next process of
+        # A second signal means: do not wait. Leases expire, or the next process of
         # this sidecar resumes the claims.
         _log.warning("%s again: ending at once", number.name)
         asyncio.get_running_loop().remove_signal_handler(number)
@@ -285,7 +285,7 @@ class Daemon:
     async def _start(self) -> bool:
         """Connect, read the log, restore clients; return False on a signal."""
         opening = self._background.submit(self._open)
-        # Connecting and recovery have their own deadlines; this is the outermost.
+        # Connecting and recovery have their own deadlines; this one bounds both.
         limit_ms = 2 * self._settings.open_ms + READ_MS + END_S_MAX * 1000
         deadline = Deadline(limit_ms)
         while not opening.done():
@@ -299,7 +299,7 @@ class Daemon:
         return True
 
     def _open(self) -> None:
-        """Open runtime and service; on a thread of its own."""
+        """Open runtime and service; runs on a thread of its own."""
         settings = self._settings
         connection = settings.connection
         settings.require_state_path()
@@ -310,7 +310,7 @@ class Daemon:
             read_ms=READ_MS,
             state_home=settings.state_path,
             checkpoint_interval_ms=settings.checkpoint_interval_ms,
-            # Tasks request grants one by one, and wait for each.
+            # Appends do not linger, because tasks request grants one by one.
             lingers=False,
             on_connected=self._on_connected,
         )
@@ -349,7 +349,7 @@ class Daemon:
                 self._notifier.update(view)
                 self._log_readiness(view)
             except Exception:  # noqa: BLE001 - monitoring must not end the daemon
-                # Then nothing feeds the watchdog.
+                # While monitoring fails, nothing feeds systemd's watchdog.
                 _log.exception("monitoring the sidecar failed")
             engine = self.states.engine
             if engine is not None and engine.failure is not None:
@@ -397,9 +397,9 @@ class Daemon:
         """Hand off to other hosts, up to ``handoff_ms``, while clients continue."""
         handoff_ms = min(self._settings.handoff_ms, self._settings.drain_ms)
         if not handoff_ms or self._settings.member.restarts:
-            return  # by a restart partitions wait, instead of moving twice
+            return  # with restarts, partitions wait instead of moving twice
         deadline = Deadline(handoff_ms)
-        # By the end of this process the directive is over, whatever happens.
+        # The directive ends by itself once this process must have ended.
         for_ms = self._settings.drain_ms + CLOSE_MS
         await asyncio.to_thread(partial(service.start_handoff, for_ms=for_ms))
         while not deadline.is_over and self.failure is None:
@@ -419,7 +419,7 @@ class Daemon:
             _log.warning("claims could not be released: %s", error)
 
     def _close(self) -> None:
-        """Close what is left, after the last request."""
+        """Close the remaining parts, after the last request."""
         if self._runtime is not None:
             self._runtime.stop()
         self._background.close(0)
@@ -430,7 +430,7 @@ class Daemon:
 
 
 def _require_served(serving: "asyncio.Task[None]") -> None:
-    """Check that the server still runs; it ends only on request."""
+    """Check that the HTTP server still runs; it should end only on request."""
     if serving.done():
         why = serving.exception() if not serving.cancelled() else None
         raise CoordinationError(
@@ -440,7 +440,7 @@ def _require_served(serving: "asyncio.Task[None]") -> None:
 
 
 def _require_there(place: UnixPlace) -> None:
-    """Check that clients can still connect: a supervisor cannot find out otherwise."""
+    """Check that clients can still connect, which a supervisor cannot detect."""
     if not place.is_there():
         raise CoordinationError(
             f"the socket {str(place.path)!r} was removed or replaced, so no client can "

@@ -66,13 +66,13 @@ class SidecarService:
         client_id: Name of this sidecar in the log.
         state_dir: Directory of identities and journals. None keeps neither: after a
             restart the sidecar waits until its claims are stale.
-        version: Release, for people.
+        version: Release of the package, for display.
         states: Lifecycle of the sidecar; read only.
         watch: Reports the death of clients' processes.
         bootstrap_servers: Addresses of the cluster, for clients.
-        member: What it is among the members of its groups.
-        handoff_ms: How long the last client of a group that leaves for good continues,
-            while other hosts take over.
+        member: Labels and role of the sidecar as a member of its groups.
+        handoff_ms: How long a group's last client, if it leaves for good, continues to
+            work while other hosts take over.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class SidecarService:
             )
 
     def restore(self, *, timeout_ms: int) -> int:
-        """Restore the clients that the journals of a previous process name.
+        """Restore the clients in the journals of a previous process.
 
         Called once in state ``RECOVERY``, before clients are admitted.
 
@@ -222,8 +222,9 @@ class SidecarService:
         """Remove a client, or answer that it must wait for a drain.
 
         ``restart`` reserves its place for another process of its name, for a heartbeat
-        interval. With ``downscale``, a client that still has leases goes on working and
-        asks again once it has none; the last one hands them off to other hosts.
+        interval. With ``downscale``, a client that still has leases continues to work
+        and asks again once it has none; a group's last client hands its partitions off
+        to other hosts.
 
         Raises:
             DeadlineExceeded: The log did not show the releases in time; it still may.
@@ -382,10 +383,10 @@ class SidecarService:
     def unclaim(
         self, who: Caller, topic: str, *, partition: int, request: int | None = None
     ) -> None:
-        """End such a claim: the client has stopped using the partition. Idempotent.
+        """End the claim of one partition that the client has stopped using. Idempotent.
 
-        Where a later request overtook this one, what this one has won ends all the
-        same: the client has not used it, and the key is claimed again.
+        If a later request overtook this one, the claim that was won for this request is
+        ended nevertheless: the client has not used it, and the key is claimed again.
         """
         key = Key(who.group_id, topic, partition)
         with self._engine.changed:
@@ -429,13 +430,13 @@ class SidecarService:
     def beat_at_once(
         self, who: Caller, beat: api.HeartbeatRequest
     ) -> api.HeartbeatResponse | None:
-        """Record a heartbeat as ``beat`` does, if that takes no time.
+        """Record a heartbeat as ``beat`` does, but only if that needs no wait.
 
         It never waits and writes no file, so that the event loop may call it.
 
         Returns:
             None if nothing was recorded, because the engine is busy, the client waits
-            for the log, has sought, or its deadlines are to be journaled first.
+            for the log, has sought, or its deadlines must be journaled first.
 
         Raises:
             ClaimLost: The client is not registered.
@@ -449,7 +450,7 @@ class SidecarService:
             if group.is_slow_beat(client, beat):
                 return None
             group.record_beat(client, beat)
-            # Of this moment: nothing has waited since the contact was recorded.
+            # ``seen_ms`` is the present time: nothing has waited since it was set.
             return group.answer(client, client.seen_ms)
         finally:
             changed.release()
@@ -508,10 +509,10 @@ class SidecarService:
         self._await_released(group, request.returned, request.timeout_ms)
 
     def ready(self, who: Caller, report: api.ReadyRequest) -> None:
-        """Note that a client has warmed up for a partition. Idempotent.
+        """Record that a client has warmed up for a partition. Idempotent.
 
         Raises:
-            ClaimRejected: The partition is not offered to this client, or no longer.
+            ClaimRejected: The partition is not, or no longer, offered to this client.
             ClaimLost: The client is not registered (``unknown``, ``gone``).
         """
         with self._engine.changed:
@@ -556,12 +557,12 @@ class SidecarService:
         """Request offsets at most once, and wait for the fold's verdict.
 
         Raises:
-            ConfigurationError: It requests nothing, or offsets that are not written.
+            ConfigurationError: It requests no offsets, or some that are not written.
             ClaimRejected: It does not show the secret of the claim.
             CoordinationError: The claim is not read yet, or the cluster did not
                 return the end of the data log.
-            DeadlineExceeded: There was no verdict in time; what is granted later is
-                reported as lost, with the end of the claim if the request is numbered.
+            DeadlineExceeded: There was no verdict in time. Offsets granted later are
+                reported as lost; if the request is numbered, at the claim's end.
         """
         numbered = numbered_request(group_id, message)
         request = numbered.request
@@ -586,18 +587,18 @@ class SidecarService:
     ) -> PendingGrant | None:
         """Begin a grant without waiting, so that the event loop may call it.
 
-        Raises as ``grant``, and nothing was appended then.
+        Raises the errors of ``grant``; nothing was appended in that case.
 
         Args:
             group_id: The group.
             message: The request.
-            on_verdict: Called once, unless there is a verdict already; on the engine's
-                thread, under its lock.
+            on_verdict: Called once, on the engine's thread, under its lock; not called
+                if there is a verdict already.
 
         Returns:
-            The request in flight, which ``await_grant`` continues to wait for; None if
-            nothing was done, because the engine is busy, or the request must wait
-            before it can be appended.
+            The request in flight, to be passed to ``await_grant``. None if nothing was
+            done, because the engine is busy, or the request must wait before it can be
+            appended.
         """
         numbered = numbered_request(group_id, message)
         changed = self._engine.changed
@@ -617,19 +618,19 @@ class SidecarService:
     def await_grant(
         self, pending: PendingGrant, deadline: Deadline
     ) -> api.GrantResponse:
-        """Wait for the verdict on a request that was begun; raises as ``grant``."""
+        """Wait for the verdict on a request in flight; raises as ``grant`` does."""
         with self._engine.changed:
             pending.waiting_count -= 1
             return encode_verdict(self._await_verdict(pending, deadline.left_ms))
 
     def deadline(self, timeout_ms: int) -> Deadline:
-        """Return the deadline of a request that has just come."""
+        """Return the deadline of a request that has just arrived."""
         return Deadline(timeout_ms, self._context.ports.clock.now_ms)
 
     def begin_grant(self, numbered: NumberedRequest) -> PendingGrant:
-        """Request offsets without waiting; raises as ``grant``.
+        """Request offsets without waiting; raises the errors of ``grant``.
 
-        The end of the data log is not checked, because that waits.
+        The end of the data log is not checked, because that needs a wait.
         """
         key, epoch = numbered.request.key, numbered.request.epoch
 
@@ -647,7 +648,7 @@ class SidecarService:
             return self._grants.send(numbered, note=note)
 
     def _await_claim(self, request: GrantRequest, timeout_ms: int) -> None:
-        """Wait a moment for a claim of another host that is not read yet."""
+        """Wait up to ``CLAIM_MS_MAX`` for another host's claim that is not read yet."""
         timeout_ms = min(timeout_ms, CLAIM_MS_MAX)
         with suppress(DeadlineExceeded):
             self._await(
@@ -710,7 +711,7 @@ class SidecarService:
         return AsOf(time_ms=self._context.ports.clock.wall_ms(), offsets=offsets)
 
     def catch_up(self, keys: Collection[Key], *, timeout_ms: int) -> None:
-        """Wait until ``fence`` of these is not older than this call.
+        """Wait until ``fence`` of these keys returns nothing older than this call.
 
         Raises:
             DeadlineExceeded: The log was not read to its end in time.
@@ -718,9 +719,9 @@ class SidecarService:
         self._engine.catch_up_keys(keys, timeout_ms)
 
     def fence(self, key: Key) -> FenceNow:
-        """Return the newest claim of a key, by what is read of the log.
+        """Return the newest claim of a key, as far as the log is read.
 
-        It is that of the coordinating partition which has the key now.
+        It is the claim in the coordinating partition that has the key now.
         """
         with self._engine.changed:
             worlds = self._worlds()
@@ -761,18 +762,18 @@ class SidecarService:
             found = view_plan(world, group_id, partition_counts=counts)
             handoffs = world.handoffs(group_id)
             offsets = {each.partition: each.next_offset for each in world.partitions}
-        # Planning takes its time, so it is done without the lock.
+        # Building the document takes long, so it is done without the lock.
         return offsets, plan_object(found, handoffs)
 
     def _view(self) -> World:
-        """Return a view of the states as they are; under the lock only."""
+        """Return a view of the present states; under the lock only."""
         now_ms = self._context.now_ms
         replicas = sorted(self._context.replicas.items())
         elapsed = {number: replica.elapsed_ms(now_ms) for number, replica in replicas}
         return World([replica.world for _, replica in replicas], elapsed)
 
     def handoffs(self, group_id: str) -> list[Handoff]:
-        """Return the open handoffs of a group: by the log, and between clients here."""
+        """Return a group's open handoffs, in the log and between clients here."""
         with self._engine.changed:
             context, group = self._context, self._registry.groups.get(group_id)
             warm_ups = {} if group is None else {x.key: x for x in group.warm_ups}
@@ -800,10 +801,10 @@ class SidecarService:
     def start_handoff(self, *, for_ms: int) -> None:
         """Hand off what other hosts can take; admit no more clients. Idempotent.
 
-        Clients keep what they have until a successor takes it, warm where it warms up.
+        Clients keep their partitions until a successor takes them, warm if it warms up.
 
         Args:
-            for_ms: When the drain ends in the log, if this process dies.
+            for_ms: When the drain ends in the log by itself, if this process dies.
         """
         with self._engine.changed:
             self._is_admitting = False
@@ -830,15 +831,15 @@ class SidecarService:
 
     @property
     def is_drained(self) -> bool:
-        """Whether nothing is in use and the log shows it."""
+        """Whether no lease is left, and the log shows all releases."""
         with self._engine.changed:
             return all(group.is_drained for group in self._registry.groups.values())
 
     def close(self, *, timeout_ms: int) -> None:
-        """Release what nobody uses and leave every group. Idempotent.
+        """Release claims that no client uses, and leave every group. Idempotent.
 
-        What is still in use is not released: its lease expires, or a restart resumes
-        it.
+        Claims still in use are not released: their leases expire, or a restart resumes
+        them.
         """
         with self._engine.changed:
             if self._is_closed:

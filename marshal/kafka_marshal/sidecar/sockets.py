@@ -1,8 +1,8 @@
-"""Listening sockets: who may reach them, and one sidecar on each.
+"""Opens the listening sockets, limits access to them, and keeps one sidecar on each.
 
 A Unix socket is in a directory that no other user may enter, except the members of a
-configured group, so that others cannot even connect. A lock beside it distinguishes a
-living sidecar from a socket that a dead one left.
+configured group, so that others cannot even connect. A lock file beside the socket
+distinguishes a running sidecar from a socket that a dead one left.
 """
 
 import errno
@@ -20,10 +20,10 @@ from kafka_marshal.identity import make_private
 BACKLOG = 128
 FOLDER_MODE = 0o700
 SOCKET_MODE = 0o600
-# The same if the members of a group may use the socket, too.
+# Modes if the members of a group may use the socket, too.
 GROUP_FOLDER_MODE = 0o750
 GROUP_SOCKET_MODE = 0o660
-# Of created parents of such a directory.
+# Mode of parent directories that are created for it.
 GROUP_PARENT_MODE = 0o755
 CONNECT_S = 1.0
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -44,13 +44,13 @@ class UnixPlace:
     _file: tuple[int, int]
 
     def is_there(self) -> bool:
-        """Return whether its path still leads to it: else nobody can connect."""
+        """Return whether the path still names this socket, so clients can connect."""
         return _file_at(self.path) == self._file
 
     def close(self) -> None:
-        """Close and remove it. Idempotent.
+        """Close the socket and remove its file. Idempotent.
 
-        A socket of that path that another process made meanwhile stays.
+        A socket that another process has made at that path meanwhile is not removed.
         """
         if self._lock < 0:
             return
@@ -64,15 +64,15 @@ class UnixPlace:
 def open_unix(path: Path, *, gid: int | None = None) -> UnixPlace:
     """Return a Unix socket of mode 0600 in a directory of mode 0700.
 
-    A socket that nobody serves is replaced.
+    A socket file that no process serves is replaced.
 
     Args:
         path: Its path.
         gid: Group whose members may also use it; the modes are 0660 and 0750 then.
 
     Raises:
-        ConfigurationError: It is in use, others may enter the directory, or the path
-            cannot be used.
+        ConfigurationError: The socket is in use, others may enter the directory, or the
+            path cannot be used.
     """
     try:
         _make_folder(path.parent, gid)
@@ -83,7 +83,7 @@ def open_unix(path: Path, *, gid: int | None = None) -> UnixPlace:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         _make_room(path)
-        # Before it has a name, so that it never has another mode.
+        # Before the socket has a name, so that it never has another mode.
         os.fchmod(listening.fileno(), SOCKET_MODE)
         listening.bind(str(path))
         if gid is None:
@@ -102,7 +102,7 @@ def open_unix(path: Path, *, gid: int | None = None) -> UnixPlace:
 
 
 def _file_at(path: Path) -> tuple[int, int]:
-    """Return device and number of a file, zeros for none."""
+    """Return device and inode number of a file, zeros if it does not exist."""
     try:
         found = path.lstat()
     except OSError:
@@ -177,7 +177,7 @@ def _require_group(folder: Path, found: os.stat_result, *, gid: int) -> None:
 
 
 def _locked(path: Path) -> int:
-    """Return the lock of a socket; it ends with the process."""
+    """Return the descriptor of a socket's lock, which ends with the process."""
     lock = os.open(
         path.with_name(path.name + ".lock"),
         os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
@@ -196,7 +196,7 @@ def _locked(path: Path) -> int:
 
 
 def _make_room(path: Path) -> None:
-    """Remove a socket that nobody serves."""
+    """Remove a socket file that no process serves."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

@@ -1,11 +1,12 @@
-"""Partitions that clients load state for before they get them (PROTOCOL 9.5, 9.9, 12).
+"""Warm-ups and standbys: clients load state before they get a partition.
 
-A partition of another host is offered to the sidecar by a record; between two clients
-of one sidecar no record is written. Both ways a client gets the event ``warm``, answers
-``ready``, and gets the partition once the client that has it has given it back. No
-guarantee rests on it: a warm-up that ends early, or never, costs time and nothing else.
+See PROTOCOL 9.5, 9.9 and 12. If another host has the partition, a record offers it to
+the sidecar; between two clients of one sidecar no record is written. In both cases a
+client gets the event ``warm``, answers ``ready``, and gets the partition once its owner
+has given it back. No guarantee depends on this: a warm-up that ends early, or never,
+only costs time.
 
-The sidecar is the standby by the log. One of its clients loads the state, and gets the
+In the log the standby is the sidecar. One of its clients loads the state, and gets the
 partition if this sidecar takes it over.
 """
 
@@ -28,12 +29,12 @@ from kafka_marshal.sidecar.clients import Client, ClientLease
 from kafka_marshal.sidecar.lease_table import LeaseTable
 
 WARMING = "warming"
-# Refusals of ``ready``, as the fold names those of HandoffReady (PROTOCOL 9.4).
+# Reasons to refuse ``ready``, the same as the fold's for HandoffReady (PROTOCOL 9.4).
 OLD_EPOCH = "old_epoch"
 NO_OFFER = "no_offer"
 NOT_SUCCESSOR = "not_successor"
 LATE = "late"
-# How long a move waits that a barred pair, or too many offers, has delayed.
+# Pause before a move that may not begin yet, or a search for a client, is retried.
 RETRY_MS = 1_000
 
 
@@ -43,10 +44,10 @@ class Standby:
 
     Attributes:
         key: The partition.
-        owner: Its owner in the log, as it began.
+        owner: Its owner in the log when the standby began.
         position: The next offset to process at that time, None if unknown.
-        client: The client that loads its state; None while none can.
-        has_come: Whether this sidecar owns the partition by now.
+        client: The client that loads its state; None while no client can.
+        has_come: Whether this sidecar owns the partition now.
     """
 
     key: Key
@@ -56,7 +57,7 @@ class Standby:
     has_come: bool = False
 
 
-# The outcome of an event: what the client makes of it, the sidecar never knows.
+# Outcome of each standby event: the sidecar never learns what the client did with it.
 _SENT: Future[None] = Future()
 _SENT.set_result(None)
 
@@ -65,7 +66,7 @@ class ClientStandbys(StandingBy):
     """The standbys of one group. Used under the engine's lock.
 
     Attributes:
-        by_key: What clients stand by for.
+        by_key: Partitions that clients stand by for.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class ClientStandbys(StandingBy):
         *,
         publish: Callable[[Client, api.Standby], None],
     ) -> None:
-        """Begin without any.
+        """Begin without standbys.
 
         Args:
             context: State shared by all parts of the engine.
@@ -91,14 +92,14 @@ class ClientStandbys(StandingBy):
         self._publish = publish
 
     def begin(self, key: Key, *, owner: str, position: int | None) -> Pending[None]:
-        """Have a client load the state of a partition."""
+        """Ask a client to load the state of a partition."""
         found = Standby(key=key, owner=owner, position=position)
         self.by_key[key] = found
         self._choose(found)
         return _SENT
 
     def end(self, key: Key, *, has_come: bool) -> None:
-        """Have the client forget it, unless this sidecar owns it now."""
+        """Ask the client to drop a key's state, unless this sidecar owns the key."""
         found = self.by_key.get(key)
         if found is not None and has_come:
             found.has_come = True
@@ -106,7 +107,7 @@ class ClientStandbys(StandingBy):
             self._drop(found)
 
     def close(self) -> None:
-        """Do nothing: the clients of a subscription end it."""
+        """Do nothing: standbys end with the clients of a subscription."""
 
     def _drop(self, found: Standby) -> None:
         del self.by_key[found.key]
@@ -149,7 +150,7 @@ class ClientStandbys(StandingBy):
         )
 
     def check(self) -> None:
-        """End what has arrived; choose again where a client is gone."""
+        """End standbys whose partition was assigned; replace clients that are gone."""
         for found in list(self.by_key.values()):
             lease = self._table.leases.get(found.key)
             if lease is not None and lease.client is found.client:
@@ -162,7 +163,7 @@ class ClientStandbys(StandingBy):
                 self._choose(found)
 
     def _is_served(self, found: Standby) -> bool:
-        """Return whether the client of a partition may still get it."""
+        """Return whether the client that stands by for a partition may still get it."""
         client, shared = found.client, self._table.subscription_at(found.key)
         if client is None or shared is None or not self._is_registered(client):
             return False
@@ -176,7 +177,7 @@ class ClientStandbys(StandingBy):
         return tuple(self._event(each, is_on=True) for each in mine)
 
     def client_for(self, key: Key) -> str | None:
-        """Return which client stands by for a partition, None if none does."""
+        """Return the client that stands by for a partition, None if no client does."""
         found = self.by_key.get(key)
         client = None if found is None else found.client
         is_known = client is not None and self._is_registered(client)
@@ -189,14 +190,14 @@ class WarmUp(Pending[None]):
 
     Attributes:
         key: The partition.
-        epoch: Claim of its owner.
-        owner: The client that has it; of another host, the owner in the log.
+        epoch: Epoch of its owner's claim.
+        owner: The local client that has it, or its owner in the log, another host.
         position: The next offset to process, None if unknown.
         is_local: Whether a client of this sidecar has it.
         since_ms: Local time of the offer.
-        until_ms: Its end, local time.
+        until_ms: End of the offer, local time.
         topic_id: Kafka's id of the topic, None if unknown.
-        client: The client that warms up; None while none can take it.
+        client: The client that warms up; None while no client can take it.
         chosen_ms: Local time of the last search for a client.
         is_ready: Whether that client is ready.
     """
@@ -241,7 +242,7 @@ class WarmUps:
     """The warm-ups of one group. Used under the engine's lock.
 
     Attributes:
-        by_key: Open ones, and those whose partition is on its way.
+        by_key: Warm-ups that are open, or whose partition has not arrived yet.
         standbys: Partitions of other hosts that clients stand by for.
     """
 
@@ -255,7 +256,7 @@ class WarmUps:
         choose: Callable[[Key], Client | None],
         standbys: ClientStandbys,
     ) -> None:
-        """Begin without any.
+        """Begin without warm-ups.
 
         Args:
             context: State shared by all parts of the engine.
@@ -263,7 +264,7 @@ class WarmUps:
             table: Clients and leases.
             publish: Sends the event to the client.
             choose: Returns the client that a partition will probably go to.
-            standbys: Those of the group, which are checked with the warm-ups.
+            standbys: The standbys of the group, which are checked with the warm-ups.
         """
         self.by_key: dict[Key, WarmUp] = {}
         self.standbys = standbys
@@ -280,14 +281,14 @@ class WarmUps:
     def permits(self, lease: ClientLease, to: Client, *, now_ms: int) -> bool:
         """Return whether a partition may move to another client now.
 
-        To a client that warms up it is offered first.
+        If that client warms up, the partition is first offered to it.
         """
         key = lease.key
         found = self.by_key.get(key)
         if found is not None and (found.client is not to or found.epoch != lease.epoch):
             self.withdraw(key)
             found = None
-        # A drained sidecar would not claim it again; others will.
+        # A drained sidecar would not claim the key again after its release.
         if self._session.self_drain.is_in_force or self._is_offered_elsewhere(key):
             return self._delay(now_ms)
         if not (self._works_on(lease) and self._can_warm(key, to)):
@@ -330,20 +331,20 @@ class WarmUps:
         self._publish(found)
 
     def _is_offered_elsewhere(self, key: Key) -> bool:
-        """Return whether the log shows that this sidecar offers a key to another."""
+        """Return whether the log shows an offer of this key to another host."""
         known, replica = self._known(key), self._context.replica_of(key)
         log_ms = replica.log_ms(self._context.now_ms)
         return known is not None and phase_of(known, log_ms) is not None
 
     def _is_full(self, source: Client, to: Client) -> bool:
-        """Return whether as many keys are on offer as a client offers, or gets."""
+        """Return whether a client offers, or is offered, the most keys allowed."""
         waiting = [each for each in self.by_key.values() if not each.is_ready]
         given = sum(each.owner == source.client_id for each in waiting if each.is_local)
         taken = sum(each.client is to for each in waiting)
         return max(given, taken) >= self._setting("handoffs_max")
 
     def withdraw(self, key: Key) -> None:
-        """End the offer of a key that is to stay with its client."""
+        """End the offer of a key that should stay with its client."""
         found = self.by_key.get(key)
         if found is not None and found.is_local:
             self._end(found, "unwanted")
@@ -351,7 +352,7 @@ class WarmUps:
     # --- partitions of other hosts
 
     def begin(self, offered: OfferedKey) -> WarmUp:
-        """Have a client warm up for a key that another host offers."""
+        """Ask a client to warm up for a key that another host offers."""
         now_ms = self._context.now_ms
         found = self.by_key[offered.key] = WarmUp(
             key=offered.key,
@@ -367,11 +368,11 @@ class WarmUps:
         return found
 
     def _choose_for(self, found: WarmUp, now_ms: int) -> None:
-        """Ask the client that will probably get the key; again if it is gone."""
+        """Ask the client that will probably get the key to warm up."""
         found.chosen_ms, found.client = now_ms, None
         found.client = client = self._choose(found.key)
         if client is None:
-            return  # searched again after a while
+            return  # ``check`` searches again after ``RETRY_MS``
         if self._can_warm(found.key, client):
             self._publish(found)
         else:
@@ -380,7 +381,7 @@ class WarmUps:
     # --- both
 
     def on_ready(self, client: Client, report: api.ReadyRequest) -> str | None:
-        """Note that a client is ready; return the reason of a refusal. Idempotent."""
+        """Record that a client is ready; return the reason of a refusal. Idempotent."""
         now_ms = self._context.now_ms
         key = Key(self._group_id, report.topic, report.partition)
         known, found = self._known(key), self.by_key.get(key)
@@ -401,7 +402,7 @@ class WarmUps:
         return None
 
     def check(self, now_ms: int) -> None:
-        """End what came to nothing, and what has arrived."""
+        """End warm-ups and standbys that failed, or whose partition has arrived."""
         self.standbys.check()
         for found in list(self.by_key.values()):
             if found.is_local:
@@ -421,11 +422,11 @@ class WarmUps:
             if not found.is_ready:
                 self._end(found, "owner_gone")
             elif lease is not None or found.key not in shared.transfers:
-                del self.by_key[found.key]  # it has arrived, or went elsewhere
+                del self.by_key[found.key]  # the key has arrived, or went elsewhere
         elif not self._is_taking(found, now_ms):
             self._end(found, "successor_gone")
         elif found.is_ready:
-            return  # it drains
+            return  # the owner gives the key back
         elif lease.holding.drain is not None:
             self._end(found, "unwanted")
         elif now_ms >= found.until_ms:
@@ -484,12 +485,12 @@ class WarmUps:
     # --- look-ups
 
     def of(self, client: Client) -> Iterable[WarmUp]:
-        """Return what a client is to warm up for."""
+        """Return the open warm-ups of a client."""
         found = self.by_key.values()
         return [each for each in found if each.client is client and not each.is_ready]
 
     def warmed_by(self, key: Key, *, among: Mapping[str, Client]) -> str | None:
-        """Return which of these clients has warmed up for a key, None if none has."""
+        """Return the client among these that has warmed up for a key, else None."""
         found = self.by_key.get(key)
         if found is None or found.client is None or not found.is_ready:
             standby = self.standbys.client_for(key)
@@ -498,7 +499,7 @@ class WarmUps:
         return name if among.get(name) is found.client else None
 
     def places(self) -> dict[Key, str]:
-        """Return which registered client each key of a warm-up is meant for."""
+        """Return the registered client that each key with a warm-up will go to."""
         clients = self._table.clients
         return {
             key: found.client.client_id
@@ -516,7 +517,7 @@ class WarmUps:
         return Counter({OFFERED: waiting, READY: draining, WARMING: waiting})
 
     def clear(self) -> None:
-        """End all of them."""
+        """Drop all warm-ups and standbys."""
         self.by_key.clear()
         self.standbys.by_key.clear()
 
@@ -550,18 +551,18 @@ def handoff_row(
     Args:
         key: The partition.
         known: Its state by the log.
-        warm_up: Its warm-up by a client here.
-        phase: Phase of its offer in the log.
+        warm_up: Its warm-up by a client of this sidecar, None without one.
+        phase: Phase of its offer in the log, None without one.
         since_ms: Log time of that offer.
         ahead_ms: Wall time minus local time.
-        has: The client here that has it.
+        has: The client of this sidecar that has it, None without one.
     """
     to = None if warm_up is None or warm_up.client is None else warm_up.client.client_id
     owner = "" if known.owner is None else known.owner.client_id
     if phase is not None and known.offer is not None:
         successor, until_ms = known.offer.successor, known.offer.until_ms
     elif warm_up is not None and warm_up.is_local and has is not None:
-        # Both are clients of one sidecar: the log names it and shows no offer.
+        # Owner and successor are clients of this sidecar; the log has no such offer.
         successor, phase = owner, READY if warm_up.is_ready else OFFERED
         since_ms = warm_up.since_ms + ahead_ms
         until_ms = warm_up.until_ms + ahead_ms
