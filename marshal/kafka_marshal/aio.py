@@ -37,7 +37,7 @@ from kafka_marshal.protocol.types import Token, TopicPartition
 from kafka_marshal.stopping import forget, stop_on
 
 if TYPE_CHECKING:
-    # As in ``client``: importing this module must not import the engine.
+    # As in ``client``: importing this module does not import these.
     from kafka_marshal.transactions import Transaction, TransactionalOutput
 
 P = ParamSpec("P")
@@ -173,7 +173,7 @@ class AsyncTransaction:
     async def commit(self) -> None:
         """Write the output and the progress; see ``Transaction.commit``.
 
-        If the call is cancelled, a thread still commits, and sets ``is_committed``.
+        If the call is cancelled, a thread may still commit: see ``is_committed``.
         """
         self._transaction.end()
         await self._write(self._transaction)

@@ -24,7 +24,7 @@ def require_name(setting: str, name: object) -> None:
     """Refuse a setting that is not a valid name of a client or group (PROTOCOL 3.5).
 
     Raises:
-        ConfigurationError: It is not.
+        ConfigurationError: It is not a valid name.
     """
     # A missing environment variable gives None.
     if not isinstance(name, str) or not is_identifier(name):

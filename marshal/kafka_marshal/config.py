@@ -177,7 +177,7 @@ class ConsumerConfig:
         pattern: Instead of names, a regular expression in RE2's syntax, which must
             match whole topic names.
         delivery: The guarantee; also given as ``"alo"`` or ``"amo"``.
-        policy: Which partitions to hold: the name of a policy, or a policy.
+        policy: Decides which partitions to hold: the name of a policy, or a function.
         claims_max: Most partitions to hold, or topics under a policy that assigns
             whole topics; 0 = no limit.
         auto_offset_reset: Where to start partitions without a position.
@@ -193,14 +193,15 @@ class ConsumerConfig:
         max_uncommitted: Most uncommitted records per partition; at this limit no
             more are handed out or fetched until some are committed.
         max_fetched: Most records fetched and not yet handed out, of all partitions
-            together. At most once it is at least 4 batches, and the batches of
-            ``max_granted_batches`` up to 16,000 records. The consumer uses only as many
-            as hide the time of a fetch.
+            together. At most once it is raised to ``max_granted_batches`` batches, but
+            not above 16,000 records or 4 batches, whichever is more. The consumer uses
+            only as many as hide the time of a fetch.
         warm_bytes: Most bytes to fetch of a partition from the start of ``on_warm``
             until the claim; 0 = none.
-        max_handling_ms: Longest time between two polls while records wait; 0 = no
-            limit, None = the heartbeat interval.
-        release_behind: Whether to release partitions when the consumer lags.
+        max_handling_ms: Longest time between two polls while records wait, before
+            another member gets these; 0 = no limit, None = the heartbeat interval.
+        release_behind: Whether to release a partition whose lag grows, if another
+            member keeps up.
         consumer_timeout_ms: Iteration ends after this long without a record; None
             waits for ever.
         metadata_refresh_ms: Time between two refreshes of metadata.

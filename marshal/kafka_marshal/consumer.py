@@ -35,7 +35,7 @@ from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.types import Token, TopicPartition, seek_count_of
 
 if TYPE_CHECKING:
-    # As in ``client``: importing this module must not import the engine.
+    # As in ``client``: importing this module does not import these.
     from kafka_marshal.engine import Subscription
     from kafka_marshal.engine.fetch_state import FetchState
     from kafka_marshal.engine.holding import Holding

@@ -82,7 +82,7 @@ def replace_file(path: Path, content: bytes, *, is_durable: bool) -> None:
 
 
 def home_of(state_dir: str | Path | None) -> Path | None:
-    """Return the directory of identities that a setting names, None for no directory.
+    """Return the directory that a setting ``state_dir`` names, None for no directory.
 
     Args:
         state_dir: A directory; None for the user's, if there is one; ``""`` for none.

@@ -362,7 +362,7 @@ def _add_group(client: Claims, figures: _GroupFigures, scrape: known.Scrape) -> 
 
 
 def _add_pause(client: Claims, pause: dict[str, Any], scrape: known.Scrape) -> None:
-    # A group has at most 13 (PROTOCOL 4.14, 4.15). Admins wrote their texts: cut those.
+    # A group has at most 13 pauses (PROTOCOL 4.14, 4.15). Cut the texts of admins.
     name, labels = client.client_id, (pause["group_id"], pause["op_id"])
     text = (
         pause["person"] or pause["client_id"],

@@ -1,4 +1,4 @@
-"""What the engine needs from its environment, as Protocols.
+"""Interfaces to everything that the engine needs from its environment.
 
 Two sets of implementations exist: ``kafka_io`` over a real cluster, and
 ``testing`` in memory with a virtual clock. The conformance checks of the tests hold
@@ -371,7 +371,7 @@ class Piece(Protocol):
         ...
 
     def index_of(self, offset: int) -> int:
-        """Return the index of the first record at or above an offset of this piece."""
+        """Return the index of the first record at or above offset (<= last_offset)."""
         ...
 
     def cut(self, start: int, stop: int) -> "Piece":

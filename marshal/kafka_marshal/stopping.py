@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 
 class Stoppable(Protocol):
-    """A client that a signal handler may stop: its ``stop`` takes no lock."""
+    """A client to stop in a signal handler: ``stop`` neither waits nor takes a lock."""
 
     def stop(self) -> None:
-        """End soon; return at once."""
+        """End soon."""
         ...
 
 

@@ -8,8 +8,8 @@ the next offset of the source partition, stored as a committed offset of a separ
 Kafka group, and written in the same transactions as the output. Records below it are
 not handed out again, however far the position in the coordination log is behind.
 
-With the progress is stored what it is valid for: the topic's id, and the operation that
-last set the partition's position. So a position that an admin sets later is followed.
+Progress names the topic's id, and the operation that last set the partition's position.
+It is valid only for these, so a position that an admin sets later is followed.
 
 Nothing is sent before the commit of a transaction. So an exception in the application
 leaves nothing to abort, and a slow application keeps no transaction open in Kafka.
@@ -288,7 +288,7 @@ class TransactionalOutput:
         self._open: dict[TopicPartition, _Open] = {}
         # A batch that may not be written: handed out again before any other one.
         self._unwritten: Batch | None = None
-        # The transaction that was returned last.
+        # The transaction that ``begin`` returned last.
         self._latest: Transaction | None = None
 
     def transactions(

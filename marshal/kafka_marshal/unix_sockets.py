@@ -13,7 +13,8 @@ def connect(path: str, timeout_s: float) -> socket.socket:
     """Return a connection; its later operations have the same timeout.
 
     If many processes connect at once, the queue of the listening socket is full for a
-    moment. Then the system refuses at once, where it would wait over TCP: try again.
+    moment. Then the system refuses at once, instead of waiting as over TCP, and this
+    tries again.
 
     Raises:
         OSError: No process listens there, or its queue stays full.
