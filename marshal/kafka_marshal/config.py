@@ -184,18 +184,18 @@ class ConsumerConfig:
         starts: Start offsets by partition; they override ``auto_offset_reset``.
         isolation_level: ``read_uncommitted``, or ``read_committed`` to return records
             of transactions only after their commit.
-        max_poll_records: Most records of one poll; at most once also the size of a
-            batch.
-        max_granted_batches: At most once: most batches of a partition that are
+        max_poll_records: Most records of one poll; under at most once also the size of
+            a batch.
+        max_granted_batches: Under at most once, most batches of a partition that are
             requested, granted or being processed, in total; a crash loses them
             (PROTOCOL 6.3). The consumer uses only as many as hide the round trip; 1 =
             only the batch being processed.
         max_uncommitted: Most uncommitted records per partition; at this limit no
             more are handed out or fetched until some are committed.
         max_fetched: Most records fetched and not yet handed out, of all partitions
-            together. At most once it is raised to ``max_granted_batches`` batches, but
-            not above 16,000 records or 4 batches, whichever is more. The consumer uses
-            only as many as hide the time of a fetch.
+            together. Under at most once, it is raised to ``max_granted_batches``
+            batches, but not above 16,000 records or 4 batches, whichever is more. The
+            consumer uses only as many as hide the time of a fetch.
         warm_bytes: Most bytes to fetch of a partition from the start of ``on_warm``
             until the claim; 0 = none.
         max_handling_ms: Longest time between two polls while records wait, before

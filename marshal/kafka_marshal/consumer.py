@@ -274,7 +274,7 @@ class Consumer(Closing):
     def __iter__(self) -> Iterator[Record]:
         """Iterate over records, one hand-out at a time, until ``stop``.
 
-        At most once, records granted before the stop are still handed out.
+        Under at most once, records granted before the stop are still handed out.
         """
         self.require_no_transactions()
         return self
@@ -452,8 +452,8 @@ class Consumer(Closing):
         """Mark records as processed; the next heartbeat carries the position.
 
         Records may be committed out of order: the position moves over the contiguous
-        prefix (PROTOCOL 6.1). At most once, the grant was the commit, so this call
-        writes nothing; it only raises if a claim has ended. Any thread may commit.
+        prefix (PROTOCOL 6.1). Under at most once, the grant was the commit: this call
+        writes nothing, and only raises if a claim has ended. Any thread may commit.
 
         Args:
             records: The processed records: a record, its ``commit_token``, a batch, or
@@ -578,11 +578,11 @@ class Consumer(Closing):
     def seek(
         self, partition: TopicPartition, offset: int, *, timeout_ms: int = ASK_MS_MAX
     ) -> None:
-        """Move the position of a held partition, back or forward; at least once only.
+        """Move the position of a held partition back or forward.
 
-        Returns once the log has the new position, so that any later owner starts there
-        (PROTOCOL 6.6). Records that were handed out before the seek can no longer be
-        committed, even if the same records are handed out again.
+        Only under at least once. Returns once the log has the new position, so that any
+        later owner starts there (PROTOCOL 6.6). Records that were handed out before the
+        seek can no longer be committed, even if they are handed out again.
 
         Args:
             partition: A partition that this consumer holds.
@@ -784,7 +784,7 @@ class Consumer(Closing):
     def abandon(self) -> None:
         """Mark the uncommitted records as not processed, for good.
 
-        At most once, the log then counts them as not processed (PROTOCOL 6.3).
+        Under at most once, the log then counts them as not processed (PROTOCOL 6.3).
         """
         self._hands.let_go(is_done=False)
 

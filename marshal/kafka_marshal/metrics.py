@@ -407,7 +407,7 @@ def _key_figures(engine: ClaimEngine, session: ClaimSession, key: Key) -> _KeyFi
 
 
 def _unconfirmed_count(holding: Holding) -> int | None:
-    """Return how many offsets a crash would lose now, None for at least once."""
+    """Return how many offsets a crash would lose now, None under at least once."""
     at_most_once = isinstance(holding.progress, AtMostOnce)
     return holding.unconfirmed_count if at_most_once else None
 

@@ -38,8 +38,8 @@ class HeldRange:
         token: Fencing token of the claim.
         epoch: Offset of the claim in the log.
         owner: client_id and incarnation of the owner.
-        position: Next offset that is not processed; at most once, the next one that is
-            not granted. None while the group has no position.
+        position: Next offset that is not processed; under at most once, the next one
+            that is not granted. None while the group has no position.
         uncommitted_count: Number of offsets that were begun, but neither committed nor
             given back.
         follows: Epoch of the claim before this one, None if unknown. If that claim was
@@ -228,8 +228,8 @@ class RangeConsumer(Closing):
     def commit(self, partition: TopicPartition, token: Token, *, end: int) -> None:
         """Note that all offsets below ``end`` are processed, for the next heartbeat.
 
-        At most once, the grants were the commit, and this call only ends the ranges
-        that were begun.
+        Under at most once, the grants were the commit, and this call only ends the
+        ranges that were begun.
 
         Raises:
             ClaimLost: The claim of that token has ended. The next owner starts at the

@@ -111,7 +111,7 @@ class ResetResult:
         outcome: ``committed`` or ``aborted``; ``unknown`` if the operation ended so
             long ago that the log no longer shows its outcome.
         moved: Position before and after, by partition, for the partitions that no later
-            operation has set. At most once, the position before is the larger of
+            operation has set. Under at most once, the position before is the larger of
             position and granted.
         mirror_error: Why Kafka's committed offsets were not written; None if they were,
             or if nothing was committed.

@@ -165,8 +165,8 @@ class PartitionReset:
 
     Attributes:
         partition: Topic and partition.
-        before: Position now, at most once the larger of position and granted; None if
-            neither the log nor Kafka's committed offsets have one.
+        before: Position now, under at most once the larger of position and granted;
+            None if neither the log nor Kafka's committed offsets have one.
         after: Position after the reset.
         log_range: Log start and end.
         repeats: Whether records that were granted at most once are handed out again.
@@ -228,7 +228,7 @@ class ResetPlan:
 
     @property
     def repeats_count(self) -> int:
-        """Number of partitions consumed at most once that repeat records."""
+        """Number of partitions that repeat records although consumed at most once."""
         return sum(each.repeats for each in self.partitions)
 
     @property

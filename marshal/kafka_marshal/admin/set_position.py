@@ -169,7 +169,7 @@ def plan_undo(
 ) -> PositionPlan:
     """Return the plan that sets keys back to their positions before an operation.
 
-    At most once, that is the larger of position and granted (PROTOCOL 5.6, 8.6).
+    Under at most once, that is the larger of position and granted (PROTOCOL 5.6, 8.6).
 
     Args:
         worlds: All coordinating partitions, folded to their ends.

@@ -328,7 +328,7 @@ class Overriding(AdminConnection):
             execute: Whether to execute the plan.
             allow_existing: Whether to drop keys of topics that still exist in the
                 cluster. The group then starts as if it had never read these topics, so
-                records are processed again, also at most once.
+                records are processed again, also under at most once.
 
         Returns:
             The keys that were dropped, or would be.
