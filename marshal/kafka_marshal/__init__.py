@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-# Type checkers treat it as typing's own, whose import doubles the start of a probe.
+# Type checkers treat this like typing's, whose import would double a probe's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kafka_marshal.admin.client import Admin as Admin
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# Names are imported on first use: the pure core must be importable without a Kafka
+# Names are imported on first use, so that the pure core can be imported without a Kafka
 # client.
 _HOMES = {
     "Admin": "kafka_marshal.admin.client",
@@ -115,7 +115,7 @@ def __getattr__(name: str) -> object:
 
 
 def _version() -> str:
-    """Return the installed version; looking it up takes 30 ms."""
+    """Return the installed version; the look-up takes 30 ms."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

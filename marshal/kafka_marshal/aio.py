@@ -2,8 +2,8 @@
 
 It wraps the synchronous classes. Fetched records are handed out on the event loop, with
 the same check of the lease (PROTOCOL 5.2). Only waiting runs on a thread, one for each
-consumer, in slices of at most 100 ms. That thread hands nothing out, so cancelling a
-call that waits loses no records.
+consumer, in slices of at most 100 ms. The thread hands out no records, so cancelling a
+call that waits loses none.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from kafka_marshal.protocol.types import Token, TopicPartition
 from kafka_marshal.stopping import forget, stop_on
 
 if TYPE_CHECKING:
-    # As in ``client``: a program that only names the class does not wait for these.
+    # As in ``client``: importing this module does not import these.
     from kafka_marshal.transactions import Transaction, TransactionalOutput
 
 P = ParamSpec("P")
@@ -51,7 +51,7 @@ class _Hop(Generic[T]):
 
     def __init__(self, name: str) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
-        # Of no event loop: the next caller may have another one.
+        # A thread's future, not an event loop's: the next caller may run on another.
         self._running: Future[T] | None = None
         self._has_ended = False
 
@@ -89,7 +89,7 @@ class _Hop(Generic[T]):
         return (running.result(timeout=0),)
 
     def end(self, call: Callable[[], T] | None = None) -> Future[T] | None:
-        """Accept no more calls; make a last one after the others, and return it."""
+        """Accept no more calls; make a last one after the others, return its future."""
         self._has_ended = True
         last = None if call is None else self._executor.submit(call)
         self._executor.shutdown(wait=False)
@@ -103,7 +103,7 @@ def _repr_of(wrapping: object, wrapped: object) -> str:
 
 
 def _end_of(running: Future[Any]) -> asyncio.Future[None]:
-    """Return a future of this loop, done once a call of a thread is."""
+    """Return a future of this event loop that is done once a thread's call is."""
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
 
@@ -120,9 +120,9 @@ def _end_of(running: Future[Any]) -> asyncio.Future[None]:
 
 
 class Steps(AsyncIterator[T]):
-    """Iterates by a function that returns the next value, None at the end.
+    """Iterates over the results of an async function, which returns None at the end.
 
-    A step that is cancelled or fails can be repeated, where an async generator is over.
+    A step that is cancelled or fails can be repeated; an async generator would be over.
     """
 
     def __init__(self, advance: Callable[[], Awaitable[T | None]]) -> None:
@@ -137,14 +137,14 @@ class Steps(AsyncIterator[T]):
         return found
 
     async def aclose(self) -> None:
-        """End the iteration, as of a generator."""
+        """End the iteration, like the method of an async generator."""
         self._is_over = True
 
 
 class AsyncTransaction:
     """A ``Transaction`` for an event loop: an async context manager.
 
-    It commits at the end of its block, and aborts where that raises.
+    It commits at the end of its block, or aborts if the block raises.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class AsyncTransaction:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was neither committed nor aborted yet."""
+        """Whether the transaction is neither committed nor aborted yet."""
         return self._transaction.is_open
 
     @property
@@ -173,7 +173,7 @@ class AsyncTransaction:
     async def commit(self) -> None:
         """Write the output and the progress; see ``Transaction.commit``.
 
-        Where it is cancelled, ``is_committed`` is True once the thread has committed.
+        If the call is cancelled, a thread may still commit: see ``is_committed``.
         """
         self._transaction.end()
         await self._write(self._transaction)
@@ -188,7 +188,7 @@ class AsyncTransaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Commit, or abort where the block raised."""
+        """Commit, or abort if the block raised."""
         if error is not None:
             self.abort()
         elif self.is_open:
@@ -198,9 +198,9 @@ class AsyncTransaction:
 class AsyncConsumer:
     """A ``Consumer`` for an event loop; made by ``AsyncMarshal.consumer``.
 
-    Entering it, or its first use, opens it. Tasks of one event loop may use it
-    together; each record goes to one of them. ``Batch.commit`` and ``commit`` never
-    wait for the log, and may be called from any thread.
+    Entering the consumer, or its first use, opens it. Tasks of one event loop may share
+    it; each record goes to one of them. ``Batch.commit`` and ``commit`` never wait for
+    the log, and may be called from any thread.
     """
 
     def __init__(self, make: Callable[[], Consumer]) -> None:
@@ -212,7 +212,7 @@ class AsyncConsumer:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        """Return that of the consumer, once it is open; never waits."""
+        """Return a description of the consumer; never waits."""
         return _repr_of(self, self._consumer)
 
     @property
@@ -252,8 +252,8 @@ class AsyncConsumer:
     ) -> AsyncIterator[AsyncTransaction]:
         """Iterate over transactions until ``stop``; see ``Consumer.transactions``.
 
-        For one task. A thread opens the producers, and writes: where the task is
-        cancelled meanwhile, that runs to its end, and what was not written comes again.
+        For one task. A thread opens the producers and writes the transactions. If the
+        task is cancelled, the thread finishes its call; unwritten records come again.
         """
         wait_ms = to_ms("timeout_ms", timeout_ms)
         latest: Transaction | None = None
@@ -291,11 +291,11 @@ class AsyncConsumer:
             def take(
                 consumer: Consumer, output: "TransactionalOutput" = output
             ) -> Batch | None:
-                # Another task may have taken one.
+                # Another task may have taken a batch that is not written yet.
                 found = output.unwritten()
                 return found or consumer.batch_fetched(max_records, output.keep)
 
-            with suppress(ClaimLost):  # its next owner reads the progress
+            with suppress(ClaimLost):  # the partition's next owner reads the progress
                 if await self._next(take) is None:
                     return None
 
@@ -315,7 +315,7 @@ class AsyncConsumer:
         return found or {}
 
     async def _next(self, take: Callable[[Consumer], T]) -> T | None:
-        """Wait for what iteration returns next; None, or nothing, at its end."""
+        """Wait for the next records; return None, or an empty result, at the end."""
         consumer = await self._opened()
         timeout_ms = consumer.config.consumer_timeout_ms
         return await self._hand_out(take, timeout_ms=timeout_ms, iterates=True)
@@ -337,8 +337,8 @@ class AsyncConsumer:
                 await self._hop.settle()
                 if iterates and consumer.is_finished:
                     return None
-                # No await from here to the return: records that are handed out always
-                # reach the caller.
+                # No await from here to the return, so that records that are handed out
+                # always reach the caller.
                 handed = take(consumer)
                 if handed or is_last or consumer.is_finished:
                     return handed
@@ -348,7 +348,7 @@ class AsyncConsumer:
     # --- committing
 
     async def commit(self, records: Processed | None = None) -> None:
-        """Note records as processed; see ``Consumer.commit``."""
+        """Mark records as processed; see ``Consumer.commit``."""
         (await self._opened()).commit(records)
 
     async def flush(self, timeout_ms: int = CLOSE_MS_MAX) -> None:
@@ -412,7 +412,7 @@ class AsyncConsumer:
     async def seek_to_beginning(
         self, *partitions: TopicPartition, timeout_ms: int = ASK_MS_MAX
     ) -> None:
-        """Move to the start of the logs; see ``Consumer.seek_to_beginning``."""
+        """Seek to the log starts; see ``Consumer.seek_to_beginning``."""
         await self._move(
             lambda c: c.seek_to_beginning(*partitions, timeout_ms=timeout_ms)
         )
@@ -420,7 +420,7 @@ class AsyncConsumer:
     async def seek_to_end(
         self, *partitions: TopicPartition, timeout_ms: int = ASK_MS_MAX
     ) -> None:
-        """Move to the end of the logs; see ``Consumer.seek_to_end``."""
+        """Seek to the log ends; see ``Consumer.seek_to_end``."""
         await self._move(lambda c: c.seek_to_end(*partitions, timeout_ms=timeout_ms))
 
     async def _move(self, seek: Callable[[Consumer], None]) -> None:
@@ -466,10 +466,10 @@ class AsyncConsumer:
                 self._consumer.report_closed()
 
     def close_on_thread(self, *, release: bool, timeout_ms: int) -> Future[None] | None:
-        """Begin to close on the thread, after the call that it makes now.
+        """Start to close on the consumer's thread, after the call that it makes now.
 
         Returns:
-            When it is closed; None if it was.
+            A future that is done once the consumer is closed; None if it was closed.
         """
         self.stop()
         if self._is_closed:
@@ -485,7 +485,7 @@ class AsyncConsumer:
             consumer.close(release=release, timeout_ms=timeout_ms)
 
     async def _settle(self) -> None:
-        """Wait for the thread's calls; ignore their errors, because this is closing."""
+        """Wait for the thread's call; ignore its error, because this is closing."""
         with suppress(MarshalError):
             await self._hop.settle()
 
@@ -506,7 +506,7 @@ class AsyncConsumer:
             self._consumer.stop()
 
     async def __aenter__(self) -> Self:
-        """Open it and return it."""
+        """Open the consumer and return it."""
         await self._opened()
         return self
 
@@ -528,9 +528,10 @@ _Prepare = Callable[["AsyncMarshal", Callable[[], Marshal]], None]
 def _taking_what_marshal_takes(
     make: Callable[P, Marshal],
 ) -> Callable[[_Prepare], Callable[Concatenate["AsyncMarshal", P], None]]:
-    """Return a decorator: a constructor with ``Marshal``'s arguments, opening nothing.
+    """Return a decorator for a constructor with ``Marshal``'s arguments.
 
-    A decorator, as type checkers do not know a class whose ``__init__`` is assigned.
+    The constructor opens nothing. With an assigned ``__init__`` instead of a decorated
+    one, type checkers would not know its arguments.
     """
     taken = signature(make)
 
@@ -538,7 +539,7 @@ def _taking_what_marshal_takes(
         prepare: _Prepare,
     ) -> Callable[Concatenate["AsyncMarshal", P], None]:
         def init(self: "AsyncMarshal", /, *args: P.args, **kwargs: P.kwargs) -> None:
-            taken.bind(*args, **kwargs)  # else an unknown one is an error of entering
+            taken.bind(*args, **kwargs)  # else unknown arguments fail only on entering
             prepare(self, lambda: make(*args, **kwargs))
 
         return wraps(Marshal.__init__)(init)
@@ -579,7 +580,7 @@ class AsyncMarshal:
     open_consumer = _making_what_marshal_makes(Marshal.open_consumer)
 
     def __repr__(self) -> str:
-        """Return that of the client, while it is open; never waits."""
+        """Return a description of the client; never waits."""
         return _repr_of(self, self._marshal)
 
     def prepare(self, make: Callable[[], Marshal]) -> None:
@@ -597,7 +598,7 @@ class AsyncMarshal:
         """The synchronous client, for calls that do not wait.
 
         Raises:
-            InvalidTransition: It is not open.
+            InvalidTransition: The client is not open.
         """
         self._require_not_closed()
         if self._marshal is None:
@@ -637,7 +638,7 @@ class AsyncMarshal:
             await hop.run(release)
         finally:
             # Releasing is idempotent. After an error or a cancelled wait the thread
-            # releases, because the claim may still be won.
+            # releases the claim, which may still be won.
             hop.end(release)
 
     async def world(self, *, timeout_ms: int = OPEN_MS_MAX) -> dict[str, Any]:
@@ -657,7 +658,7 @@ class AsyncMarshal:
             consumer.stop()
 
     def stop_on_signals(self, signals: Sequence[Signals] = (SIGTERM, SIGINT)) -> None:
-        """Call ``stop`` when the process is asked to end; see ``Marshal``."""
+        """Call ``stop`` when a signal arrives; see ``Marshal.stop_on_signals``."""
         stop_on(signals, self)
 
     async def close(
@@ -669,8 +670,8 @@ class AsyncMarshal:
     ) -> None:
         """Close every consumer and claim, and leave the group. Idempotent.
 
-        Where it is cancelled or fails, its threads go on to close, and nobody waits for
-        them. The arguments are those of ``Marshal.close``.
+        If the call is cancelled or fails, threads still close everything, but no caller
+        waits for them. For the arguments see ``Marshal.close``.
         """
         timeout_ms = to_ms("timeout_ms", timeout_ms)
         self._is_closed = True
@@ -691,7 +692,7 @@ class AsyncMarshal:
                 await self._hop.settle()
             await self._hop.run(close)
         except BaseException:
-            # Its claims would be renewed until the process ends.
+            # Close on threads: otherwise the engine would go on renewing the claims.
             closing = [
                 each.close_on_thread(release=release, timeout_ms=timeout_ms)
                 for each in self._consumers
@@ -709,7 +710,7 @@ class AsyncMarshal:
     def _close_after(
         consumers: Sequence[Future[None] | None], close: Callable[[], None]
     ) -> None:
-        # Each has a limit of its own.
+        # Each close of a consumer has its own time limit.
         wait([each for each in consumers if each is not None])
         close()
 
@@ -727,11 +728,11 @@ class AsyncMarshal:
             )
 
     async def __aenter__(self) -> Self:
-        """Open it and return it.
+        """Open the client and return it.
 
         Raises:
-            MarshalError: As ``Marshal`` does.
-            InvalidTransition: It was closed, or entering it failed before.
+            MarshalError: Opening failed; see ``Marshal``.
+            InvalidTransition: The client was closed, or opening it failed before.
         """
         self._require_not_closed()
         try:
@@ -749,7 +750,7 @@ class AsyncMarshal:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it; see ``close``."""
+        """Close the client; see ``close``."""
         if kind is not None:
             for consumer in self._consumers:
                 consumer.abandon()

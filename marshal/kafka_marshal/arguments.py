@@ -1,4 +1,4 @@
-"""Checks of what callers give, before anything is done with it."""
+"""Checks of arguments that callers give, made before any work."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -17,16 +17,16 @@ T = TypeVar("T")
 REASON_CHARS_MAX = 1_024
 """Longest reason that a record has room for (text1024 of PROTOCOL 3.5)."""
 FOREVER_MS = 2**42
-"""139 years: what a thread can still be asked to wait."""
+"""139 years, which threads still accept as a timeout."""
 
 
 def require_name(setting: str, name: object) -> None:
-    """Refuse a setting that is no name of a client or group (PROTOCOL 3.5).
+    """Refuse a setting that is not a valid name of a client or group (PROTOCOL 3.5).
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: It is not a valid name.
     """
-    # None is what a missing environment variable gives.
+    # A missing environment variable gives None.
     if not isinstance(name, str) or not is_identifier(name):
         raise ConfigurationError(
             f"{setting} {name!r} is no valid name: "
@@ -43,10 +43,10 @@ def to_name(setting: str, name: object) -> str:
 
 
 def to_person(person: object) -> str | None:
-    """Return the person for whom something is written; None for nobody.
+    """Return the name of the person for whom records are written; None for nobody.
 
     Raises:
-        ConfigurationError: It is no text.
+        ConfigurationError: It is not a text.
     """
     if person is None:
         return None
@@ -58,14 +58,14 @@ def to_person(person: object) -> str | None:
 
 
 def to_text(text: str) -> str:
-    """Return a text as one of Python's own: NumPy's cannot be encoded."""
+    """Return a text as a plain ``str``: a NumPy text cannot be encoded."""
     return str.__str__(text)
 
 
 def to_plain(value: Any) -> Any:  # noqa: ANN401 - any argument
-    """Return a number or text of NumPy as Python's own, also in a collection.
+    """Convert a NumPy number or text to Python's own type, also in a collection.
 
-    Anything else is returned as it is.
+    Any other value is returned as it is.
     """
     if isinstance(value, str):
         return to_text(value)
@@ -82,7 +82,7 @@ def to_plain(value: Any) -> Any:  # noqa: ANN401 - any argument
 
 
 def _is_whole(value: object) -> TypeGuard[SupportsIndex]:
-    """Return whether it is a whole number, also one of NumPy, and no truth value."""
+    """Return whether a value is a whole number, also of NumPy, but not a Boolean."""
     # ``isinstance`` of a protocol takes longer than the rest of a poll's checks.
     return hasattr(type(value), "__index__") and not isinstance(value, bool)
 
@@ -91,7 +91,7 @@ def require_reason(reason: object) -> None:
     """Refuse a reason that a record has no room for.
 
     Raises:
-        ConfigurationError: It is no text, or too long.
+        ConfigurationError: It is not a text, or is too long.
     """
     if reason is None:
         return
@@ -110,9 +110,9 @@ def require_reason(reason: object) -> None:
 def with_plain_arguments(
     method: Callable[Concatenate[S, P], T],
 ) -> Callable[Concatenate[S, P], T]:
-    """Return a method that gets each argument by ``to_plain``.
+    """Return the method with each argument first converted by ``to_plain``.
 
-    Its argument ``reason``, where it has one, is checked by ``require_reason``.
+    The argument ``reason``, if there is one, is checked by ``require_reason``.
     """
 
     @wraps(method)
@@ -125,10 +125,10 @@ def with_plain_arguments(
 
 
 def require_flag(setting: str, value: object) -> None:
-    """Raise unless a setting is True or False: the text ``"no"`` would be true.
+    """Raise unless a setting is True or False: the text ``"no"`` would count as True.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: It is neither.
     """
     if not isinstance(value, bool):
         raise ConfigurationError(
@@ -137,13 +137,14 @@ def require_flag(setting: str, value: object) -> None:
 
 
 def to_ms(setting: str, value: object, *, least: float | None = None) -> int:
-    """Return a time in whole milliseconds, rounded up; NumPy's numbers are numbers.
+    """Return a time in whole milliseconds, rounded up; accepts NumPy's numbers.
 
-    An infinite time, as ``consumer_timeout_ms`` is in kafka-python, is 139 years.
+    An infinite time, such as kafka-python's default ``consumer_timeout_ms``, becomes
+    139 years.
 
     Raises:
-        ConfigurationError: It is something else, such as the text of a duration, or
-            less than ``least``.
+        ConfigurationError: It is not a number, for example the text of a duration, or
+            is less than ``least``.
     """
     number: float | None = None
     if isinstance(value, float) and not isnan(value):
@@ -160,10 +161,10 @@ def to_ms(setting: str, value: object, *, least: float | None = None) -> int:
 
 
 def to_whole(setting: str, value: object) -> int:
-    """Return a whole number, also one of NumPy, as columns of a batch become.
+    """Return a whole number as ``int``, also one of NumPy, such as from a column.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: It is not a whole number.
     """
     if not _is_whole(value):
         raise ConfigurationError(
@@ -173,10 +174,10 @@ def to_whole(setting: str, value: object) -> int:
 
 
 def to_count(setting: str, value: object, *, least: float = 1) -> int:
-    """Return a whole number that is not too small; as ``to_whole``.
+    """Return a whole number that is not too small; see ``to_whole``.
 
     Raises:
-        ConfigurationError: It is something else, or less than ``least``.
+        ConfigurationError: It is not a whole number, or is less than ``least``.
     """
     count = to_whole(setting, value)
     if count < least:
@@ -189,10 +190,10 @@ def _too_small(setting: str, least: float) -> ConfigurationError:
 
 
 def to_partition(given: object) -> TopicPartition:
-    """Return a partition as a ``TopicPartition``, also one of kafka-python.
+    """Convert a partition, also one of kafka-python, to a ``TopicPartition``.
 
     Raises:
-        TypeError: It is something else, such as a name or a list of partitions.
+        TypeError: It is not a partition, but for example a name, or a list.
     """
     if isinstance(given, tuple) and len(given) == len(TopicPartition._fields):
         topic, partition = given
@@ -207,9 +208,10 @@ def to_partition(given: object) -> TopicPartition:
 def to_offset_in(
     partition: TopicPartition, offset: int, *, log: tuple[int, int] | None
 ) -> int:
-    """Return an offset that the log of a partition has or ends at.
+    """Return an offset, checked to lie from the start to the end of a log.
 
-    Beyond the end the claim would be released and not taken again (PROTOCOL 5.6).
+    With a position beyond the end, the claim would be released and the partition not
+    claimed again (PROTOCOL 5.6).
 
     Args:
         partition: The partition.
@@ -217,7 +219,7 @@ def to_offset_in(
         log: Start and end of its log, None if it does not exist.
 
     Raises:
-        PositionError: The log has no such offset.
+        PositionError: The offset is outside the log, or the partition does not exist.
     """
     start, end = log or (-1, -1)
     if log is not None and start <= offset <= end:

@@ -1,4 +1,4 @@
-"""Claims of an engine in this process; ``remote.backend`` has those of a sidecar."""
+"""Claims held by an engine of this process; for a sidecar see ``remote.backend``."""
 
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -42,8 +42,8 @@ class Terms:
         checkpoint_interval_ms: How often to write checkpoints; 0 = never.
         timeout_ms: Longest time to open.
         person: Person for whom the client claims, None for none.
-        labels: What its member announces beside what the engine does.
-        can_plan: Whether it may plan for its group.
+        labels: Labels that its member announces besides those of the engine.
+        can_plan: Whether the client may plan for its group.
     """
 
     group_id: str
@@ -60,7 +60,7 @@ class Terms:
 
 
 class LocalBackend:
-    """Claims of an engine in this process, which its clients share."""
+    """Claims held by an engine of this process, which all its clients share."""
 
     def __init__(
         self, settings: ConnectionConfig, terms: Terms, *, observer: Observer
@@ -121,7 +121,7 @@ class LocalBackend:
     def _take_identity(
         self, incarnation: bytes, master: bytes
     ) -> tuple[PreviousLife, ...]:
-        """Take the identity and store this life in it; return earlier ones."""
+        """Lock the identity, store this incarnation in it, return the earlier ones."""
         state_dir = self._terms.state_dir
         home = home_of(state_dir)
         context = self._runtime.engine.context
@@ -198,7 +198,7 @@ class LocalBackend:
                 holding = self._session.want(key)
                 self.engine.act(self._session)
         except BaseException:
-            # Such as Ctrl-C: it would be won later, and nobody would have it.
+            # For example Ctrl-C: the claim would be won later, for nobody.
             if not is_known:
                 self._forget(key)
             raise
@@ -212,7 +212,7 @@ class LocalBackend:
                 self._session.unwant(holding)
 
     def ask(self, key: Key) -> Glance | None:
-        """Return the state of a key by the folded log."""
+        """Return the state of a key in the log as folded so far."""
         with self.engine.changed:
             return self.engine.context.glance(key)
 
@@ -258,12 +258,12 @@ class LocalBackend:
             }
 
     def restart(self) -> None:
-        """Release for a restart from now on."""
+        """Announce with all releases from now on that this client restarts soon."""
         with self.engine.changed:
             self._session.restart()
 
     def leave(self, *, release: bool, timeout_ms: int) -> None:
-        """Release every claim, or send a last beat; wait until that is read back."""
+        """Release every claim, or send a last heartbeat; wait until it is read back."""
         session = self._session
         with self.engine.changed:
             seqs = session.begin_close(release=release)

@@ -1,4 +1,4 @@
-"""Batches of records, and what an application commits."""
+"""Batches of records, commit tokens, and the ranges of offsets to commit."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
@@ -29,11 +29,12 @@ class CommitRange(Protocol):
 class Batch:
     """Records of one partition, handed out together under one claim.
 
-    ``records`` makes the records; the columns ``offsets``, ``timestamps_ms``, ``keys``,
-    ``values`` and ``to_arrow`` do not, which takes less than half the time.
+    ``records`` makes ``Record`` objects. The columns ``offsets``, ``timestamps_ms``,
+    ``keys`` and ``values``, and ``to_arrow``, do not, and take less than half the time.
 
-    It can be pickled, for another process that works on it. That cannot commit; where
-    the claim is held ``Consumer.commit`` takes the batch, or what came back of it.
+    A batch can be pickled and processed in another process, but not committed there.
+    In the process that holds the claim, ``Consumer.commit`` accepts the batch itself,
+    or the copy that the other process has returned.
 
     Attributes:
         partition: Data partition.
@@ -46,7 +47,7 @@ class Batch:
     _commit: CommitRange
 
     def __repr__(self) -> str:
-        """Return partition, offsets and token, not the records."""
+        """Return a description with partition, offsets and token, but no records."""
         return (
             f"<Batch {self.partition} offsets {self.first_offset} to "
             f"{self.last_offset} token={self.token}>"
@@ -106,7 +107,7 @@ class Batch:
     def to_arrow(self) -> "pa.RecordBatch":
         """Return columns ``offset``, ``timestamp``, ``key`` and ``value`` of Arrow.
 
-        A column or a slice that is kept keeps the memory of all of them.
+        Keeping a column or a slice keeps the memory of all columns.
 
         Raises:
             ConfigurationError: pyarrow is not installed.
@@ -135,7 +136,7 @@ class Batch:
 def _elsewhere(
     partition: TopicPartition, records: Sequence[Record], token: Token
 ) -> Batch:
-    """Return a batch that was pickled, which has no consumer."""
+    """Return an unpickled batch, which has no consumer and cannot be committed."""
 
     def commit(
         partition: tuple[str, int], token: Token | None, *, first: int, last: int
@@ -191,7 +192,7 @@ class CommitToken(msgspec.Struct, frozen=True, gc=False):
         """Return the token of a record that was handed out.
 
         Raises:
-            TypeError: It is no record.
+            TypeError: The argument is not a record.
         """
         if not isinstance(record, Record | cls):
             raise TypeError(
@@ -208,11 +209,11 @@ Processed = (
     | Iterable[Committable | Batch]
     | Mapping[TopicPartition, Iterable[Committable]]
 )
-"""What ``commit`` takes."""
+"""The arguments that ``commit`` accepts."""
 
 
 def _is_same(one: Token | None, other: Token | None) -> bool:
-    """Return whether two records are of one claim and of the same seek."""
+    """Return whether two tokens are of the same claim and the same seek."""
     if one is other:
         return True
     return one == other and seek_count_of(one) == seek_count_of(other)
@@ -228,13 +229,16 @@ class Run(NamedTuple):
 
 
 def runs_of(records: object) -> Iterator[Run]:
-    """Return the fewest runs with exactly these records, of records in their order.
+    """Yield the runs of consecutive offsets that have exactly these records.
+
+    There are as few runs as possible if each partition's records are in order.
 
     Args:
-        records: Records and batches, or lists of them by partition, as of a poll.
+        records: Records and batches, or lists of records by partition, as ``poll``
+            returns them.
 
     Raises:
-        TypeError: Something else was given, such as offsets.
+        TypeError: The argument is something else, such as offsets.
     """
     if isinstance(records, Batch):
         yield _run_of(records)

@@ -109,11 +109,12 @@ class HeldClaim:
     def set_position(self, position: int) -> None:
         """Set the next offset to process.
 
-        The next heartbeat carries it; it never goes back. To go back, use ``seek``.
+        The next heartbeat carries it. A lower position than before has no effect: to go
+        back, use ``seek``.
 
         Raises:
-            ConfigurationError: It is no offset.
-            ClaimLost: As ``check``.
+            ConfigurationError: The position is not an offset.
+            ClaimLost: See ``check``.
         """
         position = _offset(position)
         self.check()
@@ -128,10 +129,10 @@ class HeldClaim:
         Returns once any later owner would start there (PROTOCOL 6.6).
 
         Raises:
-            ConfigurationError: It is no offset.
-            ClaimLost: The claim ended; the position may not have changed. With the
-                reason ``seek_unconfirmed``, claim it again and seek.
-            DeadlineExceeded: The log did not confirm it in time, but still may.
+            ConfigurationError: The position is not an offset.
+            ClaimLost: The claim ended; the position may not have changed. If the
+                reason is ``seek_unconfirmed``, claim the partition again and seek.
+            DeadlineExceeded: The log did not confirm the seek in time, but still may.
         """
         position = _offset(position)
         self.check()
@@ -146,8 +147,8 @@ class HeldClaim:
         """Release the partition at its position. Idempotent.
 
         Raises:
-            DeadlineExceeded: The release was not read back in time, or no sidecar runs
-                any more; it may still be.
+            DeadlineExceeded: The release was not read back in time, or the sidecar no
+                longer runs. The partition may still be released.
         """
         if os.getpid() != self._pid:
             return
@@ -168,7 +169,8 @@ class HeldClaim:
         """Wait until the claim is won.
 
         Raises:
-            ClaimRejected: Not won in time; names the owner and the reason.
+            ClaimRejected: The claim was not won in time; the error names the owner and
+                the reason.
         """
         deadline = Deadline(timeout_ms, self._clock.now_ms)
         with self._engine.changed:
@@ -185,7 +187,7 @@ class HeldClaim:
                     self._session.unwant(self._holding)
                     break
                 except BaseException:
-                    # Such as Ctrl-C: it would be won later, and nobody would have it.
+                    # For example Ctrl-C: the claim would be won later, for nobody.
                     self._session.unwant(self._holding)
                     raise
             else:
@@ -231,7 +233,7 @@ class HeldClaim:
 
 
 def _offset(position: SupportsIndex) -> int:
-    """Return a position as an integer; other libraries have integers of their own."""
+    """Return a position as an ``int``, also an integer of a library such as NumPy."""
     try:
         offset = operator.index(position)
     except TypeError:
@@ -247,8 +249,8 @@ def _offset(position: SupportsIndex) -> int:
 def note_unknown_partition(context: ClaimContext, partition: TopicPartition) -> None:
     """Look a partition up in the background; report one that does not exist.
 
-    It may be claimed all the same, before it is created. Where the cluster does not
-    answer, or refuses, nothing is reported.
+    Such a partition can be claimed before it is created. Nothing is reported if the
+    cluster does not answer, or refuses the look-up.
     """
 
     def look() -> None:

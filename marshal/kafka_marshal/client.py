@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     from kafka_marshal.ranges import RangeConsumer
     from kafka_marshal.remote.backend import SidecarBackend
 
-# The engine and kafka-python are imported when a Marshal is opened: a program that only
-# names the class, to check its arguments say, does not wait for them.
+# The engine and kafka-python are imported when a Marshal is opened, so a program that
+# only names the class, for example to check its arguments, does not wait for them.
 OPEN_MS_MAX = 30_000
 CLOSE_MS_MAX = 10_000
-# One for all clients of the process, whose events come from the engine that they share.
+# One observer for all clients of the process: they share the engine that sends events.
 _LOGGING = LoggingObserver()
 
 
@@ -71,9 +71,9 @@ class Marshal(Closing):
 
     Args:
         bootstrap_servers: Addresses of the cluster, ``host:port`` with commas,
-            or a sequence of them; one live address is enough. By default
+            or a sequence of addresses; one live address is enough. By default
             ``localhost:9092``, or the addresses that the sidecar uses.
-        group_id: The group; groups are independent readers.
+        group_id: The group; each group reads independently of all others.
         client_id: Name of this client, unique in the group. With a stable name, a
             restart within one heartbeat interval resumes the claims.
         coordination_topic: Name of the coordination topic; by default
@@ -82,40 +82,40 @@ class Marshal(Closing):
             librdkafka's dotted ones (``sasl.mechanism``, ``ssl_cafile``, ...).
         transport: The client library of the logs: ``fast`` (librdkafka, extra
             ``fast``), ``kafka-python``, or ``auto`` for the first that can be used.
-        heartbeat_interval_ms: Heartbeat interval that this client expects. It is
-            stored in the log; another value here is an error.
-        state_dir: Directory of the identity with which a restart resumes; None
+        heartbeat_interval_ms: Heartbeat interval that this client expects. The log
+            stores the interval; a different value here is an error. None accepts any.
+        state_dir: Directory of the identity with which a restart resumes claims; None
             for the user's state directory, ``""`` for no identity.
-        observer: Observer of events, or several; by default events are logged.
+        observer: One observer of events, or several; by default events are logged.
         check_topic: Whether to refuse a coordination topic whose settings would
-            break the guarantees of claims, if this principal may read them.
+            break the guarantees of claims, if this principal may read the settings.
         mirror_offsets: Whether positions are also committed as the group's
             offsets in Kafka, best effort, for tools that show lag.
         checkpoint_interval_ms: How often to write a checkpoint of a coordinating
-            partition, unless another process has; 0 = never.
+            partition, unless another process has written one; 0 = never.
         sidecar: Address of a sidecar of this host that holds the claims instead of
             an engine of this process: ``unix:/path/of/the.sock`` or
             ``http://127.0.0.1:PORT``. Records are still read from Kafka directly. The
             sidecar has its own ``state_dir``, ``check_topic`` and ``mirror_offsets``.
         sidecar_token_file: File with the sidecar's token, for TCP.
         sidecar_instance: With a sidecar: 16 bytes that identify this process. A
-            process with those of an earlier one takes its place; the earlier process
-            must be dead. None draws them.
-        person: Person for whom this client claims, as its claims in the log name them;
-            None for none. For tools of people.
-        labels: What planners of the group and custom policies know of this client:
-            ``rack``; ``target``, the number of partitions beyond which others are
-            preferred; ``replaces``, the client whose place it takes after a restart
-            under another name, or ``*`` for any one that is drained or restarts; or
-            any others.
-        can_plan: Whether this client may plan for its group, where that has policy
+            process that gives the bytes of an earlier process takes its place; the
+            earlier process must be dead. None for random bytes.
+        person: Name of the person for whom this client claims, which its claims in the
+            log carry; None for no person. For tools that people run.
+        labels: Labels for planners of the group and custom policies: ``rack``;
+            ``target``, the number of partitions beyond which other members are
+            preferred; ``replaces``, the client whose place this one takes after a
+            restart under another name, or ``*`` for any client that is drained or
+            restarts; and any others that a custom policy knows.
+        can_plan: Whether this client may plan for its group, if the group has policy
             ``planner``.
-        timeout_ms: Longest time to open.
+        timeout_ms: Longest time to open the client.
 
     Raises:
         ConfigurationError: A setting is invalid.
-        TopicMisconfigured: The coordination topic is missing, unformatted, torn
-            or formatted for another cluster.
+        TopicMisconfigured: The coordination topic is missing, unformatted, torn (its
+            partitions have different formats) or formatted for another cluster.
         IdentityConflict: Another live process on this machine has this client_id.
         CoordinationError: The cluster did not answer.
     """
@@ -267,7 +267,7 @@ class Marshal(Closing):
         on_standby: OnStandby | None = None,
         timeout_ms: int = OPEN_MS_MAX,
     ) -> "Consumer":
-        """Return a consumer of some topics; it contends for partitions at once.
+        """Return a consumer of some topics, which starts to claim partitions at once.
 
         The settings are described in docs/reference.md, and as attributes of
         ``kafka_marshal.config.ConsumerConfig``.
@@ -275,7 +275,7 @@ class Marshal(Closing):
         Raises:
             ConfigurationError: A setting is invalid.
             LogUnreadable: A topic does not exist.
-            InvalidTransition: This client consumes one of the topics already.
+            InvalidTransition: This client already consumes one of the topics.
         """
         config = ConsumerConfig(
             topics=topics,
@@ -356,16 +356,16 @@ class Marshal(Closing):
     def ranges(
         self, config: ConsumerConfig, *, timeout_ms: int = OPEN_MS_MAX
     ) -> "RangeConsumer":
-        """Hold partitions as a consumer does, for records that are read elsewhere.
+        """Hold partitions like a consumer, for records that other processes read.
 
         Args:
             config: The settings. ``max_handling_ms`` is the longest time without a call
                 of ``held`` or a commit.
-            timeout_ms: Longest time to look the topics up.
+            timeout_ms: Longest time to look up the topics.
 
         Raises:
             LogUnreadable: A topic does not exist.
-            InvalidTransition: This client consumes one of the topics already.
+            InvalidTransition: This client already consumes one of the topics.
         """
         from kafka_marshal.ranges import RangeConsumer
 
@@ -399,7 +399,7 @@ class Marshal(Closing):
         )
 
     def _give_up(self, subscription: "Subscription") -> None:
-        """End a subscription that no consumer has, such as after Ctrl-C."""
+        """End a subscription without a consumer, for example after Ctrl-C."""
         with self.engine.changed:
             self.session.unsubscribe(subscription, release=True)
 
@@ -417,9 +417,10 @@ class Marshal(Closing):
         reports it.
 
         Raises:
-            ConfigurationError: It is no name of a partition.
-            ClaimRejected: Another process held it for the whole time.
-            InvalidTransition: This client claims or consumes it already.
+            ConfigurationError: The topic or the partition number is invalid.
+            ClaimRejected: The claim was not won in time; another process holds the
+                partition, or it is paused.
+            InvalidTransition: This client already claims or consumes the partition.
         """
         from kafka_marshal.claims import HeldClaim, note_unknown_partition
 
@@ -443,16 +444,17 @@ class Marshal(Closing):
             )
             claim.wait_held(timeout_ms)
         except BaseException:
-            # Such as Ctrl-C: nobody would have what was won.
+            # For example Ctrl-C: nobody would have the claim, if it was won.
             with backend.engine.changed:
                 backend.session.unwant(holding)
             raise
         return claim
 
     def world(self, *, timeout_ms: int = OPEN_MS_MAX) -> dict[str, Any]:
-        """Return the world as plain data, as of this call or later.
+        """Return the world, the state of the log, as plain data.
 
-        The same document that ``marshal log replay`` prints (PROTOCOL 3.8).
+        It is not older than this call. ``marshal log replay`` prints the same document
+        (PROTOCOL 3.8).
 
         Raises:
             DeadlineExceeded: The log was not read to its end in time.
@@ -463,7 +465,9 @@ class Marshal(Closing):
     def owners(
         self, topic: str, *, timeout_ms: int = OPEN_MS_MAX
     ) -> dict[TopicPartition, str | None]:
-        """Return the owner of each partition of a topic in this group, by the log.
+        """Return the client_id of each partition's owner in this group, by the log.
+
+        A partition without an owner has None; one that the log does not know is absent.
 
         Raises:
             DeadlineExceeded: The log was not read to its end in time.
@@ -479,18 +483,18 @@ class Marshal(Closing):
     def stop_on_signals(
         self, signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)
     ) -> None:
-        """Call ``stop`` when the process is asked to end, until this is closed.
+        """Call ``stop`` when one of the signals arrives, until this client is closed.
 
-        The handler in progress finishes, iteration ends, and closing flushes
-        and releases. Call it from the main thread. A signal stops all clients of the
-        process that are open and called this; it has no effect in forked children.
+        The handler in progress finishes, iteration ends, and closing flushes positions
+        and releases partitions. Call this from the main thread. A signal stops all open
+        clients of the process that called this. It does not affect forked children.
         """
         stop_on(signals, self)
 
     def expect_restart(self) -> None:
-        """Let whatever closes from now on release as before a restart.
+        """Announce that this client restarts soon, for all releases from now on.
 
-        As ``close(restarts=True)`` does, but before consumers are closed one by one.
+        Like ``close(restarts=True)``, but before consumers are closed one by one.
         """
         self._backend.restart()
 
@@ -506,16 +510,16 @@ class Marshal(Closing):
         Args:
             release: False keeps the claims for a restart within one heartbeat interval.
             restarts: Whether this client, or one with the label ``replaces``, starts
-                again soon: in a group with policy ``planner`` the partitions wait for
-                it, for ``grace_ms`` at most. With a sidecar it has no effect.
-            timeout_ms: Longest time in all. If the log did not answer a consumer,
-                closing does not wait for it again.
+                again soon. In a group with policy ``planner`` the partitions then wait
+                for it, for at most ``grace_ms``. No effect with a sidecar.
+            timeout_ms: Longest time in total. If the log did not confirm the close of
+                one consumer in time, the rest of the close does not wait for the log.
 
-        An exception of a signal handler, as of Ctrl-C, ends the wait for the log. The
-        connections are closed all the same; claims that were not released run out.
+        An exception of a signal handler, such as Ctrl-C, ends the wait for the log. The
+        connections are closed all the same; claims that were not released expire.
 
         Raises:
-            ConfigurationError: An argument is of another type; nothing is closed.
+            ConfigurationError: An argument has the wrong type; nothing is closed.
         """
         require_flag("release", release)
         timeout_ms = to_ms("timeout_ms", timeout_ms)
@@ -530,7 +534,7 @@ class Marshal(Closing):
             if restarts:
                 self.expect_restart()
             self._leave(release=release, timeout_ms=timeout_ms)
-        finally:  # also after Ctrl-C: else its claims were renewed for good
+        finally:  # also after Ctrl-C: otherwise the engine would go on renewing claims
             self._backend.close()
             for function in self._closers:
                 function()
@@ -544,7 +548,7 @@ class Marshal(Closing):
         self._backend.leave(release=release, timeout_ms=deadline.left_ms)
 
     def __del__(self) -> None:
-        """Warn if it was not closed. It has no backend if it did not open."""
+        """Warn if the client was not closed. Without a backend it was never open."""
         is_open = "_backend" in vars(self) and not self._is_closed
         if is_open and os.getpid() == self._pid:
             warn_unclosed(self)

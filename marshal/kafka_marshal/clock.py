@@ -1,4 +1,4 @@
-"""The only readers of time and random numbers, and the threads for blocking calls.
+"""The only code that reads clocks and random numbers; threads for blocking calls.
 
 All other code gets a ``ports.Clock``, ``ports.Entropy`` and ``ports.Background``, so
 that a simulator can replace them.
@@ -61,8 +61,8 @@ class _Elapsed:
     """A boot clock for systems that have none.
 
     PROTOCOL 5.2: the larger of elapsed monotonic and elapsed realtime. It adds up the
-    larger of the two for each interval between two readings. If it compared totals,
-    time would stop after a wall clock jumps ahead and is set back, and a lease would
+    larger of the two for each interval between two readings. If it compared totals, its
+    time would stop after the wall clock jumps ahead and is set back, and a lease would
     seem to last.
     """
 
@@ -117,8 +117,8 @@ class SystemClock(Clock):
         return time.time_ns() // NS_PER_MS
 
 
-# For jitter alone. Nobody else seeds it, and a request to the system for each number
-# would give up the interpreter's lock: thousands of claims are won in a row.
+# For jitter only; no other code seeds it. A system call for each number would release
+# the interpreter's lock, and thousands of claims may be won in a row.
 _jitter = random.Random()  # noqa: S311 - no secret
 os.register_at_fork(after_in_child=_jitter.seed)
 
@@ -127,19 +127,19 @@ class SystemEntropy(Entropy):
     """Random numbers. Thread-safe, also after a fork."""
 
     def random_bytes(self, count: int) -> bytes:
-        """Return ``count`` random bytes of the system, fit for secrets."""
+        """Return ``count`` random bytes from the system, fit for secrets."""
         return os.urandom(count)
 
     def below(self, limit: int) -> int:
-        """Return an integer 0 <= n < ``limit`` (0 where limit < 1)."""
+        """Return an integer 0 <= n < ``limit`` (0 if limit < 1)."""
         return _jitter.randrange(limit) if limit > 1 else 0
 
 
 class WorkerPool:
     """A few daemon threads that start calls in the order of submission.
 
-    The queue is bounded: otherwise calls that no caller waits for any more would pile
-    up while nothing answers.
+    The queue is bounded: otherwise, if nothing answers, calls that no caller waits for
+    any more would pile up.
     """
 
     def __init__(self, name: str, *, threads: int, calls_max: int) -> None:
@@ -153,7 +153,7 @@ class WorkerPool:
         self._name = name
         self._most = threads
         self._calls_max = calls_max
-        # Not a queue.Queue: an exception of a signal handler can leave it locked.
+        # Not a queue.Queue, which an exception of a signal handler can leave locked.
         self._changed = Condition()
         self._calls: deque[_Call] = deque()
         self._threads: list[threading.Thread] = []
@@ -173,8 +173,8 @@ class WorkerPool:
             if self.is_closed or len(self._calls) >= self._calls_max:
                 return False
             self._calls.append((call, on_drop))
-            # Calls count until they end: by those that wait, a thread that has just
-            # taken one would count as free.
+            # Running calls count, too: otherwise a thread that has just taken a call
+            # would count as free.
             unfinished = len(self._calls) + self._running
             if len(self._threads) < min(unfinished, self._most):
                 self._start_thread()
@@ -187,8 +187,8 @@ class WorkerPool:
             self._threads.append(thread)
             thread.start()
         except BaseException:
-            # Such as Ctrl-C: the next call starts another. This one, if it runs after
-            # all, ends as it is not listed.
+            # For example Ctrl-C. The next call starts another thread. If this one runs
+            # after all, it ends, because it is not listed.
             if thread in self._threads:
                 self._threads.remove(thread)
             raise
@@ -217,7 +217,7 @@ class WorkerPool:
                     self._running -= 1
 
     def _next_call(self) -> Callable[[], None] | None:
-        """Wait for a call; return None where the thread is to end."""
+        """Wait for a call; return None if the thread must end."""
         with self._changed:
             if threading.current_thread() not in self._threads:
                 return None

@@ -1,4 +1,4 @@
-"""Closing by a ``with`` block, and calls that may block on threads of their own."""
+"""A base class that ``with`` blocks close, and new threads for calls that block."""
 
 import threading
 import warnings
@@ -16,10 +16,10 @@ T = TypeVar("T")
 def in_background(
     call: Callable[[], object], *, name: str = "marshal-close"
 ) -> threading.Thread:
-    """Start a call, which may block, on a daemon thread of its own; return that.
+    """Start a call that may block on a new daemon thread; return the thread.
 
     Args:
-        call: The call; an error of it goes to ``threading.excepthook``.
+        call: The call; its exception goes to ``threading.excepthook``.
         name: Name of the thread.
     """
     thread = threading.Thread(target=call, name=name, daemon=True)
@@ -28,7 +28,7 @@ def in_background(
 
 
 def begin(call: Callable[[], T], *, name: str) -> "Future[T]":
-    """Start a call as ``in_background``; return its outcome, which is not cancelled."""
+    """Start a call like ``in_background``; return a future that cannot be cancelled."""
     from concurrent.futures import Future
 
     future: Future[T] = Future()
@@ -47,7 +47,7 @@ def begin(call: Callable[[], T], *, name: str) -> "Future[T]":
 
 
 class Closing(ABC):
-    """Closes itself at the end of a ``with`` block, however that ends."""
+    """Closes itself at the end of a ``with`` block, also after an exception."""
 
     @abstractmethod
     def close(self) -> None:
@@ -70,7 +70,8 @@ class Closing(ABC):
 def warn_unclosed(dropped: object) -> None:
     """Warn that an object was dropped open, as files and sockets do; takes no lock.
 
-    For ``__del__``, which runs on any thread, in whatever that does: it cannot close.
+    For ``__del__``. That may run on any thread and interrupt any code, so it must not
+    close the object.
     """
     warnings.warn(
         f"unclosed {dropped!r}: its claims are renewed until the process ends; close "

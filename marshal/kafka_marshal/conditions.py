@@ -7,10 +7,10 @@ from operator import attrgetter
 class Condition(threading.Condition):
     """``threading.Condition``, for threads that run signal handlers.
 
-    Python runs a handler between two calls. ``threading.Condition`` enters and leaves
-    in Python code: an exception of a handler, as Ctrl-C raises, between its acquiring
-    the lock and the beginning of the block left the lock to its thread for good. This
-    one is entered and left without a call of Python code, as a plain lock is.
+    Python runs a handler between two calls. ``threading.Condition`` is entered and left
+    in Python code. If a handler raises, as Ctrl-C does, after that code has acquired
+    the lock and before the block begins, the thread keeps the lock for ever. This
+    class is entered and left without Python code, like a plain lock.
     """
 
     # Found by `with`; both getters are compiled, not Python code.
@@ -20,11 +20,11 @@ class Condition(threading.Condition):
     def wait(self, timeout: float | None = None) -> bool:
         """Wait as ``threading.Condition`` does; the lock is held after any exception.
 
-        Call it where the lock was acquired once.
+        The caller must have acquired the lock exactly once.
         """
         try:
             return super().wait(timeout)
         finally:
-            # Not if a handler raised as the lock was released, before the wait.
+            # Not held if a handler raised after the lock was released for the wait.
             if not self._is_owned():  # type: ignore[attr-defined]
                 self.__enter__()

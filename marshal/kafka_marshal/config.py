@@ -1,8 +1,8 @@
-"""The settings of a consumer: each name, default, bound and message, once.
+"""The settings of a consumer: the only place with their defaults, bounds and messages.
 
-``Marshal.consumer`` makes a ``ConsumerConfig`` of its arguments, Spark of options, the
-command of flags, and a sidecar of ``remote.api.SubscriptionSpec``. Callbacks are apart,
-because a configuration can be sent to another process.
+``Marshal.consumer`` makes a ``ConsumerConfig`` from its arguments, Spark from options,
+the command from flags, and a sidecar from ``remote.api.SubscriptionSpec``. Callbacks
+are separate, because a configuration can be sent to another process.
 """
 
 import re
@@ -40,8 +40,8 @@ LEAST = {
     "standbys": 0,
 }
 OPTIONAL = frozenset({"consumer_timeout_ms", "max_handling_ms"})
-# Bounds the size of a compiled pattern, and so the time to match one name: the
-# largest that compiles takes about 10 ms for a name of 249 characters.
+# Bounds the size of a compiled pattern, and so the time to match one name: the largest
+# pattern that compiles takes about 10 ms for a name of 249 characters.
 PATTERN_BYTES_MAX = 256 * 1024
 _INLINE_FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s"}
 
@@ -50,7 +50,7 @@ OnClaimed = Callable[[TopicPartition, Token], None]
 OnWarm = Callable[[TopicPartition, int | None, str], None]
 """Partition, position (None if unknown) and the client_id of the owner."""
 OnStandby = Callable[[TopicPartition, int | None, str | None], None]
-"""As ``OnWarm``; without an owner the consumer stands by for it no longer."""
+"""Like ``OnWarm``; client_id None: the consumer no longer stands by for it."""
 OnLost = Callable[[TopicPartition, Ending], None]
 OnTopics = Callable[[frozenset[str]], None]
 
@@ -96,7 +96,7 @@ def pattern_text(pattern: str | re.Pattern[str] | None) -> str | None:
     """Return a pattern as text; flags of a compiled one become inline flags.
 
     Raises:
-        ConfigurationError: The pattern is not one of text, or a flag has no inline
+        ConfigurationError: The pattern is not made for text, or a flag has no inline
             form.
     """
     if pattern is None or isinstance(pattern, str):
@@ -120,11 +120,11 @@ def pattern_text(pattern: str | re.Pattern[str] | None) -> str | None:
 
 
 def topic_pattern(text: str) -> Matches:
-    """Return the test for names of topics that a pattern matches in full.
+    """Return a function that tests whether a pattern matches a whole topic name.
 
-    The syntax is RE2's, as in Kafka's own consumer protocol. Matching takes time
-    linear in the length of the name for every pattern, and releases the GIL: a
-    pattern of one client cannot stop a sidecar, nor the heartbeats of a process.
+    The syntax is RE2's, as in Kafka's own consumer protocol. For every pattern,
+    matching takes time linear in the length of the name, and releases the GIL. So a
+    client's pattern can stop neither a sidecar nor the heartbeats of a process.
 
     Raises:
         ConfigurationError: RE2 does not support the pattern, or it is too large.
@@ -150,10 +150,10 @@ def topic_pattern(text: str) -> Matches:
 
 
 def require_callback(setting: str, callback: object) -> None:
-    """Raise unless a callback can be called, and its call does all its work.
+    """Raise unless a callback is a plain function.
 
     Raises:
-        ConfigurationError: It is something else, such as a coroutine function, whose
+        ConfigurationError: It cannot be called, or is a coroutine function, whose
             coroutine nobody would await.
     """
     if not callable(callback):
@@ -173,36 +173,41 @@ class ConsumerConfig:
     """The settings of a consumer, checked. Can be pickled if the policy is a name.
 
     Attributes:
-        topics: Data topics by name, or none with a pattern.
-        pattern: Or a regular expression in RE2's syntax that whole names match.
+        topics: Names of data topics; empty if there is a pattern.
+        pattern: Instead of names, a regular expression in RE2's syntax, which must
+            match whole topic names.
         delivery: The guarantee; also given as ``"alo"`` or ``"amo"``.
-        policy: Which partitions to hold: the name of a policy, or a policy.
-        claims_max: Most partitions to hold, or whole topics; 0 = no limit.
+        policy: Decides which partitions to hold: the name of a policy, or a function.
+        claims_max: Most partitions to hold, or topics under a policy that assigns
+            whole topics; 0 = no limit.
         auto_offset_reset: Where to start partitions without a position.
-        starts: Where to start instead, by partition.
+        starts: Start offsets by partition; they override ``auto_offset_reset``.
         isolation_level: ``read_uncommitted``, or ``read_committed`` to return records
             of transactions only after their commit.
-        max_poll_records: Most records of one poll; under at most once also the
-            size of a batch.
-        max_granted_batches: At most once: most batches of a partition that are
-            requested, granted or being processed, together: what a crash loses
-            (PROTOCOL 6.3). The consumer uses as many as hide the round trip; 1 =
+        max_poll_records: Most records of one poll; under at most once also the size of
+            a batch.
+        max_granted_batches: Under at most once, most batches of a partition that are
+            requested, granted or being processed, in total; a crash loses them
+            (PROTOCOL 6.3). The consumer uses only as many as hide the round trip; 1 =
             only the batch being processed.
         max_uncommitted: Most uncommitted records per partition; at this limit no
             more are handed out or fetched until some are committed.
-        max_fetched: Most records fetched ahead of their hand-out, of all partitions
-            together; at most once never less than may be at risk of one partition.
-            The consumer uses as many as hide the time that a fetch takes.
-        warm_bytes: Most bytes to fetch of a partition while ``on_warm`` runs and until
-            it is claimed; 0 = none.
-        max_handling_ms: Longest time between two polls while records wait; 0 = no
-            limit, None = the heartbeat interval.
-        release_behind: Whether to release partitions when the consumer lags.
+        max_fetched: Most records fetched and not yet handed out, of all partitions
+            together. Under at most once, it is raised to ``max_granted_batches``
+            batches, but not above 16,000 records or 4 batches, whichever is more. The
+            consumer uses only as many as hide the time of a fetch.
+        warm_bytes: Most bytes to fetch of a partition from the start of ``on_warm``
+            until the claim; 0 = none.
+        max_handling_ms: Longest time between two polls while records wait, before
+            another member gets these; 0 = no limit, None = the heartbeat interval.
+        release_behind: Whether to release a partition whose lag grows, if another
+            member keeps up.
         consumer_timeout_ms: Iteration ends after this long without a record; None
             waits for ever.
         metadata_refresh_ms: Time between two refreshes of metadata.
-        standbys: Stand by for the partitions of other members of which this one is
-            among the first so many standbys, on as many hosts; 0 = for none.
+        standbys: Number of standbys of each partition, on as many hosts. This member
+            stands by for a partition of another one if it is among the first standbys
+            of it, up to this number (PROTOCOL 9.9); 0 = for none.
 
     Raises:
         ConfigurationError: A setting is invalid; ``setting`` has its name.
@@ -231,7 +236,7 @@ class ConsumerConfig:
 
     def __attrs_post_init__(self) -> None:
         self._check_topics()
-        # Numbers and texts of NumPy can be compared, but neither written nor sent.
+        # Numbers and texts of NumPy can be compared, but not encoded.
         given: dict[str, object] = {"topics": tuple(map(to_text, self.topics))}
         if isinstance(self.policy, str):
             given["policy"] = to_text(self.policy)
@@ -286,9 +291,9 @@ class ConsumerConfig:
         return self.delivery is Delivery.AT_MOST_ONCE
 
     def matches(self, coordination_topic: str) -> Matches | None:
-        """Return the test for topics to join, None if they are named.
+        """Return the test for names of topics to consume, None without a pattern.
 
-        A name matches in full; the coordination topic and internal ones never match.
+        The whole name must match. The coordination topic and internal topics never do.
         """
         if self.pattern is None:
             return None
@@ -303,10 +308,11 @@ class ConsumerConfig:
 
 @attrs.frozen(kw_only=True)
 class Callbacks:
-    """The callbacks of one consumer, called on the application's thread.
+    """The callbacks of one consumer, called on the application's thread if not noted.
 
-    With several, on that which polls, or that which asks for the assignment or for
-    positions while no other one polls; with asyncio always on the loop.
+    If the application has several threads, callbacks run on the thread that polls, or,
+    while no thread polls, on one that asks for the assignment or for positions. With
+    asyncio they always run on the event loop.
 
     Attributes:
         on_claimed: Called for each new partition.
@@ -314,13 +320,14 @@ class Callbacks:
             is open; closing does not call it. Without it, a partition that is lost
             with uncommitted records raises ``ClaimLost`` from the next call.
         on_warm: Called before another member releases a partition to this one, with the
-            partition, its position at that time and the member's client_id. It runs on
-            a thread of its own, one partition at a time, while the other member goes
-            on. Its exceptions are reported, and the partition stays there.
+            partition, its position at that time and the other member's client_id. Runs
+            on a separate thread, one partition at a time, while the other member
+            continues. If it raises, that is reported, and the other member keeps the
+            partition.
         on_standby: Called for each partition of another member that this one stands by
-            for, with the position at that time and that member's client_id; without
-            these once it does so no longer, unless it gets the partition. It runs on a
-            thread of its own, one call at a time. Its exceptions are reported.
+            for, with the position at that time and the other member's client_id. Called
+            with None for both when it stops standing by without getting the partition.
+            Runs on a separate thread, one call at a time. Exceptions are reported.
         on_topics: Called with all topics whose partition 0 is held, whenever that set
             changes, also to the empty set.
     """
@@ -336,12 +343,13 @@ class Callbacks:
 
         Args:
             counts_topics: Whether the policy assigns whole topics.
-            standbys: As of ``ConsumerConfig``.
+            standbys: As in ``ConsumerConfig``.
 
         Raises:
             ConfigurationError: A callback cannot be called, or is a coroutine function;
-                ``on_topics`` needs such a policy, standbys another one; ``standbys``
-                and ``on_standby`` need each other.
+                ``on_topics`` is given for a policy that does not assign whole topics,
+                or standbys for one that does; or only one of ``standbys`` and
+                ``on_standby`` is given.
         """
         for field in attrs.fields(type(self)):
             callback = getattr(self, field.name)
@@ -367,10 +375,11 @@ class Callbacks:
 
 
 def checked_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the labels of a member.
+    """Return the checked labels of a member.
 
     Raises:
-        ConfigurationError: A name is reserved, or a text does not fit.
+        ConfigurationError: A name is reserved, a text does not fit, or there are too
+            many labels.
     """
     given: object = labels
     if not isinstance(given, Mapping) or not all(
@@ -394,13 +403,13 @@ def checked_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
 
 @attrs.frozen(kw_only=True)
 class Membership:
-    """What a process is among the members of its groups.
+    """How a process takes part in its groups as a member.
 
     Attributes:
-        labels: What planners and custom policies know of it, as in ``Marshal``.
+        labels: Labels for planners and custom policies, as in ``Marshal``.
         can_plan: Whether it may plan for a group with policy ``planner``.
-        restarts: Whether, after its orderly end, it or a member that replaces it starts
-            again soon: its partitions wait for that one.
+        restarts: Whether the process, or a member that replaces it, starts again soon
+            after its orderly end, so that its partitions wait for it.
     """
 
     labels: Mapping[str, str] = attrs.field(factory=dict)

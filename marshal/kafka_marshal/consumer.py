@@ -35,7 +35,7 @@ from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.types import Token, TopicPartition, seek_count_of
 
 if TYPE_CHECKING:
-    # As in ``client``: a program that only names the class does not wait for these.
+    # As in ``client``: importing this module does not import these.
     from kafka_marshal.engine import Subscription
     from kafka_marshal.engine.fetch_state import FetchState
     from kafka_marshal.engine.holding import Holding
@@ -49,7 +49,7 @@ TRANSACTION_MS_MAX = 30_000
 
 
 class _Process:
-    """Id of this process, updated at a fork, so that checks need no system call."""
+    """Id of this process, updated after a fork, so that checks need no system call."""
 
     pid = os.getpid()
 
@@ -68,9 +68,9 @@ _ONE = (Record, CommitToken)
 class Consumer(Closing):
     """Consumes topics in a group; made by ``Marshal.consumer``.
 
-    One thread at a time reads: polls, iterates and seeks; a second one gets
-    ``InvalidTransition``. All else may be called from any thread, ``stop`` also in
-    signal handlers.
+    Only one thread at a time may poll, iterate or seek; a second thread gets
+    ``InvalidTransition``. Any thread may call the other methods, and signal handlers
+    may call ``stop``.
 
     Attributes:
         is_close_confirmed: False if the log did not confirm the close in time.
@@ -109,7 +109,7 @@ class Consumer(Closing):
         self._is_closed = False
         self.is_close_confirmed = True
         self._pid = _Process.pid
-        # It was caught before: closing in the same handler is no failure of the work.
+        # Closing while this exception is still handled is no failure of the work.
         self._caught_before = sys.exc_info()[1]
 
     def __repr__(self) -> str:
@@ -134,11 +134,11 @@ class Consumer(Closing):
             max_records: Most records to return; by default ``max_poll_records``.
 
         Returns:
-            Records by partition, in offset order; empty if none arrived in time, and
-            while the group is paused. If a signal handler raises meanwhile, as Ctrl-C
-            does, the next call returns them, and no ``commit`` counts them. After
-            ``stop`` nothing more is requested, and nothing fetched but what is granted:
-            later calls return what was fetched or granted before.
+            Records by partition, in offset order; empty if none arrived in time, or if
+            the group is paused. If a signal handler raises during the call, as Ctrl-C
+            does, the next call returns the records, and ``commit`` does not count them
+            before. After ``stop`` the consumer requests no more grants, and fetches
+            only granted records: calls return records fetched or granted before.
 
         Raises:
             ClaimLost: A partition with uncommitted records was lost, and there is no
@@ -146,8 +146,8 @@ class Consumer(Closing):
             PositionError: A position lies beyond the end of its log.
             IdentityConflict: Another live process uses this client_id.
             CoordinationError: The engine failed for good.
-            InvalidTransition: Another thread reads now.
-            ConfigurationError: A limit is no number, or too small.
+            InvalidTransition: Another thread polls, iterates or seeks now.
+            ConfigurationError: An argument is not a number, or is too small.
         """
         self.require_no_transactions()
         wait_ms = to_ms("timeout_ms", timeout_ms)
@@ -168,11 +168,11 @@ class Consumer(Closing):
     ) -> dict[TopicPartition, Sequence[Record]]:
         deadline = Deadline(timeout_ms, self._clock.now_ms)
         hands = self._hands
-        if self.is_closed:  # by another thread, as this one began
+        if self.is_closed:  # by another thread, just before
             return {}
         hands.take_back()
         while True:
-            # However long it waits, the application polls.
+            # While this call waits, the application counts as polling.
             self._subscription.back_at_ms = self._clock.now_ms()
             self._sync()
             handed = hands.hand_out(most, partitions_max=partitions_max)
@@ -200,15 +200,15 @@ class Consumer(Closing):
     ) -> dict[TopicPartition, list[Record]]:
         """Hand out records that are already fetched; never wait.
 
-        Together with ``prefetch`` on another thread, this is for loops that must not
-        block, such as asyncio's. Calls of the two must not overlap.
+        For loops that must not block, such as asyncio's, while another thread calls
+        ``prefetch``. Calls of the two methods must not overlap.
 
         Args:
             max_records: Most records to return; by default ``max_poll_records``.
             partitions_max: Most partitions to return records of; None = no limit.
 
         Returns:
-            As ``poll``, whose errors it raises.
+            Records by partition, like ``poll``, whose errors it also raises.
         """
         self.require_no_transactions()
         with self._turn:
@@ -221,7 +221,7 @@ class Consumer(Closing):
 
         Args:
             max_records: Most records; by default ``max_poll_records``.
-            keep: As for ``batches_kept``.
+            keep: Called with the batch, as in ``batches_kept``.
 
         Returns:
             None if nothing is fetched.
@@ -262,19 +262,19 @@ class Consumer(Closing):
         self._hands.thread = threading.get_ident()
 
     def report_closed(self) -> None:
-        """Report that no topic is held, where another thread has closed this."""
+        """Report to ``on_topics`` that no topic is held any more, after the close."""
         self._hands.notify_topics(())
 
     @property
     def is_finished(self) -> bool:
-        """Whether iteration is over: stopped, and nothing granted is left."""
-        # No other process gets what was granted here, so it is handed out after a stop.
+        """Whether iteration is over: stopped, and no granted records are left."""
+        # No other process gets the granted records, so a stop still hands them out.
         return self._is_stopped and (self._is_closed or not self._hands.holds_grants())
 
     def __iter__(self) -> Iterator[Record]:
         """Iterate over records, one hand-out at a time, until ``stop``.
 
-        At most once, records granted before the stop are still handed out.
+        Under at most once, records granted before the stop are still handed out.
         """
         self.require_no_transactions()
         return self
@@ -315,10 +315,10 @@ class Consumer(Closing):
     def batches_kept(
         self, max_records: int | None, keep: Callable[[Batch], None]
     ) -> Iterator[Batch]:
-        """Iterate as ``batches``; pass each to ``keep`` before it counts as received.
+        """Iterate like ``batches``; pass each to ``keep`` before it counts as received.
 
-        So where a signal handler raises, either ``keep`` has the batch, or its records
-        are handed out again, or both: see ``is_handed_out_again``.
+        If a signal handler raises, ``keep`` has got the batch, or the records of the
+        batch are handed out again, or both: see ``is_handed_out_again``.
         """
         most = self._most(max_records)
         while True:
@@ -331,13 +331,13 @@ class Consumer(Closing):
             yield batch
 
     def is_handed_out_again(self, batch: Batch) -> bool:
-        """Return whether handing a batch out was interrupted: it comes again."""
+        """Return whether the hand-out of a batch was interrupted and is repeated."""
         return any(
             place.partition == batch.partition for place in self._hands.taken or ()
         )
 
     def batch_of(self, partition: TopicPartition, records: Sequence[Record]) -> Batch:
-        """Return records of one partition, as one poll handed them out, as a batch."""
+        """Return a batch of the records that one poll handed out of a partition."""
         if not isinstance(records, Records):
             records = tuple(records)
         token = records.token if isinstance(records, Records) else records[0].token
@@ -350,7 +350,7 @@ class Consumer(Closing):
         )
 
     def _await_next(self, most: int) -> tuple[TopicPartition, Sequence[Record]] | None:
-        """Wait for what iteration returns next; None at its end."""
+        """Wait for the next records of the iteration; return None at its end."""
         from kafka_marshal.engine.dispatcher import FETCH_SLICE_MS
 
         timeout_ms = self._config.consumer_timeout_ms
@@ -369,39 +369,40 @@ class Consumer(Closing):
         *,
         timeout_ms: int = TRANSACTION_MS_MAX,
     ) -> "Iterator[Transaction]":
-        """Iterate over batches whose output Kafka gets exactly once, until ``stop``.
+        """Iterate over batches whose output is written to Kafka exactly once.
 
-        Each is a transaction: a context manager with ``records`` and ``send``. At its
-        end the output and the progress of the partition are written in one transaction
-        of Kafka, and then the records are committed. If the block raises, or the
-        transaction fails, nothing is written, and the same records come again first.
+        Each batch is a transaction: a context manager with ``records`` and ``send``. At
+        the end of its block the output and the progress of the partition are written in
+        one transaction of Kafka, and then the records are committed. If the block
+        raises, or the transaction fails, nothing is written, and the same records come
+        again first. Iteration ends after ``stop``.
 
-        From then on ``poll``, iteration over the consumer and ``commit`` raise
-        ``InvalidTransition``. Do not use ``batches`` beside it, either: what it hands
-        out may be missing from the output.
+        After the first use ``poll``, iteration over the consumer and ``commit`` raise
+        ``InvalidTransition``. Do not use ``batches`` any more, either: the output may
+        lack the records that it hands out.
 
         Args:
             max_records: Most records of a transaction; by default ``max_poll_records``.
             timeout_ms: Limit for opening a partition's producer, and for each
-                transaction. Readers of the output wait for so long after a crash, if
-                no other member takes the partition over.
+                transaction. After a crash readers of the output wait this long, unless
+                another member takes the partition over.
 
         Raises:
-            InvalidTransition: The guarantee is at most once; or the transaction before
-                was neither committed nor aborted; or records of other calls are not
-                committed.
+            InvalidTransition: The guarantee is at most once; or the previous
+                transaction was neither committed nor aborted; or records that other
+                calls returned are not committed.
             ConfigurationError: The sidecar is too old.
-            MarshalError: A producer was not opened, or as ``poll``. Nothing is lost:
-                iterate again.
+            MarshalError: A producer could not be opened, or an error of ``poll``.
+                Nothing is lost: iterate again.
         """
         wait_ms = to_ms("timeout_ms", timeout_ms)
         return self.open_output().transactions(max_records, timeout_ms=wait_ms)
 
     def open_output(self) -> "TransactionalOutput":
-        """Return what writes the transactions, which alone hands out and commits then.
+        """Return the writer of transactions; only it hands out and commits from now on.
 
         Raises:
-            InvalidTransition: As ``transactions``.
+            InvalidTransition: See ``transactions``.
         """
         if self._output is not None:
             return self._output
@@ -434,10 +435,10 @@ class Consumer(Closing):
                     )
 
     def require_no_transactions(self) -> None:
-        """Raise where transactions hand out and commit.
+        """Raise if this consumer hands out and commits by transactions.
 
         Raises:
-            InvalidTransition: They do.
+            InvalidTransition: It does.
         """
         if self._output is not None:
             raise InvalidTransition(
@@ -448,22 +449,22 @@ class Consumer(Closing):
     # --- committing
 
     def commit(self, records: Processed | None = None) -> None:
-        """Note records as processed; the next beat carries the position.
+        """Mark records as processed; the next heartbeat carries the position.
 
         Records may be committed out of order: the position moves over the contiguous
-        prefix (PROTOCOL 6.1). At most once, the grant was the commit, so nothing is
-        written, and the call only raises if a claim has ended. Any thread may commit.
+        prefix (PROTOCOL 6.1). Under at most once, the grant was the commit: this call
+        writes nothing, and only raises if a claim has ended. Any thread may commit.
 
         Args:
             records: The processed records: a record, its ``commit_token``, a batch, or
-                several of them; also what ``poll`` returned. None = everything that
+                several of these; or the result of ``poll``. None = all records that
                 calls have returned so far.
 
         Raises:
             ClaimLost: A record was handed out under a claim that has ended; another
                 process may process it again.
             InvalidTransition: A record was never handed out by this consumer.
-            TypeError: Something else was given, such as offsets.
+            TypeError: The argument is something else, such as an offset.
         """
         self.require_no_transactions()
         if records is None:
@@ -484,7 +485,7 @@ class Consumer(Closing):
         """Return a small token that ``commit`` accepts instead of the record.
 
         Raises:
-            TypeError: Something else than a record was given.
+            TypeError: The argument is not a record.
         """
         return CommitToken.of(record)
 
@@ -501,7 +502,7 @@ class Consumer(Closing):
                 self._session.end_drain(holding)
 
     def holding_of(self, batch: Batch) -> "Holding | None":
-        """Return the claim of a batch, None once it has ended, or after a seek."""
+        """Return the claim of a batch; None if it has ended, or after a seek."""
         self._require_usable()
         with self._engine.lock, suppress(ClaimLost):
             return self._holding_of(batch.partition, batch.token, batch.first_offset)
@@ -510,7 +511,7 @@ class Consumer(Closing):
     def _holding_of(
         self, partition: tuple[str, int], token: Token | None, first: int
     ) -> "Holding":
-        """Return the claim under which an offset was handed out, if it stands."""
+        """Return the claim under which an offset was handed out, if it is valid."""
         place = self._places_by_name.get(partition)
         if place is None or place.holding.claim.token != token:
             raise ClaimLost(
@@ -547,8 +548,8 @@ class Consumer(Closing):
         if not claim.is_valid(now_ms):
             from kafka_marshal.engine.dispatcher import lost_claim
 
-            # A claim reported as lost stays lost: a beat that is read back later would
-            # revive it, and the dropped records would never be committed.
+            # End the claim: otherwise a heartbeat that is read back later would revive
+            # it, and the records reported as lost would never be committed.
             with self._engine.changed:
                 self._session.check_lease(place.holding, now_ms)
             raise lost_claim(place.partition, claim.ending or Ending("lease_expired"))
@@ -558,7 +559,8 @@ class Consumer(Closing):
 
         Raises:
             ClaimLost: A claim ended meanwhile; its position was not recorded.
-            DeadlineExceeded: Not read back in time; the positions may still land.
+            DeadlineExceeded: The positions were not read back in time; the log may
+                still get them.
         """
         wait_ms = to_ms("timeout_ms", timeout_ms)
         self._require_usable()
@@ -576,11 +578,11 @@ class Consumer(Closing):
     def seek(
         self, partition: TopicPartition, offset: int, *, timeout_ms: int = ASK_MS_MAX
     ) -> None:
-        """Move the position of a held partition, back or forward; at least once only.
+        """Move the position of a held partition back or forward.
 
-        Returns once the log has the new position, so that any later owner starts there
-        (PROTOCOL 6.6). Records that were handed out before cannot be committed any
-        more, also if they are handed out again.
+        Only under at least once. Returns once the log has the new position, so that any
+        later owner starts there (PROTOCOL 6.6). Records that were handed out before the
+        seek can no longer be committed, even if they are handed out again.
 
         Args:
             partition: A partition that this consumer holds.
@@ -589,13 +591,13 @@ class Consumer(Closing):
 
         Raises:
             InvalidTransition: The partition is not held, or the guarantee is at most
-                once: then offsets that were granted are never handed out again.
+                once: granted offsets are never handed out again.
             PositionError: The offset lies outside the log; nothing has changed.
             ClaimLost: The claim ended; the position may not have changed. The reason
-                is ``seek_unconfirmed`` where a heartbeat from before, whose append
-                failed, may still land: seek again once the partition is assigned.
-            DeadlineExceeded: The log did not confirm it in time. Nothing of the
-                partition is handed out before it does.
+                is ``seek_unconfirmed`` if an earlier heartbeat, whose append failed,
+                may still reach the log: seek again once the partition is assigned.
+            DeadlineExceeded: The log did not confirm the seek in time. No records of
+                the partition are handed out until it does.
         """
         wanted = to_whole("offset", offset)
         self._seek([to_partition(partition)], lambda _: wanted, timeout_ms)
@@ -603,14 +605,14 @@ class Consumer(Closing):
     def seek_to_beginning(
         self, *partitions: TopicPartition, timeout_ms: int = ASK_MS_MAX
     ) -> None:
-        """Move to the start of the logs of these partitions, or of all; as ``seek``."""
+        """Seek to the log start in these partitions, or in all held; see ``seek``."""
         wanted = self._named_or_all(partitions)
         self._seek(wanted, lambda found: found.start, timeout_ms)
 
     def seek_to_end(
         self, *partitions: TopicPartition, timeout_ms: int = ASK_MS_MAX
     ) -> None:
-        """Move to the end of the logs of these partitions, or of all; as ``seek``."""
+        """Seek to the log end in these partitions, or in all held; see ``seek``."""
         wanted = self._named_or_all(partitions)
         self._seek(wanted, lambda found: found.end, timeout_ms)
 
@@ -668,7 +670,7 @@ class Consumer(Closing):
         choose: Callable[[LogRange], int],
         timeout_ms: int,
     ) -> dict[TopicPartition, int]:
-        """Return the offset to seek to in each partition, which its log has."""
+        """Return the offset to seek to in each partition, checked against its log."""
         data, level = self._engine.context.ports.data, self._config.isolation_level
         with self._engine.changed:
             for each in wanted:
@@ -730,8 +732,9 @@ class Consumer(Closing):
     def lag(self, timeout_ms: int = ASK_MS_MAX) -> dict[TopicPartition, int]:
         """Return how many offsets each held partition's position is behind its log.
 
-        As for consumer groups: log end less position; under ``read_committed`` the end
-        is the last stable offset. The ends are looked up in the cluster.
+        As with Kafka's consumer groups, the lag is log end less position. Under
+        ``read_committed`` the end is the last stable offset. The ends are looked up in
+        the cluster.
 
         Raises:
             DeadlineExceeded: The cluster did not answer in time.
@@ -781,7 +784,7 @@ class Consumer(Closing):
     def abandon(self) -> None:
         """Mark the uncommitted records as not processed, for good.
 
-        At most once, the log then does not count them as processed (PROTOCOL 6.3).
+        Under at most once, the log then counts them as not processed (PROTOCOL 6.3).
         """
         self._hands.let_go(is_done=False)
 
@@ -799,12 +802,12 @@ class Consumer(Closing):
 
         Args:
             release: False keeps the claims for a restart of the same client_id within
-                one heartbeat interval: a last beat is sent and nothing is released.
+                one heartbeat interval: a last heartbeat is sent, nothing is released.
                 The claims are renewed until the ``Marshal`` closes.
             timeout_ms: How long to wait for the confirmation of the log.
 
         Raises:
-            ConfigurationError: An argument is of another type; nothing is closed.
+            ConfigurationError: An argument has the wrong type; nothing is closed.
         """
         require_flag("release", release)
         timeout_ms = to_ms("timeout_ms", timeout_ms)
@@ -844,7 +847,7 @@ class Consumer(Closing):
             error = sys.exc_info()[1]
             is_done = error is None or error is self._caught_before
             self._hands.let_go(is_done=is_done)
-            # Only now: after an exception of a signal handler it can be repeated.
+            # Set only now: after an earlier exception ``close`` can be repeated.
             self._is_closed = True
             return self._session.unsubscribe(self._subscription, release=release)
 
@@ -871,7 +874,7 @@ class Consumer(Closing):
             raise self._hands.lost.pop(0)
 
     def _look(self) -> None:
-        """Apply changes of the claims, unless another thread reads, which does so."""
+        """Apply changes of the claims, unless a thread that reads now does it."""
         self._require_usable()
         with self._turn.if_free() as is_free:
             if is_free:

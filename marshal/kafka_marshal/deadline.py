@@ -1,4 +1,4 @@
-"""When a wait gives up: the timeout of a call, for all that the call waits for."""
+"""Deadlines: the timeout of a call, shared by all waits of the call."""
 
 import time
 from collections.abc import Callable
@@ -10,10 +10,10 @@ def monotonic_ms() -> float:
 
 
 class Deadline:
-    """A moment of a clock, some time after it was made. Thread-safe.
+    """A time of a clock by which a call must end. Thread-safe.
 
     Attributes:
-        timeout_ms: The time that there was at first, for messages.
+        timeout_ms: The time from its creation to the deadline, for messages.
     """
 
     __slots__ = ("_now_ms", "_until_ms", "timeout_ms")
@@ -21,12 +21,12 @@ class Deadline:
     def __init__(
         self, timeout_ms: int, now_ms: Callable[[], float] = monotonic_ms
     ) -> None:
-        """Begin now.
+        """Start the time now.
 
         Args:
-            timeout_ms: Time until the deadline; it has passed if that is not positive.
-            now_ms: The clock, in milliseconds; that of the ports for code that a
-                simulator runs.
+            timeout_ms: Time until the deadline; 0 or less if it has passed.
+            now_ms: The clock, in milliseconds. Code that a simulator runs must give
+                the clock of its ports.
         """
         self.timeout_ms = timeout_ms
         self._now_ms = now_ms
@@ -34,24 +34,24 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has passed."""
+        """Whether the deadline has passed."""
         return self._now_ms() >= self._until_ms
 
     @property
     def left_ms(self) -> int:
-        """Whole milliseconds until it; 0 once it has passed."""
+        """Whole milliseconds until the deadline; 0 once it has passed."""
         return max(0, int(self._until_ms - self._now_ms()))
 
     @property
     def left_s(self) -> float:
-        """Seconds until it; 0 once it has passed."""
+        """Seconds until the deadline; 0 once it has passed."""
         return max(0.0, (self._until_ms - self._now_ms()) / 1000)
 
     def require_ms(self, late: Callable[[], Exception]) -> int:
-        """Return the whole milliseconds until it, at least 1.
+        """Return the whole milliseconds until the deadline, at least 1.
 
         Args:
-            late: Returns the error to raise otherwise.
+            late: Returns the error to raise if less is left.
 
         Raises:
             Exception: Less than a millisecond is left.
@@ -62,5 +62,5 @@ class Deadline:
         return left_ms
 
     def within(self, timeout_ms: int) -> "Deadline":
-        """Return the deadline so long after now, or this one if that is earlier."""
+        """Return a deadline this long from now, but no later than this one."""
         return Deadline(min(timeout_ms, self.left_ms), self._now_ms)

@@ -1,6 +1,6 @@
-"""Default values that signatures and options show, and messages name.
+"""Default values that signatures, options and messages show.
 
-Apart from the code that they configure, so that they can be shown without importing it.
+They are separate from the code that they configure, to be shown without importing it.
 """
 
 SERVERS = "localhost:9092"

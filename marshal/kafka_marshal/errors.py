@@ -9,32 +9,32 @@
     │  └─ MalformedRecord               codec only
     ├─ ClaimError
     │  ├─ ClaimRejected                 the claim was refused; names the holder
-    │  ├─ ClaimLost                     the claim is gone: stop processing at once
-    │  ├─ IdentityConflict              another live process uses our client_id
+    │  ├─ ClaimLost                     the claim has ended: stop processing at once
+    │  ├─ IdentityConflict              another live process uses this client_id
     │  ├─ ClientFenced                  an admin fenced this process
     │  └─ GroupPaused                   an admin paused the group
     ├─ PositionError                    an offset outside the log
     ├─ DeadlineExceeded (TimeoutError)  a wait reached its deadline
     └─ CoordinationError                retriable = True
-       ├─ UnknownTopicId                a data topic of this id is not there
+       ├─ UnknownTopicId                no data topic with this id is known
        ├─ LogUnreadable                 retriable = False
        ├─ LogUnwritable                 retriable = False
        ├─ TopicMisconfigured            retriable = False
        │  └─ WrongCluster               formatted for another cluster
        └─ LogTruncated                  retriable = False: rebuild from the start
 
-A lost race is a normal outcome: the core returns a verdict, and only the public library
-turns verdicts into exceptions. Messages state what happened, why, and which command to
-run next; attributes have the values, so that callers need not parse text.
+Losing a race for a claim is normal: the core returns a verdict, and only the public
+library turns verdicts into exceptions. Messages state what happened, why, and which
+command to run next. Attributes have the values, so that callers need not parse text.
 """
 
 import errno
 from typing import ClassVar
 
 OPEN_FILES = {errno.EMFILE, errno.ENFILE}
-"""Codes of an operating system that opens no further file or connection."""
+"""Error codes of an operating system that cannot open another file or connection."""
 RAISE_OPEN_FILES = "raise the limit of open files (ulimit -n, LimitNOFILE= of systemd)"
-"""What to do then, for messages."""
+"""What to do after such an error, for messages."""
 
 
 class MarshalError(Exception):
@@ -71,7 +71,7 @@ class MalformedRecord(ProtocolError):
 
 
 class ClaimError(MarshalError):
-    """A claim prevents the requested work."""
+    """The state of a claim, client or group prevents the requested work."""
 
 
 class ClaimRejected(ClaimError):
@@ -142,12 +142,12 @@ class IdentityConflict(ClaimError):
 
 
 class ClientFenced(ClaimError):
-    """An admin fenced this process: it claims nothing any more.
+    """An admin fenced this process, which can claim nothing any more.
 
     Attributes:
-        by: The person, else the client_id, that fenced it; empty if unknown.
-        reason: The admin's reason, empty without one.
-        at_offset: Log offset of the fence, or of the refusal that shows it; or None.
+        by: Person or, if not named, client_id that fenced it; empty if unknown.
+        reason: The reason that the admin gave, or an empty string.
+        at_offset: Log offset of the fence, or of a refusal that shows it; or None.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class ClientFenced(ClaimError):
 
 
 class GroupPaused(ClaimError):
-    """The group is paused by an admin operation.
+    """An admin has paused the group.
 
     Attributes:
         until_ms: Log time at which the pause ends, in epoch milliseconds.
@@ -215,9 +215,10 @@ class CoordinationError(MarshalError):
 
 
 class UnknownTopicId(CoordinationError):
-    """A data topic of this id cannot be fetched.
+    """A data topic with this id cannot be fetched.
 
-    Its name belongs to another topic or to none, or the broker does not know it yet.
+    No topic, or another one, has the topic's name, or the broker does not know the id
+    yet.
 
     Attributes:
         partition: Topic and partition that were fetched.
@@ -229,13 +230,13 @@ class UnknownTopicId(CoordinationError):
 
 
 class LogUnreadable(CoordinationError):
-    """The coordination log cannot be read; retries do not help."""
+    """The coordination log or a data topic cannot be read; retries do not help."""
 
     retriable: ClassVar[bool] = False
 
 
 class LogUnwritable(CoordinationError):
-    """The coordination log refuses the records of this process; retries do not help."""
+    """The cluster or the log refuses a write of this process; retries do not help."""
 
     retriable: ClassVar[bool] = False
 
@@ -259,7 +260,9 @@ class WrongCluster(TopicMisconfigured):
 
 
 class LogTruncated(CoordinationError):
-    """Offset or leader epoch went back: the state is invalid, fold the log again.
+    """The log's offset or leader epoch went back: the folded state is invalid.
+
+    Fold the log again.
 
     Attributes:
         partition: The coordinating partition, or None if unknown.

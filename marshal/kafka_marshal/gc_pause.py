@@ -9,12 +9,12 @@ from contextlib import contextmanager
 def uncollected(*, leaves_garbage: bool = False) -> Iterator[None]:
     """Disable the garbage collector during the block; restore it afterwards.
 
-    For code that makes many objects without cycles, where collections would take
-    longer than the work.
+    For code that makes many objects without cycles: collections would take longer than
+    its work.
 
     Args:
-        leaves_garbage: Whether the block leaves cycles: the youngest generation is
-            collected at the end.
+        leaves_garbage: Whether the block leaves cycles. If so, the youngest generation
+            is collected at the end.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -58,12 +58,12 @@ def state_home() -> Path:
 
 
 def replace_file(path: Path, content: bytes, *, is_durable: bool) -> None:
-    """Replace a file as a whole: a crash leaves the old one or the new one.
+    """Replace a file as a whole: after a crash it has the old or the new content.
 
     Args:
         path: The file, in a directory that exists.
-        content: What it is to have.
-        is_durable: Whether the content has to survive a crash of the machine.
+        content: The new content.
+        is_durable: Whether the content must survive a crash of the machine.
 
     Raises:
         OSError: It could not be written; the old file is still there.
@@ -82,13 +82,13 @@ def replace_file(path: Path, content: bytes, *, is_durable: bool) -> None:
 
 
 def home_of(state_dir: str | Path | None) -> Path | None:
-    """Return the directory of a setting, None for no directory.
+    """Return the directory that a setting ``state_dir`` names, None for no directory.
 
     Args:
-        state_dir: A directory, None for the user's if there is one, ``""`` for none.
+        state_dir: A directory; None for the user's, if there is one; ``""`` for none.
 
     Raises:
-        ConfigurationError: It is no path.
+        ConfigurationError: The setting is not a path.
     """
     if state_dir is None:
         try:
@@ -159,7 +159,7 @@ _held: set[int] = set()
 def _close_locks_in_child() -> None:
     """Close the locks that a forked child has inherited.
 
-    The lock belongs to the open file: a child that outlives its parent would exclude
+    A lock belongs to the open file, so a child that outlives its parent would shut out
     the parent's next incarnation (PROTOCOL 1.7).
     """
     for lock in _held:
@@ -220,7 +220,7 @@ class Identity:
                 host=os.uname().nodename,
             ) from error
         _held.add(lock)
-        with suppress(OSError):  # such as a full disk: only messages need it
+        with suppress(OSError):  # such as a full disk: only messages need the pid
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(os.getpid()).encode(), 0)
         return cls(_read(path / FILE_NAME), path, lock)
@@ -231,14 +231,14 @@ class Identity:
         return self._path
 
     def forget(self) -> "Identity":
-        """Return the same lock without earlier incarnations: none is resumed."""
+        """Return the same lock without earlier incarnations: no claims are resumed."""
         return attrs.evolve(self, lives=())
 
     def remember(self, incarnation: bytes, *, master: bytes) -> None:
         """Store the present incarnation, so that the next one can resume its keys.
 
         Raises:
-            OSError: It cannot be written; earlier incarnations are still stored.
+            OSError: The file cannot be written; it still has the earlier incarnations.
         """
         lives = [PreviousLife(incarnation, master), *self.lives][:LIVES_MAX]
         document = _File([_Life(x.incarnation.hex(), x.master.hex()) for x in lives])
@@ -246,7 +246,7 @@ class Identity:
         replace_file(self._path / FILE_NAME, content, is_durable=True)
 
     def erase(self) -> None:
-        """Have the next process resume nothing; takes no space on the disk.
+        """Make the next process resume no claims. Needs no free disk space.
 
         Raises:
             OSError: The directory cannot be written.
@@ -263,7 +263,7 @@ class Identity:
 def forget_client(home: Path, *, domain: str, group_id: str, client_id: str) -> bool:
     """Remove the identity of a client; return whether there was one.
 
-    Its next start resumes nothing: it claims keys that are free or stale.
+    The client's next start resumes no claims: it claims keys that are free or stale.
 
     Args:
         home: Directory of all identities.

@@ -1,9 +1,10 @@
 """Prometheus metrics of clients, read from their state at each scrape.
 
 A scrape holds the engine's lock for short times, copies values, and formats them
-without the lock. The engine's meters count what the state does not have (totals,
-durations). Labels come from the groups, topics and partitions of this process's own
-clients; from records of others only person, reason and topics of a pause, cut.
+without the lock. The engine's meters count what the state does not have: totals and
+durations. Labels come from the groups, topics and partitions of this process's own
+clients. From records of other processes come only the person, reason and topics of a
+pause, shortened to ``LABEL_CHARS_MAX``.
 """
 
 import os
@@ -80,7 +81,7 @@ class Claims(Protocol):
 
     @property
     def session(self) -> ClaimSession:
-        """What the engine drives for it."""
+        """The engine's session of the client."""
         ...
 
 
@@ -91,8 +92,8 @@ class MarshalCollector:
     closed. One collector serves all clients of a registry; see ``add``.
 
     Args:
-        clients: Every ``Marshal`` to export, or ``AsyncMarshal`` that is open.
-        registry: The registry; by default that of ``prometheus_client``.
+        clients: Each ``Marshal``, or open ``AsyncMarshal``, to export.
+        registry: The registry; by default ``REGISTRY`` of ``prometheus_client``.
         client_label: Whether metrics of a client have its client_id as a label.
             Required if two clients of one group share a registry.
 
@@ -120,8 +121,9 @@ class MarshalCollector:
         """Export one more client, until it closes.
 
         Raises:
-            ConfigurationError: Its metrics cannot be distinguished from another's.
-            InvalidTransition: It is an ``AsyncMarshal`` that is not open.
+            ConfigurationError: Its metrics cannot be distinguished from those of
+                another client.
+            InvalidTransition: The client is an ``AsyncMarshal`` that is not open.
         """
         client = cast("Marshal", getattr(client, "marshal", client))
         ends = self._ends_of(client)
@@ -141,7 +143,7 @@ class MarshalCollector:
         client.call_on_close(partial(self.remove, client))
 
     def remove(self, client: "Marshal") -> None:
-        """Stop exporting a client; after the last one the collector closes."""
+        """Stop exporting a client; close the collector after the last one."""
         self._clients = [other for other in self._clients if other is not client]
         if not self._clients:
             self.close()
@@ -252,7 +254,7 @@ class _GroupFigures(NamedTuple):
 
 
 class _KeyFigures(NamedTuple):
-    """Values of one key of a client, None where there are none."""
+    """Values of one key of a client; None for a value that does not apply."""
 
     tally: Tally
     state: str | None = None
@@ -264,8 +266,8 @@ class _KeyFigures(NamedTuple):
     unconfirmed: int | None = None
 
 
-# A counter that first appears with the value 1 has not increased for Prometheus, so
-# that no alert fires: those of alerts begin with 0.
+# If a counter first appears with the value 1, Prometheus sees no increase, and no alert
+# fires. So counters that alerts use begin with 0.
 _LOSSES = ("lease_expired", "taken_over")
 _COUNTED = (known.WON, known.LOST, known.RELEASED)
 _IN_SECONDS = ((known.AGE, "age_ms"), (known.LEASE, "remaining_ms"))
@@ -281,7 +283,8 @@ def read_client(client: Claims, scrape: known.Scrape) -> None:
     """Add the values of one client.
 
     Raises:
-        TimeoutError: Its engine does not answer; none or a part of the values is added.
+        TimeoutError: The client's engine does not answer; no values, or only some, are
+            added.
     """
     engine, session = client.engine, client.session
     with _locked(engine):
@@ -311,7 +314,7 @@ def _group_figures(engine: ClaimEngine, session: ClaimSession) -> _GroupFigures:
         is_paused=context.is_paused(group_id),
         pauses=context.pauses(group_id),
         desired_count=max(map(_workers_max, session.subscriptions), default=0),
-        # Over a sidecar the members are unknown, and so is this.
+        # With a sidecar the members are unknown, and so is this count.
         uncovered_count=None if member_count is None else uncovered_count,
         plan_generation=context.plan_generation(group_id),
         counts=(
@@ -341,7 +344,7 @@ def _add_group(client: Claims, figures: _GroupFigures, scrape: known.Scrape) -> 
     }
     for family, value in gauges.items():
         if value is None:
-            continue  # unknown over a sidecar
+            continue  # unknown with a sidecar
         scrape.add(family, group, value=value, client=name)
     for pause in figures.pauses:
         _add_pause(client, pause, scrape)
@@ -359,7 +362,7 @@ def _add_group(client: Claims, figures: _GroupFigures, scrape: known.Scrape) -> 
 
 
 def _add_pause(client: Claims, pause: dict[str, Any], scrape: known.Scrape) -> None:
-    # At most 13 of a group (PROTOCOL 4.14, 4.15), whose text admins wrote: cut it.
+    # A group has at most 13 pauses (PROTOCOL 4.14, 4.15). Cut the texts of admins.
     name, labels = client.client_id, (pause["group_id"], pause["op_id"])
     text = (
         pause["person"] or pause["client_id"],
@@ -404,13 +407,13 @@ def _key_figures(engine: ClaimEngine, session: ClaimSession, key: Key) -> _KeyFi
 
 
 def _unconfirmed_count(holding: Holding) -> int | None:
-    """Return how many offsets a crash would lose now, None for at least once."""
+    """Return how many offsets a crash would lose now, None under at least once."""
     at_most_once = isinstance(holding.progress, AtMostOnce)
     return holding.unconfirmed_count if at_most_once else None
 
 
 def _workers_max(subscription: Subscription) -> int:
-    """Return how many clients could hold a claim."""
+    """Return how many clients, at most, could hold a claim of the subscription."""
     most = subscription.claims_max
     count = len(subscription.all_keys())
     if subscription.policy is whole_topics:
@@ -462,7 +465,7 @@ def read_engine(engine: ClaimEngine, scrape: known.Scrape, *, ends: "Ends") -> N
         read_backs, rounds = meters.read_backs.copy(), meters.rounds.copy()
         failed_appends = meters.failed_appends
         upkeep = list(_upkeep(engine.context, ends.topic))
-    # Over a sidecar there are none: the sidecar folds the log.
+    # With a sidecar there are no counters here: the sidecar folds the log.
     for name, count in _added_up(counters).items() if counters else ():
         if name == "undecodable":
             scrape.add(known.UNDECODABLE, (), value=count)
@@ -485,7 +488,7 @@ def _upkeep(
 ) -> Iterator[tuple[known.Family, tuple[str, ...], float]]:
     """Yield values of checkpoints and of the topic's settings, for each partition."""
     if not context.replicas:
-        return  # over a sidecar, which has metrics of its own
+        return  # with a sidecar, which has metrics of its own
     wall_ms = context.ports.clock.wall_ms()
     for t, replica in context.replicas.items():
         place, last_ms = (topic, str(t)), replica.checkpoints.last_ms
@@ -531,7 +534,7 @@ class Ends:
         with self._lock:
             self._collect()
             now_ms = context.now_ms
-            # Over a sidecar there are no replicas: it has metrics of its own.
+            # With a sidecar there are no replicas: it has metrics of its own.
             is_due = context.replicas and now_ms >= self._due_ms
             if self._call is None and is_due:
                 self._due_ms = now_ms + LOOKUP_EVERY_MS

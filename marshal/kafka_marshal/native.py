@@ -1,7 +1,7 @@
 """The compiled part of the package, which is optional.
 
-It repeats a few functions, many times as fast. Those in Python are the rule, and
-run where nothing was compiled. ``hatch_build.py`` compiles ``native/``.
+It repeats a few Python functions, many times as fast. The Python functions define the
+behavior, and run if nothing was compiled. ``hatch_build.py`` compiles ``native/``.
 """
 
 from importlib import import_module
@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Protocol
 
 REVISION = 13
-"""Changes with what the compiled functions take or return."""
+"""Raised with each change of the arguments or results of compiled functions."""
 
 
 def load(name: str = "kafka_marshal._native") -> ModuleType | None:
@@ -28,16 +28,16 @@ compiled = load()
 
 
 KnownIndex = tuple[int, int, tuple[bytes, int, int, int, int, int]]
-"""Address and size of the records of a partition, and what ``index_records`` returns of
-them, without a first offset."""
+"""Address and size of the records of a partition, and the result of ``index_records``
+for them, called without a first offset."""
 
 
 class Receiver(Protocol):
-    """Receives from a socket on a thread of its own, which takes no interpreter lock.
+    """Receives from a socket on a thread of its own, without the interpreter lock.
 
-    ``native/receiver.c`` has the only one. It is used by one thread at a time, and only
-    by the process that made it. The constructor takes the number of a socket that does
-    not block, and uses a duplicate of it.
+    ``native/receiver.c`` is the only implementation. One thread at a time may use it,
+    and only in the process that made it. The constructor takes the file descriptor of a
+    socket that does not block, and uses a duplicate of it.
     """
 
     def start(
@@ -46,26 +46,29 @@ class Receiver(Protocol):
         """Begin to receive a response.
 
         Args:
-            head: For its size, of four bytes; empty to fill all of ``body``.
-            body: For its content. If the size is not between the half and all of its
-                length, only the head is received.
-            at: How much of the content was received before.
-            fetch_version: Of Fetch, to check and index its batches; -1 for others.
+            head: Buffer of four bytes for the size of the response; empty to fill all
+                of ``body``.
+            body: Buffer for the content. If the size is not between half and all of
+                this buffer's length, only the head is received.
+            at: Number of bytes of the content that were received before.
+            fetch_version: Version of a Fetch response, to check and index its batches;
+                -1 for other responses.
 
         Raises:
-            ValueError: Another one is being received, or the receiver is closed.
+            ValueError: Another response is being received, or the receiver is closed.
         """
         ...
 
     def fileno(self) -> int:
-        """Return what is readable once ``finish`` returns a number."""
+        """Return a file descriptor that is readable once ``finish`` has a result."""
         ...
 
     def finish(self) -> tuple[int, list[KnownIndex]] | None:
-        """Return how many bytes were received, and indexes; None if more are to come.
+        """Return the number of bytes received, and indexes; None while not finished.
 
-        Too few if the connection has ended. There is an index of the first batches of
-        each partition that has records, as many as were checked since.
+        The number is too small if the connection has ended. There is an index for each
+        partition that has records. It covers the first batches, as many as were checked
+        so far.
 
         Raises:
             ValueError: Nothing is being received, or the receiver is closed.
@@ -73,5 +76,5 @@ class Receiver(Protocol):
         ...
 
     def close(self) -> None:
-        """End the thread, and the connection if something is being received."""
+        """End the thread; also end the connection if a response is being received."""
         ...

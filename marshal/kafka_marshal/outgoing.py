@@ -1,4 +1,4 @@
-"""Writing to Kafka in transactions: the interface of ``transactions`` to a client."""
+"""The interface of ``transactions`` to a Kafka client that writes transactions."""
 
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 from kafka_marshal.protocol.types import TopicPartition
 
 MURMUR2_RANDOM = "murmur2_random"
-"""librdkafka's partitioner that chooses as the clients of Java and kafka-python."""
+"""librdkafka's partitioner that chooses as Java's clients and kafka-python do."""
 PARTITIONERS = (
     MURMUR2_RANDOM,
     "consistent_random",
@@ -23,10 +23,10 @@ class Outgoing(NamedTuple):
 
     Attributes:
         topic: Target topic.
-        key: Its key selects the partition, if ``partition`` is None.
+        key: Key; it selects the partition, if ``partition`` is None.
         value: Value.
         headers: Headers.
-        partition: Partition of the target topic, None for that of the key.
+        partition: Partition of the target topic; None lets the key select it.
     """
 
     topic: str
@@ -37,11 +37,11 @@ class Outgoing(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a source partition is processed by the transactions of an id.
+    """How far the transactions of a transactional id have processed a partition.
 
     Attributes:
-        position: Its next offset.
-        metadata: The text that was written with it.
+        position: Next offset of the source partition to process.
+        metadata: The text that was written with the position.
     """
 
     position: int
@@ -49,14 +49,14 @@ class Progress(NamedTuple):
 
 
 class TransactionalWriter(Protocol):
-    """A producer with a transactional id, and positions. For one thread.
+    """A producer with a transactional id, which also stores progress. For one thread.
 
     Opening it fences every earlier producer of the same id.
     """
 
     @property
     def is_outdated(self) -> bool:
-        """Whether its connections fail, and those of one that is opened now may not."""
+        """Whether its connections fail, but those of a new writer may not."""
         return False
 
     def progress(
@@ -66,7 +66,8 @@ class TransactionalWriter(Protocol):
 
         Args:
             partition: Source partition.
-            timeout_ms: Limit; a second at least, or what a transaction may take.
+            timeout_ms: Limit. Implementations may wait longer: a second, or as long
+                as a transaction may take.
 
         Raises:
             MarshalError: The cluster did not answer.

@@ -43,7 +43,7 @@ BUILT_IN: dict[str, Policy] = {"fair": fair, "greedy": greedy, "topic": topic}
 
 
 def policy_names() -> tuple[str, ...]:
-    """Return the names that ``policy=`` accepts: built-in and installed."""
+    """Return the names that ``policy=`` accepts: built-in and installed policies."""
     installed = {point.name for point in metadata.entry_points(group=ENTRY_POINTS)}
     return tuple(sorted(installed | set(BUILT_IN)))
 

@@ -1,4 +1,4 @@
-"""What the engine needs from its environment, as Protocols.
+"""Interfaces to everything that the engine needs from its environment.
 
 Two sets of implementations exist: ``kafka_io`` over a real cluster, and
 ``testing`` in memory with a virtual clock. The conformance checks of the tests hold
@@ -30,7 +30,7 @@ READ_UNCOMMITTED = "read_uncommitted"
 READ_COMMITTED = "read_committed"
 ISOLATION_LEVELS = (READ_UNCOMMITTED, READ_COMMITTED)
 
-# Records made at once where they are accessed one after the other.
+# Number of records made at once, for access by one index after the other.
 MADE_AT_ONCE = 100
 
 FAR_MS = 2**63
@@ -60,15 +60,15 @@ class Append(Protocol):
 
 
 CONFIGURE_MS = 30_000
-"""How long a connection with other timeouts may take."""
+"""Default limit for calls that may open connections with new settings."""
 
 
 Run = tuple[int, Sequence[LogEntry]]
-"""Successive entries of a coordinating partition, with its number; at least one."""
+"""Number of a coordinating partition, and successive entries of it; at least one."""
 
 
 def runs_of(entries: Iterable[tuple[int, LogEntry]]) -> Iterator[Run]:
-    """Yield each run of entries of one partition."""
+    """Yield each run of successive entries of one partition."""
     for partition, run in groupby(entries, key=itemgetter(0)):
         yield partition, [entry for _, entry in run]
 
@@ -91,20 +91,21 @@ class CoordinationLog(Protocol):
     def partition_count(self) -> int:
         """Number of the topic's partitions that are read; not all need to coordinate.
 
-        Those that the topic had when it was opened; ``read_added`` adds others.
+        At first these are all that the topic had at opening; ``read_added`` adds more.
         """
         ...
 
     def read_added(
         self, partition_count: int, *, timeout_ms: int = CONFIGURE_MS
     ) -> None:
-        """Read the partitions that were added to the topic too, up to this number.
+        """Also read partitions that were added to the topic, up to this number.
 
-        From any thread; blocks. They are read from their starts, from the next poll
-        on, and can be appended to.
+        For any thread; blocks. From the next poll on, the added partitions are read
+        from their starts. Appends to them are possible.
 
         Raises:
-            CoordinationError: The cluster does not show them; nothing has changed.
+            CoordinationError: The cluster does not show the partitions; nothing has
+                changed.
         """
         ...
 
@@ -121,7 +122,7 @@ class CoordinationLog(Protocol):
     ) -> None:
         """Adapt the timeouts of appends to the heartbeat interval (PROTOCOL 2.1).
 
-        From any thread; may connect, which takes a while.
+        For any thread. It may connect, which takes a while.
 
         Raises:
             CoordinationError: The cluster did not answer; the old timeouts stay.
@@ -144,16 +145,16 @@ class CoordinationLog(Protocol):
         ...
 
     def poll_runs(self, timeout_ms: int) -> Sequence[Run]:
-        """Return new entries as ``poll``, in runs, for readers that fold them.
+        """Return new entries like ``poll``, in runs, for readers that fold them.
 
-        A run may leave its entries in the fetched bytes until one is looked at.
+        A run may decode its entries from the fetched bytes only on access.
         """
         return list(runs_of(self.poll(timeout_ms)))
 
     def skim(self, timeout_ms: int, *, head: bytes) -> Sequence[tuple[int, LogEntry]]:
-        """Return new entries as ``poll``, but others than those sought may be left out.
+        """Return new entries like ``poll``; entries not sought may be left out.
 
-        For searches, which pass most entries. ``positions`` follows as after ``poll``.
+        For searches, which skip most entries. ``positions`` moves as after ``poll``.
 
         Args:
             timeout_ms: How long to wait for an entry.
@@ -165,9 +166,10 @@ class CoordinationLog(Protocol):
     def read_from(self, offsets: Mapping[int, int]) -> None:
         """Continue to read these partitions at other offsets; others are unaffected.
 
-        For readers that have a state of the entries below, or start from the beginning.
-        Entries below are not checked: a reader that depends on them must read one of
-        them. For an offset outside the log the next ``poll`` raises LogTruncated.
+        For readers that have a state of the entries below the offset, or that start
+        from the beginning. Entries below the offset are not checked: a reader that
+        depends on them must read one of them. If an offset is outside the log, the next
+        ``poll`` raises LogTruncated.
 
         Raises:
             CoordinationError: A transient error; nothing has changed.
@@ -188,8 +190,8 @@ class CoordinationLog(Protocol):
     def offsets_for_times(self, time_ms: int, timeout_ms: int) -> Mapping[int, int]:
         """Return the first offset with this timestamp or a later one, per partition.
 
-        A partition without such an entry is absent. Timestamps of clients count as
-        well, where the topic's ``message.timestamp.type`` was wrong for a while.
+        A partition without such an entry is absent. Timestamps set by clients count,
+        too, if the topic's ``message.timestamp.type`` was wrong for a while.
         """
         ...
 
@@ -198,9 +200,9 @@ class CoordinationLog(Protocol):
     ) -> Mapping[int, int]:
         """Return the next offset to be written, per partition (a barrier).
 
-        At least of these partitions, by default of all that are read. May be called
-        from any thread, also while another one polls or closes: a wait for the end of
-        the log must not wait for a poll.
+        The result has at least these partitions, by default all that are read. May be
+        called from any thread, also while another thread polls or closes: a wait for
+        the end of the log must not wait for a poll.
         """
         ...
 
@@ -242,8 +244,8 @@ class Record:
 
     Immutable. Two records are equal if all their fields are equal, whatever reader made
     them; they can be hashed, copied and pickled. Readers return records that decode
-    rarely used fields on access. A ``PlainRecord`` stores all fields: pickles are
-    loaded as one, and tests of handlers make one.
+    rarely used fields on access. A ``PlainRecord`` stores all fields: unpickling gives
+    one, and tests of handlers can make one.
     """
 
     __slots__ = ()
@@ -285,7 +287,7 @@ class Record:
 
     @property
     def headers(self) -> tuple[tuple[str, bytes], ...]:
-        """Pairs of name and value; U+FFFD replaces bytes of a name that are no text."""
+        """Pairs of name and value; U+FFFD replaces bytes of names that are no UTF-8."""
         raise NotImplementedError
 
     @property
@@ -334,14 +336,14 @@ _fields = attrgetter(*PlainRecord.__struct_fields__)
 
 @attrs.frozen(kw_only=True, eq=False)
 class SourceKind:
-    """How records, and single fields of them, are made of a client library's records.
+    """Functions that read *sources*: the records of a client library.
 
     Attributes:
-        make: Makes records of some sources, under a token.
-        offset: Returns the offset of a source; so do the others.
-        timestamp_ms: In epoch milliseconds.
-        key: Key.
-        value: Value.
+        make: Makes ``Record`` objects of some sources, with a token.
+        offset: Returns the offset of a source.
+        timestamp_ms: Returns its timestamp, in epoch milliseconds.
+        key: Returns its key.
+        value: Returns its value.
     """
 
     make: Callable[[Sequence[Any], Token | None], Iterator[Record]]
@@ -369,7 +371,7 @@ class Piece(Protocol):
         ...
 
     def index_of(self, offset: int) -> int:
-        """Return the index of the first record from an offset on, up to the last's."""
+        """Return the index of the first record at or above offset (<= last_offset)."""
         ...
 
     def cut(self, start: int, stop: int) -> "Piece":
@@ -381,11 +383,11 @@ class Piece(Protocol):
         ...
 
     def records(self, token: Token | None) -> Iterator[Record]:
-        """Make the records, under a token."""
+        """Make the records, with a token."""
         ...
 
     def join(self, other: "Piece") -> "Piece | None":
-        """Return this piece and the one that follows as one, if that saves anything."""
+        """Return this and the next piece as one piece; None if that saves nothing."""
         ...
 
 
@@ -416,7 +418,7 @@ class SourcePiece:
         return self.kind.offset(self.sources[index])
 
     def index_of(self, offset: int) -> int:
-        """Return the index of the first record from an offset on."""
+        """Return the index of the first record at or above an offset."""
         return bisect_left(self.sources, offset, key=self.kind.offset)
 
     def cut(self, start: int, stop: int) -> "SourcePiece":
@@ -439,24 +441,24 @@ class SourcePiece:
 class Records(Sequence[Record]):
     """Records of one partition, in offset order, each made on access.
 
-    Accessing one index twice gives two equal objects. A record does not keep the
-    sequence alive. Making records takes as long as fetching them; columns of single
-    fields need none.
+    Accessing an index twice may give two equal objects. A record does not keep the
+    sequence alive. Making records takes as long as fetching them; ``column`` returns
+    single fields without making records.
 
     Args:
         pieces: The records.
         token: Token of the claim, for each record.
 
     Attributes:
-        token: That token.
-        pieces: These pieces.
+        token: Token of the claim.
+        pieces: The records.
     """
 
     __slots__ = ("_ends", "_made", "_made_from", "pieces", "token")
 
     def __init__(self, pieces: Sequence[Piece], *, token: Token | None) -> None:
         self.token = token
-        # What was made last, for accesses to one index after the other.
+        # Records made last, for access by one index after the other.
         self._made: list[Record] = []
         self._made_from = 0
         self._set([*pieces])
@@ -528,7 +530,7 @@ class Records(Sequence[Record]):
         return piece.offset_at(at - self._ends[number] + piece.size)
 
     def index_of(self, offset: int, start: int) -> int:
-        """Return the index of the first record from ``offset`` on, at least start."""
+        """Return the index, at least start, of the first record at or above offset."""
         number = bisect_left(self.pieces, offset, key=_last_offset)
         if number == len(self.pieces):
             return len(self)
@@ -544,7 +546,7 @@ class Records(Sequence[Record]):
             others: Records that follow.
 
         Returns:
-            False, and nothing is changed, if they are not ``Records`` of this token.
+            False, with nothing changed, if they are not ``Records`` with this token.
         """
         if not isinstance(others, Records) or others.token is not self.token:
             return False
@@ -589,7 +591,7 @@ def _under(records: Sequence[Any], token: Token | None) -> Iterator[Record]:
         yield PlainRecord(**fields | {"token": token})
 
 
-# Records that were made before, under another token or none.
+# Sources that are ``Record`` objects already, with another token or none.
 _FINISHED = SourceKind(
     make=_under,
     offset=attrgetter("offset"),
@@ -600,11 +602,11 @@ _FINISHED = SourceKind(
 
 
 def joined_records(parts: Sequence[Sequence[Record]], token: Token | None) -> Records:
-    """Return records that follow each other as one sequence, under a token.
+    """Return successive records as one sequence, with a new token.
 
     Args:
-        parts: Records of one partition. They stay as they are.
-        token: Token of the claim, in place of the one that they have.
+        parts: Records of one partition, which are not changed.
+        token: Token of the claim; replaces the token that the records have.
     """
     pieces: list[Piece] = []
     for part in parts:
@@ -616,7 +618,7 @@ def joined_records(parts: Sequence[Sequence[Record]], token: Token | None) -> Re
 
 
 def column_of(records: Sequence[Record], name: str) -> list[Any]:
-    """Return one field of records, without making records if that can be.
+    """Return one field of every record, if possible without making records.
 
     Args:
         records: The records.
@@ -628,14 +630,14 @@ def column_of(records: Sequence[Record], name: str) -> list[Any]:
 
 
 def index_from(records: Sequence[Record], offset: int, *, start: int = 0) -> int:
-    """Return the index of the first record from ``offset`` on, at least start."""
+    """Return the index, at least start, of the first record at or above offset."""
     if isinstance(records, Records):
         return records.index_of(offset, start)
     return bisect_left(records, offset, start, key=attrgetter("offset"))
 
 
 def offset_at(records: Sequence[Record], index: int) -> int:
-    """Return the offset of one record, without making it if that can be."""
+    """Return the offset of one record, if possible without making the record."""
     if isinstance(records, Records):
         return records.offset_at(index)
     return records[index].offset
@@ -647,15 +649,15 @@ class DataReader(Protocol):
     Attributes:
         fetches_ahead: Whether it continues to fetch while fetched records are waiting,
             so that callers need not poll more records than they use.
-        fetched_max: Records that are best polled at once, because holding them takes
-            nothing that the reader does not hold anyway; 0 if each takes memory.
+        fetched_max: Number of records that are best polled at once, because the reader
+            holds their memory anyway; 0 if each polled record takes more memory.
     """
 
     fetches_ahead: bool = False
     fetched_max: int = 0
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Set the assigned partitions; those that stay keep their positions.
+        """Set the assigned partitions; partitions that stay keep their positions.
 
         A new partition needs a ``seek`` before the next ``poll``. Buffered records of
         removed partitions are dropped.
@@ -682,11 +684,11 @@ class DataReader(Protocol):
         ...
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
-        """Stop fetching these until resumed; positions and buffers are kept."""
+        """Stop fetching these partitions until resumed; keep positions and buffers."""
         ...
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
-        """Undo ``pause``; unknown or running partitions are ignored."""
+        """Undo ``pause``; partitions that are unknown or not paused are ignored."""
         ...
 
     def poll(
@@ -767,7 +769,7 @@ class DataLog(Protocol):
     ) -> Mapping[TopicPartition, LogRange]:
         """Return log-start and log-end offsets of each partition.
 
-        The end is the next offset to be written, the upper bound of a position; under
+        The end is the next offset to be written, the upper bound of a position. Under
         ``read_committed`` it is the last stable offset: readers get no further until
         the first open transaction ends.
 
@@ -784,7 +786,7 @@ class DataLog(Protocol):
     ) -> Mapping[TopicPartition, int]:
         """Return the log-end offset of each partition, as ``ranges`` does.
 
-        It takes half of the requests, and of the time.
+        It needs half the requests, and half the time.
         """
         ...
 
@@ -848,23 +850,23 @@ class Entropy(Protocol):
         ...
 
     def below(self, limit: int) -> int:
-        """Return an integer 0 <= n < ``limit`` (0 where limit < 1)."""
+        """Return an integer 0 <= n < ``limit`` (0 if limit < 1)."""
         ...
 
 
 class Pending(Protocol[T_co]):
-    """The outcome of a background call: the used part of a Future."""
+    """The outcome of a background call: the part of a Future that is used."""
 
     def done(self) -> bool:
         """Return whether the call has ended."""
         ...
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the exception that it raised, or None."""
+        """Return the exception that the call raised, or None."""
         ...
 
     def result(self, timeout: float | None = None) -> T_co:
-        """Return its result, or raise its exception."""
+        """Return the result of the call, or raise its exception."""
         ...
 
 

@@ -1,8 +1,9 @@
-"""Claims by policy with positions and without fetching, for planners of ranges.
+"""Holds partitions and their positions without fetching, for planners of ranges.
 
 A planner, such as a Spark driver, holds partitions of a topic as a consumer does, while
-other processes read the records. It queries what may start now (``held``), and notes
-which ranges have begun (``begin``) and are processed (``commit``).
+other processes read the records. It asks which partitions may be processed now
+(``held``), and reports which ranges have begun (``begin``) and are processed
+(``commit``).
 """
 
 import os
@@ -37,13 +38,13 @@ class HeldRange:
         token: Fencing token of the claim.
         epoch: Offset of the claim in the log.
         owner: client_id and incarnation of the owner.
-        position: Next offset that is not processed; at most once, the next one that is
-            not granted. None while the group has none.
-        uncommitted_count: Number of offsets begun, neither committed nor given
-            back.
-        follows: Epoch of the claim before this one, None if it is not known. A client
-            may rely on its own state of that claim: no other process held the
-            partition in between.
+        position: Next offset that is not processed; under at most once, the next one
+            that is not granted. None while the group has no position.
+        uncommitted_count: Number of offsets that were begun, but neither committed nor
+            given back.
+        follows: Epoch of the claim before this one, None if unknown. If that claim was
+            the client's own, its state of the partition is still valid: no other
+            process held the partition in between.
         secret: Sent to a sidecar with requests for offsets under this claim, in hex.
         topic_id: Kafka's id of the claimed topic, in hex; empty if it is not known.
             Only ranges of that topic may be processed.
@@ -66,8 +67,8 @@ class HeldRange:
 class RangeConsumer(Closing):
     """The partitions of some topics that one client holds; made by ``Marshal.ranges``.
 
-    The engine renews them in the background. One thread plans; every method may be
-    called from any thread.
+    The engine renews the claims in the background. One thread plans; every method may
+    be called from any thread.
 
     Attributes:
         is_close_confirmed: False if the log did not confirm the close in time.
@@ -100,9 +101,9 @@ class RangeConsumer(Closing):
         absent.
 
         Args:
-            is_poll: Whether ranges in progress should be finished: those of drained
-                partitions are released at the latest one heartbeat interval after
-                that, as with a consumer.
+            is_poll: Whether this call counts as a poll, so that ranges in progress
+                should be finished. Drained partitions are then released at the latest
+                one heartbeat interval later, as with a consumer.
 
         Raises:
             CoordinationError: The engine failed for good.
@@ -135,7 +136,7 @@ class RangeConsumer(Closing):
     def tokens(self) -> dict[TopicPartition, Token]:
         """Return the token of every valid claim, including drained ones.
 
-        Ranges that were begun under it may be finished and committed.
+        Ranges that were begun under such a claim may be finished and committed.
         """
         self._require_usable()
         with self._engine.changed:
@@ -158,7 +159,7 @@ class RangeConsumer(Closing):
             }
 
     def pending(self) -> set[TopicPartition]:
-        """Return partitions that are contended for or won, and not yet ready."""
+        """Return partitions whose claim is sent or won, and that are not yet ready."""
         self._require_usable()
         topics = self._subscription.topics
         with self._engine.changed:
@@ -200,8 +201,9 @@ class RangeConsumer(Closing):
         """Note that processing of the offsets from ``first`` to before ``end`` begins.
 
         Raises:
-            ClaimLost: The claim of that token has ended, or may start nothing new.
-            InvalidTransition: An offset is in progress already.
+            ClaimLost: The claim of that token has ended, or no new work may start
+                under it.
+            InvalidTransition: An offset is already in progress.
         """
         self._require_usable()
         with self._engine.changed:
@@ -224,10 +226,10 @@ class RangeConsumer(Closing):
             holding.handed_count += max(0, end - first)
 
     def commit(self, partition: TopicPartition, token: Token, *, end: int) -> None:
-        """Note that all offsets below ``end`` are processed; the next beat has that.
+        """Note that all offsets below ``end`` are processed, for the next heartbeat.
 
-        At most once, the grants were the commit, and this only ends the ranges that
-        were begun.
+        Under at most once, the grants were the commit, and this call only ends the
+        ranges that were begun.
 
         Raises:
             ClaimLost: The claim of that token has ended. The next owner starts at the
@@ -266,7 +268,8 @@ class RangeConsumer(Closing):
         """Write every position to the log and wait until it is read back.
 
         Raises:
-            DeadlineExceeded: Not read back in time; the positions may still land.
+            DeadlineExceeded: The positions were not read back in time; the log may
+                still get them.
         """
         self._require_usable()
         with self._engine.changed:
@@ -277,7 +280,7 @@ class RangeConsumer(Closing):
         """Wait until claims have changed since the last call of this or of ``held``.
 
         Returns:
-            Whether they have.
+            Whether claims have changed.
         """
         self._require_usable()
         seen = self._seen_version
@@ -352,7 +355,7 @@ class RangeConsumer(Closing):
         return start if granted is None else granted
 
     def _follows(self, key: Key, epoch: int) -> int | None:
-        """Return the epoch of the claim before, if the log is folded here."""
+        """Return the epoch of the previous claim, if this process folds the log."""
         seen = self._engine.context.glance(key)
         return seen.follows if seen is not None and seen.noted == epoch else None
 

@@ -52,9 +52,9 @@ class Runtime:
         engine: The engine.
         ports: The engine's ports.
         description: The cluster's description of the topic when it was opened.
-        observers: Observers of all its users.
+        observers: Observers of all ``Marshal`` objects that use the runtime.
         transport: The client library in use.
-        users: Number of ``Marshal`` objects that use it.
+        users: Number of ``Marshal`` objects that use the runtime.
     """
 
     engine: Engine
@@ -84,15 +84,15 @@ class Runtime:
 
         Args:
             settings: How to reach the cluster.
-            observer: Receives events until it is open.
+            observer: Receives events until the runtime is open.
             timeout_ms: Longest time to connect.
-            read_ms: Longest time to read, if it differs.
+            read_ms: Longest time to read the log; None for ``timeout_ms``.
             state_home: Directory for states that shorten later starts; None stores
                 none, and reads the log from its start.
             checkpoint_interval_ms: How often to write checkpoints unless another
                 process does; 0 = never.
-            lingers: Whether an append waits a moment, to go in one request with others.
-            on_connected: Called between connecting and reading.
+            lingers: Whether an append waits a moment, to share a request with others.
+            on_connected: Called after connecting and before reading.
 
         Raises:
             MarshalError: Opening failed; nothing is left open.
@@ -124,7 +124,7 @@ class Runtime:
             if on_connected is not None:
                 on_connected(engine)
             runtime.start()
-            # Connected while the log is read, for the usual interval.
+            # Connect the writer while the log is read, with the default interval.
             usual = HEARTBEAT_INTERVAL_MS_DEFAULT
             connecting = ports.background.submit(
                 lambda: log.configure(usual, timeout_ms=timeout_ms)
@@ -142,10 +142,11 @@ class Runtime:
     def require_safe_topic(self) -> None:
         """Refuse a topic whose settings would break the guarantees of claims.
 
-        If this principal may not read them, that is reported to the observers instead.
+        If this principal may not read the settings, observers get the event
+        ``topic_unchecked`` instead.
 
         Raises:
-            TopicMisconfigured: Lists every such setting.
+            TopicMisconfigured: Names every such setting.
         """
         found = self.description
         if not found.configs:
@@ -195,7 +196,7 @@ def _open_logs(
     """Open both logs, with one connection for look-ups."""
     admin = AdminClient(settings)
     try:
-        # The heartbeat interval is in the log: read that before making the writer.
+        # The log has the heartbeat interval, so it is read before the writer is made.
         log = open_coordination_log(
             settings,
             heartbeat_interval_ms=None,
@@ -220,7 +221,7 @@ _running: dict[object, Runtime] = {}
 
 
 def _forget_lock() -> None:
-    """Replace the lock in a forked child, which lacks its holder (PROTOCOL 1.7)."""
+    """Replace the lock in a forked child, which has no other threads (PROTOCOL 1.7)."""
     global _lock  # noqa: PLW0603 - the one place that may
     _lock = threading.Lock()
 
@@ -239,7 +240,7 @@ def _name(settings: ConnectionConfig) -> object:
 
 
 def acquire(settings: ConnectionConfig, make: Callable[[], Runtime]) -> Runtime:
-    """Return the process's runtime for a connection; make it if there is none."""
+    """Return the process's runtime for a connection; make one if there is none."""
     name = _name(settings)
     with _lock:
         runtime = _running.get(name)
@@ -251,7 +252,7 @@ def acquire(settings: ConnectionConfig, make: Callable[[], Runtime]) -> Runtime:
 
 
 def release(runtime: Runtime) -> None:
-    """Return a runtime; the last user stops it."""
+    """Stop using a runtime; the last user stops the runtime."""
     with _lock:
         runtime.users -= 1
         if runtime.users > 0:

@@ -1,4 +1,4 @@
-"""States of coordinating partitions as files (PROTOCOL 7.1).
+"""Stores states of coordinating partitions in files (PROTOCOL 7.1).
 
 A file has one section for each coordinating partition: a head, the canonical bytes and
 a checksum. A truncated or altered section is rejected. Whether a section is a valid
@@ -53,7 +53,7 @@ class Snapshot:
     Attributes:
         cluster_id: Cluster of the log; empty if unknown.
         topic_id: Id of the coordination topic; empty if unknown.
-        state: The state.
+        state: The encoded state.
     """
 
     cluster_id: str
@@ -61,10 +61,10 @@ class Snapshot:
     state: KeptState
 
     def world(self) -> WorldState:
-        """Return the state itself.
+        """Return the decoded state.
 
         Raises:
-            MalformedRecord: Its bytes are not a state, or do not match its digest.
+            MalformedRecord: The bytes are not a state, or do not match the digest.
         """
         kept = self.state
         found = world_of(kept, LogRange(0, kept.offset))
@@ -74,7 +74,7 @@ class Snapshot:
 
 
 def snapshot_of(world: WorldState, *, cluster_id: str, topic_id: bytes) -> Snapshot:
-    """Return a section for a state with at least one entry that has not halted."""
+    """Return a section for a state that has folded an entry and has not halted."""
     return Snapshot(cluster_id, topic_id, capture(world, source="a fold"))
 
 
@@ -162,19 +162,19 @@ def read_file(path: Path) -> list[Snapshot]:
 
 
 def write_file(path: Path, value: bytes, *, is_durable: bool = True) -> None:
-    """Replace a file atomically; a device or a pipe is written to.
+    """Replace a file atomically; only write to it if it is a device or a pipe.
 
     Args:
         path: The file.
-        value: What it is to have.
-        is_durable: Whether that has to survive a crash of the machine.
+        value: The new content.
+        is_durable: Whether the content must survive a crash of the machine.
 
     Raises:
         OSError: It could not be written; the old file is still there.
     """
     path = path.resolve()
     if path.exists() and not path.is_file():
-        # Renaming a file over /dev/null would take it away from the whole machine.
+        # Renaming a file over /dev/null would remove that for the whole machine.
         path.write_bytes(value)
         return
     replace_file(path, value, is_durable=is_durable)
@@ -193,7 +193,8 @@ class SnapshotFolder(StateStore):
 
     There is one file for each coordinating partition. A process writes a temporary
     file and renames it, so readers always see a complete file. The newest state is
-    kept, except after a race, which costs some reading.
+    kept. After a race of two processes it may be an older one; then the next start
+    reads more.
     """
 
     def __init__(
@@ -205,7 +206,7 @@ class SnapshotFolder(StateStore):
             home: Directory of all states.
             cluster_id: Cluster of the log.
             topic_id: Id of the coordination topic.
-            is_durable: Whether files have to survive a crash of the machine.
+            is_durable: Whether files must survive a crash of the machine.
         """
         self.path = home / "snapshots" / topic_id.hex()
         self._cluster_id = cluster_id
@@ -219,7 +220,7 @@ class SnapshotFolder(StateStore):
     def find(
         self, wanted: Mapping[int, LogRange], *, log: CoordinationLog, timeout_ms: int
     ) -> Mapping[int, KeptState]:
-        """Return the stored states; invalid files and other logs' files are ignored."""
+        """Return the stored states; ignore invalid files and files of other logs."""
         del log, timeout_ms
         found = {}
         for partition in wanted:
@@ -271,7 +272,8 @@ def open_store(
 ) -> SnapshotFolder | None:
     """Return the store of a coordination topic, None for no store.
 
-    A topic without an id cannot be distinguished from one that was created again.
+    For a topic without an id there is no store: it cannot be distinguished from a topic
+    that was created again.
     """
     if home is None or topic_id is None:
         return None
@@ -279,12 +281,12 @@ def open_store(
 
 
 def keep_read(follower: Follower, store: StateStore, *, entries_min: int = 1) -> int:
-    """Store what a follower has read, so that the next one need not read it again.
+    """Store the states that a follower has folded, so that the next one starts there.
 
     Args:
         follower: Has read the log, to its end or not.
-        store: Where to store it. What it cannot store is left out.
-        entries_min: Fewest entries of a partition that are worth it.
+        store: Where to store the states. States that it cannot store are left out.
+        entries_min: Fewest entries, newly read from a partition, to store its state.
 
     Returns:
         The number of partitions stored.
@@ -295,7 +297,7 @@ def keep_read(follower: Follower, store: StateStore, *, entries_min: int = 1) ->
         read = world.next_offset - follower.began_at.get(t, 0)
         if read < entries_min or world.halted is not None or t in beside:
             continue
-        with suppress(OSError):  # the next one reads as much again
+        with suppress(OSError):  # the next follower reads as much again
             notes = replica.notes.of(world)
             store.save(capture(world, source="this process", notes=notes))
             count += 1
@@ -309,12 +311,12 @@ def read_to_end(
     timeout_ms: int,
     note: Callable[[int, LogEntry], None] | None = None,
 ) -> None:
-    """Read the log to its end; if the time does not suffice, keep what was read.
+    """Read the log to its end; if the time is too short, store the states so far.
 
     Args:
         follower: Reads the log.
-        store: Where to keep it; None for nowhere.
-        timeout_ms: Limit for the whole call, without the time to store it.
+        store: Where to store the states; None for nowhere.
+        timeout_ms: Limit for the whole call, without the time to store states.
         note: As in ``Follower.catch_up``.
 
     Raises:

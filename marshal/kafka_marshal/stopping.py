@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 class Stoppable(Protocol):
-    """What a signal handler may stop: ``stop`` neither waits nor takes a lock."""
+    """A client to stop in a signal handler: ``stop`` neither waits nor takes a lock."""
 
     def stop(self) -> None:
         """End soon."""
@@ -19,14 +19,14 @@ class Stoppable(Protocol):
 _clients: dict[int, list[Stoppable]] = {}
 # A child has no claims: a signal ends it as if nothing had been registered.
 os.register_at_fork(after_in_child=_clients.clear)
-# What handled a signal before ``_handle`` did.
+# The handler that each signal had before ``_handle``.
 _before: dict[int, Any] = {}
 
 
 def stop_on(signals: Sequence[signal.Signals], client: Stoppable) -> None:
-    """Stop a client, beside those registered before, when one of the signals arrives.
+    """Register a client to be stopped when one of the signals arrives.
 
-    For the main thread.
+    Clients that were registered before are stopped as well. For the main thread.
 
     Raises:
         ValueError: Another thread called it.
@@ -39,11 +39,11 @@ def stop_on(signals: Sequence[signal.Signals], client: Stoppable) -> None:
 
 
 def forget(client: Stoppable) -> None:
-    """Stop a client no more, where it was registered; for any thread.
+    """Unregister a client, if it was registered; for any thread.
 
-    Once there are no others the main thread restores the handler from before, unless
-    the application has installed one since. After another thread ``_handle`` stays and
-    calls it.
+    If it was the last client, and this is the main thread, the previous handler is
+    restored, unless the application has installed another one since. On other threads
+    ``_handle`` stays, and calls the previous handler.
     """
     for number, clients in _clients.items():
         if client not in clients:

@@ -1,4 +1,4 @@
-"""Makes a consumer's subscription of its settings."""
+"""Makes a consumer's subscription from its settings."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ def new_subscription(
     coordination_topic: str,
     timeout_ms: int,
 ) -> Subscription:
-    """Look the topics up, and return the subscription.
+    """Look up the topics, and return the subscription.
 
     Raises:
         ConfigurationError: The policy cannot be used, or a topic is the coordination

@@ -1,18 +1,18 @@
-"""Exactly once into Kafka: the output of a batch and its progress, in one transaction.
+"""Writes output to Kafka exactly once, in one transaction with a batch's progress.
 
-Each source partition has a transactional id. Its owner opens a producer of that id
-after it has won the claim, and from then on the broker refuses earlier producers, also
-those of a process that is suspended. Opening ends the transaction that an earlier
-owner left, so the *progress* that is then read is final: the next offset, in the
-committed offsets of a Kafka group of its own, written in the same transactions as the
-output. Records below it are not handed out again, however far the position in the log
-of the claims is behind.
+Each source partition has a transactional id. After the partition's owner has won the
+claim, it opens a producer with that id. From then on the broker refuses earlier
+producers, also that of a suspended process. Opening also ends a transaction that an
+earlier owner left open, so the *progress* that is read afterwards is final. Progress is
+the next offset of the source partition, stored as a committed offset of a separate
+Kafka group, and written in the same transactions as the output. Records below it are
+not handed out again, however far the position in the coordination log is behind.
 
-The progress has what its offset counts on: the topic's id, and the operation that set
-the position of the partition last. An admin who sets the position later is followed.
+Progress names the topic's id, and the operation that last set the partition's position.
+It is valid only for these, so a position that an admin sets later is followed.
 
 Nothing is sent before the commit of a transaction. So an exception in the application
-leaves nothing to abort, and a slow application no transaction open.
+leaves nothing to abort, and a slow application keeps no transaction open in Kafka.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ from kafka_marshal.ports import Record
 from kafka_marshal.protocol.types import Token, TopicPartition, seek_count_of
 
 SUFFIX = ".transactions"
-"""A group's progress is kept in the Kafka group of this name, after the group's."""
+"""The group's name followed by this names the Kafka group that stores its progress."""
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -52,11 +52,11 @@ class Source(Protocol):
         ...
 
     def is_handed_out_again(self, batch: Batch) -> bool:
-        """Return whether handing a batch out was interrupted."""
+        """Return whether the hand-out of a batch was interrupted."""
         ...
 
     def holding_of(self, batch: Batch) -> Holding | None:
-        """Return the claim of a batch, None once it has ended, or after a seek."""
+        """Return the claim of a batch; None if it has ended, or after a seek."""
         ...
 
     def assignment(self) -> set[TopicPartition]:
@@ -65,15 +65,15 @@ class Source(Protocol):
 
 
 class Transaction:
-    """Records of one partition, and what becomes of them: all of it is written or none.
+    """Records of one partition and their output, which is written as a whole or not.
 
-    A context manager: it commits at the end of its block, and aborts where that raises.
+    A context manager: it commits at the end of its block, or aborts if that raises.
 
     Attributes:
         partition: Data partition of the records.
         records: The records, in offset order.
         token: Fencing token of the claim.
-        is_open: Whether it was neither committed nor aborted yet.
+        is_open: Whether the transaction is neither committed nor aborted yet.
         is_committed: Whether Kafka has the output and the progress.
     """
 
@@ -98,18 +98,18 @@ class Transaction:
         headers: Headers | Mapping[str, bytes | None] = (),
         partition: int | None = None,
     ) -> None:
-        """Keep a record, to be written when the transaction commits.
+        """Store a record in memory; the commit of the transaction writes it.
 
         Args:
             topic: Target topic, on the same cluster.
             value: Value.
-            key: Key; it selects the partition, as in the clients of Java.
+            key: Key; it selects the partition, as in Java's clients.
             headers: Headers.
-            partition: Partition of the target, None for that of the key.
+            partition: Partition of the target topic; None lets the key select it.
 
         Raises:
             InvalidTransition: The transaction has ended.
-            TypeError: Key or value are no bytes.
+            TypeError: The key or the value is not bytes.
         """
         self._require_open()
         for name, given in {"key": key, "value": value}.items():
@@ -122,19 +122,19 @@ class Transaction:
     def commit(self) -> None:
         """Write the output and the progress, then commit the records.
 
-        If the claim has ended nothing is written, and ``is_committed`` stays False: the
-        next owner of the partition processes the records.
+        If the claim has ended, nothing is written, and ``is_committed`` stays False:
+        the next owner of the partition processes the records.
 
         Raises:
             InvalidTransition: The transaction has ended.
             MarshalError: The outcome is unknown, or a record was refused. The records
-                come again unless they were written.
+                are handed out again unless their output was written.
         """
         self.end()
         self.write()
 
     def end(self) -> None:
-        """Send nothing more: the first half of ``commit``, which does not wait.
+        """Accept no more records: the first half of ``commit``, which does not wait.
 
         Raises:
             InvalidTransition: The transaction has ended.
@@ -179,7 +179,7 @@ class Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Commit, or abort where the block raised."""
+        """Commit, or abort if the block raised."""
         if error is not None:
             self.abort()
         elif self.is_open:
@@ -187,14 +187,14 @@ class Transaction:
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written with the progress, as JSON: what its offset counts on.
+    """Written with the progress, as JSON: states what the progress is valid for.
 
     Attributes:
         topic_id: Kafka's id of the source topic in hex, empty if unknown.
-        set_by: The operation that set the position last before the claim, in hex; empty
-            if none has.
+        set_by: The operation that last set the position before the claim, in hex; empty
+            without one.
         token: Token of the claim.
-        seeks: Number of seeks under the claim before.
+        seeks: Number of seeks under the claim before the output was written.
     """
 
     topic_id: str
@@ -204,7 +204,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, holding: Holding, batch: Batch) -> Self:
-        """Return that of the transactions with records of a batch.
+        """Return the mark of transactions with records of a batch.
 
         Raises:
             ConfigurationError: The claim comes from a sidecar that is too old.
@@ -224,10 +224,11 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def written(self, progress: Progress | None) -> int:
-        """Return the offset below which everything is written; 0 if nothing counts.
+        """Return the offset below which all output is written; 0 if none is known.
 
-        The progress counts if it is of the same topic and set position. After a seek
-        under this claim only what was written after that seek counts.
+        The progress is valid if its topic, and the operation that last set the
+        position, are the same. After a seek under this claim, it is valid only if it
+        was written after that seek.
         """
         if progress is None:
             return 0
@@ -247,7 +248,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 @attrs.frozen(kw_only=True)
 class _Open:
-    """The producer of a partition, for one claim and the time after one seek."""
+    """The producer of a partition, for one claim; each seek needs another one."""
 
     token: Token
     mark: Mark
@@ -256,7 +257,7 @@ class _Open:
     timeout_ms: int
 
     def is_of(self, batch: Batch, timeout_ms: int) -> bool:
-        """Return whether records of a batch may be written by it, within that time."""
+        """Return whether it may write the records of a batch, with that timeout."""
         wanted = batch.token, seek_count_of(batch.token), timeout_ms
         return (self.token, self.mark.seeks, self.timeout_ms) == wanted
 
@@ -264,8 +265,8 @@ class _Open:
 class TransactionalOutput:
     """The producers of a consumer's partitions. For one thread at a time.
 
-    ``transactions`` iterates for a thread that may wait. An event loop takes the same
-    steps, and lets a thread ``open_producer`` and ``write``.
+    ``transactions`` is for a thread that may wait. An event loop takes the same steps
+    itself, and has a thread call ``open_producer`` and ``write``.
 
     Args:
         source: The consumer.
@@ -285,9 +286,9 @@ class TransactionalOutput:
         self._name = f"{group_id}{SUFFIX}"
         self._open_writer = open_writer
         self._open: dict[TopicPartition, _Open] = {}
-        # Its records come again, before any others: they are not known to be written.
+        # A batch that may not be written: handed out again before any other one.
         self._unwritten: Batch | None = None
-        # The transaction that was returned last.
+        # The transaction that ``begin`` returned last.
         self._latest: Transaction | None = None
 
     def transactions(
@@ -297,10 +298,10 @@ class TransactionalOutput:
 
         Args:
             max_records: Most records of each; by default ``max_poll_records``.
-            timeout_ms: Limit of each, and for opening a producer.
+            timeout_ms: Limit of each transaction, and for opening a producer.
 
         Raises:
-            InvalidTransition: The one before was neither committed nor aborted.
+            InvalidTransition: The previous one was neither committed nor aborted.
         """
         batches = self._source.batches_kept(max_records, self.keep)
         while not self._source.is_finished:
@@ -308,7 +309,7 @@ class TransactionalOutput:
             if batch is None:
                 try:
                     batch = next(batches, None)
-                except ClaimLost:  # its next owner reads the progress
+                except ClaimLost:  # the partition's next owner reads the progress
                     batches = self._source.batches_kept(max_records, self.keep)
                     continue
             if batch is None:
@@ -323,18 +324,18 @@ class TransactionalOutput:
             transaction.require_ended()
 
     def unwritten(self) -> Batch | None:
-        """Return the batch that is to be written before any other one is handed out."""
+        """Return the batch that must be written before another one is handed out."""
         batch = self._unwritten
         if batch is not None and self._source.is_handed_out_again(batch):
             self._unwritten = None
         return self._unwritten
 
     def keep(self, batch: Batch) -> None:
-        """Keep a batch that is handed out until it is written, or its claim ends."""
+        """Keep a batch until its output is written, or its claim ends."""
         self._unwritten = batch
 
     def lacks_producer(self, batch: Batch, timeout_ms: int) -> bool:
-        """Return whether ``open_producer`` comes before the transaction of a batch."""
+        """Return whether the transaction of a batch needs ``open_producer`` first."""
         found = self._open.get(batch.partition)
         is_open = (
             found is not None
@@ -356,7 +357,7 @@ class TransactionalOutput:
         if batch.first_offset < found.written:
             records = [each for each in records if each.offset >= found.written]
         if self._latest is not None:
-            # Left with another iterator: its batch may be that of this one.
+            # It may be left open by another iterator, with the same batch.
             self._latest.abort()
         self._latest = Transaction(self, batch, records)
         return self._latest
@@ -382,12 +383,13 @@ class TransactionalOutput:
                 position=batch.last_offset + 1,
                 metadata=msgspec.json.encode(found.mark).decode(),
             )
-            # If a signal handler raises here, the batch comes again, to a producer that
-            # is opened for it, and so reads that it is written.
+            # If a signal handler raises here, the batch comes again. The producer that
+            # is then opened for it reads from the progress that it is written.
             self._commit(batch)
         except ClaimLost:
-            # By a later owner; or by an earlier one that opened its producer late, and
-            # then the claim still stands, and the next attempt fences that one.
+            # Fenced by a later owner, or by an earlier one that opened its producer
+            # late. In the second case the claim is still held, and the next attempt
+            # fences that producer.
             self._forget(batch.partition)
             return False
         except BaseException:
@@ -402,7 +404,7 @@ class TransactionalOutput:
             self._forget(partition)
 
     def _commit(self, batch: Batch) -> None:
-        # Where the claim has ended the next owner reads the progress.
+        # If the claim has ended, the next owner reads the progress.
         with suppress(ClaimLost):
             batch.commit()
         self._unwritten = None
@@ -428,8 +430,9 @@ class TransactionalOutput:
             timeout_ms=timeout_ms,
         )
         try:
-            # After opening: while this claim stands nobody else has won a later one,
-            # and who does opens a later producer, and then this one is refused.
+            # Check the claim after opening: as long as it is held, no process has won a
+            # later claim. A process that wins one opens a later producer, which fences
+            # this one.
             holding = self._source.holding_of(batch)
             if holding is None:
                 writer.close()

@@ -10,10 +10,11 @@ RETRY_S = 0.01
 
 
 def connect(path: str, timeout_s: float) -> socket.socket:
-    """Return a connection, with this timeout for what follows.
+    """Return a connection; its later operations have the same timeout.
 
-    Where many connect at once, the queue of the listening socket is full for a moment:
-    the system refuses at once then, instead of waiting as over TCP.
+    If many processes connect at once, the queue of the listening socket is full for a
+    moment. Then the system refuses at once, instead of waiting as over TCP, and this
+    tries again.
 
     Raises:
         OSError: No process listens there, or its queue stays full.

@@ -1,1 +1,1 @@
-"""What admins do: formats, pauses, set positions, drains, changes of a layout."""
+"""Operations of admins: format the topic, pause groups, set positions, ..."""

@@ -1,8 +1,8 @@
 """Changes of the Config by an admin: interval, limits, feature level (PROTOCOL 4.12).
 
-Each writes the next Config, to coordinating partition 0 first, which decides. Each key
-is judged by the Config of its own partition, so that an interrupted change is safe, and
-repeating it completes it.
+Each change writes the next Config, first to coordinating partition 0, which decides.
+Each key is judged by the Config of its own partition, so an interrupted change is safe,
+and repeating it completes it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,12 +34,12 @@ COUNTED = ("keys", "groups")
 
 @attrs.frozen(kw_only=True)
 class Exceeded:
-    """A coordinating partition that has more than a limit allows.
+    """A coordinating partition that has more keys or groups than a limit allows.
 
     Attributes:
         partition: The coordinating partition.
         limit: Name of the limit.
-        count: What it has now; only new ones are refused.
+        count: Number of keys or groups now. They stay; only new ones are refused.
     """
 
     partition: int
@@ -52,11 +52,11 @@ class AlterPlan:
     """The effect of a change of heartbeat interval and limits.
 
     Attributes:
-        config: The Config that is written; the one in force where nothing changes.
+        config: The Config that is written; the one in force if nothing changes.
         before: The Config of coordinating partition 0 now.
-        partitions: Partitions that it is written to.
-        forgotten_count: Keys that a lower ``forget_ms`` drops soon.
-        exceeded: Limits that are exceeded already.
+        partitions: Coordinating partitions that the Config is written to.
+        forgotten_count: Number of keys that a lower ``forget_ms`` drops soon.
+        exceeded: Limits that are already exceeded.
     """
 
     config: Config
@@ -67,7 +67,7 @@ class AlterPlan:
 
     @property
     def changes(self) -> dict[str, tuple[int, int]]:
-        """What changes: name, value now and value then."""
+        """Name of each changed value, with the value now and after the change."""
         before, then = self.before, self.config
         values = {
             "heartbeat_interval_ms": (
@@ -89,7 +89,7 @@ def plan_alter(
     era: int,
     tags: bytes | msgspec.UnsetType = msgspec.UNSET,
 ) -> AlterPlan:
-    """Return the plan of a change; what an interrupted one left is completed with it.
+    """Return the plan of a change, which also completes an interrupted change.
 
     Args:
         worlds: The worlds of the coordinating partitions.
@@ -139,7 +139,7 @@ def plan_alter(
 
 
 def _behind(worlds: Mapping[int, WorldState], config: Config) -> tuple[int, ...]:
-    """Return the partitions without a Config."""
+    """Return the coordinating partitions that do not have this Config yet."""
     return tuple(
         t
         for t in range(config.partition_count)
@@ -148,7 +148,7 @@ def _behind(worlds: Mapping[int, WorldState], config: Config) -> tuple[int, ...]
 
 
 def _forgotten_count(world: WorldState, before: Config, config: Config) -> int:
-    """Return how many keys a Config drops for their silence that stay under another."""
+    """Return how many inactive keys a Config drops that the present Config keeps."""
     if config.limit("forget_ms") >= before.limit("forget_ms"):
         return 0
     latest_ms = world.now_ms - config.limit("forget_ms")
@@ -172,10 +172,10 @@ class UpgradePlan:
     """The effect of an upgrade of the coordination topic.
 
     Attributes:
-        config: The Config that is written; that in force where it is new enough.
+        config: The Config that is written; the one in force if its level suffices.
         level: Feature level in force, the lowest of all partitions.
-        level_then: Level of this release.
-        partitions: Partitions without the new Config.
+        level_then: Feature level after the upgrade.
+        partitions: Coordinating partitions without the new Config.
         too_old: Live members whose release does not support the level.
     """
 
@@ -192,7 +192,9 @@ def plan_upgrade(
     era: int,
     tags: bytes | msgspec.UnsetType = msgspec.UNSET,
 ) -> UpgradePlan:
-    """Return the plan; coordinating partition 0 decides, others may lag behind it.
+    """Return the plan of an upgrade, which also completes an interrupted upgrade.
+
+    Coordinating partition 0 decides; others may lag behind it.
 
     Args:
         worlds: The worlds of the coordinating partitions.
@@ -231,7 +233,7 @@ def settled_config(worlds: Mapping[int, WorldState], partition: int) -> Config:
     """Return the Config of a coordinating partition.
 
     Raises:
-        ConfigurationError: It has none.
+        ConfigurationError: The partition has no Config.
     """
     config = worlds[partition].config
     if config is None:
@@ -246,7 +248,7 @@ def require_members(plan: UpgradePlan) -> None:
     """Refuse an upgrade that would stop live members.
 
     Raises:
-        ClaimRejected: Their releases do not support the level.
+        ClaimRejected: Releases of live members do not support the level.
     """
     if plan.too_old:
         raise ClaimRejected(
@@ -270,8 +272,9 @@ class Altering(AdminConnection):
     ) -> AlterPlan:
         """Change the heartbeat interval or limits of the topic while members run.
 
-        A lower interval holds for each key from its first renewal on that ends no lease
-        earlier: takeovers keep the old pace for up to two old intervals.
+        A lower interval never ends a running lease earlier. So it applies to a key only
+        from a later renewal on, after up to two old intervals; until then takeovers of
+        the key take as long as before.
 
         Args:
             heartbeat_interval_ms: The new interval; None keeps it.
@@ -283,8 +286,8 @@ class Altering(AdminConnection):
                 below 2.
             ClaimRejected: A change of the number of partitions is open, or partition 0
                 has lost the newest Config.
-            LogUnwritable: A partition accepted another Config; repeat it.
-            DeadlineExceeded: No verdict in time; repeating it completes it.
+            LogUnwritable: A partition accepted another Config; repeat the call.
+            DeadlineExceeded: No verdict in time; repeating the call completes it.
         """
         follower = self._read()
         require_no_change(follower.by_partition)
@@ -303,7 +306,7 @@ class Altering(AdminConnection):
     def upgrade_topic(
         self, *, execute: bool = False, ignore_members: bool = False
     ) -> UpgradePlan:
-        """Raise the feature level of the topic to that of this release.
+        """Raise the feature level of the topic to the level of this release.
 
         Args:
             execute: Whether to execute the plan.
@@ -326,7 +329,7 @@ class Altering(AdminConnection):
         return plan
 
     def _write_config(self, config: Config, partitions: Iterable[int]) -> None:
-        """Write a Config to partitions that are behind it, in order: the first decides.
+        """Write a Config to partitions in their order; the first one decides.
 
         Raises:
             LogUnwritable: A partition accepted another Config.

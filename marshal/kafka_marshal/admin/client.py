@@ -1,6 +1,6 @@
-"""Admin operations: formatting the coordination topic, pausing groups, queries.
+"""The class ``Admin``, which has all operations of admins.
 
-Admins read the coordination log by themselves and join no group.
+An ``Admin`` reads the coordination log by itself, and joins no group.
 """
 
 import os
@@ -94,9 +94,9 @@ class Admin(
     Tuning,
     Closing,
 ):
-    """Formats the coordination topic and pauses groups. A context manager.
+    """Formats and changes the coordination topic, and manages groups and clients.
 
-    One thread uses it at a time.
+    A context manager. One thread at a time may use it.
 
     Args:
         bootstrap_servers: Addresses of the cluster.
@@ -104,11 +104,11 @@ class Admin(
         options: Security and connection options.
         transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
         client_id: Name of the admin in the log.
-        person: Person for whom the admin writes, as its records name them; by default
-            ``MARSHAL_AS`` of the environment, else the name of the user; ``""`` for
-            none.
-        state_dir: Directory with the snapshots to read the log from; None for the
-            user's, ``""`` for none.
+        person: Name of the person for whom the admin writes, which its records carry;
+            by default the environment variable ``MARSHAL_AS``, else the name of the
+            user; ``""`` for none.
+        state_dir: Directory of snapshots, which shorten reading the log; None for the
+            user's state directory, ``""`` for none.
         timeout_ms: Longest time of each step.
     """
 
@@ -155,7 +155,7 @@ class Admin(
     def describe_topic(self) -> tuple[TopicDescription, tuple[Problem, ...]]:
         """Return the cluster's description of the coordination topic, and its problems.
 
-        The second part has one item per violated setting of PROTOCOL 2.1.
+        There is one problem for each violated setting of PROTOCOL 2.1.
         """
         cluster = self.cluster()
         found = self._topics.describe(
@@ -173,7 +173,7 @@ class Admin(
         return self._topics.cluster(timeout_ms=self._timeout_ms)
 
     def report_topic(self) -> TopicReport:
-        """Return ``describe_topic`` as far as the ACLs allow, with a note."""
+        """Return ``describe_topic`` as a report, without settings if ACLs forbid."""
         cluster = self.cluster()
         try:
             found, wrong = self.describe_topic()
@@ -187,10 +187,10 @@ class Admin(
 
     @with_plain_arguments
     def risk_of(self, topic: str) -> str | None:
-        """Return why a data topic may lose records by its settings, or None.
+        """Return why a data topic may lose records, or None.
 
-        Both guarantees hold for records that Kafka keeps. If this principal may not
-        read the settings, no risk is reported.
+        Both delivery guarantees hold only for records that Kafka keeps. Risky settings
+        are not reported if this principal may not read the settings.
 
         Raises:
             LogUnreadable: This principal may not describe the topic.
@@ -216,8 +216,8 @@ class Admin(
         that wins there writes the others (PROTOCOL 2.2).
 
         Raises:
-            TopicMisconfigured: The topic is formatted already, or with other settings,
-                or breaks PROTOCOL 2.1.
+            TopicMisconfigured: The topic is already formatted, also with other
+                settings, or breaks PROTOCOL 2.1.
         """
         chosen = wanted or Format()
         topic = self._settings.coordination_topic
@@ -267,22 +267,22 @@ class Admin(
 
         Args:
             group_id: The group.
-            for_ms: Length of the pause, from its begin, or from the later of wall time
-                and log time. It is renewed each third of that time until this method
-                returns.
+            for_ms: Length of the pause, from ``begin_ms`` on, else from the later of
+                wall time and log time. Without ``begin_ms``, the pause is renewed each
+                third of that length until this method returns.
             until_ms: End of the pause in epoch ms, instead of ``for_ms``.
-            begin_ms: Begin in epoch ms, up to 30 days ahead; by default it begins at
-                once. The pause begins by itself, also if this process is gone.
-            topics: Only these topics, or some partitions of them, like ``orders:0,1``;
-                the rest of the group goes on.
+            begin_ms: Begin of the pause in epoch ms, up to 30 days ahead; by default it
+                begins at once. It begins by itself, even if this process has ended.
+            topics: Pause only these topics, or some partitions of them, like
+                ``orders:0,1``; the group continues with all others.
             reason: Stored in the log, for people.
             wait_ms: How long to wait until no paused key has an owner.
             dry_run: Only check, and return what would be paused.
 
         Raises:
-            GroupPaused: Another operation holds the whole group.
-            ClaimRejected: Another operation ended the pause meanwhile, or no more can
-                be scheduled.
+            GroupPaused: Another operation has paused the whole group.
+            ClaimRejected: Another operation ended the pause meanwhile, or no more
+                pauses can be scheduled.
             ConfigurationError: The period is invalid, or needs feature level 2.
         """
         require_name("group_id", group_id)
@@ -331,19 +331,20 @@ class Admin(
         reason: str | None = None,
         dry_run: bool = False,
     ) -> int:
-        """End a group's pause; return the number of partitions it was ended in.
+        """End a group's pause; return in how many coordinating partitions it ended.
 
-        Scheduled pauses that are due end with it. Where the group is not paused, its
-        only scheduled pause is cancelled.
+        Scheduled pauses that are due end as well. If the group is not paused, its only
+        scheduled pause is cancelled.
 
         Args:
             group_id: The group.
             operation: Id of the pause to end or to cancel, in hex.
             reason: Stored in the log, for people.
-            dry_run: Only check, and return in how many partitions it would end.
+            dry_run: Only check, and return in how many partitions the pause would end.
 
         Raises:
-            ClaimRejected: The group is not paused, or several pauses are scheduled.
+            ClaimRejected: There is no such pause; or several are scheduled, and
+                ``operation`` must choose one.
         """
         require_name("group_id", group_id)
         config = self._settled()
@@ -368,7 +369,7 @@ class Admin(
 
     @with_plain_arguments
     def held(self, group_id: str) -> tuple[Key, ...]:
-        """Return the group's keys that are owned and not stale, by estimate."""
+        """Return the group's keys with an owner that is not stale, by estimate."""
         return self._held(group_id, None)
 
     def _held(self, group_id: str, scope: Scope | None) -> tuple[Key, ...]:

@@ -1,4 +1,4 @@
-"""The connections of an admin, which follows the log without claiming."""
+"""The connections of an admin, which reads the log without claiming."""
 
 import time
 from collections.abc import Collection
@@ -28,7 +28,7 @@ _CREATED_PAUSE_S = 0.1
 class AdminConnection:
     """Follows the log, and describes topics; the base of each part of ``Admin``.
 
-    For one thread. The log is opened with its first use.
+    For one thread. The first use opens the log.
     """
 
     _settings: ConnectionConfig
@@ -64,7 +64,7 @@ class AdminConnection:
         """Return the follower of the log, however far it has read.
 
         Raises:
-            InvalidTransition: This is closed.
+            InvalidTransition: The ``Admin`` is closed.
         """
         if self._is_closed:
             raise InvalidTransition("the Admin is closed; open another one")
@@ -82,10 +82,10 @@ class AdminConnection:
     def _follow_created(self) -> Follower:
         """Return the follower of a log that was created just now.
 
-        A broker knows of the topic some time after the one that showed it first.
+        Brokers learn of a new topic at different times, so this tries again.
 
         Raises:
-            TopicMisconfigured: No broker that was asked knows it in time.
+            TopicMisconfigured: No broker that was asked knew the topic in time.
         """
         deadline = Deadline(self._timeout_ms, self._clock.now_ms)
         while True:
@@ -97,12 +97,12 @@ class AdminConnection:
             time.sleep(_CREATED_PAUSE_S)
 
     def _follow_again(self) -> Follower:
-        """Close the follower; return one of all Kafka partitions that there are now."""
+        """Close the follower; return one that reads all present Kafka partitions."""
         self._close_follower()
         return self._follow()
 
     def _read(self) -> Follower:
-        """Return the follower of the log, which has read it to its end."""
+        """Read the log to its end; return its follower."""
         follower = self._follow()
         read_to_end(follower, self._store, timeout_ms=self._timeout_ms)
         config = follower.worlds[0].config

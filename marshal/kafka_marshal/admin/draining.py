@@ -31,10 +31,10 @@ from kafka_marshal.protocol.types import Key
 
 @attrs.frozen(kw_only=True)
 class Subject:
-    """Whom a directive names: one client, or all members on a host.
+    """The members that a directive names: one client, or all members on a host.
 
     Attributes:
-        group_id: Only in this group; None for all groups.
+        group_id: Only members of this group; None for all groups.
         client_id: The client, or None.
         host: The host, or None.
     """
@@ -44,22 +44,25 @@ class Subject:
     host: str | None = None
 
     def __str__(self) -> str:
-        """Return it for messages."""
+        """Return the subject as text for messages."""
         what = f"client {self.client_id!r}" if self.client_id else f"host {self.host!r}"
         return what if self.group_id is None else f"{what} in group {self.group_id!r}"
 
     @property
     def written_to(self) -> str:
-        """The group of its records."""
+        """The group in the directive's records."""
         return self.group_id or CHECKPOINT_GROUP
 
     def is_named_by(self, group_id: str, directive: StandingDirective) -> bool:
-        """Return whether a directive of a group names it; without a group, of any."""
+        """Return whether a directive of a group names this subject.
+
+        If the subject has no group, the directive may be of any group.
+        """
         is_same = (directive.client, directive.host) == (self.client_id, self.host)
         return is_same and self.group_id in {None, group_id}
 
     def homes(self, partition_count: int) -> list[int]:
-        """Return the coordinating partitions that its records go to."""
+        """Return the coordinating partitions that the directive's records go to."""
         if self.group_id is None:
             return [*range(partition_count)]
         return [home_partition(self.group_id, partition_count=partition_count)]
@@ -67,17 +70,18 @@ class Subject:
 
 @attrs.frozen(kw_only=True)
 class DirectiveResult:
-    """What a drain or a cordon applied.
+    """Result of a drain or a cordon.
 
     Attributes:
-        operation: Its id, in hex: ends it early, and completes it if repeated. Empty
-            of a dry run that was given none.
+        operation: Id of the operation, in hex; with it the directive can be ended
+            early, or completed by a repeated call. Empty for a dry run without one.
         action: ``drain`` or ``cordon``.
-        subject: Whom it names.
-        until_ms: Its end, epoch ms.
-        members: Group and client of each live member that it names; none where the
-            record itself showed that all are dead, as nobody else writes to the log.
-        held: Keys that these own and are not stale for, by estimate.
+        subject: The members that the directive names.
+        until_ms: End of the directive, epoch ms.
+        members: Group and client_id of each live member that it names. Empty if the
+            record itself showed that all are dead, in a log that no other process
+            writes to.
+        held: Keys that these members own without being stale, by estimate.
     """
 
     operation: str
@@ -89,10 +93,10 @@ class DirectiveResult:
 
 
 def check_subject(subject: Subject, config: Config) -> None:
-    """Refuse what no directive can name, or a level without directives.
+    """Refuse a subject that no directive can name, or a level without directives.
 
     Raises:
-        ConfigurationError: That is so.
+        ConfigurationError: The subject is invalid, or the feature level too low.
     """
     if (subject.client_id is None) == (subject.host is None):
         raise ConfigurationError(
@@ -120,7 +124,7 @@ def check_length(for_ms: int, config: Config) -> None:
     """Refuse a length that no directive can have.
 
     Raises:
-        ConfigurationError: That is so.
+        ConfigurationError: It is below 1 ms or above ``max_pause_ms``.
     """
     to_whole("for_ms", for_ms)
     longest_ms = config.limit("max_pause_ms")
@@ -139,7 +143,7 @@ def members_of(
 
     Args:
         replicas: Every coordinating partition, folded to its end.
-        subject: Whom the directive names.
+        subject: The members that the directive names.
         now_ms: Local time, to estimate ages.
     """
     found = set()
@@ -165,13 +169,13 @@ def held_by(
     *,
     now_ms: int,
 ) -> tuple[Key, ...]:
-    """Return the keys that members own and are not stale for, by estimate."""
+    """Return the keys that members own without being stale, by estimate."""
     found = []
     for replica in replicas:
         for key, known in replica.held(now_ms):
             owner = known.owner
             is_named = owner and (key.group_id, owner.client_id) in members
-            if is_named and key.topic not in RESERVED_TOPICS:  # a planner may stay one
+            if is_named and key.topic not in RESERVED_TOPICS:  # it may stay the planner
                 found.append(key)
     return tuple(sorted(found))
 
@@ -224,32 +228,33 @@ class Draining(AdminConnection):
         on_progress: Callable[[int], None] | None = None,
         dry_run: bool = False,
     ) -> DirectiveResult:
-        """Let a client, or all members on a host, hand off what others can take.
+        """Make a client, or all members on a host, hand off their partitions.
 
-        Until the end they take nothing new either. What nobody else may take stays
-        where it is. No claim is refused for it.
+        They hand off each partition that another member can take, and keep the rest.
+        Until the drain ends they also take no new partitions. The drain is a request to
+        the members: the log refuses no claim because of it.
 
         Args:
             client_id: The client; None with ``host``.
             host: The host that the members announce; None with ``client_id``.
-            group_id: Only in this group; None for all groups.
-            for_ms: How long, at most ``max_pause_ms``.
+            group_id: Only members of this group; None for all groups.
+            for_ms: How long the drain lasts, at most ``max_pause_ms``.
             operation: Id of an operation to complete or to extend, in hex.
             reason: Stored in the log, for people.
-            wait_ms: How long to wait until they hold nothing any more.
-            on_progress: Called on this thread with the number of keys that they
+            wait_ms: How long to wait until the members hold no keys.
+            on_progress: Called on this thread with the number of keys that the members
                 hold, at first and when it changes, while waiting.
-            dry_run: Write nothing, and wait for nothing: only check, and return whom it
-                would name and what these hold.
+            dry_run: Only check: write nothing, do not wait, and return the members that
+                the drain would name and the keys that they hold.
 
         Raises:
             ConfigurationError: A name or the length is not valid, or the topic has a
                 feature level below 2.
-            ClaimRejected: No live member is meant; or the operation is over, or asks
-                for something else.
-            LogUnwritable: A coordinating partition refused it.
-            DeadlineExceeded: No verdict in time; the message has the operation, and
-                repeating that completes it.
+            ClaimRejected: No live member matches; or the operation is over, or was
+                begun with other arguments.
+            LogUnwritable: A coordinating partition refused the drain.
+            DeadlineExceeded: No verdict in time. The message has the operation's id;
+                repeat the call with it to complete the drain.
         """
         subject = Subject(group_id=group_id, client_id=client_id, host=host)
         result = self._direct(
@@ -287,9 +292,9 @@ class Draining(AdminConnection):
         reason: str | None = None,
         dry_run: bool = False,
     ) -> DirectiveResult:
-        """Let a client, or all members on a host, take no more than they have.
+        """Keep a client, or all members on a host, from taking more partitions.
 
-        They keep what is within their share. Arguments and errors are those of
+        They keep the partitions within their share. Arguments and errors are those of
         ``drain``.
         """
         subject = Subject(group_id=group_id, client_id=client_id, host=host)
@@ -313,22 +318,22 @@ class Draining(AdminConnection):
         reason: str | None = None,
         dry_run: bool = False,
     ) -> int:
-        """End drains and cordons; return in how many coordinating partitions.
+        """End drains and cordons; return the number of partitions in which they ended.
 
         Args:
-            client_id: End those of this client; None with ``host`` or ``operation``.
-            host: End those of this host; None with ``client_id`` or ``operation``.
-            group_id: End only those in this group; None for all.
-            operation: End only this operation, its id in hex; None for all that name
-                the client or the host.
+            client_id: The client that they name; None with ``host`` or ``operation``.
+            host: The host that they name; None with ``client_id`` or ``operation``.
+            group_id: End them only in this group; None for all groups.
+            operation: Id in hex of the only operation to end; None for all operations
+                that name the client or the host.
             reason: Stored in the log, for people.
             dry_run: Only check, and return in how many partitions they would end.
 
         Raises:
             ConfigurationError: There is neither a client, a host nor an operation.
-            ClaimRejected: No such directive is in force.
-            LogUnwritable: A coordinating partition refused its end.
-            DeadlineExceeded: No verdict in time; repeating it completes it.
+            ClaimRejected: No such drain or cordon is in force.
+            LogUnwritable: A coordinating partition refused the end.
+            DeadlineExceeded: No verdict in time; repeating the call completes it.
         """
         op_id = None if operation is None else op_id_of(operation)
         subject = None
@@ -425,8 +430,8 @@ class Draining(AdminConnection):
                 for t, end_ms in ends_ms.items()
             }
             self._begin(records, op_id)
-            # Log time moves with the records alone, so on a log to which nobody else
-            # writes these are the first that show who is dead (PROTOCOL 4.11).
+            # Only records move log time. In a log that no other process writes to,
+            # these records are the first that show who is dead (PROTOCOL 4.11).
             members = members_of(replicas, subject, now_ms=self._clock.now_ms())
         return DirectiveResult(
             operation="" if op_id is None else op_id.hex(),

@@ -23,8 +23,8 @@ class OwnedKey:
 
     Attributes:
         key: The key.
-        remaining_ms: Time until the owner is stale, by estimate, if it renews no more;
-            0 if it is stale.
+        remaining_ms: Time until the owner is stale if it stops renewing, by estimate; 0
+            if it is stale.
     """
 
     key: Key
@@ -37,15 +37,15 @@ class ClientProcess:
 
     Attributes:
         incarnation: Identifies the process, in hex.
-        host: Where it runs, None if it never announced itself.
+        host: Host on which it runs, None if it never announced itself.
         is_announced: Whether it announced itself within two heartbeat intervals.
-        owned: Keys that it owns by the log, stale ones included.
+        owned: Keys that it owns by the log, including those for which it is stale.
         fenced: Offset of its fence, by coordinating partition.
         is_fenced: Whether all coordinating partitions have its fence.
         is_silent: Whether it has neither renewed a key nor announced itself for two
-            heartbeat intervals by the wall clock of this machine. The other attributes
-            are by log time, which does not move while nobody appends (PROTOCOL 4.11):
-            a process that died with all others is live and silent.
+            heartbeat intervals, by the wall clock of this machine. The other attributes
+            are by log time, which stands still while no process appends (PROTOCOL
+            4.11): if all processes have died together, each is both live and silent.
     """
 
     incarnation: str
@@ -58,24 +58,24 @@ class ClientProcess:
 
     @property
     def held(self) -> tuple[OwnedKey, ...]:
-        """The keys that it owns and is not stale for, by estimate."""
+        """The keys that it owns without being stale, by estimate."""
         return tuple(each for each in self.owned if each.remaining_ms)
 
     @property
     def is_live(self) -> bool:
-        """Whether it holds keys, or announces itself."""
+        """Whether it holds keys, or has announced itself lately."""
         return self.is_announced or bool(self.held)
 
 
 @attrs.frozen(kw_only=True)
 class FenceResult:
-    """What a fence applied.
+    """Result of a fence.
 
     Attributes:
         group_id: The group.
         client_id: The client.
         is_changed: Whether a process was fenced that was not fenced before.
-        processes: Its processes, with the keys that they still own.
+        processes: The fenced processes, with the keys that they still own.
     """
 
     group_id: str
@@ -85,7 +85,7 @@ class FenceResult:
 
     @property
     def held(self) -> tuple[OwnedKey, ...]:
-        """The keys that are not free yet, by estimate."""
+        """The keys that others cannot claim yet, by estimate."""
         return tuple(key for process in self.processes for key in process.held)
 
 
@@ -102,7 +102,7 @@ def processes_of(
         replicas: Every coordinating partition, folded to its end.
         owner: Group and client.
         now_ms: Local time, to estimate ages.
-        wall_ms: Wall time, epoch ms, to find the silent ones.
+        wall_ms: Wall time, epoch ms, to find silent processes.
     """
     found: defaultdict[bytes, _Traces] = defaultdict(_Traces)
     for replica in replicas:
@@ -142,7 +142,7 @@ def processes_of(
 
 @attrs.define
 class _Traces:
-    """What the coordinating partitions have of one process."""
+    """Traces of one process in all coordinating partitions."""
 
     owned: list[OwnedKey] = attrs.field(factory=list)
     host: str | None = None
@@ -151,7 +151,7 @@ class _Traces:
     is_silent: bool = True
 
     def note(self, *, is_live: bool) -> None:
-        """Note whether it may be alive by one of its traces."""
+        """Note whether one of its traces shows the process alive."""
         self.is_silent &= not is_live
 
 
@@ -160,10 +160,10 @@ def _is_recent(member: MemberState, world: WorldState, log_ms: int) -> bool:
 
 
 def require_fencing(group_id: str, config: Config) -> None:
-    """Refuse to fence in a group, or under a level, that has no fences.
+    """Refuse to fence in the reserved group, or under a level without fences.
 
     Raises:
-        ConfigurationError: That is so.
+        ConfigurationError: It is that group, or the feature level is too low.
     """
     if group_id == CHECKPOINT_GROUP:
         raise ConfigurationError(
@@ -185,7 +185,7 @@ def select(
     Args:
         processes: The processes of the client.
         owner: Group and client.
-        incarnations: Incarnations in hex, or None.
+        incarnations: Incarnations of the named processes in hex, or None.
 
     Raises:
         ClaimRejected: The log knows no such client or process.
@@ -229,11 +229,12 @@ class Fencing(AdminConnection):
         wait_ms: int = 0,
         dry_run: bool = False,
     ) -> FenceResult:
-        """End the claims of a client's processes for good, whatever these do.
+        """End the claims of a client's processes for good, even if these hang.
 
         A process that reads its fence stops and releases its keys at once. The keys of
-        one that hangs are free once it is stale, at most two heartbeat intervals after
-        the fence. A new process of the client claims as usual. Repeating is harmless.
+        a process that hangs are free once it is stale, at most two heartbeat intervals
+        after the fence. A new process of the client claims as usual. Repeating the call
+        is harmless.
 
         Args:
             group_id: The group.
@@ -241,15 +242,15 @@ class Fencing(AdminConnection):
             incarnations: Only these processes, in hex; by default all that own keys or
                 announced themselves lately.
             reason: Stored in the log, for people.
-            wait_ms: How long to wait until they hold no key any more.
-            dry_run: Write nothing, and wait for nothing: only check, and return which
-                processes would be fenced and what these hold.
+            wait_ms: How long to wait until the processes hold no keys.
+            dry_run: Only check: write nothing, do not wait, and return the processes
+                that would be fenced and the keys that they hold.
 
         Raises:
             ClaimRejected: The log knows no such client, or no such process of it.
             ConfigurationError: The topic has a feature level below 2.
             LogUnwritable: A coordinating partition refused the fence.
-            DeadlineExceeded: No verdict in time; repeating it completes it.
+            DeadlineExceeded: No verdict in time; repeating the call completes it.
         """
         require_name("client_id", client_id)
         require_name("group_id", group_id)
@@ -263,7 +264,7 @@ class Fencing(AdminConnection):
         if not dry_run:
             count = config.partition_count
             is_changed = self._write_fences(chosen, owner, count=count, reason=reason)
-        # A fence drops the announcement, which alone names the host.
+        # A fence drops the announcement, the only record that names the host.
         hosts = {process.incarnation: process.host for process in chosen}
 
         def result() -> FenceResult:
@@ -291,7 +292,7 @@ class Fencing(AdminConnection):
         count: int,
         reason: str | None,
     ) -> bool:
-        """Fence processes where they are not yet: on the group's home, then elsewhere.
+        """Write the missing fences: on the group's home first, then elsewhere.
 
         Returns:
             Whether anything was written.

@@ -1,6 +1,6 @@
-"""Ends set positions as the home of their group decided (PROTOCOL 8.4, 8.5).
+"""Ends operations that set positions, as a group's home decided (PROTOCOL 8.4, 8.5).
 
-An admin, or another one after its death, does what members do by themselves.
+An admin ends its own operation, or one of an admin that died. Members do so, too.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -33,14 +33,14 @@ UNKNOWN = "unknown"
 
 @attrs.frozen(kw_only=True)
 class OpenOperation:
-    """A set position that is not resolved in every coordinating partition.
+    """An operation that sets positions and is not resolved in every partition.
 
     Attributes:
         group_id: The group.
         op_id: Identifies the operation, in hex.
-        is_committed: Whether the group's home has committed it.
-        locked: The keys that it has locked, sorted.
-        client_id: The admin, while the pause of the operation lasts; else None.
+        is_committed: Whether the group's home has committed the operation.
+        locked: The keys that the operation has locked, sorted.
+        client_id: client_id of the admin while the operation's pause lasts, else None.
     """
 
     group_id: str
@@ -57,7 +57,7 @@ def open_operations(
 
     Args:
         worlds: All coordinating partitions.
-        group_id: Only those of this group.
+        group_id: Only operations of this group; None for all.
     """
     worlds = list(worlds)
     committed, admins = set(), {}
@@ -86,10 +86,11 @@ def require_resolved(worlds: Iterable[WorldState], group_id: str | None = None) 
 
     Args:
         worlds: All coordinating partitions.
-        group_id: Only those of this group.
+        group_id: Only operations of this group.
 
     Raises:
-        ClaimRejected: One has locked keys, or a commit that is not applied everywhere.
+        ClaimRejected: An operation has locked keys, or its commit is not applied
+            everywhere.
     """
     for each in open_operations(worlds, group_id):
         raise ClaimRejected(
@@ -107,10 +108,11 @@ class ResetResult:
     Attributes:
         op_id: Identifies the operation for its undo, in hex.
         group_id: The group.
-        outcome: ``committed`` or ``aborted``; ``unknown`` of an operation that ended so
-            long ago that the log no longer shows it.
-        moved: Positions before (at most once the larger of position and granted) and
-            after, of the partitions that the operation was the last one to set.
+        outcome: ``committed`` or ``aborted``; ``unknown`` if the operation ended so
+            long ago that the log no longer shows its outcome.
+        moved: Position before and after, by partition, for the partitions that no later
+            operation has set. Under at most once, the position before is the larger of
+            position and granted.
         mirror_error: Why Kafka's committed offsets were not written; None if they were,
             or if nothing was committed.
     """
@@ -125,7 +127,7 @@ class ResetResult:
         """Refuse a result that set nothing, or may have set nothing.
 
         Raises:
-            ClaimRejected: The operation was not committed, or nobody knows.
+            ClaimRejected: The operation was not committed, or its outcome is unknown.
         """
         if self.outcome == UNKNOWN:
             raise ClaimRejected(
@@ -144,12 +146,13 @@ class ResetResult:
 
 @attrs.frozen(kw_only=True)
 class Progress:
-    """How far a set position is.
+    """How far an operation that sets positions is.
 
     Attributes:
         step: ``pause``, ``drain``, ``lock``, ``commit`` or ``resolve``.
-        left_count: What the step still waits for: at ``drain`` keys with an owner, at
-            ``lock`` records, at ``pause`` and ``resolve`` coordinating partitions.
+        left_count: How many things the step still waits for: keys with an owner
+            (``drain``), records (``lock``, ``commit``) or coordinating partitions
+            (``pause``, ``resolve``).
     """
 
     step: str
@@ -160,14 +163,14 @@ OnProgress = Callable[[Progress], None]
 
 
 def ignore_progress(progress: Progress) -> None:
-    """Report progress to nobody."""
+    """Ignore progress."""
     del progress
 
 
 class Resolution:
     """Ends an operation as the home of its group decided. For one thread.
 
-    It needs no plan: the keys that the operation has locked know their positions.
+    It needs no plan: the log has the new position of each key that is locked.
     """
 
     def __init__(
@@ -205,16 +208,16 @@ class Resolution:
 
     @property
     def _home(self) -> int:
-        """The partition that decides: an earlier home where its commit came back."""
+        """The partition that decides: the group's home, or another with the commit."""
         worlds = self._follower.by_partition
         return home_of(worlds, self._operation, home=self._home_by_count)
 
     @property
     def outcome(self) -> str:
-        """What became of the operation, as of the log's end that was read.
+        """The outcome of the operation, by the log as far as it was read.
 
-        ``committed``, ``aborted``, ``undecided``, or ``unknown`` where it is over and
-        neither the home nor any key shows it any more.
+        ``committed``, ``aborted``, ``undecided``, or ``unknown`` if the operation is
+        over and neither the home nor any key shows it any more.
         """
         home = self._world(self._home)
         shown = outcome_of(home, self._operation)
@@ -222,8 +225,8 @@ class Resolution:
             return COMMITTED
         if shown == UNDECIDED or self.locked:
             return shown
-        # The home keeps its last verdict alone. One that was decided before this
-        # operation was over may have replaced its verdict.
+        # The home keeps only the group's last verdict. If that was decided after this
+        # operation was over, it may have replaced a verdict of this operation.
         group = home.groups[self._group_id]
         ended_at = next(at for at, op_id in group.over if op_id == self._op_id)
         verdict = group.verdict
@@ -274,7 +277,7 @@ class Resolution:
         return self._follower.replicas[partition].world
 
     def _moved_keys(self) -> dict[Key, tuple[Previous, KeyState]]:
-        """Return the keys whose position before this operation the log still knows."""
+        """Return the keys whose position before the operation is still in the log."""
         known = keys_of(self._follower.worlds, self._group_id)
         return {
             key: (before, each)
@@ -283,7 +286,7 @@ class Resolution:
         }
 
     def _staged(self) -> dict[Key, int]:
-        """Return the positions that the locked keys get by a commit."""
+        """Return the positions that a commit gives to the locked keys."""
         return {
             key: known.lock.position
             for world in self._follower.worlds
@@ -298,7 +301,7 @@ class Resolution:
         self._on_progress(Progress(step="resolve", left_count=len(waiting)))
         sent = []
         for t in waiting:
-            # A home that knows no commit refuses it (PROTOCOL 8.5).
+            # The present home, which has no verdict, refuses a commit (PROTOCOL 8.5).
             is_refused = t == self._home_by_count != self._home
             record = self._resolve_record(commit=commit and not is_refused)
             sent.append(self._follower.append(t, record))

@@ -1,4 +1,4 @@
-"""Writes the Configs of a coordination topic: its format (PROTOCOL 2.2)."""
+"""Formats a coordination topic: writes its Configs (PROTOCOL 2.2)."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class Format:
     Attributes:
         partition_count: Number of coordinating partitions.
         heartbeat_interval_ms: Heartbeat interval of all clients.
-        limits: Limits by name that differ from the defaults.
+        limits: Limits that differ from the defaults, by name.
     """
 
     partition_count: int = PARTITIONS_DEFAULT
@@ -47,7 +47,7 @@ class Format:
 
     def __attrs_post_init__(self) -> None:
         for name in ("partition_count", "heartbeat_interval_ms"):
-            # Also a number of NumPy, which no record can have.
+            # Convert NumPy numbers, which cannot be encoded.
             object.__setattr__(self, name, to_whole(name, getattr(self, name)))
         object.__setattr__(self, "limits", to_plain(dict(self.limits)))
         if not 1 <= self.partition_count <= 10_000:  # noqa: PLR2004 - a sane bound
@@ -63,7 +63,7 @@ def check_interval(heartbeat_interval_ms: int) -> None:
     """Check the bounds of a heartbeat interval.
 
     Raises:
-        ConfigurationError: It is too short or too long.
+        ConfigurationError: The interval is too short or too long.
     """
     least, most = HEARTBEAT_MS_MIN, HEARTBEAT_MS_LONGEST
     if not least <= heartbeat_interval_ms <= most:
@@ -75,7 +75,7 @@ def check_interval(heartbeat_interval_ms: int) -> None:
 
 
 def check_limits(limits: Mapping[str, int]) -> None:
-    """Check limits; None is the default of one.
+    """Check limits; the value None stands for the default.
 
     Raises:
         ConfigurationError: There is no such limit, or a value is no whole number.
@@ -103,7 +103,7 @@ def format_log(
 ) -> Config:
     """Write the Configs of a coordination log; see ``Admin.format_topic``.
 
-    A torn format is completed with the tags that it has.
+    A torn format is completed with the tags of its first Config.
     """
     follower.catch_up(timeout_ms)
     count = used_count(follower.worlds[0])
@@ -158,7 +158,7 @@ def format_log(
 
 
 def _restore_first(follower: Follower, config: Config, *, timeout_ms: int) -> Config:
-    """Write to partition 0 what it has lost and others have; return its Config then."""
+    """Write to partition 0 the Configs that only others have; return its new Config."""
     while (lost := lost_configs(follower.by_partition).get(0)) is not None:
         follower.await_all([follower.append(0, lost)], timeout_ms)
         before, config = config, follower.worlds[0].config or config
@@ -193,9 +193,9 @@ class TopicReport:
 
     Attributes:
         cluster: The cluster.
-        topic: Its description of the topic.
+        topic: The cluster's description of the topic.
         found: Violations of PROTOCOL 2.1.
-        note: Why settings could not be read, None if they could.
+        note: Why the settings could not be read, None if they could.
     """
 
     cluster: ClusterInfo

@@ -1,11 +1,11 @@
 """Resets of a group to new positions: planned, executed and undone (PROTOCOL 8.7).
 
-A plan is made of what the cluster and the coordination log have; making one writes
-nothing. Executing it is ``SetPosition``: all partitions are set, or none.
+A plan is made from the state of the cluster and the coordination log; making it writes
+nothing. ``SetPosition`` executes a plan: it sets all partitions, or none.
 
-A plan is stored before the first record of its operation, and removed at its end. The
-plan of a command that was killed stays, so that ``--continue`` can resume it; members
-end its operation meanwhile.
+A plan is stored before the first record of its operation, and removed at its end. If
+the command is killed, its plan stays, so that ``--continue`` can resume the operation.
+Meanwhile members end the operation.
 """
 
 import csv
@@ -60,28 +60,28 @@ RULES: Mapping[str, str] = {
     "by_duration": TIME,
     "offsets": OFFSETS,
 }
-"""Kinds of a ``PositionSpec`` by the names that commands and requests have for them."""
+"""Kinds of a ``PositionSpec``, by the names that commands and requests use."""
 _REFUSALS = (ClaimRejected, GroupPaused, ConfigurationError, NotDrained)
-"""Errors of an execution after which nothing of the operation is left."""
+"""Errors of an execution that leave no open operation behind."""
 PLANS_FOLDER = "plans"
 """Directory of the plans, in the state directory."""
 PLAN_KEPT_S = 7 * 24 * 3600
-"""How long a plan stays of which the log shows nothing: neither its begin nor its end.
+"""How long a plan is kept if the log shows neither begin nor end of its operation.
 
-Its command died before the first record, or the log has forgotten the operation.
+Then its command died before the first record, or the log has forgotten the operation.
 """
 
 
 @attrs.frozen
 class PositionSpec:
-    """A rule for new positions, as the options of Kafka's own tool have them.
+    """A rule for new positions, like the reset options of Kafka's own tool.
 
     Attributes:
         kind: ``earliest``, ``latest``, ``current``, ``offset``, ``shift``, ``time``,
             ``offsets`` or ``fence``.
         value: The offset, the number of records to shift by, or the time in epoch ms.
-        offsets: Offset by partition, of ``offsets``.
-        keys: State of the group's keys at the moment of ``fence``.
+        offsets: For kind ``offsets``: the offset of each partition.
+        keys: For kind ``fence``: states of the group's keys at a moment of the log.
     """
 
     kind: str
@@ -100,48 +100,48 @@ class PositionSpec:
 
     @classmethod
     def earliest(cls) -> "PositionSpec":
-        """Return the log start of each partition."""
+        """Return the rule that sets each partition to its log start."""
         return cls(EARLIEST)
 
     @classmethod
     def latest(cls) -> "PositionSpec":
-        """Return the log end of each partition."""
+        """Return the rule that sets each partition to its log end."""
         return cls(LATEST)
 
     @classmethod
     def current(cls) -> "PositionSpec":
-        """Return the positions as they are; the log end where there is none."""
+        """Return the rule that keeps positions; the log end if there is none."""
         return cls(CURRENT)
 
     @classmethod
     def to_offset(cls, offset: int) -> "PositionSpec":
-        """Return one offset for every partition."""
+        """Return the rule that sets every partition to the same offset."""
         return cls(OFFSET, offset)
 
     @classmethod
     def shift_by(cls, count: int) -> "PositionSpec":
-        """Return the positions as they are, plus a number of records."""
+        """Return the rule that adds a number of records to each position."""
         return cls(SHIFT, count)
 
     @classmethod
     def to_time(cls, time_ms: int) -> "PositionSpec":
-        """Return the first record at or after a time, else the log end."""
+        """Return the rule for the first record at or after a time, else the log end."""
         return cls(TIME, time_ms)
 
     @classmethod
     def from_offsets(cls, offsets: Mapping[TopicPartition, int]) -> "PositionSpec":
-        """Return an offset of its own for each partition."""
+        """Return the rule that sets each partition to an offset of its own."""
         return cls(OFFSETS, offsets={to_partition(p): offsets[p] for p in offsets})
 
     @classmethod
     def to_fence(cls, worlds: Iterable[WorldState], group_id: str) -> "PositionSpec":
-        """Return where a group was at a moment of the log.
+        """Return the rule that restores the positions at a moment of the log.
 
-        Partitions that had no position then, or are of a topic that was created again
-        since, stay as they are.
+        Partitions that had no position then, or whose topic was created again since,
+        stay as they are.
 
         Args:
-            worlds: The coordinating partitions as of then, as in ``World.partitions``.
+            worlds: The coordinating partitions at that moment (``World.partitions``).
             group_id: The group.
         """
         found = keys_of(worlds, group_id)
@@ -153,7 +153,7 @@ class PositionSpec:
 
         Args:
             rule: The name; not ``offsets``.
-            value: The offset, count, or time in epoch ms; ignored by a rule without.
+            value: The offset, count, or time in epoch ms; ignored by other rules.
         """
         kind = RULES[rule]
         return cls(kind, 0 if kind in {EARLIEST, LATEST, CURRENT} else value)
@@ -165,13 +165,14 @@ class PartitionReset:
 
     Attributes:
         partition: Topic and partition.
-        before: Position now, at most once the larger of position and granted; None if
-            neither the log nor Kafka's committed offsets have one.
+        before: Position now, under at most once the larger of position and granted;
+            None if neither the log nor Kafka's committed offsets have one.
         after: Position after the reset.
         log_range: Log start and end.
         repeats: Whether records that were granted at most once are handed out again.
-        loses_order: Whether keys lose their order, as a new partition of a topic that
-            grew begins before the old one has reached its end (PROTOCOL 9.10).
+        loses_order: Whether keys lose their order: after a growth of the topic, a new
+            partition would begin before the old one has reached its end (PROTOCOL
+            9.10).
         is_clamped: Whether the wanted position was outside of the log.
     """
 
@@ -185,12 +186,12 @@ class PartitionReset:
 
     @property
     def lag_before(self) -> int | None:
-        """Records behind the position now; None if that is unknown."""
+        """Offsets from the position now to the log end; None if that is unknown."""
         return None if self.before is None else max(0, self.log_range.end - self.before)
 
     @property
     def lag_after(self) -> int:
-        """Records behind the position after the reset."""
+        """Offsets from the position after the reset to the log end."""
         return max(0, self.log_range.end - self.after)
 
     @property
@@ -227,7 +228,7 @@ class ResetPlan:
 
     @property
     def repeats_count(self) -> int:
-        """Partitions where records are handed out again, at most once."""
+        """Number of partitions that repeat records although consumed at most once."""
         return sum(each.repeats for each in self.partitions)
 
     @property
@@ -236,11 +237,11 @@ class ResetPlan:
         return tuple(row.partition for row in self.partitions if row.loses_order)
 
     def executed(self, result: ResetResult | None) -> tuple[PartitionReset, ...]:
-        """Return the effect with the positions that the reset replaced in fact.
+        """Return the effect with the positions that the reset actually replaced.
 
-        Without a result that is the plan: owners may go on until the group is paused.
-        So it is where the log had no position: the group would have started from
-        Kafka's committed offset.
+        They may differ from the plan, because owners continue until the pause. A row
+        is as planned if there is no result, or if the log had no position: the group
+        would have started from Kafka's committed offset.
         """
         moved = {} if result is None else result.moved
         befores = {place: before for place, (before, _) in moved.items()}
@@ -266,8 +267,8 @@ class Facts:
     Attributes:
         topics: Partition count and id by topic.
         ranges: Log start and end by partition.
-        committed: Kafka's committed offsets of the group; missing where unknown.
-        at_time: First offset at or after the time of the spec, None if there is none.
+        committed: Kafka's committed offsets of the group; absent if unknown.
+        at_time: First offset at or after the time of the rule, None if there is none.
     """
 
     topics: Mapping[str, TopicInfo]
@@ -283,7 +284,7 @@ def topics_of_group(worlds: Iterable[WorldState], group_id: str) -> tuple[str, .
     """Return the data topics of which a group has keys, sorted.
 
     Raises:
-        ClaimRejected: The log has none.
+        ClaimRejected: The log has no data topics of the group.
     """
     found = {key.topic for key in keys_of(worlds, group_id)} - RESERVED_TOPICS
     if not found:
@@ -304,7 +305,7 @@ def partitions_of(
     """Return the partitions to reset, sorted.
 
     Raises:
-        ConfigurationError: The cluster does not have one of them.
+        ConfigurationError: The cluster lacks one of the topics or partitions.
     """
     found = []
     for topic, numbers in wanted.items():
@@ -346,14 +347,14 @@ def plan_reset(
 
     Args:
         worlds: All coordinating partitions, folded to their ends.
-        spec: The new positions.
+        spec: The rule for new positions.
         group_id: The group.
         op_id: Identifies the operation, in hex.
         partitions: The partitions to reset.
         facts: What the cluster knows about them.
         is_clamped: Whether a position outside of its log becomes the nearest one
             inside, as with Kafka's tool.
-        allows_reprocess: Whether partitions at most once may go back.
+        allows_reprocess: Whether partitions consumed at most once may go back.
 
     Raises:
         PositionError: A position lies outside of its log.
@@ -407,7 +408,7 @@ def _plan(
     *,
     facts: Facts,
 ) -> ResetPlan:
-    """Return a plan, with a note of partitions whose keys lose their order."""
+    """Return a plan, with a note at partitions whose keys lose their order."""
     unordered = _unordered(positions, worlds, facts=facts)
     noted = (attrs.evolve(r, loses_order=r.partition in unordered) for r in rows)
     return ResetPlan(positions=positions, partitions=tuple(noted))
@@ -416,10 +417,10 @@ def _plan(
 def _unordered(
     plan: PositionPlan, worlds: Iterable[WorldState], *, facts: Facts
 ) -> set[TopicPartition]:
-    """Return the partitions whose new positions cost keys their order.
+    """Return the partitions whose keys lose their order by the new positions.
 
-    Those are new partitions of a topic that grew which thereby begin before the old one
-    that had their keys has passed its end, and such old ones (PROTOCOL 9.10).
+    If, after a growth of the topic, a new partition would begin before the old one that
+    had its keys has passed its end, both are returned (PROTOCOL 9.10).
     """
     known = keys_of(worlds, plan.group_id)
     after = {TopicPartition(t.topic, t.partition): t.position for t in plan.targets}
@@ -451,7 +452,7 @@ def describe_plan(
     facts: Facts,
     is_partial: bool = False,
 ) -> ResetPlan:
-    """Return the effect of positions that are given, as of an undo.
+    """Return the effect of given positions, such as those of an undo.
 
     Args:
         worlds: All coordinating partitions, folded to their ends.
@@ -508,7 +509,7 @@ def _hex(topic_id: bytes | None) -> str | None:
 
 
 def _of_topic(state: KeyState | None, info: TopicInfo) -> KeyState | None:
-    """Return a key unless it is of an earlier topic of this name."""
+    """Return the state of a key, None if it is of an earlier topic with this name."""
     if state is None or None in {state.topic_id, info.topic_id}:
         return state
     return state if state.topic_id == info.topic_id else None
@@ -580,8 +581,8 @@ def group_of_operation(worlds: Iterable[WorldState], op_id: str) -> str:
     """Return the group whose positions an operation set, or is setting.
 
     Raises:
-        ConfigurationError: It is no id.
-        ClaimRejected: No group shows the operation.
+        ConfigurationError: The text is not an id.
+        ClaimRejected: No key in the log shows the operation.
     """
     wanted = op_id_of(op_id)
     for world in worlds:
@@ -600,7 +601,7 @@ def group_of_operation(worlds: Iterable[WorldState], op_id: str) -> str:
 
 
 def read_positions(path: Path) -> dict[TopicPartition, int]:
-    """Return the positions of a file: Kafka's CSV, or a plan.
+    """Return the positions in a file: a CSV file of Kafka's tool, or a plan.
 
     Raises:
         ConfigurationError: The file cannot be read, or is neither.
@@ -645,7 +646,8 @@ def write_plan(path: Path, plan: PositionPlan) -> None:
     """Store a plan before its first record, so that a later process can continue it.
 
     Raises:
-        ConfigurationError: The file cannot be written, or has another plan.
+        ConfigurationError: The file cannot be written, or it exists and is not this
+            plan.
     """
     with suppress(ConfigurationError):
         if read_plan(path) == plan:
@@ -722,7 +724,7 @@ def remove_finished(home: Path, worlds: Iterable[WorldState], *, wall_s: float) 
     """Remove the plans of a state directory whose operations have ended.
 
     The plan of an open operation stays, whatever its age, as does that of an operation
-    on another coordination topic. Never raises: what cannot be removed stays.
+    on another coordination topic. Never raises: a plan that cannot be removed stays.
 
     Args:
         home: The state directory.
@@ -731,7 +733,7 @@ def remove_finished(home: Path, worlds: Iterable[WorldState], *, wall_s: float) 
     """
     worlds = list(worlds)
     for path in home.joinpath(PLANS_FOLDER).glob("*.json"):
-        with suppress(ConfigurationError, OSError):  # no plan, or of another user
+        with suppress(ConfigurationError, OSError):  # not a plan, or another user's
             plan, age_s = read_plan(path), wall_s - path.stat().st_mtime
             if _is_finished(plan, worlds, age_s=age_s):
                 path.unlink()

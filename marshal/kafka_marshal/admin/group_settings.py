@@ -1,7 +1,4 @@
-"""Changes the settings of a group, on its home partition (PROTOCOL 9.1).
-
-As each operation of ``admin.client``, in a module of its own.
-"""
+"""Changes the settings of a group, on its home partition (PROTOCOL 9.1)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,8 +21,8 @@ class SettingsChange:
 
     Attributes:
         group_id: The group.
-        before: Those in force before; their generation is 0 where there were none.
-        after: Those in force then, of the next generation.
+        before: Settings before the change, with generation 0 if the group had none.
+        after: Settings after the change, with the next generation.
     """
 
     group_id: str
@@ -41,17 +38,17 @@ class SettingsChange:
 def plan_settings(
     home: WorldState, group_id: str, *, changes: Mapping[str, int | str | None]
 ) -> SettingsChange:
-    """Return what a change of some settings does; the others stay.
+    """Return the effect of a change of some settings; the others stay.
 
     Args:
         home: The group's home partition, folded to its end.
         group_id: The group.
-        changes: New values by the names in ``TUNABLES``, and one of ``POLICIES`` as
-            ``policy``; None for the default.
+        changes: New values by name: a name of ``TUNABLES``, or ``policy`` with one of
+            ``POLICIES``; None for the default.
 
     Raises:
-        ConfigurationError: A name or value is invalid, or the topic has a feature level
-            without settings.
+        ConfigurationError: A name or value is invalid, or the topic's feature level has
+            no settings of groups.
     """
     for name, value in changes.items():
         _check(name, value)
@@ -99,18 +96,18 @@ class Tuning(AdminConnection):
     ) -> SettingsChange:
         """Change how a group's members share and hand off partitions.
 
-        Members apply the change as they read it. Settings that are not named stay.
+        Members apply the change when they read it. Settings that are not named stay.
 
         Args:
             group_id: The group.
-            changes: ``policy``, ``debounce_ms``, ``handoff_ms``, ``handoffs_max`` and
-                ``grace_ms``, some of them; None for the default of a setting.
+            changes: New values of some of ``policy``, ``debounce_ms``, ``handoff_ms``,
+                ``handoffs_max`` and ``grace_ms``; None for the default of a setting.
             reason: Stored in the log, for people.
             execute: Whether to write the change.
 
         Raises:
-            ConfigurationError: A value is invalid, or the feature level below 2.
-            ClaimRejected: Somebody else changed the settings meanwhile, or they are
+            ConfigurationError: A value is invalid, or the feature level is below 2.
+            ClaimRejected: Another admin changed the settings meanwhile, or they are
                 being moved to another coordinating partition.
             LogUnwritable: The log has no room for another group.
         """

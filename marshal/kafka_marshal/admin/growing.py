@@ -1,10 +1,10 @@
 """Growth of keyed data topics by an admin, so that each key keeps its order.
 
-Each step can be repeated, by any process: what is left to do follows from the log and
-from the topic (PROTOCOL 9.10). Partitions are added only once the announcement was read
-back, and their ends are looked up only once producers have had the time to learn the
-new count. An admin that continues waits for that whole time again: nothing shows when
-the partitions were added.
+Any process can repeat each step: the log and the topic show what is left to do
+(PROTOCOL 9.10). Partitions are added only after the announcement was read back. The
+ends of the old partitions are looked up only after producers have had the time to learn
+the new count. An admin that continues waits for that whole time again, because nothing
+shows when the partitions were added.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -33,7 +33,7 @@ from kafka_marshal.protocol.types import PARTITION_MAX, Key, TopicPartition
 
 SETTLE_MS = 600_000
 """Longer than a producer takes by default to learn the number of partitions
-(``metadata.max.age.ms``, 5 min) and then to send or give up what it had
+(``metadata.max.age.ms``, 5 min) and then to send or give up the records that it has
 (``delivery.timeout.ms``, 2 min; 5 min with librdkafka)."""
 SETTLE_MS_MAX = 7 * 86_400_000
 SHOW_MS = 10_000
@@ -45,16 +45,17 @@ Ends = Mapping[TopicPartition, int]
 
 @attrs.frozen(kw_only=True)
 class SourceReport:
-    """How far a group is in one old partition, and what waits for that.
+    """How far a group is in one old partition, and which new partitions wait for it.
 
     Attributes:
         group_id: The group.
         topic: The topic.
         partition: The old partition.
-        position: The group's position in it, None if it has none.
-        end: The position that it has to reach; its log end as long as the growth is
-            only announced; None if that is unknown.
-        waiting: New partitions that the group does not begin before.
+        position: The group's position in the old partition, None if unknown.
+        end: The position that the group has to reach: the log end as long as the growth
+            is only announced; None if unknown.
+        waiting: New partitions that the group does not begin before it has reached the
+            end.
     """
 
     group_id: str
@@ -66,7 +67,7 @@ class SourceReport:
 
     @property
     def lag(self) -> int | None:
-        """Offsets up to the end, None if unknown."""
+        """Number of offsets from the position to the end, None if unknown."""
         if self.position is None or self.end is None:
             return None
         return max(0, self.end - self.position)
@@ -74,11 +75,11 @@ class SourceReport:
 
 @attrs.frozen(kw_only=True)
 class GrowthReport:
-    """A growth that the log knows, and who waits.
+    """A growth that the log knows, and the groups that wait.
 
     Attributes:
         growth: The growth.
-        sources: Each old partition in each group with keys of the topic.
+        sources: One for each old partition and each group with keys of the topic.
     """
 
     growth: Growth
@@ -91,10 +92,11 @@ class GrowthPlan:
 
     Attributes:
         growth: The growth; its offset is -1 if the log does not know it yet.
-        partition_count: Partitions of the topic now; None if it does not exist.
+        partition_count: Number of partitions of the topic now; None if it does not
+            exist.
         is_withdrawal: Whether the growth is withdrawn.
         settle_ms: How long producers get to learn the new count.
-        sources: Each old partition in each group with keys of the topic.
+        sources: One for each old partition and each group with keys of the topic.
     """
 
     growth: Growth
@@ -105,9 +107,9 @@ class GrowthPlan:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """What is left to do: ``announce``, ``add``, ``settle``, ``end``, ``withdraw``.
+        """Remaining steps, in order: ``announce``, ``add``, ``settle``, ``end``.
 
-        In this order; empty if nothing is left.
+        A withdrawal has the single step ``withdraw``. Empty if nothing is left to do.
         """
         if self.is_withdrawal:
             return (WITHDRAW,)
@@ -119,14 +121,14 @@ class GrowthPlan:
 
     @property
     def added_count(self) -> int:
-        """Partitions that are added to the topic."""
+        """Number of partitions to add to the topic."""
         if self.is_withdrawal or self.partition_count is None:
             return 0
         return max(0, self.growth.new_count - self.partition_count)
 
     @property
     def takes_ms(self) -> int:
-        """How long it takes, apart from a few requests."""
+        """How long the remaining steps take, apart from a few requests."""
         return self.settle_ms if SETTLE in self.steps else 0
 
 
@@ -139,20 +141,20 @@ def plan_growth(
     settle_ms: int,
     ends: Ends,
 ) -> GrowthPlan:
-    """Return what is left to do until a topic has grown.
+    """Return the plan of a growth: what is left to do until a topic has grown.
 
     Args:
         worlds: Every coordinating partition, folded to its end.
         topic: The topic.
-        count: The partitions that it is to have.
+        count: New number of partitions.
         info: The topic in the cluster, None if it does not exist.
         settle_ms: How long producers get to learn the new count.
-        ends: Log ends of its partitions, as far as they are known.
+        ends: Log ends of the topic's partitions, as far as they are known.
 
     Raises:
         ConfigurationError: There is no such topic, or it cannot have that number.
-        ClaimRejected: Another growth of it is open, or it has that number without
-            one.
+        ClaimRejected: Another growth of the topic is open, or it got that number of
+            partitions without a growth, or the log knows one of an earlier topic.
     """
     if info is None:
         raise ConfigurationError(
@@ -178,7 +180,7 @@ def plan_growth(
 
 
 def _known(known: Iterable[Growth], count: int, info: TopicInfo) -> Growth | None:
-    """Return the growth to a count that the log knows, None if it knows none.
+    """Return the growth to this count, None if the log does not know it.
 
     Raises:
         ClaimRejected: Another growth is open, or one of an earlier topic is known.
@@ -240,15 +242,15 @@ def plan_withdrawal(
     info: TopicInfo | None,
     ends: Ends,
 ) -> GrowthPlan:
-    """Return the effect of the withdrawal of a growth: nothing waits for it any more.
+    """Return the plan of a withdrawal, after which nothing waits for the growth.
 
     Args:
         worlds: Every coordinating partition, folded to its end.
         topic: The topic, also one that does not exist any more.
-        count: The partitions that it has or gets by the growth; None for the growth
-            that is open, or the only one.
+        count: Number of partitions after the growth; None for the open growth, or for
+            the only one.
         info: The topic in the cluster, None if it does not exist.
-        ends: Log ends of its partitions, as far as they are known.
+        ends: Log ends of the topic's partitions, as far as they are known.
 
     Raises:
         ClaimRejected: The log knows no such growth, or several.
@@ -294,12 +296,12 @@ def old_partitions(growths: Iterable[Growth]) -> list[TopicPartition]:
 def reports(
     worlds: Mapping[int, WorldState], growths: Iterable[Growth], *, ends: Ends
 ) -> tuple[GrowthReport, ...]:
-    """Return who waits in growths.
+    """Return the growths with the groups that wait.
 
     Args:
         worlds: Every coordinating partition, folded to its end.
         growths: The growths.
-        ends: Log ends of their old partitions, as far as they are known.
+        ends: Log ends of the old partitions, as far as they are known.
     """
     return tuple(
         GrowthReport(growth=each, sources=_sources(each, worlds, ends=ends))
@@ -313,8 +315,8 @@ def waiting(
     """Return the old partitions that new ones wait for in a group.
 
     Args:
-        worlds: Coordinating partitions, folded to a moment; without partition 0
-            growths are unknown.
+        worlds: Coordinating partitions, folded to one moment. Without partition 0, the
+            growths are unknown, and the result is empty.
         group_id: The group.
     """
     growths = worlds[0].growths if 0 in worlds else ()
@@ -353,7 +355,7 @@ def _source(
             for number in range(
                 key.partition + growth.old_count, growth.new_count, growth.old_count
             )
-            # One with a position has begun.
+            # A new partition with a position has begun.
             if position_in(
                 states.get(key._replace(partition=number)), topic_id=topic_id
             )
@@ -378,7 +380,7 @@ class GrowthProgress:
 
     Attributes:
         step: One of ``GrowthPlan.steps``.
-        left_ms: Rest of the time that producers get, else 0.
+        left_ms: During ``settle``, the time that producers still get; else 0.
     """
 
     step: str
@@ -389,7 +391,7 @@ OnGrowth = Callable[[GrowthProgress], None]
 
 
 def ignore_growth(_progress: GrowthProgress) -> None:
-    """Show no progress."""
+    """Ignore progress."""
 
 
 class Growing(AdminConnection):
@@ -402,7 +404,7 @@ class Growing(AdminConnection):
         """Return the growths that the log knows, and which partitions wait.
 
         Args:
-            topic: Only those of this topic.
+            topic: Only growths of this topic; None for all.
         """
         self._settled()
         worlds = self._follow().by_partition
@@ -424,35 +426,36 @@ class Growing(AdminConnection):
     ) -> GrowthPlan:
         """Add partitions to a keyed data topic; groups keep the order of each key.
 
-        A new partition is not claimed before the old one that had its keys has been
-        processed to the end that it had when every producer knew the new number. If
-        interrupted, a call with the same number continues, by any process.
+        A group does not claim a new partition before it has processed the old one that
+        had its keys, up to the log end of that at the time when all producers knew the
+        new number. After an interruption, any process can continue by a call with the
+        same number.
 
         Args:
             topic: The topic.
             partition_count: The new number, a multiple of the present one. None only
-                with ``withdraw``, for the growth that is open, or the only one.
-            settle_ms: How long producers take at most to learn the new number, and to
-                send what they had for the old one: at least their largest
-                ``metadata.max.age.ms`` plus ``delivery.timeout.ms``.
+                with ``withdraw``: the growth that is open, or the only one.
+            settle_ms: Longest time that producers take to learn the new number, and to
+                send the records that they have assigned by the old one: at least their
+                largest ``metadata.max.age.ms`` plus ``delivery.timeout.ms``.
             reason: Stored in the log, for people.
             execute: Whether to execute the plan.
             withdraw: Whether to withdraw the growth instead: no partition waits for it
-                any more, whether or not the order of its keys is kept then.
-            on_progress: Called with each step, and each ten seconds while producers
-                get their time, on this thread.
+                any more, even if keys lose their order.
+            on_progress: Called on this thread with each step, and every ten seconds
+                during ``settle``.
 
         Returns:
-            The plan, as of before.
+            The plan, as it was before the execution.
 
         Raises:
             ConfigurationError: The number is not allowed, or the feature level of the
                 coordination topic is below 2.
-            ClaimRejected: Another growth of the topic is open, or it was withdrawn or
-                the topic deleted meanwhile.
+            ClaimRejected: Another growth of the topic is open, or meanwhile the growth
+                was withdrawn, or the topic deleted.
             TopicMisconfigured: The cluster refuses the number.
             LogUnwritable: This principal may not add partitions.
-            DeadlineExceeded: No verdict in time; repeating it completes it.
+            DeadlineExceeded: No verdict in time; repeating the call completes it.
         """
         plan = self._plan(
             topic, partition_count, settle_ms=settle_ms, withdraw=withdraw
@@ -512,7 +515,7 @@ class Growing(AdminConnection):
         return self._data.describe([topic], self._timeout_ms).get(topic)
 
     def _record(self, growth: Growth, reason: str | None) -> None:
-        """Append a record that says what a growth is to be, and read it back."""
+        """Append a record that announces, ends or withdraws a growth; read it back."""
         record = DataGrowth(
             **self._sender.fields(CHECKPOINT_GROUP),
             topic=growth.topic,
@@ -535,7 +538,7 @@ class Growing(AdminConnection):
         raise sent.unwritable("the growth")
 
     def _require_allowed(self, growth: Growth) -> None:
-        """Have the cluster check the new number before it is announced."""
+        """Make the cluster check the new number before it is announced."""
         self._topics.add_partitions(
             growth.topic,
             count=growth.new_count,
@@ -544,7 +547,7 @@ class Growing(AdminConnection):
         )
 
     def _add(self, growth: Growth) -> None:
-        """Add the partitions, which were announced."""
+        """Add the announced partitions to the topic."""
         topic, count = growth.topic, growth.new_count
         try:
             self._topics.add_partitions(topic, count=count, timeout_ms=self._timeout_ms)
@@ -561,10 +564,13 @@ class Growing(AdminConnection):
             ) from error
 
     def _settle(self, plan: GrowthPlan, on_progress: OnGrowth) -> bool:
-        """Wait until producers know the new number; return False if it has ended.
+        """Wait until producers know the new number.
+
+        Returns:
+            False if another process has ended the growth meanwhile.
 
         Raises:
-            ClaimRejected: It was withdrawn.
+            ClaimRejected: The growth was withdrawn.
         """
         follower, growth = self._follow(), plan.growth
         begin_ms = shown_ms = self._clock.now_ms()
@@ -594,11 +600,11 @@ class Growing(AdminConnection):
             follower.step(min(POLL_MS, left_ms))
 
     def _ends(self, growth: Growth) -> tuple[int, ...]:
-        """Return the ends of the old partitions, with uncommitted records.
+        """Return the log ends of the old partitions, also past open transactions.
 
         Raises:
             ClaimRejected: The topic is not the one that was announced.
-            CoordinationError: The brokers do not know all of them, at the moment.
+            CoordinationError: The brokers do not know all of the partitions now.
         """
         info = self._describe(growth.topic)
         is_same = info is not None and (

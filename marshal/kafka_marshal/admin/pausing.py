@@ -65,12 +65,12 @@ def current_person() -> str | None:
 
 
 class Sender:
-    """The sender of records about groups; it numbers them.
+    """The sender of records about groups, which numbers its records.
 
     Attributes:
         client_id: Name of the sender in the log.
         tags: Tags of each record, which name the person.
-        host: Name of its machine.
+        host: Name of the sender's machine.
     """
 
     def __init__(self, client_id: str, person: str | None = None) -> None:
@@ -78,7 +78,7 @@ class Sender:
 
         Args:
             client_id: Name of the sender in the log.
-            person: Person for whom it writes, None for none.
+            person: Name of the person for whom it writes, None for none.
         """
         self.client_id = client_id
         self.tags = person_to_tags(person)
@@ -88,7 +88,7 @@ class Sender:
         self._seq = 0
 
     def new_op_id(self) -> bytes:
-        """Return the name of an operation that begins."""
+        """Return a random id for a new operation."""
         return secrets.token_bytes(OP_ID_BYTES)
 
     def fields(self, group_id: str, *, undoes: bytes | None = None) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Sender:
 
         Args:
             group_id: The group.
-            undoes: op_id of the operation that the record sets back, None for none.
+            undoes: op_id of the operation that the record helps to undo, None for none.
         """
         self._seq += 1
         tags = self.tags
@@ -127,10 +127,10 @@ class Period:
     """When a pause begins and ends.
 
     Attributes:
-        for_ms: Its length, and that of each renewal.
-        until_ms: End in epoch ms, which renewals do not move; None for ``for_ms`` from
-            each record on.
-        begin_ms: Begin in epoch ms, for a pause that begins by itself; None for one
+        for_ms: Length of the pause, and of each renewal.
+        until_ms: Fixed end in epoch ms, which renewals do not move; None if the pause
+            ends ``for_ms`` after its last record.
+        begin_ms: Begin in epoch ms of a pause that begins by itself; None for a pause
             that begins with its record.
     """
 
@@ -189,10 +189,12 @@ def period_of(
 
 
 def parse_topics(texts: Iterable[object]) -> dict[str, frozenset[int] | None]:
-    """Return the partitions of ``topic`` or ``topic:0,1`` by topic; None for all.
+    """Parse texts like ``topic`` or ``topic:0,1``; return partitions by topic.
+
+    The value is None for all partitions of a topic.
 
     Raises:
-        ConfigurationError: A text is neither, or there is one text instead of several.
+        ConfigurationError: A text has neither form, or ``texts`` is a single text.
     """
     if isinstance(texts, str):
         raise ConfigurationError(
@@ -222,7 +224,7 @@ def scope_of_topics(
 
     Args:
         config: The Config in force.
-        wanted: Partitions by topic, None for all of its partitions.
+        wanted: Partitions by topic, None for all partitions of the topic.
 
     Raises:
         ConfigurationError: The scope is invalid, or needs feature level 2.
@@ -246,11 +248,12 @@ class PauseResult:
     """Result of a pause, or of its end.
 
     Attributes:
-        op_id: Identifies the operation, in hex; empty of a dry run.
+        op_id: Identifies the operation, in hex; empty for a dry run.
         until_ms: Log time at which the pause ends in the last partition.
         begin_ms: Log time at which it begins by itself; None if it has begun.
-        held: Paused keys that are still owned and not stale.
-        topics: Topics that it is limited to, like ``orders:0,1``; none for the group.
+        held: Paused keys that still have an owner that is not stale.
+        topics: Topics that the pause is limited to, like ``orders:0,1``; empty for the
+            whole group.
     """
 
     op_id: str
@@ -264,7 +267,7 @@ class PauseOperation:
     """One pause of a group, renewed while its caller waits.
 
     For one thread. If the process dies, the pause ends by itself, at most its length
-    after the last renewal. One that begins later needs no renewal.
+    after the last renewal. A pause that begins later needs no renewal.
 
     Attributes:
         op_id: Identifies the operation.
@@ -314,7 +317,7 @@ class PauseOperation:
         """Return the end of the pause, epoch ms, if it began now; write nothing.
 
         Raises:
-            GroupPaused: Another operation holds the whole group now.
+            GroupPaused: Another operation has paused the whole group now.
         """
         world = self._follower.replicas[self._home].world
         pause = world.active_pause(self._group_id)
@@ -325,20 +328,20 @@ class PauseOperation:
         return self._period.until_ms or now_ms + self._period.for_ms
 
     def end_ms(self) -> int:
-        """Return when the pause ends in the last partition, epoch ms; now if it has."""
+        """Return when the pause ends everywhere, epoch ms; now if it has ended."""
         if self._period.until_ms is not None:
             return self._period.until_ms
         return max(self.ends_ms, default=self._clock.wall_ms())
 
     def begin(self, timeout_ms: int) -> None:
-        """Pause the group, or schedule that: at its home first, then everywhere else.
+        """Pause the group, or schedule the pause: at its home first, then elsewhere.
 
         Of two concurrent operations, the one that the home partition accepts wins; the
         other writes nothing else. If another partition refuses, the pause is ended.
 
         Raises:
-            GroupPaused: Another operation holds the group.
-            ClaimRejected: The pause was ended, or ran out, before it was complete.
+            GroupPaused: Another operation has paused the group.
+            ClaimRejected: The pause was ended, or expired, before it was complete.
             LogUnwritable: A partition refuses the operation.
             DeadlineExceeded: Not all partitions answered within ``timeout_ms``.
         """
@@ -357,8 +360,8 @@ class PauseOperation:
         """Renew the pause until ``is_done``; return False after ``timeout_ms``.
 
         Raises:
-            ClaimRejected: Another operation ended the pause, or it ran out.
-            LogUnwritable: A partition refuses it.
+            ClaimRejected: Another operation ended the pause, or it expired.
+            LogUnwritable: A partition refuses the pause.
         """
         deadline = Deadline(timeout_ms, self._clock.now_ms)
         while True:
@@ -373,7 +376,7 @@ class PauseOperation:
 
     @property
     def ends_ms(self) -> list[int]:
-        """Ends of the pause, where it lasts."""
+        """Ends of the pause in the coordinating partitions where it lasts."""
         worlds = self._follower.worlds
         groups = (world.groups.get(self._group_id) for world in worlds)
         pauses = (group.lasting(self.op_id) for group in groups if group is not None)
@@ -428,7 +431,7 @@ class PauseOperation:
             if awaited.is_accepted:
                 self._paused.add(t)
             elif verdict.reason == "expired" and self._period.until_ms is None:
-                self._send(t)  # it took longer than the pause lasts
+                self._send(t)  # the append took longer than the pause lasts
             else:
                 self._paused.discard(t)
                 error = refusal(self._follower, awaited, group_id=self._group_id)
@@ -436,7 +439,7 @@ class PauseOperation:
                 raise error
 
     def _undo(self, timeout_ms: int) -> None:
-        """End the pause: in the home partition last, which keeps other pauses out."""
+        """End the pause, in the home partition last: until then no other can begin."""
         left = self._paused | self._open.keys()
         self._open = {}
         for partitions in (left - {self._home}, left & {self._home}):
@@ -513,7 +516,7 @@ def _held_by_another(group_id: str, pause: Pause, reason: str | None) -> GroupPa
 def held_keys(
     follower: Follower, group_id: str, *, now_ms: int, scope: Scope | None = None
 ) -> tuple[Key, ...]:
-    """Return the keys of a group that are owned and not stale, by estimate.
+    """Return the keys of a group with an owner that is not stale, by estimate.
 
     Args:
         follower: Follows the log.
@@ -533,19 +536,19 @@ def held_keys(
 def ending(
     follower: Follower, group_id: str, *, op_id: bytes | None, wall_ms: int
 ) -> dict[int, tuple[bytes, ...]]:
-    """Return the operations that end when a group is resumed, by partition.
+    """Return, by partition, the pauses that end when a group is resumed.
 
-    Those are the pauses that last, and scheduled ones that are due. Where there are
-    none, it is the only scheduled one.
+    These are the pauses in force, and scheduled pauses that are due. If there are none,
+    it is the only scheduled pause.
 
     Args:
         follower: Follows the log, and has read it to its end.
         group_id: The group.
-        op_id: The operation to end; None for those above.
+        op_id: The operation to end; None for the pauses above.
         wall_ms: Wall time, in epoch ms.
 
     Raises:
-        ClaimRejected: There is none, or it is not clear which scheduled one is meant.
+        ClaimRejected: There is no such pause, or several are scheduled and none is due.
     """
     lasting: dict[int, list[bytes]] = {}
     later: dict[int, list[bytes]] = {}
@@ -588,7 +591,11 @@ def _require_one(group_id: str, scheduled: set[bytes]) -> None:
 
 
 def op_id_of(text: str) -> bytes:
-    """Return the operation that 32 hex digits name."""
+    """Return the id of an operation from its 32 hex digits.
+
+    Raises:
+        ConfigurationError: The text has another form.
+    """
     try:
         found = bytes.fromhex(text)
     except ValueError:
@@ -603,5 +610,5 @@ def op_id_of(text: str) -> bytes:
 
 
 def in_order(partitions: Iterable[int], *, home: int) -> list[int]:
-    """Return partitions in the order for ending a pause: home last."""
+    """Return partitions in the order in which a pause ends: home last."""
     return sorted(partitions, key=lambda t: (t == home, t))

@@ -1,7 +1,7 @@
 """Spreads the partitions of a group over racks and hosts, by a Plan (PROTOCOL 9.2).
 
-Planners never move a partition for that alone. A person may ask for it: the command
-writes a Plan as any planner does, and the log decides whether it is the next one.
+Planners never move a partition only to spread a group. An admin may ask for it: this
+writes a Plan as any planner does, and the log decides whether it is the next Plan.
 """
 
 from collections.abc import Sequence
@@ -21,21 +21,21 @@ from kafka_marshal.protocol.spreading import spread
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
 
-# How often a Plan is made again, where another one was earlier.
+# How often a Plan is made and written, if other Plans come first.
 ATTEMPTS_MAX = 5
 
 
 @attrs.frozen(kw_only=True)
 class Rebalance:
-    """What spreads a group, and whether it was written.
+    """A Plan that spreads a group, and whether it was written.
 
     Attributes:
         group_id: The group.
-        follows: Generation of the Plan in force when it was made.
-        moves: Partitions that change hands; of free ones ``source`` is None.
+        follows: Generation of the Plan in force when this one was made.
+        moves: Partitions that move; ``source`` is None for a free partition.
         uncovered: Partitions that no member can have.
-        is_missing: Whether the Plan in force does not name all of that already.
-        is_written: Whether it is the next Plan.
+        is_missing: Whether these moves differ from those of the Plan in force.
+        is_written: Whether the log accepted it as the next Plan.
     """
 
     group_id: str
@@ -78,18 +78,18 @@ class Rebalancing(AdminConnection):
 
     @with_plain_arguments
     def spread_group(self, group_id: str, *, execute: bool = False) -> Rebalance:
-        """Move partitions of a group so that racks and hosts have equal parts of each.
+        """Move partitions of a group so that racks and hosts share topics equally.
 
-        Counts of members stay equal, and as few partitions move as that takes. Members
-        follow it as any Plan, and planners leave it as it is.
+        The members' numbers of partitions stay equal, and no more partitions move than
+        necessary. Members follow the Plan like any other, and planners do not undo it.
 
         Args:
             group_id: The group; its policy must be ``planner``.
             execute: Whether to write the Plan.
 
         Raises:
-            ClaimRejected: The group has another policy; or plans of its members were
-                earlier again and again; or the number of coordinating partitions is
+            ClaimRejected: The group has another policy; or a Plan of its planners came
+                first in every attempt; or the number of coordinating partitions is
                 being changed.
             LogUnwritable: The log has no room for another group.
             DeadlineExceeded: No verdict in time; the record may still be appended.
@@ -115,7 +115,7 @@ class Rebalancing(AdminConnection):
     def _spread(
         self, group_id: str, *, has_records: bool
     ) -> tuple[Rebalance, list[tuple[int, Plan]]]:
-        """Return the moves, and the records that ask for them, if any are missing."""
+        """Return the moves, and the records that order them if any are missing."""
         worlds = tuple(self._follow().worlds)
         _require_rest(worlds)
         reading = Reading(

@@ -1,6 +1,6 @@
 """Resets of groups in the cluster: planned, executed, undone, finished (PROTOCOL 8.7).
 
-What a plan does is in ``group_reset``; executing it is ``SetPosition``.
+``group_reset`` makes the plans, and ``SetPosition`` executes them.
 """
 
 import secrets
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from kafka_marshal.kafka_io.data import KafkaOffsets
 
 DRAIN_INTERVALS = 2
-"""Heartbeat intervals after which an owner that does not release is stale."""
+"""Number of heartbeat intervals after which an owner that does not release is stale."""
 PAUSE_MS_MIN = 30_000
-"""Length of the pause at least; it is renewed while the admin lives."""
+"""Shortest length of the pause, which is renewed while the admin lives."""
 
 
 class Resetting(AdminConnection):
@@ -67,23 +67,23 @@ class Resetting(AdminConnection):
         clamp: bool = False,
         allow_reprocess: bool = False,
     ) -> ResetPlan:
-        """Return what a reset of a group to new positions does; nothing is written.
+        """Return the effect of a reset of a group to new positions; write nothing.
 
         Args:
             group_id: The group.
-            spec: The new positions.
+            spec: The rule for new positions.
             topics: Topics, or ``topic:0,1`` for some partitions; None for all topics
-                of the group. Positions of a file bring their own.
+                of the group. Ignored if the rule gives an offset for each partition.
             clamp: Whether a position outside of its log becomes the nearest one
                 inside, as with Kafka's tool; otherwise it is refused.
-            allow_reprocess: Whether partitions at most once may go back, so that
-                records are handed out again.
+            allow_reprocess: Whether partitions consumed at most once may go back, so
+                that records are handed out again.
 
         Raises:
             ConfigurationError: A topic or partition does not exist.
             PositionError: A position lies outside of its log.
-            ClaimRejected: The log has no positions of the group; or a partition that
-                is to be shifted has none.
+            ClaimRejected: The log has no positions of the group; or the rule shifts a
+                partition that has no position.
         """
         require_name("group_id", group_id)
         if not isinstance(spec, PositionSpec):
@@ -116,19 +116,20 @@ class Resetting(AdminConnection):
     def plan_undo(
         self, op_id: str, *, partial: bool = False, allow_reprocess: bool = False
     ) -> ResetPlan:
-        """Return what the undo of a reset does; nothing is written.
+        """Return the effect of undoing a reset; write nothing.
 
         Partitions without a position before the reset stay as they are; they are in
         ``positions.left_out``.
 
         Args:
-            op_id: The operation, in hex.
-            partial: Whether to undo what is left, where other operations, recreated
-                topics or forgetting have taken some of its partitions.
+            op_id: The operation to undo, in hex.
+            partial: Whether to undo only the partitions that can still be undone, if
+                later operations, recreated topics or forgetting affect others.
             allow_reprocess: As in ``plan_reset``.
 
         Raises:
-            ClaimRejected: The log does not show what was before, or not of all.
+            ClaimRejected: The log does not show the positions before the operation, or
+                not of all its partitions.
         """
         self._settled()
         worlds = self._follow().worlds
@@ -143,7 +144,7 @@ class Resetting(AdminConnection):
         return self._described(positions, is_partial=partial)
 
     def describe_plan(self, plan: PositionPlan) -> ResetPlan:
-        """Return what a stored plan does now (``read_plan``); nothing is written.
+        """Return the effect that a stored plan (``read_plan``) has now; write nothing.
 
         Raises:
             ClaimRejected: A topic was deleted or created again since.
@@ -174,26 +175,27 @@ class Resetting(AdminConnection):
         drain_ms: int | None = None,
         on_progress: OnProgress = ignore_progress,
     ) -> ResetResult:
-        """Set the positions of a plan, all or none; or continue where an admin died.
+        """Set the positions of a plan, all or none; or continue after an admin died.
 
         The group is paused, releases its keys, and continues by itself from the new
-        positions. Kafka's committed offsets are then written, best effort.
+        positions. Then Kafka's committed offsets are written, best effort.
 
         Args:
-            plan: The plan; that of a file, to continue (``read_plan``).
-            plan_file: File to store the plan in before the first record. Without one
-                an operation whose admin dies can only be finished (``finish``).
+            plan: The plan; to continue, the stored plan (``read_plan``).
+            plan_file: File to store the plan in before the first record. Without it, an
+                operation whose admin dies can only be finished (``finish``).
             reason: Stored in the log, for people.
             drain_ms: Longest wait until the group has released its keys; by default
-                two heartbeat intervals, after which no owner counts, and a step's time.
-            on_progress: Called with each step, on this thread.
+                two heartbeat intervals, after which silent owners are stale, plus the
+                time of a step.
+            on_progress: Called on this thread with each step.
 
         Raises:
             ConfigurationError: The plan cannot be stored; nothing was written.
             ClaimRejected: Nothing is set: another operation is not resolved, or a
-                partition at most once would go back, or the positions have changed
-                since an undo was planned.
-            GroupPaused: Nothing is set: another operation holds the group.
+                partition consumed at most once would go back, or the positions have
+                changed since an undo was planned.
+            GroupPaused: Nothing is set: another operation has paused the group.
             DeadlineExceeded: The group did not release its keys, and nothing is set;
                 or the log did not answer: execute the plan again.
         """
@@ -231,10 +233,10 @@ class Resetting(AdminConnection):
         reason: str | None = None,
         on_progress: OnProgress = ignore_progress,
     ) -> ResetResult:
-        """Set a group back to where it was before an operation.
+        """Set a group back to its positions before an operation.
 
-        It is an operation of its own, and can be undone; see ``plan_undo`` and
-        ``execute`` for arguments and errors.
+        The undo is an operation of its own, and can be undone. For arguments and errors
+        see ``plan_undo`` and ``execute``.
         """
         plan = self.plan_undo(op_id, partial=partial, allow_reprocess=allow_reprocess)
         return self.execute(
@@ -251,8 +253,8 @@ class Resetting(AdminConnection):
     ) -> tuple[ResetResult, ...]:
         """End the resets of a group that are not resolved, as the log decided them.
 
-        A committed one is applied everywhere, any other is aborted, also if its admin
-        is alive. Members of any group do this by themselves once its pause is over.
+        A committed reset is applied everywhere. Any other is aborted, even if its admin
+        is alive. Members of any group do this by themselves once the pause is over.
 
         Raises:
             DeadlineExceeded: The log did not answer; call it again.
@@ -276,7 +278,7 @@ class Resetting(AdminConnection):
         return tuple(results)
 
     def _remove_plans(self) -> None:
-        """Remove stored plans of operations that have ended, such as killed ones."""
+        """Remove stored plans of ended operations, also those of killed commands."""
         if self._state_home is not None:
             wall_s = self._clock.wall_ms() / 1_000
             remove_finished(self._state_home, self._follow().worlds, wall_s=wall_s)

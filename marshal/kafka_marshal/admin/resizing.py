@@ -1,9 +1,9 @@
 """Changes of the number of coordinating partitions by an admin (PROTOCOL 10).
 
-The fence of coordinating partition 0 is the commit point. Before it nothing is written
-that a later change would find; after it the change only goes forward, and any process
-can continue it: an admin that runs the same command, or members. So a change is refused
-before anything is written where it could not end, or would lose something, all of it
+The fence of coordinating partition 0 is the commit point. Nothing that is written
+before it affects a later change. After it the change only goes forward, and any process
+can continue it: an admin that runs the same command, or members. So a change that could
+not end, or would lose something, is refused before anything is written. All of that is
 judged from one reading of the log.
 """
 
@@ -78,10 +78,10 @@ class Move:
     """Keys that move from one coordinating partition to another.
 
     Attributes:
-        source: Where they are.
-        target: Where they are placed by the new number.
-        key_count: Their number.
-        held_count: Those of them with an owner that is not stale, by estimate.
+        source: The coordinating partition that has them.
+        target: The partition that gets them by the new number.
+        key_count: Number of keys.
+        held_count: Number of keys with an owner that is not stale, by estimate.
     """
 
     source: int
@@ -92,12 +92,12 @@ class Move:
 
 @attrs.frozen(kw_only=True)
 class Obstacle:
-    """Why a change is not begun.
+    """A reason not to begin a change.
 
     Attributes:
         reason: One word: ``busy``, ``torn``, ``level``, ``unread``, ``paused``,
             ``unresolved``, ``members`` or ``limits``.
-        text: What stands in the way, and what to run.
+        text: What prevents the change, and which command to run.
     """
 
     reason: str
@@ -111,11 +111,11 @@ class ResizePlan:
     Attributes:
         before: The Config of coordinating partition 0 now.
         to_count: The number after the change.
-        change: The open change to that number, which is continued; None for a new one.
+        change: The open change, which is continued if it is to that number; else None.
         moves: Keys that move, by source and target.
-        obstacles: Why a new change is not begun; empty if nothing prevents it.
-        lagging: Group and client of live members that do not follow a change.
-        partition_count: Kafka partitions that the coordination topic has.
+        obstacles: Reasons not to begin, or continue, the change; empty without any.
+        lagging: Group and client_id of live members that do not follow a change.
+        partition_count: Number of Kafka partitions of the coordination topic.
     """
 
     before: Config
@@ -140,28 +140,28 @@ class ResizePlan:
 
     @property
     def added_count(self) -> int:
-        """Kafka partitions that are added to the topic first."""
+        """Number of Kafka partitions to add to the topic first."""
         return max(0, self.to_count - self.partition_count)
 
     @property
     def moving_count(self) -> int:
-        """Keys that move."""
+        """Number of keys that move."""
         return sum(move.key_count for move in self.moves)
 
     @property
     def dead_owner_ms(self) -> int:
-        """How long a moving key stays unusable at most, if its owner has died.
+        """Longest time that a moving key is unusable if its owner has died.
 
-        A key of a live owner is unusable for three round trips, after its owner has
-        finished what it works on.
+        A key of a live owner is unusable for three round trips, after the owner has
+        finished its uncommitted records.
         """
         return 2 * self.before.heartbeat_interval_ms
 
     def require(self) -> None:
-        """Refuse what must not be begun.
+        """Refuse a change that has obstacles.
 
         Raises:
-            ClaimRejected: With the first obstacle, and the number of all others.
+            ClaimRejected: Names the first obstacle, and the number of all others.
         """
         if not self.obstacles:
             return
@@ -184,8 +184,9 @@ def plan_resize(
         follower: Follows the log, and has read it to its end.
         to_count: The new number of coordinating partitions.
         now_ms: Local time.
-        wall_ms: Wall time; both estimate which owners and members are gone.
-        ignore_members: Whether to leave members behind that do not follow.
+        wall_ms: Wall time, to estimate, with ``now_ms``, which owners and members have
+            gone.
+        ignore_members: Whether to begin although live members do not follow.
 
     Raises:
         ConfigurationError: The number is not allowed.
@@ -230,9 +231,9 @@ def plan_resize(
 def _open_change(follower: Follower, to_count: int) -> Change | None:
     """Return the change that is open, None without one.
 
-    One that partition 0 has ended is open for the same number only, and not if another
-    one has followed: the fence of the next one does what it has left (PROTOCOL 10.2),
-    but for a partition that lacks it.
+    A change that partition 0 has ended is still open if the same number is wanted, or
+    if a partition lacks its fence; not if partition 0 has a later Config. All else that
+    it has left is done by the fence of the next change (PROTOCOL 10.2).
     """
     worlds = follower.by_partition
     reading = read(worlds, unread=follower.log_start_missing)
@@ -284,7 +285,7 @@ def _busy(change: Change) -> Obstacle:
 def _topic_obstacles(
     follower: Follower, before: Config, to_count: int
 ) -> list[Obstacle]:
-    """Return what the topic lacks for any change."""
+    """Return the obstacles to any change of this topic."""
     found = []
     if before.feature_level < SECOND_LEVEL:
         text = (
@@ -306,10 +307,10 @@ def _topic_obstacles(
 
 
 def _is_unread(follower: Follower, partition: int, before: Config) -> bool:
-    """Return whether what a partition lacks of its state prevents a change.
+    """Return whether a partition's state is unknown in a way that prevents a change.
 
-    One that comes into use begins with the fence, unless what is left of its log shows
-    a later Config than partition 0 has.
+    The state of a partition that comes into use does not matter, because it begins with
+    the fence, unless the rest of its log shows a later Config than partition 0 has.
     """
     replica = follower.replicas.get(partition)
     if replica is not None and replica.world.halted is not None:
@@ -324,7 +325,7 @@ def _is_unread(follower: Follower, partition: int, before: Config) -> bool:
 def _config_obstacles(
     worlds: Mapping[int, WorldState], before: Config, *, topic: str
 ) -> Iterator[Obstacle]:
-    """Yield partitions in which the fence would not be accepted, or should not be."""
+    """Yield obstacles: partitions that would not, or should not, accept the fence."""
     torn, ahead, below = [], [], []
     for t in range(before.partition_count):
         config = worlds[t].config if t in worlds else None
@@ -361,10 +362,10 @@ def _config_obstacles(
 def _group_obstacles(
     worlds: Mapping[int, WorldState], from_count: int, elapsed_ms: Mapping[int, int]
 ) -> list[Obstacle]:
-    """Return pauses, which do not move, and set positions.
+    """Return the obstacles of groups: pauses, which do not move, and set positions.
 
-    A pause that the next record would end is none: in an idle partition there may be no
-    other record than the fence.
+    A pause that the next record would end does not count: in an idle partition, that
+    record may be the fence.
     """
     paused: set[str] = set()
     unresolved: set[str] = set()
@@ -456,7 +457,7 @@ def _moves(
 def _limits(
     worlds: Mapping[int, WorldState], before: Config, to_count: int
 ) -> list[Obstacle]:
-    """Return where partitions have, or would have, more keys or groups than allowed."""
+    """Return the obstacles of partitions that would exceed limits of keys or groups."""
     found = []
     for target in range(min(to_count, before.partition_count)):
         every = range(target, before.partition_count, to_count)
@@ -496,7 +497,7 @@ def wait_text(wait: Wait) -> str:
 
 
 def ignore_resize(_progress: Progress) -> None:
-    """Show no progress."""
+    """Ignore progress."""
 
 
 def _late(steps: Steps) -> str:
@@ -523,20 +524,20 @@ class Resizing(AdminConnection):
     ) -> ResizePlan:
         """Change the number of coordinating partitions while members run.
 
-        Keys that move are drained and brought to their new partition; all others notice
-        nothing. If interrupted, a call with the same number continues, by any process.
+        Keys that move are drained and imported into their new partition; all other keys
+        are not affected. After an interruption, any process can continue by a call with
+        the same number.
 
         Args:
-            partition_count: The new number: a multiple of the present one, or the other
-                way round.
+            partition_count: The new number, a multiple or a divisor of the present one.
             execute: Whether to execute the plan.
-            ignore_members: Whether to continue although live members do not follow.
+            ignore_members: Whether to begin although live members do not follow.
             timeout_ms: Longest time of the whole change; by default long enough for the
-                keys of owners that have died, and members that lag.
+                keys of owners that have died, and for members that lag.
             on_progress: Called about once a second, on this thread.
 
         Returns:
-            The plan, as of before the change.
+            The plan, as it was before the change.
 
         Raises:
             ConfigurationError: The number is not allowed.
@@ -567,16 +568,17 @@ class Resizing(AdminConnection):
         return plan
 
     def _probe(self, partitions: range, op_id: bytes) -> None:
-        """Append a record to added partitions and read it back: both are possible.
+        """Append a record to partitions that come into use, and read it back.
 
-        They are not in use, so the record changes nothing, and a change that is given
-        up leaves nothing that shuts out a later one. It names the change: a reader that
-        has read it knows that the first fence which follows is the first of all, with
-        which the partition begins, whatever its log has lost before (PROTOCOL 10.7).
+        This proves that both are possible. The partitions are not in use yet, so the
+        record has no effect, and a change that is given up does not shut out a later
+        one. The record names the change. A reader that has read it knows that the next
+        fence is the first of all, with which the partition begins, whatever its log has
+        lost before (PROTOCOL 10.7).
 
         Raises:
-            DeadlineExceeded: One of them was not read back in time.
-            LogUnwritable: The broker refuses to append to one of them.
+            DeadlineExceeded: A record was not read back in time.
+            LogUnwritable: The broker refuses to append to one of the partitions.
         """
         record = Member(
             **self._sender.fields(CHECKPOINT_GROUP) | {"incarnation": op_id},
@@ -595,9 +597,9 @@ class Resizing(AdminConnection):
         """Write the fence of coordinating partition 0, which decides.
 
         Raises:
-            ClaimRejected: Partition 0 has a pause, a set position or a change by now.
-            LogUnwritable: Its Config was changed meanwhile.
-            DeadlineExceeded: No verdict in time. It may still be appended.
+            ClaimRejected: Partition 0 now has a pause, a set position or a change.
+            LogUnwritable: The Config of partition 0 was changed meanwhile.
+            DeadlineExceeded: No verdict in time. The fence may still be appended.
         """
         change = Change(
             op_id=op_id,
@@ -623,10 +625,10 @@ class Resizing(AdminConnection):
         raise sent.unwritable("the change", left="nothing was changed")
 
     def _continue(self, timeout_ms: int, *, on_progress: OnResize) -> None:
-        """Write what is next of the open change, until it has ended everywhere.
+        """Write the next records of the open change, until it has ended everywhere.
 
         Raises:
-            DeadlineExceeded: It has not ended in time, and can be continued.
+            DeadlineExceeded: The change has not ended in time, and can be continued.
             LogUnreadable: Two changes have one generation.
         """
         follower, clock, moving = self._follow(), self._clock, Moving()
@@ -651,7 +653,7 @@ class Resizing(AdminConnection):
                 follower.step(min(POLL_MS, deadline.left_ms))
 
     def _reading(self, moving: Moving) -> Reading | None:
-        """Return what was read of the open change, None once it has ended."""
+        """Return the open change as far as it was read, None once it has ended."""
         follower, now_ms = self._follow(), self._clock.now_ms()
         return read(
             follower.by_partition,
@@ -686,10 +688,10 @@ class Resizing(AdminConnection):
         self._topics.add_partitions(topic, count=count, timeout_ms=self._timeout_ms)
 
     def _follow_all(self, count: int) -> None:
-        """Follow so many partitions, and read them to their ends.
+        """Follow at least this number of partitions, and read them to their ends.
 
         Raises:
-            DeadlineExceeded: The cluster does not show them in time.
+            DeadlineExceeded: The cluster does not show the partitions in time.
         """
         deadline = Deadline(self._timeout_ms, self._clock.now_ms)
         follower = self._follow()

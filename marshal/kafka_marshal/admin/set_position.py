@@ -72,12 +72,12 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id_bytes(self) -> bytes | None:
-        """The topic id as it stands in the log."""
+        """The topic id as the log stores it."""
         return None if self.topic_id is None else bytes.fromhex(self.topic_id)
 
 
 class PositionPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A set position, as it is stored before its first record.
+    """A plan that sets positions, stored before the first record of its operation.
 
     Attributes:
         version: Version of the file.
@@ -85,12 +85,12 @@ class PositionPlan(msgspec.Struct, frozen=True, kw_only=True):
         group_id: The group.
         targets: The positions, by topic and partition, each partition once.
         undoes: The operation that this one undoes, in hex, or None.
-        left_out: Topic and partition of keys that stay as they are: their positions
-            were unknown then, and cannot be set back to that.
-        allows_reprocess: Whether keys at most once may go back, so that records
-            are handed out twice.
-        format_id: Format of the coordination topic that it was planned on, in hex;
-            None in plans of earlier releases.
+        left_out: Topic and partition of keys that stay as they are, because the
+            positions that they should go back to are unknown.
+        allows_reprocess: Whether keys consumed at most once may go back, so that
+            records are handed out twice.
+        format_id: Format of the coordination topic for which the plan was made, in
+            hex; None in plans of earlier releases.
     """
 
     version: int = PLAN_VERSION
@@ -141,7 +141,7 @@ class PositionPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Return the plan that ``to_bytes`` wrote.
 
         Raises:
-            ConfigurationError: It is no plan, or one of a later version.
+            ConfigurationError: It is not a plan, or has another version.
         """
         try:
             plan = msgspec.json.decode(value, type=cls)
@@ -167,21 +167,21 @@ def plan_undo(
     new_op_id: str,
     is_partial: bool = False,
 ) -> PositionPlan:
-    """Return the plan that sets positions back to those before an operation.
+    """Return the plan that sets keys back to their positions before an operation.
 
-    At most once, that is the larger of position and granted (PROTOCOL 5.6, 8.6).
+    Under at most once, that is the larger of position and granted (PROTOCOL 5.6, 8.6).
 
     Args:
         worlds: All coordinating partitions, folded to their ends.
         group_id: The group.
         op_id: The operation to undo, in hex.
         new_op_id: Identifies the undo, in hex.
-        is_partial: Whether to undo what is left, where a later operation, a topic
-            that was created again, or forgetting has taken some of its keys.
+        is_partial: Whether to undo only the keys that can still be undone, if a later
+            operation, a topic that was created again, or forgetting affects others.
 
     Raises:
-        ClaimRejected: The log has nothing of the operation to undo; or only some of
-            its keys, or perhaps, and that is not allowed.
+        ClaimRejected: No key of the operation can be undone; or only some can, or
+            perhaps only some, and ``is_partial`` is False.
     """
     worlds = list(worlds)
     operation = bytes.fromhex(op_id)
@@ -264,7 +264,7 @@ def _require_every_key(
 
 
 def _key_count(worlds: Iterable[WorldState], group_id: str, op_id: bytes) -> int | None:
-    """Return how many keys an operation set, None once its verdict was replaced."""
+    """Return how many keys an operation set, None if its verdict was replaced."""
     for world in worlds:
         group = world.groups.get(group_id)
         verdict = None if group is None else group.verdict
@@ -274,11 +274,11 @@ def _key_count(worlds: Iterable[WorldState], group_id: str, op_id: bytes) -> int
 
 
 def require_allowed(plan: PositionPlan, known: Mapping[Key, KeyState]) -> None:
-    """Refuse a plan that the keys no longer fit.
+    """Refuse a plan that no longer fits the keys.
 
     Raises:
-        ClaimRejected: A key at most once would go back, which the plan does not
-            allow; or the positions before an operation to be undone have changed.
+        ClaimRejected: A key consumed at most once would go back, which the plan does
+            not allow; or the log no longer has the positions that an undo restores.
     """
     for target in plan.targets:
         key = plan.key(target)
@@ -313,8 +313,9 @@ class SetPosition:
     """Executes one plan, or continues it. For one thread.
 
     The home of the group decides: the operation is committed if and only if its
-    DecidePosition was accepted there. A process that dies leaves keys locked at worst;
-    ``run`` with the same plan continues, and ``finish`` ends it as the home decided.
+    DecidePosition was accepted there. If a process dies, keys may stay locked. Then
+    ``run`` with the same plan continues the operation, and ``finish`` ends it as the
+    home decided.
     """
 
     def __init__(
@@ -339,7 +340,7 @@ class SetPosition:
             config: The Config of all coordinating partitions.
             for_ms: Length of the pause, renewed until the commit.
             reason: Stored in the log, for people.
-            on_progress: Called with each step, and with how far it is.
+            on_progress: Called with each step, and as a step progresses.
 
         Raises:
             ConfigurationError: The topic has a feature level below 2.
@@ -386,7 +387,7 @@ class SetPosition:
 
     @property
     def outcome(self) -> str:
-        """What became of the operation; see ``Resolution.outcome``."""
+        """The outcome of the operation; see ``Resolution.outcome``."""
         return self._resolution.outcome
 
     @property
@@ -407,9 +408,9 @@ class SetPosition:
             drain_ms: Longest time until every key of the group is free.
 
         Raises:
-            GroupPaused: Another operation holds the group, or a key to create.
+            GroupPaused: Another operation has paused the group, or a key to create.
             ClaimRejected: Another operation has locked keys; the log refuses one of the
-                keys; or the keys no longer fit the plan, before the pause or after the
+                keys; or the plan no longer fits the keys, before the pause or after the
                 drain (``require_allowed``). Nothing is set.
             DeadlineExceeded: The group was not drained in time, and nothing is set; or
                 the log did not answer, and the operation can be continued.
@@ -461,15 +462,15 @@ class SetPosition:
     # --- keys that the log does not know (PROTOCOL 8.3)
 
     def _create_keys(self, timeout_ms: int) -> None:
-        """Claim and release keys that were never claimed, or only of an earlier topic.
+        """Claim and release keys that the log lacks, or has only of an earlier topic.
 
-        A Stage makes no keys: the epoch of a key is the offset of its claim.
+        A Stage creates no keys, because the epoch of a key is the offset of its claim.
 
         Raises:
-            GroupPaused: A pause of some partitions has one of them (PROTOCOL 4.15).
+            GroupPaused: A pause of some partitions has one of the keys (PROTOCOL 4.15).
         """
         if self._plan.undoes is not None:
-            return  # its keys have the positions to restore, which a claim may drop
+            return  # keys have the positions to restore, which a claim may drop
         missing = [
             (t, target)
             for t, targets in self._targets.items()
@@ -493,7 +494,9 @@ class SetPosition:
                 self._require_unpaused(sent.partition, target)
 
     def _require_unpaused(self, partition: int, target: Target) -> None:
-        """Refuse a key in a pause of some partitions; the group's own is judged later.
+        """Refuse a key that a pause of some partitions has.
+
+        A pause of the whole group is judged later.
 
         Raises:
             GroupPaused: There is such a pause.
@@ -562,10 +565,10 @@ class SetPosition:
             waiting = self._stage(waiting, deadline.left_ms)
 
     def _require_one_config(self) -> None:
-        """Refuse pauses that were accepted under different Configs.
+        """Refuse to continue if partitions accepted the pause under different Configs.
 
-        The pause of the home refuses a change of the partition count (PROTOCOL 10.2).
-        One that came before it was accepted elsewhere may have moved the home.
+        The pause makes partition 0 refuse a change of the partition count (PROTOCOL
+        10.2). A change that partition 0 accepted before may have moved the home.
 
         Raises:
             ClaimRejected: A partition has another Config than the operation began with.
@@ -587,7 +590,7 @@ class SetPosition:
         return not held
 
     def _report(self, step: str, left_count: int) -> None:
-        """Report progress; repeats are left out."""
+        """Report progress if it has changed."""
         progress = Progress(step=step, left_count=left_count)
         if progress != self._reported:
             self._reported = progress
@@ -598,8 +601,8 @@ class SetPosition:
     ) -> list[tuple[int, tuple[StagedTopic, ...]]]:
         """Send Stages; return those to send again.
 
-        ``held`` means that log time is behind the estimate; the timestamp of the
-        refused record moves it (PROTOCOL 4.11).
+        A refusal ``held`` means that log time is behind the estimate of it. The
+        timestamp of the refused record moves log time (PROTOCOL 4.11).
         """
         sent = [
             (t, part, self._follower.append(t, self._stage_record(part)))
@@ -635,7 +638,7 @@ class SetPosition:
         return self._sender.fields(self._group_id, undoes=operation)
 
     def _await(self, sent: list[Awaited], timeout_ms: int) -> None:
-        """Wait for verdicts, and renew the pause meanwhile."""
+        """Wait for verdicts; renew the pause meanwhile."""
 
         def have_all() -> bool:
             self._follower.require_folding(sent)
@@ -669,7 +672,7 @@ class SetPosition:
             )
 
     def _give_up(self, timeout_ms: int) -> None:
-        """Abort after an error, as far as the log answers; the error is reported."""
+        """Abort after an error, as far as the log answers; the caller raises it."""
         try:
             self.finish(timeout_ms)
         except MarshalError:

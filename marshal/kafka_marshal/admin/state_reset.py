@@ -1,6 +1,6 @@
 """Overrides by an admin: replace a state, forget keys.
 
-Each is first planned, as plain values that can be shown, and then written
+Each override is first planned, as plain values that can be shown, and then written
 (PROTOCOL 4.12, 7.6).
 """
 
@@ -40,7 +40,7 @@ class KeyChange(NamedTuple):
 
     Attributes:
         key: The key.
-        change: ``moved``, ``gone`` (not in the new state) or ``back``.
+        change: ``moved``, ``gone`` (not in the new state) or ``back`` (only in it).
         position: Next offset to process now, None if unknown.
         granted: First offset above all grants now, None if unknown.
         position_then: Position after the Reset.
@@ -56,7 +56,7 @@ class KeyChange(NamedTuple):
 
     @property
     def repeats(self) -> bool:
-        """Whether offsets would be handed out or granted again."""
+        """Whether the Reset causes offsets to be handed out or granted again."""
         is_below = (self.position_then or 0) < (self.position or 0)
         return is_below or (self.granted_then or 0) < (self.granted or 0)
 
@@ -94,7 +94,7 @@ def find_checkpoint(
 
     Raises:
         ConfigurationError: There is no such partition, or no such checkpoint.
-        ClaimRejected: There is no checkpoint at all.
+        ClaimRejected: There is no complete checkpoint at all.
     """
     if not 0 <= partition < log.partition_count:
         raise ConfigurationError(
@@ -136,7 +136,7 @@ def _id(checkpoint_id: str) -> bytes:
 def plan_state_reset(
     replica: Replica, kept: KeptState, *, now_ms: int
 ) -> StateResetPlan:
-    """Return the effect of replacing a state by that of a checkpoint.
+    """Return the effect of replacing a state by the state of a checkpoint.
 
     Args:
         replica: The coordinating partition, folded to its end.
@@ -183,8 +183,8 @@ def require_harmless(
     """Refuse a Reset with effects on running clients that were not allowed.
 
     Raises:
-        ClaimRejected: It would take keys from their owners, or hand out processed
-            records again, and that is not allowed.
+        ClaimRejected: The Reset would take keys from their owners, or hand out
+            processed records again, and that is not allowed.
     """
     if plan.held and not allow_held:
         raise ClaimRejected(
@@ -212,7 +212,8 @@ class ForgetPlan:
     Attributes:
         keys: Keys to drop, with their epochs.
         held: Keys with an owner that is not stale: they stay.
-        existing: Topics that the cluster has: their keys stay unless that is allowed.
+        existing: Topics that still exist in the cluster: their keys stay. Empty if such
+            keys may be dropped.
     """
 
     keys: tuple[tuple[Key, int], ...]
@@ -243,7 +244,7 @@ def plan_forgetting(
         replicas: The log, folded to its end.
         group_id: The group.
         topics: Only these topics.
-        existing: Topics among them whose keys stay.
+        existing: Topics whose keys stay.
         now_ms: Local time, to estimate which owners are stale.
     """
     keys: list[tuple[Key, int]] = []
@@ -273,7 +274,7 @@ class Overriding(AdminConnection):
         allow_held: bool = False,
         allow_reprocess: bool = False,
     ) -> StateResetPlan:
-        """Replace the state of a coordinating partition by that of a checkpoint.
+        """Replace the state of a coordinating partition by the state of a checkpoint.
 
         Args:
             partition: The coordinating partition.
@@ -283,8 +284,9 @@ class Overriding(AdminConnection):
             allow_reprocess: Whether records may be handed out again.
 
         Raises:
-            ClaimRejected: There is no checkpoint; it would take keys or repeat records,
-                and that is not allowed; or a set position is not resolved.
+            ClaimRejected: There is no checkpoint; or the Reset would take keys away or
+                repeat records, and that is not allowed; or an operation that sets
+                positions is not resolved.
         """
         log = open_coordination_log(
             self._settings, heartbeat_interval_ms=None, timeout_ms=self._timeout_ms
@@ -325,15 +327,15 @@ class Overriding(AdminConnection):
             topic: Only keys of this data topic.
             execute: Whether to execute the plan.
             allow_existing: Whether to drop keys of topics that still exist in the
-                cluster: the group starts these again as if it had never read them, so
-                records are processed again, also at most once.
+                cluster. The group then starts as if it had never read these topics, so
+                records are processed again, also under at most once.
 
         Returns:
             The keys that were dropped, or would be.
 
         Raises:
             ConfigurationError: The topic has a feature level below 2.
-            ClaimRejected: The log has no such keys.
+            ClaimRejected: The log has no keys of the group in these topics.
         """
         require_name("group_id", group_id)
         config = self._settled()
@@ -365,8 +367,8 @@ class Overriding(AdminConnection):
         """Write a Reset; return the offset of its last part.
 
         Raises:
-            LogUnwritable: The log refused it; the state is unchanged.
-            DeadlineExceeded: No verdict in time. Sent parts may still be appended, and
+            LogUnwritable: The log refused the Reset; the state is unchanged.
+            DeadlineExceeded: No verdict in time. Sent parts may still be appended; they
                 have no effect without the last part.
         """
         state = from_bytes(kept.state)
