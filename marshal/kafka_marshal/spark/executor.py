@@ -70,8 +70,7 @@ def consume_in_task(
         sidecar: Address of the sidecar on the host of the task.
         sidecar_token_file: File with the sidecar's token on that host, for TCP.
         group_id: Group that shares the topics.
-        name: Name of this client, by default that of its task. A restarted worker of
-            the same name continues.
+        name: Name of this client, by default the task's; a restarted worker continues.
         delivery: ``alo`` or ``amo``. At most once, claims end with the worker.
         max_records: Most records of a batch.
         idle_ms: End after this time without a record; None = never.
