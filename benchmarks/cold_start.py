@@ -115,7 +115,7 @@ class Written(Observer):
     """Notes the partitions that have a checkpoint."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin with no partitions."""
         self.partitions: set[object] = set()
 
     def observe(self, event: Event) -> None:

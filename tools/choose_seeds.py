@@ -4,7 +4,7 @@
 
 Runs the seeds, and prints a selection that takes little processor time. In it each
 fault, and each situation that a suite must reach, occurs ``--times`` times: if a change
-of the product makes some seeds miss one, other seeds still reach it. The list belongs
+of the product makes some seeds miss one, other seeds still reach it. The list goes
 into ``CHOSEN`` of a test file in ``tests/simulation``, which `make test` runs.
 """
 

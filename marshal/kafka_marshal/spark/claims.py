@@ -118,7 +118,7 @@ class Claims:
     _seen: dict[TopicPartition, Token] = attrs.field(factory=dict)
     # Marks of partitions restarted at the log start, until they are in a checkpoint.
     _restarted: dict[TopicPartition, Mark] = attrs.field(factory=dict)
-    # Last loss reported of each partition, so that none is logged twice.
+    # Last reported loss of each partition, so that no loss is logged twice.
     _reported: dict[TopicPartition, str] = attrs.field(factory=dict)
     _ids: dict[str, str] = attrs.field(factory=dict)
     # Topics that have vanished, and the time of ``_now`` at which each was missed.
@@ -178,13 +178,13 @@ class Claims:
             )
 
     def without_unread(self, marks: Marks) -> Marks:
-        """Return the marks without those of partitions that the query does not read.
+        """Return the marks of partitions that the query reads.
 
-        The first call with marks finds these partitions: they no longer exist, or the
-        options no longer name them.
+        The first call with marks determines the other partitions: they no longer exist,
+        or the options no longer name them.
 
         Raises:
-            PositionError: There are such partitions, and ``failOnDataLoss`` is set.
+            PositionError: There are other partitions, and ``failOnDataLoss`` is set.
         """
         if self._unread is None and marks:
             self._unread = marks.keys() - set(self.logs.partitions())

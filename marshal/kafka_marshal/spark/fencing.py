@@ -42,7 +42,7 @@ WriteClaim = Callable[..., object]
 
 @attrs.frozen
 class Fence:
-    """Checks tokens of a group; can be pickled, and connects from where it is used.
+    """Checks tokens of a group. Can be pickled; connects from the host that uses it.
 
     Attributes:
         group: The group.

@@ -96,7 +96,7 @@ def shared_name(name: str) -> str:
 
 
 def settings_of(connection: Mapping[str, str]) -> ConnectionConfig:
-    """Return settings for this host; unpickling makes them for the host where it is.
+    """Return settings for this host; unpickling makes them again, for the new host.
 
     Raises:
         ConfigurationError: An option is wrong.
