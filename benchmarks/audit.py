@@ -1,14 +1,15 @@
 """How fast the log is audited on Spark, on one core and on two.
 
-A log is written through the product's codec to a real broker: Configs, the claims of
-a fleet, then full Heartbeats round and round, spread evenly over the coordinating
-partitions. It is audited in turns with ``local[1]`` and ``local[2]``, each in a process
-of its own, since a JVM has one Spark. Timed is ``audit()`` as a whole, planning, tables
-and publishing included, and not the start of Spark. After each the digests are compared
-with those of the live system.
+The log is written through the product's codec to a real broker: Configs, the claims of
+a fleet, then full Heartbeats in turn, spread evenly over the coordinating partitions.
+It is audited in turns with ``local[1]`` and ``local[2]``, each in a process of its own,
+because a JVM has only one Spark. The time is that of ``audit()`` as a whole, with
+planning, tables and publishing, but without the start of Spark. After each audit its
+digests are compared with those of the live system.
 
-``--floor`` also times the smallest audit there is, of the same partitions and a few
-records: what planning and writing tables cost, however long the log.
+``--floor`` also times the smallest possible audit, of the same partitions with a few
+records. It shows the cost of planning and writing tables, which the length of the log
+does not change.
 """
 
 import argparse
@@ -50,18 +51,18 @@ GROUP = "payments-enrichment"
 TOPIC = "eu-west-1.payments.transactions"
 TIMEOUT_S = 3_600
 BROKER = {
-    # All of the log in the page cache and one segment size that suits it.
+    # Segments of 256 MiB; the whole log fits into the page cache.
     "log.segment.bytes": "268435456",
 }
 
 
 def incarnation(client: int) -> bytes:
-    """Return sixteen bytes that look like chance."""
+    """Return sixteen bytes that look random."""
     return blake2b(b"%d" % client, digest_size=16).digest()
 
 
 def partitions_by_t(count: int, *, each: int) -> dict[int, list[int]]:
-    """Return data partitions, ``each`` of them for each coordinating partition."""
+    """Return ``each`` data partitions for every coordinating partition."""
     found: dict[int, list[int]] = {t: [] for t in range(count)}
     number = 0
     while any(len(mine) < each for mine in found.values()):
@@ -73,7 +74,7 @@ def partitions_by_t(count: int, *, each: int) -> dict[int, list[int]]:
 
 
 def beats(data: list[int], first_epoch: int) -> Iterator[bytes]:
-    """Yield Heartbeats of one coordinating partition's keys, without end."""
+    """Yield Heartbeats for the keys of one coordinating partition, without end."""
     seq = 0
     while True:
         for at, partition in enumerate(data):
@@ -94,7 +95,7 @@ def beats(data: list[int], first_epoch: int) -> Iterator[bytes]:
 
 
 def claims(data: list[int]) -> Iterator[bytes]:
-    """Yield the claims of one coordinating partition's keys."""
+    """Yield claims for the keys of one coordinating partition."""
     for at, partition in enumerate(data):
         client = at % CLIENTS
         record = ClaimingPartition(
@@ -137,7 +138,7 @@ def write(
         }
     )
     for t, data in partitions_by_t(count, each=each).items():
-        # The Config is at 0, so the claims have the epochs from 1 on.
+        # The Config has offset 0, so the claims have the epochs from 1 on.
         ours = beats(data, 1)
         for value in claims(data):
             producer.produce(topic, value, partition=t)
@@ -153,7 +154,7 @@ def write(
 
 
 def run_one(options: argparse.Namespace) -> None:
-    """Audit once in this process, and print what it took: the child of a round."""
+    """Audit once in this process, and print the time; runs in a child process."""
     from kafka_marshal.spark.audit import Source, audit, spark_session
 
     source = Source(
@@ -165,7 +166,7 @@ def run_one(options: argparse.Namespace) -> None:
         tempfile.TemporaryDirectory() as home,
         spark_session(f"local[{options.cores}]") as spark,
     ):
-        # Workers start and import once, as in a session that runs already.
+        # Let workers start and import before, as in a session in use.
         spark.range(options.cores, numPartitions=options.cores).mapInArrow(
             _warm, "id bigint"
         ).collect()
@@ -190,7 +191,7 @@ def _warm(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 class Side:
-    """One side of the comparison: so many cores."""
+    """One side of the comparison, with its number of cores."""
 
     def __init__(self, servers: str, topic: str, *, cores: int, check: bool) -> None:
         """Remember what to run."""
@@ -202,7 +203,7 @@ class Side:
         self.result: dict[str, Any] = {}
 
     def __call__(self) -> float:
-        """Run it once; return the seconds that the audit took."""
+        """Audit once; return the seconds."""
         self.result = run_again(self.command, timeout_s=TIMEOUT_S)
         show_progress(f"{self.command[3]} cores: {self.result['took_s']:.1f} s")
         return float(self.result["took_s"])
@@ -257,7 +258,7 @@ def measure(
 
 
 def floor(servers: str, options: argparse.Namespace, *, rounds: int) -> dict[str, Any]:
-    """Time the audit of a log that holds next to nothing."""
+    """Time the audit of an almost empty log."""
     topic = f"marshal-floor-{time.time_ns()}"
     least = 2 * KEYS_PER_T * options.partitions
     write(servers, topic, records=least, count=options.partitions)

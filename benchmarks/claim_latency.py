@@ -1,16 +1,17 @@
 """How long it takes to get the first record of a partition, beside consumer groups.
 
-Warm: the process runs, its connections stand; from the call to the first record
-handed out. ``Marshal.consumer`` and ``Marshal.claim`` on a partition that was never
-claimed, beside a kafka-python ``KafkaConsumer`` and a confluent-kafka consumer under
-KIP-848 that each join a group of their own, on a broker with default settings: it
-lets a new classic group wait for ``group.initial.rebalance.delay.ms``, 3 s.
+Warm: a running process with open connections; from the call to the first record handed
+out. ``Marshal.consumer`` and ``Marshal.claim`` of a partition that was never claimed
+are compared with a kafka-python ``KafkaConsumer`` and a confluent-kafka consumer under
+KIP-848, which each join a group of their own. The broker has default settings: a new
+classic group waits for ``group.initial.rebalance.delay.ms``, 3 s.
 
-Opening: the process runs and has imported everything, and no connection stands; from
-the constructor to the first record. The coordination log has some thousand entries.
+Opening: a running process that has imported everything, without connections; from the
+constructor to the first record. The coordination log has some thousand entries.
 
-Cold: the same in a new process each time, on a log that is all but empty. Both beside
-groups on a broker whose rebalance delay is 0. Imports are not counted.
+Cold: from the constructor to the first record in a new process, on an almost empty log;
+imports are not counted. Opening and cold are compared with groups on a broker with a
+rebalance delay of 0.
 """
 
 import json
@@ -59,12 +60,12 @@ _numbers = count(1)
 
 
 def unique(stem: str) -> str:
-    """Return a name that nothing else on the cluster has."""
+    """Return a name that is unique on the cluster."""
     return f"{stem}-{_run}-{next(_numbers)}"
 
 
 def milliseconds_until(poll: Callable[[], bool], start: float) -> float:
-    """Poll until a record comes; return the time since ``start``."""
+    """Poll until a record arrives; return the time since ``start``."""
     wait_until(poll, "a record", start)
     return (time.perf_counter() - start) * 1_000
 
@@ -72,7 +73,7 @@ def milliseconds_until(poll: Callable[[], bool], start: float) -> float:
 def wait_until(
     condition: Callable[[], bool], what: str, start: float | None = None
 ) -> None:
-    """Ask until something is so, at most ``HANG_S`` from ``start`` or now."""
+    """Wait until a condition is true, at most ``HANG_S`` from ``start`` or now."""
     late = (time.perf_counter() if start is None else start) + HANG_S
     while not condition():
         if time.perf_counter() > late:
@@ -96,7 +97,7 @@ def by_claim(marshal: Marshal, topic: str, start: float) -> float:
 
 def by_kafka_python(consumer: KafkaConsumer, topic: str, start: float) -> float:
     """Join a group with kafka-python; return the time to the first record."""
-    # Else, as its group's leader, it assigns nothing, and does not look again.
+    # Load metadata first: a group leader without it assigns nothing, and stays so.
     wait_until(lambda: bool(consumer.partitions_for_topic(topic)), topic, start)
     consumer.subscribe([topic])
     took_ms = milliseconds_until(lambda: bool(consumer.poll(timeout_ms=POLL_MS)), start)
@@ -118,14 +119,14 @@ def by_confluent(consumer: ConfluentConsumer, topic: str, start: float) -> float
 
 
 def kafka_python_consumer(servers: str, group: str) -> KafkaConsumer:
-    """Return a kafka-python consumer of a group, at its defaults otherwise."""
+    """Return a kafka-python consumer of a group, with default settings."""
     return KafkaConsumer(
         bootstrap_servers=servers, group_id=group, auto_offset_reset="earliest"
     )
 
 
 def confluent_consumer(servers: str, group: str) -> ConfluentConsumer:
-    """Return a confluent-kafka consumer under KIP-848, at its defaults otherwise."""
+    """Return a confluent-kafka consumer under KIP-848, with default settings."""
     return ConfluentConsumer(
         {
             "bootstrap.servers": servers,
@@ -140,7 +141,7 @@ def confluent_consumer(servers: str, group: str) -> ConfluentConsumer:
 
 
 class Warm:
-    """One process with connections that stand."""
+    """One process with open connections."""
 
     def __init__(self, servers: str, marshals: dict[int, Marshal]) -> None:
         self._servers = servers
@@ -165,22 +166,22 @@ class Warm:
         return by_claim(self._marshals[h_ms], topic, time.perf_counter())
 
     def kafka_python(self) -> float:
-        """Time a classic group; its consumer is connected before."""
+        """Time a classic group, with a connected consumer."""
         topic = self.topic()
         consumer = kafka_python_consumer(self._servers, unique("group"))
-        # Else, as its group's leader, it assigns nothing.
+        # Load metadata first: a group leader without it assigns nothing.
         wait_until(lambda: bool(consumer.partitions_for_topic(topic)), topic)
         return by_kafka_python(consumer, topic, time.perf_counter())
 
     def confluent(self) -> float:
-        """Time a group under KIP-848; its consumer is connected before."""
+        """Time a group under KIP-848, with a connected consumer."""
         topic = self.topic()
         consumer = confluent_consumer(self._servers, unique("group"))
         wait_until(lambda: topic in consumer.list_topics(timeout=HANG_S).topics, topic)
         return by_confluent(consumer, topic, time.perf_counter())
 
     def sides(self) -> dict[str, Callable[[], float]]:
-        """Return everything to run, by name."""
+        """Return the sides by name."""
         ours = {f"consumer {h}": partial(self.marshal, h) for h in H_MS}
         claims = {f"claim {h}": partial(self.claim, h) for h in H_MS}
         groups = {"kafka-python": self.kafka_python, "KIP-848": self.confluent}
@@ -188,7 +189,7 @@ class Warm:
 
 
 def measure_warm(servers: str, logs: dict[int, str], rounds: int) -> list[dict]:
-    """Return the figures of a process that is warm."""
+    """Return the figures of a warm process."""
     marshals = {
         h_ms: Marshal(
             servers,
@@ -201,7 +202,7 @@ def measure_warm(servers: str, logs: dict[int, str], rounds: int) -> list[dict]:
     }
     try:
         warm = Warm(servers, marshals)
-        for side in warm.sides().values():  # connections stand from here on
+        for side in warm.sides().values():  # opens connections
             side()
         took = alternate(warm.sides(), rounds)
     finally:
@@ -286,7 +287,7 @@ def measure_cold(servers: str, logs: dict[int, str], rounds: int) -> list[dict]:
 
 
 def measure_opening(servers: str, rounds: int) -> list[dict]:
-    """Return the figures of a constructor in a process that is warm."""
+    """Return the figures of opening, in a process that has imported everything."""
     topic, log = unique("data"), unique("marshal")
     create_topic(servers, topic, partitions=COORDINATING)
     with Producing(servers, topic, partitions=COORDINATING) as producing:
@@ -309,7 +310,7 @@ def measure_opening(servers: str, rounds: int) -> list[dict]:
 
 
 def group_delay_ms(servers: str) -> int:
-    """Return the rebalance delay that the cluster's brokers say they have."""
+    """Return the rebalance delay in the configuration of the brokers."""
     admin = AdminClient({"bootstrap.servers": servers})
     node = next(iter(admin.list_topics(timeout=HANG_S).brokers))
     resource = ConfigResource(ConfigResource.Type.BROKER, str(node))

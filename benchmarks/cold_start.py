@@ -1,13 +1,13 @@
 """How soon a process is ready on a long log: by kept states, by checkpoints, without.
 
-A log is written through the product's codec to a real broker: Configs, the claims of a
-fleet, then full Heartbeats round and round. Timed, in turns, each in a process of its
-own: a client's engine from connecting to ready, with the states that an earlier life
-has kept in the host's state directory; the same without any; and the transport alone,
-which reads the same log and folds nothing. The admin's view of the world is timed with
-a kept state as well. Then checkpoints are written to the end of the log, and a start
-from them alone, as on a host without kept states, is timed in turns with one from kept
-states. Digests of all of them are compared.
+The log is written through the product's codec to a real broker: Configs, the claims of
+a fleet, then full Heartbeats in turn. These are timed in turns, each in a new process:
+a client's engine, from connecting to ready, with the states that an earlier process has
+kept in the host's state directory; the engine without kept states; and the transport
+alone, which reads the log and folds nothing. The admin's view of the world is timed
+with kept states, too. Then checkpoints are appended to the log. A start from these
+alone, as on a host without kept states, is timed in turns with one from kept states.
+The digests of all starts are compared.
 """
 
 import argparse
@@ -45,13 +45,13 @@ from kafka_marshal.runtime import Runtime
 TIMEOUT_S = 3_600
 SIDES = ("snapshot", "start", "transport", "view")
 AFTERWARDS = ("checkpoint", "snapshot")
-# Seconds, with 10 million records.
+# In seconds, for a log of 10 million records.
 TARGETS = {"snapshot": at_most(1.0), "checkpoint": at_most(1.0), "start": at_most(5.0)}
 CHECKPOINT_MS = 1_000
 
 
 def run_one(options: argparse.Namespace) -> None:
-    """Become ready once in this process, and print what it took."""
+    """Become ready once in this process, and print the time."""
     settings = ConnectionConfig(
         options.bootstrap_servers, coordination_topic=options.topic
     )
@@ -63,7 +63,7 @@ def run_one(options: argparse.Namespace) -> None:
 
 
 def engine(settings: ConnectionConfig, home: Path | None) -> dict[str, Any]:
-    """Open what a client opens, but for its claims."""
+    """Open the engine of a client, without claiming anything."""
     start, cpu = time.monotonic(), time.process_time()
     runtime = Runtime.open(
         settings,
@@ -82,7 +82,7 @@ def engine(settings: ConnectionConfig, home: Path | None) -> dict[str, Any]:
 
 
 def view(settings: ConnectionConfig, home: Path | None) -> dict[str, Any]:
-    """Look at the world as ``marshal claims list`` does."""
+    """Open a view of the world, as ``marshal claims list`` does."""
     start, cpu = time.monotonic(), time.process_time()
     world = World.open(
         settings.bootstrap_servers,
@@ -115,7 +115,7 @@ class Written(Observer):
     """Notes the partitions that have a checkpoint."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin with no partitions."""
         self.partitions: set[object] = set()
 
     def observe(self, event: Event) -> None:
@@ -125,7 +125,7 @@ class Written(Observer):
 
 
 def write_checkpoints(settings: ConnectionConfig, home: Path, count: int) -> None:
-    """Have one process write a checkpoint of each coordinating partition."""
+    """Let one client write a checkpoint of each coordinating partition."""
     written = Written()
 
     def attach(engine: Engine) -> None:
@@ -150,7 +150,7 @@ def write_checkpoints(settings: ConnectionConfig, home: Path, count: int) -> Non
 
 
 class Side:
-    """One way to become ready, in a process of its own each time."""
+    """One way to become ready, each time in a new process."""
 
     def __init__(self, servers: str, topic: str, *, side: str, home: str) -> None:
         """Remember what to run."""
@@ -164,7 +164,7 @@ class Side:
         self.cpu_s: list[float] = []
 
     def __call__(self) -> float:
-        """Run it once; return the seconds until it was ready."""
+        """Start once; return the seconds until ready."""
         self.result = run_again(self.command, timeout_s=TIMEOUT_S)
         self.cpu_s.append(float(self.result["cpu_s"]))
         show_progress(f"{self.side}: {self.result['took_s']:.2f} s")
@@ -183,7 +183,7 @@ LABELS = {
 def in_turns(
     sides: dict[str, Side], digests: list[str], *, rounds: int
 ) -> dict[str, list[float]]:
-    """Run sides in turns; their digests must be those given. Return the seconds."""
+    """Run sides in turns, and require their digests to be these; return the seconds."""
     took = alternate(sides, rounds)
     for name, side in sides.items():
         assert side.result.get("digests", digests) == digests, name
@@ -193,7 +193,7 @@ def in_turns(
 def measure(
     servers: str, options: argparse.Namespace, *, records: int, rounds: int
 ) -> dict[str, Any]:
-    """Write the log, have its states kept, start in turns, return the document."""
+    """Write the log, keep its states, start in turns, and return the document."""
     topic = f"marshal-cold-{time.time_ns()}"
     each = options.keys // options.partitions
     write(servers, topic, records=records, count=options.partitions, each=each)
@@ -203,7 +203,7 @@ def measure(
         def side(name: str) -> Side:
             return Side(servers, topic, side=name, home=homes.get(name, ""))
 
-        # An earlier life, which ends in order and keeps what it has read.
+        # An earlier process, which ends in order and keeps its states.
         first = side("snapshot")
         first()
         kept_bytes = sum(path.stat().st_size for path in Path(home).rglob("*.snapshot"))
@@ -211,7 +211,7 @@ def measure(
         took = in_turns(sides, first.result["digests"], rounds=rounds)
         settings = ConnectionConfig(servers, coordination_topic=topic)
         write_checkpoints(settings, Path(home), options.partitions)
-        # The log has grown by the checkpoints; keep the states behind them.
+        # The checkpoints have made the log longer; keep the states at its new end.
         first()
         afterwards = {name: side(name) for name in AFTERWARDS}
         took_afterwards = in_turns(afterwards, first.result["digests"], rounds=rounds)

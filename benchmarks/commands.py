@@ -1,9 +1,9 @@
 """How long a command takes from its start to its end, and an import.
 
-Processes that take turns: ``marshal --version`` and ``--help`` beside a Python that
-does nothing; ``log replay`` of a dump; ``groups list`` and ``claims list`` of a log
-with some thousand entries, beside a Python that lists and describes Kafka's consumer
-groups with confluent-kafka. Imports are timed inside of a new process each.
+Processes run in turns: ``marshal --version`` and ``--help`` beside a Python that does
+nothing; ``log replay`` of a dump; ``groups list`` and ``claims list`` on a log with
+some thousand entries, beside a Python that lists and describes Kafka's consumer groups
+with confluent-kafka. Each import is timed within a new process.
 """
 
 import os
@@ -61,7 +61,7 @@ DESCRIBE = """
 for each in admin.describe_consumer_groups(names).values():
     print(each.result().members)
 """
-# What is set beside what; the others are only reported.
+# Commands and their peers; other commands are only reported.
 PAIRS = {
     "marshal --version": "python",
     "marshal --help": "python",
@@ -73,7 +73,7 @@ PAIRS = {
 
 
 def output(command: Sequence[str | Path]) -> str:
-    """Run a process to its end; return what it printed."""
+    """Run a process to its end; return its output."""
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=COMMAND_S, check=False
     )
@@ -90,14 +90,14 @@ def took_ms(command: Sequence[str | Path]) -> float:
 
 
 def import_ms(name: str) -> float:
-    """Import what a package has for consumers; return the milliseconds."""
+    """Import the consumer of a package in a new process; return the milliseconds."""
     script = IMPORT.format(name=name, what=IMPORTS[name])
     return float(output([sys.executable, "-c", script]))
 
 
 @contextmanager
 def group(servers: str) -> Iterator[None]:
-    """Keep a consumer group with one member."""
+    """Keep a consumer group with one member while the block runs."""
     topic = f"commands-{os.urandom(4).hex()}"
     create_topic(servers, topic, partitions=COORDINATING)
     consumer = ConfluentConsumer({"bootstrap.servers": servers, "group.id": topic})
@@ -114,7 +114,7 @@ def group(servers: str) -> Iterator[None]:
 
 
 def sides_of(servers: str, log: str, dump: Path) -> dict[str, Callable[[], float]]:
-    """Return every process to run, by name."""
+    """Return the processes to run, by name."""
     at = ("-b", servers, "--coordination-topic", log)
     groups = LIST.format(servers=servers, more="")
     members = LIST.format(servers=servers, more=DESCRIBE)
@@ -143,7 +143,7 @@ def measure(servers: str, rounds: int) -> list[dict[str, Any]]:
         at = ("-b", servers, "--coordination-topic", log)
         dump.write_text(output((MARSHAL, "log", "dump", *at)))
         sides = sides_of(servers, log, dump)
-        for side in sides.values():  # compiles what is imported
+        for side in sides.values():  # compiles the imported modules
             side()
         took = alternate(sides, rounds)
     figures = [figure(name, "ms", samples) for name, samples in took.items()]

@@ -1,20 +1,20 @@
-"""How fast the consumer hands out, beside the bare clients that it stands on.
+"""How fast the consumer hands out, beside the bare clients that it is built on.
 
-All sides read the same records from their start, in polls of the same size, look
-at the value and the offset of each, and commit as their users do: the bare client by
-its own auto commit, ours by ``commit``. Each round every side has a consumer of its
-own; its time runs from when a tenth of its records came to its last, so that neither
-connecting and claiming count nor the filling of buffers.
+All sides read the same records from their start, in polls of the same size, access the
+value and the offset of each record, and commit as usual: a bare client by auto commit,
+ours by ``commit``. In each round every side has a new consumer. Time begins once it has
+read a tenth of its records and ends with the last one, so that connecting, claiming and
+filling of buffers do not count.
 
-*tuned* is confluent-kafka with ``fetch.queue.backoff.ms=10``: by default (*bare*) it
-stalls for up to a second whenever its queue is full, which is no bar. kafka-python
-checks records with the package crc32c, as where this library is installed. Producers
-send large batches in a busy topic, and batches of some records (*in 10s*) in others.
-*columns* and *arrow* are batches handed out without an object for each record; *amo*
-are batches at most once. Beside each ratio of rates stands one of the processor times
-of all threads, which says more on a busy machine, and one of the processor time that
-the broker takes, where it runs on this machine, without that of its compilers: for each
-record beyond the first tenth, which a consumer of its own reads, and for its start.
+*tuned* is confluent-kafka with ``fetch.queue.backoff.ms=10``. With the default (*bare*)
+it stalls for up to a second whenever its queue is full, which is no fair comparison.
+kafka-python checks records with the package crc32c, which this library installs.
+Producers send large batches in a busy topic, and batches of some records (*in 10s*) in
+others. *columns* and *arrow* are batches handed out without an object for each record;
+*amo* are batches at most once. Two ratios of processor times stand beside each ratio of
+rates. One is that of all threads, which is more reliable on a busy machine. The other
+is that of the broker, if it runs on this machine, without its compilers: for each
+record after the first tenth, which another consumer reads, and for the start.
 """
 
 import time
@@ -58,15 +58,15 @@ SIZES = (1_000, 100)
 SMALL_BATCH = 10
 H_MS = 5_000
 GIVE_UP_S = 120.0
-# Part of the records after which the watch starts.
+# Time begins after one record in this many was read.
 WARM_PART = 10
-# Rounds that are not counted: the broker compiles its code for fetches meanwhile, which
-# takes several times their own processor time.
+# Rounds that do not count: meanwhile the broker compiles its code for fetches, which
+# takes several times the processor time of the fetches.
 WARM_UPS = 2
-# Of the tuned peer; the default is 1000.
+# ``fetch.queue.backoff.ms`` of the tuned peer; the default is 1000.
 TUNED_BACKOFF_MS = 10
 NAMES = {"fast": "confluent-kafka", "kafka-python": "kafka-python"}
-# Of the rates beside the peer, by the load.
+# Least ratios of rates to the peer's, by load.
 FAST_LEAST = {
     "1000 bytes": {"poll": 1.0, "batches": 1.0, "columns": 1.3, "arrow": 1.3},
     "100 bytes": {"poll": 1.5, "batches": 2.0, "columns": 4.0, "arrow": 4.0},
@@ -74,7 +74,7 @@ FAST_LEAST = {
 }
 PYTHON_LEAST = {"poll": 4.0, "batches": 4.0}
 AMO_LEAST = 0.9
-# Of the broker's processor time for a record, beside the tuned client.
+# Largest ratios of the broker's processor time per record to that of the tuned peer.
 BROKER_MOST = {"poll": 1.1, "amo": 1.3}
 
 
@@ -83,9 +83,9 @@ class Load:
     """How many records are stored, and how many a side reads in a round.
 
     Attributes:
-        stored: In the topic; what stands on librdkafka reads all.
-        python: Read by what stands on kafka-python.
-        bare: Read by kafka-python alone.
+        stored: Records in the topic; sides with librdkafka read all.
+        python: Records that our consumer on kafka-python reads.
+        bare: Records that bare kafka-python reads.
         value_bytes: Size of a value.
         batch_max: Records of a batch; None for as many as fit.
     """
@@ -97,7 +97,7 @@ class Load:
     batch_max: int | None = None
 
     def __str__(self) -> str:
-        """Return what the figures call it."""
+        """Return its name in the figures."""
         size = f"{self.value_bytes} bytes"
         return size if self.batch_max is None else f"{size} in {self.batch_max}s"
 
@@ -117,20 +117,17 @@ QUICK_STORED, QUICK_READ = 20_000, 5_000
 
 
 class Stopwatch:
-    """Counts records, and times them from when a side is under way.
+    """Counts records, and times them after the first ``1 / WARM_PART`` of them.
 
     Attributes:
         rate: Records a second.
         cpu_us: Processor time of this process for a record.
-        broker_s: Processor time of the broker from the start of the side on, for all
-            records: what it sends ahead counts as well. 0 where it is not known.
+        broker_s: Processor time of the broker since the start of the side, for all
+            records, because it sends some ahead. 0 if unknown.
     """
 
     def __init__(self, wanted: int, *, broker: int | None = None) -> None:
-        """Wait for ``wanted`` records, and time all but the first of them.
-
-        ``broker`` is the process of the broker.
-        """
+        """Expect ``wanted`` records; ``broker`` is the process id of the broker."""
         self.wanted = wanted
         self.warm = wanted // WARM_PART
         self.count = 0
@@ -140,7 +137,7 @@ class Stopwatch:
         self._start: tuple[int, tuple[float, float]] | None = None
 
     def note(self, count: int) -> bool:
-        """Note what a poll brought, and return whether more is to come."""
+        """Count the records of a poll; return whether more are expected."""
         self.count += count
         if self._start is None and self.count >= self.warm:
             self._start = (self.count, self._now())
@@ -175,7 +172,7 @@ class Stopwatch:
 def bare_fast(
     servers: str, topic: str, *, is_tuned: bool = False
 ) -> Iterator[FastConsumer]:
-    """Give confluent-kafka's Consumer, with every partition and auto commit."""
+    """Yield confluent-kafka's Consumer, with every partition and auto commit."""
     settings: dict[str, Any] = {
         "bootstrap.servers": servers,
         "group.id": f"bare-{time.time_ns()}",
@@ -192,7 +189,7 @@ def bare_fast(
 
 @contextmanager
 def bare_python(servers: str, topic: str) -> Iterator[KafkaConsumer]:
-    """Give kafka-python's KafkaConsumer, with every partition and auto commit."""
+    """Yield kafka-python's KafkaConsumer, with every partition and auto commit."""
     consumer = KafkaConsumer(
         bootstrap_servers=servers, group_id=f"bare-{time.time_ns()}"
     )
@@ -209,7 +206,7 @@ def bare_python(servers: str, topic: str) -> Iterator[KafkaConsumer]:
 def poll_bare_fast(
     servers: str, topic: str, *, size: int, watch: Stopwatch, is_tuned: bool = False
 ) -> None:
-    """Read in polls, by the bare fast client."""
+    """Read in polls, with bare confluent-kafka."""
     with bare_fast(servers, topic, is_tuned=is_tuned) as consumer:
         while True:
             messages = consumer.consume(size, POLL_MS / 1000)
@@ -221,13 +218,13 @@ def poll_bare_fast(
 
 
 def poll_bare_python(servers: str, topic: str, *, size: int, watch: Stopwatch) -> None:
-    """Read in polls, by the bare kafka-python."""
+    """Read in polls, with bare kafka-python."""
     with bare_python(servers, topic) as consumer:
         while True:
             count = 0
             for records in consumer.poll(POLL_MS, max_records=size).values():
                 for record in records:
-                    record.value  # noqa: B018 - looking is what is timed
+                    record.value  # noqa: B018 - the access is timed, too
                     record.offset  # noqa: B018
                 count += len(records)
             if not watch.note(count):
@@ -244,7 +241,7 @@ def ours(
     transport: str,
     **settings: Any,  # noqa: ANN401
 ) -> Iterator[Consumer]:
-    """Give a consumer of ours that holds every partition."""
+    """Yield a consumer of this library that holds every partition."""
     group = f"ours-{time.time_ns()}"
     with (
         Marshal(
@@ -263,7 +260,7 @@ def ours(
 def poll_ours(
     servers: str, topic: str, *, transport: str, size: int, watch: Stopwatch
 ) -> None:
-    """Read in polls, and commit what each brought."""
+    """Read in polls, and commit each."""
     at_once = max(size, POLL_RECORDS)
     with ours(servers, topic, transport, max_poll_records=at_once) as consumer:
         while True:
@@ -330,8 +327,8 @@ class Side:
     """One way to read.
 
     Attributes:
-        read: Reads; called with a ``watch``.
-        wanted: How many records it reads.
+        read: Function that reads; called with a ``watch``.
+        wanted: Number of records that it reads.
     """
 
     read: Callable[..., None]
@@ -340,13 +337,13 @@ class Side:
 
 @attrs.frozen
 class Beside:
-    """One side that is set beside another.
+    """A side and the peer with which it is compared.
 
     Attributes:
-        name: The side.
-        peer: The other one.
-        target: What the ratio of their rates must reach.
-        broker: The same of the processor time that a record takes the broker.
+        name: Name of the side.
+        peer: Name of the peer.
+        target: Target for the ratio of their rates.
+        broker: Target for the ratio of the broker's processor times per record.
     """
 
     name: str
@@ -367,12 +364,12 @@ def compare(
     """Run sides in turns and return the figures of each, and of the pairs.
 
     Args:
-        what: What they have in common, as tables name it.
-        sides: By name.
-        pairs: What is set beside what.
-        rounds: How many.
-        warm_ups: How many go before that.
-        broker: The broker's process, whose processor time is counted as well.
+        what: Common part of the figures' names.
+        sides: The sides by name.
+        pairs: The comparisons.
+        rounds: Number of rounds.
+        warm_ups: Number of rounds before that, which do not count.
+        broker: Process id of the broker, to count its processor time; or None.
     """
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     brokers: dict[str, list[float]] = {name: [] for name in sides}
@@ -404,7 +401,7 @@ def compare(
         label = f"{what}: {name} beside {peer}"
         shares = ratios(found[name], found[peer])
         figures.append(figure(label, "ratio", shares, target=pair.target))
-        # How many of the peer's records fit into the processor time of one of this.
+        # Processor time of a record with the peer, divided by that with this side.
         shares = ratios(cpu[peer], cpu[name])
         figures.append(figure(f"{label}, by CPU time", "ratio", shares))
         if broker is not None:
@@ -413,7 +410,7 @@ def compare(
             figures.append(figure(label, "ratio", shares, target=pair.broker))
     for name in sides:
         figures.append(figure(f"{what}: {name}", "records/s", found[name]))
-        # Of all threads: what a machine with other work to do has less of.
+        # Processor time of all threads, which matters on a machine with other load.
         figures.append(figure(f"{what}: CPU, {name}", "us/record", cpu[name]))
         if broker is not None:
             label = f"{what}: the broker's CPU, {name}"
@@ -425,7 +422,7 @@ def compare(
 
 
 def sides_of(servers: str, topic: str, transport: str, load: Load) -> dict[str, Side]:
-    """Return every way to read with a transport; the peers come first."""
+    """Return the sides of a transport by name, the peers first."""
     bare: dict[str, Any] = {
         "servers": servers,
         "topic": topic,
@@ -456,7 +453,7 @@ def sides_of(servers: str, topic: str, transport: str, load: Load) -> dict[str, 
 
 
 def pairs_of(transport: str, load: Load) -> list[Beside]:
-    """Return what is set beside what, and what it must reach."""
+    """Return the comparisons of a transport, with their targets."""
     is_fast = transport == "fast"
     peer = "tuned" if is_fast else "bare"
     least = FAST_LEAST[str(load)] if is_fast else PYTHON_LEAST
@@ -486,7 +483,7 @@ def format_and_fill(
     value_bytes: int = SIZES[0],
     batch_max: int | None = None,
 ) -> str:
-    """Make the coordination topic and a data topic, and return the latter's name."""
+    """Make a coordination topic and a data topic; return the data topic's name."""
     with Admin(servers) as admin:
         form = Format(partition_count=PARTITIONS, heartbeat_interval_ms=H_MS)
         admin.format_topic(form, ignore_formatted=True)
@@ -510,7 +507,7 @@ def fill(
     value_bytes: int = SIZES[0],
     batch_max: int | None = None,
 ) -> None:
-    """Write the topic's records, by the fast client."""
+    """Write the topic's records with confluent-kafka."""
     settings: dict[str, Any] = {"bootstrap.servers": servers, "linger.ms": 50}
     if batch_max is not None:
         settings["batch.num.messages"] = batch_max

@@ -1,10 +1,11 @@
 """How fast both transports read the coordination log, and append to it.
 
-One broker, one partition of the log with full Heartbeats in it, read from its start
-by each transport in turns: only polled, and also folded, which is what a client does
-when it opens. A read costs CPU time of all threads, from its first poll that brings
-entries to its last entry: connecting does not count, and other processes count little.
-An append runs from the call to the entry in a poll, by the clock on the wall.
+One broker, and one partition of the log with full Heartbeats. Each transport in turn
+reads it from its start, once only polling, and once folding as well, as a client does
+when it opens. A read is measured by the CPU time of all threads, from the first poll
+with entries to the last entry: connecting does not count, and other processes have
+little influence. An append is measured from the call until a poll returns the entry, by
+elapsed time.
 """
 
 import statistics
@@ -40,7 +41,7 @@ UNDER_WAY_MAX = 1_000
 
 
 def filled(servers: str, records: int) -> str:
-    """Make a coordination topic with claims and so many Heartbeats in one partition."""
+    """Make a coordination topic; fill one partition with claims and Heartbeats."""
     topic = f"coordination-{time.time_ns()}"
     settings = ConnectionConfig(servers, coordination_topic=topic, transport="fast")
     with KafkaTopicAdmin(settings) as admin:
@@ -61,9 +62,9 @@ def filled(servers: str, records: int) -> str:
 
 
 def read_rate(settings: ConnectionConfig, records: int, *, is_folded: bool) -> float:
-    """Return the entries per second of CPU time of reading a log to its end.
+    """Read a log to its end; return the entries per second of CPU time.
 
-    The first poll waits for connections: it does not count, unless it brings all.
+    The first poll waits for connections, so it does not count, unless it returns all.
     """
     opened = time.process_time()
     log = open_coordination_log(settings, heartbeat_interval_ms=None)
@@ -93,7 +94,7 @@ def _require_before(deadline: float) -> None:
 
 
 def round_trips(settings: ConnectionConfig, count: int) -> list[float]:
-    """Return the milliseconds from an append to its entry, one after the other."""
+    """Append records one by one; return the milliseconds until each entry is read."""
     log = open_coordination_log(settings)
     taken: list[float] = []
     deadline = time.monotonic() + GIVE_UP_S
@@ -105,7 +106,7 @@ def round_trips(settings: ConnectionConfig, count: int) -> list[float]:
             while not any(each.value == value for _, each in log.poll(POLL_MS)):
                 _require_before(deadline)
             taken.append((time.monotonic() - began) * 1000)
-        return taken[1:]  # the first waits for connections
+        return taken[1:]  # the first append waits for connections
     finally:
         log.close(CLOSE_MS)
 

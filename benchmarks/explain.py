@@ -1,11 +1,11 @@
-"""How long the past of one key takes, on a log of its own and on one of many keys.
+"""How long it takes to explain one key, on a log of one key and on one of many keys.
 
-A log with one coordinating partition is written through the product's codec to a real
-broker: a claim and Heartbeats of one key; and another with as many records of that key
-among those of 99 others. Timed, in turns: ``KeyHistory.open``, which connects, reads
-and folds, in this process; and ``marshal claims explain`` as a process of its own. The
-whole log of the coordinating partition is read, so the second log shows what a record
-of another key costs.
+Two logs with one coordinating partition are written through the product's codec to a
+real broker: one has a claim and Heartbeats of one key; the other has as many records of
+that key among those of 99 other keys. These are timed in turns: ``KeyHistory.open``,
+which connects, reads and folds, in this process; and ``marshal claims explain`` in a
+process of its own. Both read the whole coordinating partition, so the second log shows
+the cost of records of other keys.
 """
 
 import json

@@ -1,10 +1,10 @@
 """How fast the log is decoded and folded, on one core.
 
 Two logs are folded in turns: full Heartbeat records, and BatchHeartbeats. Full ones
-are folded twice: in runs, as members fold what a poll brings, and entry by entry, by
-``apply``. Beside them, the same bytes are only decoded, by msgspec alone and by the
-codec: the fold of a record in Python cannot take less time than decoding it. Time is
-the thread's CPU time, so that other processes count little.
+are folded twice: in runs, as members fold the entries of a poll, and one by one, by
+``apply``. For comparison, the same bytes are only decoded, by msgspec alone and by the
+codec: a fold in Python cannot take less time than decoding. Time is the CPU time of the
+thread, so that other processes have little influence.
 """
 
 import time
@@ -53,7 +53,7 @@ START_MS = 1_700_000_000_000
 
 
 class Log:
-    """One coordinating partition: claims first, then what is measured."""
+    """The log of one coordinating partition: claims, then the measured records."""
 
     def __init__(self) -> None:
         """Begin with the Config."""
@@ -88,7 +88,7 @@ class Log:
 
 
 def incarnation(client: int) -> bytes:
-    """Return sixteen bytes that look like chance."""
+    """Return sixteen bytes that look random."""
     return blake2b(b"%d" % client, digest_size=16).digest()
 
 
@@ -133,7 +133,7 @@ def claimed(clients: int, keys_each: int) -> tuple[Log, list[list[tuple[int, int
 def heartbeats(
     records: int, *, clients: int = CLIENTS, keys_each: int = KEYS_PER_CLIENT
 ) -> tuple[list[LogEntry], list[LogEntry]]:
-    """Return the claims of a fleet and so many full Heartbeats of it."""
+    """Return the claims of a fleet, and full Heartbeats of it."""
     log, held = claimed(clients, keys_each)
     keys = [(c, *key) for c, mine in enumerate(held) for key in mine]
     claims = len(log.entries)
@@ -177,7 +177,7 @@ def batches(beats: int) -> tuple[list[LogEntry], list[LogEntry]]:
 
 
 def cpu_s(work: Callable[[], object]) -> float:
-    """Return the thread's CPU time that some work takes."""
+    """Return the CPU time of this thread for some work, in seconds."""
     start = time.thread_time_ns()
     work()
     return (time.thread_time_ns() - start) / 1e9
@@ -186,9 +186,9 @@ def cpu_s(work: Callable[[], object]) -> float:
 def folding(
     claims: Sequence[LogEntry], entries: Sequence[LogEntry], *, run: int = 1
 ) -> float:
-    """Fold the claims, then time the rest; the digest at the end is not counted.
+    """Fold the claims, then time the fold of the entries, without the digest after it.
 
-    ``run`` is how many entries a poll brings; 1 for ``apply`` alone.
+    ``run`` is the number of entries of a poll; 1 for ``apply`` alone.
     """
     replica = Replica(T, now_ms=START_MS)
     state = replica.world
@@ -223,7 +223,7 @@ def decoding(entries: Sequence[LogEntry]) -> float:
 
 
 def parsing(entries: Sequence[LogEntry], kind: type[Fields]) -> float:
-    """Time msgspec alone: what no fold of these records can do without."""
+    """Time msgspec alone, which every fold of these records needs."""
     decoder = msgspec.msgpack.Decoder(kind)
     values = [(entry.value or b"")[HEADER_BYTES:] for entry in entries]
 

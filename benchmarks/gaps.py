@@ -1,15 +1,14 @@
 """How long a partition that does not move is not served, while members change.
 
 Members are processes. A producer writes to every partition at a steady rate; each
-member notes when it was handed records. Then one joins, one leaves in order and one
-is killed, each in a window of the same length as one in which nothing happens. What
-counts is a partition that one member has from the beginning of a window to its end:
-the longest time between two of its hand-outs, beside the same in the quiet window.
+member notes when it was handed records. Then one member joins, one leaves in order and
+one is killed, each in a window as long as a quiet window in which nothing happens. Only
+partitions that one member holds throughout a window count: the figure is the longest
+time between two hand-outs of such a partition, beside that of the quiet window.
 
-The same is done with consumer groups: kafka-python's classic protocol, eager and
-cooperative, and KIP-848 with confluent-kafka. Every process has imported everything
-and waits for a word before its part comes: what it costs to start Python is no part
-of this.
+Consumer groups are measured in the same way: kafka-python's classic protocol, eager and
+cooperative, and KIP-848 with confluent-kafka. Each process has imported everything
+before it gets its command to join, so that the start of Python does not count.
 """
 
 import json
@@ -53,7 +52,7 @@ from kafka_marshal.admin.formatting import Format
 from kafka_marshal.testing.producing import create_topic
 
 H_MS = 3_000
-SESSION_MS = 6_000  # as long as the wait for a killed member of ours
+SESSION_MS = 6_000  # as long as claims of a killed member last
 PARTITIONS = 6
 TICK_S = 0.01
 POLL_MS = 100
@@ -76,32 +75,32 @@ _numbers = count(1)
 
 
 def unique(stem: str) -> str:
-    """Return a name that nothing else on the cluster has."""
+    """Return a name that is unique on the cluster."""
     return f"{stem}-{_run}-{next(_numbers)}"
 
 
 class Unsettled(Exception):
-    """The members did not come to share all partitions in time."""
+    """The members did not hold all partitions in time."""
 
 
 # --- a member, in a process of its own
 
 
 class Pen:
-    """Writes down when which partitions were handed out, a line for each time."""
+    """Writes the time and the partitions of each hand-out to a file, one per line."""
 
     def __init__(self, path: str) -> None:
         """Open the file."""
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def write(self, partitions: Sequence[int]) -> None:
-        """Note a hand-out, in one write: a kill leaves whole lines."""
+        """Note a hand-out, in a single write, so that a kill leaves whole lines."""
         line = json.dumps([time.monotonic(), sorted(set(partitions))])
         os.write(self._file, line.encode() + b"\n")
 
 
 def follow_by_marshal(consumer: Consumer, pen: Pen, is_over: threading.Event) -> None:
-    """Note and commit what a consumer is handed until stopped."""
+    """Note and commit the records of a consumer until stopped."""
     while not is_over.is_set():
         handed = consumer.poll(POLL_MS)
         if handed:
@@ -141,7 +140,7 @@ def by_kafka_python(
         heartbeat_interval_ms=H_MS // 3,
         **assignors,
     )
-    consumer.partitions_for_topic(options["topic"])  # else its leader assigns nothing
+    consumer.partitions_for_topic(options["topic"])  # else a leader assigns nothing
     consumer.subscribe([options["topic"]])
     while not is_over.is_set():
         handed = consumer.poll(timeout_ms=POLL_MS)
@@ -153,9 +152,9 @@ def by_kafka_python(
 def follow_by_confluent(
     consumer: ConfluentConsumer, pen: Pen, is_over: threading.Event
 ) -> None:
-    """Note what a subscribed consumer is handed until stopped, then close it."""
+    """Note the records of a subscribed consumer until stopped, then close it."""
     while not is_over.is_set():
-        # A batch would wait until it is full; so one, and what lies behind it.
+        # ``consume`` waits for a full batch: so poll one message, then take the rest.
         first = consumer.poll(POLL_MS / 1_000)
         messages = [] if first is None else [first, *consumer.consume(499, 0)]
         handed = [each.partition() for each in messages if each.error() is None]
@@ -181,7 +180,7 @@ def by_confluent(
 
 
 def member(options: Mapping[str, Any]) -> None:
-    """Wait for a word, then consume until SIGTERM."""
+    """Wait for the command to begin, then consume until SIGTERM."""
     is_over = threading.Event()
     signal.signal(signal.SIGTERM, lambda _number, _frame: is_over.set())
     pen = Pen(options["path"])
@@ -202,7 +201,7 @@ class Member:
     """A process that starts to consume on request."""
 
     def __init__(self, options: Mapping[str, Any], *, script: str = __file__) -> None:
-        """Start it by the script of a benchmark; it imports and waits."""
+        """Start the process with a benchmark's script; it imports, and waits."""
         self.path = Path(options["path"])
         self._process = subprocess.Popen(
             [sys.executable, script, "--child", json.dumps(dict(options))],
@@ -212,35 +211,35 @@ class Member:
         )
 
     def await_ready(self) -> None:
-        """Wait until it has imported everything."""
+        """Wait until the process has imported everything."""
         assert self._process.stdout is not None
         if self._process.stdout.readline() != "ready\n":
             raise SystemExit(f"a member did not start, see above: {self.path.name}")
 
     def begin(self) -> None:
-        """Let it join."""
+        """Send the command to begin."""
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
 
     def leave(self) -> None:
-        """Ask it to leave in order."""
+        """Make the member leave in order."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         self._process.kill()
 
     def end(self) -> None:
-        """Make sure that it is gone."""
+        """Make sure that the process has ended."""
         with suppress(ProcessLookupError):
             self._process.kill()
         self._process.communicate(timeout=SETTLE_S)
 
     def handed(self) -> Iterator[tuple[float, list[int]]]:
-        """Yield what it wrote down."""
+        """Yield the hand-outs that the member has noted."""
         if self.path.exists():
-            # The last line may be written at this moment.
+            # The last line may be incomplete now.
             whole, _, _ = self.path.read_text().rpartition("\n")
             for line in whole.splitlines():
                 at, partitions = json.loads(line)
@@ -325,10 +324,10 @@ class Stage:
         return is_whole and all(shares) and sum(map(len, shares)) == PARTITIONS
 
     def gaps(self, start: float, end: float) -> list[float]:
-        """Return all gaps of partitions that one member had all through a window.
+        """Return all gaps of partitions that one member held throughout a window.
 
-        And a moment before it: what a killed member had is taken over in it, and
-        is no partition that did not move.
+        It must also have held them just before the window: partitions of a member that
+        is killed at its beginning move, and do not count.
         """
         times: dict[int, dict[int, list[float]]] = defaultdict(dict)
         for number, each in enumerate(self.members):
@@ -345,14 +344,14 @@ class Stage:
         return [gap * 1_000 for gap in found]
 
     def phase(self, act: Callable[[], object]) -> list[float]:
-        """Do something and return the gaps of the window that begins with it."""
+        """Call ``act``, and return the gaps of the window that begins with it."""
         start = time.monotonic()
         act()
         time.sleep(self.window_s)
         return self.gaps(start, start + self.window_s)
 
     def play(self) -> dict[str, list[float]]:
-        """Let members come and go; return the gaps of each phase."""
+        """Let members join, leave and be killed; return the gaps of each phase."""
         a, b, c = self.members
         a.begin()
         b.begin()
@@ -373,7 +372,7 @@ class Stage:
 
 
 def longest(kind: str, servers: str, window_s: float, kept: dict[str, Any]) -> float:
-    """Play one round; keep the longest gap of each phase, return the quiet one.
+    """Play one round; add the longest gap of each phase, return the quiet one.
 
     A group that does not settle is reported and left out of the round.
     """
@@ -402,7 +401,7 @@ def longest(kind: str, servers: str, window_s: float, kept: dict[str, Any]) -> f
 
 
 def figures(kind: str, kept: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what one kind of member showed."""
+    """Return the figures of one kind of member."""
     found: list[dict[str, Any]] = []
     if PHASES[0] not in kept:
         return found
@@ -423,7 +422,7 @@ def beside(
 ) -> list[dict[str, Any]]:
     """Return the longest gaps of one kind of member beside those of another.
 
-    A round that either did not settle in is left out of all.
+    Rounds in which one of them did not settle are left out.
     """
     rounds = zip(kept[name]["rounds"], kept[peer]["rounds"], strict=True)
     settled = [(ours, theirs) for ours, theirs in rounds if ours and theirs]

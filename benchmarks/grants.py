@@ -1,9 +1,10 @@
 """How long a Spark task waits for its offsets, and for the newest token of its key.
 
-A process holds the partitions of a topic at most once, among the claims of other
-groups. Another, as a task of a Spark executor does, requests ranges of offsets under a
-claim, and looks up whether the claim is the newest: by the log, which it follows
-itself, and by the sidecar of its host. Both are connected before; calls take turns.
+One process holds the partitions of a topic at most once; the log also has claims of
+other groups. Another process does what a task on a Spark executor does: it requests
+ranges of offsets under a claim, and looks up whether the claim is the newest. It uses
+the log, which it follows itself, and the sidecar of its host, in turns; both are
+connected before.
 """
 
 import json
@@ -40,14 +41,14 @@ H_MS = 10_000
 PARTITIONS = 8
 CALL_MS = 10_000
 SPAN = 10
-# Entries and claims that the coordination log has beside those of the topic.
+# Number of other entries in the coordination log, and of coordinating partitions.
 ENTRIES, COORDINATING = 4_000, 8
 
 _run = uuid.uuid4().hex[:8]
 
 
 def child(settings: Mapping[str, Any]) -> None:
-    """Hold all partitions and print their claims; until stdin is closed."""
+    """Hold all partitions and print their claims; end when stdin is closed."""
     with (
         Marshal(
             settings["servers"],
@@ -84,7 +85,7 @@ def child(settings: Mapping[str, Any]) -> None:
 
 
 class Task:
-    """Asks for the next offsets of each partition in turn, and looks at its claim."""
+    """Requests offsets of each partition in turn, and looks up its claim."""
 
     def __init__(self, claims: list[ClaimRef]) -> None:
         """Begin at the first offset."""

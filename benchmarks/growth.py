@@ -1,14 +1,14 @@
-"""What claims, beats and views cost as a fleet grows, over a cluster in memory.
+"""What claims, heartbeats and views cost as a fleet grows, over a cluster in memory.
 
-Whole engines of one process each, as in production, step over virtual time: first
-all start at once on free partitions and share them out, then they hold them. One
-member is watched: the CPU time of its steps, without what the cluster in memory
-takes. Partitions grow at a fixed number of members, and members at a fixed number
-of partitions; the exponent of a power law is fitted to each cost. 1 is linear.
+Production engines, one per member, run in virtual time: first all start at once and
+share out free partitions, then they hold them. One member is measured: the CPU time of
+its steps, without that of the cluster in memory. The number of partitions grows with a
+fixed number of members, and the reverse. The exponent of a power law is fitted to each
+cost; 1 means linear growth.
 
-Then one member alone holds many partitions, and its application polls and gets
-nothing: the CPU time of the engine's thread for each of them and heartbeat interval,
-without what runs on other threads in production.
+Then one member alone holds many partitions, and its application polls and gets nothing.
+Measured is the CPU time of the engine's thread per partition and heartbeat interval,
+without work that runs on other threads in production.
 """
 
 import math
@@ -36,7 +36,7 @@ STEADY_STEPS = H_MS // STEP_MS
 START_LIMIT_MS = 20 * H_MS
 VIEWS = 5
 VIEW_MS_MAX = 5
-# One member that holds so many partitions, and nothing else happens.
+# Numbers of partitions that one member holds while nothing else happens.
 HELD = (1_000, 10_000)
 HELD_H_MS = (5_000, 60_000)
 HELD_US_MAX = 100
@@ -45,20 +45,20 @@ MEMBERS = (1, 3, 10, 30, 100)
 MEMBERS_FIXED = 3
 PARTITIONS_FIXED = 300
 COSTS = ("claim", "beat", "view")
-# A cost may grow as what it is spent on; a fit is never exact.
+# Costs may grow linearly; the rest is tolerance, because a fit is never exact.
 EXPONENT_MAX = 1.1
 
 
 class Stopwatch:
-    """CPU time of the thread, of the parts that are let in."""
+    """CPU time of this thread, in the parts that are measured."""
 
     def __init__(self) -> None:
-        """Start at nothing."""
+        """Start at zero."""
         self.total_ns = 0
 
     @contextmanager
     def running(self, sign: int = 1) -> Iterator[None]:
-        """Count what is done inside, or take it off."""
+        """Add the time of the block, or with ``sign`` -1 subtract it."""
         start_ns = time.thread_time_ns()
         try:
             yield
@@ -72,7 +72,7 @@ class Stopwatch:
 
 
 class Latency:
-    """Every append lands a moment later: nobody sees at once what others do."""
+    """Delays every append a moment, so that members do not see it at once."""
 
     def of_append(self, writer: str, partition: int) -> AppendFate:
         """Return the fate of an append."""
@@ -81,12 +81,12 @@ class Latency:
 
 
 class Fleet:
-    """Members over one cluster; the first is watched."""
+    """Members over one cluster; the first is measured."""
 
     def __init__(
         self, partitions: int, members: int, *, heartbeat_interval_ms: int = H_MS
     ) -> None:
-        """Start everybody at once."""
+        """Start all members at once."""
         self.heartbeat_interval_ms = heartbeat_interval_ms
         self.cluster = Cluster(
             heartbeat_interval_ms=heartbeat_interval_ms,
@@ -120,7 +120,7 @@ class Fleet:
         return unwatched
 
     def step(self) -> None:
-        """Let a moment pass."""
+        """Advance the clock by ``STEP_MS``, and step all members."""
         self.cluster.clock.advance(STEP_MS)
         for node in self.nodes[1:]:
             node.step()
@@ -128,7 +128,7 @@ class Fleet:
             self.watched.step()
 
     def held_us(self) -> float:
-        """Return the CPU time of an interval for each held partition."""
+        """Return the CPU time per held partition and heartbeat interval."""
         consumer = self.watched.consumer
         assert consumer is not None
         steps = self.heartbeat_interval_ms // STEP_MS
@@ -141,7 +141,7 @@ class Fleet:
         return self.watch.take() * 1_000 / len(self.watched.held)
 
     def is_shared_out(self) -> bool:
-        """Return whether everybody holds an equal share, and nothing moves."""
+        """Return whether all members hold equal shares, and nothing moves."""
         held = [
             sum(
                 h.claim.phase is Phase.HELD and h.drain is None for h in all_of.values()
@@ -151,7 +151,7 @@ class Fleet:
         return sum(held) == self.partitions and max(held) - min(held) <= 1
 
     def start(self) -> int:
-        """Step until all is shared out; return how long it took, virtually."""
+        """Step until all partitions are shared out; return the virtual time."""
         for taken_ms in range(0, START_LIMIT_MS, STEP_MS):
             if self.is_shared_out():
                 return taken_ms
@@ -159,7 +159,7 @@ class Fleet:
         raise SystemExit(f"not shared out within {START_LIMIT_MS} ms of virtual time")
 
     def claims(self) -> int:
-        """Count the claiming records in the log, refused ones too."""
+        """Return the number of claiming records in the log, also refused ones."""
         places = map(self.cluster.place, range(K))
         return sum(
             isinstance(decode(stored.value), ClaimingPartition)
@@ -168,7 +168,7 @@ class Fleet:
         )
 
     def view(self) -> float:
-        """Return the milliseconds of one look at everything by the policy."""
+        """Return the milliseconds for one view and decision of the policy."""
         look = self.watched.session._apply_policies  # noqa: SLF001 - as a round does
         watch = Stopwatch()
         with watch.running():
@@ -179,16 +179,16 @@ class Fleet:
 
 @attrs.frozen
 class Point:
-    """What one fleet cost its watched member.
+    """Costs of the measured member in one fleet.
 
     Attributes:
         partitions: Partitions of the topic.
         members: Members of the group.
-        claim_ms: CPU time from the start until all is shared out.
+        claim_ms: CPU time from the start until all partitions are shared out.
         beat_ms: CPU time per heartbeat interval while nothing changes.
-        view_ms: CPU time of one view and policy.
+        view_ms: CPU time of one view and decision of the policy.
         claims_each: Claiming records in the log, per partition.
-        start_ms: Virtual time until then.
+        start_ms: Virtual time until all partitions are shared out.
     """
 
     partitions: int
@@ -201,7 +201,7 @@ class Point:
 
 
 def run(partitions: int, members: int) -> Point:
-    """Start a fleet, let it hold what it has, and return its costs."""
+    """Start a fleet, let it hold its partitions, and return the costs."""
     fleet = Fleet(partitions, members)
     start_ms = fleet.start()
     claim_ms = fleet.watch.take()
@@ -224,7 +224,7 @@ def run(partitions: int, members: int) -> Point:
 
 
 def held_figures(held: Sequence[int]) -> list[dict[str, Any]]:
-    """Return what a held partition costs the engine's thread while nothing happens."""
+    """Return the costs of held partitions for the engine's thread at rest."""
     found = []
     for count in held:
         for interval_ms in HELD_H_MS:
@@ -258,13 +258,13 @@ def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
 
 
 def figures(axis: str, points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Return what each cost grows with along one axis."""
+    """Return the growth of each cost along one axis."""
     sizes = [getattr(point, axis) for point in points]
     half = len(points) // 2
     found = []
     for cost in COSTS:
         costs = [getattr(point, f"{cost}_ms") for point in points]
-        # The upper half alone as well: a small start hides what comes later.
+        # Fit the upper half alone as well: small sizes can hide growth at large ones.
         fits = [exponent(sizes[at:], costs[at:]) for at in (0, half) if sizes[at + 1 :]]
         name = f"cost of {cost}s of a member, with {axis}"
         target = at_most(EXPONENT_MAX)

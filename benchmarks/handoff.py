@@ -1,14 +1,14 @@
-"""How long a partition stands still that is handed to a member with state to load.
+"""How long a partition is not served while it moves to a member that loads state.
 
-A member owns all partitions, and each of them gets a record every few milliseconds. A
-second member joins that takes some seconds to load the state of a partition. The gap
-of a partition is the time between the last hand-out by the first member and the first
-by the second. With ``on_warm`` the state is loaded while the first one continues;
-beside that stand the same members without it, which load what they have claimed, and a
-cooperative consumer group of confluent-kafka, which loads what it is assigned. Members
-are processes, as in ``gaps.py``.
+One member owns all partitions, and each gets a record every few milliseconds. A second
+member joins, which needs some seconds to load the state of a partition. The gap of a
+partition is the time between the last hand-out by the first member and the first by the
+second. With ``on_warm`` the second member loads the state while the first one continues
+to consume. This is compared with members without ``on_warm``, which load state after
+the claim, and with a cooperative consumer group of confluent-kafka, which loads state
+after the assignment. Members are processes, as in ``gaps.py``.
 
-Then a member with many partitions is drained by an admin, until it holds none.
+Then an admin drains a member with many partitions, until it holds none.
 """
 
 import json
@@ -63,11 +63,11 @@ P99 = 0.99
 
 @attrs.frozen(kw_only=True)
 class Load:
-    """What is measured.
+    """Sizes of a run.
 
     Attributes:
         partitions: Partitions with traffic; half of them move.
-        load_s: Time that a member takes for the state of one.
+        load_s: Time that a member takes to load the state of a partition.
         drained: Partitions of the member that is drained.
     """
 
@@ -90,7 +90,7 @@ def by_marshal(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -
         settings["on_warm"] = lambda *_: time.sleep(load_s)
     elif load_s:
         settings["on_claimed"] = lambda *_: time.sleep(load_s)
-        # All of it on the application's thread, which is no stuck one.
+        # State is loaded on the application's thread, which must not count as stuck.
         settings["max_handling_ms"] = round(SETTLE_S * 1_000)
     with Marshal(
         options["servers"],
@@ -125,7 +125,7 @@ def by_confluent(
 
 
 def member(options: Mapping[str, Any]) -> None:
-    """Wait for a word, then consume until SIGTERM."""
+    """Wait for the command to begin, then consume until SIGTERM."""
     is_over = threading.Event()
     signal.signal(signal.SIGTERM, lambda _number, _frame: is_over.set())
     pen = Pen(options["path"])
@@ -139,7 +139,7 @@ def member(options: Mapping[str, Any]) -> None:
 
 
 class Pair:
-    """Two members of one kind; the second one has to load state."""
+    """Two members of one kind; the second one must load state."""
 
     def __init__(
         self, kind: str, servers: str, folder: Path, *, partitions: int, load_s: float
@@ -189,7 +189,7 @@ class Pair:
         return is_whole and all(len(share) == each for share in shares)
 
     def gaps(self, since: float) -> tuple[list[float], list[float]]:
-        """Return the gaps of partitions that moved, and the longest of each other."""
+        """Return the gaps of partitions that moved, and the longest gap of others."""
         times: dict[int, dict[int, list[float]]] = defaultdict(dict)
         for number, each in enumerate(self.members):
             for at, partitions in each.handed():
@@ -214,7 +214,7 @@ Kept = dict[str, list[float]]
 
 
 def joined(kind: str, servers: str, load: Load, kept: Kept) -> float:
-    """Let the second member join; keep all gaps, return the median one."""
+    """Let the second member join; add all gaps to ``kept``, return the median."""
     with TemporaryDirectory() as folder:
         pair = Pair(
             kind, servers, Path(folder), partitions=load.partitions, load_s=load.load_s

@@ -1,10 +1,10 @@
-"""What a sidecar pays for clients that have nothing to do.
+"""The cost of idle clients for a sidecar.
 
-The clients of one group share a topic that is empty, and one process drives them all:
-each has a stream of events and a connection for its beats, and sends the bytes that
-the library sends, once a second. Measured over a while in which nothing changes: the
-processor time of the sidecar without clients, with some, and with a thousand; and how
-much of it each beat takes, beyond what the sidecar uses without clients.
+The clients of one group share an empty topic, and one process drives them all. Each has
+a stream of events and a connection for heartbeats to the sidecar, on which it sends the
+bytes that the library sends, once a second. While nothing changes, the processor time
+of the sidecar is measured without clients, with some, and with a thousand. From that
+follows how much each heartbeat takes.
 """
 
 import json
@@ -40,9 +40,10 @@ GROUP = "idle"
 BEAT_MS = 1_000
 ANSWER_S = 30.0
 READ_BYTES = 65_536
-# A busy sidecar refuses a beat, and the next one is in time.
+# A busy sidecar may refuse a heartbeat (503), because the next one is in time.
 ANSWERS = (b"HTTP/1.1 200", b"HTTP/1.1 503")
-# So many join, then all beat for so long, or for as long as that has taken.
+# Clients that join at once; then all send heartbeats for this time, in seconds, or for
+# as long as the joins took.
 JOIN_AT_ONCE, JOIN_S = 10, 0.1
 CPU_MAX = {60: 2.0, 1_000: 15.0}
 
@@ -51,7 +52,7 @@ _run = uuid.uuid4().hex[:8]
 
 @attrs.frozen
 class Load:
-    """How many clients there are, and how long they are looked at."""
+    """Numbers of clients, and how long they are measured."""
 
     counts: tuple[int, ...]
     partitions: int
@@ -64,7 +65,7 @@ QUICK = Load(counts=(0, 5), partitions=5, settle_s=0.5, window_s=2.0)
 
 
 class Client:
-    """One client over two connections, as the library has it."""
+    """One client, with two connections like the library."""
 
     def __init__(self, path: str, number: int) -> None:
         """Connect twice."""
@@ -98,7 +99,7 @@ class Client:
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
     def ask(self, method: str, place: str, body: dict[str, Any]) -> None:
-        """Make a request whose answer has a length, and require success."""
+        """Send a request, read its answer by Content-Length, and require success."""
         content = json.dumps(body).encode()
         self.beats.sendall(self.head(method, place, len(content)) + content)
         answer = b""
@@ -118,7 +119,7 @@ class Client:
         self.events.sendall(self.head("GET", "/events", None))
 
     def beat(self) -> None:
-        """Send a beat without positions."""
+        """Send a heartbeat without positions."""
         self.beats.sendall(self.head("POST", "/beat", 0))
 
     def close(self) -> None:
@@ -128,7 +129,7 @@ class Client:
 
 
 def is_whole(answer: bytes) -> bool:
-    """Return whether an answer has arrived to its end."""
+    """Return whether an answer is complete."""
     head, found, body = answer.partition(b"\r\n\r\n")
     for line in head.lower().split(b"\r\n"):
         if line.startswith(b"content-length:"):
@@ -137,10 +138,10 @@ def is_whole(answer: bytes) -> bool:
 
 
 class Fleet:
-    """Clients that beat once a second, driven by one thread."""
+    """Clients that send a heartbeat once a second, driven by one thread."""
 
     def __init__(self, path: str, count: int, topic: str) -> None:
-        """Let all of them join; those that have joined beat meanwhile."""
+        """Let all clients join; clients that have joined send heartbeats meanwhile."""
         self.answers = self.refusals = 0
         self.leased: set[int] = set()
         self._selector = selectors.DefaultSelector()
@@ -159,7 +160,7 @@ class Fleet:
                 joined = time.monotonic()
 
     def run(self, seconds: float) -> None:
-        """Beat for a while, and read everything that comes."""
+        """Send heartbeats for some seconds, and read all answers and events."""
         step_s = BEAT_MS / 1_000 / max(1, len(self._clients))
         due = began = time.monotonic()
         while (now := time.monotonic()) - began < seconds:
@@ -191,7 +192,7 @@ class Fleet:
 
 
 def sample(servers: str, count: int, *, load: Load, home: Path) -> dict[str, float]:
-    """Serve so many clients for a while; return what that costs."""
+    """Run a sidecar with ``count`` clients for a while; return the costs."""
     name = f"{count}-{uuid.uuid4().hex[:6]}"
     log, topic = f"marshal-idle-{name}-{_run}", f"data-{name}-{_run}"
     create_topic(servers, topic, partitions=load.partitions)
@@ -216,7 +217,7 @@ def sample(servers: str, count: int, *, load: Load, home: Path) -> dict[str, flo
 
 
 def measure(servers: str, rounds: int, load: Load) -> list[dict[str, Any]]:
-    """Return the figures of all counts."""
+    """Return the figures for all numbers of clients."""
     cpu: dict[int, list[float]] = {count: [] for count in load.counts}
     beats: dict[int, list[float]] = {count: [] for count in load.counts}
     with TemporaryDirectory() as home:

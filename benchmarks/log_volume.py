@@ -1,11 +1,11 @@
 """How much a held partition writes to the coordination log in an hour.
 
-One client holds partitions over a cluster in memory and virtual time, with the
-production engine: every beat and announcement is counted once nothing changes any
-more, as it is encoded. What Kafka adds to a record is measured on a real broker, by
-the size of its log: appended one by one, as beats of different coordinating
-partitions are. Measured with BatchHeartbeat, as the product does, and with one full
-Heartbeat a partition instead.
+One client holds partitions, with the production engine, over a cluster in memory and
+in virtual time. Once nothing changes any more, the encoded size of each heartbeat and
+announcement is counted. Kafka's overhead per record is measured on a real broker, by
+the size of its log: records are appended one by one, like heartbeats of different
+coordinating partitions. Measured with BatchHeartbeat, as in the product, and for
+comparison with a full Heartbeat for each partition.
 """
 
 import time
@@ -41,7 +41,8 @@ HOUR_MS = 3_600_000
 H_MS = (5_000, 60_000)
 HELD = (1, 10, 100)
 STEP_MS = 250
-# How long is counted: some 180 beats and announcements; fewer in a smoke run.
+# Heartbeat intervals that are counted: some 180 heartbeats and announcements; fewer in
+# a smoke run.
 WINDOW_H, WINDOW_H_QUICK = 60, 6
 POSITION = 5_000_000_000
 TOPIC = "eu-west-1.payments.transactions"
@@ -52,16 +53,16 @@ LIMIT_MS = 30_000
 
 @attrs.frozen
 class Volume:
-    """What one client writes in an hour.
+    """The records that one client writes in an hour.
 
     Attributes:
-        held: Partitions that it holds.
+        held: Partitions that the client holds.
         heartbeat_interval_ms: The heartbeat interval.
-        is_batched: Whether heartbeats of one partition are batched.
-        beat_records: Records that carry beats.
-        beat_bytes: Their encoded values.
-        member_records: Announcements.
-        member_bytes: Their encoded values.
+        is_batched: Whether heartbeats in a coordinating partition are batched.
+        beat_records: Number of records with heartbeats.
+        beat_bytes: Size of their encoded values.
+        member_records: Number of announcements.
+        member_bytes: Size of their encoded values.
     """
 
     held: int
@@ -78,15 +79,15 @@ class Volume:
         return (self.beat_records + self.member_records) / self.held
 
     def bytes_each(self, overhead: float) -> float:
-        """Bytes of log per held partition and hour, with what Kafka adds."""
+        """Bytes of log per held partition and hour, with Kafka's overhead."""
         values = self.beat_bytes + self.member_bytes
         return values / self.held + self.records_each * overhead
 
 
 @contextmanager
 def beats_one_by_one(*, is_batched: bool) -> Iterator[None]:
-    """Let every partition have a Heartbeat of its own, where that is asked for."""
-    product = Heartbeater._send  # noqa: SLF001 - the comparison is with what it does
+    """Unless ``is_batched``, send a Heartbeat for each partition in the block."""
+    product = Heartbeater._send  # noqa: SLF001 - replaced for the comparison
 
     def send(beater: Heartbeater, partition: int, held: list[Holding]) -> list[int]:
         one = beater._send_one  # noqa: SLF001 - the same
@@ -103,7 +104,7 @@ def beats_one_by_one(*, is_batched: bool) -> Iterator[None]:
 def hour(
     held: int, heartbeat_interval_ms: int, *, window_h: int, is_batched: bool
 ) -> Volume:
-    """Hold partitions for so many intervals, and count for an hour of it."""
+    """Hold partitions for ``window_h`` intervals, and return the volume of an hour."""
     cluster = Cluster(heartbeat_interval_ms=heartbeat_interval_ms, partitions=K)
     cluster.kafka.create_topic(TOPIC, held)
     with beats_one_by_one(is_batched=is_batched):
@@ -141,7 +142,7 @@ def hour(
 
 
 def overhead_bytes(servers: str) -> float:
-    """Return what a record takes in Kafka's log beside its value."""
+    """Return the bytes of a record in Kafka's log in addition to its value."""
     topic = f"marshal-volume-{time.time_ns()}"
     with Admin(servers, coordination_topic=topic) as admin:
         admin.format_topic(Format(partition_count=1))

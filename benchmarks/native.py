@@ -1,9 +1,10 @@
-"""How much faster native functions are than those in Python that they repeat.
+"""How much faster native functions are than the Python functions that they repeat.
 
-Both get the same input in turns, and are timed by the thread's CPU time: runs of
-heartbeats are folded, of objects and of a fetch; fetches become entries of the
-coordination log, and record batches columns. Beside the columns, kafka-python makes its
-records of the same batches. Where nothing was compiled, only Python is measured.
+Both get the same input in turns, and are timed by the CPU time of the thread. Runs of
+heartbeats are folded, from objects and from a fetch; fetches are read as entries of the
+coordination log; record batches become columns. For comparison with columns,
+kafka-python makes records from the same batches. If nothing was compiled, only Python
+is measured.
 """
 
 import struct
@@ -44,7 +45,7 @@ Run = Sequence[LogEntry]
 
 
 def folding(begun: WorldState, runs: Sequence[Run], *, is_native: bool) -> float:
-    """Fold heartbeats in runs as long as those of a poll."""
+    """Fold heartbeats in runs, each as long as a poll."""
     state = deepcopy(begun)
 
     def fold() -> None:
@@ -68,7 +69,7 @@ def fetched(fetch: bytes, *, is_native: bool) -> Iterator[Run]:
 
 
 def fold_fetch(begun: WorldState, fetch: bytes) -> float:
-    """Fold heartbeats from the bytes of a fetch, without objects of them."""
+    """Fold heartbeats from the bytes of a fetch, without making objects."""
     state = deepcopy(begun)
 
     def fold() -> None:
@@ -79,7 +80,7 @@ def fold_fetch(begun: WorldState, fetch: bytes) -> float:
 
 
 def reading(fetch: bytes, *, is_native: bool) -> float:
-    """Read a fetch in runs, and look at each entry."""
+    """Read a fetch in runs, and access each entry."""
 
     def read() -> None:
         for run in fetched(fetch, is_native=is_native):
@@ -90,7 +91,7 @@ def reading(fetch: bytes, *, is_native: bool) -> float:
 
 
 def fetch_of(entries: Sequence[LogEntry]) -> bytes:
-    """Return entries in batches as large as those of a busy coordinating partition."""
+    """Encode entries in batches as large as in a busy coordinating partition."""
     found = []
     for start in range(0, len(entries), BATCH_ENTRIES):
         builder = new_builder()
@@ -112,7 +113,7 @@ def sealed(batch: bytearray, first: LogEntry) -> bytes:
 
 
 def new_builder() -> DefaultRecordBatchBuilder:
-    """Return what a record batch is built with."""
+    """Return kafka-python's builder of a record batch."""
     return DefaultRecordBatchBuilder(
         magic=2,
         compression_type=0,
@@ -135,7 +136,7 @@ def written(size: int, count: int) -> bytearray:
 
 
 def decoding(batches: Sequence[Batch], *, is_native: bool) -> float:
-    """Make columns of batches, in slices of about a megabyte."""
+    """Decode batches into columns, in slices of about a megabyte."""
     size = max(1, 2**20 // len(batches[0].data))
     groups = [batches[at : at + size] for at in range(0, len(batches), size)]
     span = OffsetRange(0, OFFSET_MAX)
@@ -149,7 +150,7 @@ def decoding(batches: Sequence[Batch], *, is_native: bool) -> float:
 
 
 def parsing(whole: bytearray, count: int) -> float:
-    """Make kafka-python's records, as often as there are batches."""
+    """Make kafka-python's records, from as many batches."""
 
     def parse() -> None:
         for _ in range(count):
@@ -162,7 +163,7 @@ def parsing(whole: bytearray, count: int) -> float:
 def compared(
     what: str, count: int, sides: dict[str, Side], rounds: int
 ) -> Iterator[dict[str, Any]]:
-    """Run the sides; yield the rate of each, and how many times Python's it is."""
+    """Run the sides; yield the rate of each, and its ratio to Python's."""
     took = alternate(sides, rounds)
     for name in sides:
         rates = [count / seconds for seconds in took[name]]
@@ -194,7 +195,7 @@ def measure(records: int, rounds: int) -> Iterator[dict[str, Any]]:
             sides["native, of a fetch"] = partial(fold_fetch, begun, fetch_of(beats))
         what = f"fold heartbeats of {clients * KEYS_EACH} keys"
         yield from compared(what, records, sides, rounds)
-    # Each heartbeat in a batch of its own, as a client sends them.
+    # Each heartbeat is in a batch of its own, as clients send them.
     single = written(100, 1)
     fetch = b"".join(base.to_bytes(8, "big") + single[8:] for base in range(records))
     yield from compared(

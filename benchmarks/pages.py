@@ -1,8 +1,8 @@
-"""The pages with figures: benchmarks/RESULTS.md and the table of docs/BENCHMARKS.md.
+"""Writes the figures into benchmarks/RESULTS.md and the table of docs/BENCHMARKS.md.
 
-RESULTS.md has a block of each benchmark, made of its document. The table of
-docs/BENCHMARKS.md is made of those blocks and of questions.toml, so that it can be made
-again without the documents.
+RESULTS.md has a block for each benchmark, made from its document. The table of
+docs/BENCHMARKS.md is made from these blocks and questions.toml, so that making it again
+needs no documents.
 """
 
 import re
@@ -45,7 +45,7 @@ ROWS = tuple(
 
 
 def number(value: float) -> str:
-    """Return a number as people read it."""
+    """Return a number for people, with thousands separated."""
     digits = 4 if abs(value) < 1_000 else 0  # noqa: PLR2004 - as people read them
     return f"{value:,.{digits}g}" if digits else f"{value:,.0f}"
 
@@ -84,7 +84,7 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def fill(page: str, documents: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return RESULTS.md with the tables of these documents; the others stay.
+    """Return RESULTS.md with the tables of these documents; other tables stay.
 
     Raises:
         ValueError: A document is of a smoke run, or has no place on the page.
@@ -105,7 +105,7 @@ def fill(page: str, documents: Mapping[str, Mapping[str, Any]]) -> str:
 
 @attrs.frozen
 class Measured:
-    """One figure, as RESULTS.md has it; all fields are its cells."""
+    """One figure in RESULTS.md; the fields are the cells of its row."""
 
     what: str
     unit: str
@@ -153,7 +153,7 @@ def anchors(results: str) -> dict[str, str]:
 
 
 def chosen(figures: Iterable[Measured], what: str, unit: str) -> Measured | None:
-    """Return the figure of this name, of any unit where none is given."""
+    """Return the figure of this name and unit, None if there is none; "" = any unit."""
     for each in figures:
         if each.what == what and unit in ("", each.unit):
             return each
@@ -163,7 +163,7 @@ def chosen(figures: Iterable[Measured], what: str, unit: str) -> Measured | None
 def absent(
     rows: Iterable[Row], documents: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-    """Return what questions name, and the documents of their benchmarks do not have."""
+    """Return the figures that questions name and that these documents lack."""
     found = []
     for row in rows:
         if row.script in documents:
@@ -176,7 +176,7 @@ def absent(
 
 
 def answer(row: Row, figures: Sequence[Measured], question: str) -> str:
-    """Return a question's line of the table; ``question`` may be a link."""
+    """Return the line of the table for a question; ``question`` may be a link."""
     ours = chosen(figures, row.ours, row.unit)
     peer = chosen(figures, row.peer, row.unit)
     beside = chosen(figures, row.beside, "ratio")
@@ -198,7 +198,7 @@ def answer(row: Row, figures: Sequence[Measured], question: str) -> str:
 def answers(results: str, rows: Iterable[Row] = ROWS) -> str:
     """Return the table of docs/BENCHMARKS.md, from RESULTS.md.
 
-    The first question of each benchmark leads to all its figures.
+    The first question of each benchmark is a link to all its figures.
     """
     found, places = blocks(results), anchors(results)
     lines = [
@@ -223,7 +223,7 @@ def answers(results: str, rows: Iterable[Row] = ROWS) -> str:
 
 
 def with_answers(page: str, results: str) -> str:
-    """Return docs/BENCHMARKS.md with the table of these results."""
+    """Return docs/BENCHMARKS.md with the table for these results."""
     return TABLE.sub(lambda it: f"{it[1]}{answers(results)}{it[2]}", page)
 
 

@@ -1,11 +1,11 @@
 """How soon a moment of the past is shown, on a long log with checkpoints.
 
-A log is written through the product's codec to a real broker: Configs, the claims of a
-fleet, then full Heartbeats round and round, and a checkpoint of each coordinating
-partition every 50,000 entries, as members write them; the partitions take turns. Then
-random moments are shown, by time and by offset, of all partitions and of a single key:
-by the library in this process, connecting included, and by the command in a process of
-its own. States at known offsets are compared with those that the whole log folds to.
+The log is written through the product's codec to a real broker: Configs, the claims of
+a fleet, then full Heartbeats in turn. Each coordinating partition gets a checkpoint
+every 50,000 entries, as from members; the partitions take turns. Then random moments
+are shown, by time and by offset, of all partitions and of a single key: by the library
+in this process, with connecting, and by the command in a process of its own. States at
+known offsets are compared with the states in a fold of the whole log.
 """
 
 import argparse
@@ -57,7 +57,7 @@ class Builder:
     """Writes the log, and folds it to write its checkpoints.
 
     Attributes:
-        digests: Digest by coordinating partition and offset.
+        digests: Digest of the state, by coordinating partition and offset.
         times_ms: Wall time of the first and of the last heartbeat.
     """
 
@@ -88,7 +88,7 @@ class Builder:
         for t, data in partitions_by_t(count, each=each).items():
             for value in claims(data):
                 self._produce(t, value)
-            self._beats[t] = beats(data, 1)  # the Config is at 0
+            self._beats[t] = beats(data, 1)  # the Config has offset 0
         self._producer.flush(TIMEOUT_MS / 1000)
         self.times_ms = (SystemClock().wall_ms(), 0)
 
@@ -196,7 +196,7 @@ def cpu_s() -> float:
 
 
 class Side:
-    """Shows one random moment after the other.
+    """Shows random moments, one after the other.
 
     Attributes:
         cpu_s: Processor time of each.
@@ -307,7 +307,7 @@ def show(
 def measure(
     servers: str, options: argparse.Namespace, *, records: int, rounds: int
 ) -> dict[str, Any]:
-    """Write the log, show moments, return the document."""
+    """Write the log, show moments, and return the document."""
     topic = f"marshal-past-{time.time_ns()}"
     builder = build(servers, topic, records=records, options=options)
     count = options.partitions

@@ -1,9 +1,10 @@
 """How long a plan of a whole group takes, on one core.
 
-Groups of 1,000 members and 10,000 keys are planned: all keys free; nothing to do; ten
-members gone; and twice as many members as before. Then the first with members on three
-racks, and again with topics that only some members read. Last, what a planner reads of
-the log's state before each plan. Time is the CPU time.
+Groups of 1,000 members and 10,000 keys are planned: with all keys free; with nothing to
+do; after ten members have left; and after the number of members has doubled. The case
+with free keys is repeated with members on three racks, and with topics that only some
+members read. Finally the time is measured in which a planner reads its input from the
+state of the log. All times are CPU times.
 """
 
 import time
@@ -28,7 +29,7 @@ KINDS = 4
 def members(
     count: int, *, racks: int = 0, kinds: int = 1, topics: Sequence[str]
 ) -> tuple[PlanMember, ...]:
-    """Return members that read all topics, or, by kind, half of them."""
+    """Return members that read all topics, or with several kinds half of them."""
     read = [
         tuple(
             topic
@@ -49,13 +50,13 @@ def members(
 
 
 def held(given: PlanInput) -> tuple[PlanKey, ...]:
-    """Return the keys of a group after its plan was carried out."""
+    """Return the keys of a group after its plan is fulfilled."""
     owners = plan(given).owners
     return tuple(PlanKey(each.key, owners.get(each.key)) for each in given.keys)
 
 
 def cases(keys: int, size: int) -> dict[str, PlanInput]:
-    """Return what is planned, by name."""
+    """Return the inputs of the cases, by name."""
     topics = [f"topic-{number:03}" for number in range(TOPICS)]
     free = tuple(
         PlanKey(TopicPartition(topic, number), is_free=True)
@@ -82,7 +83,7 @@ def cases(keys: int, size: int) -> dict[str, PlanInput]:
 
 
 def reading(keys: int, size: int) -> Reading:
-    """Return what a planner of a balanced group has folded."""
+    """Return the state that a planner of a balanced group reads."""
     topics = tuple(f"topic-{number:03}" for number in range(TOPICS))
     state = WorldState(0)
     state.config = Config(
@@ -133,7 +134,7 @@ def reading(keys: int, size: int) -> Reading:
 
 
 def timed_reading(found: Reading) -> Callable[[], float]:
-    """Return a side: the milliseconds that a planner reads for."""
+    """Return a side that measures the reading of a planner's input, in ms."""
 
     def side() -> float:
         start = time.process_time()
@@ -144,7 +145,7 @@ def timed_reading(found: Reading) -> Callable[[], float]:
 
 
 def timed(given: PlanInput) -> Callable[[], float]:
-    """Return a side: the milliseconds that a plan takes."""
+    """Return a side that measures planning, in ms."""
 
     def side() -> float:
         start = time.process_time()

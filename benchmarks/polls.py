@@ -1,12 +1,12 @@
 """How fast the consumer hands out in other ways than by polls and batches of 500.
 
 In polls of one and of 5,000; record by record, with a commit of each and of each 500th.
-*held* is at least once that holds as many records before it looks at them as at most
-once does: who fetches before he asks for a grant holds them, however fast grants are.
-Both sides read records of 1 KB as in ``consume``, whose sides these are.
+*held* is at least once, but holds as many records before it accesses them as at most
+once does: records must be fetched before a grant is requested, however fast grants are.
+All sides read records of 1 KB, as in ``consume``.
 
-Last, a broker that is far away: a link delays all that it sends. A batch should take as
-long as its handler or its fetch, not as both together.
+Finally a distant broker: a link delays all that it sends. A batch should take as long
+as its handler or its fetch, whichever is longer, but not as long as both together.
 """
 
 import time
@@ -50,7 +50,8 @@ from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.testing.broker import EmbeddedBroker
 from simulator.slowlink import SlowLink
 
-# Records that a side reads in a round: in polls of 5,000, in polls of one, iterating.
+# Records that a side reads in a round: in polls of 5,000 (many), in polls of one (one),
+# by iteration (each).
 LOADS = {
     "fast": {"many": 2_000_000, "one": 400_000, "each": 1_000_000},
     "kafka-python": {"many": 200_000, "one": 20_000, "each": 200_000},
@@ -61,7 +62,7 @@ FAR_RECORDS, FAR_RECORDS_QUICK = 8_000, 2_000
 
 
 def iterate_bare_fast(servers: str, topic: str, *, watch: Stopwatch) -> None:
-    """Read message by message, by the bare fast client."""
+    """Read message by message, with bare confluent-kafka."""
     with bare_fast(servers, topic) as consumer:
         while True:
             message = consumer.poll(POLL_MS / 1000)
@@ -73,7 +74,7 @@ def iterate_bare_fast(servers: str, topic: str, *, watch: Stopwatch) -> None:
 
 
 def iterate_bare_python(servers: str, topic: str, *, watch: Stopwatch) -> None:
-    """Read message by message, by the bare kafka-python."""
+    """Read message by message, with bare kafka-python."""
     with bare_python(servers, topic) as consumer:
         for message in consumer:
             message.value  # noqa: B018
@@ -85,10 +86,10 @@ def iterate_bare_python(servers: str, topic: str, *, watch: Stopwatch) -> None:
 def held_ours(
     servers: str, topic: str, *, transport: str, watch: Stopwatch, size: int
 ) -> None:
-    """Read in batches, at least once, and look at each as late as at most once does.
+    """Read in batches at least once, and access each as late as at most once does.
 
-    It waits for nothing and asks for nothing, but holds as many records as are fetched
-    ahead of their grants.
+    Requests no grants and waits for none, but holds as many records as at most once
+    fetches ahead of their grants.
     """
     config = ConsumerConfig(topics=(topic,))
     most = max(config.max_fetched, size * config.max_granted_batches)
@@ -106,7 +107,7 @@ def held_ours(
                     record.value  # noqa: B018
                     record.offset  # noqa: B018
                 batch.commit()
-            # Once it holds that many it looks at as many as come; these are counted.
+            # Once it holds that many, it accesses as many as it fetches: count these.
             if not watch.note(len(fetched.records)):
                 return
 
@@ -130,9 +131,9 @@ def iterate_ours(
 def handled_far_away(
     servers: str, topic: str, *, records: int, transport: str, handle_s: float
 ) -> float:
-    """Return seconds for each 500 records, with a handler that takes so long.
+    """Return the seconds per 500 records, with a handler that takes ``handle_s``.
 
-    Of the records in the topic three quarters are read.
+    Reads three quarters of the records in the topic.
     """
     group = f"far-{time.time_ns()}"
     with (
@@ -149,7 +150,7 @@ def handled_far_away(
             time.sleep(handle_s * polled / POLL_RECORDS)
             consumer.commit()
             if count >= records // 4 and not before:
-                # What the reader had to learn of the link it has learnt by now.
+                # By now the reader has adapted to the link.
                 began, before = time.perf_counter(), count
         return (time.perf_counter() - began) / (count - before) * POLL_RECORDS
 
@@ -157,7 +158,7 @@ def handled_far_away(
 def far_away(
     transports: Sequence[str], *, records: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """Set the time of a batch beside the larger of handling and fetching it."""
+    """Compare the time of a batch with the longer one of handling and fetching it."""
     link = SlowLink(delay_ms=FAR_MS)
     listeners = {"advertised.listeners": f"PLAINTEXT://{link.address}"}
     figures = []

@@ -1,12 +1,12 @@
-"""How fast both readers are beside the bare clients that they stand on.
+"""How fast both readers are beside the bare clients that they are built on.
 
-One broker, one topic of four partitions; each side reads the same records from
-their start, in polls of the same size, and looks at the value and the offset of
-each. A side's time runs from its first record to its last: connecting does not
-count. The bare clients run on their own defaults, apart from what reading without a
-group needs. librdkafka runs bare a second time, with the reader's settings: what is
-lost beside that is what parting messages and making records costs. CPU time, of all
-threads and of the reading one, says where a side spends it.
+One broker, one topic of four partitions. Each side reads the same records from their
+start, in polls of the same size, and accesses the value and the offset of each. Time
+runs from the first record to the last, so connecting does not count. The bare clients
+have default settings, except for those that reading without a group needs. Bare
+librdkafka runs a second time with the reader's settings: the difference to that is the
+cost of sorting messages by partition and making records. CPU times of all threads, and
+of the reading thread, show where a side spends its time.
 """
 
 import time
@@ -51,12 +51,12 @@ TARGET = at_least(0.97)
 
 @attrs.frozen
 class Load:
-    """What is read in one round.
+    """The records of one round.
 
     Attributes:
         size: Bytes of a value.
         stored: Records in the topic.
-        slow: How many of them a round of the slow client reads.
+        slow: Number of records that kafka-python reads in a round.
     """
 
     size: int
@@ -71,10 +71,10 @@ Read = Callable[[str, str, "Stopwatch"], None]
 
 
 class Stopwatch:
-    """Counts records, and times them from the first poll that brought some."""
+    """Counts records, and times them from the first poll that returns any."""
 
     def __init__(self, wanted: int) -> None:
-        """Wait for ``wanted`` records."""
+        """Expect ``wanted`` records."""
         self.wanted = wanted
         self.count = 0
         self.late = time.monotonic() + GIVE_UP_S
@@ -82,7 +82,7 @@ class Stopwatch:
         self.spent = (0.0, 0.0, 0.0)
 
     def note(self, count: int) -> bool:
-        """Note what a poll brought, and return whether more is to come."""
+        """Count the records of a poll; return whether more are expected."""
         self.count += count
         if self._start is None and count:
             self._start = (self.count, self._now())
@@ -104,7 +104,7 @@ class Stopwatch:
 
 
 def bare_fast(servers: str, topic: str, watch: Stopwatch) -> None:
-    """Read by confluent-kafka's Consumer alone."""
+    """Read with bare confluent-kafka, at default settings."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -116,13 +116,13 @@ def bare_fast(servers: str, topic: str, watch: Stopwatch) -> None:
 
 
 def tuned_fast(servers: str, topic: str, watch: Stopwatch) -> None:
-    """Read by the same, with the settings that our reader gives it."""
+    """Read with bare confluent-kafka, with the settings of our reader."""
     client = new_consumer(ConnectionConfig(servers), FETCHING)
     consume(client.handle, topic, watch)
 
 
 def consume(consumer: Consumer, topic: str, watch: Stopwatch) -> None:
-    """Read by librdkafka."""
+    """Read with a consumer of confluent-kafka."""
     consumer.assign([FastPartition(topic, each, 0) for each in range(PARTITIONS)])
     while True:
         messages = consumer.consume(POLL_RECORDS, POLL_MS / 1000)
@@ -135,7 +135,7 @@ def consume(consumer: Consumer, topic: str, watch: Stopwatch) -> None:
 
 
 def bare_slow(servers: str, topic: str, watch: Stopwatch) -> None:
-    """Read by kafka-python's KafkaConsumer alone."""
+    """Read with bare kafka-python."""
     consumer = KafkaConsumer(
         bootstrap_servers=servers, group_id=None, enable_auto_commit=False
     )
@@ -147,7 +147,7 @@ def bare_slow(servers: str, topic: str, watch: Stopwatch) -> None:
         count = 0
         for records in consumer.poll(POLL_MS, max_records=POLL_RECORDS).values():
             for record in records:
-                record.value  # noqa: B018 - looking is what is timed
+                record.value  # noqa: B018 - the access is timed, too
                 record.offset  # noqa: B018
             count += len(records)
         if not watch.note(count):
@@ -156,7 +156,7 @@ def bare_slow(servers: str, topic: str, watch: Stopwatch) -> None:
 
 
 def ours(reader: DataReader, topic: str, watch: Stopwatch) -> None:
-    """Read by a reader of this library."""
+    """Read with a reader of this library."""
     places = [TopicPartition(topic, each) for each in range(PARTITIONS)]
     reader.assign(places)
     for place in places:
@@ -174,7 +174,7 @@ def ours(reader: DataReader, topic: str, watch: Stopwatch) -> None:
 
 
 def fill(servers: str, topic: str, load: Load) -> None:
-    """Write the topic's records, by the fast client."""
+    """Write the topic's records with confluent-kafka."""
     create_topic(servers, topic, partitions=PARTITIONS)
     producer = Producer(
         {
@@ -200,7 +200,7 @@ def fill(servers: str, topic: str, load: Load) -> None:
 
 
 def sides_of(servers: str) -> Mapping[str, Mapping[str, Read]]:
-    """Return what is compared, by the client that both stand on."""
+    """Return the sides to compare, by the client that they are built on."""
     settings = ConnectionConfig(servers)
 
     def of(log: DataLog) -> Read:
@@ -231,7 +231,7 @@ def compare(
             return 1 / watch.spent[0]
 
         runs = {name: partial(one, name, read) for name, read in reads.items()}
-        # The first round warms caches up, the broker's among them.
+        # The first round warms up caches, also those of the broker.
         alternate(runs, 1)
         for each in spent.values():
             each.clear()

@@ -1,8 +1,8 @@
 """How long a reset of a live group takes, beside stopping and starting its consumers.
 
-Each side has the same processes, each with a consumer, of one group on one topic that
-they have read to its end. From the command until the last partition has its first
-record again:
+Each side has a group of consumers on one topic, in processes of their own, which have
+read it to its end. Measured is the time from the command until the last partition has
+handed out its first record again:
 
 - ``marshal groups reset`` by ``Admin``; the consumers keep running.
 - Stop all consumers in order, set the offsets as ``kafka-consumer-groups
@@ -101,7 +101,7 @@ def child(settings: dict[str, Any]) -> None:
 
 
 class Fleet:
-    """Consumers in processes of their own, and what they have read. Context manager."""
+    """Consumers in processes of their own; notes what they read. Context manager."""
 
     def __init__(self, settings: dict[str, Any], *, count: int) -> None:
         self._settings = settings
@@ -123,7 +123,7 @@ class Fleet:
             threading.Thread(target=self._read, args=(process,), daemon=True).start()
 
     def stop(self) -> None:
-        """End all in order, and wait until they have."""
+        """End all consumers in order, and wait for that."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -131,7 +131,7 @@ class Fleet:
         self._processes.clear()
 
     def forget(self) -> None:
-        """Start the notes again."""
+        """Forget which partitions had their first record."""
         with self._changed:
             self._seen.clear()
 
@@ -163,7 +163,7 @@ class Fleet:
 
 
 class Sides:
-    """Both groups on one topic, at its end."""
+    """Both groups, at the end of one topic."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class Sides:
         return (time.perf_counter() - start) * 1_000
 
     def restart(self) -> float:
-        """Stop, reset and start the consumer group; return as ``marshal``."""
+        """Stop, reset and start the consumer group; return the same."""
         fleet = self._fleets["group"]
         fleet.forget()
         start = time.perf_counter()
@@ -214,7 +214,7 @@ GROUPS = {"marshal": f"marshal-{uuid.uuid4().hex[:8]}", "group": uuid.uuid4().he
 
 @contextmanager
 def sides(servers: str, *, partitions: int, consumers: int) -> Iterator[Sides]:
-    """Give both groups, running, with all records read."""
+    """Yield both groups, running, with all records read."""
     topic, log = (f"{stem}-{uuid.uuid4().hex[:8]}" for stem in ("data", "marshal"))
     create_topic(servers, topic, partitions=partitions)
     with Producing(servers, topic, partitions=partitions) as producing:

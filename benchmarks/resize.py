@@ -1,18 +1,18 @@
-"""How long keys stand still while the number of coordinating partitions changes.
+"""How long keys are not served while the number of coordinating partitions changes.
 
-Two members, processes of their own, share the partitions of a topic, and each partition
-gets a record every few milliseconds. The handler takes no time: next to nothing is in
-progress when a key is drained.
-An admin doubles the coordinating partitions and goes back, several times. What counts
-is the longest time between two hand-outs of a partition, by whichever member, from the
-command until a while after its end: of partitions whose keys move, and of those whose
-keys stay. Beside it stands the same measure of a window of that length right after it,
-in which nothing changes.
+Two members, in processes of their own, share the partitions of a topic, and each
+partition gets a record every few milliseconds. Handling takes no time, so almost
+nothing is in progress when a key is drained.
+An admin doubles the number of coordinating partitions and halves it again, several
+times. The figure is the longest time between two hand-outs of a partition, by any
+member, from the command until a while after its end: for partitions whose keys move,
+and for partitions whose keys stay. For comparison, the same is measured in a window of
+that length right after, in which nothing changes.
 
-Then many groups have a topic, each with one member that holds the partitions and reads
-no data; a few processes have all members. The time of the whole change is measured,
-from the command until each coordinating partition has its last record, and from then on
-until all keys are held again.
+Then many groups each have one member, which holds all partitions of a topic and reads
+no data; a few processes run all members. Measured is the time of the whole change, from
+the command until each coordinating partition has its last record, and from then until
+all keys are held again.
 """
 
 import json
@@ -64,14 +64,14 @@ NAMES = ("a", "b")
 
 @attrs.frozen(kw_only=True)
 class Load:
-    """What is measured.
+    """Sizes of a run.
 
     Attributes:
         partitions: Partitions with traffic.
-        after_s: How long hand-outs are looked at after the end of a change.
-        members: Members without traffic, each of a group of its own.
-        held: Partitions that each of them holds.
-        processes: The processes that they run in.
+        after_s: How long hand-outs are watched after the end of a change.
+        members: Members without traffic, each in a group of its own.
+        held: Partitions that each of these members holds.
+        processes: Number of processes that run these members.
     """
 
     partitions: int
@@ -106,7 +106,7 @@ def consume(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -> N
 
 
 def hold(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -> None:
-    """Hold partitions for several members until stopped; note how many."""
+    """Hold partitions for several members until stopped; note their number."""
     with ExitStack() as stack:
         held = []
         for name in options["members"]:
@@ -129,7 +129,7 @@ def hold(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -> None
                     )
                 )
             )
-            # One after the other: all at once would queue too many look-ups.
+            # Start members one by one: all at once would queue too many lookups.
             while len(held[-1].held()) < options["held"] and not is_over.wait(NOTE_S):
                 pass
         while not is_over.wait(NOTE_S):
@@ -137,7 +137,7 @@ def hold(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -> None
 
 
 def child(options: Mapping[str, Any]) -> None:
-    """Wait for a word, then work until SIGTERM."""
+    """Wait for the command to begin, then work until SIGTERM."""
     is_over = threading.Event()
     signal.signal(signal.SIGTERM, lambda _number, _frame: is_over.set())
     pen = Pen(options["path"])
@@ -249,7 +249,7 @@ Kept = dict[str, list[float]]
 
 
 def changed(servers: str, delivery: str, load: Load, *, rounds: int) -> Kept:
-    """Grow and shrink as often as that; return the gaps."""
+    """Double and halve the partition count in each round; return the gaps."""
     kept: Kept = defaultdict(list)
     with TemporaryDirectory() as folder, ExitStack() as stack:
         pair = Pair(
@@ -292,7 +292,7 @@ def at_p99(samples: Sequence[float]) -> float:
 
 
 def gap_figures(delivery: str, kept: Kept) -> list[dict[str, Any]]:
-    """Return the figures of one guarantee."""
+    """Return the figures of one kind of delivery."""
     name = DELIVERIES[delivery]
     found = []
     texts = {
@@ -302,7 +302,7 @@ def gap_figures(delivery: str, kept: Kept) -> list[dict[str, Any]]:
     }
     for kind, text in texts.items():
         if not kept[kind]:
-            continue  # few keys: by chance all move, or none
+            continue  # with few keys, all or none may move by chance
         what = f"{name}: longest gap of {text}"
         target = at_most(GAP_MS_MAX) if kind == "moves" else None
         p99 = figure(f"{what}, p99", "ms", [at_p99(kept[kind])], target=target)
@@ -314,7 +314,7 @@ def gap_figures(delivery: str, kept: Kept) -> list[dict[str, Any]]:
 
 
 class Fleet:
-    """Many members, each of its own group, in few processes."""
+    """Many members, each in its own group, in few processes."""
 
     def __init__(self, servers: str, folder: Path, *, load: Load) -> None:
         """Make the topics, start the processes and let them claim."""
@@ -342,12 +342,12 @@ class Fleet:
             each.begin()
 
     def held(self, since: float) -> int:
-        """Return how many keys they hold together, by notes made after that time."""
+        """Return how many keys all members hold, by notes after a time."""
         notes = [list(each.handed()) for each in self.processes]
         return sum(each[-1][1][0] for each in notes if each and each[-1][0] > since)
 
     def await_held(self) -> float:
-        """Wait until they hold all keys; return the seconds."""
+        """Wait until the members hold all keys; return the seconds."""
         began = time.monotonic()
         while (held := self.held(began)) < self.keys:
             if time.monotonic() - began > SETTLE_S:
@@ -362,9 +362,11 @@ class Fleet:
 
 
 def whole(servers: str, load: Load) -> tuple[dict[str, float], dict[str, float]]:
-    """Grow and shrink with many keys; return the seconds, and those until all are held.
+    """Double and halve the partition count with many keys.
 
-    The latter by notes that each process makes ten times a second.
+    Returns:
+        The seconds of each change, and the seconds from then until all keys are held,
+        by notes that each process makes ten times a second.
     """
     took: dict[str, float] = {}
     again: dict[str, float] = {}

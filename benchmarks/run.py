@@ -1,11 +1,11 @@
 """Run the benchmarks one after the other, and write their figures into the documents.
 
-Smoke runs share one broker; their documents go to build/bench/smoke. ``--docs`` runs
-in full, each benchmark with a broker and settings of its own: the documents go to
-build/bench, and after each the tables of benchmarks/RESULTS.md and docs/BENCHMARKS.md
-are written. Without names it continues what an earlier run left: those that it did not
-come to, and those that failed; after a whole run it begins with all. ``--all`` begins
-with all at once.
+By default these are smoke runs: they share one broker, and their documents go to
+build/bench/smoke. ``--docs`` runs in full, each benchmark with a broker and settings of
+its own. The documents go to build/bench, and after each benchmark the tables of
+benchmarks/RESULTS.md and docs/BENCHMARKS.md are written. ``--docs`` without names
+continues an earlier run, with benchmarks that it did not reach and those that failed;
+if none are left, all run. ``--all`` always runs all.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from kafka_marshal.testing.broker import EmbeddedBroker
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 OUT = ROOT / "build" / "bench"
-# What a run in full has still to measure.
+# File with the benchmarks that a full run has not measured yet.
 PENDING = "pending.json"
 NOT_BENCHMARKS = {"support", "run", "pages"}
 IN_EARNEST = {"growth": ("--plot", str(ROOT / "docs" / "growth.svg"))}
@@ -38,14 +38,14 @@ class Failed(Exception):
 
 
 def names() -> list[str]:
-    """Return every benchmark, by the name of its script."""
+    """Return the names of all benchmarks, which are those of their scripts."""
     return sorted(
         path.stem for path in HERE.glob("*.py") if path.stem not in NOT_BENCHMARKS
     )
 
 
 def needs_broker(name: str) -> bool:
-    """Return whether a benchmark can be given a broker."""
+    """Return whether a benchmark has an option for a broker."""
     return "broker_argument(" in (HERE / f"{name}.py").read_text()
 
 
@@ -53,7 +53,8 @@ def run(name: str, extra: Sequence[str]) -> dict[str, Any]:
     """Run one benchmark in a process of its own; return its document.
 
     Raises:
-        Failed: It ended with an error, printed no document, or took too long.
+        Failed: The benchmark ended with an error, printed no document, or took too
+            long.
     """
     command = [sys.executable, str(HERE / f"{name}.py"), *extra]
     began = time.monotonic()
@@ -75,7 +76,7 @@ def keep(found: dict[str, Any], folder: Path) -> None:
 
 
 def run_quick(chosen: Iterable[str], out: Path) -> list[str]:
-    """Run benchmarks as smoke runs; return how some failed."""
+    """Run benchmarks as smoke runs; return the messages of those that failed."""
     failures = []
     with ExitStack() as stack:
         servers = ""
@@ -96,7 +97,7 @@ def run_quick(chosen: Iterable[str], out: Path) -> list[str]:
 
 
 class Pending:
-    """What a run in full has still to measure, in a file."""
+    """Benchmarks that a full run has not measured yet, kept in a file."""
 
     def __init__(self, out: Path) -> None:
         """Read the file."""
@@ -106,7 +107,7 @@ class Pending:
             self.names = json.loads(self._path.read_text())
 
     def add(self, chosen: Iterable[str]) -> None:
-        """Add benchmarks that a run begins with."""
+        """Add the benchmarks of a run, at its start."""
         self._write({*self.names, *chosen})
 
     def remove(self, name: str) -> None:
@@ -123,11 +124,11 @@ class Pending:
 
 
 def run_full(chosen: Sequence[str], out: Path) -> list[str]:
-    """Run benchmarks in full and write the pages after each; return how some failed.
+    """Run benchmarks in full and write the pages after each; return failure messages.
 
     Args:
-        chosen: Which; none for those that an earlier run left, or else all.
-        out: Where documents go.
+        chosen: Names; if empty, those that an earlier run left, or else all.
+        out: Folder for the documents.
     """
     pending = Pending(out)
     todo = list(chosen or pending.names or names())
@@ -155,7 +156,7 @@ def run_full(chosen: Sequence[str], out: Path) -> list[str]:
 
 
 def write_pages(chosen: Iterable[str], out: Path) -> None:
-    """Write the pages from the documents that are there."""
+    """Write the pages from the documents that exist."""
     files = [out / f"{name}.json" for name in chosen]
     found = {f.stem: json.loads(f.read_text()) for f in files if f.exists()}
     pages.write(found)
@@ -163,7 +164,7 @@ def write_pages(chosen: Iterable[str], out: Path) -> None:
 
 
 def main() -> None:
-    """Run what is asked for."""
+    """Run the benchmarks named on the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="which to run; by default all")
     parser.add_argument(

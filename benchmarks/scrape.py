@@ -1,9 +1,9 @@
-"""What metrics cost: a scrape, the engine's lock meanwhile, and consumption beside it.
+"""The cost of metrics: a scrape, how long it holds the engine's lock, and consumption.
 
-Clients over a cluster in memory, so that nothing but our own work counts. One side
-consumes while it is scraped ten times a second, which is 150 times as often as
-usual, the other without a collector; CPU time of the process is compared, so that
-other processes count little. The parts of a scrape are timed beside.
+Clients use a cluster in memory, so that only the work of this library counts. One side
+consumes while it is scraped ten times a second, which is 150 times as often as usual;
+the other side has no collector. The CPU time of the process is compared, so that other
+processes have little influence. The parts of a scrape are timed as well.
 """
 
 import threading
@@ -26,19 +26,19 @@ CLAIM_MS_MAX = 20 * H_MS
 
 
 class Client:
-    """What a collector asks a ``Marshal`` for, over a node in memory."""
+    """The part of ``Marshal`` that a collector uses, for a node in memory."""
 
     coordination_topic = "__marshal"
     is_closed = False
 
     def __init__(self, node: Node) -> None:
-        """Look like the client of a node."""
+        """Stand in for the client of a node."""
         self.engine, self.session = node.engine, node.session
         self.group_id = node.session.claimant.group_id
         self.client_id = node.session.claimant.owner.client_id
 
     def call_on_close(self, function: Callable[[], None]) -> None:
-        """Never close."""
+        """Do nothing, because this client never closes."""
 
 
 class Timed(threading.Condition):

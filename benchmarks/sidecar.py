@@ -1,10 +1,10 @@
 """What the number of clients costs a sidecar, and the coordination log.
 
-A hundred partitions of one group are held by one sidecar, for one client and for
-fifty: what it appends to the coordination log, its connections to the brokers, its
-time of CPU and its memory, over a while in which nothing changes. Sidecar and clients
-are restarted for each sample, and both sides take turns. Clients share a process,
-have a connection each, beat once a second, and find their topic empty.
+One sidecar holds a hundred partitions of one group, for one client and for fifty.
+While nothing changes, these are measured: its appends to the coordination log, its
+connections to the brokers, its CPU time and its memory. Sidecar and clients are
+restarted for each sample, and the two sides take turns. Clients share a process; each
+has its own connection and sends a heartbeat once a second. Their topic is empty.
 """
 
 import json
@@ -44,7 +44,7 @@ from kafka_marshal.testing.producing import create_topic
 H_MS = 6_000
 ROUNDS = 5
 POLL_MS = 1_000
-RATIO_MAX = 1.25  # of records: a beat more or less at the edges of a window
+RATIO_MAX = 1.25  # of records: windows may differ by a heartbeat at their edges
 ESTABLISHED = "01"
 MEBIBYTE = 1024 * 1024
 
@@ -53,7 +53,7 @@ _run = uuid.uuid4().hex[:8]
 
 @attrs.frozen
 class Load:
-    """What is held, for whom, and how long it is looked at."""
+    """Numbers of partitions and clients, and how long they are measured."""
 
     partitions: int
     few: int
@@ -69,7 +69,7 @@ QUICK = Load(partitions=10, few=1, many=5, settle_s=0.5, window_s=2.0)
 
 
 def child(settings: Mapping[str, Any]) -> None:
-    """Consume with so many clients; report once all partitions are held."""
+    """Consume with some clients; report once all partitions are held."""
     held: list[int] = [0] * settings["clients"]
     is_over = threading.Event()
 
@@ -126,13 +126,13 @@ def connection_count(pid: int, port: int) -> int:
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         try:
             count += str(fd.readlink()) in there
-        except OSError:  # closed since
+        except OSError:  # closed meanwhile
             continue
     return count
 
 
 def log_end(servers: str, log: str) -> int:
-    """Return how many records the coordination log has had."""
+    """Return the sum of the log ends of the coordination topic."""
     consumer = KafkaConsumer(bootstrap_servers=servers)
     try:
         partitions = consumer.partitions_for_topic(log) or set()
@@ -146,7 +146,7 @@ def log_end(servers: str, log: str) -> int:
 
 
 def sample(servers: str, clients: int, *, load: Load, home: Path) -> dict:
-    """Hold everything for so many clients; return what that costs."""
+    """Hold all partitions for ``clients`` clients; return the costs."""
     name = f"{clients}-{uuid.uuid4().hex[:6]}"
     log, topic = f"marshal-sidecar-{name}-{_run}", f"data-{name}-{_run}"
     create_topic(servers, topic, partitions=load.partitions)
@@ -179,7 +179,7 @@ def sample(servers: str, clients: int, *, load: Load, home: Path) -> dict:
 
 
 def window(servers: str, log: str, *, pid: int, seconds: float) -> dict:
-    """Look at a sidecar before and after a while."""
+    """Measure a sidecar before and after some seconds; return the differences."""
     port = int(servers.rpartition(":")[2])
     records, cpu, began = log_end(servers, log), cpu_s(pid), time.monotonic()
     time.sleep(seconds)

@@ -1,13 +1,13 @@
 """How long a record takes through a streaming query of Spark, beside its own source.
 
-A query of each side begins its next batch as soon as one has ended, and follows a
-topic. Records are written one after the other, each once the last one has come: timed
-is a record from its acknowledgement by the broker until ``foreachBatch`` has collected
-it, and by Spark's own account the batch that it came in (``triggerExecution``). Sides
-take turns; a query starts for each round, and its first records are not counted.
+A query of each side follows a topic, and begins the next batch as soon as one has
+ended. Each record is written once the one before it has arrived. It is timed from the
+broker's acknowledgment until ``foreachBatch`` has collected it. The batch that contains
+it is timed as Spark reports it (``triggerExecution``). Sides take turns. A new query
+starts for each round, and its first records are not counted.
 
-*native, tuned* has ``kafka.fetch.max.wait.ms=10``, as in ``spark_source``. The source
-stands here at least once and at most once.
+*native, tuned* has ``kafka.fetch.max.wait.ms=10``, as in ``spark_source``. Our source
+runs at least once and at most once.
 """
 
 import os
@@ -49,16 +49,16 @@ OURS = {AT_LEAST_ONCE: "alo", AT_MOST_ONCE: "amo"}
 
 @attrs.frozen
 class Bench:
-    """What every round needs.
+    """Data for every round, and its results.
 
     Attributes:
         spark: The session.
         servers: The cluster.
         log: The coordination topic.
-        home: Where checkpoints go.
-        records: How many records of a round are timed.
-        latencies_ms: From the acknowledgement of a record until it came, by side.
-        batches_ms: Batches with records, by side.
+        home: Folder for checkpoints.
+        records: Number of records that are timed in a round.
+        latencies_ms: Times from acknowledgment to collection of records, by side.
+        batches_ms: Times of batches with records, by side.
     """
 
     spark: Any
@@ -91,7 +91,7 @@ class Bench:
     def _query(
         self, side: str, topic: str, came: "queue.Queue[bytes]"
     ) -> Iterator[Any]:
-        """Run a query that puts each value that comes into a queue."""
+        """Run a query that puts each value into a queue."""
 
         def collect(rows: Any, _: int) -> None:  # noqa: ANN401 - a frame of Spark
             for row in rows.select("value").collect():
@@ -124,7 +124,7 @@ class Bench:
             query.stop()
 
     def _follow(self, topic: str, came: "queue.Queue[bytes]") -> list[float]:
-        """Write record after record; return how long each took to come, in ms."""
+        """Write records one by one; return the time of each until it arrives, in ms."""
         producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 0})
         taken = []
         for number in range(WARM + self.records):
@@ -146,7 +146,7 @@ class Bench:
 def measure(bench: Bench, sides: list[str], rounds: int) -> list[dict[str, Any]]:
     """Run all sides in turns and return the figures."""
     runs = {each: partial(bench.round, each) for each in sides}
-    alternate(runs, 1)  # the compiler of the JVM, and caches
+    alternate(runs, 1)  # warms up the JVM's compiler, and caches
     bench.latencies_ms.clear()
     bench.batches_ms.clear()
     medians = alternate(runs, rounds)

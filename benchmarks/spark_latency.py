@@ -1,9 +1,9 @@
-"""What claims and grants add to a micro-batch of Spark, by a sidecar and without.
+"""The time that claims and grants add to a Spark micro-batch, with a sidecar or not.
 
-The driver's share: to see what is held, to begin a range of each partition, to confirm
-it. A task's share: at least once a look at its claim, at most once a grant of its
-range; tasks of a batch run beside each other, one a core. Both ways to the log take
-turns, over one broker. What a batch takes beside that is Spark's.
+The driver looks up which partitions are held, begins a range of each, and confirms it.
+A task checks its claim at least once, and requests a grant of its range at most once;
+tasks of a batch run in parallel, one per core. The two ways to the log take turns, with
+one broker. The rest of a batch's time is that of Spark.
 """
 
 import os
@@ -51,13 +51,13 @@ ADDED_MS_MAX = 20
 
 @attrs.frozen
 class Side:
-    """One way to the log, at one guarantee.
+    """One way to the log, with one kind of delivery.
 
     Attributes:
-        ranges: What is held.
+        ranges: Claimed partitions of the driver.
         client: Grant client of a task.
         group_id: The group.
-        is_granted: Whether tasks ask for grants.
+        is_granted: Whether tasks request grants.
     """
 
     ranges: RangeConsumer
@@ -66,7 +66,7 @@ class Side:
     is_granted: bool
 
     def batch(self, number: int) -> tuple[float, float]:
-        """Play one batch; return what the driver and a task took, in ms."""
+        """Play one batch; return the times of the driver and of a task, in ms."""
         first, end = number * STEP, (number + 1) * STEP
         began = time.perf_counter()
         held = self.ranges.held()
@@ -139,7 +139,7 @@ def measure(sides: Mapping[str, Side], rounds: int) -> list[dict[str, Any]]:
     for number in range(rounds + 1):
         for name, each in sides.items():
             found = each.batch(number)
-            if number:  # the first one connects
+            if number:  # the first batch connects, and does not count
                 took[name].append(found)
     figures = []
     for name, pairs in took.items():

@@ -1,22 +1,22 @@
 """How fast Spark reads micro-batches by claims, beside its own Kafka source.
 
-One session, one topic, the same rows into the same aggregate, which looks at every
-key and value. A side is a streaming query over the same backlog, in batches of the
-same size; it is timed by Spark's own account of its batches (``addBatch``), without
-the first one, in which processes start. Rounds alternate. Spark's connector comes
-from Maven by ``mvn``; a smoke run goes without it, unless its jars are named.
+All sides use one session, one topic and one aggregate, which accesses every key and
+value. A side is a streaming query over the same backlog, in batches of the same size.
+It is timed as Spark reports its batches (``addBatch``), without the first batch, in
+which processes start. Sides run in turns. Spark's connector is downloaded from Maven by
+``mvn``; a smoke run works without it, unless its jars are named.
 
-Spark's source stands here twice: as it is, and with the one option that makes it faster
+Spark's source runs twice: with defaults, and with the one option that makes it faster
 (`kafka.fetch.max.wait.ms`: without it each task waits for half a second at the end of
-its range). Processor time is that of the session and all its processes. What a query
-takes beyond its triggers is its time from start to end without that of its batches: to
-begin, to stop, and to find out that there is nothing left.
+its range). Processor time is that of the session and all its processes. The time of a
+query beyond its triggers is its whole time without that of its batches: to begin, to
+stop, and to find that nothing is left.
 
 Python and the JVM are connected by Unix domain sockets, and a query's process is
 forked, as docs/SPARK.md advises.
 
-One more side reads nothing: its tasks hand over one ready Arrow batch again and
-again, which is about as fast as a data source in Python can be.
+One more side reads nothing: its tasks return one prepared Arrow batch again and again,
+which is about as fast as a data source in Python can be.
 """
 
 import json
@@ -79,8 +79,9 @@ JARS = (
     "org.apache.commons:commons-pool2:2.12.0",
     "org.apache.kafka:kafka-clients:4.3.0",
 )
-# Records of a round, by their size in bytes: for seconds, of which compilers in the JVM
-# take a small part. With a fifth of them they take more than all readers.
+# Records of a round, by their size in bytes: enough for some seconds, so that the JVM's
+# compilers take a small part. With a fifth of these records, compilers would take more
+# time than all readers.
 LOAD = {1_000: 2_000_000, 100: 8_000_000}
 WARM_UPS = 2
 QUICK = {1_000: 2_000}
@@ -89,14 +90,14 @@ TUNED = "native, tuned"
 NATIVE = {"native": {}, TUNED: {"kafka.fetch.max.wait.ms": "10"}}
 # Seconds that a query may take beyond its triggers.
 BEYOND_S = 0.4
-# What the source must reach beside the tuned one, by the size of a record.
+# Least ratio of our rate to that of Spark's tuned source, by size of a record.
 TARGETS = {1_000: 1.3, 100: 2.0}
 
 
 def cpu_s() -> float:
-    """Return the processor time of this process and of all that it started.
+    """Return the processor time of this process and all processes that it started.
 
-    Servers of planners, too, which are nobody's children.
+    Includes the servers of planners, which are detached from their parents.
     """
     parents, used = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -116,13 +117,13 @@ def cpu_s() -> float:
 
 @attrs.frozen
 class Bench:
-    """What every round needs.
+    """Data for every round, and its results.
 
     Attributes:
         spark: The session.
         servers: The cluster.
         log: The coordination topic.
-        home: Where checkpoints go.
+        home: Folder for checkpoints.
         used: Processor time of each run, in microseconds a row, by side.
         beyond: Seconds of each run beyond its triggers, by side.
     """
@@ -137,7 +138,7 @@ class Bench:
     def rate(self, source: str, topic: str, *, most: int, size: int) -> float:
         """Run one side over a topic; return rows a second.
 
-        What else it took is noted in ``used`` and ``beyond``.
+        Adds its other times to ``used`` and ``beyond``.
         """
         started_s = cpu_s()
         reader = self.spark.readStream.options(
@@ -150,7 +151,7 @@ class Bench:
         if source in NATIVE:
             reader = reader.format("kafka").options(**NATIVE[source])
         elif source == READY:
-            # No options of Kafka's, which would be none of its business.
+            # This source does not know options of Kafka.
             reader = self.spark.readStream.format(READY)
             reader = reader.options(rows=str(most // PARTITIONS), size=str(size))
         else:
@@ -183,7 +184,7 @@ class Bench:
 
 
 class _Range(InputPartition):
-    """How many rows a task hands over."""
+    """Number of rows that a task returns."""
 
     def __init__(self, count: int) -> None:
         super().__init__(None)
@@ -191,7 +192,7 @@ class _Range(InputPartition):
 
 
 class _ReadyReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Hands over ready batches, until each task has had its rows."""
+    """Returns prepared batches, until each task has returned its rows."""
 
     def __init__(self, schema: StructType, *, rows: int, size: int) -> None:
         self.schema, self.rows, self.size = schema, rows, size
@@ -238,7 +239,7 @@ class _ReadyReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _Ready(DataSource):
-    """A source that takes no time of its own."""
+    """A source whose reading takes almost no time."""
 
     @classmethod
     def name(cls) -> str:
@@ -263,7 +264,7 @@ def _look_at_all(rows: Any, _: int) -> None:  # noqa: ANN401 - a frame of Spark
 
 
 def connector(folder: Path | None) -> list[Path]:
-    """Return the jars of Spark's own connector, fetched once."""
+    """Return the jars of Spark's own connector; download them once."""
     home = folder or cache_dir() / "spark-kafka"
     home.mkdir(parents=True, exist_ok=True)
     for each in JARS:
@@ -333,7 +334,7 @@ def compare(
         }
         for _ in range(WARM_UPS):
             for side in sides.values():
-                side()  # the compiler of the JVM, and caches
+                side()  # warms up the JVM's compiler, and caches
         bench.used.clear()
         bench.beyond.clear()
         rates = alternate(sides, rounds)

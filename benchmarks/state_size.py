@@ -1,8 +1,8 @@
-"""What one key takes in the memory of a process that follows the log.
+"""How much memory one key takes in a process that follows the log.
 
-A world is folded from claims and beats, and Python is asked how much more it holds
-than before, per key. Measured for keys without and with all that a key can have, and
-for a requested digest (which keeps a hash of each key).
+A world is folded from claims and heartbeats, and the growth of Python's memory is
+divided by the number of keys. Measured for simple keys, for keys with all that a key
+can have, and after a digest was requested, which stores a hash of each key.
 """
 
 import gc
@@ -36,7 +36,7 @@ KIB = 1_024
 
 
 def records(keys: int, *, is_amo: bool) -> Iterator[Record]:
-    """Yield claims of a fleet, a beat of each, and grants where asked for."""
+    """Yield the claims of a fleet, a heartbeat of each and, if at most once, grants."""
     limits = dict.fromkeys(LIMIT_DEFAULTS) | {"keys": 2 * keys}
     yield Config(
         generation=1,
@@ -99,7 +99,7 @@ def folded(entries: Sequence[bytes], *, has_digest: bool) -> WorldState:
                 value=value,
             ),
         )
-    state.dirty.clear()  # as after any digest, which counts on its own below
+    state.dirty.clear()  # as after a digest, which is measured separately
     if has_digest:
         state.dirty.update(dict.fromkeys(state.keys))
         digest(state)
@@ -107,7 +107,7 @@ def folded(entries: Sequence[bytes], *, has_digest: bool) -> WorldState:
 
 
 def bytes_per_key(keys: int, *, is_amo: bool, has_digest: bool) -> float:
-    """Return what the process holds more per key, once the world is folded."""
+    """Return by how much the memory of the process grows per key in a fold."""
     entries = [encode(record) for record in records(keys, is_amo=is_amo)]
     gc.collect()
     tracemalloc.start()

@@ -1,8 +1,8 @@
-"""What the benchmarks share: alternating rounds, spread, facts, one document.
+"""Shared code of the benchmarks: alternating rounds, spread, processes, documents.
 
-Both sides of a comparison run in one process, in turns, and the side that begins
-changes each round: what else the machine does then hurts both alike, and the ratio
-of a round means something where its times alone would not.
+The sides of a comparison run in turns, and each round another side begins. So other
+load on the machine slows all sides alike, and the ratio of two sides in a round is
+meaningful even if their times alone are not.
 """
 
 import argparse
@@ -32,10 +32,10 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 SCHEMA = 1
 SAMPLES_SHOWN_MAX = 200
-# In /proc/net/tcp.
+# State of a listening socket in /proc/net/tcp.
 LISTENS = "0A"
 HANG_S = 600
-"""Limit of waits, against what hangs: a busy machine takes its time."""
+"""Limit of waits, long enough for a busy machine."""
 SIDECAR_ANSWER_S = 5
 PACKAGES = ("kafka-marshal", "kafka-python", "confluent-kafka", "msgspec", "mmh3")
 
@@ -46,14 +46,14 @@ class Target:
 
     Attributes:
         value: The bound.
-        is_least: Whether it is the least that counts, and not the most.
+        is_least: Whether the bound is a minimum; if not, it is a maximum.
     """
 
     value: float
     is_least: bool
 
     def __str__(self) -> str:
-        """Return the bound as the tables write it."""
+        """Return the bound in the form of the tables."""
         return f"{'>=' if self.is_least else '<='} {self.value:,.10g}"
 
     def is_met(self, reached: float) -> bool:
@@ -62,17 +62,17 @@ class Target:
 
 
 def at_least(value: float) -> Target:
-    """Return a target from below."""
+    """Return a target with a minimum."""
     return Target(value, is_least=True)
 
 
 def at_most(value: float) -> Target:
-    """Return a target from above."""
+    """Return a target with a maximum."""
     return Target(value, is_least=False)
 
 
 def spread(samples: Sequence[float]) -> dict[str, Any]:
-    """Return median, extremes and quartiles of some samples, and these themselves."""
+    """Return median, extremes and quartiles of samples, and the first samples."""
     ordered = sorted(samples)
     low, high = ordered[0], ordered[-1]
     if len(ordered) > 1:
@@ -93,10 +93,10 @@ def figure(
     """Return one figure of a benchmark's document.
 
     Args:
-        what: What was measured, as a table names it.
+        what: Name of the figure in tables.
         unit: Unit of the samples; ``ratio`` for one side divided by the other.
         samples: One per round.
-        target: What the median must reach; None where it is only reported.
+        target: Target of the median; None if it is only reported.
     """
     found = {"what": what, "unit": unit, **spread(samples)}
     if target is not None:
@@ -111,8 +111,8 @@ def alternate(
     """Run every side once a round and return its samples.
 
     Args:
-        sides: What to run, by name; each returns its sample.
-        rounds: How many; the side that begins changes with each.
+        sides: Functions by name; each returns one sample.
+        rounds: Number of rounds; each round another side begins.
     """
     names = list(sides)
     samples: dict[str, list[float]] = {name: [] for name in names}
@@ -129,7 +129,7 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures depend on: the machine, Python and packages."""
+    """Return facts on which figures depend: machine, load, Python and packages."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
@@ -153,7 +153,7 @@ def document(
     Args:
         name: Name of the script, without its ending.
         figures: From ``figure``.
-        settings: What was run: sizes, rounds, intervals and the like.
+        settings: Settings of the run: sizes, rounds, intervals and the like.
         is_quick: Whether it was a smoke run, whose figures mean little.
         more: Further parts, such as the points of a plot.
     """
@@ -183,7 +183,7 @@ def arguments(about: str) -> argparse.ArgumentParser:
 
 
 def broker_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the option that names a broker that runs already."""
+    """Add the option for a cluster that runs already."""
     parser.add_argument(
         "--bootstrap-servers",
         help="a cluster that runs already; by default an embedded broker is started",
@@ -194,7 +194,7 @@ def broker_argument(parser: argparse.ArgumentParser) -> None:
 def cluster(
     servers: str | None, properties: Mapping[str, str] | None = None
 ) -> Iterator[str]:
-    """Give the addresses of a cluster; start one where none is named.
+    """Yield the addresses of a cluster; start a broker if none is named.
 
     Args:
         servers: Addresses of a cluster that runs already, or None.
@@ -208,12 +208,12 @@ def cluster(
 
 
 class SidecarProcess:
-    """A sidecar as a process of its own, until the ``with`` block ends.
+    """A sidecar in a process of its own, until the ``with`` block ends.
 
     Args:
         servers: The cluster.
         log: The coordination topic.
-        home: A folder of its own; its name is the sidecar's in the log.
+        home: A folder of its own, whose name is the client_id of the sidecar.
 
     Attributes:
         url: The value for ``Marshal(sidecar=...)``.
@@ -235,11 +235,11 @@ class SidecarProcess:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Id of the process."""
         return self._process.pid
 
     def get(self, place: str) -> tuple[int, bytes]:
-        """Ask it; status 0 where it does not answer."""
+        """Send a GET request; return status and body, status 0 without an answer."""
         connection = http.client.HTTPConnection("sidecar", timeout=SIDECAR_ANSWER_S)
         try:
             connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -254,7 +254,7 @@ class SidecarProcess:
             connection.close()
 
     def wait_ready(self) -> None:
-        """Wait until it serves."""
+        """Wait until the sidecar is ready."""
         deadline = time.monotonic() + HANG_S
         while self.get("/readyz")[0] != http.client.OK:
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -264,7 +264,7 @@ class SidecarProcess:
             time.sleep(0.05)
 
     def __enter__(self) -> Self:
-        """Wait until it serves."""
+        """Wait until the sidecar is ready."""
         try:
             self.wait_ready()
         except BaseException:
@@ -273,7 +273,7 @@ class SidecarProcess:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End it in order; without a word where that takes too long."""
+        """Stop the sidecar with SIGTERM; kill it if that takes too long."""
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(HANG_S)
@@ -283,26 +283,26 @@ class SidecarProcess:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor time that a process has used."""
+    """Return the processor time that a process has used, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def steady_cpu_s(pid: int) -> float:
-    """Return the time that a JVM's threads have used, but for its compilers'.
+    """Return the processor time of a JVM's threads, without compiler threads.
 
-    Those work less and less in the first minutes of a process.
+    Compilers work less and less in the first minutes of a process.
     """
     used_ns = 0
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(OSError):  # it may end meanwhile
+        with suppress(OSError):  # the thread may end meanwhile
             if "CompilerThre" not in (thread / "comm").read_text():
                 used_ns += int((thread / "schedstat").read_text().split()[0])
     return used_ns / 1e9
 
 
 def broker_pid(servers: str) -> int | None:
-    """Return the process of a broker on this machine; None where it is elsewhere."""
+    """Return the process id of a broker on this machine, None if it is elsewhere."""
     host, _, port = servers.partition(",")[0].rpartition(":")
     if host not in ("127.0.0.1", "localhost"):
         return None
@@ -315,14 +315,14 @@ def broker_pid(servers: str) -> int | None:
                 if row[1].endswith(f":{wanted}") and row[3] == LISTENS:
                     inodes.add(f"socket:[{row[9]}]")
     for each in Path("/proc").glob("[0-9]*/fd/*"):
-        with suppress(OSError):  # a process of somebody else, or one that has ended
+        with suppress(OSError):  # a process of another user, or one that has ended
             if str(each.readlink()) in inodes:
                 return int(each.parts[2])
     return None
 
 
 def run_again(command: Sequence[str], *, timeout_s: float) -> dict[str, Any]:
-    """Run one side of a comparison as a process of its own; return what it printed."""
+    """Run one side of a comparison in a new process; return the JSON it printed."""
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, timeout=timeout_s, check=True
     )
@@ -331,7 +331,7 @@ def run_again(command: Sequence[str], *, timeout_s: float) -> dict[str, Any]:
 
 
 def write_document(document: Mapping[str, Any], out: Path | None) -> None:
-    """Print the document, the only thing on stdout, and write it where asked."""
+    """Print the document, the only output on stdout; write it to a file if named."""
     text = json.dumps(document, indent=1)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -340,12 +340,12 @@ def write_document(document: Mapping[str, Any], out: Path | None) -> None:
 
 
 def show_progress(text: str) -> None:
-    """Show a person the progress, on stderr."""
+    """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def show_figures(figures: Iterable[Mapping[str, Any]]) -> None:
-    """Show a person the results, on stderr."""
+    """Print results to stderr."""
     for each in figures:
         show_progress(
             f"{each['what']}: {each['median']} {each['quartiles']} {each['unit']}"
@@ -353,7 +353,7 @@ def show_figures(figures: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _rounded(value: float) -> float:
-    """Keep five digits that count; more would only pretend."""
+    """Round to five significant digits; more would not be accurate."""
     return float(f"{value:.5g}")
 
 

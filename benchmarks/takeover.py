@@ -1,13 +1,14 @@
-"""How long after the death of a process others hand out its records.
+"""How long after the death of a process another process hands out its records.
 
-With sidecars: two hosts, a sidecar each, heartbeats 60 s apart. A client of the one
-is killed with SIGKILL; its sidecar sees the death and releases its partitions, and a
-client of the other takes them over. Without: two processes that hold their claims
-themselves, at a short interval, since the survivor waits for two. Both in turns.
+With sidecars: two hosts with a sidecar each, at a heartbeat interval of 60 s. A client
+of one sidecar is killed with SIGKILL. Its sidecar detects that and releases its
+partitions, and a client of the other sidecar takes them over. Without sidecars: two
+processes hold their claims themselves, at a short heartbeat interval, because the
+survivor waits for two intervals. The two sides run in turns.
 
-Each sample is one kill: from the moment before the signal is sent to the moment when
-the survivor has been handed a record of the *last* of the partitions that the victim
-had. A producer writes to all partitions all the time.
+Each sample is one kill: from just before the signal is sent until the survivor has
+handed out a record of the *last* of the victim's partitions. A producer writes to all
+partitions all the time.
 """
 
 import json
@@ -56,10 +57,10 @@ _run = uuid.uuid4().hex[:8]
 
 
 class Survivor:
-    """A consumer on a thread, which notes when it was first handed what.
+    """A consumer on a thread, which notes the first record of each partition.
 
     Attributes:
-        seen: When the first record of each partition came, since the last ``forget``.
+        seen: Time of the first record of each partition since the last ``forget``.
     """
 
     def __init__(self, marshal: Marshal, topic: str) -> None:
@@ -73,12 +74,12 @@ class Survivor:
         self._thread.start()
 
     def forget(self) -> None:
-        """Start the notes again."""
+        """Clear ``seen``."""
         with self._changed:
             self.seen.clear()
 
     def wait_for(self, partitions: set[int]) -> float:
-        """Return when the last of some partitions had been handed out."""
+        """Wait for records of some partitions; return the time of the last one."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self.failure or partitions <= self.seen.keys(), HANG_S
@@ -112,12 +113,12 @@ class Survivor:
 
 
 class Side:
-    """A group of two: a survivor in this process, and one victim after the other.
+    """A group of two: a survivor in this process, and victims one after the other.
 
     Args:
         servers: The cluster.
-        settings: How the victim finds its claims, and the names it uses.
-        survivor: The client that takes over, open.
+        settings: Settings of the victim's client, and its names.
+        survivor: The open client that takes over.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Side:
         self._survivor = Survivor(survivor, self.topic)
 
     def kill(self) -> float:
-        """Start a victim, let it work, kill it; return the milliseconds it took."""
+        """Start a victim, let it work, kill it; return the takeover time in ms."""
         self._number += 1
         settings = {**self._settings, "client": f"victim-{self._number}"}
         victim = subprocess.Popen(
@@ -161,7 +162,7 @@ class Side:
 
 
 def share_of(victim: "subprocess.Popen[str]") -> set[int]:
-    """Return the partitions that a victim works on, once it has all it will get."""
+    """Return the partitions of a victim, once it has its whole share."""
     timer = threading.Timer(HANG_S, victim.kill)
     timer.start()
     try:
@@ -175,7 +176,7 @@ def share_of(victim: "subprocess.Popen[str]") -> set[int]:
 
 
 def child(settings: dict[str, Any]) -> None:
-    """Consume until killed; report when the share of one of two is being processed."""
+    """Consume until killed; report once it processes half of the partitions."""
     share, is_reported = PARTITIONS // 2, False
     worked_on: set[int] = set()
     with (
@@ -194,7 +195,7 @@ def child(settings: dict[str, Any]) -> None:
 
 
 def opened(settings: dict[str, Any], client_id: str) -> Marshal:
-    """Return a client, of a sidecar or on its own."""
+    """Return a client, with or without a sidecar."""
     names = {"group_id": settings["group"], "client_id": client_id}
     if settings["sidecar"] is not None:
         return Marshal(sidecar=settings["sidecar"], **names)
@@ -251,7 +252,7 @@ def figures_of(watched: list[float], bare: list[float]) -> list[dict[str, Any]]:
 
 
 def p99(samples: list[float]) -> float:
-    """Return the 99th percentile; of few samples, the largest."""
+    """Return the 99th percentile, or the largest of fewer than 100 samples."""
     if len(samples) < 100:  # noqa: PLR2004 - the word says it
         return max(samples)
     return statistics.quantiles(samples, n=100, method="inclusive")[98]

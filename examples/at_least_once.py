@@ -1,15 +1,15 @@
-"""Consume at least once into SQLite: nothing is lost, and nothing counts twice.
+"""Consume at least once into SQLite: no record is lost, and none is stored twice.
 
     export MARSHAL_BOOTSTRAP_SERVER=localhost:9092
     python examples/at_least_once.py payments billing worker-1 payments.db
 
-Start it several times with other client ids: each process takes its share of the
-partitions, and takes over those of a process that dies.
+Start it several times with different client ids: each process takes its share of the
+partitions, and takes over partitions of a process that dies.
 
-At least once may hand a record out again after a crash, and a process that slept
-through its lease may still write when it wakes. Both are harmless here, because
-one transaction stores the result *and* the position, under the condition that the
-fencing token is not older than the one stored before.
+With at least once, a record may be handed out again after a crash, and a process that
+was suspended until its lease ended may still write when it continues. Both are harmless
+here: one transaction stores the result *and* the position, on the condition that the
+fencing token is not older than the stored one.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from kafka_marshal import ClaimLost, Delivery, Marshal, Record
 
 
 def open_database(path: str) -> sqlite3.Connection:
-    """Return a database with a table of results and one of progress."""
+    """Return a database with the tables ``results`` and ``progress``."""
     database = sqlite3.connect(path, timeout=10)
     database.executescript(
         """
@@ -35,7 +35,7 @@ def open_database(path: str) -> sqlite3.Connection:
 
 
 def store(database: sqlite3.Connection, record: Record) -> bool:
-    """Store one record; return False where it is stored, or our claim is old."""
+    """Store one record; return False if it is stored, or the token is too old."""
     place = (record.topic, record.partition)
     with database:  # one transaction
         moved = database.execute(
@@ -43,7 +43,7 @@ def store(database: sqlite3.Connection, record: Record) -> bool:
             " SET token = excluded.token, position = excluded.position"
             " WHERE progress.token <= excluded.token"
             " AND progress.position < excluded.position",
-            # As bytes, tokens order as they do as tuples.
+            # Tokens as bytes have the same order as tokens.
             (*place, bytes(record.token or b""), record.offset + 1),
         )
         if moved.rowcount == 0:
@@ -75,7 +75,7 @@ def main() -> None:
             try:
                 consumer.commit(record)
             except ClaimLost as lost:
-                # Another process goes on; it will find what we stored.
+                # Another process continues, and skips what is stored already.
                 print(f"lost {record.topic}-{record.partition}: {lost}")
 
 

@@ -1,13 +1,13 @@
-"""Send notices at most once: better one too few than one twice.
+"""Send notices at most once: a missing notice is better than one sent twice.
 
     export MARSHAL_BOOTSTRAP_SERVER=localhost:9092
     python examples/at_most_once.py notices notifier worker-1
 
-A range of offsets is granted to this process by the log *before* any of its
-records is handed out, and never to anybody else. That grant is the commit, so
-there is nothing to commit afterwards. A crash loses what was granted and not yet
-processed: of each partition at most ``max_granted_batches`` batches of
-``max_poll_records`` records. ``marshal grants losses`` lists the offsets.
+The log grants a range of offsets to this process *before* any of its records is
+handed out, and never grants it to another process. That grant is the commit, so
+there is nothing to commit afterwards. A crash loses records that were granted and
+not yet processed: in each partition at most ``max_granted_batches`` batches of
+``max_poll_records`` records. ``marshal grants losses`` lists their offsets.
 """
 
 import argparse
@@ -19,7 +19,7 @@ BATCH = 20
 
 
 def notify(record: Record) -> None:
-    """Stand in for what must not happen twice, such as sending a message."""
+    """Stand in for work that must not be done twice, such as sending a message."""
     text = (record.value or b"").decode(errors="replace")
     print(f"notify {record.partition}/{record.offset} {text!r}", flush=True)
 

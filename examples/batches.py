@@ -1,10 +1,10 @@
-"""Handle records in batches: one partition, one claim, one commit each.
+"""Handle records in batches: each has one partition, one claim and one commit.
 
     export MARSHAL_BOOTSTRAP_SERVER=localhost:9092
     python examples/batches.py payments totals worker-1
 
 All records of a batch come from one partition and were handed out under one
-token, so a batch can be one transaction of whatever stores it.
+token, so a batch can be stored in one transaction.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Hold a claim, and fetch by other means: a plain kafka-python loop under it.
+"""Hold a claim, and fetch its partition with another client: kafka-python.
 
     export MARSHAL_BOOTSTRAP_SERVER=localhost:9092
     python examples/claims_only.py payments 0 archive worker-1
 
 For other frameworks (Faust, Bytewax, a native extension, a cron job): the claim decides
-which process may work on the partition. The loop checks the claim before every piece of
-work and sets its position; the claim is renewed meanwhile.
+which process may work on the partition. The loop checks the claim before each record,
+and sets its position afterwards. The claim is renewed in the background.
 """
 
 import argparse
@@ -29,10 +29,10 @@ TIMEOUT_MS = 2_000
 
 
 class Ended:
-    """Turns true once the process is asked to end."""
+    """Shows whether the process was asked to end by SIGTERM or SIGINT."""
 
     def __init__(self) -> None:
-        """Listen to SIGTERM and SIGINT."""
+        """Handle SIGTERM and SIGINT."""
         self.is_set = False
         signal.signal(signal.SIGTERM, self._end)
         signal.signal(signal.SIGINT, self._end)
@@ -54,7 +54,7 @@ def claim_when_free(
 
 
 def start(consumer: KafkaConsumer, claim: HeldClaim) -> None:
-    """Go to where the last holder left off, or to the beginning."""
+    """Seek to the position of the claim, or to the beginning if there is none."""
     place = Place(*claim.partition)
     if claim.position is None:
         consumer.seek_to_beginning(place)
@@ -64,18 +64,18 @@ def start(consumer: KafkaConsumer, claim: HeldClaim) -> None:
 
 
 def work(consumer: KafkaConsumer, claim: HeldClaim, ended: Ended) -> None:
-    """Fetch and process until asked to end, or until the claim is gone."""
+    """Fetch and process until asked to end, or until the claim is lost."""
     while not ended.is_set:
         for records in consumer.poll(timeout_ms=POLL_MS).values():
             for record in records:
-                token = claim.check()  # raises ClaimLost: stop at once
+                token = claim.check()  # raises ClaimLost if lost: stop at once
                 print(f"handled offset {record.offset} under {token}", flush=True)
                 claim.set_position(record.offset + 1)
         claim.check()
 
 
 def main() -> None:
-    """Claim one partition, wait for it if need be, and work on it."""
+    """Claim one partition, wait if another process holds it, and work on it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("topic")
     parser.add_argument("partition", type=int)
@@ -84,7 +84,7 @@ def main() -> None:
     given = parser.parse_args()
     ended = Ended()
     server = os.environ.get("MARSHAL_BOOTSTRAP_SERVER", "localhost:9092")
-    # No group and no offsets of Kafka's own: the claim has both.
+    # Use neither groups nor committed offsets of Kafka: the claim replaces both.
     consumer = KafkaConsumer(bootstrap_servers=server, enable_auto_commit=False)
     place = TopicPartition(given.topic, given.partition)
     consumer.assign([Place(*place)])

@@ -1,12 +1,12 @@
-"""Copy a topic to another one exactly once.
+"""Copy a topic to another topic exactly once.
 
     export MARSHAL_BOOTSTRAP_SERVER=localhost:9092
     python examples/kafka_sink.py payments receipts copier worker-1
 
-Output and progress of a batch are one transaction of Kafka. Start several with other
-names, and kill one: another continues where its output ends, and the broker refuses a
-process that lost its claim and does not know it yet. Read the target with
-``isolation_level="read_committed"``.
+Output and position of a batch are written in one Kafka transaction. Start several
+processes with different client ids, and kill one: another process continues where its
+output ends. The broker refuses a process that has lost its claim and does not know it
+yet. Read the target with ``isolation_level="read_committed"``.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Look at the world without taking part: who holds what, and who is paused.
+"""Print owners and pauses from the log, without joining a group.
 
     export MARSHAL_BOOTSTRAP_SERVER=localhost:9092
     python examples/watch_world.py            # everything
     python examples/watch_world.py billing    # one group
 
-Reads ``__marshal`` to its end and writes nothing, so the right to read is enough.
+Reads ``__marshal`` to its end and writes nothing: permission to read is enough.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Make one report of what scenarios of `make chaos` found, as JSON and as a page.
+"""Makes one report from the findings of `make chaos`, as JSON and as a page.
 
 Run as ``python tools/chaos_report.py DIRECTORY``: reads ``findings/*.json`` there,
 writes ``report.json`` and ``report.html``, prints one line for each fault.
@@ -147,12 +147,12 @@ def summed(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def names_in(rows: list[dict[str, int]]) -> list[str]:
-    """Return every name that any of the rows has."""
+    """Return all names in the rows, sorted."""
     return sorted({name for row in rows for name in row})
 
 
 def over_in(rows: list[dict[str, int]]) -> list[dict[str, int]]:
-    """Return each gap minus that of bare clients of the same transport, by run."""
+    """Return, by run, each gap minus the gap of bare clients with its transport."""
     return [
         {
             of: gap_ms - row[f"alone {of.partition(' ')[2]}"]
@@ -164,13 +164,13 @@ def over_in(rows: list[dict[str, int]]) -> list[dict[str, int]]:
 
 
 def beyond_own(found: dict[str, Any]) -> list[int]:
-    """Return the longest gap of each run minus what the brokers took themselves."""
+    """Return the longest gap of each run minus the brokers' own failover time."""
     pairs = zip(found.get("gap_ms", []), found.get("own_ms", []), strict=False)
     return [gap_ms - own_ms for gap_ms, own_ms in pairs]
 
 
 def judged(histories: list[dict[str, Any]]) -> str:
-    """Return the result of the checker of histories, in a few words."""
+    """Return the number of violations, and of hand-outs checked, in all histories."""
     if not histories:
         return "-"
     count = sum(each["violations"] for each in histories)
@@ -178,7 +178,7 @@ def judged(histories: list[dict[str, Any]]) -> str:
 
 
 def figures(findings: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what is demanded of takeovers and of a leader's death, and what came."""
+    """Compare takeovers, and hand-outs after a leader is killed, with their limits."""
     rows = []
     if kills := findings.get("client_kill", {}).get("takeover_ms"):
         limit_ms = 2 * findings["client_kill"]["h_ms"] + FIGURE_TAKEOVER_MS
@@ -221,7 +221,7 @@ def figures_as_text(values: list[int]) -> str:
 
 
 def make(folder: Path) -> dict[str, Any]:
-    """Write the report of what was found so far; return it."""
+    """Write and return the report of all findings so far."""
     paths = sorted((folder / "findings").glob("*.json"))
     found = {path.stem: json.loads(path.read_text()) for path in paths}
     rows = [summed(each) for each in found.values()]
@@ -257,7 +257,7 @@ def make(folder: Path) -> dict[str, Any]:
 
 
 def main(folder: Path) -> int:
-    """Write the report; return 1 where a fault broke something."""
+    """Write the report; return 1 if a scenario failed, or if there is none."""
     report = make(folder)
     rows = report["rows"]
     for row in rows:

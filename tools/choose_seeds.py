@@ -2,10 +2,10 @@
 
     python tools/choose_seeds.py [--seeds 0:300] [--also positions] [--minutes 5]
 
-It runs the seeds, and prints those that reach each situation that a suite must reach,
-and draw each fault, by the least processor time: each so often as ``--times`` says, so
-that a change of the product that moves some of them leaves others. `make test` runs
-what was chosen: ``CHOSEN`` in a test file of ``tests/simulation``.
+Runs the seeds, and prints a selection that takes little processor time. In it each
+fault, and each situation that a suite must reach, occurs ``--times`` times: if a change
+of the product makes some seeds miss one, other seeds still reach it. The list goes
+into ``CHOSEN`` of a test file in ``tests/simulation``, which `make test` runs.
 """
 
 import argparse
@@ -24,14 +24,14 @@ TIMES = 3
 def choose(
     reached: Mapping[int, Collection[str]], cost: Mapping[int, float], *, times: int
 ) -> list[int]:
-    """Return seeds that reach each name so often, or as often as there are seeds.
+    """Return seeds that reach each name ``times`` times, or as often as all seeds do.
 
-    The next seed is always the one that adds the most for what it costs.
+    Adds in turn the seed that reaches most missing names for its cost.
 
     Args:
-        reached: What each seed reaches.
-        cost: What each seed takes, in any unit.
-        times: How many of the seeds are to reach a name.
+        reached: Names of the situations and faults that each seed reaches.
+        cost: Cost of each seed, in any unit.
+        times: How many of the returned seeds must reach each name.
     """
     all_names = Counter(name for names in reached.values() for name in names)
     wanted = Counter({name: min(times, count) for name, count in all_names.items()})
@@ -48,7 +48,7 @@ def choose(
 
 
 def main(arguments: list[str]) -> int:
-    """Run the seeds and print what was chosen; return an exit code."""
+    """Run the seeds and print the chosen ones; return an exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", default="0:300", metavar="FIRST:END")
     parser.add_argument("--also", default="", metavar="NAME,...")

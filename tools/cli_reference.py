@@ -56,7 +56,7 @@ SHARED = (
     *("bootstrap_server", "coordination_topic", "command_property", "command_config"),
     *("transport", "timeout", "output"),
 )
-# Options that several commands have with the same text, described once.
+# Options that several commands have, with the same text, described once.
 REPEATED = (
     *("group", "topic", "partition", "host", "for_", "since", "at", "limit"),
     *(
@@ -71,11 +71,11 @@ REPEATED = (
     ),
     *("open_timeout", "sidecar", "socket", "labels", "no_plan", "restarts"),
 )
-# Arguments whose name states what they are.
+# Help texts that say no more than the argument's name.
 PLAIN = {"The group.", "The client_id.", "The data topic.", "The data partition."}
-# A command that repeats options of another refers to it.
+# Commands that refer to another command for options that both have.
 LIKE = {"marshal config show": "marshal sidecar run"}
-# Commands that run until they are stopped have a --timeout of their own.
+# Shared options that a command describes itself, because they mean something else.
 OWN = {
     ("marshal claims watch", "timeout"),
     ("marshal consume", "timeout"),
@@ -116,7 +116,7 @@ def _repeated(root: Node) -> list[str]:
 
 
 def _commands(command: Node) -> Iterator[Node]:
-    """Yield each command that is shown, without the groups of commands."""
+    """Yield each command that is not hidden, without groups of commands."""
     children = getattr(command, "commands", None)
     if children is None:
         yield command
@@ -187,13 +187,13 @@ def _section(
 
 
 def _is_plain(param: Node) -> bool:
-    """Return whether the name of a parameter states all of it."""
+    """Return whether a parameter's help says no more than its name."""
     is_shown = param.required or param.param_type_name == "argument"
     return is_shown and param.help in PLAIN and not param.envvar
 
 
 def _shared_names(taken: list[str]) -> str:
-    """Return a line on the shared options that a command has, where it lacks some."""
+    """Return a line on a command's shared options; nothing if it has all of them."""
     names = {name: f"`--{name.replace('_', '-')}`" for name in SHARED}
     missing = [names[name] for name in SHARED if name not in taken]
     if not missing:
@@ -206,7 +206,7 @@ def _shared_names(taken: list[str]) -> str:
 
 
 def _rows_of(path: str) -> dict[str, str]:
-    """Return the lines of a command's options, with the name of each."""
+    """Return the line that describes each option of a command, with its name."""
     command: Node = complete_command()
     for word in path.split()[1:]:
         command = command.commands[word]
@@ -219,7 +219,7 @@ def _prose(text: str | None) -> str:
 
 
 def _first_paragraph(text: str | None) -> str:
-    """Return the begin of a help text in lines; ``--help`` shows all of it."""
+    """Return the first paragraph of a help text, wrapped; ``--help`` shows all."""
     return WRAPPER.fill(_prose(text).partition(PARAGRAPH)[0])
 
 

@@ -1,13 +1,13 @@
-"""Check that each module of the core is covered by its own test file.
+"""Checks that each module of the core is covered by its own test file.
 
 For every ``marshal/kafka_marshal/protocol/M.py`` this runs
-``tests/unit/protocol/test_M.py`` alone and wants 100 % of M's lines and branches.
-Alone, because a branch that only some other module's test happens to reach is not
+``tests/unit/protocol/test_M.py`` alone and requires 100 % of M's lines and branches.
+Alone, because a branch that only the tests of other modules reach by chance is not
 tested: no test states what it should do.
 
-One process per module, as many at a time as there are processors. Each is a copy of
-this one, which has imported pytest and Hypothesis and nothing of the product: to import
-them takes longer than most of the tests.
+Each module has its own process, as many at a time as there are processors. Each is
+forked from this process, which has imported pytest and Hypothesis, but nothing of the
+product: importing these two takes longer than most of the tests.
 """
 
 import json
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import coverage
-import hypothesis.strategies  # noqa: F401 - for the copies of this process
+import hypothesis.strategies  # noqa: F401 - for the forks of this process
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,13 +28,13 @@ CORE = ROOT / "marshal" / "kafka_marshal" / "protocol"
 TESTS = ROOT / "tests" / "unit" / "protocol"
 TIMEOUT_S = 1_800
 TAIL_LINES_MAX = 40
-# Of the plugins that are installed, those that these tests use.
+# The plugins that these tests use; no other installed plugin is loaded.
 PLUGINS = ("-p", "pytest_timeout", "-p", "_hypothesis_pytestplugin")
 
 
 @dataclass(kw_only=True)
 class Verdict:
-    """What one module's own tests cover of it."""
+    """The coverage of one module by its own tests."""
 
     module: str
     lines: int = 0
@@ -53,9 +53,8 @@ class Verdict:
 def run(path: str, test: str, directory: Path) -> int:
     """Run the tests of a file in this process; return pytest's exit code.
 
-    What they print goes to ``output`` in the directory, and what they cover of the
-    module, if they pass, to ``report.json``. Nothing may have imported the module
-    before.
+    Writes their output to ``output`` in the directory and, if they pass, the coverage
+    of the module to ``report.json``. The module must not have been imported before.
     """
     os.chdir(ROOT)
     with (directory / "output").open("wb") as output:
@@ -63,7 +62,7 @@ def run(path: str, test: str, directory: Path) -> int:
             os.dup2(output.fileno(), descriptor)
     measured = coverage.Coverage(data_file=None, branch=True, include=[path])
     measured.start()
-    # Plain output: these runs are only read where they fail.
+    # Plain output: it is only read if tests fail.
     options = ("-q", "--no-header", "-p", "no:cacheprovider", *PLUGINS)
     code = pytest.main([*options, test])
     measured.stop()
@@ -77,14 +76,14 @@ def uncovered(report: dict[str, Any]) -> list[str]:
     """Name the lines and branches of a coverage report that were not reached."""
     gaps = [f"line {line}" for line in report["missing_lines"]]
     for start, end in report["missing_branches"]:
-        # A branch out of an unreached line says nothing new.
+        # A branch from a line that was not reached adds nothing.
         if start not in report["missing_lines"]:
             gaps.append(f"branch {start}->{end if end > 0 else 'exit'}")
     return gaps
 
 
 def judge(module: Path) -> Verdict:
-    """Run one module's own tests and read what they covered; for a new process."""
+    """Run one module's own tests and read their coverage; call it in a new process."""
     verdict = Verdict(module=module.stem)
     test = TESTS / f"test_{module.stem}.py"
     if not test.is_file():
@@ -111,7 +110,7 @@ def judge_all(modules: list[Path]) -> list[Verdict]:
     """Judge each module in a process of its own.
 
     Raises:
-        multiprocessing.TimeoutError: Their tests took too long, and were ended.
+        multiprocessing.TimeoutError: The tests took too long, and were ended.
     """
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     context = multiprocessing.get_context("fork")
@@ -120,7 +119,7 @@ def judge_all(modules: list[Path]) -> list[Verdict]:
 
 
 def orphans(modules: list[Path]) -> list[str]:
-    """Name the test files of the core that no module answers to."""
+    """Name the test files of the core that have no module."""
     names = {f"test_{module.stem}.py" for module in modules}
     return sorted(
         test.name for test in TESTS.glob("test_*.py") if test.name not in names
@@ -128,8 +127,8 @@ def orphans(modules: list[Path]) -> list[str]:
 
 
 def main() -> int:
-    """Print a table of all modules; fail where any has a gap."""
-    # The package file holds a docstring and at most re-exports: nothing to test.
+    """Print a table of all modules; return 1 if any has a gap."""
+    # ``__init__.py`` has a docstring and at most re-exports: nothing to test.
     modules = sorted(path for path in CORE.glob("*.py") if path.stem != "__init__")
     try:
         verdicts = judge_all(modules)

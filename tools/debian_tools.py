@@ -1,8 +1,8 @@
 """Programs of Debian packages, unpacked into build/ without being installed.
 
-Some tests want a real program that no Python package has: ``promtool`` judges alert
-rules, ``initdb`` and ``postgres`` make a database. Where a program is installed, that
-one is taken. Otherwise its package is downloaded by apt, which needs no root, and
+Some tests need a real program that no Python package has: ``promtool`` checks alert
+rules, ``initdb`` and ``postgres`` run a database. If a program is installed, it is
+used. Otherwise apt downloads its package, which needs no root, and the package is
 unpacked once into ``build/debian/PACKAGE``.
 
     program("promtool", "prometheus")
@@ -29,7 +29,7 @@ OUTPUT_CHARS_MAX = 500
 
 
 class Unavailable(Exception):
-    """A program is neither installed nor to be had; says why, and what to do."""
+    """A program is neither installed nor available; says why, and what to do."""
 
 
 def program(name: str, *packages: str, folder: str = "usr/bin") -> Path:
@@ -37,12 +37,12 @@ def program(name: str, *packages: str, folder: str = "usr/bin") -> Path:
 
     Args:
         name: Its name.
-        packages: What to unpack where it is missing: the package that has it, then
-            others that it needs and a plain system lacks.
-        folder: Where the package puts it, below the root of a system.
+        packages: Packages to unpack if it is not installed: first the one that has it,
+            then packages that it needs and a minimal system lacks.
+        folder: Folder of the program in the package, below the root of a system.
 
     Raises:
-        Unavailable: It cannot be had.
+        Unavailable: The program is not available.
     """
     installed = shutil.which(name) or _executable(Path("/", folder, name))
     if installed is not None:
@@ -54,12 +54,13 @@ def program(name: str, *packages: str, folder: str = "usr/bin") -> Path:
 
 
 def postgres() -> Path:
-    """Return the folder with PostgreSQL's programs, of whatever version Debian has.
+    """Return the folder with PostgreSQL's programs, in any version.
 
-    Where it was unpacked, ``libraries`` of its root says what is to be loaded.
+    If the packages were unpacked, call ``libraries`` with their root for the path of
+    their libraries.
 
     Raises:
-        Unavailable: It cannot be had.
+        Unavailable: PostgreSQL is not available.
     """
     installed = shutil.which("postgres")
     if installed is not None and Path(installed).resolve().with_name("initdb").exists():
@@ -77,15 +78,15 @@ def postgres() -> Path:
 
 
 def libraries(root: Path) -> str:
-    """Return the folders with libraries below a root, as LD_LIBRARY_PATH wants them."""
+    """Return the folders with libraries below a root, for LD_LIBRARY_PATH."""
     return ":".join(sorted({str(f.parent) for f in root.glob("usr/lib/*/*.so*")}))
 
 
 def _with_libraries(package: str) -> list[str]:
-    """Return what a meta package stands for, and the libraries that are missing for it.
+    """Return the packages of a meta package, and the libraries that they need.
 
     Raises:
-        Unavailable: apt does not know.
+        Unavailable: apt does not know the package.
     """
     command = ["install", "--print-uris", "--reinstall", "--no-install-recommends"]
     for apt in (["apt-get"], _apt()):
@@ -97,10 +98,10 @@ def _with_libraries(package: str) -> list[str]:
         if not meant:
             continue
         plan = _output_of([*options, *command, *meant])
-        # 'URI' FILE SIZE HASH, where FILE is name_version_architecture.deb.
+        # A line is 'URI' FILE SIZE HASH; FILE is name_version_architecture.deb.
         lines = [line.split() for line in plan.splitlines() if line.startswith("'")]
         names = {line[1].partition("_")[0] for line in lines}
-        # The server runs without compiled queries, and their library is the largest.
+        # Leave out LLVM, the largest library: it only compiles queries.
         wanted = {n for n in names if n.startswith("lib") and "llvm" not in n}
         return [*meant, *sorted(wanted - set(meant))]
     raise Unavailable(
@@ -110,10 +111,10 @@ def _with_libraries(package: str) -> list[str]:
 
 
 def unpacked(*packages: str) -> Path:
-    """Return the folder that packages are unpacked in, one root for all of them.
+    """Unpack packages, if not done, and return the folder, one root for all of them.
 
     Raises:
-        Unavailable: They cannot be had.
+        Unavailable: A package cannot be downloaded or unpacked.
     """
     target = HOME / packages[0]
     with _alone():
@@ -131,7 +132,7 @@ def unpacked(*packages: str) -> Path:
 def _unpack(package: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=HOME) as folder:
         if not _download(package, Path(folder)):
-            # A user who cannot renew the lists of the system gets separate lists.
+            # A user without root cannot update apt's lists, so use separate lists.
             _run([*_apt(), "update", "-q"], HOME)
             error = _run([*_apt(), "download", "-q", package], Path(folder))
             if not list(Path(folder).glob("*.deb")):
@@ -151,7 +152,7 @@ def _download(package: str, folder: Path) -> bool:
 
 
 def _apt() -> list[str]:
-    """Return an apt-get that keeps what it knows below build/."""
+    """Return an apt-get command that keeps its lists and cache below build/."""
     lists, cache = HOME / "lists", HOME / "cache"
     for each in (lists / "partial", cache / "archives" / "partial"):
         each.mkdir(parents=True, exist_ok=True)
@@ -164,7 +165,7 @@ def _apt() -> list[str]:
 
 
 def _run(command: list[str], folder: Path) -> str:
-    """Run a command; return its output if it failed, else nothing."""
+    """Run a command; return its output if it failed, else an empty text."""
     try:
         done = subprocess.run(
             command,
@@ -185,7 +186,7 @@ def _run(command: list[str], folder: Path) -> str:
 
 
 def _output_of(command: list[str]) -> str:
-    """Return what a command prints; nothing where it fails."""
+    """Return the output of a command, an empty text if it fails."""
     try:
         return subprocess.run(
             command,
@@ -205,7 +206,7 @@ def _executable(path: Path) -> str | None:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Let one process at a time unpack; tests may run in several."""
+    """Let only one process at a time unpack: tests may run in several."""
     HOME.mkdir(parents=True, exist_ok=True)
     with (HOME / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

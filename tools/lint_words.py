@@ -2,8 +2,8 @@
 
     python tools/lint_words.py
 
-Reads the word tables of CONTRIBUTING.md and searches documents, docstrings, comments,
-messages, help texts, names, and the subjects of commits made since this tool exists.
+Reads the word tables of CONTRIBUTING.md. Searches documents, docstrings, comments,
+messages, help texts, names, and the subjects of commits since this tool was added.
 Any finding is an error.
 """
 
@@ -22,11 +22,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("marshal", "cli", "simulator")
 FOLDERS = (*PRODUCT, *("tests", "integration", "benchmarks", "examples", "tools"))
-# Comments and texts of these files.
+# Deployed files, which are searched as a whole.
 DEPLOYED = ("*.service", "*.toml", "*.yaml", "*.yml")
 # Generated from help texts, which are searched in the code.
 GENERATED = ("docs/cli.md",)
-# Its formulas have the letters.
+# Documents whose formulas use the letters.
 FORMULAS = ("docs/PROTOCOL.md",)
 
 FENCE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
@@ -45,8 +45,8 @@ class Finding:
     """A word to avoid.
 
     Attributes:
-        path: File from the root, or the id of a commit.
-        line: Its line; 0 for a module's name and for commits.
+        path: File, relative to the root, or the id of a commit.
+        line: Line in the file; 0 for a module's name and for commits.
         message: The word, and its replacement.
     """
 
@@ -55,13 +55,13 @@ class Finding:
     message: str
 
     def __str__(self) -> str:
-        """Return it as compilers do."""
+        """Return the finding in the format of compilers."""
         return f"{self.path}:{self.line}: {self.message}"
 
 
 @dataclass(frozen=True)
 class Words:
-    """The word tables: from a word or phrase to its replacement."""
+    """The word tables; each maps a word or phrase to its replacement."""
 
     prose: dict[str, str]
     letters: dict[str, str]
@@ -79,7 +79,7 @@ class Words:
         return re.compile(rf"(?<![\w'/.+=-])\d*([{''.join(self.letters)}])(?![\w'+-])")
 
     def in_prose(self, text: str, *, has_formulas: bool = False) -> Iterator[Finding]:
-        """Find words in prose; lines count from 1."""
+        """Find words to avoid in prose; lines count from 1."""
         for found in self._phrase.finditer(text):
             word = " ".join(found[0].split())
             yield _at(text, found, word, self.prose[word.lower()])
@@ -88,7 +88,7 @@ class Words:
                 yield _at(text, found, found[0], self.letters[found[1]])
 
     def in_name(self, name: str) -> Iterator[str]:
-        """Return messages on the words of a name."""
+        """Yield a message for each word to avoid in a name."""
         for word in WORD.findall(name):
             if (plain := self.names.get(word.lower())) is not None:
                 yield f"{word!r} in the name {name}; use {plain}"
@@ -119,7 +119,7 @@ def _table(page: str, name: str) -> dict[str, str]:
 
 
 def _blank(found: re.Match[str]) -> str:
-    """Return what keeps the lines counted, and separates words."""
+    """Return a replacement that keeps line numbers, and separates words."""
     return "\n" * found[0].count("\n") or " | "
 
 
@@ -131,14 +131,14 @@ def plain_prose(markdown: str) -> str:
 
 
 def in_markdown(words: Words, path: str, text: str) -> Iterator[Finding]:
-    """Find words in a document."""
+    """Find words to avoid in a document."""
     has_formulas = path in FORMULAS
     for each in words.in_prose(plain_prose(text), has_formulas=has_formulas):
         yield Finding(path, each.line, each.message)
 
 
 def in_python(words: Words, path: str, text: str) -> Iterator[Finding]:
-    """Find words in a module: its name, prose and names."""
+    """Find words to avoid in a module: in its own name, prose and other names."""
     stem = path.rpartition("/")[2].removesuffix(".py")
     yield from (Finding(path, 0, message) for message in words.in_name(stem))
     nodes = list(ast.walk(ast.parse(text)))
@@ -151,7 +151,7 @@ def in_python(words: Words, path: str, text: str) -> Iterator[Finding]:
 
 
 def _names(nodes: list[ast.AST]) -> dict[str, int]:
-    """Return what a module names, and the line of the first of each name."""
+    """Return the names that a module defines, each with its first line."""
     names: dict[str, int] = {}
     for node in nodes:
         match node:
@@ -168,7 +168,7 @@ def _names(nodes: list[ast.AST]) -> dict[str, int]:
 
 
 def _strings(nodes: list[ast.AST], path: str) -> Iterator[tuple[int, str]]:
-    """Yield docstrings, and of the product all strings that are prose."""
+    """Yield docstrings, and in modules of the product all strings that are prose."""
     is_product = path.startswith(PRODUCT)
     docstrings = set()
     for node in nodes:
@@ -186,7 +186,7 @@ def _strings(nodes: list[ast.AST], path: str) -> Iterator[tuple[int, str]]:
 
 
 def _may_have(words: Words, text: str) -> bool:
-    """Return whether comments may have words: to tokenize takes as long as all else."""
+    """Return whether comments may have words to avoid, without the slow tokenizer."""
     lines = [line.partition("#")[2] for line in text.splitlines() if "#" in line]
     rough = "\n".join(line.lstrip("# ") for line in lines)
     is_unclear = any("#" in line for line in lines)
@@ -194,7 +194,7 @@ def _may_have(words: Words, text: str) -> bool:
 
 
 def _comments(text: str) -> Iterator[tuple[int, str]]:
-    """Yield comments; lines that follow each other are one, since phrases wrap."""
+    """Yield comments; consecutive lines are one comment, because phrases wrap."""
     block: list[str] = []
     first = last = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -213,7 +213,7 @@ def _comments(text: str) -> Iterator[tuple[int, str]]:
 
 
 def in_subject(words: Words, commit: str, subject: str) -> Iterator[Finding]:
-    """Find words and a wrong form in the subject of a commit."""
+    """Find words to avoid, and a wrong form, in the subject of a commit."""
     for each in words.in_prose(SPAN.sub(_blank, subject)):
         yield Finding(commit, 0, each.message)
     if SUBJECT.fullmatch(subject) is None:
@@ -226,13 +226,13 @@ def in_subject(words: Words, commit: str, subject: str) -> Iterator[Finding]:
 
 
 def documents(root: Path) -> list[Path]:
-    """Return the documents that people write."""
+    """Return the documents that are not generated."""
     found = [*root.glob("*.md"), *root.glob("docs/*.md")]
     return sorted(p for p in found if str(p.relative_to(root)) not in GENERATED)
 
 
 def in_repository(words: Words, root: Path = ROOT) -> Iterator[Finding]:
-    """Find words in documents, modules, deployed files and subjects of commits."""
+    """Find words to avoid in documents, modules, deployed files and commits."""
     for path in documents(root):
         yield from in_markdown(words, str(path.relative_to(root)), path.read_text())
     for folder in FOLDERS:
@@ -249,7 +249,7 @@ def in_repository(words: Words, root: Path = ROOT) -> Iterator[Finding]:
 def commits(root: Path) -> list[tuple[str, str]]:
     """Return id and subject of the commits since this tool was added.
 
-    A source distribution has no history, and thus none.
+    Returns none in a source distribution, which has no history.
     """
     if not (root / ".git").exists():
         return []
@@ -271,7 +271,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the findings; return 1 where there is one."""
+    """Print the findings; return 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.parse_args(arguments)
     words = read_words((ROOT / "CONTRIBUTING.md").read_text())

@@ -1,11 +1,11 @@
-"""Makes the pictures of the README again, from the product as it runs.
+"""Makes the pictures of the README from the running product.
 
     .venv/bin/python tools/make_images.py
 
-An embedded broker, three consumers, one of which is killed while `marshal claims
-watch` runs on a pseudo-terminal; its last frame becomes a picture. Then `marshal
-spark audit` draws its page of the same log. Takes about two minutes; needs the
-extras `broker`, `spark` and `report`, and Java 17.
+Starts an embedded broker and three consumers, and kills one of them while `marshal
+claims watch` runs on a pseudo-terminal; a frame of that becomes a picture. Then
+`marshal spark audit` writes its page for the same log. Takes about two minutes; needs
+the extras `broker`, `spark` and `report`, and Java 17.
 """
 
 import fcntl
@@ -93,7 +93,7 @@ def save_screen(command: str, frame: str, path: Path) -> None:
 
 
 def save_timeline(page: Path, path: Path) -> None:
-    """Write the first plot of an audit's page as a picture of its own."""
+    """Write the first plot of an audit's page as a separate picture."""
     svg = re.search(r"<svg.*?</svg>", page.read_text(), re.DOTALL)
     assert svg is not None
     path.write_text(svg[0] + "\n")

@@ -1,10 +1,10 @@
-"""Run what only computes long, at full size, and report it.
+"""Runs the long searches and simulations at full size, and reports their results.
 
     python tools/proof.py [PART ...] [-- ARGUMENTS]
 
-Without parts all of them run, one after the other; one that fails does not stop the
-next. ARGUMENTS are those of the simulator or of pytest. Output is printed as it comes;
-the report, of all parts that ran here so far, is ``build/proof/report.md``.
+Without PART all parts run, one after the other; a part that fails does not stop the
+next. ARGUMENTS are passed to the simulator or to pytest. Output is printed at once. The
+report is ``build/proof/report.md``; it has all parts that ran here so far.
 """
 
 import json
@@ -23,19 +23,19 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "proof"
 CHAOS = ROOT / "build" / "chaos"
 SIMULATION = ROOT / "build" / "sim.json"
-# Hours: 20,000 seeds take two processors more than one.
+# 12 hours: 20,000 seeds take more than one hour on two processors.
 PART_S_MAX = 12 * 3_600
-# Of the tests: full size, and a test that takes longer than six hours hangs.
+# Environment of the tests: full size; after six hours a test counts as hanging.
 PROOF = {"PROOF": "1", "PYTEST_TIMEOUT": str(6 * 3_600)}
 
 
 @attrs.frozen(kw_only=True)
 class Part:
-    """Something to run.
+    """A part of the proof.
 
     Attributes:
-        title: Its heading in the report.
-        tests: What pytest runs of it, with options; nothing for the simulator.
+        title: Heading of the part in the report.
+        tests: Tests and options for pytest; empty for the simulator.
     """
 
     title: str
@@ -123,7 +123,7 @@ PARTS = {
 
 
 def simulate(arguments: list[str]) -> int:
-    """Run the simulator; its summary is `SIMULATION`."""
+    """Run the simulator, which writes its summary to ``SIMULATION``."""
     seeds = os.environ.get("SEEDS", "0:20000")
     command = [sys.executable, "-m", "simulator", "--seeds", seeds, "--shrink"]
     with SIMULATION.open("wb") as out:
@@ -133,7 +133,7 @@ def simulate(arguments: list[str]) -> int:
 
 
 def search(name: str, arguments: list[str]) -> int:
-    """Run the tests of a part at full size; its results are ``NAME.xml``."""
+    """Run the tests of a part at full size; write their results to ``NAME.xml``."""
     results = OUT / f"{name}.xml"
     results.unlink(missing_ok=True)
     environment = dict(PROOF)
@@ -143,7 +143,7 @@ def search(name: str, arguments: list[str]) -> int:
             old.unlink()
         environment["CHAOS_REPORT"] = str(CHAOS)
     pytest = [sys.executable, "-m", "pytest", "-q", *PARTS[name].tests]
-    # The later family of JUnit's format has no place for what a test counted.
+    # The newer JUnit format of pytest, xunit2, has no properties of single tests.
     pytest += ["-o", "junit_family=xunit1", f"--junitxml={results}"]
     code = run([*pytest, *arguments], environment)
     if name == "chaos":
@@ -157,7 +157,7 @@ def run(
     *,
     out: IO[bytes] | None = None,
 ) -> int:
-    """Run a command of the repository; return its code."""
+    """Run a command in the repository; return its exit code."""
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -170,7 +170,7 @@ def run(
 
 
 def run_part(name: str, arguments: list[str]) -> int:
-    """Run one part and write down how it ended."""
+    """Run one part, and write its outcome to ``NAME.json``; return its exit code."""
     print(f"== {PARTS[name].title}", flush=True)
     since = time.monotonic()
     code = simulate(arguments) if name == "sim" else search(name, arguments)
@@ -186,7 +186,7 @@ def run_part(name: str, arguments: list[str]) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the parts that are named, or all; return 0 if all of them held."""
+    """Run the named parts, or all; return 0 if all of them passed."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
     chosen, more = arguments[:at], arguments[at + 1 :]
     unknown = [name for name in chosen if name not in PARTS]

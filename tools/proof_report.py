@@ -1,7 +1,7 @@
-"""Make one page of what ``make proof`` ran, how much of it, and how it ended.
+"""Makes one page of the results of ``make proof``: parts, amounts, outcomes.
 
-Each part left behind ``NAME.json`` (when, how long, exit code) and what it found: the
-summary of the simulator, results of pytest as JUnit's XML, findings of real faults.
+Each part has written ``NAME.json`` (when, how long, exit code) and its results: the
+summary of the simulator, JUnit XML of pytest, or the report of real faults.
 """
 
 import json
@@ -25,11 +25,11 @@ class Case:
     """One test of a part.
 
     Attributes:
-        node: What pytest calls it.
-        name: Its name, without file and ``test_``.
-        seconds: How long it took.
-        failure: Why it failed; None where it passed.
-        figures: What it counted.
+        node: Node id for pytest.
+        name: Name of the test, without file and ``test_``.
+        seconds: Duration of the test.
+        failure: Why it failed, None if it passed.
+        figures: Counts that the test recorded, by name.
     """
 
     node: str
@@ -40,19 +40,19 @@ class Case:
 
     @property
     def repeat(self) -> str:
-        """Return the command that runs it again, at full size."""
+        """The command that runs the test again, at full size."""
         return f"PROOF=1 .venv/bin/python -m pytest '{self.node}'"
 
 
 @attrs.frozen(kw_only=True)
 class Found:
-    """What a part came to.
+    """The results of a part.
 
     Attributes:
-        amount: How much ran.
-        head: Heads of the columns of its table.
+        amount: How much ran, in words.
+        head: Headings of the columns of its table.
         rows: Rows of its table.
-        failures: What failed: title, message and the command that repeats it.
+        failures: Title, message and command to repeat of each failure.
     """
 
     amount: str
@@ -79,7 +79,7 @@ def write(folder: Path, *, simulation: Path, chaos: Path) -> Path:
 
 
 def found_by_simulator(path: Path) -> Found:
-    """Return what a campaign of the simulator came to."""
+    """Return the results of a campaign of the simulator."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -106,7 +106,7 @@ def found_by_simulator(path: Path) -> Found:
 
 
 def found_by_tests(found: list[Case]) -> Found:
-    """Return what the tests of a part came to."""
+    """Return the results of the tests of a part."""
     if not found:
         return Found(amount=NOTHING)
     totals: dict[str, int] = {}
@@ -138,7 +138,7 @@ def found_by_tests(found: list[Case]) -> Found:
 
 
 def found_by_chaos(folder: Path) -> Found:
-    """Return what real faults came to; the full figures are in their own report."""
+    """Return the results of real faults; ``report.html`` there has all figures."""
     try:
         report = json.loads((folder / "report.json").read_text())
     except (OSError, ValueError):
@@ -164,7 +164,7 @@ def found_by_chaos(folder: Path) -> Found:
 
 
 def cases(path: Path) -> list[Case]:
-    """Return the tests in results of pytest, the longest first."""
+    """Return the tests in a file of pytest's results, the longest first."""
     try:
         root = ET.parse(path).getroot()  # noqa: S314 - pytest wrote it
     except (OSError, ET.ParseError):
@@ -227,7 +227,7 @@ def page(parts: list[tuple[dict[str, Any], Found]]) -> str:
 
 
 def table(head: tuple[str, ...], rows: Any) -> list[str]:  # noqa: ANN401 - any rows
-    """Return the lines of a table; none without rows."""
+    """Return the lines of a Markdown table; none without rows."""
     if not rows:
         return []
     cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in r] for r in rows]
@@ -239,7 +239,7 @@ def table(head: tuple[str, ...], rows: Any) -> list[str]:  # noqa: ANN401 - any 
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as a person writes it."""
+    """Return a duration in seconds, minutes or hours, for people."""
     if seconds < MINUTE_S:
         return f"{seconds:.0f} s"
     if seconds < HOUR_S:
@@ -248,7 +248,7 @@ def duration(seconds: float) -> str:
 
 
 def commit() -> str:
-    """Return the commit that ran, and whether files differ from it."""
+    """Return the current commit, marked ``dirty`` if files differ from it."""
     git = ["git", "describe", "--always", "--dirty"]
     try:
         done = subprocess.run(

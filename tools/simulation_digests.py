@@ -35,7 +35,7 @@ LISTED_MAX = 20
 
 
 def transcript(via: str, seed: int) -> Sequence[str]:
-    """Run one seed and return its lines, those of a failure included."""
+    """Run one seed and return its transcript, with the line of a failure, if any."""
     try:
         return RUNS[via](seed).transcript
     except RunFailed as failed:
@@ -49,7 +49,7 @@ def digest(job: tuple[str, int]) -> str:
 
 
 def digests(ranges: Mapping[str, str], *, jobs: int) -> dict[str, dict[str, str]]:
-    """Run ranges of seeds, such as ``{"direct": "0:100"}``, on several processors."""
+    """Run ranges of seeds, such as ``{"direct": "0:100"}``, in several processes."""
     wanted = [(via, seed) for via, text in ranges.items() for seed in _seeds(text)]
     with ProcessPoolExecutor(jobs) as pool:
         found = pool.map(digest, wanted, chunksize=4)
@@ -62,7 +62,7 @@ def digests(ranges: Mapping[str, str], *, jobs: int) -> dict[str, dict[str, str]
 def differences(
     before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]
 ) -> list[tuple[str, int]]:
-    """Return the seeds that have other digests now."""
+    """Return the seeds whose digests differ."""
     return [
         (via, int(seed))
         for via, seeds in before.items()
@@ -78,7 +78,7 @@ def write(file: Path, ranges: Mapping[str, str], *, jobs: int) -> None:
 
 
 def compare(file: Path, *, jobs: int) -> int:
-    """Run the seeds of a file again and list what differs; return an exit status."""
+    """Run the seeds of a file again and list differences; return an exit status."""
     document = json.loads(file.read_text())
     after = digests(document["seeds"], jobs=jobs)
     changed = differences(document["digests"], after)

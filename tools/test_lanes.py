@@ -1,19 +1,18 @@
-"""Run the checks and the tests beside each other: most of what they do is wait.
+"""Runs the checks and the tests in parallel lanes, because most tests mostly wait.
 
     python tools/test_lanes.py [ARGUMENTS OF PYTEST]
 
-Two lanes have deadlines in real time, and the processors first: what starts Spark; and
-all else that talks to a broker, in three processes with a broker each, and after it the
-tests that need nothing. They mostly wait. Two only compute, on virtual clocks, and
-take what those leave: the checks, with the tests of the core, and what simulates and
-searches. Each is an ordinary command, whose output goes to ``build/tests``; their
-output is printed when they have ended, with how long they took, and the worst of their
-results is the result. With paths or ``JOBS=1`` the checks come first, then one run of
-pytest.
+Three lanes have deadlines in real time, and the higher priority: tests that start
+Spark; all other tests with a broker, in three processes with a broker each; and after
+these the tests that need no broker. They mostly wait. Two lanes only compute, on
+virtual clocks, with a lower priority: the checks, with the tests of the core; and
+simulations and searches. Each lane is an ordinary command, whose output goes to
+``build/tests``. It is printed when the lane ends, with the time that it took. The worst
+exit code is the result. With paths or ``JOBS=1`` the checks run first, then pytest.
 
-As Kafka's own build does, a few failed tests of the lanes with deadlines in real time
-run once more, when nothing else runs. What passes then is printed as flaky, and does
-not fail the run. What only computes fails at once: it does the same each time.
+As in Kafka's own build, a few failed tests of lanes with deadlines in real time run
+once more, when nothing else runs. A test that passes then is printed as flaky, and does
+not fail the run. Tests that only compute have no second run: they always do the same.
 """
 
 import json
@@ -34,13 +33,13 @@ COMPUTING = tuple(
     # The longest test comes first.
     for each in ("simulation", "model", "growth", "property", "spec", "transcripts")
 )
-# `make cover` runs them, each file for the module that it is about.
+# `make cover` runs these tests, each file for its own module.
 CORE = "tests/unit/protocol"
 CHECKS = ("make", "check", "cover")
-# Files one by one, to whichever process is free; of tests that compute, test by test.
+# A free process gets the next file; in the lane that computes, the next test.
 BY_FILE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
 BY_TEST = ("-n", "2", "--dist", "loadgroup")
-# The last lane, which in the end has all processors.
+# For the last lane, which at the end has all processors.
 IN_TWO = ("-n", "2", "--dist", "loadfile")
 LANES = {
     "spark": [SPARK],
@@ -49,8 +48,8 @@ LANES = {
     "checks": [],
     "unit": ["tests", *(f"--ignore={each}" for each in (*COMPUTING, CORE)), *IN_TWO],
 }
-# Test files of the lane of brokers that take longest, from about 150 to 50 s: were one
-# of them the last, the other processes would have nothing to do meanwhile.
+# Longest test files of the lane ``brokers``, from about 150 to 50 s. They run first: if
+# one ran last, the other processes would wait for it.
 LONGEST = tuple(
     f"test_{each}.py"
     for each in (
@@ -62,7 +61,7 @@ LONGEST = tuple(
 )
 NICE = {"computing": 15, "checks": 12}
 AFTER = {"unit": "brokers"}
-# With deadlines in real time; more failures than this are not a matter of chance.
+# Lanes with deadlines in real time. More failures than this are not due to chance.
 RETRIED = ("spark", "brokers", "unit")
 RETRIED_MAX = 3
 FAILED = 1
@@ -83,7 +82,7 @@ def longest_first(items: list[Any]) -> None:
 
 
 def run_one(arguments: list[str]) -> int:
-    """Run one after the other, on this terminal."""
+    """Run the checks, then pytest, on this terminal; return an exit code."""
     pytest = [sys.executable, "-m", "pytest", "-q", *arguments]
     for command in ([*CHECKS], pytest):
         done = subprocess.run(command, cwd=ROOT, check=False, timeout=RUN_S_MAX)
@@ -132,7 +131,7 @@ def run_lanes(arguments: list[str]) -> int:
 def _start(
     name: str, paths: list[str], arguments: list[str]
 ) -> "subprocess.Popen[bytes]":
-    """Start a lane, which says what it has to say in a file of its own."""
+    """Start a lane, with its output in a file of its own."""
     shutil.rmtree(OUT / name, ignore_errors=True)
     command = _pytest(name, *paths, *SLOWEST, *arguments) if paths else [*CHECKS]
     with (OUT / f"{name}.log").open("wb") as log:
@@ -144,13 +143,13 @@ def _start(
 
 
 def _pytest(name: str, *arguments: str) -> list[str]:
-    """Return the command of a lane, with a cache of its own: pytest writes it last."""
+    """Return the command of a lane, with a cache of its own for its failed tests."""
     command = [sys.executable, "-m", "pytest", "-q", *arguments]
     return [*command, "-o", f"cache_dir={OUT / name}"]
 
 
 def _retry(name: str, arguments: list[str]) -> int:
-    """Run the failed tests of a lane once more, alone; return the code of that."""
+    """Run the failed tests of a lane once more, alone; return the exit code."""
     failed = list(json.loads((OUT / name / "v/cache/lastfailed").read_bytes()))
     if len(failed) > RETRIED_MAX:
         return FAILED
@@ -163,13 +162,13 @@ def _retry(name: str, arguments: list[str]) -> int:
 
 
 def _cpu_s() -> float:
-    """Return the processor time of all that has ended and was waited for."""
+    """Return the processor time of child processes that have ended, in seconds."""
     used = os.times()
     return used.children_user + used.children_system
 
 
 def _end(name: str, process: "subprocess.Popen[bytes]") -> int:
-    """Print the output of a lane; return its code, after ending it if it is late."""
+    """Print a lane's output; return its exit code. End the lane first if it is late."""
     is_late = process.poll() is None
     if is_late:
         process.kill()
@@ -181,8 +180,9 @@ def _end(name: str, process: "subprocess.Popen[bytes]") -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Choose by the arguments; return an exit code."""
-    # Who starts this in the background may have it ignored, and tests interrupt.
+    """Run lanes, or a single run, depending on the arguments; return an exit code."""
+    # A shell that starts this in the background makes it ignore SIGINT, but tests
+    # send that signal.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     has_paths = any(Path(each.split("::")[0]).exists() for each in arguments)
     if has_paths or os.environ.get("JOBS") == "1":

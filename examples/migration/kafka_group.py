@@ -3,8 +3,8 @@
     export BOOTSTRAP_SERVER=localhost:9092
     python examples/migration/kafka_group.py payments billing
 
-``marshal_group.py`` beside it is the same worker afterwards; docs/MIGRATION.md says
-how to get from one to the other, and back.
+``marshal_group.py`` in this folder is the same worker after the migration;
+docs/MIGRATION.md explains how to migrate, and how to go back.
 """
 
 import argparse
@@ -14,21 +14,21 @@ from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
 
 
 class Report(ConsumerRebalanceListener):  # type: ignore[misc] # it has no types
-    """Prints which partitions are assigned and revoked."""
+    """Prints the partitions that are assigned and revoked."""
 
     def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
-        """Print what is revoked: everything, whenever a member joins or leaves."""
+        """Print the revoked partitions: all, whenever a member joins or leaves."""
         for place in revoked:
             print("lost", place.topic, place.partition, flush=True)
 
     def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
-        """Print what is assigned."""
+        """Print the assigned partitions."""
         for place in assigned:
             print("got", place.topic, place.partition, flush=True)
 
 
 def main() -> None:
-    """Process records until none came for a while."""
+    """Process records until none arrives for ``--idle-ms``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("topic")
     parser.add_argument("group")
@@ -42,7 +42,7 @@ def main() -> None:
         enable_auto_commit=False,
         max_poll_records=10,
     )
-    # A leader that does not know the topic when it joins assigns nothing to anybody.
+    # Load metadata first: a group leader that does not know the topic assigns nothing.
     consumer.partitions_for_topic(options.topic)
     consumer.subscribe([options.topic], listener=Report())
     left = options.max_records

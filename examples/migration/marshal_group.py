@@ -1,4 +1,4 @@
-"""After: the worker of ``kafka_group.py``, by claims instead of a consumer group.
+"""After: the worker of ``kafka_group.py``, with claims instead of a consumer group.
 
 export BOOTSTRAP_SERVER=localhost:9092
 python examples/migration/marshal_group.py payments billing worker-1
@@ -16,12 +16,12 @@ def on_claimed(place: TopicPartition, token: Token) -> None:
 
 
 def on_lost(place: TopicPartition, ending: Ending) -> None:
-    """Take the place of ``on_partitions_revoked``: only this partition went."""
+    """Take the place of ``on_partitions_revoked``, one partition at a time."""
     print("lost", place.topic, place.partition, ending.reason, flush=True)
 
 
 def main() -> None:
-    """Process records until none came for a while."""
+    """Process records until none arrives for ``--idle-ms``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("topic")
     parser.add_argument("group")

@@ -1,10 +1,9 @@
-"""Compare tokens in a service, whose clients send topic, partition and token.
+"""Compare tokens in a service whose clients send topic, partition and token.
 
 Compare the token only *after* authentication, and only if this client may write for
-the group: a client that can store a token can exclude everyone with a smaller one. The
-token is stored in the transaction that does the work, so that a request that fails
-leaves no trace. To drop repeated requests as well, store the position too, as in
-``table.py``.
+the group: a client that can store a token excludes all clients with smaller ones. The
+token is stored in the transaction that does the work, so a request that fails stores
+nothing. To drop repeated requests as well, store the position too, as in ``table.py``.
 """
 
 import sqlite3
@@ -18,7 +17,7 @@ db.execute("CREATE TABLE bills (source TEXT, body TEXT)")
 
 
 def handle(user: str | None, source: str, *, header: str, body: str) -> HTTPStatus:
-    """Answer a request; user is None where authentication failed."""
+    """Answer a request; ``user`` is None if authentication failed."""
     if user != "billing":
         return HTTPStatus.FORBIDDEN
     try:

@@ -1,8 +1,8 @@
-"""Store each result once, under a token: in SQLite, as in any database.
+"""Store each result once, in SQLite or any other database, with a fencing token.
 
-Token and position are stored beside the result, in one transaction. A smaller token is
-that of an earlier owner, a smaller position that of a record that was stored before.
-``bytes(token)`` orders like the token.
+Token and position are stored with the result, in one transaction. A smaller token
+comes from an earlier owner. A position that is not larger comes from a record that was
+stored before. ``bytes(token)`` orders like the token.
 """
 
 import sqlite3
@@ -20,7 +20,7 @@ db.execute("CREATE TABLE results (topic TEXT, part INT, position INT, value BLOB
 def store(
     topic: str, partition: int, *, offset: int, value: bytes, token: Token
 ) -> bool:
-    """Store one result; return False where a newer owner, or we, stored it before."""
+    """Store one result; return False if it is stored, or the token is too old."""
     with db:  # one transaction
         moved = db.execute(
             "INSERT INTO progress VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE"

@@ -1,9 +1,9 @@
 """Bill each order once, whatever is retried, restarted or taken over.
 
-At least once, into PostgreSQL. The table of positions that the sink keeps changes in a
-transaction with the bills, under the token of the claim: an order is billed by who
-has its partition, and by nobody a second time. Start it on as many machines as you
-like; each takes its share of the partitions.
+At least once, into PostgreSQL. The sink keeps a table of positions. It changes them in
+one transaction with the bills, and only under the newest token. So only the owner of a
+partition bills its orders, each of them once. Start it on as many machines as you like;
+each takes its share of the partitions.
 
     python billing.py --topic orders --dsn "host=db dbname=bills" --checkpoint /data/b1
 """

@@ -1,8 +1,8 @@
 """Notify each customer at most once, whatever is retried, restarted or taken over.
 
-A message that was sent cannot be taken back, and twice is worse than never. So each
-attempt of each task asks the log for its rows, and gets only what nobody was given
-before: a task that is tried again finds nothing. What fails is not sent.
+A message that was sent cannot be taken back, and here sending it twice is worse than
+never. So each attempt of each task requests its rows from the log, which grants each
+row only once: a retried task gets no rows. Messages of a failed task are not sent.
 
     python notifier.py --topic events --outbox /data/outbox --checkpoint /data/n1
 """
@@ -19,7 +19,7 @@ from kafka_marshal.spark import register
 
 
 def send(rows: Iterator[Row], outbox: str) -> None:
-    """Send what a task was given; here a line of a file stands for a message."""
+    """Send the rows of a task; here a line of a file stands for a message."""
     file = os.open(outbox, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         for row in rows:
@@ -29,7 +29,7 @@ def send(rows: Iterator[Row], outbox: str) -> None:
 
 
 def notify(df: DataFrame, _: int, *, outbox: str) -> None:
-    """Send a batch. Each row is there once only, so it must be used once only."""
+    """Send a batch. It can be read only once, so use ``df`` only once."""
     df.foreachPartition(partial(send, outbox=outbox))
 
 

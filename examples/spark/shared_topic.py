@@ -1,8 +1,8 @@
-"""Two jobs of Spark share one topic, and one folder of Parquet files.
+"""Two Spark jobs share one topic, and one folder of Parquet files.
 
-Start it twice, with a name and a checkpoint each, on one machine or on two that mount
-the folder: each reads its share of the partitions, and takes the other's once that
-ends. What both write is each record once.
+Start it twice with different names, on one machine or on two that mount the folder.
+Each job reads its share of the partitions, and takes the rest once the other job ends.
+Together they write each record once.
 
     python shared_topic.py --topic clicks --path /data/clicks --name one
     python shared_topic.py --topic clicks --path /data/clicks --name two
@@ -24,7 +24,7 @@ def start(spark: SparkSession, arguments: argparse.Namespace) -> StreamingQuery:
         "coordinationTopic": arguments.coordination_topic,
         "subscribe": arguments.topic,
         "group": arguments.group,
-        # A stable name: a restart within a heartbeat interval resumes its claims.
+        # With a fixed name, a restart within a heartbeat interval resumes its claims.
         "clientId": f"clicks-{arguments.name}",
         "startingOffsets": "earliest",
         "includeToken": "true",

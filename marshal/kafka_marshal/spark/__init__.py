@@ -1,10 +1,11 @@
-"""PySpark over claims: sources, sinks and the audit of the log.
+"""PySpark integration: the data source, its sinks, and the audit of the log.
 
 ``register(spark)`` registers the format ``marshal`` with a session. Spark is imported
 on first use.
 """
 
-# Type checkers treat it as typing's own, whose import doubles the start of a launcher.
+# In place of typing.TYPE_CHECKING: to import typing would double the time that a
+# launcher takes to start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -20,8 +21,8 @@ def register(spark: "SparkSession") -> None:
     """Register ``format("marshal")`` with a Spark session.
 
     Raises:
-        ConfigurationError: The extra ``spark`` is missing, or too old, or the workers'
-            Python cannot load the data source.
+        ConfigurationError: The extra ``spark`` is missing or too old, or the Python of
+            Spark's workers cannot load the data source.
     """
     from kafka_marshal.spark.requirements import require_worker_python
 
@@ -42,7 +43,7 @@ def _data_source() -> "type[MarshalDataSource]":
 
 
 def _worker_python(spark: "SparkSession") -> str | None:
-    """Return the Python of the workers; None with Spark Connect."""
+    """Return the Python command of Spark's workers; None with Spark Connect."""
     from pyspark.sql.utils import is_remote
 
     return None if is_remote() else str(spark.sparkContext.pythonExec)

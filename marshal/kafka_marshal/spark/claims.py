@@ -1,20 +1,21 @@
-"""The claims of a query's driver: planning and confirming batches. No Spark here.
+"""Plans and confirms the batches of a query, in its driver. Calls nothing of Spark.
 
-Three things must agree: the claims, the checkpoint, and the position in the log. A
-batch is planned under valid claims; its offset in the checkpoint contains their tokens;
-once Spark has committed it, its end is confirmed to the log.
+Three things must agree: the claims, Spark's checkpoint, and the positions in the
+coordination log. A batch is planned under valid claims, and its offset in the
+checkpoint contains their tokens. Once Spark has committed the batch, its end is
+confirmed to the coordination log.
 
-A restarted query trusts its checkpoint if no other owner was in between: where its new
-claim directly follows the one in the checkpoint, it continues exactly there and repeats
-an unfinished batch. After another owner the position in the log counts, and an
-unfinished range is dropped, because it is that owner's work. A set position counts as
-another owner.
+A restarted query trusts its checkpoint for a partition if its new claim directly
+follows the claim in the checkpoint: it continues exactly there, and repeats an
+unfinished batch. If another owner was in between, it starts at the position in the
+coordination log, and drops an unfinished range, which is that owner's work. A position
+that an admin has set counts as another owner.
 
-Offsets are valid in one log only. If the topic was recreated, or its log ends below a
-position, the query ends with an error. With ``failOnDataLoss = false`` it reads the
-partition from the log start, so that nothing readable is skipped. Positions in the
-coordination log never move back, so until the old position is passed, only the
-checkpoint has the position of the query.
+An offset means nothing in another log. If the topic was recreated, or its log ends
+below the position, the query ends with an error. With ``failOnDataLoss = false`` it
+reads the partition from the log start, so that nothing readable is skipped. Positions
+in the coordination log never move back: until reading has passed the old position, only
+the checkpoint has the position of the query.
 """
 
 import logging
@@ -49,9 +50,9 @@ SETTLE_MS = 10_000
 SEND_MS = 1_000
 LOOK_MS_MAX = 30_000
 MS_PER_S = 1_000
-# A partition that was not queried.
+# Offsets of a partition that was not queried.
 UNKNOWN = LogRange(-1, -1)
-# The consequence of a lost position, if that is allowed.
+# What follows a lost position, with ``failOnDataLoss = false``.
 FROM_START = "reading continues at the start of the log"
 BY_CLAIM = "reading continues at the position of the next claim"
 WITHOUT = "reading continues without it"
@@ -72,10 +73,11 @@ class Rules:
     """Rules of planning.
 
     Attributes:
-        is_at_most_once: Whether only grants move positions.
+        is_at_most_once: Whether delivery is at most once: only grants move positions.
         fails_on_data_loss: Whether lost offsets end the query.
-        max_delay_ms: Longest wait for the fewest offsets of a batch.
-        outcome_ms: Longest wait for the outcome of claims of an earlier run.
+        max_delay_ms: Longest wait for ``minOffsetsPerTrigger``.
+        outcome_ms: Longest wait until claims of an earlier run are resumed or have
+            ended.
         claims_max: Most partitions to hold, 0 = no limit.
     """
 
@@ -88,7 +90,7 @@ class Rules:
 
 @attrs.frozen
 class Part:
-    """A range with its claim."""
+    """A planned range, with the owner and the secret of its claim."""
 
     planned: PlannedRange
     owner: Owner
@@ -109,19 +111,19 @@ class Claims:
     logs: "Cluster"
     rules: Rules
     _now: Callable[[], float] = time.monotonic
-    # Claims of an earlier run, each with our claim that directly follows it.
+    # Claims of an earlier run, each with this run's claim that directly follows it.
     _successors: dict[tuple[TopicPartition, Token], Token] = attrs.field(factory=dict)
     _begun: dict[TopicPartition, tuple[Token, int]] = attrs.field(factory=dict)
     _confirmed: dict[TopicPartition, tuple[Token, int]] = attrs.field(factory=dict)
     _seen: dict[TopicPartition, Token] = attrs.field(factory=dict)
-    # Restarted partitions whose mark is in no checkpoint yet.
+    # Marks of partitions restarted at the log start, until they are in a checkpoint.
     _restarted: dict[TopicPartition, Mark] = attrs.field(factory=dict)
-    # Last report of each partition, so that nothing is reported twice.
+    # Last reported loss of each partition, so that no loss is logged twice.
     _reported: dict[TopicPartition, str] = attrs.field(factory=dict)
     _ids: dict[str, str] = attrs.field(factory=dict)
-    # Topics that were there, and since when they are not.
+    # Topics that have vanished, and the time of ``_now`` at which each was missed.
     _absent: dict[str, float] = attrs.field(factory=dict)
-    # Partitions of the checkpoint that are not read; None until that is known.
+    # Partitions in the checkpoint that the query does not read; None until known.
     _unread: AbstractSet[TopicPartition] | None = None
     _target: Mapping[TopicPartition, int] | None = None
     _pinned: AbstractSet[TopicPartition] | None = None
@@ -135,10 +137,11 @@ class Claims:
     # --- planning
 
     def await_claims(self, marks: Marks) -> None:
-        """Wait until every partition has an owner by the log.
+        """Wait until every partition has an owner in the log, within limits.
 
-        Valid claims in the checkpoint are those of an earlier run of this query: wait
-        as long as they may last. The same for pending claims, which end by themselves.
+        Partitions without owner are waited for up to ``SETTLE_MS``, unless this query
+        holds ``claims_max``. Pending claims, and claims of an earlier run that no claim
+        has followed, are waited for up to ``outcome_ms``, as long as they may last.
         """
         until = self._now() + SETTLE_MS / MS_PER_S
         outcome_due = self._now() + self.rules.outcome_ms / MS_PER_S
@@ -158,9 +161,9 @@ class Claims:
             self.ranges.wait_for_change(WAIT_MS)
 
     def _report_nothing_held(self) -> None:
-        """Report once that no partition is held, until one is again.
+        """Log once that no partition is held, and again only after one was held.
 
-        A job that only drains does nothing then, and a running one waits.
+        Meanwhile a query with ``availableNow`` reads nothing and ends; others wait.
         """
         held_none, self._holds_none = self._holds_none, not self.ranges.tokens()
         if held_none or not self._holds_none:
@@ -175,13 +178,13 @@ class Claims:
             )
 
     def without_unread(self, marks: Marks) -> Marks:
-        """Return the marks of partitions that are read.
+        """Return the marks of partitions that the query reads.
 
-        The first call determines the others: those of the checkpoint that no longer
-        exist, or that the options no longer name.
+        The first call with marks determines the other partitions: they no longer exist,
+        or the options no longer name them.
 
         Raises:
-            PositionError: There are some, and that is not allowed.
+            PositionError: There are other partitions, and ``failOnDataLoss`` is set.
         """
         if self._unread is None and marks:
             self._unread = marks.keys() - set(self.logs.partitions())
@@ -196,9 +199,10 @@ class Claims:
         return {p: mark for p, mark in marks.items() if p not in unread}
 
     def fix_target(self) -> None:
-        """Make the current log ends of the held partitions the target of the query.
+        """End the query at the current log ends (``availableNow``).
 
-        A target that followed the claims might never be reached.
+        It reads only partitions that it holds when it first plans: with later claims
+        the target might never be reached.
         """
         self._target = self.logs.ends(self.ranges.partitions())
 
@@ -206,7 +210,7 @@ class Claims:
         """Plan a batch: return its end, or ``start`` if there is nothing to read.
 
         Raises:
-            PositionError: Offsets are lost, and that is not allowed.
+            PositionError: Offsets are lost, and ``failOnDataLoss`` is set.
             CoordinationError: The engine failed, or the cluster did not answer.
         """
         if not self._is_settled:
@@ -242,7 +246,8 @@ class Claims:
         """Return the mark of each partition under its current claim."""
         found: dict[TopicPartition, Mark] = {}
         new, restarting = [], []
-        # Query ids before the ends: tasks compare ids and so detect later changes.
+        # Topic ids before log ends: tasks compare the ids, and so detect a topic that
+        # is recreated after this.
         self._renew_ids({p.topic for p in held})
         self._report_deleted(start)
         for partition, each in held.items():
@@ -263,16 +268,16 @@ class Claims:
                     restarting.append(partition)
                     continue
                 if mark.token == each.token:
-                    continue  # at most once: this claim ends, as its topic did
+                    continue  # at most once: the claim ends with its topic
             if each.is_of_another(topic_id):
-                # The topic was recreated, which ends this claim: so of two topics of
-                # one name the rows of the later one have the later token.
+                # The topic was recreated, so this claim ends. Rows of the new topic are
+                # read under the next claim, and so have a larger token.
                 continue
             if mark is not None and mark.token == each.token:
                 found[partition] = mark._replace(topic_id=mark.topic_id or topic_id)
                 continue
             if each.position is None:
-                continue  # its start is not known yet
+                continue  # its start position is not known yet
             position, restarts = each.position, 0
             if mark is not None:
                 restarts = mark.restarts
@@ -290,7 +295,7 @@ class Claims:
         return self._check_starts(found, new)
 
     def _renew_ids(self, held: AbstractSet[str]) -> None:
-        """Query the ids of topics, and note those that have vanished."""
+        """Look up the ids of topics, and note topics that have vanished."""
         topics = held | self._absent.keys()
         found = self.logs.topic_ids(topics) if topics else {}
         now = self._now()
@@ -301,7 +306,10 @@ class Claims:
         self._ids |= found
 
     def _report_deleted(self, start: Marks) -> None:
-        """Report partitions whose topic stays absent: one broker may lag behind."""
+        """Report partitions whose topic was missing for ``SETTLE_MS``.
+
+        If it is missing for less, the broker that was asked may lag behind.
+        """
         until = self._now() - SETTLE_MS / MS_PER_S
         topics = {topic for topic, since in self._absent.items() if since <= until}
         for partition, mark in start.items():
@@ -311,7 +319,7 @@ class Claims:
                 )
 
     def _mark(self, partition: TopicPartition, start: Marks) -> Mark | None:
-        """Return the mark of a partition: from a restart, else from the checkpoint."""
+        """Return the mark of a restart if no checkpoint has it, else the one there."""
         mark = start.get(partition)
         restarted = self._restarted.get(partition)
         if restarted is None or (
@@ -322,7 +330,10 @@ class Claims:
         return restarted
 
     def _may_restart(self, mark: Mark, held: HeldRange) -> bool:
-        """Return whether reading may restart: no other owner was there since."""
+        """Return whether this query may read the partition again from its log start.
+
+        Not at most once, and not if another owner was there since the mark.
+        """
         if self.rules.is_at_most_once:
             return False
         return mark.token == held.token or _follows(held, mark.token)
@@ -341,9 +352,10 @@ class Claims:
             self._seen[partition] = mark.token
 
     def _inherited(self, partition: TopicPartition, mark: Mark, held: HeldRange) -> int:
-        """Return the next offset after an earlier claim of this query.
+        """Return the offset to continue at after an earlier claim of this query.
 
-        It is the mark's only if no other owner was in between.
+        It is that of the mark if no other owner was in between, else the position in
+        the coordination log.
         """
         assert held.position is not None
         topic_id = self._ids.get(partition.topic, "")
@@ -353,13 +365,14 @@ class Claims:
         self._successors[partition, mark.token] = held.token
         if held.position < mark.next:
             self._commit(partition, held.token, mark.next)
-        # The log keeps the position before the restart until it is passed.
+        # After a restart at the log start, the coordination log keeps the old position
+        # until reading has passed it.
         return mark.next if mark.restarts else max(held.position, mark.next)
 
     def _check_starts(
         self, places: dict[TopicPartition, Mark], new: list[TopicPartition]
     ) -> dict[TopicPartition, Mark]:
-        """Move new starts into their logs (PROTOCOL 5.6)."""
+        """Raise starts under new claims to the log start, if below (PROTOCOL 5.6)."""
         starts = self.logs.starts(new) if new else {}
         for partition, log_start in starts.items():
             mark = places[partition]
@@ -398,7 +411,8 @@ class Claims:
     ) -> None:
         """Restart partitions whose log ends below the position.
 
-        With ``read_committed`` the readable end may be below it without a loss.
+        With ``read_committed`` the readable end may be below the position without a
+        loss; the log end may not.
         """
         restarting = []
         for partition, there in (self.logs.ranges(short) if short else {}).items():
@@ -427,12 +441,12 @@ class Claims:
         there: LogRange = UNKNOWN,
         causes: str = CUT_OFF,
     ) -> None:
-        """Report a lost position: raise, or log it once if that is allowed."""
+        """Raise for a lost position; log it once with ``failOnDataLoss = false``."""
         message = f"position {position} of {partition} is gone: {why}"
         if self.rules.fails_on_data_loss:
             remedy = "Start the query with a new checkpointLocation"
             if there is not UNKNOWN:
-                # The group's position is gone, too.
+                # The group's position is outside this log, too.
                 place = f"{partition.topic}:{partition.partition}"
                 remedy = (
                     f"Run marshal groups reset GROUP --topic {place} --to-earliest "
@@ -475,7 +489,7 @@ class Claims:
             try:
                 self.ranges.begin(partition, token, first=span.first, end=end)
             except ClaimLost:
-                continue  # lost since held() was called
+                continue  # the claim was lost since held() was called
             self._begun[partition] = (token, end)
             planned[partition] = places[partition]._replace(next=end)
         return planned
@@ -485,12 +499,13 @@ class Claims:
     def parts(self, start: Marks, end: Marks) -> list[Part]:
         """Return the ranges of a batch that this query may read.
 
-        A range of an earlier run is included if our claim directly follows its claim,
-        and dropped if the log has another claim in between; wait until the log decides.
+        A range of an earlier run is included if this query's claim directly follows the
+        range's claim, and dropped if the log has another claim in between. Waits until
+        the log shows one of the two.
 
         Raises:
-            CoordinationError: It did not, within the time that claims may last.
-            PositionError: The topic was recreated, and that is not allowed.
+            CoordinationError: The log showed neither within ``outcome_ms``.
+            PositionError: The topic was recreated, and ``failOnDataLoss`` is set.
         """
         undecided = self._of_this_topic(planned_ranges(start, end))
         found: list[Part] = []
@@ -511,9 +526,10 @@ class Claims:
         return sorted(found, key=_order)
 
     def _of_this_topic(self, ranges: list[PlannedRange]) -> list[PlannedRange]:
-        """Return the ranges whose topic was not replaced.
+        """Return the ranges whose topic was not recreated.
 
-        A batch that was just planned has been checked already.
+        Looks up only topics without a known id: ``latest`` has checked a batch that it
+        has just planned.
         """
         topics = {each.partition.topic for each in ranges}
         self._ids |= self.logs.topic_ids(topics - self._ids.keys())
@@ -540,9 +556,10 @@ class Claims:
     def _decide(
         self, undecided: Iterable[PlannedRange], found: list[Part]
     ) -> list[PlannedRange]:
-        # Secrets after tokens: that of a later claim is useless under this one.
+        # Tokens first: if a claim follows meanwhile, the secret is that of the later
+        # claim, and useless with the earlier token.
         tokens, secrets = self.ranges.tokens(), self.ranges.secrets()
-        # Their batch only begins now, so drained partitions stay for all of it.
+        # No poll: the batch only begins now, so drained partitions stay until it ends.
         held = self.ranges.held(is_poll=False)
         left = []
         for each in undecided:
@@ -572,7 +589,7 @@ class Claims:
             known = claims.get(each.partition)
             is_ours = each.partition in self.ranges.tokens()
             if known is None or known.may_be_ours or is_ours:
-                continue  # its preceding claim is known once the range may start
+                continue  # held() will show which claim was before it
             if not known.is_of(_token(each)):
                 self._drop(each)
                 left.remove(each)
@@ -599,10 +616,10 @@ class Claims:
     # --- confirming
 
     def confirm(self, marks: Marks) -> None:
-        """Confirm every batch up to ``marks``, which Spark has committed.
+        """Confirm every batch up to ``marks``, which Spark has committed, to the log.
 
-        A claim that has ended is logged and skipped: its next owner starts at the last
-        confirmed position.
+        A partition whose claim has ended is logged and skipped: its next owner starts
+        at the last confirmed position.
         """
         has_news = False
         tokens = self.ranges.tokens()
@@ -653,7 +670,7 @@ def _order(part: Part) -> tuple[TopicPartition, Token | None, int]:
 
 
 def _restart(mark: Mark, token: Token, topic_id: str) -> Mark:
-    """Return the mark of a new restart, without offsets yet."""
+    """Return the mark of one more restart; the caller sets its offsets."""
     return mark._replace(token=token, restarts=mark.restarts + 1, topic_id=topic_id)
 
 
@@ -665,12 +682,12 @@ def _recreated(mark: Mark, topic_id: str) -> str:
 
 
 def _follows(held: HeldRange, token: Token) -> bool:
-    """Return whether a claim directly follows that of a token."""
+    """Return whether a claim directly follows the claim with this token."""
     return held.follows == token.offset and held.token.era == token.era
 
 
 def _is_pending(claim: LastClaim | None, mark: Mark | None) -> bool:
-    """Return whether a claim is pending, or of an earlier run of this query."""
+    """Return whether a claim may be pending, or is one of an earlier run."""
     if claim is None:
         return False
     is_former = mark is not None and claim.is_of(mark.token)

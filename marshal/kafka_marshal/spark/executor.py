@@ -1,10 +1,11 @@
-"""Consuming within a task of Spark, through the sidecar of its host.
+"""Consumes topics within a Spark task, through the sidecar of its host.
 
 For long tasks: in barrier mode, in ``mapInArrow`` and ``mapInPandas``, in plain
 workers. The sidecar holds the claims and renews them independently of the worker. At
-least once, they outlive the worker: Spark may kill it and start another, which
-continues under the same claims from the last confirmed position. Nobody else gets them
-in between, while the executor lives and until the deadline that the sidecar sent. ::
+least once, claims outlive the worker: Spark may kill it and start another, which
+continues under the same claims from the last confirmed position. No other client gets
+the partitions meanwhile, while the executor lives and until the deadline that the
+sidecar sent. ::
 
     def work(_):
         for batch in consume_in_task("orders", sidecar=ADDRESS, group_id="billing"):
@@ -61,29 +62,29 @@ def consume_in_task(
     """Yield batches of records, each of one topic partition.
 
     A batch is committed when the next one is requested, so finish its work before. A
-    batch is returned only within the deadline of its claim; if the claim is lost
-    meanwhile, the next owner processes the batch again.
+    batch is yielded only within the deadline of its claim. If the claim is lost before
+    the commit, the next owner processes the batch again.
 
     Args:
         topics: Topics to share.
         sidecar: Address of the sidecar on the host of the task.
-        sidecar_token_file: File with its token there, over TCP.
-        group_id: Group that shares them.
-        name: Name of this client, by default that of its task; a restart continues.
+        sidecar_token_file: File with the sidecar's token on that host, for TCP.
+        group_id: Group that shares the topics.
+        name: Name of this client, by default the task's; a restarted worker continues.
         delivery: ``alo`` or ``amo``. At most once, claims end with the worker.
         max_records: Most records of a batch.
         idle_ms: End after this time without a record; None = never.
         for_ms: End after this time, at the next batch; None = never.
-        max_handling_ms: Limit for the work on a batch, after which others get the
-            partition; see ``Marshal.consumer``.
-        turn_ms: Longest wait for the end of another worker of that name.
+        max_handling_ms: Limit for the work on a batch, after which other members get
+            the partition; see ``Marshal.consumer``.
+        turn_ms: Longest wait for another worker of the same name to end.
 
     Yields:
         Columns as in ``format("marshal")``, and ``token``.
 
     Raises:
         ConfigurationError: A setting is wrong, or an extra is missing.
-        IdentityConflict: Another worker of that name is alive.
+        IdentityConflict: Another worker of the same name is alive.
         CoordinationError: The sidecar cannot be reached.
     """
     delivery = to_delivery(delivery)
@@ -110,7 +111,7 @@ def consume_in_task(
         )
         for batch in consumer.batches():
             yield to_arrow(batch)
-            # If it is lost, its next owner processes the batch again.
+            # If the claim is lost, the next owner processes the batch again.
             with suppress(ClaimLost):
                 batch.commit()
             if deadline is not None and time.monotonic() >= deadline:
@@ -118,10 +119,10 @@ def consume_in_task(
 
 
 def to_arrow(batch: Batch) -> "pa.RecordBatch":
-    """Return a batch of records as an Arrow batch, with its token.
+    """Return a batch of records as an Arrow batch, with the token of its claim.
 
     Raises:
-        LogUnreadable: A timestamp is one that Spark does not have.
+        LogUnreadable: Spark cannot represent a timestamp.
     """
     import pyarrow as pa
 
@@ -162,10 +163,10 @@ def _name_of_task() -> str:
 def _exclusive(
     sidecar: str, group_id: str, *, name: str, timeout_ms: int
 ) -> Iterator[bytes]:
-    """Wait until no other worker has the name; yield its instance id.
+    """Wait until no other worker has the name; yield the name's instance id.
 
-    The lock of the operating system ends with the process: the next holder knows that
-    the last one is dead, and may replace it under its instance id.
+    The operating system releases the lock when the process ends. So the next holder
+    knows that the last worker is dead, and may replace it under the same instance id.
     """
     deadline = Deadline(timeout_ms)
     while True:
@@ -195,7 +196,7 @@ def _exclusive(
         if not known:
             identity.remember(instance, master=b"")
         yield instance
-        identity.erase()  # a normal end releases everything
+        identity.erase()  # at a normal end everything was released
     finally:
         identity.close()
 
@@ -205,8 +206,8 @@ def _keep_claims_beyond_worker(
 ) -> None:
     """Make the claims outlive this worker, while its executor lives.
 
-    Where the sidecar cannot watch this worker, as over TCP or in another namespace of
-    process ids, they outlive it anyway, until the deadline that the sidecar sent.
+    If the sidecar cannot watch this worker, as over TCP or in another PID namespace,
+    they outlive it anyway, until the deadline that the sidecar sent.
     """
     address = Address.parse(sidecar)
     if address.socket is None:
@@ -232,9 +233,8 @@ def _keep_claims_beyond_worker(
 def executor_pid(read: Callable[[str], str] | None = None) -> int:
     """Return the process id of the executor, or without ``/proc`` that of the daemon.
 
-    PySpark's daemon forks workers; the executor's JVM has started the daemon, which
-    outlives its workers and ends with the executor. Only Linux shows whose child the
-    daemon is.
+    The executor's JVM starts PySpark's daemon, which forks the workers, outlives them,
+    and ends with the executor. Only Linux shows which process started the daemon.
     """
     parent = os.getppid()
     try:
@@ -247,7 +247,7 @@ def executor_pid(read: Callable[[str], str] | None = None) -> int:
         )
         return parent
     grandparent = int(stat.rpartition(")")[2].split()[1])
-    # A parent with id 1 has adopted this process, or is the only other one.
+    # Process 1 has adopted the daemon, or has started it in a container.
     return grandparent if grandparent > 1 else parent
 
 

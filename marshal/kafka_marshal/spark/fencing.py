@@ -1,9 +1,9 @@
 """Fencing for ``foreachBatch``: drops rows whose claim is lost (PROTOCOL 6.5).
 
-A batch may be written long after it was read: its query was stopped and continued,
-restarted from an old checkpoint, or disconnected while others took over its partitions.
-Each row has the token of its claim; ``fenced`` drops the rows whose token is no longer
-current, in the tasks that write.
+A batch may be written long after it was read: its query was suspended, restarted from
+an old checkpoint, or disconnected while other members took over its partitions. Each
+row has the token of its claim. In the tasks that write, ``fenced`` drops rows whose
+token is no longer current.
 
 A claim may still end between this check and the write. A sink that compares tokens
 itself closes that gap: see ``sinks_table``, ``sinks_files`` and ``sinks_kafka``.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LOOK_MS_MAX = 30_000
 COLUMNS = ("topic", "partition", "offset", "token")
-# Of sinks that keep positions: offsets mean nothing in another topic of that name.
+# For sinks that store positions: after a topic is recreated, its offsets begin again.
 SINK_COLUMNS = (*COLUMNS, "topicId")
 
 _LOGGER = logging.getLogger("kafka_marshal")
@@ -42,7 +42,7 @@ WriteClaim = Callable[..., object]
 
 @attrs.frozen
 class Fence:
-    """Checks claims of a group; can be pickled, and connects on the current host.
+    """Checks tokens of a group. Can be pickled; connects from the host that uses it.
 
     Attributes:
         group: The group.
@@ -59,7 +59,7 @@ class Fence:
         """Return the fence of a stream, from its options.
 
         Raises:
-            ConfigurationError: They have no group, or are not those of a stream.
+            ConfigurationError: The options have no group, or are not for a stream.
         """
         parsed = parse(options)
         parsed.require_stream()
@@ -67,7 +67,7 @@ class Fence:
         return cls(parsed.group, parsed.connection, parsed.sidecar)
 
     def holds(self, topic: str, partition: int, *, token: str | None) -> bool:
-        """Return whether a token is that of the current claim.
+        """Return whether a token is that of the partition's current claim.
 
         Raises:
             DeadlineExceeded: The log was not read to its end in time.
@@ -88,9 +88,9 @@ def fenced(
 ) -> "DataFrame":
     """Return a batch without the rows whose claim has ended.
 
-    The writing tasks check each row group against an up-to-date fold of the log. The
-    current owner of a partition processes the dropped rows. The frame is read once, as
-    its rows are written: at most once, a second read of a batch is empty.
+    The writing tasks check the tokens of each Arrow batch against an up-to-date fold of
+    the log. The current owner of a partition processes the dropped rows. The frame is
+    read once, as its rows are written: at most once, a second read would be empty.
 
     Args:
         df: Frame of ``foreachBatch``, or one derived from it, with the columns
@@ -129,7 +129,7 @@ def fenced_by(options: Mapping[str, str]) -> Callable[[WriteBatch], WriteBatch]:
 
 
 def require_columns(df: "DataFrame", columns: Sequence[str] = COLUMNS) -> None:
-    """Require the columns for the source and the token of each row.
+    """Require the columns with the source and the token of each row.
 
     Args:
         df: The batch.
@@ -175,7 +175,7 @@ def _write_task(write: WriteClaim, rows: "Iterator[Row]") -> None:
 
 @attrs.frozen
 class _Guard:
-    """Passes the rows of current claims; runs in Spark's Python workers."""
+    """Passes on the rows of current claims; runs in Spark's Python workers."""
 
     fence: Fence
     batch_id: int

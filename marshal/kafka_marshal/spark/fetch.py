@@ -1,6 +1,6 @@
-"""A task: check the claim, and read the range.
+"""The work of one Spark task: checks the claim, and reads the range.
 
-Runs in Spark's Python workers, which execute many tasks; only connections are kept
+Runs in Spark's Python workers. A worker executes many tasks, and keeps only connections
 between them.
 """
 
@@ -31,9 +31,9 @@ GRANT_MS_MAX = 30_000
 CHECK_MS = 500
 
 _slices = SliceReaders()
-# Processes whose heap is frozen: this one, or none yet.
+# Id of this process once its heap is frozen; a forked child has another id.
 _frozen: set[int] = set()
-# Like leases, it continues while the machine is suspended.
+# Like the clock of leases, it continues while the machine is suspended.
 _clock = SystemClock()
 
 
@@ -43,13 +43,13 @@ def read(
     """Read one range as Arrow batches.
 
     At least once, the claim is checked against an up-to-date fold of the log before the
-    first row, and again every ``CHECK_MS``: the driver may be gone and another owner at
-    work. At most once, the task requests a grant and reads only the granted offsets,
-    which no other attempt gets (PROTOCOL 6.2).
+    first row, and again every ``CHECK_MS``: the driver may have died, and another owner
+    may process the partition. At most once, the task requests a grant and reads only
+    the granted offsets, which no other attempt gets (PROTOCOL 6.2).
 
     Raises:
-        ClaimLost: Another owner has the partition.
-        PositionError: Offsets of the range are gone, and ``failOnDataLoss`` is set.
+        ClaimLost: The claim has ended.
+        PositionError: Offsets of the range are lost, and ``failOnDataLoss`` is set.
         CoordinationError: The cluster or the sidecar did not answer.
     """
     checked_ms = _clock.now_ms()
@@ -82,7 +82,7 @@ def spans(task: Task, options: Options) -> list[OffsetRange]:
     """Return the offsets that this attempt may read.
 
     Raises:
-        ClaimLost: Another owner has the partition.
+        ClaimLost: The claim has ended.
     """
     wanted = OffsetRange(task.first, task.end)
     if task.claim is None:
@@ -95,7 +95,7 @@ def spans(task: Task, options: Options) -> list[OffsetRange]:
 
 
 def _require_current(task: Task, options: Options) -> None:
-    """Raise unless the claim is valid by an up-to-date fold of the log."""
+    """Raise ``ClaimLost`` unless the claim is current in an up-to-date fold."""
     claim = task.claim
     if claim is None:
         return
@@ -111,7 +111,7 @@ def _require_current(task: Task, options: Options) -> None:
 
 
 def _grant_client(options: Options) -> "GrantClient":
-    """Return this process's client for grants; loaded only for reads under a claim."""
+    """Return this process's client for grants; batch reads never load it."""
     from kafka_marshal.grants import open_grant_client
 
     return open_grant_client(
@@ -134,7 +134,7 @@ def _granted(
             )
             break
         found.append(granted)
-        # One grant may cover less than a batch.
+        # A grant may cover less than was requested.
         wanted = OffsetRange(granted.end, wanted.end)
     return found
 
@@ -169,7 +169,7 @@ def _rows(
                 first = int(rows.offsets[-1]) + 1
                 yield make(rows)
         except PositionError as error:
-            # The next attempt must not reuse this reader's state.
+            # Reading continues with a new reader, without this one's state.
             _slices.drop()
             first = _after_loss(error, OffsetRange(first, end), options=options)
             if first == failed_at:
@@ -186,13 +186,13 @@ def _rows(
 
 
 def _after_loss(error: PositionError, span: OffsetRange, *, options: Options) -> int:
-    """Return the offset to continue at after a loss of offsets, if that is allowed.
+    """Return the offset at which to continue after offsets were lost.
 
-    It is the first offset of the range that still exists, or the end of the range: a
-    stream plans its next batch by the log.
+    It is the first offset of the range that still exists, else the end of the range:
+    what follows is for the next batch, which is planned by the log.
 
     Raises:
-        PositionError: It is not allowed, or the log range is unknown.
+        PositionError: ``failOnDataLoss`` is set, or the log start is unknown.
     """
     first, end = span.first, span.end
     is_replaced = isinstance(error, TopicReplaced)

@@ -1,7 +1,7 @@
 """The server behind ``marshal-spark-python``: forks planners of Spark queries.
 
-A process with one thread that has imported all that a planner needs, as the daemon of
-Spark's tasks has for them. It opens no connection to Kafka and holds no claim.
+A process with one thread, which has imported all that a planner needs, as PySpark's
+daemon does for tasks. It opens no connection to Kafka and holds no claim.
 """
 
 import gc
@@ -16,7 +16,7 @@ from importlib import import_module
 
 from kafka_marshal.spark import launcher
 
-# What a planner loads, also on first use; what is not installed is left out.
+# Modules that a planner imports, at its start or later; missing ones are skipped.
 PRELOADED = (
     launcher.PLANNER,
     "kafka_marshal.backend",
@@ -35,7 +35,7 @@ _STREAMS = (0, 1, 2)
 
 
 def main() -> None:
-    """Serve at an inherited socket; in a fork, run its module as ``__main__``."""
+    """Serve at an inherited socket; in a fork, run the requested module."""
     handle, driver = map(int, sys.argv[1:3])
     with socket.socket(fileno=handle) as listener:
         for name in PRELOADED:
@@ -57,11 +57,12 @@ def serve(
 ) -> socket.socket | None:
     """Fork a process for each connection, until the server is not needed.
 
-    The streams of this process end here: what it writes concerns nobody.
+    First redirects the standard streams of this process to ``/dev/null``, because
+    nobody reads what it writes.
 
     Args:
         listener: Socket of the server.
-        is_needed: Asked every ``LOOK_S``.
+        is_needed: Called every ``LOOK_S``; the server ends once it returns False.
         idle_s: End after this time without a connection, in seconds.
 
     Returns:
@@ -89,7 +90,7 @@ def run(connection: socket.socket) -> None:
     """Take over environment and streams of a launcher, and run its module.
 
     Raises:
-        OSError: The launcher is gone.
+        OSError: The launcher has ended.
     """
     connection.settimeout(REQUEST_S)
     head, streams, *_ = socket.recv_fds(
@@ -105,11 +106,12 @@ def run(connection: socket.socket) -> None:
     for line in lines:
         variable, _, value = line.partition(b"=")
         os.environb[variable] = value
-    # From here on the launcher runs nothing itself; the end of this process closes it.
+    # From here on the launcher runs nothing itself: it waits until this process ends,
+    # which closes the connection.
     connection.sendall(os.getpid().to_bytes(launcher.PID_BYTES))
     name = os.fsdecode(module)
     sys.argv = [name]
-    # Run afresh, not by what was imported: that would be another module's state.
+    # Execute the module as new: the server has imported it, but that state is not used.
     sys.modules.pop(name, None)
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
@@ -126,7 +128,7 @@ def is_alive(pid: int) -> bool:
 
 
 def _replace_streams(*handles: int) -> None:
-    """Make these the standard streams: one for all of them, or one for each."""
+    """Replace the standard streams by one file for all three, or by one for each."""
     for number in _STREAMS:
         os.dup2(handles[number % len(handles)], number)
     for handle in set(handles) - set(_STREAMS):
@@ -134,15 +136,15 @@ def _replace_streams(*handles: int) -> None:
 
 
 def _reap() -> None:
-    """Let forks that have ended go."""
+    """Reap forks that have ended."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def _remove(listener: socket.socket) -> None:
-    """Remove the server's socket: who connects later starts another server."""
+    """Remove the server's socket, so that the next launcher starts another server."""
     path = listener.getsockname()
-    # Under the lock, and before the listener closes, the path is this server's.
+    # With the lock, and before the listener closes, this path is still this server's.
     with launcher.locked(path), suppress(FileNotFoundError):
         os.unlink(path)  # noqa: PTH108 - as the launcher names it

@@ -1,11 +1,11 @@
-"""Java's security settings for Python's clients.
+"""Translates security settings of Java's Kafka clients for Python's clients.
 
-They are those of Spark's own Kafka source, and of properties files of Kafka's tools.
-Python's clients support neither JAAS nor keystores. A JAAS login becomes equivalent
-options. PKCS12 keystores, and PEM in options, become PEM files that only this user can
-read, on each host that connects, until its process ends. Spark kills its workers, so
-these files are kept in memory if the system supports it. Those of a keystore that was
-renewed are written again once a connection fails.
+Users know these settings from Spark's own Kafka source and from properties files of
+Kafka's tools. Python's clients support neither JAAS nor keystores. A JAAS login becomes
+equivalent options. PKCS12 keystores, and PEM text in options, become PEM files on each
+host that connects. Only this user can read them, and they exist until the process ends.
+Spark kills its workers, so the files are kept in memory if the system supports it. When
+a keystore was renewed, its files are written again once a connection fails.
 """
 
 import atexit
@@ -45,7 +45,7 @@ NAMES = (JAAS, *STORES)
 RENAMED = {
     "receive.buffer.bytes": "socket.receive.buffer.bytes",
     "send.buffer.bytes": "socket.send.buffer.bytes",
-    # Since Kafka 4.1, before in the login.
+    # Options since Kafka 4.1; before that, part of the JAAS login.
     "sasl.oauthbearer.client.credentials.client.id": "sasl.oauthbearer.client.id",
     "sasl.oauthbearer.client.credentials.client.secret": (
         "sasl.oauthbearer.client.secret"
@@ -58,7 +58,7 @@ _PAIR = re.compile(
     r"""\s*([\w.]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^\s;"']+))"""
 )
 _STORE_BYTES_MAX = 10_000_000
-# For one process: certificate, key and truststore of a few clusters.
+# Files of one process: certificate, key and truststore of a few clusters.
 FILES_MAX = 64
 _JKS = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
 
@@ -90,13 +90,13 @@ def python_options(connection: Mapping[str, str]) -> dict[str, str]:
 
 
 def shared_name(name: str) -> str:
-    """Return the name that an option of any client shares with those of its meaning."""
+    """Return the one name for all options of the same meaning, of any client."""
     name = RENAMED.get(name, name)
     return DOTTED_OPTIONS.get(name, name)
 
 
 def settings_of(connection: Mapping[str, str]) -> ConnectionConfig:
-    """Return settings for this host; on unpickling they are made for that host.
+    """Return settings for this host; unpickling makes them again, for the new host.
 
     Raises:
         ConfigurationError: An option is wrong.
@@ -110,7 +110,7 @@ class _HostConfig(ConnectionConfig):
     """Settings that name files of this host.
 
     Attributes:
-        given: Options that they were made of.
+        given: Options from which the settings were made.
     """
 
     given: Mapping[str, str] = attrs.field(kw_only=True, repr=False, eq=False)
@@ -174,7 +174,7 @@ def _by_password(
 
 
 def _by_credentials(pairs: Mapping[str, str]) -> dict[str, str]:
-    """Return client credentials, which need not be in the login."""
+    """Return the client credentials in the login; they may be given as options."""
     if any(name.startswith("unsecured") for name in pairs):
         raise _wrong(
             JAAS,
@@ -334,7 +334,7 @@ def _read_pkcs12(
     return key, own, others
 
 
-# By process, store and part: a forked child has files of its own.
+# Path by process id, store and part: a forked child has files of its own.
 _files: dict[tuple[int, str, str], str] = {}
 
 
@@ -345,7 +345,7 @@ def _file_of(store: str, part: str, data: bytes) -> str:
     """
     place = os.getpid(), store, part
     found = _files.get(place)
-    # Text before what PEM encloses is ignored; it makes the file that of this store.
+    # PEM readers ignore this first line; stores with equal content get separate files.
     data = f"{part} of {store!a}\n".encode() + data
     if found is None:
         found = _files[place] = _private_file(data)
@@ -363,7 +363,7 @@ def _private_file(data: bytes) -> str:
 def _in_memory(data: bytes) -> str | None:
     """Return the path of an anonymous file in memory, None if not supported.
 
-    It disappears with this process and its forked children, however they end.
+    The file disappears with this process and its forked children, however they end.
     """
     make = getattr(os, "memfd_create", None)
     if make is None:

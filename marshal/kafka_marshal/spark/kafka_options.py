@@ -1,6 +1,6 @@
-"""Every option of Spark's own Kafka source, and its meaning here.
+"""Every option of Spark's own Kafka source, and its meaning in ``format("marshal")``.
 
-``docs/SPARK.md`` has those that are refused or mapped; a test compares them.
+``docs/SPARK.md`` lists the refused and the mapped options; a test compares the lists.
 """
 
 import attrs
@@ -237,5 +237,5 @@ _BY_LOWER = {name.lower(): meaning for name, meaning in KAFKA_OPTIONS.items()}
 
 
 def meaning_of(name: str) -> Meaning | None:
-    """Return the meaning of an option, in any case; None for an unknown one."""
+    """Return the meaning of an option, None if unknown; case does not matter."""
     return _BY_LOWER.get(name.lower())

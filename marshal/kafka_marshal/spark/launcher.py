@@ -1,14 +1,15 @@
 """The command ``marshal-spark-python``: a Python whose planners start at once.
 
-Spark starts a Python process for each streaming query on its driver, the *planner*,
-which imports PySpark, NumPy, PyArrow and this package for a second before it works.
-Named by ``PYSPARK_PYTHON``, this command runs in its place: it asks a server, which has
-imported all that, to fork a planner. The first query of a driver starts the server; it
-ends with the driver, or when idle. All other programs, the daemon of Spark's tasks
-among them, run in this environment's Python as if it were called itself.
+On the driver, Spark starts a Python process for each streaming query, the *planner*.
+Before it works, a planner imports PySpark, NumPy, PyArrow and this package, which takes
+a second. If ``PYSPARK_PYTHON`` names this command, Spark runs it as the Python. For a
+planner it asks a server, which has imported these packages, to fork one. The first
+query of a driver starts the server, which ends with the driver, or when idle. All other
+programs, such as the daemon of PySpark's workers, run in this environment's Python as
+if that were called directly.
 
-If the server cannot be used, the planner runs in this Python, too. Like the probe of a
-sidecar, this module imports only a little of the standard library.
+If the server cannot be used, the planner runs in this Python, too. To start fast, this
+module imports only a little of the standard library, like the probe of a sidecar.
 """
 
 import array
@@ -22,23 +23,24 @@ from hashlib import sha256
 
 PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
 SERVER = "from kafka_marshal.spark.forkserver import main; main()"
-# Spark waits for 10 s.
+# Longest wait for the server; Spark itself waits for 10 s.
 START_S = 30.0
-# With a SIGTERM Spark closes its connection, which ends a planner in order. Passed on
-# at once, the signal would come while that happens.
+# When Spark sends SIGTERM it also closes its connection, which ends a planner in order.
+# If the signal were passed on at once, it would interrupt that.
 TERMINATE_AFTER_S = 1.0
 PID_BYTES = 4
 LENGTH_BYTES = 4
 BACKLOG = 16
-# With these, NumPy and PyArrow start no threads when they load: a process with threads
-# must not fork. A planner needs none of them.
+# With these, NumPy and PyArrow start no threads when they are imported: a process with
+# threads must not fork. A planner does not need these threads.
 THREADLESS = {
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
-# Differ for each planner; a planner takes its own over from its launcher.
+# Variables that differ between planners; each gets its own from its launcher.
 _OWN = "PYTHON_WORKER_FACTORY_"
-# The kind of a file and what others may do; both, of a folder that they cannot use.
+# Mask of a file's type and of all access by group and others; and its value for a
+# folder that only its owner can use.
 _CHECKED, _PRIVATE_FOLDER = 0o170077, 0o040000
 
 
@@ -55,15 +57,15 @@ def main() -> None:
 def run_forked(module: str) -> None:
     """Run a module as ``__main__`` in a fork of the server, until it ends.
 
-    The fork takes the environment and the standard streams of this process over, and
-    gets its SIGTERM, if it has not ended ``TERMINATE_AFTER_S`` later.
+    The fork takes over the environment and the standard streams of this process. A
+    SIGTERM is passed on to it if it has not ended ``TERMINATE_AFTER_S`` later.
 
     Raises:
-        OSError: It was not started.
+        OSError: The fork was not started.
     """
     with connected(address(), os.getppid()) as connection:
         connection.settimeout(START_S)
-        # A signal that comes meanwhile waits until there is a fork to pass it on to.
+        # A SIGTERM that arrives now waits until there is a fork to pass it on to.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
         try:
             send_request(connection, module)
@@ -85,7 +87,7 @@ def run_forked(module: str) -> None:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         connection.settimeout(None)
-        # Closed when the fork has ended.
+        # The connection closes when the fork ends.
         while connection.recv(1):
             pass
 
@@ -103,8 +105,9 @@ def send_request(connection: socket.socket, module: str) -> None:
 def address() -> str:
     """Return the path of the server's socket.
 
-    A server is of one driver and one environment, as Python reads variables of its own
-    when it starts. It is in a folder that only this user can enter.
+    Each driver and each environment has its own server, because Python reads some
+    variables only when it starts. The socket is in a folder that only this user can
+    use.
 
     Raises:
         OSError: There is no such folder.
@@ -124,10 +127,10 @@ def address() -> str:
 
 
 def connected(path: str, driver: int) -> socket.socket:
-    """Return a connection to the server of a driver, which is started if it must be.
+    """Return a connection to the server of a driver; start the server if there is none.
 
     Raises:
-        OSError: It cannot be started.
+        OSError: The server cannot be started.
     """
     with suppress(FileNotFoundError, ConnectionRefusedError):
         return _connected(path)
@@ -138,7 +141,7 @@ def connected(path: str, driver: int) -> socket.socket:
             os.unlink(path)  # noqa: PTH108 - of a server that was killed
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
-            # Now, so that what is asked before the server is ready waits for it.
+            # Listen now, so that requests sent before the server is ready wait for it.
             listener.listen(BACKLOG)
             _start_server(listener, driver)
         return _connected(path)
@@ -169,7 +172,7 @@ def _start_server(listener: socket.socket, driver: int) -> None:
 
 
 class locked:  # noqa: N801 - used like a function
-    """The lock of all who create or remove sockets of servers."""
+    """Lock for creating or removing the socket of a server."""
 
     def __init__(self, path: str) -> None:
         self._folder = os.open(os.path.dirname(path), os.O_RDONLY)  # noqa: PTH120

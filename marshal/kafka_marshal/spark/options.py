@@ -1,6 +1,6 @@
 """The options of ``format("marshal")``: those of Spark's Kafka source, and a few more.
 
-All are checked before anything starts. Names are case-insensitive, as in Spark.
+All options are checked before anything starts. Names are case-insensitive, as in Spark.
 """
 
 import difflib
@@ -45,7 +45,7 @@ CLAIMS = (
     "sidecarTokenFile",
     "stateDir",
 )
-# End of a batch, and size of a micro-batch.
+# Only a batch read has an end; only a stream has sizes of micro-batches, and claims.
 BATCH_ONLY = ENDINGS
 STREAM_ONLY = (
     "maxOffsetsPerTrigger",
@@ -77,7 +77,7 @@ _UNITS_MS = {
     "d": 86_400_000,
 }
 _DURATION = re.compile(r"([0-9]{1,12})\s*([a-z]*)")
-# Options that Spark itself adds, for what this format does not have.
+# Options that Spark itself adds, for features that this format does not have.
 _OF_SPARK = {
     "checkpointlocation": f"it belongs to writeStream, and {ONLY_READS}",
     "path": "topics are named by subscribe; call load() without",
@@ -85,13 +85,14 @@ _OF_SPARK = {
     "Python data source that reads it; write CREATE TEMPORARY VIEW ... USING marshal "
     "OPTIONS (...)",
 }
-# New partitions are looked for so often; Spark's own source does in each trigger.
+# Longest time between two checks for new partitions; Spark's own source checks in each
+# trigger.
 REFRESH_MS_MAX = 30_000
 ISOLATION = "kafka.isolation.level"
 RACK = "kafka.client.rack"
 SERVERS = "kafka.bootstrap.servers"
 METADATA_AGE = "kafka.metadata.max.age.ms"
-# Settings of the connection that are options of other names.
+# Settings of the connection whose options have other names.
 _CONNECTION = {"coordination_topic": "coordinationTopic", "transport": "transport"}
 
 
@@ -100,12 +101,14 @@ class Bound:
     """Start or end of reading.
 
     Attributes:
-        everywhere: ``EARLIEST`` or ``LATEST`` for partitions that are not named.
-        offsets: Offsets by partition, also ``EARLIEST`` or ``LATEST``.
-        times_ms: Or times by partition, each for the first record that is not older.
-        time_ms: Or one time for all partitions.
-        is_strict: Whether a time after the last record is an error; else it is the end.
-        option: Name of the option that it is from, for errors.
+        everywhere: ``EARLIEST`` or ``LATEST``, for partitions that are not named.
+        offsets: Offset of each named partition, also ``EARLIEST`` or ``LATEST``.
+        times_ms: Or a time for each named partition, epoch ms: the first record that is
+            not older.
+        time_ms: Or one such time for all partitions.
+        is_strict: Whether a time after the last record is an error; if not, it stands
+            for the log end.
+        option: Name of the option that gave this bound, for errors.
     """
 
     everywhere: int
@@ -121,10 +124,10 @@ class Bound:
         return not self.offsets and not self.times_ms and self.time_ms is None
 
     def of_restart(self, partitions: Collection[TopicPartition]) -> Self:
-        """Return the start of a query that starts again, over these partitions.
+        """Return the start for a query that starts again, with these partitions.
 
-        Since its first start partitions were deleted, and records by retention. The
-        latest offset was that of the first start: what came later is read.
+        Partitions, and records in them, may have been deleted since its first start.
+        ``LATEST`` meant the log end at the first start: later records are read.
         """
         offsets = {p: at for p, at in self.offsets.items() if at != LATEST}
         return attrs.evolve(
@@ -141,27 +144,27 @@ class Options:
 
     Attributes:
         settings: Connection.
-        connection: The same as text, for other hosts; with Java's security settings
-            as given (``java.python_options``).
-        config: The topics, of an assignment too, and how claims hold them; of a batch
-            read only topics, pattern and isolation level apply.
+        connection: The connection as text, for other hosts; with Java's security
+            settings as given (``java.python_options``).
+        config: The topics, also those of ``assign``, and settings of the claims; for a
+            batch read only topics, pattern and isolation level apply.
         assigned: Partitions to read, without a group only; empty for all.
-        start: Start of a new query or a batch read; None = as in Spark's own source: a
-            batch at the earliest offsets, a stream at the latest.
+        start: Start of a new query or a batch read. None = as in Spark's own source: a
+            batch starts at the earliest offsets, a stream at the latest.
         end: End of a batch read; None = the latest offsets.
         group: The group that shares the topics; None for a batch read.
         client_id: Name in the group; None for a random one.
         sidecar: Address of the sidecar that holds the claims, or None.
-        sidecar_token_file: File with its token on each host, for TCP.
+        sidecar_token_file: File with the sidecar's token on each host, for TCP.
         state_dir: Directory of the identity; None for the user's.
         max_offsets: Most offsets of a micro-batch, None = no limit.
-        min_offsets: Fewest offsets of a micro-batch.
-        max_delay_ms: Longest wait for them.
+        min_offsets: Fewest offsets of a micro-batch, None = any.
+        max_delay_ms: Longest wait for ``min_offsets``.
         min_partitions: Fewest tasks of a batch, 0 = one for each partition.
         max_task_offsets: Most offsets of a task, 0 = no limit.
         fails_on_data_loss: Whether lost offsets end the query.
-        has_headers: Whether there is a column of headers.
-        has_token: Whether there is a column with the fencing token.
+        has_headers: Whether to add the column ``headers``.
+        has_token: Whether to add the columns ``token`` and ``topicId``.
         rack: Rack of the executors.
         poll_timeout_ms: Longest wait of a task for the next record of its range.
     """
@@ -239,13 +242,13 @@ def parse(given: Mapping[str, str]) -> Options:
     """Check and parse options.
 
     Raises:
-        ConfigurationError: One is unknown, impossible, or contradicts another.
+        ConfigurationError: An option is unknown, impossible, or contradicts another.
     """
     return _Reader(given).options()
 
 
 class _Reader:
-    """Parses options; each is removed once it is used."""
+    """Checks the names of options, then parses their values."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given: dict[str, str] = {}
@@ -307,7 +310,7 @@ class _Reader:
             for name, (setting, read) in _SETTINGS.items()
             if name in given
         }
-        # Also a setting of the connection, which checks it.
+        # This is also a setting of the connection, which checks the value.
         age_ms = whole_number(self._kafka.get(METADATA_AGE, "").strip())
         if age_ms is not None:
             settings["metadata_refresh_ms"] = min(max(age_ms, 1), REFRESH_MS_MAX)
@@ -333,7 +336,7 @@ class _Reader:
         }
 
     def _token_file(self) -> dict[str, str]:
-        """Return the file of a sidecar's token; each host reads its own."""
+        """Return the option that names the file of a sidecar's token on each host."""
         path = self._take("sidecarTokenFile", _text, None)
         sidecar = self._take("sidecar", _sidecar, None)
         if path is not None and sidecar is None:
@@ -489,7 +492,7 @@ def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, i
 
 
 def _number(text: str) -> int:
-    """Return the number; raises ValueError for anything but digits."""
+    """Return the number in a text; raise ValueError for anything but digits."""
     found = whole_number(text)
     if found is None:
         raise ValueError(f"{text[:80]!r} is no whole number")
@@ -595,7 +598,7 @@ def _strategy(name: str, text: str) -> bool:
     return text == "error"
 
 
-# The setting of a ``ConsumerConfig`` that an option is, and how its text is read.
+# Options that set a field of ``ConsumerConfig``: the field, and the parser of the text.
 _SETTINGS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "subscribe": ("topics", _topics),
     "subscribePattern": ("pattern", _text),

@@ -1,12 +1,12 @@
 """Plan of a query: marks in its checkpoint, ranges of a batch, tasks.
 
-An offset of Spark is a dictionary: ``{"orders:0": "1.0.55 100 240 0 ID"}`` means that
-under the claim with that token the query began at offset 100 of the topic with that id,
-and that everything below 240 is planned. Names without a colon state what the claims
-are of (``Origin``). A batch is the difference of two offsets. How much a batch takes
-follows the rules of Spark's own Kafka source.
+An offset of Spark is a dictionary. ``{"orders:0": "1.0.55 100 240 0 ID"}`` means: under
+the claim with token 1.0.55 the query began at offset 100 of the topic with this id, and
+everything below 240 is planned; 0 counts restarts at the log start. Names without a
+colon state to which group and log the claims belong (``Origin``). A batch is the
+difference of two offsets. Its size follows the rules of Spark's own Kafka source.
 
-Loads nothing of Kafka, so that planners and workers start fast.
+Imports no Kafka client, so that planners and workers start fast.
 """
 
 import math
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class Mark(NamedTuple):
-    """The planned range of one partition, and its claim.
+    """How far one partition is planned, and under which claim.
 
     Attributes:
         token: Fencing token of the claim.
-        begin: First offset of this query under the claim.
-        next: Everything below is planned.
+        begin: First offset that the query planned under the claim.
+        next: Next offset to plan: everything from ``begin`` up to here is planned.
         restarts: Number of restarts at the log start, after the log was truncated below
             ``next`` or the topic was recreated.
         topic_id: Kafka's id of the topic in hex, or empty if unknown.
@@ -47,7 +47,7 @@ class Mark(NamedTuple):
         return bool(self.topic_id and topic_id) and self.topic_id != topic_id
 
     def is_continued_by(self, other: "Mark") -> bool:
-        """Return whether ``other`` continues this range, under the same claim."""
+        """Return whether ``other`` is a later mark of the same claim and restart."""
         return (self.token, self.restarts) == (other.token, other.restarts)
 
     @classmethod
@@ -55,7 +55,7 @@ class Mark(NamedTuple):
         """Parse the text of a mark.
 
         Raises:
-            ValueError: The text is not one.
+            ValueError: The text is no mark.
         """
         token, *numbers, topic_id = text.split(" ")
         begin, end, restarts = map(int, numbers)
@@ -71,7 +71,7 @@ Marks = dict[TopicPartition, Mark]
 
 @attrs.frozen(kw_only=True)
 class PlannedRange:
-    """A range ``first <= o < end`` of a partition, its claim if any, its topic id."""
+    """Offsets from ``first`` to before ``end``, with the token of the claim, if any."""
 
     partition: TopicPartition
     token: Token | None
@@ -82,11 +82,13 @@ class PlannedRange:
 
 @attrs.frozen(kw_only=True)
 class Origin:
-    """What the claims in a checkpoint are of: elsewhere their offsets mean nothing.
+    """To which group and log the claims in a checkpoint belong.
+
+    For any other group or log the offsets of the checkpoint mean nothing.
 
     Attributes:
         group: The group.
-        delivery: Its guarantee.
+        delivery: Its delivery, ``alo`` or ``amo``.
         coordination: Kafka's id of the coordination topic in hex, or empty if unknown.
     """
 
@@ -95,7 +97,7 @@ class Origin:
     coordination: str
 
     def require(self, offset: object) -> None:
-        """Raise if an offset has another origin; what is unknown is not compared.
+        """Raise if an offset has another origin; unknown parts are not compared.
 
         Raises:
             ConfigurationError: The checkpoint belongs to another query or source.
@@ -122,7 +124,7 @@ _NAMES = {
 
 
 def to_offset(marks: Mapping[TopicPartition, Mark], origin: Origin) -> dict[str, str]:
-    """Return marks as a Spark offset, sorted, because Spark compares texts."""
+    """Return marks as a Spark offset, sorted, because Spark compares its text."""
     if not marks:
         return {}
     places = {f"{p.topic}:{p.partition}": str(marks[p]) for p in sorted(marks)}
@@ -197,7 +199,7 @@ def limited_ends(
 
     Args:
         spans: The backlog, by partition.
-        most: Most offsets, but at least one for each partition.
+        most: Most offsets in total; more if there are more partitions than that.
     """
     total = sum(span.count for span in spans.values())
     if total <= most:
@@ -215,8 +217,8 @@ def split_ranges(
 ) -> list[PlannedRange]:
     """Split ranges into about ``least`` parts, as Spark's own Kafka source does.
 
-    Larger ranges get more parts. The parts of a range differ by at most one offset and
-    have at most ``most`` offsets; 0 = no limit.
+    Larger ranges get more parts. The parts of a range differ in size by at most one
+    offset. A part has at most ``most`` offsets; 0 = no limit.
     """
     if most:
         planned_ranges = [
@@ -235,7 +237,7 @@ def split_ranges(
 
 
 def _split(planned: PlannedRange, count: int) -> list[PlannedRange]:
-    """Split a range into equal parts."""
+    """Split a range into parts of almost equal size."""
     size = planned.end - planned.first
     edges = [planned.first + size * at // count for at in range(count + 1)]
     return [
@@ -251,7 +253,7 @@ class Task:
         partition: Data partition.
         first: First offset.
         end: Exclusive end.
-        claim: Claim that it is read under; None for a batch read.
+        claim: Claim under which the range is read; None for a batch read.
         topic_id: Kafka's id of the topic in hex, or empty if unknown.
     """
 
@@ -263,7 +265,7 @@ class Task:
 
 
 class TaskPartition(InputPartition):
-    """A task in Spark's form; None to read nothing."""
+    """A task as Spark's ``InputPartition``; the task is None to read nothing."""
 
     def __init__(self, task: Task | None) -> None:
         super().__init__(None)

@@ -1,7 +1,7 @@
-"""Connections of the driver's process of one query, and offsets that they resolve.
+"""Connections of one query in its process on the driver, and lookups of offsets.
 
-Apart from ``source``, because it loads the whole client: Spark also makes readers in
-processes that only plan or read.
+Not part of ``source``, because this module imports the whole client: Spark also creates
+readers in processes that only plan or read.
 """
 
 import logging
@@ -39,7 +39,8 @@ from kafka_marshal.spark.planning import Origin
 
 LOGGER = logging.getLogger("kafka_marshal")
 CLOSE_MS_MAX = 5_000
-# An earlier process of a name has closed by then.
+# Time within which an earlier process with the same client_id has closed, and the
+# pause between attempts.
 TURN_S, REST_S = 6.0, 0.2
 OUTCOME_MS = 10_000
 RANDOM_BYTES = 4
@@ -48,7 +49,7 @@ LOOKUP_CLOSE_MS_MAX = 1_000
 
 
 class Cluster:
-    """Queries of the cluster that planning needs. Blocking; for one thread."""
+    """Lookups in the cluster for planning. Blocking; for one thread."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -87,11 +88,11 @@ class Cluster:
     def resolve(
         self, bound: Bound, partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """Return the offset of a bound by partition.
+        """Return the offset that a bound means in each partition.
 
         Raises:
-            ConfigurationError: It names a partition that is not read, or a time after
-                the last record.
+            ConfigurationError: The bound names a partition that is not read, or a start
+                time after the last record, if it is strict.
         """
         if extra := (set(bound.offsets) | set(bound.times_ms)) - set(partitions):
             raise ConfigurationError(
@@ -121,10 +122,10 @@ class Cluster:
     def within(
         self, bound: Bound, offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Return resolved offsets; those that options name beyond a log are its end.
+        """Return resolved offsets, with named ones beyond a log's end moved to its end.
 
         Raises:
-            PositionError: There are some, and ``failOnDataLoss`` is set.
+            PositionError: There are such offsets, and ``failOnDataLoss`` is set.
         """
         named = sorted(place for place, offset in bound.offsets.items() if offset >= 0)
         logs = self.ranges(named) if named else {}
@@ -151,13 +152,13 @@ class Cluster:
     def ranges(
         self, partitions: Sequence[TopicPartition]
     ) -> Mapping[TopicPartition, LogRange]:
-        """Return offset ranges of partitions that exist, with uncommitted records."""
+        """Return start and end of existing partitions, with uncommitted records."""
         return self._data.ranges(partitions, ASK_MS_MAX)
 
     def ends(
         self, partitions: Sequence[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """Return the readable ends of partitions that exist."""
+        """Return log ends of existing partitions, at the options' isolation level."""
         level = self._options.config.isolation_level
         return self._data.ends(partitions, ASK_MS_MAX, isolation_level=level)
 
@@ -173,7 +174,7 @@ class Cluster:
 
 @attrs.define(eq=False, kw_only=True)
 class Query:
-    """Client, cluster queries and claims of one query, and what they are of."""
+    """Client, cluster lookups and claims of one query, and the origin of its claims."""
 
     marshal: Marshal
     cluster: Cluster
@@ -228,11 +229,11 @@ class Query:
 
 
 def _opened_in_turn(options: Options) -> Marshal:
-    """Open the client of a query, after an earlier process of its name has closed.
+    """Open the client of a query, after an earlier process with its name has closed.
 
     Raises:
-        IdentityConflict: It does not close: another query, or another source of this
-            one, has the name.
+        IdentityConflict: That process does not close: the name belongs to another
+            query, or to another source of this query.
     """
     until = time.monotonic() + TURN_S
     while True:
@@ -273,8 +274,8 @@ def _opened(options: Options) -> Marshal:
 
 
 def _forget(marshal: Marshal, home: Path) -> None:
-    """Remove the identity of a random name, which no later start has."""
-    # Without a sidecar, that of an engine in this process.
+    """Remove the identity of a random client_id, which is never used again."""
+    # There is no sidecar, so this is the context of an engine in this process.
     context: Any = marshal.engine.context
     with suppress(OSError, IdentityConflict):
         forget_client(
@@ -286,17 +287,17 @@ def _forget(marshal: Marshal, home: Path) -> None:
 
 
 def _lock_name(options: Options, held: ExitStack) -> None:
-    """Lock the name of a client that has no identity, whose lock would do.
+    """Lock the client_id of a query without identity directory, which has its own lock.
 
-    Otherwise only the log shows that two processes have it, half a heartbeat interval
-    later (PROTOCOL 13).
+    Without a lock only the log shows that two processes use one client_id, half a
+    heartbeat interval later (PROTOCOL 13).
 
     Raises:
-        IdentityConflict: Another process of this user on this machine has it.
+        IdentityConflict: Another process of this user on this machine uses it.
     """
     settings = options.settings
     cluster = f"{settings.addresses} {settings.coordination_topic}"
-    # Where there can be no lock the log decides.
+    # If the lock file cannot be created, the log decides.
     with suppress(OSError):
         lock = Identity.take(
             Path(tempfile.gettempdir()) / f"kafka-marshal-names-{os.getuid()}",
@@ -312,9 +313,9 @@ def _starts(
 ) -> dict[TopicPartition, int]:
     """Return start offsets for partitions without a position; absent = earliest.
 
-    As in Spark's own source, "latest" is the end when the query first starts: later
-    records, also of new partitions, are read from the start. When it starts again, the
-    log may have changed: options that no longer apply to a partition are no error.
+    As in Spark's own source, "latest" means the log end when the query first starts:
+    all later records are read, and new partitions from their start. When the query
+    starts again, options that no longer fit the log are no error.
     """
     bound = options.start or Bound(LATEST)
     if bound.is_plain and (bound.everywhere == EARLIEST or not is_new):
@@ -326,9 +327,9 @@ def _starts(
 
 
 def _origin(options: Options, cluster: Cluster) -> Origin:
-    """Return what the claims of a query are of."""
+    """Return the group, delivery and log to which the claims of a query belong."""
     topic, ids = options.settings.coordination_topic, {}
-    # With a sidecar the driver may have no right to that topic.
+    # With a sidecar, the driver may have no permission to describe that topic.
     with suppress(CoordinationError):
         ids = cluster.topic_ids({topic})
     return Origin(
@@ -339,10 +340,7 @@ def _origin(options: Options, cluster: Cluster) -> Origin:
 
 
 def _random_name() -> str:
-    """Return a unique client id.
-
-    Only with a fixed client id does a restart resume its claims at once.
-    """
+    """Return a unique client_id. Only with a fixed one can a restart resume claims."""
     host = "".join(
         c if c.isalnum() or c in "._-" else "-" for c in socket.gethostname()
     )

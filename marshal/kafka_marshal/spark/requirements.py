@@ -1,4 +1,4 @@
-"""Checks of the machine before Spark is used, and a session for the commands."""
+"""Checks Spark, Python and Java on this host; opens a session for the commands."""
 
 import os
 import shutil
@@ -35,7 +35,7 @@ def require_spark() -> None:
     """Require the extra ``spark`` with a supported release of PySpark.
 
     Raises:
-        ConfigurationError: It is missing or too old.
+        ConfigurationError: PySpark is missing or too old, or a package is missing.
     """
     for name in ("pyspark", "pyarrow", "pandas"):
         try:
@@ -59,13 +59,13 @@ def require_spark() -> None:
 
 
 def _require(name: str) -> None:
-    """Load a package; of pandas, only look whether there is one.
+    """Import a package; pandas is only searched for.
 
-    Processes of Spark that make the data source come here, and need no pandas, which
-    takes half a second of processor time to load.
+    Each Spark process that creates the data source calls this. It does not need pandas,
+    whose import takes half a second of processor time.
 
     Raises:
-        ImportError: It is missing, or cannot be loaded.
+        ImportError: The package is missing, or cannot be imported.
     """
     if name != "pandas":
         import_module(name)
@@ -79,7 +79,7 @@ def require_worker_python(python: str) -> None:
     Spark starts workers on the driver too, for planning. Other hosts are not checked.
 
     Args:
-        python: Name or path of their Python, as in ``PYSPARK_PYTHON``.
+        python: Name or path of the workers' Python, as in ``PYSPARK_PYTHON``.
 
     Raises:
         ConfigurationError: There is no such Python, its minor version differs from this
@@ -128,7 +128,7 @@ def require_java() -> Path:
     """Return the ``java`` command that Spark will start.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: There is no such command.
     """
     home = os.environ.get("JAVA_HOME")
     if home:
@@ -152,7 +152,7 @@ def require_java() -> Path:
 
 @contextmanager
 def spark_session(master: str | None = None) -> Iterator["SparkSession"]:
-    """Yield the active session, else a new one, which is stopped at the end.
+    """Yield the active session, else a new one, and stop a new one at the end.
 
     Args:
         master: Master of a new session; by default that of ``spark-submit``, else all

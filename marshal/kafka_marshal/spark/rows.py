@@ -1,6 +1,6 @@
 """The columns of ``format("marshal")``, and Arrow batches of fetched slices.
 
-Apart from ``fetch``, so that planning loads nothing of Kafka.
+Not part of ``fetch``, so that planning imports no Kafka client.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,8 @@ _TIME_MS_MAX = (2**63 - 1) // 1000
 def columns(*, has_headers: bool, has_token: bool) -> "StructType":
     """Return the columns of Spark's own Kafka source, in its order.
 
-    With a token also those that sinks need: the token, and Kafka's id of the topic.
+    ``has_token`` adds the columns that sinks need: ``token``, and ``topicId``, Kafka's
+    id of the topic.
     """
     from pyspark.sql import types as of
 
@@ -64,14 +65,14 @@ def batch_maker(
     """Return a function that makes record batches of slices of one partition.
 
     Args:
-        schema: Their schema.
-        partition: Data partition, for two constant columns.
-        token: Fencing token, for the column of that name.
+        schema: Schema of the batches.
+        partition: Data partition, for the columns ``topic`` and ``partition``.
+        token: Fencing token, for the column ``token``.
         topic_id: Kafka's id of the topic in hex, for the column ``topicId``.
 
     Returns:
-        The function. It raises ``LogUnreadable`` for a timestamp that Spark does not
-        have.
+        The function. It raises ``LogUnreadable`` for a timestamp that Spark cannot
+        represent.
     """
     import pyarrow as pa
 
@@ -109,15 +110,15 @@ def batch_maker(
 def times_column(
     times_ms: Sequence[int], offsets: Sequence[int], *, partition: TopicPartition
 ) -> "pa.Array":
-    """Return timestamps of records in the unit of Spark, microseconds.
+    """Return timestamps of records in microseconds, the unit of Spark.
 
     Args:
-        times_ms: Epoch milliseconds, also an array.
+        times_ms: Epoch milliseconds; may be an array of NumPy or Arrow.
         offsets: Offsets of the records, for the error.
         partition: Data partition, for the error.
 
     Raises:
-        LogUnreadable: Spark does not have such a timestamp.
+        LogUnreadable: Spark cannot represent a timestamp.
     """
     import pyarrow as pa
 
@@ -140,8 +141,8 @@ def times_column(
         ) from error
 
 
-# ``pa.array`` and ``pa.scalar`` load pandas, to see whether values are of its types.
-# That takes each worker half a second, so columns are made of buffers where possible.
+# ``pa.array`` and ``pa.scalar`` import pandas, to check for values of its types. That
+# takes each worker half a second, so columns are made from buffers if possible.
 
 
 def _column(values: Any, kind: Any) -> Any:  # noqa: ANN401 - Arrow's
@@ -161,7 +162,7 @@ def _column(values: Any, kind: Any) -> Any:  # noqa: ANN401 - Arrow's
 
 
 def _repeated(value: str | int | None, kind: Any, count: int) -> Any:  # noqa: ANN401
-    """Return an Arrow array of equal values, of a type of strings or 32-bit numbers."""
+    """Return an Arrow array that repeats one string or 32-bit number."""
     import numpy as np
     import pyarrow as pa
 
@@ -176,7 +177,7 @@ def _repeated(value: str | int | None, kind: Any, count: int) -> Any:  # noqa: A
 
 
 def _of_numbers(values: Any, kind: Any) -> Any:  # noqa: ANN401 - NumPy's, Arrow's
-    """Return numbers of NumPy as an Arrow array of a type of their width."""
+    """Return a NumPy array of numbers as an Arrow array; both have one bit width."""
     import numpy as np
     import pyarrow as pa
 

@@ -1,11 +1,11 @@
 """A sink that writes each row to Parquet files exactly once.
 
 A batch is written to new folders first. A manifest for each topic partition decides
-which of them count: a chain of small files, each with the end offset of the next folder
-and its token. A link of the chain can be created only once, so of two concurrent
-writers one wins, and the other starts at its end. Readers read only the folders in the
+which folders count. It is a chain of small files, the links: each names a folder, with
+its end offset and token. A link can be created only once, so of two concurrent writers
+one wins, and the other continues at its end. Readers read only the folders in the
 chains (``FileSink.read``). A topic that was deleted and created again, which Kafka's id
-of the topic shows, starts again at offset 0: its links follow those of the last topic.
+of the topic shows, starts at offset 0, and its links follow those of the earlier topic.
 
 The folder must be on a local or mounted file system, whose ``link`` fails if the target
 exists. For object stores use a table format with conditional commits, and store token
@@ -34,7 +34,7 @@ DATA, CHAINS = "data", "chains"
 # Retries after another writer created the link first.
 TRIES_MAX = 100
 _DIGITS = 20
-# Copies of these columns, so that they stay in the files too.
+# Spark removes the columns that name folders from the files, so these are copies.
 _FOLDERS = {
     "marshal_topic": "topic",
     "marshal_partition": "partition",
@@ -55,10 +55,10 @@ class Link:
     Attributes:
         first: First offset of the folder.
         end: Exclusive end.
-        token: Token of its claim.
+        token: Token of the claim under which the rows were read.
         folder: Path of the rows, below the sink's folder.
         topic_id: Kafka's id of the topic in hex, or empty if unknown.
-        generation: Number of topics of this name before this one, with links here.
+        generation: Number of earlier topics of this name that have links here.
     """
 
     first: int
@@ -70,14 +70,14 @@ class Link:
 
     @property
     def name(self) -> str:
-        """Name of its file; names sort as the links of a chain do."""
+        """Name of the link's file; names sort in the order of the chain."""
         number = f"{self.first:0{_DIGITS}}.json"
         return f"r{self.generation:04}-{number}" if self.generation else number
 
     def after(self, last: "Link | None") -> "Link":
-        """Return this link as it follows the last one of a chain.
+        """Return this link as the successor of the last link of a chain.
 
-        It starts at the end of that, or at 0 if that is of another topic.
+        It starts at the end of the last link, or at 0 if that is of an earlier topic.
         """
         if last is None:
             return attrs.evolve(self, first=0)
@@ -91,7 +91,7 @@ class Link:
         )
 
 
-# The last link that this process has seen, by the folder of the chain; limited, as a
+# Last link that this process has seen, by the folder of the chain. Limited, because a
 # query may have a sink for each day or hour.
 _seen: dict[Path, Link] = {}
 SEEN_MAX = 10_000
@@ -102,8 +102,8 @@ class Chain:
     """The manifest of one topic partition: links without gaps, each created once.
 
     Attributes:
-        folder: Folder of the links, which are named by their first offsets; those of a
-            topic that was created again also by its generation.
+        folder: Folder of the links. Their names have the first offset and, if the topic
+            was created again, its generation.
     """
 
     folder: Path
@@ -118,8 +118,8 @@ class Chain:
     def last(self) -> Link | None:
         """Return the last link, None before the first.
 
-        From the last one that this process has seen: the name of the next one follows
-        from it. To list all links takes longer with each batch.
+        Starts from the last link that this process has seen, because the name of the
+        next one follows from it. Listing all links would take longer with each batch.
         """
         seen = _seen.get(self.folder)
         if seen is not None and self._read(seen.name) == seen:
@@ -151,7 +151,7 @@ class Chain:
     def add(self, link: Link) -> bool:
         """Append a link; return False if another writer created it first.
 
-        It must start at the end of the last link.
+        The link must start at the end of the last link.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / link.name
@@ -164,7 +164,7 @@ class Chain:
             # Atomic, and unlike a rename it never replaces a file.
             os.link(half, path)
         except FileExistsError:
-            # A network file system may not have shown it yet: list the folder.
+            # A network file system may not have shown that link: list all next time.
             _seen.pop(self.folder, None)
             return False
         finally:
@@ -216,7 +216,7 @@ class FileSink:
 
         require_columns(df, SINK_COLUMNS)
         aside = self.path / DATA / uuid.uuid4().hex
-        # One folder for each claim, published as a whole or not at all.
+        # One folder for each claim; each is published as a whole or not at all.
         copies = df.withColumns({name: f.col(of) for name, of in _FOLDERS.items()})
         try:
             copies.write.partitionBy(*_FOLDERS).parquet(f"file://{aside}")
@@ -234,7 +234,7 @@ class FileSink:
                 )
                 is_published = is_published or first < link.end
         except BaseException:
-            # The outcome of the one that failed may be unknown.
+            # Keep the folder that failed: it may have been published.
             for _, link in found:
                 self._drop(link)
             raise
@@ -244,12 +244,12 @@ class FileSink:
     def _found(
         self, spark: "SparkSession", aside: Path
     ) -> list[tuple[TopicPartition, Link]]:
-        """Return the partition and the range of each unpublished folder."""
+        """Return the topic partition and an unpublished link for each new folder."""
         from pyspark.sql import functions as f
 
         if not any(aside.glob("/".join(f"{name}=*" for name in _FOLDERS))):
-            return []  # without rows Spark cannot read it
-        # One job, however many folders there are.
+            return []  # Spark cannot read a folder without rows
+        # One job for all folders.
         rows = spark.read.option("recursiveFileLookup", "true").parquet(
             f"file://{aside}"
         )
@@ -280,10 +280,10 @@ class FileSink:
         link: Link,
         batch_id: int,
     ) -> int:
-        """Publish a folder, without rows below the current end.
+        """Publish a folder, without rows below the end of the chain.
 
         Returns:
-            First published offset; ``link.end`` if there is none.
+            First published offset; ``link.end`` if nothing was published.
         """
         chain = self.chain(place)
         for _ in range(TRIES_MAX):
@@ -318,7 +318,7 @@ class FileSink:
         return link.end
 
     def _from(self, spark: "SparkSession", link: Link, first: int) -> Link:
-        """Return a folder with only the rows from an offset on."""
+        """Copy the rows from an offset on into a new folder; return its link."""
         folder = f"{DATA}/{uuid.uuid4().hex}"
         rows = spark.read.parquet(f"file://{self.path / link.folder}")
         rows.where(f"offset >= {first}").write.parquet(f"file://{self.path / folder}")
@@ -343,7 +343,7 @@ class FileSink:
     def read(self, spark: "SparkSession") -> Any:  # noqa: ANN401 - a DataFrame or None
         """Return the published rows as a frame; None before the first.
 
-        It has the columns of all batches: a column that a batch did not have is null.
+        The frame has the columns of all batches, null where a batch lacked a column.
         """
         folders = {link.folder for links in self.links().values() for link in links}
         if not folders:

@@ -1,10 +1,10 @@
 """A sink that writes each row to a topic exactly once; the broker fences stale owners.
 
-Each source partition has its own transactional id. The owner of the claim initialises a
-producer with it before it writes, and from then on the broker refuses earlier
-producers, also those of a process that was suspended. Records and the position are
-written in one transaction, so replayed rows are not written again. Consumers of the
-topic must read with ``isolation.level = read_committed``.
+Each source partition has its own transactional id. Before the owner of the claim
+writes, it initializes a producer with this id. From then on the broker refuses earlier
+producers with the id, even if their process was only suspended. Records and the
+position are written in one transaction, so repeated rows are not written again.
+Consumers of the topic must read with ``isolation.level = read_committed``.
 """
 
 import logging
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
 WRITE_MS_MAX = 60_000
-# The type of the column with includeHeaders, as of Spark's own source and sink.
+# Type of the column ``headers``, as in Spark's own source and sink.
 _HEADERS = "array<struct<key:string,value:binary>>"
 _NESTED = ("array<", "map<", "struct<")
 
@@ -42,8 +42,8 @@ _LOGGER = logging.getLogger("kafka_marshal")
 class KafkaSink:
     """A function for ``foreachBatch`` that writes each row to a topic once.
 
-    The rows need the column ``value`` in addition to the source columns; ``key`` and
-    ``headers`` are written if there are such columns.
+    The rows need the column ``value`` and those of fencing (``SINK_COLUMNS``). Columns
+    ``key`` and ``headers`` are written if they exist.
     ::
 
         sink = KafkaSink.of(OPTIONS, topic="bills")
@@ -53,7 +53,8 @@ class KafkaSink:
         topic: Target topic.
         fence: Fence of the stream.
         settings: Connection to the cluster of both topics.
-        name: Kafka consumer group of the positions, and prefix of transactional ids.
+        name: Kafka consumer group that stores the positions, and prefix of
+            transactional ids.
         partitioner: How a key chooses the partition, by the names of librdkafka.
     """
 
@@ -77,11 +78,11 @@ class KafkaSink:
         Args:
             options: Options of the stream.
             topic: Target topic.
-            name: Prefix of transactional ids, by default of the group and the topic.
-            partitioner: How a key chooses the partition: by default that which Java's
-                clients and Spark's own sink choose; ``consistent_random`` as clients
-                of librdkafka do by default. Another one for a topic that has records
-                separates the later records of a key from the earlier ones.
+            name: Prefix of transactional ids; by default made of group and topic.
+            partitioner: How a key chooses the partition: by default as Java's clients
+                and Spark's own sink do; ``consistent_random`` as clients of librdkafka
+                do by default. In a topic with records, another partitioner than before
+                sends later records of a key to other partitions.
 
         Raises:
             ConfigurationError: An option is wrong, or the extra ``fast`` is missing.
@@ -144,9 +145,9 @@ class KafkaSink:
         Args:
             place: The topic partition.
             token: Token of the claim.
-            rows: Its rows.
-            topic_id: Kafka's id of the topic in hex, empty if unknown: a topic that was
-                created again has no position yet.
+            rows: Rows that were read under the claim.
+            topic_id: Kafka's id of the topic in hex, empty if unknown. A position that
+                was stored for another id does not count.
 
         Returns:
             Number of written rows; 0 if the token is stale.
@@ -164,8 +165,8 @@ class KafkaSink:
             timeout_ms=WRITE_MS_MAX,
             partitioner=self.partitioner,
         ) as transactions:
-            # Check after opening: an owner that wins the claim later opens a later
-            # producer, and the broker then refuses this one.
+            # Check after opening the producer: an owner that wins the claim after this
+            # check opens a later producer, and then the broker refuses this one.
             if not self.fence.holds(*place, token=token):
                 _LOGGER.warning(
                     "rows of %s under token %s are dropped: the claim has ended",

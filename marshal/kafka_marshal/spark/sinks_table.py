@@ -1,9 +1,9 @@
 """A sink that writes each row to a PostgreSQL database exactly once.
 
-The database has the position and the token of each topic partition, which change in one
-transaction with the data. It refuses writes under an older token, independently of
-clocks and of the log. Rows below the position are not written again. A topic that was
-deleted and created again, which Kafka's id of the topic shows, starts at position 0.
+The database stores the position and the token of each topic partition, and changes them
+in one transaction with the data. It refuses writes under an older token, independently
+of clocks and of the log. Rows below the position are not written again. If a topic was
+deleted and created again, which Kafka's id of the topic shows, it starts at position 0.
 """
 
 import re
@@ -56,12 +56,12 @@ class TableSink:
     Attributes:
         connect: Returns a new connection.
         write: Writes rows by a cursor; must not commit.
-        group: Group of the stream; each has its own positions.
+        group: Group of the stream; each group has its own positions.
         table: Name of the table of positions, with an optional schema.
         rows_at_once: Most rows in one call of ``write``.
         idle_ms_max: How long the database waits for the next statement of a
-            transaction. A process suspended within one blocks the next owner that long;
-            the next owner waits at most twice as long.
+            transaction. A process that is suspended in a transaction blocks the next
+            owner for that long; the next owner waits at most twice as long.
     """
 
     connect: Connect
@@ -79,13 +79,14 @@ class TableSink:
             )
 
     def create(self) -> None:
-        """Create the table of positions, or add the columns that it lacks.
+        """Create the table of positions, or add the column ``topic_id``.
 
-        Call it before each start: earlier versions have no ``topic_id``.
+        Call it before each start: tables of earlier versions lack that column.
         """
         with _transaction(self.connect) as cursor:
             cursor.execute(_CREATE.format(table=self.table))
-            # Not ADD COLUMN IF NOT EXISTS: that waits for all who write.
+            # Not ADD COLUMN IF NOT EXISTS, which would wait for all open transactions
+            # that write.
             cursor.execute(_HAS_TOPIC_ID, (self.table,))
             if cursor.fetchone() is None:
                 cursor.execute(_ADD_TOPIC_ID.format(table=self.table))
@@ -136,7 +137,7 @@ def write_rows(
 ) -> int:
     """Write rows of one topic partition, read under one claim, in offset order.
 
-    Part of the caller's transaction; also for consumers without Spark.
+    Runs in the caller's transaction. Consumers without Spark may call it, too.
 
     Args:
         sink: The sink.
@@ -144,8 +145,8 @@ def write_rows(
         place: Group, topic and partition.
         token: Token of the claim.
         rows: Rows with the attribute ``offset`` and those that ``write`` uses.
-        topic_id: Kafka's id of the topic that they are of, in hex. With another id
-            than before the position is 0; an unknown one, empty, changes nothing.
+        topic_id: Kafka's id of the rows' topic in hex, empty if unknown. If it differs
+            from the stored id, the position is 0.
 
     Returns:
         Number of written rows; 0 if the token is stale.
@@ -154,7 +155,8 @@ def write_rows(
     bound = _BOUND.format(idle_ms=int(sink.idle_ms_max))
     cursor.execute(bound)
     cursor.execute(f"SET LOCAL lock_timeout = {2 * int(sink.idle_ms_max)}")
-    # The row stays locked until the transaction ends, so nobody else writes.
+    # The row of this partition stays locked until the transaction ends, so no other
+    # process writes for it.
     values = (*place, *Token.parse(token), topic_id)
     cursor.execute(_ENTER.format_map(names), values)
     found = cursor.fetchone()
@@ -162,11 +164,11 @@ def write_rows(
         return 0
     first = position = found[0]
     count = 0
-    # Several rows may have one offset, so only those of earlier batches are dropped.
+    # Several rows may have one offset, so compare with the position at the start.
     new = (row for row in rows if row.offset >= first)
     while batch := list(islice(new, sink.rows_at_once)):
         sink.write(cursor, batch)
-        # Again: after pipelined statements the server does not count idle time.
+        # Set it again: after pipelined statements the server does not count idle time.
         cursor.execute(bound)
         position = batch[-1].offset + 1
         count += len(batch)

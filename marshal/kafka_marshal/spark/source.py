@@ -1,8 +1,8 @@
 """``format("marshal")``: the data source with its batch and stream readers.
 
-A stream has one Python process of the driver, which lives as long as the query. It
-holds the claims, plans each batch and confirms committed ones; tasks read. A batch read
-plans a range of every partition, without claims.
+For each stream, Spark runs a Python process on the driver as long as the query lives.
+It holds the claims, plans batches and confirms committed batches; tasks read. A batch
+read plans a range of every partition, without claims.
 """
 
 import sys
@@ -93,7 +93,7 @@ class MarshalBatchReader(DataSourceReader):
             )
             for each in parts
         ]
-        # Without tasks Spark plans one of its own, so give it an empty one.
+        # Without tasks Spark would add one of its own, so return an empty one.
         return [TaskPartition(task) for task in tasks] or [TaskPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
@@ -127,8 +127,8 @@ class MarshalBatchReader(DataSourceReader):
 class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans and reads micro-batches of the partitions that the query holds.
 
-    Connections are opened on first use: Spark also makes such readers for planning, and
-    sends them to its workers.
+    Connections are opened on first use: Spark also creates such readers in other
+    processes, for planning and in its workers.
     """
 
     def __init__(self, options: Options, schema: "StructType") -> None:
@@ -137,7 +137,7 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._query: Query | None = None
         self._is_new = False
         self._has_target = False
-        # End of the last batch that was planned at most once.
+        # With at most once: the end of the last planned batch.
         self._planned_once: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- offsets
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
-        """Return the offset of a new query: nothing is planned."""
+        """Return the offset of a new query, which is empty: nothing is planned."""
         self._is_new = True
         return {}
 
@@ -167,15 +167,16 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         query = self._opened()
         marks = self._marks(start)
         planned = query.claims.latest(marks, self._limit(limit))
-        # The same text where there is nothing to read: Spark compares it.
+        # If there is nothing to read, return the same text: Spark compares it.
         return start if planned == marks else to_offset(planned, query.origin)
 
     def _marks(self, offset: dict[str, Any]) -> "Marks":
         """Parse an offset of the checkpoint.
 
         Raises:
-            ConfigurationError: It belongs to another query.
-            PositionError: Its partitions are not read, and that is not allowed.
+            ConfigurationError: The offset belongs to another query.
+            PositionError: The query does not read all its partitions, and
+                ``failOnDataLoss`` is set.
         """
         query = self._opened()
         query.origin.require(offset)
@@ -197,9 +198,10 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {f"{p.topic}:{p.partition}": ends[p] for p in sorted(ends)}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """End the query at the log ends of when it opens.
+        """End the query at the log ends at the time when it opens.
 
-        Spark calls this first: whether the query is new is not known yet.
+        They are looked up later: when Spark calls this, it is not yet known whether the
+        query is new.
         """
         self._has_target = True
 
@@ -211,13 +213,13 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the tasks of a batch.
 
         Raises:
-            ConfigurationError: At most once, the query reads it in two places.
+            ConfigurationError: At most once, the query reads the batch in two places.
         """
         from kafka_marshal.grants import ClaimRef
 
         options = self._options
         query = self._opened()
-        # The end first: it has all partitions of the start.
+        # Parse the end first: it has all partitions of the start.
         marks = self._marks(end)
         parts = query.claims.parts(self._marks(start), marks)
         of = {part.planned.partition: part for part in parts}
@@ -253,7 +255,7 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [TaskPartition(task) for task in tasks]
 
     def _require_one_use(self, end: dict[str, Any]) -> None:
-        """Raise if a batch is planned again, as Spark does for each use of a frame."""
+        """Raise if a batch is planned twice: Spark does so if a frame is used twice."""
         if end == self._planned_once:
             raise ConfigurationError(
                 "at most once each row is granted to one reader, and the query reads "
@@ -281,11 +283,11 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Release every partition at its confirmed position.
 
         Raises:
-            ConfigurationError: PySpark, which parses offsets of the checkpoint itself,
-                ends the query because it cannot.
+            ConfigurationError: The query ends because PySpark, which itself parses
+                offsets of the checkpoint, cannot parse one.
         """
         self._close()
-        # PySpark calls this while its own error is handled.
+        # PySpark calls this while it handles its own error.
         error = sys.exc_info()[1]
         if isinstance(error, JSONDecodeError):
             raise ConfigurationError(
@@ -307,7 +309,7 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
             ignore_termination()
         finally:
-            # Also where SIGTERM came right before: it interrupts only once.
+            # Also if a SIGTERM interrupts the lines above: it does so only once.
             self._query = None
             query.close()
 
@@ -337,7 +339,7 @@ class MarshalDataSource(DataSource):
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         require_spark()
-        # Check when the frame is made, not when it runs.
+        # Check the options when the frame is created, not when the query runs.
         self._parsed: Options = parse(dict(options.items()))
 
     @classmethod
@@ -362,7 +364,7 @@ class MarshalDataSource(DataSource):
     ) -> "DataSourceStreamReader":
         """Return the reader of ``spark.readStream``; it checks options on first use.
 
-        PySpark ends with an UnboundLocalError of its own where this method raises.
+        If this method raised, PySpark would end with an UnboundLocalError of its own.
         """
         from kafka_marshal.spark.source import MarshalStreamReader
 

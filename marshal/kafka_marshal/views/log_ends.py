@@ -1,4 +1,4 @@
-"""Log ends of data partitions, for who shows lag."""
+"""Log ends of data partitions, for views that show lag."""
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +20,7 @@ LOG_ENDS_MS_MAX = 5_000
 
 
 class LogEnds(Closing):
-    """Queries log ends, for people. Thread-safe, blocking, a context manager.
+    """Queries log ends for display. Thread-safe, blocking, a context manager.
 
     The first query connects.
 
@@ -29,7 +29,7 @@ class LogEnds(Closing):
         coordination_topic: Name of the coordination topic.
         options: Security and connection options.
         transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
-        timeout_ms: Longest time of a query, if less than ``LOG_ENDS_MS_MAX``.
+        timeout_ms: Longest time of a query; at most ``LOG_ENDS_MS_MAX`` applies.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class LogEnds(Closing):
         """Return the log ends of data partitions, as far as they are known.
 
         Partitions that do not exist, have no leader or may not be described are absent;
-        without an answer in time all are.
+        without an answer in time the result is empty.
 
         Raises:
             ConfigurationError: The requested transport cannot be used.

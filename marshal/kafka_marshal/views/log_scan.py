@@ -1,4 +1,4 @@
-"""All entries of the coordination log, read once, and where reading begins."""
+"""Reads all entries of the coordination log once, from its start or a checkpoint."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -47,9 +47,9 @@ class Arrival:
     """A record that was read as soon as it was appended.
 
     Attributes:
-        partition: Its coordinating partition.
-        append_ms: When it was appended by the broker's clock, epoch ms.
-        read_ms: When it was read by this machine's clock, epoch ms.
+        partition: Coordinating partition of the record.
+        append_ms: Time of the append by the broker's clock, epoch ms.
+        read_ms: Time of reading by this machine's clock, epoch ms.
     """
 
     partition: int
@@ -58,17 +58,17 @@ class Arrival:
 
 
 class LogScan(Closing):
-    """All entries that the coordination log has when it is opened, read once.
+    """Reads once all entries that the coordination log has when it is opened.
 
-    A context manager; iterate over it for pairs of coordinating partition and entry,
-    in offset order within each partition.
+    A context manager. Iterate over it for pairs of coordinating partition and entry, in
+    offset order within each partition.
 
     Args:
         bootstrap_servers: Addresses of the cluster.
         coordination_topic: Name of the coordination topic.
         options: Security and connection options.
         transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
-        only: Returns the partitions to read, from their number; None for all.
+        only: Called with the number of partitions, returns those to read; None for all.
         timeout_ms: Longest time to open, and longest wait for the next entries.
 
     Attributes:
@@ -76,9 +76,9 @@ class LogScan(Closing):
         topic_id: Id of the coordination topic, None if brokers have no ids.
         starts: First offset that exists, per coordinating partition.
         ends: Next offset when the log was opened, per coordinating partition.
-        read_at_ms: Wall time when these were looked up, epoch ms. What is estimated
-            since the last entry is as of then, however long reading takes.
-        prefix: The entries of the scan, with the reasons of the pauses among them.
+        read_at_ms: Wall time when ``ends`` was looked up, epoch ms. Estimates of the
+            time since the last entry use it, however long reading takes.
+        prefix: Selects the entries of the scan, and has the reasons of their pauses.
 
     Raises:
         TopicMisconfigured: There is no such topic.
@@ -124,9 +124,9 @@ class LogScan(Closing):
     def until(
         self, *, offset: Mapping[int, int] | None = None, time_ms: int | None = None
     ) -> None:
-        """End the scan at a moment, see ``World.at``; call it before all else.
+        """End the scan at a moment, see ``World.at``; call it before other methods.
 
-        Partitions that ``offset`` does not name are left out.
+        Partitions that ``offset`` does not name are not read.
 
         Raises:
             ConfigurationError: The moment is in the future.
@@ -154,7 +154,7 @@ class LogScan(Closing):
         for t, end in self.ends.items():
             is_wanted = partition in {None, t}
             self.ends[t] = end if last is None else min(end, last + 1)
-            # The first entry beyond the moment ends the scan, so it is read.
+            # The first entry after the moment ends the scan, so it must be read.
             begin = max(self.starts[t], min(first, bounds[t]))
             self._log.read_from({t: begin if is_wanted else end})
             if not is_wanted:
@@ -166,23 +166,25 @@ class LogScan(Closing):
         first: Callable[[LogRange], int] | None = None,
         since: Since | None = None,
     ) -> dict[int, Restored]:
-        """Begin at the first remaining checkpoint of logs whose start is gone.
+        """Begin at the first remaining checkpoint of logs that have lost their start.
 
-        Call it before iterating: the scan then yields the entries after these states,
-        or from the log start without a state. Only checkpoints that are complete before
+        Call it before iterating: the scan then yields the entries after these states;
+        without a state, from the log start. Only checkpoints that are complete before
         the end of the scan count.
 
         Args:
-            first: Returns the first offset of a partition that must be read, from its
-                start to the end of the scan: begin at the newest checkpoint before it,
-                also where the log is whole. None: read all that remains.
-            since: Begin at the newest checkpoint before this moment, where there is
-                one, also where the log is whole.
+            first: Called with a partition's offsets from its start to the end of the
+                scan, returns the first offset that must be read. Begin at the newest
+                checkpoint before it, even if the log has its start. None: read all that
+                remains.
+            since: Begin at the newest checkpoint before this moment, if there is one,
+                even if the log has its start.
 
         Returns:
-            The start of each coordinating partition. One whose ``is_log_start_missing``
-            has lost its start and has no checkpoint, and is in use at some moment of
-            the scan, as partition 0 shows. Others have no state there.
+            The start state of each coordinating partition. If its
+            ``is_log_start_missing`` is set, the state is unknown: the log has lost its
+            start and has no checkpoint, and the partition is in use at some moment of
+            the scan, as partition 0 shows. One that is never in use begins empty.
 
         Raises:
             CoordinationError: The cluster did not answer.
@@ -213,9 +215,9 @@ class LogScan(Closing):
         return found
 
     def _most_used(self, found: Mapping[int, Restored]) -> int | None:
-        """Return how many partitions are in use at most, None if nothing shows it.
+        """Return the largest number of partitions in use, None if unknown.
 
-        Partition 0 is read for that, and once more with the scan.
+        Reads partition 0 for that; the scan reads it again.
         """
         first = found[0]
         state = WorldState(0)
@@ -267,7 +269,7 @@ class LogScan(Closing):
         return dict(self._log.end_offsets(self._timeout_ms))
 
     def next_append(self, timeout_ms: int) -> Arrival | None:
-        """Wait for a record that is appended from now on, and that a broker dates.
+        """Wait for a record appended from now on, with a timestamp of the broker.
 
         The scan cannot be continued afterwards.
 
@@ -275,7 +277,7 @@ class LogScan(Closing):
             timeout_ms: Longest wait.
 
         Returns:
-            None if there is none in time.
+            The record; None if none arrived in time.
 
         Raises:
             CoordinationError: The cluster did not answer.
@@ -331,14 +333,15 @@ def runs_to(
     timeout_ms: int,
     has_ended: Callable[[int], bool] = lambda _: False,
 ) -> Iterator[Run]:
-    """Yield the entries of some partitions from where the log is to their ends.
+    """Yield the entries of some partitions, from the log's positions to their ends.
 
     Args:
         log: The log.
-        ends: Where to end in each partition.
+        ends: Exclusive end in each partition to read.
         clock: Local time.
-        timeout_ms: Longest time without an entry; brokers may be away meanwhile.
-        has_ended: Returns whether the rest of a partition is not to be read.
+        timeout_ms: Longest time without an entry. Until then, retriable errors of the
+            cluster are ignored.
+        has_ended: Returns whether a partition need not be read any further.
 
     Raises:
         DeadlineExceeded: No entry came in time.
@@ -371,10 +374,10 @@ def runs_to(
 
 
 def require_formatted(worlds: Sequence[WorldState]) -> None:
-    """Raise where no partition has a Config: the topic is none of the protocol.
+    """Raise unless a partition has a Config.
 
     Raises:
-        TopicMisconfigured: That is so.
+        TopicMisconfigured: None has one: this is no formatted coordination topic.
     """
     if all(world.config is None for world in worlds):
         raise unformatted(worlds)
@@ -387,7 +390,8 @@ def unknown_text(
 
     Args:
         partitions: The coordinating partitions.
-        known_from: The first known moment of each that has a checkpoint.
+        known_from: First moment with a known state, by partition; partitions without
+            checkpoint are absent.
     """
     known = known_from or {}
     why = (
@@ -403,10 +407,10 @@ def unknown_text(
 
 
 def require_restored(found: Mapping[int, Restored]) -> dict[int, Restored]:
-    """Return what a scan begins at, in order of partition, if every state is known.
+    """Return the start states of a scan in order of partition; require them all.
 
     Raises:
-        LogUnreadable: The start of a log is gone, and it has no checkpoint.
+        LogUnreadable: A log has lost its start, and has no checkpoint.
     """
     unknown = sorted(t for t, each in found.items() if each.is_log_start_missing)
     if unknown:

@@ -16,20 +16,20 @@ class Losses:
     """Offsets that were granted at most once and never processed.
 
     An owner records its progress in the log when the application polls again or closes
-    in order (PROTOCOL 6.3). Offsets granted beyond that are listed: after a crash up to
-    ``max_granted_batches`` times ``max_poll_records`` records, some of which the
-    application may have processed since its process last wrote to the log.
+    in order (PROTOCOL 6.3). Offsets granted beyond that progress are listed: after a
+    crash up to ``max_granted_batches`` times ``max_poll_records`` records. The
+    application may have processed some of them since its process last wrote to the log.
 
-    If the start of the log is gone, the list begins at the first remaining checkpoint:
-    earlier grants are not listed.
+    If retention has deleted the start of the log, the list begins at the first
+    remaining checkpoint: earlier grants are not listed.
 
     Attributes:
         lost: Losses of claims that have ended, or whose owner is stale; in the order
-            in which they ended, stale ones last.
+            in which the claims ended, those of stale owners last.
         at_risk: Offsets of live claims that a crash of their owners would lose now.
         world: The world at the end of reading.
-        began_at: First offset of each partition of which earlier entries are missing:
-            retention has deleted them, and what was granted there is not listed.
+        began_at: Where reading began in coordinating partitions whose earlier entries
+            retention has deleted; offsets granted in these are not listed.
     """
 
     def __init__(
@@ -68,8 +68,9 @@ class Losses:
             time_ms: As of this time, see ``World.at``; by default now.
             since_ms: Only losses of claims that ended after this time, epoch ms. The
                 log is read from the newest checkpoint that is before this time and
-                before each claim that was open then: no state has all that was granted
-                under a claim. None for all losses, and all of the log.
+                before each claim that was open then, because a checkpoint does not have
+                all grants of its open claims. None for all losses: the whole log is
+                read.
             coordination_topic: Name of the coordination topic.
             options: Security and connection options.
             transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
@@ -107,8 +108,8 @@ class Losses:
         """Return the losses in the log of a scan; see ``open``.
 
         Raises:
-            LogUnreadable: The state of a partition is unknown: the start of its log
-                is gone, and it has no checkpoint.
+            LogUnreadable: The state of a partition is unknown: its log has lost its
+                start, and has no checkpoint.
         """
         if time_ms is not None:
             scan.until(time_ms=time_ms)
@@ -155,7 +156,7 @@ class Losses:
 
 
 class _BeforeOpenClaims:
-    """Whether a checkpoint is before each claim that is open at the newest one.
+    """Selects checkpoints before each claim that is open at the newest checkpoint.
 
     Call it with states of checkpoints, the newest of each partition first.
     """

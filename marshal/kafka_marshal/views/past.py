@@ -1,7 +1,7 @@
 """Reads states of the past from the log (PROTOCOL 7.3 and 13).
 
-Each coordinating partition begins at the newest checkpoint before the moment and is
-read from there up to the moment, never to the end of its log.
+Each coordinating partition is read from the newest checkpoint before the moment up to
+the moment, never to the end of its log.
 """
 
 import time
@@ -50,7 +50,7 @@ from kafka_marshal.protocol.records import Config, Directive, PauseGroup, Releas
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, LogEntry, TimestampType
 
-# Entries before a checkpoint in which the reasons of its pauses are searched.
+# How many entries before a checkpoint are searched for the reasons of its pauses.
 SEARCHED_MAX = 2_000_000
 RETRY_S = 0.05
 _PAUSE_HEADS = (header_of(ReleaseGroup), header_of(PauseGroup), header_of(Directive))
@@ -73,7 +73,7 @@ def _is_later(entry: LogEntry, time_ms: int) -> bool:
 
 
 def _first_later(run: Sequence[LogEntry], time_ms: int) -> int:
-    """Return the number of the first entry appended after a time, or of all."""
+    """Return the index of the first entry appended after a time, else the length."""
     if isinstance(run, PackedEntries):
         return run.first_later(time_ms)
     later = (number for number, each in enumerate(run) if _is_later(each, time_ms))
@@ -85,10 +85,10 @@ class Prefix:
 
     Args:
         offset: Per coordinating partition, the last offset of the view; partitions
-            that it does not name have no entries. None for all entries.
-        time_ms: The entries before the first one that was appended later than this,
-            epoch ms. An entry that its client has dated counts as no later than the
-            entries around it. None for all entries.
+            that are not named have no entries. None for all entries.
+        time_ms: The view has the entries before the first one that was appended later
+            than this, epoch ms. An entry with its client's timestamp never ends it.
+            None for all entries.
 
     Attributes:
         time_ms: As given.
@@ -102,18 +102,18 @@ class Prefix:
 
     @property
     def notes(self) -> dict[PauseName, PauseNote]:
-        """What the entries say about pauses, by group and op_id."""
+        """Reason, person and begin of the pauses in the entries, by group and op_id."""
         return joined(self._notes)
 
     def begin(self, notes: Mapping[int, Mapping[PauseName, PauseNote]]) -> None:
-        """Add what was noted about pauses before the entries, by partition."""
+        """Add notes on pauses that began before the entries, by partition."""
         for partition, known in notes.items():
             self._notes.setdefault(partition, PauseNotes()).add(known)
 
     def accept(self, partition: int, entry: LogEntry) -> bool:
-        """Return whether the view folds an entry; notes the reason of a pause."""
-        # After the first later entry all are excluded: a leader's clock may go back,
-        # and with a gap the view would be a state that never existed.
+        """Return whether the view folds an entry; note the reason of a pause."""
+        # All entries after the first later one are excluded: a leader's clock may go
+        # back, and with a gap the view would be a state that never existed.
         if partition in self._ended or self.is_past(partition, entry):
             self._ended.add(partition)
             return False
@@ -135,7 +135,7 @@ class Prefix:
         return mine
 
     def has_ended(self, partition: int) -> bool:
-        """Return whether an entry beyond the view was seen."""
+        """Return whether an entry after the view was read."""
         return partition in self._ended
 
     def is_included(self, partition: int) -> bool:
@@ -158,10 +158,10 @@ class Prefix:
     def bounds(
         self, log: CoordinationLog, ends: Mapping[int, int], *, timeout_ms: int
     ) -> dict[int, int]:
-        """Return an offset of each partition that no entry of the view is beyond.
+        """Return an upper bound of the view's offsets in each partition, exclusive.
 
-        Of a time it is what the brokers answer: where the view ends, unless clients
-        have dated entries. Checkpoints are searched below it.
+        For a time the brokers look it up: it is the end of the view, unless entries
+        have timestamps of clients. Checkpoints are searched below it.
 
         Raises:
             CoordinationError: The brokers did not answer.
@@ -182,7 +182,7 @@ class Prefix:
             now_ms: Wall time, epoch ms.
 
         Raises:
-            ConfigurationError: It is, or there is no such partition.
+            ConfigurationError: It is in the future, or a partition does not exist.
         """
         for t, offset in (self._offset or {}).items():
             if t not in ends:
@@ -207,7 +207,7 @@ class Prefix:
     def begin_again(
         self, partition: int, *, forget: Collection[PauseName] | None = None
     ) -> None:
-        """Forget what was read of a partition.
+        """Forget the end and the notes of a partition, to read it again.
 
         Args:
             partition: The coordinating partition.
@@ -217,12 +217,12 @@ class Prefix:
         self._notes.setdefault(partition, PauseNotes()).forget(forget)
 
     def notes_of(self, partition: int) -> dict[PauseName, PauseNote]:
-        """What the entries of a partition say about pauses, by group and op_id."""
+        """Return the notes on pauses in a partition, by group and op_id."""
         found = self._notes.get(partition)
         return {} if found is None else dict(found.by_name)
 
     def add_later(self, partition: int, later: Mapping[PauseName, PauseNote]) -> None:
-        """Add what entries after those that were noted say about pauses."""
+        """Add notes on pauses from entries after those noted so far."""
         for name, note in later.items():
             self._notes.setdefault(partition, PauseNotes()).add_later(name, note)
 
@@ -233,7 +233,7 @@ class Prefix:
         *,
         wanted: Collection[PauseName] | None = None,
     ) -> None:
-        """Note the reason of a pause, the person, and its begin.
+        """Note reason, person and begin of a pause, if the entry has one.
 
         Args:
             partition: The coordinating partition.
@@ -251,15 +251,15 @@ class Prefix:
 
 @attrs.frozen(kw_only=True)
 class Since:
-    """Where a reading begins: at the newest checkpoint before a moment.
+    """Start of reading: the newest checkpoint before a moment.
 
     Every entry below that checkpoint is earlier than the moment.
 
     Attributes:
-        offsets: The moment, per coordinating partition; others are read from their
-            first entry on. None if it is a time.
-        time_ms: The moment, epoch ms; None if it is offsets.
-        fits: Further condition on the checkpoint's state; None for none.
+        offsets: The moment as an offset per coordinating partition; other partitions
+            are read from their first entry on. None if the moment is a time.
+        time_ms: The moment, epoch ms; None if it is given by offsets.
+        fits: Further condition on the state of a checkpoint, or None.
     """
 
     offsets: Mapping[int, int] | None = None
@@ -283,15 +283,15 @@ class Since:
             offsets = self.offsets or {}
             before = {t: min(end, offsets.get(t, 0)) for t, end in ends.items()}
         else:
-            # Timestamps of clients can make it too early, never too late.
+            # Timestamps of clients can make this offset too small, never too large.
             later = log.offsets_for_times(self.time_ms, timeout_ms)
             before = {t: min(end, later.get(t, end)) for t, end in ends.items()}
         return LogCheckpoints(before=before, fits=self.is_after)
 
     def is_after(self, world: WorldState) -> bool:
-        """Return whether a reading that begins at this state is complete.
+        """Return whether reading may begin at this state.
 
-        The moment is after every entry that the state contains.
+        It may if the moment is after every entry that the state contains.
         """
         if self.time_ms is None:
             offset = (self.offsets or {}).get(world.partition, 0)
@@ -307,9 +307,9 @@ class Begun:
 
     Attributes:
         replica: Its fold.
-        offset: Next offset of the checkpoint that the fold began at; 0 without one.
+        offset: Next offset of the checkpoint where the fold began; 0 without one.
         log_time_ms: Log time of that checkpoint.
-        pauses: Pauses that the checkpoint has, whose reasons are in earlier entries.
+        pauses: Pauses in that checkpoint; their reasons are in earlier entries.
     """
 
     replica: Replica
@@ -330,10 +330,10 @@ class PastReader:
     def __init__(
         self, log: CoordinationLog, prefix: Prefix, *, clock: Clock, timeout_ms: int
     ) -> None:
-        """Find out where each partition ends.
+        """Look up the end of each partition.
 
         Args:
-            log: The log; nothing was read from it yet.
+            log: The log, from which nothing was read yet.
             prefix: The moment.
             clock: Local and wall time.
             timeout_ms: Longest time of the whole reading.
@@ -350,18 +350,18 @@ class PastReader:
         self.ends = dict(log.end_offsets(self._left_ms()))
         prefix.require_written(self.ends, now_ms=clock.wall_ms())
         self._bounds = prefix.bounds(log, self.ends, timeout_ms=self._left_ms())
-        # At their ends partitions return no entries; each is sought when it is read.
+        # Put partitions at their ends, where they return nothing, until each is read.
         log.read_from(self.ends)
 
     def read(
         self, partitions: Iterable[int], *, has_members: bool
     ) -> dict[int, WorldState]:
-        """Return the states of some partitions; those of ``missing`` are empty.
+        """Return the states of some partitions; those in ``missing`` are empty.
 
         Args:
             partitions: The coordinating partitions.
-            has_members: Whether the states have all members that had announced
-                themselves within two heartbeat intervals; checkpoints have none.
+            has_members: Whether the states must have all members that announced
+                themselves within two heartbeat intervals. Checkpoints have no members.
 
         Raises:
             DeadlineExceeded: The log was not read in time.
@@ -386,7 +386,7 @@ class PastReader:
             missing.update(self.missing)
             found |= more
             for state in more.values():
-                # Partition 0 may have been read at a moment before or after.
+                # This partition's moment may be before or after that of partition 0.
                 wanted.update(_places_in(state, key))
         self.missing = sorted(missing & wanted)
         return {t: found[t] for t in sorted(wanted)}
@@ -401,7 +401,7 @@ class PastReader:
         return next(iter(worlds)) if found is None else found
 
     def _places(self, first: WorldState, key: Key) -> Iterable[int]:
-        """Return where a key may be, by the state of partition 0."""
+        """Return the partitions that may have a key, by the state of partition 0."""
         if found := _places_in(first, key):
             return found
         # The moment is before the first Config, or its state is unknown.
@@ -418,7 +418,7 @@ class PastReader:
         )
 
     def known_from(self) -> dict[int, FirstKnown]:
-        """Return from where on the states of ``missing`` are known, if at all.
+        """Return the first known state of each partition in ``missing`` that has one.
 
         Raises:
             CoordinationError: The brokers did not answer.
@@ -430,7 +430,7 @@ class PastReader:
     def _begin(
         self, partitions: Iterable[int], fits: Callable[[WorldState], bool]
     ) -> dict[int, Begun]:
-        """Choose where to begin, and move the log there."""
+        """Restore partitions at their newest checkpoints, and move the log there."""
         source = LogCheckpoints(before=self._bounds, fits=fits)
         wanted = list(partitions)
         found = retried(
@@ -459,7 +459,7 @@ class PastReader:
         return begun
 
     def _fold(self, begun: Mapping[int, Begun]) -> None:
-        """Fold partitions from where the log was moved to up to the moment."""
+        """Fold partitions from the log's position up to the moment."""
         left = {t for t in begun if self._end(t) > 0} - set(self.missing)
         self._log.read_from({t: self.ends[t] for t in begun.keys() - left})
         while left:
@@ -476,8 +476,8 @@ class PastReader:
                 self._log.read_from({t: self.ends[t] for t in over})
 
     def _end(self, partition: int) -> int:
-        """Return the offset that the fold of a partition ends at, at the latest."""
-        # Timestamps of clients may have led the brokers to a bound that is too early.
+        """Return the offset at which the fold of a partition ends at the latest."""
+        # With timestamps of clients, a bound by time may be too small.
         by_time = self._prefix.time_ms is not None
         return self.ends[partition] if by_time else self._bounds[partition]
 
@@ -494,10 +494,10 @@ class PastReader:
             return ()
 
     def _left_ms(self) -> int:
-        """Return the time that is left.
+        """Return the remaining time.
 
         Raises:
-            DeadlineExceeded: There is none.
+            DeadlineExceeded: No time is left.
         """
         return self._deadline.require_ms(
             lambda: DeadlineExceeded(
@@ -507,10 +507,10 @@ class PastReader:
         )
 
     def _begin_earlier(self, begun: Mapping[int, Begun]) -> dict[int, Begun]:
-        """Fold again where the checkpoint is less than two intervals old.
+        """Fold again if the checkpoint is less than two heartbeat intervals old.
 
-        A member announces itself several times within two intervals, so from an
-        earlier checkpoint on the fold sees each that had not gone by the moment.
+        A member announces itself several times within two intervals. So from an earlier
+        checkpoint the fold reads each member that was live at the moment.
         """
         latest_ms = {
             t: each.replica.world.now_ms - 2 * each.replica.heartbeat_interval_ms
@@ -528,7 +528,7 @@ class PastReader:
                 and world.now_ms <= latest_ms[world.partition]
             ),
         )
-        # Without an earlier one, the first fold is what is known.
+        # Without an earlier checkpoint, keep the first fold.
         again = {t: each for t, each in again.items() if t not in self.missing}
         self.missing = missing
         for t in again:
@@ -537,9 +537,10 @@ class PastReader:
         return again
 
     def _find_reasons(self, begun: Mapping[int, Begun]) -> None:
-        """Find the reasons of pauses that the checkpoints have and that still last.
+        """Find the reasons of pauses that are in the checkpoints and still last.
 
-        An earlier checkpoint without the pause is before all its records.
+        Searches from an earlier checkpoint without the pause: it is before all records
+        of the pause.
         """
         wanted: dict[int, set[PauseName]] = {}
         for t, each in begun.items():
@@ -563,7 +564,7 @@ class PastReader:
             windows[t] = LogRange(kept[t].offset if t in kept else first, end + 1)
         later = {t: self._prefix.notes_of(t) for t in wanted}
         for t, names in wanted.items():
-            self._prefix.begin_again(t, forget=names)  # reasons of renewals
+            self._prefix.begin_again(t, forget=names)  # these are from renewals
         for t, entry in entries_in(self._log, windows, timeout_ms=self._left_ms()):
             self._prefix.note(t, entry, wanted=wanted[t])
         for t, names in wanted.items():
@@ -571,9 +572,9 @@ class PastReader:
 
 
 def retried(call: Callable[[], T], *, deadline: Deadline) -> T:
-    """Repeat a call after errors that may pass, until a deadline.
+    """Repeat a call after retriable errors, until a deadline.
 
-    Raises: as the call, for an error that does not pass or too late.
+    Raises: as the call, for other errors, and for any after the deadline.
     """
     while True:
         try:
@@ -595,7 +596,7 @@ def _pauses(world: WorldState) -> Iterable[PauseName]:
 
 
 def _places_in(state: WorldState, key: Key) -> tuple[int, ...]:
-    """Return where a key may be, by the counts in one state."""
+    """Return the partitions that may have a key, by the counts in one state."""
     places = (place_under(key, count) for count in counts_of({0: state}))
     return tuple(dict.fromkeys(places))
 
@@ -607,7 +608,7 @@ def partition_count_of(log: CoordinationLog, *, timeout_ms: int) -> int:
 
     Raises:
         TopicMisconfigured: The topic is not formatted.
-        LogUnreadable: The start of partition 0 is gone, and it has no checkpoint.
+        LogUnreadable: Partition 0 has lost its start, and has no checkpoint.
         CoordinationError: The brokers did not answer.
     """
     ends = log.end_offsets(timeout_ms)

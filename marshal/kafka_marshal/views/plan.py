@@ -1,6 +1,6 @@
-"""The Plan of a group: what it names, what became of it, what changed, if it repeats.
+"""Views of a group's Plan: its entries and their outcome, changes, verification.
 
-It reads ``World``s and writes nothing (PROTOCOL 9.2).
+Reads ``World``s and writes nothing (PROTOCOL 9.2).
 """
 
 from collections import Counter, defaultdict
@@ -43,10 +43,10 @@ class PlannedKey:
 
     Attributes:
         key: The partition.
-        holder: Who has it now, None = nobody.
-        planned: The member that it names.
-        state: ``open``; ``done``: the named member has claimed it; ``void``: another
-            member has claimed it since.
+        holder: Owner of the partition now, None = nobody.
+        planned: Member that the entry names.
+        state: ``open``: nobody has claimed the partition since the Plan; ``done``: the
+            named member owns it by a claim since; ``void``: otherwise.
     """
 
     key: TopicPartition
@@ -61,24 +61,23 @@ class PlanView:
 
     Attributes:
         group_id: The group.
-        policy: Its policy; Plans are followed under ``planner``.
-        generation: How many Plans (slices) there were.
-        is_known: Whether this reader has read the last one, all its slices.
-        author: client_id of its writer, None where it is not known.
-        offset: Offset of its last slice in the group's home, or None.
-        log_time_ms: Log time of that record, or None.
+        policy: The group's policy; members follow Plans only under ``planner``.
+        generation: Number of Plan records (slices) so far.
+        is_known: Whether this reader has read the last Plan, with all its slices.
+        author: client_id of the Plan's writer, None if unknown.
+        offset: Offset of the Plan's last slice in the group's home, or None.
+        log_time_ms: Log time of that slice, or None.
         planner_version: Version of the planner, or None.
         input_digest: Digest of the planner's input in hex, or None.
         members: The live members, in order of name, as ``marshal plan show`` prints
-            them: ``limit`` and ``target`` are None for none, a count is one of
-            partitions, and those by ``planned_count`` are held once the Plan is
-            fulfilled.
-        keys: Its entries, in order.
-        lag: Lag of all partitions of the group, as a fact: records between positions
-            and ends of logs, where both are known, and the number of other partitions.
-        standbys: Who stands by for owned partitions, in order; those for which nobody
-            does are missing.
-        given: What a planner would plan from now.
+            them: ``limit`` and ``target`` are None for no limit or target. Counts are
+            numbers of partitions; ``planned_count`` once the Plan is fulfilled.
+        keys: Entries of the Plan, in order.
+        lag: Lag of the group: ``lag``, the records between positions and log ends if
+            both are known, and ``lag_unknown_count``, the number of other partitions.
+        standbys: Standbys of owned partitions, in order; partitions without standbys
+            are absent.
+        given: Input from which a planner would plan now.
     """
 
     group_id: str
@@ -98,7 +97,7 @@ class PlanView:
 
     @property
     def uncovered(self) -> tuple[Uncovered, ...]:
-        """Partitions that a planner would leave to nobody now; it plans for that."""
+        """Partitions that a planner would leave to nobody now; computes that plan."""
         return plan(self.given).uncovered
 
 
@@ -109,15 +108,15 @@ def view_plan(
     partition_counts: Mapping[str, int],
     log_ends: Mapping[TopicPartition, int] | None = None,
 ) -> PlanView:
-    """Return the Plan of a group, and what became of it.
+    """Return the Plan of a group, and the outcome of its entries.
 
     Args:
         world: A view of all coordinating partitions.
         group_id: The group.
-        partition_counts: Partitions of its topics now; of those that are missing, only
-            what was claimed counts.
-        log_ends: Next offset of its data partitions (``LogEnds``), as far as they are
-            known; the lag of others is unknown.
+        partition_counts: Current number of partitions by topic; for absent topics, only
+            partitions that were claimed count.
+        log_ends: Log ends of the group's data partitions (``LogEnds``); the lag of
+            absent ones is unknown.
     """
     reading = _reading(world, group_id, partition_counts)
     home = reading.worlds[reading.home]
@@ -153,9 +152,9 @@ def view_plan(
 
 
 def standby_rows(world: World, group_id: str) -> list[dict[str, Any]]:
-    """Return who stands by for each owned partition, as the command prints it.
+    """Return the standbys of each owned partition, as the command prints them.
 
-    None are known to a view of some coordinating partitions only.
+    Empty for a view that has only some of the coordinating partitions.
     """
     if world.is_partial:
         return []
@@ -179,7 +178,7 @@ def plan_object(
 
     Args:
         view: The Plan.
-        handoffs: Open handoffs of the group, as of ``World.handoffs``.
+        handoffs: Open handoffs of the group, from ``World.handoffs``.
     """
     uncovered = [{**row.key._asdict(), "reason": row.reason} for row in view.uncovered]
     return {
@@ -217,10 +216,10 @@ def explain_key(
     place: TopicPartition,
     partition_counts: Mapping[str, int],
 ) -> str:
-    """Return, in a sentence, the member for a partition, and why.
+    """Return, in a sentence, which member is to have a partition, and why.
 
     Raises:
-        ClaimRejected: No live member wants it.
+        ClaimRejected: No live member subscribes to its topic, or it does not exist.
     """
     view = view_plan(world, group_id, partition_counts=partition_counts)
     reading = _reading(world, group_id, partition_counts)
@@ -257,14 +256,15 @@ def explain_key(
 
 @attrs.frozen(kw_only=True)
 class Verification:
-    """Whether a Plan is what its input gives.
+    """Whether a Plan is the result of planning from its input.
 
     Attributes:
-        outcome: ``same``; ``plan_diverged``: the same input gives another result;
-            ``unknown``: this reader has not the input that the planner had.
+        outcome: ``same``; ``plan_diverged``: the same input gives another result; or
+            ``unknown``: this reader does not have the input that the planner had.
         generation: Generation of the Plan.
-        author: Its writer.
-        differences: Partitions with another member, the planned and the computed one.
+        author: client_id of the Plan's writer.
+        differences: Partitions whose member differs, with the member in the Plan and
+            the computed member.
     """
 
     outcome: str
@@ -281,12 +281,12 @@ def verify_plan(
     Args:
         world: A view of now.
         group_id: The group.
-        past: Returns the world with members as of an offset of each coordinating
-            partition.
+        past: Called with the last offset in each coordinating partition, returns the
+            world as of these offsets, with members.
 
     Raises:
-        ClaimRejected: There is no whole Plan to verify.
-        LogUnreadable: The log does not reach back so far.
+        ClaimRejected: There is no Plan with all its slices.
+        LogUnreadable: The log no longer has the entries before the Plan.
     """
     now = _reading(world, group_id, {})
     found = now.worlds[now.home].soft.plans.get(group_id)
@@ -363,7 +363,7 @@ def _keys(reading: Reading, note: PlanNote | None) -> tuple[PlannedKey, ...]:
 def _standbys(
     reading: Reading, states: Mapping[str, MemberState]
 ) -> dict[TopicPartition, tuple[str, ...]]:
-    """Return who stands by for each owned partition, where anybody does."""
+    """Return the standbys of each owned partition that has any."""
     standbys = Standbys(reading, states)
     return {
         key.topic_partition: names
@@ -396,7 +396,7 @@ def _lags(
 
 
 def _lag(lags: Iterable[int | None]) -> dict[str, int | None]:
-    """Return the lag of partitions as a fact; None where none of them is known."""
+    """Return the known lag of partitions, None if none is known; count unknown ones."""
     rows = list(lags)
     known = [each for each in rows if each is not None]
     unknown_count = len(rows) - len(known)
@@ -445,17 +445,17 @@ OVERTAKEN = "overtaken"
 
 @attrs.frozen(kw_only=True)
 class PlanChange:
-    """One partition that an earlier Plan named, or that another member is to have now.
+    """A partition in an earlier Plan, or whose intended owner has changed since.
 
     Attributes:
         key: The partition.
-        source: The member that was to have it by the earlier Plan, None = nobody.
-        to: The member that is to have it now, None = nobody.
-        holder: Who has it now, None = nobody.
-        state: What became of the entry of the earlier Plan: ``done``: the named member
-            has it by a claim since; ``open``: nobody has claimed it since, and the Plan
-            in force names the same member; ``overtaken``: another member has claimed
-            it, or the Plan in force does not name that member. None if it had no entry.
+        source: Intended owner at the earlier Plan, None = nobody.
+        to: Intended owner now, None = nobody.
+        holder: Owner now, None = nobody.
+        state: Outcome of the entry in the earlier Plan. ``done``: the named member owns
+            the partition by a claim since. ``open``: nobody has claimed it since, and
+            the Plan in force names the same member. ``overtaken``: neither of these.
+            None if the earlier Plan had no entry.
     """
 
     key: TopicPartition
@@ -469,13 +469,13 @@ def find_plan(scan: LogScan, group_id: str, *, generation: int) -> PlanNote:
     """Return an earlier Plan of a group.
 
     Args:
-        scan: The log of the group's home partition, of no other one.
+        scan: The log of the group's home partition only.
         group_id: The group.
-        generation: Generation of the Plan; in slices, that of any of them.
+        generation: Generation of the Plan, or of any of its slices.
 
     Raises:
-        ClaimRejected: The log has no whole Plan of this generation any more, or yet.
-        LogUnreadable: The start of the log is gone, and it has no checkpoint.
+        ClaimRejected: The log has no complete Plan of this generation (any more).
+        LogUnreadable: The log has lost its start, and has no checkpoint.
     """
     (begun,) = require_restored(scan.restore()).values()
     world = begun.world
@@ -489,7 +489,7 @@ def find_plan(scan: LogScan, group_id: str, *, generation: int) -> PlanNote:
             continue
         last = note
         if whole and note.generation <= whole[-1]:
-            # The group was dropped meanwhile, and counts from 1 again.
+            # The group was dropped meanwhile, and its generations began again at 1.
             whole.clear()
             found = None
         if note.is_whole:
@@ -523,20 +523,21 @@ def plan_changes(
     since: PlanNote,
     past: Callable[[Mapping[int, int]], World],
 ) -> tuple[PlanChange, ...]:
-    """Return what an earlier Plan named, and other intended owners that changed.
+    """Compare an earlier Plan with now; return its partitions and all that changed.
 
-    A Plan names only the keys that should change hands, so two Plans say little of each
-    other. What is compared is the intended owner of each partition: the member that the
-    Plan names, else the owner.
+    A Plan names only partitions that should change hands, so two Plans cannot be
+    compared directly. Instead the intended owners are compared: the member that the
+    Plan names for a partition, else its owner.
 
     Args:
         world: A view of now.
-        view: The Plan in force, of the same view.
+        view: The Plan in force, from ``world``.
         since: The earlier Plan.
-        past: Returns the world as of an offset of each coordinating partition.
+        past: Called with the last offset in each coordinating partition, returns the
+            world as of these offsets.
 
     Raises:
-        LogUnreadable: The log does not reach back so far.
+        LogUnreadable: The log no longer has the entries before that Plan.
     """
     standing = standing_of(since)
     if len(standing.vector) != len(world.partitions):
@@ -572,7 +573,7 @@ def plan_changes(
 def _state(
     known: KeyState | None, named: str, *, next_offset: int, in_force: str | None
 ) -> str:
-    """Return what became of an entry of an earlier Plan."""
+    """Return the outcome of an entry of an earlier Plan."""
     if is_valid_for(known, next_offset):
         return OPEN if in_force == named else OVERTAKEN
     owner = None if known is None else known.owner

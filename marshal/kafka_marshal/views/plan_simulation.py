@@ -1,10 +1,10 @@
-"""What would happen to a group: members killed, added or drained, limits, partitions.
+"""Predicts how a group reacts to changes of members, limits and partition counts.
 
-Members under the policy ``fair`` decide each for itself, so the prediction has each of
-them decide on the same view, in waves, until nothing moves. In a group with policy
-``planner`` the plan of the whole group decides, in one wave. It reads a ``World`` and
-writes nothing. Members whose claims race for a key are taken in order of their names;
-in the group the fastest one wins. Directives that last are followed (PROTOCOL 9.7).
+Under the policy ``fair`` each member decides for itself. So in each wave all members
+decide on the same view, and then act, until nothing moves. In a group with the policy
+``planner`` the plan of the whole group decides, in one wave. If members race for a key,
+the first by name wins; in the group the fastest one wins. Directives in force are
+followed (PROTOCOL 9.7). Reads a ``World`` and writes nothing.
 """
 
 from collections import Counter
@@ -55,7 +55,7 @@ class NewMember:
 
     Attributes:
         name: Its client_id.
-        host: Its machine, "" = unknown.
+        host: Its host, "" = unknown.
         limit: Most keys that it may hold, 0 = no limit.
     """
 
@@ -72,9 +72,9 @@ class Changes:
         kill: Clients that die.
         add: Members that join.
         drain: Clients that close and release all they hold.
-        drain_hosts: Machines of which all clients do.
-        limits: Most keys that a client may hold, 0 = no limit.
-        partitions: Numbers of partitions, by topic.
+        drain_hosts: Hosts whose clients all close and release all they hold.
+        limits: Most keys that a client may hold, by client_id, 0 = no limit.
+        partitions: New numbers of partitions, by topic.
     """
 
     kill: tuple[str, ...] = ()
@@ -90,10 +90,10 @@ class SimulatedMove:
     """A key that changes hands.
 
     Attributes:
-        source: Who had it, None = nobody.
-        to: Who gets it.
-        wave: In which wave of decisions, from 1.
-        gap_ms: Longest time without an owner, None = unknown.
+        source: Previous owner, None = nobody.
+        to: Next owner.
+        wave: Number of the wave of decisions in which it moves, from 1.
+        gap_ms: Longest time that it has no owner, None = unknown.
     """
 
     key: TopicPartition
@@ -108,16 +108,16 @@ class Simulation:
     """The prediction.
 
     Attributes:
-        members: All members, present and gone, with their machines.
-        terms: What the shares of those that stay depend on: topics, limit, weight,
-            labels and directives, by name.
+        members: Host of each member, by name; also of members that leave.
+        terms: Data on which the shares of the remaining members depend: topics, limit,
+            weight, labels and directives, by name.
         before: Owner of each key now; None = nobody.
-        owners: Owner of each covered key at the end.
-        moves: What moves, by wave and key; a key may move more than once.
-        uncovered: Keys that nobody has at the end, and why.
+        owners: Owner of each key that has one at the end.
+        moves: Moves, by wave and key; a key may move more than once.
+        uncovered: Keys that no member can claim at the end, and why.
         waves: Number of waves until nothing moves.
-        is_settled: Whether that was reached within ``WAVES_MAX``.
-        policy: ``planner``, or ``fair`` for all others.
+        is_settled: Whether moves ended within ``WAVES_MAX`` waves.
+        policy: Simulated policy: ``planner`` if it is the group's, else ``fair``.
     """
 
     members: Mapping[str, str]
@@ -138,14 +138,14 @@ def simulate(
     changes: Changes,
     partition_counts: Mapping[str, int] | None = None,
 ) -> Simulation:
-    """Return what the group would do.
+    """Predict what the group does after changes.
 
     Args:
         world: A view, with members.
         group_id: The group.
-        changes: What would change.
-        partition_counts: Partitions of the topics now; topics that are missing have
-            as many as the log names.
+        changes: The changes, which all happen at once.
+        partition_counts: Current number of partitions by topic; absent topics have as
+            many as the log shows.
 
     Raises:
         ConfigurationError: A client, host or topic of the changes is not in the group.
@@ -175,7 +175,7 @@ def simulate(
 def closed_topics(world: World, group_id: str) -> dict[str, str]:
     """Return the topics whose keys no live member can claim now, with the reason.
 
-    Whether a member has room is judged by the load that it announced last.
+    The load that members announced last shows whether they have room.
     """
     members = _member_views(world, group_id, _live_members(world, group_id).values())
     found = {
@@ -187,12 +187,13 @@ def closed_topics(world: World, group_id: str) -> dict[str, str]:
 def uncovered_now(
     world: World, group_id: str, *, partition_counts: Mapping[str, int]
 ) -> tuple[Uncovered, ...]:
-    """Return the keys of a group that are claimable, and that no live member can claim.
+    """Return the claimable keys of a group that no live member can claim.
 
     Args:
         world: A view, with members.
         group_id: The group.
-        partition_counts: Partitions of its ``closed_topics``; others are left out.
+        partition_counts: Number of partitions of its ``closed_topics``; the result has
+            no keys of absent topics.
     """
     states = by_partition(world.partitions)
     found = []
@@ -212,7 +213,7 @@ def uncovered_now(
 
 
 def group_topics(world: World, group_id: str) -> set[str]:
-    """Return the topics that members of a group subscribe to, or that it claimed."""
+    """Return the topics to which members subscribe, or of which the group has keys."""
     topics = {key.topic for key, _ in world.claims(group_id)} - set(RESERVED_TOPICS)
     for member in _live_members(world, group_id).values():
         topics |= set(member.record.topics)
@@ -220,7 +221,7 @@ def group_topics(world: World, group_id: str) -> set[str]:
 
 
 def _live_members(world: World, group_id: str) -> dict[str, MemberState]:
-    """Return the live members by name; of several processes of one, the last."""
+    """Return the live members by name, the newest process of each."""
     found: dict[str, MemberState] = {}
     live = []
     for state, member in world.members(group_id):
@@ -233,13 +234,13 @@ def _live_members(world: World, group_id: str) -> dict[str, MemberState]:
 
 
 class _Group:
-    """A group as its members see it; a wave is one decision of each.
+    """A group as its members see it; in a wave each member decides once.
 
     Attributes:
         owners: Owner of each key, None = nobody.
-        hosts: Machine of each member, also of those that are gone.
-        terms: The members that are not gone, by name.
-        moves: What has moved so far.
+        hosts: Host of each member, also of members that have left.
+        terms: The remaining members, by name.
+        moves: Moves so far.
         waves: Number of waves in which something moved.
         is_settled: Whether nothing moves any more.
     """
@@ -387,11 +388,11 @@ class _Group:
                 self.is_settled = True
                 return
             else:
-                # What nobody claims for an interval anybody may claim.
+                # Keys that nobody claims for an interval may be claimed by any member.
                 has_orphans = True
 
     def settle_by_plan(self) -> None:
-        """Move what a planner of the whole group would."""
+        """Move the keys that a planner of the whole group would move."""
         members = tuple(
             PlanMember(
                 name=each.client_id,
@@ -425,9 +426,9 @@ class _Group:
         self.is_settled = True
 
     def _wave(self, *, has_orphans: bool) -> bool:
-        """Let every member decide on the same view, then act; return whether any did.
+        """Let every member decide on the same view, then act; return whether any acts.
 
-        A released key is its successor's alone for half an interval.
+        For half an interval only the named successor may claim a released key.
         """
         members = self._members_now()
         plans = {
@@ -457,7 +458,7 @@ class _Group:
         return bool(claims or releases)
 
     def _members_now(self) -> tuple[MemberView, ...]:
-        """Return the members in order, with the numbers of keys they hold."""
+        """Return the members by name, with the numbers of keys they hold."""
         held = Counter(name for name in self.owners.values() if name is not None)
         return tuple(
             msgspec.structs.replace(member, held=held[name])
@@ -521,7 +522,7 @@ class _Group:
 def _member_views(
     world: World, group_id: str, members: Iterable[MemberState]
 ) -> Sequence[MemberView]:
-    """Return members with the drains and cordons of the group in force."""
+    """Return views of members, with the directives in force applied to them."""
     worlds = by_partition(world.partitions)
     homes = [worlds[t] for t in homes_of(worlds, group_id) if t in worlds]
     return directed([member_view(each) for each in members], homes, group_id=group_id)

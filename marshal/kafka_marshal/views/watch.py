@@ -1,6 +1,6 @@
-"""Follows the log live: each entry with its transitions, and the changes.
+"""Follows the log live: each entry with its transitions, and the changes of claims.
 
-Nothing here writes or joins a group. It works on the thread of its caller.
+Nothing here writes, or joins a group. All work runs on the thread of the caller.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,12 +54,12 @@ PROBE_MS = 2_000
 
 @attrs.frozen
 class Folded:
-    """One entry of the log, and what it did.
+    """One entry of the log, and its effects.
 
     Attributes:
         partition: Coordinating partition.
         entry: The entry.
-        transitions: One for each claim that it affected; none after a halt.
+        transitions: One for each key that the entry affected; none after a halt.
     """
 
     partition: int
@@ -72,18 +72,20 @@ class Change:
     """A change of a claim or a pause, at one entry of the log.
 
     Attributes:
-        what: ``claimed``, ``resumed``, ``released``, ``lost`` (taken over without a
-            release), ``scheduled`` (a pause that begins later), ``unscheduled``
-            (cancelled), ``paused``, ``renewed`` (a pause, by another process),
-            ``unpaused``, ``offered`` (to a successor that may warm up), ``ready`` (it
-            has), ``withdrawn``, or ``moved`` (to another coordinating partition).
+        what: ``claimed``, ``resumed``, ``released``, ``lost`` (ended without a
+            release), ``scheduled`` (a pause that begins later), ``unscheduled`` (such a
+            pause was cancelled), ``paused``, ``renewed`` (a pause, by another process),
+            ``unpaused``, ``offered`` (to a successor, which may warm up), ``ready``
+            (the successor has warmed up), ``withdrawn`` (an offer), or ``moved`` (to
+            another coordinating partition).
         group_id: The group.
         key: The claim; None for a change of the whole group.
         client_id: Client of the claim or pause.
         incarnation: Process of that client, None for the end of a pause.
         token: Fencing token of a claim that begins, else None.
         position: Next offset to process, None if unknown.
-        by: Client that took over a lost claim, None if it moved away instead.
+        by: Client that took over a lost claim, or dropped its key; None if the key
+            moved to another coordinating partition.
         successor: Client that an offer or a release names.
         reason: Reason in the log, if there is one.
         person: Person who paused, if the log names one.
@@ -115,19 +117,19 @@ class Change:
 
 
 _Place = tuple[str, bytes | None]
-"""Group, and op_id of a pause of some of its partitions; else None."""
+"""Group, and op_id of a pause of some of its partitions; None for the whole group."""
 
 
 class Changes:
     """Derives changes from transitions.
 
-    After a claim is folded the state no longer has the previous owner, so this object
-    stores the owner of each key, and its offer: an offer, and the answer to it, may be
-    sent again.
+    A state does not have the previous owner of a key, so this object stores the owner
+    of each key. It also stores offers, because an offer or the answer to it may be sent
+    again without a change.
     """
 
     def __init__(self, worlds: Sequence[WorldState] = ()) -> None:
-        """Begin at the states before the first entry; without any, at the log start."""
+        """Begin with the states before the first entry; with none, at the log start."""
         keys = {
             key: world.keys[key]
             for key, world in standing_keys(by_partition(worlds)).items()
@@ -158,8 +160,8 @@ class Changes:
 
         Args:
             folded: The next entry.
-            worlds: State of every coordinating partition. It may be ahead of the
-                entry; positions and ends of pauses are those of this state.
+            worlds: State of every coordinating partition. They may be ahead of the
+                entry; positions and ends of pauses are taken from them.
         """
         changes: list[Change] = []
         for transition in folded.transitions:
@@ -228,7 +230,7 @@ class Changes:
         before = self._owners.pop(key, None)
         self._offers.pop(key, None)
         if before is not None:
-            # It has gone stale, and its claim does not come along.
+            # The owner was stale, and its claim does not move with the key.
             yield attrs.evolve(
                 at,
                 what="lost",
@@ -377,11 +379,11 @@ def _position(world: WorldState, key: Key) -> int | None:
 
 
 class EarlyStates(KeptStates):
-    """Stored states that are not after the first entry to read.
+    """Source of stored states, limited to states before the first entry to read.
 
     Args:
         source: Source of stored states.
-        first: Returns the first offset of a partition that must be read.
+        first: Called with a partition's offsets, returns the first that must be read.
     """
 
     def __init__(self, source: KeptStates, first: Callable[[LogRange], int]) -> None:
@@ -404,18 +406,18 @@ class EarlyStates(KeptStates):
         return {t: kept for t, kept in found.items() if kept.offset <= early[t].end}
 
     def discard(self, state: KeptState) -> None:
-        """Forward that a state does not fit the log."""
+        """Report to the source that a state does not fit the log."""
         self._source.discard(state)
 
 
 class WorldWatch(Closing):
     """Follows the world live, read-only; ``open`` returns one.
 
-    A context manager for one thread. Nothing happens between calls: with rare calls of
-    ``read`` or ``changes``, changes come late, but none is lost.
+    A context manager for one thread. Nothing happens between calls: if ``read`` or
+    ``changes`` is called rarely, changes are returned late, but none is lost.
 
     Attributes:
-        starts: First offset that existed when it was opened, per partition.
+        starts: First offset in the log when the watch was opened, per partition.
         ends: Next offset at that time, per partition.
         outage: Why the log cannot be reached now, None if it can. The watch continues
             by itself when the brokers answer again.
@@ -429,7 +431,7 @@ class WorldWatch(Closing):
         sources: Sequence[KeptStates] = (),
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
-        """Follow a log; ``open`` is for users.
+        """Follow a log. Users call ``open`` instead.
 
         Args:
             log: The log.
@@ -470,10 +472,10 @@ class WorldWatch(Closing):
             coordination_topic: Name of the log.
             options: Further options of the transport.
             transport: ``auto``, ``fast`` or ``kafka-python``.
-            first: Returns the first offset of a partition that must be read: earlier
-                entries can be replaced by a state on this host or in the log. None
-                for the whole log, or, if its start is gone, from the first
-                checkpoint on.
+            first: Called with a partition's offsets, returns the first that must be
+                read: a state stored on this host or in the log may replace earlier
+                entries. None for the whole log, or from the first checkpoint on, if
+                the log has lost its start.
             timeout_ms: How long to wait for the cluster.
 
         Raises:
@@ -509,8 +511,8 @@ class WorldWatch(Closing):
     def read(self, timeout_ms: int) -> list[Folded]:
         """Return the next entries with their transitions, waiting up to a deadline.
 
-        Without entries the brokers are checked from time to time, which takes up to
-        two seconds more; see ``outage``.
+        While no entries arrive, some calls check the brokers, which takes up to two
+        seconds more; see ``outage``.
 
         Raises:
             LogTruncated: The log went back: earlier results may be invalid.
@@ -546,9 +548,8 @@ class WorldWatch(Closing):
     def changes(self, timeout_ms: int) -> list[Change]:
         """Return the next changes, waiting up to a deadline; often there are none.
 
-        The first calls return all changes since the start of the log, or since the
-        state that the watch started from; ``catch_up`` skips these. Raises as ``read``
-        does.
+        The first calls return all changes since the log start, or since the state from
+        which the watch started; ``catch_up`` skips these. Raises as ``read`` does.
         """
         entries, changes = self.read(timeout_ms), self._changes
         worlds = self._follower.worlds
@@ -560,7 +561,7 @@ class WorldWatch(Closing):
         """Read the entries that were in the log at the start, without their changes.
 
         Raises:
-            DeadlineExceeded: They were not read in time.
+            DeadlineExceeded: The entries were not read in time.
         """
         deadline = Deadline(timeout_ms, self._clock.now_ms)
         while not self.is_caught_up:
@@ -573,12 +574,12 @@ class WorldWatch(Closing):
             self.changes(min(POLL_MS, left_ms))
 
     def world(self) -> World:
-        """Return the world as far as it was read; the next read changes it."""
+        """Return the world as read so far; the next read changes it."""
         now_ms, wall_ms = self._clock.now_ms(), self._clock.wall_ms()
         return World(
             self._follower.worlds,
             {
-                # Entries that arrived during the watch were timed by the local clock.
+                # The local clock has timed entries that arrived during the watch.
                 t: replica.elapsed_ms(now_ms)
                 if t in self._live
                 else replica.idle_ms(now_ms, wall_ms=wall_ms)
@@ -591,7 +592,7 @@ class WorldWatch(Closing):
         )
 
     def _has_begun(self) -> bool:
-        """Choose the starting point when the log answers; return whether it did."""
+        """Choose where to start, if not done; return whether the log has answered."""
         if self._changes is not None:
             return True
         try:

@@ -1,6 +1,6 @@
-"""The world that the coordination log folds to, now or at a past moment.
+"""The world, the folded state of the coordination log, now or at a past moment.
 
-Nothing here writes or joins a group. A view is never older than its request.
+Nothing here writes, or joins a group. A view of now is never older than its request.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -75,28 +75,28 @@ if TYPE_CHECKING:
     from kafka_marshal.kafka_io.topiclog import TopicLog
 
 CLOSE_MS = 5_000
-# A reader of this many entries stores the state, to shorten the next start.
+# After reading this many entries, store the state, to shorten the next start.
 KEEP_ENTRIES_MIN = 20_000
 
 
 class World:
-    """The world as of one moment: read only, no writes, no group.
+    """The world as of one moment, read-only.
 
     Attributes:
-        partitions: State of every coordinating partition of the view, in order: all
-            of them, unless the moment is an offset, or the view is of a single key.
+        partitions: States of the coordinating partitions of the view, in order: all
+            partitions, unless the moment is an offset, or the view is of a single key.
         cluster_id: Cluster of the log, None if unknown.
         topic_id: Id of the coordination topic, None if brokers have no ids.
-        read_at_ms: Wall time at the end of reading.
-        notes: Reason, person and begin of pauses, by group and op_id; states do not
-            have them, so they are collected while the log is read.
+        read_at_ms: Wall time of reading, epoch ms; estimates are as of then.
+        notes: Reason, person and begin of pauses, by group and op_id. States do not
+            have these, so they are collected while the log is read.
         log_start_missing: Partitions whose logs begin above offset 0 without a
-            complete checkpoint before the moment of this view: their state is
-            unknown, and that in ``partitions`` is incomplete.
-        unused: Others of that kind that are not in use, such as those of a change of
-            the partition count that was given up. Nobody needs their state.
-        known_from: For these, the first moment of which the state is known; a
-            partition without any checkpoint is absent.
+            complete checkpoint before the moment of this view: their state is unknown,
+            and ``partitions`` has an incomplete one.
+        unused: Partitions of that kind that are not in use, for example after a change
+            of the partition count that was given up. Nothing needs their state.
+        known_from: First moment with a known state, for each partition whose state is
+            unknown; partitions without any checkpoint are absent.
         is_past: Whether this is a view of the past: nothing in it is estimated.
         is_partial: Whether the view has only some of the coordinating partitions.
     """
@@ -135,9 +135,9 @@ class World:
         self._partition_count = partition_count
 
     def pauses(self, group_id: str | None = None) -> list[dict[str, Any]]:
-        """Return every pause of a group, or of all, as ``marshal groups`` prints it.
+        """Return the pauses of one group or all, as ``marshal groups`` prints them.
 
-        Person, reason and begin are None where the log no longer has them.
+        Person, reason and begin are None if the log no longer has them.
         """
         return pause_rows(
             self.partitions,
@@ -147,7 +147,7 @@ class World:
         )
 
     def settings(self, group_id: str) -> Settings:
-        """Return the settings of a group; those before the first have generation 0.
+        """Return the settings of a group; generation 0 if none were ever written.
 
         Raises: as ``config``.
         """
@@ -158,13 +158,14 @@ class World:
             for home in homes_of(worlds, group_id)
             if home in worlds
         )
-        # The new home has none before the first that is written there.
+        # A new home has no settings before the first that are written there.
         return next((each for each in found if each.generation), NO_SETTINGS)
 
     def directives(self, group_id: str | None = None) -> list[dict[str, Any]]:
-        """Return every drain and cordon, as ``marshal groups describe`` prints it.
+        """Return every drain and cordon, as ``marshal groups describe`` prints them.
 
-        With a group, its own and those of all groups, which have no ``group_id``.
+        For one group, include those that apply to all groups, which have no
+        ``group_id``.
         """
         return directive_rows(
             self.partitions,
@@ -216,33 +217,34 @@ class World:
     ) -> "World":
         """Return the world as of an offset or a time, by default now.
 
-        A view of the past begins, in each partition, at the newest checkpoint that is
+        In each partition, a view of the past begins at the newest checkpoint that is
         complete before the moment, and reads no further than the moment. Without such
-        a checkpoint it begins at the log's start; if that is gone, the partition is in
-        ``log_start_missing``.
+        a checkpoint it begins at the log start; if retention has deleted that, the
+        partition is in ``log_start_missing``.
 
         Args:
             bootstrap_servers: Addresses of the cluster.
-            offset: Per coordinating partition, the last offset to fold; others are not
-                read. With ``key``, the last offset of its coordinating partition.
+            offset: Per coordinating partition, the last offset to fold; partitions
+                without one are not read. With ``key``, may be a single number, the
+                last offset in the coordinating partition of the key.
             time_ms: Fold the entries before the first one that was appended later
                 than this, in epoch ms.
-            key: Read only the coordinating partition of this key, or both while it
-                moves from one to another.
+            key: Read only the coordinating partition of this key, or both partitions
+                while it moves from one to another.
             has_members: Whether a view of the past has all members that were not
-                silent for more than two heartbeat intervals. Checkpoints have none, so
-                the view then begins at one that is old enough.
+                silent for more than two heartbeat intervals. Checkpoints have no
+                members, so the view then begins at a checkpoint that is old enough.
             coordination_topic: Name of the coordination topic.
             options: Security and connection options.
             transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
             state_dir: Directory of stored states, which shorten views of now; None for
-                that of the user, ``""`` for none.
+                the user's directory, ``""`` for no stored states.
             timeout_ms: Longest time of the call.
 
         Raises:
             TopicMisconfigured: There is no such topic.
-            ConfigurationError: The moment is in the future, an offset without its
-                coordinating partition, or given twice.
+            ConfigurationError: The moment is in the future, is an offset without its
+                coordinating partition, or is both an offset and a time.
             DeadlineExceeded: The log was not read in time.
         """
         settings = ConnectionConfig(
@@ -340,28 +342,29 @@ class World:
     def partition_of(self, key: Key) -> int:
         """Return the coordinating partition of a key (PROTOCOL 2.3).
 
-        While the partition count changes, that which knows the key (PROTOCOL 10): the
-        one that it moves to once that has it, else the one that it moves from.
+        While the partition count changes, it is the partition that knows the key
+        (PROTOCOL 10): the new one once that has imported the key, else the old one.
 
         Raises: as ``config``.
         """
         self._require_agreement()
         found = partition_of(self._worlds(), key)
         if found is None and self._partition_count is not None:
-            found = place_under(key, self._partition_count)  # not formatted yet
+            # The moment is before the first Config.
+            found = place_under(key, self._partition_count)
         if found is None:
             raise unformatted(self.partitions)
         return found
 
     def state_of(self, key: Key) -> WorldState | None:
-        """Return the coordinating partition that knows a key, None if none does."""
+        """Return the state of the partition that knows a key, None if none does."""
         return standing_of(self._worlds(), key)
 
     def moving_to(self, key: Key) -> tuple[int, str] | None:
-        """Return where a key moves to, and how far it is; None if it does not move.
+        """Return the partition to which a key moves, and its progress, or None.
 
-        ``draining``: its owner may still release it. ``final``: the partition that it
-        moves to imports it, and it is claimed there.
+        The progress is ``draining`` while its owner may still release the key, and then
+        ``final``: the new partition imports the key, and clients claim it there.
         """
         worlds, state = self._worlds(), self.state_of(key)
         progress = None if state is None else progress_of(worlds, key, state=state)
@@ -387,7 +390,7 @@ class World:
 
         Raises:
             WrongCluster: The topic was formatted for another cluster.
-            TopicMisconfigured: It is unformatted or torn.
+            TopicMisconfigured: The topic is not formatted, or not completely.
             LogUnreadable: The state of a partition is unknown (``log_start_missing``).
         """
         self.require_known()
@@ -400,11 +403,11 @@ class World:
         return agreed_config(self._worlds(), cluster_id=self.cluster_id)
 
     def to_object(self) -> dict[str, Any]:
-        """Return the document that all commands print (PROTOCOL 3.8)."""
+        """Return the world as the JSON document that commands print (PROTOCOL 3.8)."""
         return world_to_object(self.partitions)
 
     def claims(self, group_id: str | None = None) -> list[tuple[Key, KeyState]]:
-        """Return every key that was ever claimed, of one group or of all, sorted."""
+        """Return the known keys of one group or of all, sorted, owned or not."""
         return sorted(
             (
                 (key, world.keys[key])
@@ -417,10 +420,11 @@ class World:
     def members(
         self, group_id: str | None = None
     ) -> list[tuple[WorldState, MemberState]]:
-        """Return the last announcement of each process, and its partition.
+        """Return the last announcement of each process, with its home's state.
 
-        Sorted by group, client and process. While the partition count changes members
-        announce themselves on both homes of their group; the more recent one counts.
+        Sorted by group, client and process. While the partition count changes, members
+        announce themselves on both homes of their group; the more recent announcement
+        counts.
         """
         found: dict[MemberName, tuple[int, WorldState, MemberState]] = {}
         for state in self.partitions:
@@ -436,10 +440,10 @@ class World:
         """Return how far a member's last announcement is behind the end of this view.
 
         Returns:
-            By coordinating partition, the entries of its log that the member had not
-            applied; a partition that the member, or this view, does not know is absent.
-            That includes what was written since: of a member in order, up to a third
-            of a heartbeat interval.
+            The number of entries that the member had not applied, by coordinating
+            partition. Partitions that the member, or this view, does not know are
+            absent. The number includes entries written since the announcement, which
+            is up to a third of a heartbeat interval old if the member is healthy.
         """
         applied = applied_of(member.record).applied
         return {
@@ -451,9 +455,9 @@ class World:
     def handoffs(self, group_id: str | None = None) -> list[dict[str, Any]]:
         """Return every open offer of a key to a successor that warms up.
 
-        As ``marshal groups describe`` prints them, in order of the key: ``phase`` is
-        ``offered``, or ``ready`` once the successor has warmed up. ``since_ms`` and
-        ``until_ms`` are log times; ``since_ms`` is None if it was not read.
+        Fields are those of ``marshal groups describe``, in order of the key. ``phase``
+        is ``offered``, or ``ready`` once the successor has warmed up. ``since_ms`` and
+        ``until_ms`` are log times; ``since_ms`` is None if the offer was not read.
         """
         found = []
         for key, world in self.standing().items():
@@ -476,18 +480,18 @@ class World:
         return [{**key._asdict(), **row} for key, row in found]
 
     def elapsed_ms(self, partition: int) -> int:
-        """Return an estimate of the time since a partition's last entry.
+        """Return an estimate of the time since a partition's last entry, for display.
 
-        By local time and the wall clock, for people; 0 in a view of the past.
+        It uses local time and the wall clock; in a view of the past it is 0.
         """
         return max(0, self._elapsed.get(partition, 0))
 
     def estimated_age_ms(self, world: WorldState, known: KeyState) -> int:
-        """Return an owner's age plus the time since the last entry."""
+        """Return the age of a key's last renewal, plus time since the last entry."""
         return known.age_ms(world.now_ms) + self.elapsed_ms(world.partition)
 
     def estimated_freshness(self, world: WorldState, known: KeyState) -> Freshness:
-        """Return the freshness by the estimated age; by log time it may be fresher."""
+        """Return the freshness by the estimated age; log time may show it fresher."""
         age_ms = self.estimated_age_ms(world, known)
         return freshness(age_ms, known.heartbeat_interval_ms)
 
@@ -495,7 +499,7 @@ class World:
 def _used_count(
     partitions: Iterable[WorldState], missing: Collection[int]
 ) -> int | None:
-    """Return how many partitions are in use, None if partition 0 does not show it."""
+    """Return the number of partitions in use, None if partition 0 does not show it."""
     for state in partitions:
         if state.partition == 0 and 0 not in missing:
             return used_count(state)
@@ -525,7 +529,8 @@ def _read(
     """Read the log to its end, from stored states if there are any.
 
     Returns:
-        The reader, the reasons of pauses, and the wall time of that end, epoch ms.
+        The reader, the reasons of pauses, and the wall time when reading to the end
+        began, epoch ms.
     """
     clock, prefix = SystemClock(), Prefix(None, None)
     follower = Follower(log, clock, sources=kept_in(store))

@@ -1,8 +1,8 @@
-"""The audit of the coordination log: tables of what was, and what must hold of them.
+"""The audit of the coordination log: tables of its history, and invariants of them.
 
-``audit`` writes them, ``follow`` goes on as the log grows, ``Audit`` opens them again,
-``write_report`` draws a page.
-Names are looked up when they are asked for, so that importing this needs no Spark.
+``audit`` writes the tables, ``follow`` extends them as the log grows, ``Audit`` opens
+them again, ``write_report`` writes an HTML page.
+Names are imported on first use, so that importing this package needs no Spark.
 """
 
 from importlib import import_module

@@ -1,11 +1,11 @@
 """The fold of one coordinating partition in a task, and its checkpoint.
 
 A task holds the state of the fold, the open part of the history and one batch, so its
-memory does not grow with the log. The fold is the production rationalizer.
+memory does not grow with the log. The fold is the one that clients run.
 
 A checkpoint has the canonical snapshot (PROTOCOL 7.1), the open history, and members.
 Members are soft state and not in the snapshot, but later verdicts depend on them:
-without them an incremental run would write other rows than one over the whole log.
+without them an incremental run would write other rows than a run over the whole log.
 """
 
 from collections import deque
@@ -43,7 +43,7 @@ from kafka_marshal.spark.audit.rows import (
 )
 from kafka_marshal.views.log_scan import runs_to, unknown_text
 
-# Entries at the start of a partition, of which one must be a record of the protocol.
+# Among this many entries at the start of a partition one must be a protocol record.
 FIRST_ENTRIES = 1_000
 VERSION = 2
 Fields = tuple[int, bytes, msgspec.Raw, list[tuple[bytes, int, int, int]]]
@@ -55,7 +55,7 @@ class Source(ConnectionConfig):
     """Connection to the log; sent to every task.
 
     Attributes:
-        timeout_ms: Limit for opening, and for a wait for missing entries.
+        timeout_ms: Longest time to open the log, and to wait for missing entries.
     """
 
     timeout_ms: int = attrs.field(default=30_000, kw_only=True)
@@ -66,14 +66,14 @@ class Bounds:
     """The part of the log to report.
 
     The fold always starts at the log start, or at the first checkpoint if retention has
-    deleted that; so the first two bounds only omit rows. The last two end the fold, and
-    the end state is that of this point.
+    deleted the start. So ``from_offset`` and ``from_ms`` only omit rows. ``to_offset``
+    and ``to_ms`` end the fold, and the end state is the state there.
 
     Attributes:
-        from_offset: Omit what ended below this offset.
-        from_ms: Omit what ended before this time of a record, epoch ms.
+        from_offset: Omit rows that were complete below this offset.
+        from_ms: Omit rows that were complete before this time of a record, epoch ms.
         to_offset: The last offset to fold.
-        to_ms: Fold up to the first record later than this, epoch ms.
+        to_ms: Fold the entries before the first one later than this, epoch ms.
     """
 
     from_offset: int | None = None
@@ -88,15 +88,12 @@ class Bounds:
         return self.from_ms is None or entry.timestamp_ms >= self.from_ms
 
     def first_reached(self, run: Sequence[LogEntry]) -> int:
-        """Return the number of the first entry that rows are reported from, or of all.
-
-        For an empty run that is 0.
-        """
+        """Return the index of the first entry that ``is_reached``, else the length."""
         reached = (at for at, each in enumerate(run) if self.is_reached(each))
         return next(reached, len(run))
 
     def cut(self, run: Sequence[LogEntry]) -> Sequence[LogEntry]:
-        """Return the entries of a run before the first one that ends the fold."""
+        """Return the entries of a run before the first one that ``is_past``."""
         if self.to_offset is None and self.to_ms is None:
             return run
         past = (at for at, each in enumerate(run) if self.is_past(each))
@@ -115,9 +112,9 @@ class Work:
 
     Attributes:
         partition: Coordinating partition.
-        end: Offset at which to stop.
+        end: Exclusive end of the offsets to fold.
         saved: Checkpoint of the last run, None without one.
-        is_new: Whether there was no last run.
+        is_new: Whether the last run, if any, lacks this partition.
     """
 
     partition: int
@@ -129,7 +126,7 @@ class Work:
 def fold(
     work: Work, source: Source, *, bounds: Bounds, sample_ms: int
 ) -> Iterator[Staged]:
-    """Yield the rows of a partition, then open rows, then its end state.
+    """Yield the complete rows of a partition, then its open rows, then its end state.
 
     Args:
         work: The partition, with the checkpoint of the last run.
@@ -152,8 +149,8 @@ def fold(
     is_reached = False
     for run in read(source, work, start=start):
         mine = bounds.cut(run)
-        # Once reached, always reached: a leader's clock may go back, and rows must not
-        # refer to omitted ones.
+        # Once reached, report everything: a leader's clock may go back, and rows must
+        # not refer to omitted rows.
         first = 0 if is_reached else bounds.first_reached(mine)
         is_reached = is_reached or first < len(mine)
         if first:
@@ -172,9 +169,9 @@ def fold(
 
 
 def begin(source: Source, work: Work, *, bounds: Bounds) -> WorldState:
-    """Return the start state of a first run: empty if the log has its start.
+    """Return the start state of a first run: the empty state, if the log has its start.
 
-    If retention has deleted the start, it is the state of the first checkpoint in the
+    If retention has deleted the start, return the state of the first checkpoint in the
     log that is complete within the bounds.
 
     Raises:
@@ -210,7 +207,7 @@ def _opened(source: Source, partition: int) -> TopicLog:
 def read(
     source: Source, work: Work, *, start: int | None
 ) -> Iterator[Sequence[LogEntry]]:
-    """Yield the entries of one coordinating partition in runs, and close its log.
+    """Open the log, yield the entries of one coordinating partition in runs, close it.
 
     Args:
         source: Connection to the log.
@@ -218,8 +215,8 @@ def read(
         start: First offset; None for the log start.
 
     Raises:
-        LogTruncated: The log has lost the next entries.
-        DeadlineExceeded: Entries are missing, and none arrived in time.
+        LogTruncated: The log does not reach ``work.end``, or does not have ``start``.
+        DeadlineExceeded: The end was not reached, and no entry arrived in time.
     """
     number = work.partition
     log = _opened(source, number)
@@ -282,7 +279,8 @@ def log_ends(source: Source) -> LogEnds:
 def require_coordination_log(source: Source) -> None:
     """Raise unless a partition begins with records of the protocol.
 
-    A fold accepts any bytes, so that of a long topic with another use takes long.
+    The fold accepts any bytes: without this check, a topic with another use would be
+    read to its end.
 
     Raises:
         TopicMisconfigured: There is no such topic, it is empty, or it has another use.
@@ -326,8 +324,8 @@ def from_checkpoint(
     """Return the fold and the history of a checkpoint.
 
     Raises:
-        LogUnreadable: The fold had halted, so there is no checkpoint.
-        MalformedRecord: The bytes were not written by this release.
+        LogUnreadable: The fold halted in the last run, so there is no checkpoint.
+        MalformedRecord: This release cannot read these bytes.
     """
     if value is None:
         raise LogUnreadable(

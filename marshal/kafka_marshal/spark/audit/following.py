@@ -1,9 +1,9 @@
 """An audit that follows the log: runs as micro-batches of Spark.
 
 Spark's checkpoint has the end of each batch; the directory has the end of each
-published run. A batch is one run, published by one rename, so a batch that Spark
-repeats after a crash is recognised and skipped: no row is doubled or lost, whichever of
-the two is ahead.
+published run. A batch is one run, published by one rename. A batch that Spark repeats
+after a crash is recognized by its ends and skipped, so no row is doubled or lost,
+whether the checkpoint or the directory is ahead.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def follow(
     Raises:
         ConfigurationError: The directory holds something else, or the audit of
             another log, or of a part of one.
-        TopicMisconfigured: There is no coordination topic, or it is none.
+        TopicMisconfigured: The topic does not exist, or is no coordination topic.
         CoordinationError: The cluster did not answer.
     """
     if every_ms < 1:
@@ -100,9 +100,9 @@ def await_end(query: "StreamingQuery", timeout_s: float) -> bool:
     """Wait for the end of a stream; return whether it has ended.
 
     Raises:
-        CoordinationError: It failed; published runs stay, and ``follow`` continues
-            after them.
-        MarshalError: The same, for any other reason.
+        CoordinationError: The stream failed. Published runs stay, and ``follow``
+            continues after them.
+        MarshalError: The stream failed for another reason; the same applies.
     """
     try:
         return bool(query.awaitTermination(timeout_s))  # type: ignore[arg-type]
@@ -138,7 +138,7 @@ class _Batches:
             done = {int(t): n for t, n in self.last.facts["as_of"]["offsets"].items()}
             if all(done.get(t, -1) >= end for t, end in log.ends.items()):
                 return
-            # A run of ``audit`` may be ahead in some partitions.
+            # A run of ``audit`` may have read further in some partitions.
             ends = {t: max(end, done.get(t, 0)) for t, end in log.ends.items()}
             log = attrs.evolve(log, ends=ends)
         run = run_next(

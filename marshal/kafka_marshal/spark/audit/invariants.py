@@ -1,7 +1,8 @@
-"""Invariants of an audit's tables, as SQL: each query finds violations.
+"""Invariants of an audit's tables, as SQL queries that return violations.
 
-Without violations there are no rows. Tables have the names of ``schema``; ``:name`` is
-a parameter. The queries can be run by hand, in Spark or any other engine.
+A query without rows means that the invariant holds. Tables have the names of
+``schema``; ``:name`` is a parameter. The queries can be run by hand, in Spark or any
+other engine.
 """
 
 from collections.abc import Mapping
@@ -21,8 +22,8 @@ class Invariant:
 
     Attributes:
         name: Its name.
-        meaning: Meaning of a violation.
-        clauses: Clauses of the protocol.
+        meaning: What a violation means.
+        clauses: Clauses and guarantees of PROTOCOL that it checks.
         sql: Query for violations.
     """
 
@@ -38,8 +39,8 @@ class Finding:
 
     Attributes:
         invariant: The invariant.
-        count: Number of rows.
-        rows: The first rows.
+        count: Number of violations.
+        rows: The first violations, at most ``ROWS_SHOWN_MAX``.
     """
 
     invariant: Invariant
@@ -292,8 +293,8 @@ def check(
     Args:
         tables: The tables by name, from ``Audit.tables``. Their session gets views of
             these names.
-        tolerance_ms: Longest delay of a process that waits for a key; by default the
-            heartbeat interval, enough for processes stopped for less than that.
+        tolerance_ms: How much later than possible a waiting process may claim a key. By
+            default the heartbeat interval, enough if processes are suspended for less.
     """
     session = next(iter(tables.values())).sparkSession
     for name, table in tables.items():

@@ -1,4 +1,4 @@
-"""The job: plan, fold in parallel, write the tables, publish them."""
+"""The Spark job of an audit: plans, folds in parallel, writes and publishes tables."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -33,14 +33,14 @@ from kafka_marshal.spark.audit.store import AS_OF, ROWS, Run, Store
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Short jobs: several at once wait less for each other.
+# Number of tables written at once: the jobs are short, and mostly wait.
 WRITERS = 4
 _PLAN = f"{schema.T.name} int, end bigint, is_new boolean"
-# Errors of the package in a task's traceback; messages have one line.
+# Errors of this package in a task's traceback; their messages have one line.
 _MARSHAL_ERROR = re.compile(r"^kafka_marshal\.errors\.(\w+): (.+)$", re.MULTILINE)
 _RAISED = re.compile(r"^[\w.]+(?:Error|Exception): .+$", re.MULTILINE)
-# Keys of the log's own duties are claimed for a moment each few minutes: their gaps are
-# no takeover times, and they would be the keys that change owners most.
+# Reserved keys are claimed for a moment every few minutes, to write checkpoints. Their
+# gaps are no takeover times, and they would be the keys that change owners most.
 IS_DATA = f"topic NOT IN {tuple(sorted(RESERVED_TOPICS))}"
 _TAKEOVERS = f"""
 SELECT ending, COUNT(*) AS handoffs_count, PERCENTILE(gap_ms, 0.5) AS p50_ms,
@@ -66,23 +66,23 @@ class Step:
 
 
 class Audit:
-    """A written audit: its tables and their scope.
+    """A written audit: its runs, and its tables.
 
     Attributes:
-        out: Its directory.
-        runs: The runs that it consists of.
-        spark: The session that the tables belong to, with a view for each.
+        out: Directory of the audit.
+        runs: The published runs, in order.
+        spark: Session of the tables, with a view for each table.
     """
 
     def __init__(self, spark: SparkSession, out: str) -> None:
         """Open an existing audit.
 
         Args:
-            spark: A session; the audit gets a new one beside it, with its own views.
-            out: Its directory.
+            spark: A session; the audit gets a new session of it, with its own views.
+            out: Directory of the audit.
 
         Raises:
-            ConfigurationError: There is no audit.
+            ConfigurationError: The directory has no audit.
         """
         self.spark = spark.newSession()
         self._store = Store(self.spark, out)
@@ -106,7 +106,7 @@ class Audit:
 
     @property
     def tables(self) -> dict[str, DataFrame]:
-        """The tables by name; each also is a view of ``spark``."""
+        """The tables by name; ``spark`` has a view for each."""
         return dict(self._tables)
 
     def partitions(self) -> list[dict[str, Any]]:
@@ -116,7 +116,7 @@ class Audit:
         return sorted(found, key=lambda row: int(row[schema.T.name]))
 
     def counts(self) -> dict[str, int]:
-        """Return the number of rows of the history tables."""
+        """Return the number of rows of each history table."""
         names = [table.name for table in schema.TABLES if not table.is_final]
         parts = " UNION ALL ".join(
             f"SELECT '{name}' AS name, COUNT(*) AS count FROM {name}"  # noqa: S608
@@ -145,24 +145,24 @@ def audit(
 ) -> Audit:
     """Read the coordination log, fold it in parallel, and write its tables.
 
-    One task folds one coordinating partition, so an audit scales out as far as there
-    are partitions; memory is that of the fold, however long the log is.
+    One task folds one coordinating partition, so an audit uses as many executor cores
+    as there are partitions. Memory does not grow with the length of the log.
 
     Args:
-        spark: The session to run in. Executors need this package, and to reach the
+        spark: The session to run in. Executors need this package and access to the
             brokers.
         out: Directory of the tables: new or empty, or with ``incremental`` that of
-            the audit to continue. Every executor must see it.
+            the audit to continue. Every executor needs access to it.
         source: Connection to the log; localhost by default.
         bounds: The part of the log to report; all by default.
         incremental: Continue at the end of the last run in this directory, if there is
-            one. The tables are the same as those of one run over the whole log.
+            one. The tables equal those of a single run over the whole log.
         sample_ms: Log time between two rows of a key in ``positions``.
 
     Raises:
-        ConfigurationError: The directory holds something else; bounds and
+        ConfigurationError: The directory holds something else, or bounds and
             ``incremental`` are both given.
-        TopicMisconfigured: There is no coordination topic, or it is none.
+        TopicMisconfigured: The topic does not exist, or is no coordination topic.
         LogTruncated: The log has lost entries after the last run.
         CoordinationError: The cluster did not answer, or the job failed.
     """
@@ -186,13 +186,13 @@ def run_next(
 
     Args:
         step: What to read and report.
-        log: Current ends of the log.
+        log: Log ends up to which to fold.
         store: Directory of the runs.
         last: The run to continue, None for the first one.
-        as_of_ms: Time of ``log``, epoch ms.
+        as_of_ms: When ``log`` was looked up, epoch ms.
 
     Raises:
-        ConfigurationError: The last run has another log or other settings.
+        ConfigurationError: The last run read another log, or had other settings.
         CoordinationError: The job failed.
     """
     if last is not None:
@@ -226,7 +226,7 @@ def run_next(
 
 
 def _last(store: Store, bounds: Bounds, *, incremental: bool) -> Run | None:
-    """Return the run to continue, if there is one and that is requested."""
+    """Return the run to continue, None without one."""
     if incremental and bounds != Bounds():
         raise ConfigurationError(
             "a range and incremental exclude each other: each run reports what was "
@@ -244,7 +244,7 @@ def _last(store: Store, bounds: Bounds, *, incremental: bool) -> Run | None:
 
 
 def require_same(last: Run, log: LogEnds, *, sample_ms: int) -> None:
-    """Require that an audit has the same log and the same samples."""
+    """Raise unless the last run read this log, as a whole, with these samples."""
     facts = last.facts
     if (facts["cluster_id"], facts["topic_id"]) != (log.cluster_id, log.topic_id):
         raise ConfigurationError(
@@ -263,14 +263,14 @@ def require_same(last: Run, log: LogEnds, *, sample_ms: int) -> None:
 
 
 def _plan(spark: SparkSession, log: LogEnds, *, state: DataFrame | None) -> DataFrame:
-    """Return a row of work for each coordinating partition, one for each task."""
+    """Return a row for the ``Work`` of each coordinating partition, one per task."""
     number = schema.T.name
     rows = [(t, end, state is None) for t, end in sorted(log.ends.items())]
     plan = spark.createDataFrame(rows, _PLAN)
     if state is None:
         plan = plan.withColumn("saved", f.lit(None).cast("binary"))
     else:
-        # A partition that is not in the last run is new.
+        # A coordinating partition that the last run lacks is new.
         kept = state.select(number, "saved", "next_offset")
         plan = plan.drop("is_new").join(kept, number, "left")
         is_new = f.col("next_offset").isNull().alias("is_new")
@@ -281,7 +281,7 @@ def _plan(spark: SparkSession, log: LogEnds, *, state: DataFrame | None) -> Data
 def _fold_all(
     given: Iterator["pa.RecordBatch"], *, step: Step
 ) -> Iterator["pa.RecordBatch"]:
-    """Fold the partitions of a task; by the plan it is one."""
+    """Fold the coordinating partitions of a task: by the plan, one."""
     for batch in given:
         for row in batch.to_pylist():
             work = Work(
@@ -312,7 +312,7 @@ def _write(folded: DataFrame, run: str) -> None:
 
 
 def translate_error(error: PySparkException) -> MarshalError:
-    """Return the package's error that made a job fail, or one with Spark's message."""
+    """Return the error of this package that made a job fail, else one with Spark's."""
     text = str(error)
     for name, message in _MARSHAL_ERROR.findall(text):
         kind = getattr(errors, name, None)

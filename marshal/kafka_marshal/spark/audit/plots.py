@@ -1,6 +1,6 @@
 """Plots of the report as embedded SVG, of bounded size.
 
-Apart from ``report``, because it imports matplotlib.
+Not part of ``report``, because this module imports matplotlib.
 """
 
 import re
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 CLIENTS_COLOURED_MAX = 12
 LABEL_CHARACTERS_MAX = 48
-# Metadata that contains URLs; the page refers to nothing outside.
+# Matplotlib's metadata contains URLs; the page must not refer to anything outside.
 _METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
-_OTHERS = "#d5d8dc"  # apart from the gray of a named client
+_OTHERS = "#d5d8dc"  # differs from the gray of a named client
 _YEAR_9999_MS = 253_370_764_800_000
 _WIDTH_INCHES = 10.0
-_LEGEND_CHARACTERS = 120  # of all columns
+_LEGEND_CHARACTERS = 120  # of all columns together
 
 
 class Bar(NamedTuple):
@@ -56,7 +56,7 @@ def require_report() -> None:
 
 
 def timeline(bars: Sequence[Bar]) -> str:
-    """Draw the owners over time: one lane for each key, one colour for each client."""
+    """Draw owners over time: a lane for each key, a color for each client."""
     lanes = list(dict.fromkeys(bar.lane for bar in bars))
     counts: dict[str, int] = {}
     for bar in bars:
@@ -68,7 +68,7 @@ def timeline(bars: Sequence[Bar]) -> str:
     labels = [_label(name) for name in named]
     if len(by_count) > len(named):
         labels.append(f"{len(by_count) - len(named)} others")
-    # Below, not beside: names of processes are long.
+    # The legend is below the plot, because names of clients are long.
     legend_columns = _LEGEND_CHARACTERS // max(map(len, [*labels, "." * 20]))
     legend_rows = -(-len(labels) // legend_columns)
     figure, axes = _axes(1.2 + 0.22 * (len(lanes) + legend_rows))
@@ -97,11 +97,11 @@ def timeline(bars: Sequence[Bar]) -> str:
 
 
 def gaps(counts: Mapping[str, Mapping[float, int]]) -> str:
-    """Draw how long keys were without owner.
+    """Draw a histogram of how long keys had no owner.
 
     Args:
-        counts: Counts by ending of the last claim and lower edge of a bucket in ms;
-            four buckets double the edge.
+        counts: Numbers of handoffs, by ending of the last claim and lower edge of the
+            bucket in ms. Each fourth bucket has twice the lower edge.
     """
     figure, axes = _axes(2.6)
     for ending, buckets in counts.items():
@@ -119,7 +119,7 @@ def gaps(counts: Mapping[str, Mapping[float, int]]) -> str:
 
 
 def distances(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
-    """Draw how many records groups are from a position over time (epoch ms)."""
+    """Draw over time (epoch ms) how many records groups are behind a reference."""
     figure, axes = _axes(2.6)
     for name, points in lines.items():
         moments = [_day(at_ms) for at_ms, _ in points]
@@ -132,7 +132,7 @@ def distances(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
 
 
 def ages(counts: Mapping[int, int]) -> str:
-    """Draw how old claims were when they were renewed, in twentieths of an interval."""
+    """Draw renewals by the age of the claim, in twentieths of a heartbeat interval."""
     figure, axes = _axes(2.6)
     edges = [twentieths / AGES_PER_H for twentieths in sorted(counts)]
     heights = [counts[twentieths] for twentieths in sorted(counts)]
@@ -151,7 +151,7 @@ def ages(counts: Mapping[int, int]) -> str:
 def _style() -> Iterator[None]:
     import matplotlib as mpl
 
-    # Text as paths: independent of fonts, and without active content.
+    # Text is drawn as paths: independent of fonts, and without active content.
     with mpl.rc_context(
         {"svg.fonttype": "path", "svg.hashsalt": "kafka-marshal", "font.size": 9}
     ):
@@ -170,15 +170,15 @@ def _axes(height_inches: float) -> tuple["Figure", "Axes"]:
 
 
 def _of_time(axes: "Axes") -> None:
-    """Label the horizontal axis with times in UTC, whatever matplotlib's settings."""
+    """Label the horizontal axis in UTC, independently of matplotlib's settings."""
     dates: Any = import_module("matplotlib.dates")  # has no types
     locator = dates.AutoDateLocator(tz="UTC")
     minute, date = "%H:%M", "%Y-%m-%d"
     form = dates.ConciseDateFormatter(
         locator,
         tz="UTC",
-        # Of ticks by years, months, days, hours, minutes, seconds; zero_formats of
-        # those where the next larger unit starts, offset_formats of the text below.
+        # For ticks by years, months, days, hours, minutes and seconds. zero_formats: at
+        # the start of the next larger unit. offset_formats: the text below the axis.
         formats=["%Y", "%Y-%m", "%m-%d", minute, minute, "%H:%M:%S"],
         zero_formats=["", "%Y", "%Y-%m", "%m-%d", minute, "%H:%M:%S"],
         offset_formats=["", "", "%Y", date, date, date],
@@ -198,15 +198,15 @@ def _svg(figure: "Figure") -> str:
 
 def _day(at_ms: int) -> float:
     """Return a time in days since 1970, as matplotlib needs it."""
-    # Records of a hostile clock may have years outside of any calendar.
+    # Timestamps by wrong clocks may be in years that no calendar has.
     return min(max(at_ms, 0), _YEAR_9999_MS) / 86_400_000
 
 
 def _label(text: str) -> str:
-    """Return a name for a plot: short, and not parsed as a formula.
+    """Return a label: short, and not parsed as a formula.
 
-    What is left out is in the middle: the end has the partition, or
-    what differs among the processes of a deployment.
+    The middle is cut, because the end has the partition, or the part that differs
+    between the processes of a deployment.
     """
     half = LABEL_CHARACTERS_MAX // 2
     is_short = len(text) <= LABEL_CHARACTERS_MAX

@@ -1,6 +1,6 @@
 """The report of an audit: one page of bounded size.
 
-Spark aggregates; the driver gets only the top rows of lists and counts of buckets.
+Spark aggregates; the driver gets only the top rows of lists, and counts per bucket.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,7 +79,7 @@ ORDER BY start_ms DESC LIMIT :limit
 _AGES = """
 SELECT twentieths_of_h, SUM(beats_count) AS count FROM ages GROUP BY twentieths_of_h
 """
-# Samples, and the last position of each claim, which no sample has.
+# Samples of positions, and the last position of each claim, which is in no sample.
 _SAMPLES = """
 SELECT group_id, topic, partition, offset, append_ms, position FROM positions
 UNION ALL
@@ -94,9 +94,9 @@ _GROUPS = """
 SELECT group_id, COUNT(*) AS count FROM samples GROUP BY group_id
 ORDER BY count DESC, group_id LIMIT :limit
 """
-# How far each key still was from its reference at each of its samples; a group's sum
-# changes by the difference from the sample before. In floating point, since what
-# stands in the log may be too large for sums of integers.
+# The distance of each key from its reference (log end, else its highest position) at
+# each sample. A group's sum changes by the difference from the key's last sample. In
+# floating point, because positions in the log may be too large for sums of integers.
 _DISTANCES = """
 SELECT group_id, moment, SUM(change) AS change FROM (
   SELECT p.group_id,
@@ -266,10 +266,10 @@ def write_report(
 
     Args:
         audit: The audit.
-        path: The file, which is replaced.
+        path: The file; an existing one is replaced.
         findings: Result of ``Audit.check``.
-        ends: Log ends of the data partitions, from ``data_ends``; with them the page
-            shows the real lag.
+        ends: Log ends of the data partitions, from ``data_ends``. With these the page
+            shows the lag, else the distance to the highest known position.
 
     Raises:
         ConfigurationError: The packages for plots are missing.
@@ -386,7 +386,7 @@ def _bars(spark: "SparkSession") -> list[plots.Bar]:
 def _lines(
     spark: "SparkSession", ends: Ends
 ) -> tuple[dict[str, list[tuple[int, float]]], list[Row]]:
-    """Return distances of groups from their reference over time, and current lags."""
+    """Return the distances of groups over time, and the current lags."""
     rows = [(*place, end) for place, end in ends.items()]
     form = "topic string, partition int, log_end bigint"
     spark.createDataFrame(rows, form).createOrReplaceTempView("data_ends")
@@ -413,8 +413,8 @@ def page(values: Mapping[str, Any], plots: Mapping[str, str]) -> str:
     """Return the page.
 
     Args:
-        values: Values of the template, which are escaped.
-        plots: SVG by name, which is not escaped.
+        values: Values for the template; they are escaped.
+        plots: SVG by name; it is not escaped.
     """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -432,7 +432,7 @@ def page(values: Mapping[str, Any], plots: Mapping[str, str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as printable text, not escaped yet."""
+    """Return a value as printable text, without escaping for HTML."""
     if value is None:
         return "-"
     if isinstance(value, bool):

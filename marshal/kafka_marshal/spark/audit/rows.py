@@ -1,4 +1,4 @@
-"""Rows of the history as rows of tables, in Arrow batches."""
+"""Converts rows of the history into rows of the audit's tables, in Arrow batches."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -27,7 +27,7 @@ class Staged(NamedTuple):
     Attributes:
         table: The table.
         values: Column to value.
-        is_open: Whether it may still change, as a claim that has not ended.
+        is_open: Whether the row may still change, such as a claim that has not ended.
     """
 
     table: Table
@@ -36,7 +36,7 @@ class Staged(NamedTuple):
 
 
 def staged(partition: int, row: Row, *, is_open: bool = False) -> Staged:
-    """Return a row of the history as one of its table; its fields name the columns."""
+    """Convert a row of the history; its fields have the names of the columns."""
     table = _TABLES[type(row)]
     found: Values = {schema.T.name: partition}
     for name in row.__struct_fields__:
@@ -123,7 +123,7 @@ def arrow_schema() -> "pa.Schema":
 
 
 _TABLES = {table.row: table for table in schema.TABLES if table.row is not None}
-# Columns have the names of fields, but for these.
+# Columns have the names of fields, except these.
 _COLUMNS = {
     "renewed_ms": "renewed_log_ms",
     "first": "first_offset",
@@ -132,10 +132,10 @@ _COLUMNS = {
 
 
 def _columns(name: str, value: object) -> Values:
-    """Return the columns of one field, which are several for a composed one."""
+    """Return the columns of one field; a composed value has several."""
     match value:
         case int():
-            # The position behind the largest offset does not fit.
+            # The position after the largest offset does not fit into a bigint.
             return {_COLUMNS.get(name, name): min(value, OFFSET_MAX)}
         case bytes():
             return {name: value.hex()}

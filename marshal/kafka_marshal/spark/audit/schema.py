@@ -1,6 +1,6 @@
 """The tables of an audit: their columns, with types and meanings. Plain data.
 
-The rows of the history state the columns of most.
+Most tables take their columns from the annotations of the history's rows.
 """
 
 from typing import Annotated, NamedTuple, get_args, get_origin, get_type_hints
@@ -26,19 +26,19 @@ from kafka_marshal.history.rows import (
 from kafka_marshal.protocol.types import Key
 
 SCHEMA = 1
-"""Version of the tables; it changes when a column goes or means something else."""
+"""Version of the tables; it changes if a column is removed or changes its meaning."""
 
 
 class Table(NamedTuple):
     """One table.
 
     Attributes:
-        name: Its name, which is also the view's.
-        meaning: What a row is.
-        columns: In order.
-        row: Type of the history's rows in it, None for other tables.
-        is_final: Whether its rows describe the end, and the next run replaces them.
-        has_open_rows: Whether it also has rows that are open at the end.
+        name: Name of the table, and of its view.
+        meaning: What a row stands for.
+        columns: The columns, in order.
+        row: Type of the history's rows in the table, None for other tables.
+        is_final: Whether rows describe the end of a run: the next run replaces them.
+        has_open_rows: Whether it also has rows that are open at the end of a run.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Table(NamedTuple):
 
     @property
     def ddl(self) -> str:
-        """The columns as Spark's SQL declares them, with meanings for ``DESCRIBE``."""
+        """The columns as a DDL text for Spark, with meanings for ``DESCRIBE``."""
         return ", ".join(
             f'`{each.name}` {each.kind} COMMENT "{each.meaning}"'
             for each in self.columns
@@ -66,7 +66,7 @@ T = Column("coordinating_partition", INT, "partition of the coordination topic")
 
 
 def _columns(row: type) -> tuple[Column, ...]:
-    """Return the columns of a row of the history, as its annotations state them."""
+    """Return the columns for a type of the history's rows, from its annotations."""
     hints = get_type_hints(row, include_extras=True).items()
     return (T, *(column for name, hint in hints for column in _of_field(name, hint)))
 

@@ -2,19 +2,19 @@
 
 ::
 
-    OUT/runs/00000001/run.json          what it read, as of when
+    OUT/runs/00000001/run.json          what the run read, and when
                      /rows/TABLE/       complete rows
                      /as_of/TABLE/      open rows and the state at its end
        /runs/00000002/...               continues at the end of the first one
-       /_staging-.../                   a run under way, or one that crashed
+       /_staging-.../                   a run in progress, or one that crashed
        /_checkpoint/                    Spark's checkpoint of a stream
 
-A run reads ``as_of`` of the last one and writes its files into a staging directory,
+A run reads ``as_of`` of the last run and writes its files into a staging directory,
 which a rename publishes. A run that crashes leaves the tables unchanged, and the next
-one repeats its work.
+run repeats its work.
 
-Any directory of Spark's Hadoop client with an atomic rename will do: local file systems
-and HDFS, but no object store.
+The directory needs an atomic rename by Spark's Hadoop client: local file systems and
+HDFS have it, object stores do not.
 """
 
 import json
@@ -56,7 +56,7 @@ class Store:
 
     Attributes:
         session: The session to read and write with.
-        out: The absolute directory.
+        out: Absolute URI of the directory.
     """
 
     def __init__(self, spark: SparkSession, out: str) -> None:
@@ -79,7 +79,7 @@ class Store:
 
     @property
     def checkpoint(self) -> str:
-        """Checkpoint of a stream that follows the log."""
+        """Directory for Spark's checkpoint of a stream that follows the log."""
         return f"{self.out}/{_CHECKPOINT}"
 
     def runs(self) -> list[Run]:
@@ -154,7 +154,7 @@ class Store:
         self._files.delete(self._hadoop.Path(path), True)  # noqa: FBT003
 
     def state(self, run: Run) -> DataFrame:
-        """Return the checkpoints of a run."""
+        """Return the checkpoints of the folds at the end of a run."""
         path = f"{run.path}/{AS_OF}/{schema.STATE.name}"
         return self.session.read.schema(schema.STATE.ddl).parquet(path)
 
@@ -165,7 +165,7 @@ class Store:
             paths += [f"{run.path}/{ROWS}/{table.name}" for run in runs]
         if table.is_final or table.has_open_rows:
             paths.append(f"{runs[-1].path}/{AS_OF}/{table.name}")
-        # Runs of an earlier release lack tables that were added since.
+        # Runs of earlier releases lack tables that were added later.
         there = [path for path in paths if self._files.exists(self._hadoop.Path(path))]
         if not there:
             return self.session.createDataFrame([], table.ddl)
@@ -178,7 +178,7 @@ class Store:
         if not self._files.getFileStatus(at).isDirectory():
             raise ConfigurationError(f"{path} is no directory", setting="out")
         found = (each.getPath().getName() for each in self._files.listStatus(at))
-        # Hadoop's local file system writes checksum files.
+        # Hadoop's local file system adds checksum files, whose names begin with a dot.
         return [str(name) for name in found if not name.startswith(".")]
 
     def _facts(self, path: str) -> dict[str, Any]:

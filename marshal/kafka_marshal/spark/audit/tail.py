@@ -1,8 +1,9 @@
-"""The log's end as a stream: each micro-batch has the end of a fold.
+"""The log's end as a stream: each micro-batch has the log ends up to which to fold.
 
-The tasks that fold read the entries themselves, each its partition, from the checkpoint
-of the last run. So Spark transports one row for each coordinating partition, however
-much was appended. Apart from ``following``, because Spark's planners import it.
+The tasks that fold read the entries themselves, each for its coordinating partition,
+from the checkpoint of the last run. So Spark transports one row for each partition,
+however much was appended. Not part of ``following``, because Spark's planners import
+this module.
 """
 
 import logging
@@ -36,9 +37,9 @@ Offset = dict[str, Any]
 
 
 def tail_of(source: Source) -> type[DataSource]:
-    """Return the data source of one log's end, to be registered.
+    """Return a data source for the end of one log, to be registered.
 
-    The class contains the connection, so that no plan of Spark shows it.
+    The class contains the connection, so that Spark's plans do not show it.
     """
 
     class LogTail(DataSource):
@@ -61,7 +62,7 @@ def tail_of(source: Source) -> type[DataSource]:
 
 
 class Ends(InputPartition):
-    """The only task of a batch; it carries the end."""
+    """The only task of a batch; it carries the offset at the batch's end."""
 
     def __init__(self, offset: Offset) -> None:
         super().__init__(None)
@@ -69,18 +70,18 @@ class Ends(InputPartition):
 
 
 class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the end of the log; its offsets have all that a run needs."""
+    """Reads the end of the log; its Spark offsets have all that a run needs."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._target: Offset | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """Return the offset of a new stream: nothing is folded."""
+        """Return the offset of a new stream, which is empty: nothing is folded."""
         return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return no limit: the memory of a fold does not grow."""
+        """Return no limit: the memory of a fold does not grow with the log."""
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
@@ -122,7 +123,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def to_offset(log: LogEnds, as_of_ms: int) -> Offset:
-    """Return an offset of Spark."""
+    """Return log ends as a Spark offset."""
     return {
         "as_of_ms": as_of_ms,
         "cluster_id": log.cluster_id,
@@ -132,6 +133,6 @@ def to_offset(log: LogEnds, as_of_ms: int) -> Offset:
 
 
 def newer(start: Offset, end: Offset) -> Offset:
-    """Return an end, or the start if they differ only in time."""
+    """Return ``end``, or ``start`` if they differ only in time."""
     is_same = {**end, "as_of_ms": None} == {**start, "as_of_ms": None}
     return start if is_same else end
