@@ -1,5 +1,5 @@
-/* Records that ``batches.c`` has found, as a record batch of the C data interface of
- * Arrow (https://arrow.apache.org/docs/format/CDataInterface.html).
+/* Exports records that ``batches.c`` has found as a record batch, by the C data interface
+ * of Arrow (https://arrow.apache.org/docs/format/CDataInterface.html).
  *
  * One block of memory has the structures and all buffers.
  */
@@ -24,7 +24,7 @@ typedef struct ArrowArray {
 /* In the order of ``kafka_io/arrow.py``. */
 enum { OFFSETS, TIMESTAMPS, KEY_BYTES, VALUE_BYTES, COLUMN_COUNT };
 
-/* The users are the capsule, and each array that was not released. */
+/* ``users`` counts the capsule, and each array that was not released. */
 typedef struct {
     atomic_int users;
     ArrowArray whole, columns[COLUMN_COUNT], *children[COLUMN_COUNT];
@@ -98,7 +98,7 @@ static void describe(Block *block, const Filled *filled) {
     block->whole.children = block->children;
 }
 
-/* Take bytes of a block, or only count them where there is none yet. */
+/* Take bytes from a block, or only count them if there is no block yet. */
 static void *take(unsigned char *block, size_t *used, Py_ssize_t size) {
     size_t at = *used;
     *used = (at + (size_t)size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -112,7 +112,7 @@ static void take_column(unsigned char *block, size_t *used, Column *column,
     column->bytes = take(block, used, column->size + 1); /* its pointer is not null */
 }
 
-/* Return how many bytes the buffers take, and take them of a block, if there is one. */
+/* Take the buffers from a block, if there is one; return how many bytes they take. */
 static size_t take_buffers(unsigned char *block, Filled *filled) {
     size_t used = 0;
     filled->offset = take(block, &used, filled->count * 8);
@@ -122,7 +122,7 @@ static size_t take_buffers(unsigned char *block, Filled *filled) {
     return used;
 }
 
-/* Make a block with buffers for what was counted; NULL without memory. */
+/* Make a block with buffers for the counted records; NULL without memory. */
 static Block *new_block(Filled *filled) {
     size_t size = take_buffers(NULL, filled);
     Block *block = malloc(sizeof(Block) + ALIGNMENT + size);
@@ -139,14 +139,14 @@ static Block *new_block(Filled *filled) {
 
 /* --- records of a fetch ---------------------------------------------------------------- */
 
-/* Some records of a fetch, whose data is to be released. */
+/* Some records of a fetch; its data must be released. */
 typedef struct {
     Fetch fetch;
     Py_ssize_t start, stop;
     int fields;
 } Piece;
 
-/* Look at a piece; -1 on an error. */
+/* Read a piece from its tuple; -1 on an error. */
 static int get_piece(PyObject *argument, Piece *piece) {
     PyObject *data, *places;
     if (!PyArg_ParseTuple(argument, "OOnni:export_records", &data, &places,
@@ -155,7 +155,8 @@ static int get_piece(PyObject *argument, Piece *piece) {
     return get_records(data, places, piece->start, piece->stop, &piece->fetch);
 }
 
-/* Count what a piece takes at most: its keys and values lie in between. */
+/* Count the most that a piece can take: its keys and values lie between the first key and
+ * the end of the last value. */
 static int add_room(const Piece *piece, Filled *filled) {
     Batch batch = {0};
     Record first, last;
@@ -187,7 +188,7 @@ static int copy_piece(const Piece *piece, Filled *filled) {
     return READ;
 }
 
-/* Do one of the two for every piece. */
+/* Call ``add_room`` or ``copy_piece`` for every piece. */
 static int each_piece(PyObject *pieces, Filled *filled,
                       int (*work)(const Piece *, Filled *)) {
     int result = READ;

@@ -1,7 +1,7 @@
 /* The batches of a fetch: checksums, and an index of where each record begins.
  *
- * It takes sound, uncompressed batches of message format 2 and stops before any other,
- * which is left to Python: that raises the errors.
+ * It reads sound, uncompressed batches of message format 2, and stops before any other
+ * batch. Python reads those, and raises the errors.
  */
 
 #include "records.h"
@@ -24,7 +24,7 @@ static uint64_t big_endian(const unsigned char *at, int size) {
     return found;
 }
 
-/* Read the fields of a header; LEFT if its offsets are none. */
+/* Read the fields of a header; LEFT if its offsets are invalid. */
 static int read_fields(const unsigned char *at, Batch *batch) {
     int32_t last_delta = (int32_t)big_endian(at + 23, 4);
     batch->base = (int64_t)big_endian(at, 8);
@@ -40,7 +40,7 @@ static int read_fields(const unsigned char *at, Batch *batch) {
     return READ;
 }
 
-/* Read the header of a batch; LEFT if it is not a sound one of the current format. */
+/* Read the header of a batch; LEFT if it is damaged, compressed or of an old format. */
 static int read_header(const unsigned char *at, const unsigned char *end, int is_checked,
                        Batch *batch) {
     if (end - at < HEADER_BYTES) return LEFT;
@@ -81,7 +81,7 @@ static int make_room(Index *index, Py_ssize_t more) {
     return READ;
 }
 
-/* Add the records of a batch, but for those below an offset; all of them or none. */
+/* Add the records of a batch from offset ``first`` on; all of them, or none if LEFT. */
 static int add_batch(const unsigned char *begin, const Batch *batch, int64_t first,
                      Index *index) {
     Reader in = {batch->records, batch->end};
@@ -126,7 +126,7 @@ int index_next(const unsigned char *begin, const unsigned char *end, Walk *walk,
     if (result != READ || batch.epoch < walk->epoch_min) return LEFT;
     if (walk->next >= 0 && (batch.epoch != walk->epoch || batch.base < walk->next))
         return LEFT;
-    /* Control records are of Kafka alone. */
+    /* Skip control records, which are Kafka's own. */
     if (!(batch.attributes & CONTROL))
         result = add_batch(begin, &batch, walk->first, index);
     if (result != READ) return result;
@@ -145,7 +145,7 @@ static int index_batches(const unsigned char *begin, const unsigned char *end, W
     return result;
 }
 
-/* Index batches from a byte on, which becomes the one behind them; FAILED on an error. */
+/* Index batches from byte ``start`` on, and move it behind them; FAILED on an error. */
 static int index_from(const Py_buffer *data, Py_ssize_t *start, Walk *walk,
                       Index *index) {
     const unsigned char *begin = data->buf, *end = begin + data->len;
@@ -153,7 +153,7 @@ static int index_from(const Py_buffer *data, Py_ssize_t *start, Walk *walk,
     begin_index(begin, walk, index);
     if (*start < 0 || *start > data->len || data->len > INT32_MAX) return LEFT;
     walk->at += *start;
-    /* The bytes are nobody else's, so threads that fetch can run meanwhile. */
+    /* Nobody changes the bytes, so other threads, such as those that fetch, can run. */
     Py_BEGIN_ALLOW_THREADS
     result = index_batches(begin, end, walk, index);
     Py_END_ALLOW_THREADS

@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* The values of these in Python; a test fails if they differ. */
+/* Python has the same values; a test fails if they differ. */
 #define HEADER "\x01\x01\x00"
 #define HEADER_BYTES 3
 #define CHECKPOINT_TOPIC "/checkpoint"
@@ -169,8 +169,8 @@ static int set_number(PyObject *of, PyObject *name, int64_t number) {
     return result;
 }
 
-/* Free the table; before that, with ``result`` 0, write what was folded into the states
- * of the keys. Return ``result``, or -1 on an error. */
+/* If ``result`` is 0, write what was folded into the states of the keys. Free the table.
+ * Return ``result``, or -1 on an error. */
 static int end_table(Table *table, int result) {
     for (size_t i = 0; i < table->size; i++) {
         Slot *slot = &table->slots[i];
@@ -237,7 +237,7 @@ typedef struct {
     Py_ssize_t fences_count;
 } Rules;
 
-/* Whether one process of a client is fenced; -1 on an error. */
+/* Return whether the owner of a slot's key is fenced; -1 on an error. */
 static int is_fenced(const Rules *rules, const Slot *slot) {
     if (!rules->fences_count) return 0;
     PyObject *name = PyTuple_Pack(3, PyTuple_GetItem(slot->key, 0),
@@ -249,8 +249,8 @@ static int is_fenced(const Rules *rules, const Slot *slot) {
     return result;
 }
 
-/* Fill a slot with an owned key whose owner's heartbeats are ordinary.
- * Return 1 if it is one, 0 if not, -1 on an error. */
+/* Fill a slot with the key of this epoch, if heartbeats of its owner are ordinary.
+ * Return 1 if they are, 0 if not, -1 on an error. */
 static int fill_slot(Slot *slot, const Rules *rules, int64_t epoch) {
     if (epoch == rules->excluded_epoch) return 0;
     PyObject *number = PyLong_FromLongLong(epoch);
@@ -320,7 +320,7 @@ typedef struct {
     int64_t next_offset, now_ms, before_ms;
 } Clock;
 
-/* An entry, of an object or of a fetch. */
+/* An entry of the log, from an object or from a fetch. */
 typedef struct {
     int64_t offset, at_ms;
     const unsigned char *value;
@@ -343,7 +343,8 @@ static int note_beat(const Rules *rules, const Entry *entry, const Clock *clock,
     return result;
 }
 
-/* Fold one entry: 1 if it was, 0 if it is left to the full fold, -1 on an error. */
+/* Fold one entry; return 1 if it was folded, 0 if it is left to the full fold, -1 on an
+ * error. */
 static int fold_one(const Entry *entry, Clock *clock, Table *table,
                     const Rules *rules) {
     Beat beat;
@@ -353,7 +354,7 @@ static int fold_one(const Entry *entry, Clock *clock, Table *table,
         return 0;
     Reader in = {entry->value + HEADER_BYTES, entry->value + entry->size};
     if (!read_beat(&in, &beat)) return 0;
-    /* Not before the first one: most runs of other entries have none. */
+    /* Made for the first heartbeat: most runs of other entries have none. */
     if (table->slots == NULL && init_table(table, SLOTS_FIRST) < 0) return -1;
     Slot *slot = find_slot(table, beat.epoch);
     if (slot->epoch == -1) {
@@ -366,7 +367,7 @@ static int fold_one(const Entry *entry, Clock *clock, Table *table,
     }
     if (!is_of(&beat, slot)) return 0;
     if (entry->at_ms > clock->before_ms) {
-        /* No difference overflows: no number is negative. */
+        /* No difference overflows, because no number is negative. */
         int64_t moved_ms = entry->at_ms - clock->before_ms;
         if (moved_ms > rules->latest_ms - clock->now_ms) return 0;
         clock->now_ms += moved_ms;

@@ -1,12 +1,12 @@
-/* Columns in the buffers of Arrow: one pass counts, one copies.
+/* Decodes batches into columns in Arrow's buffers: one pass counts, one copies.
  *
- * ``to_columns`` of ``kafka_io/columns.py`` reads well-formed records only, and returns
- * None for anything else: Python is the rule, and raises the errors.
+ * ``to_columns`` does the same as in ``kafka_io/columns.py`` for well-formed records, and
+ * returns None for anything else: Python is the rule, and raises the errors.
  */
 
 #include "columns.h"
 
-/* As a sum of NumPy's: it wraps around. */
+/* Add as NumPy does: the sum wraps around. */
 static int64_t add(int64_t a, int64_t b) {
     return (int64_t)((uint64_t)a + (uint64_t)b);
 }
@@ -21,7 +21,7 @@ static void *new_buffer(PyObject **buffer, Py_ssize_t size) {
     return *buffer == NULL ? NULL : PyBytes_AsString(*buffer);
 }
 
-/* Make the buffers for what a first pass counted. */
+/* Make the buffers of a column, for the bytes that the first pass counted. */
 static int new_buffers(Buffers *buffers, Column *column, Py_ssize_t count) {
     column->is_valid = new_buffer(&buffers->validity, (count + 7) / 8);
     column->ends = new_buffer(&buffers->edges, (count + 1) * 4);
@@ -72,7 +72,7 @@ typedef struct {
     int64_t first, end, last; /* wanted: [first, end); last: the offset before */
 } Columns;
 
-/* Make the buffers for what a first pass counted. */
+/* Make the buffers of all columns, for the records that the first pass counted. */
 static int begin_columns(Columns *columns, Py_ssize_t count) {
     columns->offset = new_buffer(&columns->offsets, count * 8);
     columns->time_ms = new_buffer(&columns->times, count * 8);
@@ -149,7 +149,7 @@ static int read_number(PyObject *batch, const char *name, int64_t *found,
     return *found == -1 && PyErr_Occurred() ? FAILED : READ;
 }
 
-/* Open a batch; its buffer is to be released if the result is READ. */
+/* Open a batch; its buffer must be released if the result is READ. */
 static int open_batch(PyObject *object, Whole *batch) {
     int is_created, result = read_number(object, "base", &batch->base, NULL);
     if (result == READ) result = read_number(object, "size", &batch->size, NULL);

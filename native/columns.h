@@ -16,7 +16,7 @@ typedef struct {
     Py_ssize_t size, size_max, null_count;
 } Column;
 
-/* Use buffers for as many bytes as were counted. */
+/* Begin to fill the buffers, which have room for the bytes that were counted. */
 static inline void begin_column(Column *column, Py_ssize_t count) {
     memset(column->is_valid, 0, (size_t)(count + 7) / 8);
     column->ends[0] = 0;

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #define POLYNOMIAL 0x82F63B78u
-/* The instruction takes three cycles, and another one can begin in each of them: so three
- * blocks of this size are read at a time. */
+/* The instruction takes three cycles, and one can begin in each cycle: so three blocks of
+ * this size are read at a time. */
 #define BLOCK_BYTES 512
 
 static uint32_t tables[8][256];
@@ -60,7 +60,7 @@ static int find_instruction(void) {
 #ifdef WITH_INSTRUCTION
 static int has_instruction;
 
-/* What a block of zeros behind it makes of a remainder, by each of its bytes. */
+/* By each byte of a remainder: the remainder after one more block of zeros. */
 static uint32_t behind_block[4][256];
 
 static void init_blocks(void) {

@@ -1,5 +1,5 @@
-/* Entries of the coordination log: ``LogEntry`` objects of some of a fetch, equal to what
- * kafka-python makes, and looking for others without making them.
+/* Entries of the coordination log in a fetch: makes ``LogEntry`` objects of some, equal
+ * to those that Python makes of kafka-python's records; finds others without objects.
  */
 
 #include "records.h"
@@ -8,7 +8,7 @@
 
 /* --- entries --------------------------------------------------------------------------- */
 
-/* Set an argument of the constructor; takes the reference to the value. */
+/* Set an argument of the constructor; steals the reference to the value. */
 static int set_argument(PyObject *arguments, const char *name, PyObject *value) {
     int result = value == NULL ? -1 : PyDict_SetItemString(arguments, name, value);
     Py_XDECREF(value);

@@ -3,7 +3,7 @@
 
 #include "native.h"
 
-/* Equal to that of ``kafka_marshal/native.py``: other builds are not used. */
+/* Builds with another number than ``kafka_marshal/native.py`` are not used. */
 #define REVISION 13
 
 static PyMethodDef METHODS[] = {
@@ -27,7 +27,7 @@ static PyMethodDef METHODS[] = {
 static struct PyModuleDef MODULE = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = "_native",
-    .m_size = -1, /* once per process: names of attributes are kept */
+    .m_size = -1, /* one module per process: it has global names of attributes */
     .m_methods = METHODS,
 };
 

@@ -12,7 +12,7 @@
 
 #include <stdint.h>
 
-/* Results: read, left to Python, and failed with an exception. */
+/* Results: left to Python, read, and failed with an exception. */
 enum { LEFT = 0, READ = 1, FAILED = -1 };
 
 typedef struct {
@@ -22,7 +22,7 @@ typedef struct {
 /* Read a signed varint of at most 64 bits; 0 if there is none. */
 static inline int read_varint(Reader *in, int64_t *found) {
     uint64_t number = 0;
-    if (in->at < in->end && *in->at < 128) { /* as most are */
+    if (in->at < in->end && *in->at < 128) { /* most have one byte */
         number = *in->at++;
         *found = (int64_t)(number >> 1 ^ (0 - (number & 1)));
         return 1;

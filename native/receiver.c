@@ -1,7 +1,8 @@
 /* A thread that receives large responses, without the interpreter lock.
  *
- * They are copied from the socket while the application computes, whether it holds the
- * lock or not. If it still computes then, the batches are checked and indexed, too.
+ * It copies them from the socket while the application computes, whether that holds the
+ * lock or not. If the application still computes then, the thread also checks and indexes
+ * the batches.
  */
 
 #include "responses.h"
@@ -17,27 +18,27 @@
 
 /* A wait for bytes ends after this time, to see whether the receiver was closed. */
 #define WAIT_MS 1000
-/* A wake-up is worth so many bytes of those that are missing. */
+/* Wake up only after this many of the missing bytes have arrived. */
 #define WAKEUP_BYTES (1 << 20)
 #define HEAD_BYTES 4 /* the size of what follows, as brokers send it */
 
 typedef struct {
     PyObject_HEAD
-    pid_t owner;   /* the process that has the thread; a fork has none */
-    int sock;      /* a duplicate, so that its number belongs to nobody else */
+    pid_t owner;   /* the process that has the thread; a forked child has none */
+    int sock;      /* a duplicate, so that nobody else closes its number */
     int done[2];   /* a pipe, which has a byte once the thread has finished */
     int is_open;
     pthread_t thread;
-    Py_buffer head, body; /* of the application's thread; without an object if idle */
+    Py_buffer head, body; /* for the application's thread; without an object if idle */
     Py_ssize_t start;     /* where the thread begins in the body */
-    int version;          /* of a Fetch response, if that is received */
-    Response response;    /* of the thread while it uses the buffer */
-    pthread_mutex_t lock; /* of what follows */
+    int version;          /* of a Fetch response; -1 for any other */
+    Response response;    /* for the thread, while it uses the buffer */
+    pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t changed;
     int is_closing, is_running; /* whether the thread uses the buffer */
-    int is_received;            /* whether it has received into it */
+    int is_received;            /* whether it has finished receiving */
     Py_ssize_t taken;           /* bytes that it received */
-    atomic_int is_wanted;       /* whether the application waits for it; without lock */
+    atomic_int is_wanted;       /* whether the application waits for it; needs no lock */
 } Receiver;
 
 /* --- the thread ------------------------------------------------------------------------ */
@@ -49,8 +50,8 @@ static int is_closing(Receiver *self) {
     return found;
 }
 
-/* Be woken only once much of what is missing is there. Where the system does not know
- * such a mark, or it may be larger than the socket's buffer, by any bytes. */
+/* Make poll() return only once many of the missing bytes have arrived. On systems without
+ * such a mark, or where it may be larger than the socket's buffer, do nothing. */
 static void limit_wakeups(int sock, Py_ssize_t left) {
 #ifdef __linux__
     int count = (int)(left < WAKEUP_BYTES ? left : WAKEUP_BYTES);
@@ -61,8 +62,8 @@ static void limit_wakeups(int sock, Py_ssize_t left) {
 #endif
 }
 
-/* Receive until the buffer is full, the connection ends, or the receiver is closed; return
- * the number of bytes. Errors are left on the socket, or come again. */
+/* Receive until the buffer is full, the connection ends or fails, or the receiver is
+ * closed; return the number of bytes. The next read of the socket meets an error again. */
 static Py_ssize_t receive_all(Receiver *self, unsigned char *at, Py_ssize_t size) {
     Py_ssize_t left = size;
     while (left > 0) {
@@ -83,8 +84,9 @@ static Py_ssize_t receive_all(Receiver *self, unsigned char *at, Py_ssize_t size
     return size - left;
 }
 
-/* Receive a head, and what it announces if the body is of about that size; without a head
- * the rest of the body. ``response`` is what is complete then. */
+/* Receive a head, then its content if the body has about the announced size. Without a
+ * head, receive the rest of the body. ``response`` gets the response if it is complete,
+ * else nothing. Return the number of bytes. */
 static Py_ssize_t receive_response(Receiver *self, Reader *response) {
     const unsigned char *head = self->head.buf;
     unsigned char *body = self->body.buf;
@@ -194,7 +196,7 @@ static void release_buffers(Receiver *self) {
     if (self->body.obj != NULL) PyBuffer_Release(&self->body);
 }
 
-/* End the thread and what it has under way; the connection is of no use any more then. */
+/* End the thread. If it is receiving, shut down the connection, which is useless then. */
 static void close_receiver(Receiver *self) {
     if (self->is_open && self->owner == getpid()) {
         pthread_mutex_lock(&self->lock);
@@ -208,7 +210,7 @@ static void close_receiver(Receiver *self) {
         Py_END_ALLOW_THREADS
         pthread_cond_destroy(&self->changed);
         pthread_mutex_destroy(&self->lock);
-        /* Not by a fork, which may have come while the thread changed it. */
+        /* Not in a forked child: the thread may have changed it during the fork. */
         free_response(&self->response);
     }
     self->is_open = 0;
@@ -276,7 +278,7 @@ static PyObject *receiver_start(PyObject *given, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* Wait until the thread has left the buffer, after the batch that it checks. */
+/* Wait until the thread no longer uses the buffer: it stops after the current batch. */
 static void wait_for_thread(Receiver *self) {
     atomic_store(&self->is_wanted, 1);
     Py_BEGIN_ALLOW_THREADS

@@ -1,12 +1,13 @@
-/* Records of ``kafka_io/packed_records.py``, which ``batches.c`` has found in a fetch:
- * some of them, or single fields of them.
+/* Makes the records of ``kafka_io/packed_records.py`` that ``batches.c`` has found in a
+ * fetch: some of them, or single fields of them.
  */
 
 #include "records.h"
 
 #include <string.h>
 
-/* Skip bytes with a length; LEFT if they are missing, or too short. */
+/* Read a length, and skip the bytes that follow it; LEFT if they are missing, or fewer
+ * than ``size_min``. */
 static inline int read_part(Reader *in, int64_t size_min, Part *part) {
     if (!read_varint(in, &part->size) || part->size < size_min ||
         part->size > in->end - in->at)
@@ -21,7 +22,7 @@ int read_record(Reader *in, const Batch *batch, Record *record) {
     if (!read_varint(in, &size) || size < 1 || size > in->end - in->at) return LEFT;
     Reader body = {in->at, in->at + size};
     in->at += size;
-    if (*body.at++ > 127) return LEFT; /* attributes, which nobody sets */
+    if (*body.at++ > 127) return LEFT; /* attributes; no producer sets any */
     if (!read_varint(&body, &delta_ms) || !read_varint(&body, &delta) || delta < 0 ||
         delta >= batch->next - batch->base)
         return LEFT;
@@ -115,7 +116,7 @@ PyObject *read_column(PyObject *module, PyObject *args) {
 /* Arguments of a record, in the order of ``ParsedRecord``. */
 enum { OFFSET, VALUE, TOKEN, KEY, TIME, KIND, PAIRS, ORIGIN };
 
-/* Set an argument, which takes the reference; -1 on an error. */
+/* Set an argument, and steal the reference to it; -1 on an error. */
 static int set_argument(PyObject *arguments, Py_ssize_t at, PyObject *made) {
     return made == NULL ? -1 : PyTuple_SetItem(arguments, at, made);
 }

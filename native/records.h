@@ -5,9 +5,9 @@
 
 #include "native.h"
 
-#define APPENDED 0x08 /* of the attributes of a batch */
+#define APPENDED 0x08 /* attribute of a batch: its timestamps are append times */
 
-/* Fields of records, to be combined. */
+/* Flags for fields of records. */
 enum { KEYS = 1, VALUES = 2, TIMES = 4, HEADERS = 8 };
 
 typedef struct {
@@ -17,7 +17,7 @@ typedef struct {
     const unsigned char *records, *end;
 } Batch;
 
-/* Bytes of a record; the size is -1 for none. */
+/* Some bytes of a record, such as its key; the size is -1 for null. */
 typedef struct {
     const unsigned char *at;
     int64_t size;
@@ -26,10 +26,10 @@ typedef struct {
 typedef struct {
     int64_t offset, time_ms, header_count;
     Part key, value;
-    const unsigned char *headers; /* the first of them */
+    const unsigned char *headers; /* where the first header begins */
 } Record;
 
-/* Read a record whose every field is sound, to its end; LEFT for any other. */
+/* Read a whole record; LEFT if any field is malformed. */
 int read_record(Reader *in, const Batch *batch, Record *record);
 
 /* Where a record is in a fetch: its batch and itself, in bytes from the beginning. */
@@ -39,20 +39,20 @@ typedef struct {
 
 /* A fetch, and where ``count`` of its records are. */
 typedef struct {
-    Py_buffer data; /* to be released */
+    Py_buffer data; /* must be released */
     const unsigned char *begin, *end;
     const char *places;
     Py_ssize_t count;
 } Fetch;
 
-/* Look at the bytes of a fetch and of its index; -1 on an error. */
+/* Set a fetch to these bytes and this index; -1 on an error. */
 int get_fetch(PyObject *data, PyObject *places, Fetch *fetch);
 
-/* Read a record by its number, and its batch, unless that is the batch that was read
- * before; LEFT if there is none. */
+/* Read a record by its number. Read the header of its batch as well, unless ``batch`` has
+ * it from before. LEFT if there is no such record. */
 int read_place(const Fetch *fetch, Py_ssize_t number, Batch *batch, Record *record);
 
-/* Look at records ``start`` to ``stop`` of a fetch; -1 on an error. */
+/* Set a fetch, and check that it has records ``start`` to ``stop``; -1 on an error. */
 int get_records(PyObject *data, PyObject *places, Py_ssize_t start, Py_ssize_t stop,
                 Fetch *fetch);
 
@@ -65,16 +65,16 @@ PyObject *new_part(const Part *part);
 /* Which batches are wanted, and which were taken. */
 typedef struct {
     int64_t first;        /* records below this offset are not wanted */
-    Py_ssize_t count_max; /* no more batches once there are as many records */
-    int32_t epoch_min;    /* of the epochs of leaders */
+    Py_ssize_t count_max; /* no more batches once there are this many records */
+    int32_t epoch_min;    /* batches of lower leader epochs are not wanted */
     int is_checked;       /* whether to compare checksums */
     const unsigned char *at; /* behind the batches that were taken */
-    int64_t next;            /* offset behind them; -1 without one */
-    int32_t epoch;           /* of all of them; -1 without one */
+    int64_t next;            /* offset behind them; -1 before the first batch */
+    int32_t epoch;           /* their leader epoch; -1 before the first batch */
 } Walk;
 
 typedef struct {
-    Place *places; /* to be freed */
+    Place *places; /* must be freed */
     Py_ssize_t count, room;
     int64_t base, last; /* offsets of the first record and of the last one; -1 before */
     int is_dense;       /* whether no offset may be missing in between */
@@ -84,8 +84,9 @@ typedef struct {
 /* Begin at a byte, without any batch. */
 void begin_index(const unsigned char *at, Walk *walk, Index *index);
 
-/* Add the next batch, if it is sound and of the leader epoch of the others; LEFT if not,
- * FAILED without memory, and without an exception. Takes no interpreter lock. */
+/* Add the next batch if it is sound and has the leader epoch of the others; otherwise
+ * return LEFT. Without memory return FAILED, but set no exception: this takes no
+ * interpreter lock. */
 int index_next(const unsigned char *begin, const unsigned char *end, Walk *walk,
                Index *index);
 

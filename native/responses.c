@@ -1,13 +1,13 @@
-/* Fetch responses, in which ``kafka_io/responses.py`` finds the records as well.
+/* Finds the records in Fetch responses, as ``kafka_io/responses.py`` does in Python.
  *
- * Their batches are checked and indexed while the application does something else.
+ * It checks and indexes their batches while the application does something else.
  */
 
 #include "responses.h"
 
 #include <stdlib.h>
 
-/* Versions of Fetch in which fields appear, and those that are understood. */
+/* Fetch versions in which fields appear; FIRST to LATEST are understood. */
 enum { FIRST = 4, LOG_START = 5, SESSION = 7, REPLICA = 11, FLEXIBLE = 12, TOPIC_ID = 13 };
 #define LATEST TOPIC_ID
 #define UUID_BYTES 16
@@ -33,7 +33,8 @@ static int read_unsigned(Reader *in, int64_t *found) {
     return LEFT;
 }
 
-/* Read a length or a number of elements, of some bytes in ordinary versions; -1 for null. */
+/* Read a length or a number of elements: it has ``bytes`` bytes in ordinary versions, and
+ * is a varint in flexible ones. It is -1 for null. */
 static int read_size(Reader *in, int version, int bytes, int64_t *found) {
     if (version >= FLEXIBLE) {
         int result = read_unsigned(in, found);
@@ -72,7 +73,7 @@ static Run *add_run(Response *self) {
     return &self->runs[self->count++];
 }
 
-/* Index the batches of a partition; LEFT if it was stopped. */
+/* Index the batches of a partition; LEFT if it was stopped, or has no memory for more. */
 static int read_run(Reader *in, int64_t size, Response *self, const atomic_int *is_stopped) {
     const unsigned char *begin = in->at;
     Run *run = skip(in, size) ? add_run(self) : NULL;
@@ -119,7 +120,7 @@ static int read_topic(Reader *in, int version, Response *self,
 
 void read_response(Response *self, Reader in, int version, const atomic_int *is_stopped) {
     int64_t topics;
-    /* Correlation id; throttle time, then error and session. */
+    /* Skip the correlation id, tags, throttle time, and with sessions error and id. */
     if (version < FIRST || version > LATEST || !skip(&in, 4) || !skip_tags(&in, version) ||
         !skip(&in, version >= SESSION ? 10 : 4) || !read_size(&in, version, 4, &topics))
         return;

@@ -15,13 +15,13 @@ typedef struct {
 } Run;
 
 typedef struct {
-    Run *runs; /* to be freed */
+    Run *runs; /* must be freed */
     Py_ssize_t count;
 } Response;
 
-/* Read a response of some version of Fetch until it is stopped, by any thread. Takes no
- * interpreter lock. What is no sound response is left, and so is what there is no memory
- * for. */
+/* Index the records of a response of this Fetch version, until any thread sets
+ * ``is_stopped``. Takes no interpreter lock. Stops early where the response is malformed,
+ * and without memory. */
 void read_response(Response *self, Reader in, int version, const atomic_int *is_stopped);
 
 /* Return a list of the address of the records, their size and their index, for each

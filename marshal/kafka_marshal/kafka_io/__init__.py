@@ -1,13 +1,14 @@
-"""Where bytes meet Kafka: the only package that imports a Kafka client.
+"""Access to Kafka: the only package that imports a Kafka client library.
 
-``settings``, ``topic_rules`` and ``transport`` load none: settings can be checked, as
-Spark's planners do, without the 0.3 s of processor time that kafka-python takes.
+``settings``, ``topic_rules`` and ``transport`` load none. So settings can be checked,
+as Spark's planners do, without the 0.3 s of processor time that loading kafka-python
+takes.
 """
 
 import warnings
 
-# kafka-python reads its message schemas, in the import of whichever module of it comes
-# first, by functions of importlib that Python 3.11 and 3.12 call deprecated.
+# When the first module of kafka-python is imported, it reads its message schemas by
+# functions of importlib that are deprecated in Python 3.11 and 3.12.
 warnings.filterwarnings(
     "ignore",
     message="(read|open)_text is deprecated",

@@ -1,8 +1,8 @@
-"""Records that stay as they were fetched, as a record batch of Arrow.
+"""Fetched records as a record batch of Arrow, without an object for each record.
 
-``native/arrow.c`` copies them into one block of memory, which Arrow takes over.
-Apart from ``packed_records``, which imports kafka-python and so may use internal names
-of no library; this uses one of Arrow.
+``native/arrow.c`` copies them into one block of memory, which Arrow takes over. This
+module uses an internal name of Arrow, so it is not part of ``packed_records``, which
+imports kafka-python and may not use internal names of any library.
 """
 
 from functools import cache
@@ -37,10 +37,10 @@ def _from_address() -> "Callable[[int], pa.RecordBatch]":
 
 
 def to_arrow(records: Records) -> "pa.RecordBatch | None":
-    """Return the columns of ``Batch.to_arrow``; None to make them of lists.
+    """Return the columns of ``Batch.to_arrow``; None if they must be made of lists.
 
-    They are to be made of lists if a parser has read some of the records, or if they
-    have more bytes than a column can have.
+    That is so if a parser has read some of the records, or if the records have more
+    bytes than a column can have.
 
     Raises:
         ImportError: pyarrow is not installed.

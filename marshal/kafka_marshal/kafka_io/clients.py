@@ -1,12 +1,12 @@
-"""kafka-python's clients: making them, and questions to the cluster with a deadline.
+"""kafka-python's clients: making them, and requests to the cluster with a deadline.
 
-kafka-python retries the bootstrap addresses until its time is up, whatever the
-reason, and then raises a timeout without one: a wrong password looks like a network
-that is down. The connections that failed know the reason. A failed client also leaves
-its thread and sockets open; ``new_client`` closes them.
+kafka-python retries the bootstrap addresses until its timeout, whatever the error, and
+then raises a timeout without a reason: a wrong password looks like a network that is
+down. Only the failed connections know the reason; a ``ConnectionWatch`` collects it. A
+failed client also leaves its thread and sockets open; ``new_client`` closes them.
 
-The admin client blocks for as many request timeouts as a call has round trips, and has
-no deadline for the whole. ``AdminClient`` stops waiting for its network at the
+kafka-python's admin client blocks for as many request timeouts as a call has round
+trips: the call as a whole has no deadline. ``AdminClient`` stops waiting at its
 deadline; the request timeout ends the abandoned request soon after.
 """
 
@@ -83,18 +83,18 @@ def new_client(
 
     Args:
         kind: ``KafkaConsumer``, ``KafkaProducer`` or ``Admin``.
-        config: Its configuration; with a topic it has ``bootstrap_timeout_ms``.
+        config: Its configuration; with a topic it needs ``bootstrap_timeout_ms``.
         topic: Included in the first metadata request. For a topic that is added later
             kafka-python waits 100 ms before its next request.
         watch: Collects the refusals of this client.
-        selector: Makes what runs the connections, from the client's configuration.
+        selector: Makes the event loop of the connections; gets the configuration.
 
     Raises:
         ConfigurationError: Python runs without assertions.
         KafkaError: No connection could be made.
     """
     if sys.flags.optimize:
-        # It reads bytes within an assertion, so it would misread every response.
+        # kafka-python reads bytes within an assertion: it would misread every response.
         raise ConfigurationError(
             "kafka-python cannot decode responses under python -O or with "
             "PYTHONOPTIMIZE: it relies on assertions. Run Python without them."
@@ -108,7 +108,7 @@ def new_client(
         if watch is not None:
             watch.add(made)
         if topic is not None:
-            # To add a topic connects without a limit, unless a connect is under way.
+            # Connect with a limit first: otherwise add_topic() connects without one.
             made.manager.bootstrap_async(config["bootstrap_timeout_ms"])
             made.cluster.add_topic(topic)
         return made
@@ -127,7 +127,7 @@ def new_client(
 
 
 class _Tokens(AbstractTokenProvider):  # type: ignore[misc] # untyped library
-    """Tokens of any provider; its exceptions are those of a failed connection."""
+    """Tokens of any provider; an exception of the provider fails the connection."""
 
     def __init__(self, provider: Any) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def close_by_force(producer: Any) -> None:
 class ConnectionWatch:
     """Collects errors of connections to brokers.
 
-    Those of the watched clients, and as a context manager those of any client.
+    Those of the watched clients; as a context manager those of all clients.
 
     Attributes:
         refused: Permanent refusal of a watched client, None once it has connected.
@@ -195,7 +195,7 @@ class ConnectionWatch:
         Args:
             network: The network.
             error: The error.
-            address: The address, if only the cluster names it.
+            address: The broker's address, if only the cluster names it.
         """
         self.last = error
         if address is not None and fault_of_connection(error) is None:
@@ -227,7 +227,7 @@ class ConnectionWatch:
         _watches.remove(self)
 
 
-# Of the calls that are under way, on any thread.
+# Watches of the calls that are under way, on any thread.
 _watches: list[ConnectionWatch] = []
 
 
@@ -326,7 +326,7 @@ class AdminClient:
     def close(self, *, timeout_ms: int) -> None:
         """Close the client. Idempotent; calls under way fail.
 
-        One that is connecting fails once it has connected.
+        A call that is connecting fails once it has connected.
         """
         with self._lock:
             client, self._client, self._is_closed = self._client, None, True
@@ -343,7 +343,7 @@ class AdminClient:
                 client = self._connect(deadline, watch)
                 return work(client)
             except Exception as error:
-                # Another call may have closed the client under this one.
+                # Another call may have closed the client while this one used it.
                 was_dropped = client is not None and self._is_dropped(client)
                 # Nothing was sent: the metadata does not list the broker, such as a
                 # controller that has just started.
@@ -369,13 +369,13 @@ class AdminClient:
             if client is not None:
                 return client
             if not self._has_connected:
-                # Later they may be in the middle of a renewal.
+                # Checked once: later the files may be in the middle of a renewal.
                 check_tls_files(self._settings.options)
             timeouts = {
                 "request_timeout_ms": _REQUEST_TIMEOUT_MS,
-                # Later than the call, whose error has the reason.
+                # Ends after the call, whose own error has the reason.
                 "bootstrap_timeout_ms": deadline.left_ms + _REQUEST_TIMEOUT_MS,
-                # By default five: the sixth call at a time would fail at once.
+                # The default is five: a sixth concurrent call would fail at once.
                 "max_in_flight_requests_per_connection": 2 * _CALLS_MAX,
             }
             client = new_client(
@@ -404,7 +404,7 @@ class AdminClient:
             return self._client
 
     def _is_dropped(self, client: Any) -> bool:
-        """Return whether a call has dropped a client, and another one may be made."""
+        """Return whether a call has dropped this client, and a new one may be made."""
         with self._lock:
             return not self._is_closed and self._client is not client
 
@@ -435,10 +435,10 @@ def _closed() -> InvalidTransition:
 
 
 class _GaveUp(Exception):
-    """The deadline has passed, or nothing but a refusal is to be expected."""
+    """The deadline has passed, or retries would only be refused again."""
 
 
-# The last connection that failed shows more.
+# Errors with less information than that of the last failed connection.
 _VAGUE = (
     _GaveUp,
     kafka_errors.KafkaTimeoutError,
@@ -451,7 +451,7 @@ class _Limits(threading.local):
 
     Attributes:
         deadline: Deadline of the call.
-        watch: Its connections.
+        watch: Errors of its connections.
     """
 
     deadline: Deadline
@@ -461,7 +461,7 @@ class _Limits(threading.local):
         """Wait for an event.
 
         Raises:
-            _GaveUp: The deadline came first, or a permanent refusal.
+            _GaveUp: The deadline or a permanent refusal came first.
         """
         deadline, watch = self.deadline, self.watch
         give_up = deadline

@@ -4,8 +4,8 @@ One loop follows the lengths of records to find where each starts. Everything el
 arithmetic on whole arrays, and Arrow copies keys and values once. The format is message
 format 2, the only one that brokers still write.
 
-``native/columns.c`` does the same, where it was compiled. Here is the rule:
-the native function leaves headers and all that is malformed to this module.
+``native/columns.c`` does the same, if it was compiled. This module is the rule: the
+native function leaves headers and everything malformed to it.
 """
 
 from collections.abc import Sequence
@@ -221,7 +221,7 @@ _ByteRanges = tuple[
 def _byte_ranges(
     read: "np.ndarray[Any, Any]", at: "np.ndarray[Any, Any]"
 ) -> "tuple[_ByteRanges, np.ndarray[Any, Any]]":
-    """Return size, start and end of the bytes at these indices; and what follows."""
+    """Return (sizes, starts, ends) of the bytes at these indices; the next indices."""
     import numpy as np
 
     sizes, starts = _varints(read, at)
@@ -234,8 +234,8 @@ def _byte_ranges(
 def _binary_column(data: Any, indices: "_ByteRanges") -> "pa.Array":
     """Return a column of bytes.
 
-    The buffer becomes one Arrow column whose elements are in turn a wanted part and the
-    gap behind it; every other element is taken.
+    The buffer becomes one Arrow column whose elements are alternately a wanted part and
+    the gap behind it; then only the wanted parts are taken.
     """
     import numpy as np
     import pyarrow as pa

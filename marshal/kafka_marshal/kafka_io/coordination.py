@@ -1,10 +1,10 @@
 """The coordination topic over kafka-python: ``ports.CoordinationLog``.
 
 One consumer with all partitions assigned (a single fetch session) reads; a ``Writer``
-writes; an admin client asks where the log ends, for any thread and not behind a fetch
-that waits for records. Reader and writer set what PROTOCOL 2.1 asks for: the defaults
-of kafka-python would rewind silently after a truncation, and could turn idempotence off
-without an error.
+writes; an admin client queries log ends, for any thread, without waiting behind a fetch
+that waits for records. Reader and writer set the options that PROTOCOL 2.1 requires:
+the defaults of kafka-python would rewind silently after a truncation, and could turn
+idempotence off without an error.
 """
 
 import threading
@@ -46,7 +46,7 @@ from kafka_marshal.kafka_io.writer import (
 )
 from kafka_marshal.protocol.types import TopicPartition
 
-# A send without metadata fails soon, and the engine sends again.
+# Without metadata a send fails after this time, and the engine sends again.
 _SEND_BLOCK_MS = 50
 
 

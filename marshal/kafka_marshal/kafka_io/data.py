@@ -346,7 +346,7 @@ class KafkaDataLog(DataLog):
         doing: str,
         timeout_ms: int,
     ) -> dict[TopicPartition, T]:
-        """Make a request about partitions; again without those that do not exist."""
+        """Make a request about partitions; repeat it without those that are missing."""
         if not partitions:
             return {}
         wanted = [KafkaTopicPartition(*each) for each in partitions]
@@ -436,8 +436,8 @@ class KafkaDataLog(DataLog):
     ) -> TransactionalWriter:
         """Return a producer, which fences every earlier one of the same id.
 
-        It uses this log's connections. Keys select the partitions that the clients of
-        Java choose.
+        It uses this log's connections. A key selects the same partition as in Java's
+        clients.
         """
         from kafka_marshal.kafka_io.transactions import KafkaTransactions
 

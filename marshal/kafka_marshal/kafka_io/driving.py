@@ -1,12 +1,12 @@
 """Event loops of kafka-python: one on the thread of its caller, one with deadlines.
 
-By default kafka-python runs connections on a thread of its own. Where the application
+By default kafka-python runs connections on a thread of its own. If the application
 computes, this thread waits for the interpreter lock each time it has received
-something: for 5 ms, and several times for each fetch. With ``CallerSelector`` what
-arrives between two polls waits in the buffers of the kernel, and the next poll reads
-it.
+something: for 5 ms, and several times for each fetch. With ``CallerSelector`` there is
+no such thread: bytes that arrive between two polls wait in the buffers of the kernel,
+and the next poll reads them.
 
-Callers wait for that thread without a deadline, except with ``TimedSelector``.
+Callers wait for that thread without a deadline; with ``TimedSelector`` they have one.
 """
 
 import threading
@@ -24,7 +24,7 @@ from kafka.net.selector import NetworkSelector, Task, TaskState
 from kafka_marshal.kafka_io.faults import is_interrupt
 from kafka_marshal.native import Receiver
 
-# Time without a caller that counts for timers.
+# Shorter times without a caller count for timers.
 _GAP_S = 0.1
 _TIMERS_MIN = 64
 # Longest wait for the start of a thread.
@@ -34,8 +34,8 @@ _START_S = 10.0
 class _Sockets(DefaultSelector):
     """Looks sockets up by their number.
 
-    kafka-python looks each one up before it registers it. If it is not there, the error
-    would have its address, which takes two system calls.
+    kafka-python looks each socket up before it registers it. If it is not there, the
+    error of the base class has its address, which takes two system calls.
     """
 
     def get_key(self, fileobj: Any) -> SelectorKey:
@@ -44,7 +44,7 @@ class _Sockets(DefaultSelector):
 
 
 class _WatchedTask(Task):  # type: ignore[misc] # untyped library
-    """A task whose interruption is noted: the loop logs it, and nothing else."""
+    """A task that reports the exception which ends it: the loop would only log it."""
 
     def __init__(self, work: Any, note: Callable[[BaseException], None]) -> None:
         super().__init__(work)
@@ -65,24 +65,24 @@ class CallerSelector(NetworkSelector):  # type: ignore[misc] # untyped library
     """Runs while a method waits for something, or ``drive`` is called.
 
     Time in between does not count for timers: a request does not time out while nobody
-    looks for its response. One thread at a time.
+    reads its response. One thread at a time.
 
-    Where that is the main thread, signal handlers run in the midst of tasks. What they
-    raise ends a task, such as that which reads a connection, and would get no further:
-    here the call that ran the tasks raises it.
+    On the main thread, signal handlers run within tasks. An exception of a handler ends
+    such a task, for instance the one that reads a connection. kafka-python would only
+    log it; here the call that ran the tasks raises it.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        # Reading a large response may take long; that is no fault of a task.
+        # Reading a large response may take long: do not report the task as slow.
         ours = {"slow_task_threshold_secs": 0, "selector": _Sockets}
         self._interrupt: BaseException | None = None
         super().__init__(**{**options, **ours})
         self._timers: list[Any] = []
         self._timers_max = _TIMERS_MIN
         self._driven_s = time.monotonic()
-        # Whether a task waits to send, or did.
+        # Whether a task waits, or has waited, to send.
         self._has_output = False
-        # What receives for a socket at present, on a thread of its own.
+        # Receivers that now read a socket, each on a thread of its own.
         self._receivers: WeakKeyDictionary[socket, Receiver] = WeakKeyDictionary()
 
     def start(self) -> None:
@@ -115,7 +115,7 @@ class CallerSelector(NetworkSelector):  # type: ignore[misc] # untyped library
         return found
 
     def set_receiver(self, sock: socket, receiver: Receiver | None) -> None:
-        """Set what is waited for in order to read a socket; None for the socket."""
+        """Wait for a receiver in place of its socket; None: for the socket again."""
         if receiver is None:
             self._receivers.pop(sock, None)
         else:
@@ -150,7 +150,7 @@ class CallerSelector(NetworkSelector):  # type: ignore[misc] # untyped library
         self.poll(timeout_ms=0)
 
     def flush(self) -> None:
-        """Send what no method has waited for; see ``drive``."""
+        """Send requests that no call has waited for; see ``drive``."""
         if self._ready or self._has_output:
             self._has_output = False
             self.drive()
@@ -159,7 +159,7 @@ class CallerSelector(NetworkSelector):  # type: ignore[misc] # untyped library
         try:
             super()._poll_once(timeout)
         except BaseException as error:
-            # Of the loop itself, where a task was interrupted at its first step.
+            # An error of the loop itself, if a task was interrupted at its first step.
             self._note(error.__context__)
             raise
         finally:
@@ -171,8 +171,8 @@ class CallerSelector(NetworkSelector):  # type: ignore[misc] # untyped library
         return task if isinstance(task, Task) else _WatchedTask(task, self._note)
 
     def _note(self, error: BaseException | None) -> None:
-        # Cancelled tasks end with GeneratorExit. Each poll that finds nothing ends with
-        # a fault of kafka-python, for which no handlers of signals are searched.
+        # Cancelled tasks end with GeneratorExit, and each poll that finds nothing with
+        # an error of kafka-python: do not search the signal handlers for those.
         if error is None or isinstance(error, GeneratorExit | KafkaError):
             return
         if is_interrupt(error):
@@ -189,7 +189,7 @@ class CallerSelector(NetworkSelector):  # type: ignore[misc] # untyped library
 
 
 class TimedSelector(NetworkSelector):  # type: ignore[misc] # untyped library
-    """Runs on a thread of its own, which callers may stop waiting for."""
+    """Runs on a thread of its own; callers may stop waiting for it."""
 
     def __init__(
         self, options: Mapping[str, Any], *, wait: Callable[[threading.Event], None]
@@ -206,7 +206,7 @@ class TimedSelector(NetworkSelector):  # type: ignore[misc] # untyped library
         self._has_ended = False
 
     def start(self) -> None:
-        """Start the thread, and wait until it runs: an earlier stop has no effect."""
+        """Start the thread, and wait until it runs: a stop before has no effect."""
         has_begun = threading.Event()
         self.call_soon(has_begun.set)
         super().start()
@@ -238,7 +238,7 @@ class TimedSelector(NetworkSelector):  # type: ignore[misc] # untyped library
         finally:
             self._awaited.discard(is_over)
         error = future.exception
-        # Closing cancels what runs, with an error that is none for callers.
+        # Closing cancels tasks with an exception that callers must not get.
         if not future.is_done or not isinstance(error, Exception | None):
             raise KafkaConnectionError("the connection was closed")
         if error is not None:

@@ -1,8 +1,8 @@
 """Entries of the coordination log from kafka-python's fetches, in runs.
 
-Where ``native/`` was compiled, entries stay packed in the fetched bytes. What
-it leaves is parsed as records of consumers are: batches that are compressed, of an old
-format or not sound.
+If ``native/`` was compiled, entries stay packed in the fetched bytes. Batches that it
+does not accept (compressed, of an old format, or malformed) are parsed like those of
+consumers.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,12 +29,13 @@ from kafka_marshal.ports import Run
 from kafka_marshal.protocol.packed_entries import PackedEntries
 from kafka_marshal.protocol.types import LogEntry
 
-# Entries of a packed run, or a few more: its last batch is whole. Longer runs are
-# folded faster, and hold the engine's lock longer.
+# A packed run ends with the batch that reaches this number of entries. Longer runs are
+# folded faster, but hold the engine's lock longer.
 RUN_MAX = 20_000
-# Bounds the duration of a poll; a cold start polls often.
+# A poll ends once it has this many entries, so that it does not last long; a cold start
+# polls often.
 ENTRIES_PER_POLL = 5_000
-# Larger fetches make longer runs. They stay in the processor's cache, just about.
+# Larger fetches make longer runs; fetches of this size just fit the processor's cache.
 FETCH_BYTES_MAX = 4_194_304
 
 
@@ -81,7 +82,7 @@ class EntryRecords(FetchedRecords):
 
 
 def fetch_entries(consumer: Any) -> None:
-    """Make a consumer of the coordination log return entries where it can."""
+    """Make polls of a consumer return log entries, packed ones if possible."""
     if compiled is not None:
         read_fetches(consumer, EntryRecords)
     else:
@@ -144,7 +145,7 @@ class EntryReader:
         network_of(self._consumer).manager.request_timeout_ms = timeout_ms
 
     def seek(self, partitions: Sequence[int], offsets: Mapping[int, int]) -> None:
-        """Read these partitions, some of them from other offsets on."""
+        """Read exactly these partitions; continue some of them at these offsets."""
         if self._assigned != partitions:
             # Remaining partitions keep their positions.
             self._consumer.assign([self._place(number) for number in partitions])
@@ -153,11 +154,11 @@ class EntryReader:
             self._consumer.seek(self._place(number), offset)
 
     def poll(self, timeout_ms: int) -> list[Run]:
-        """Return new entries, after up to ``timeout_ms`` if there are none."""
+        """Return new entries; wait up to ``timeout_ms`` for the first."""
         found = self._consumer.poll(timeout_ms=timeout_ms)
         if found:
-            # The next fetch is under way while these are folded. The next poll sends
-            # it again, and raises, if this does not.
+            # Send the next fetch, to receive it while these entries are folded. If that
+            # fails, the next poll sends it and raises.
             with suppress(Exception):
                 fetcher_of(self._consumer).send_fetches()
         return [

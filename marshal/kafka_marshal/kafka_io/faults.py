@@ -87,7 +87,7 @@ NO_TOKEN = _fault(
     "the server that tokens come from.",
 )
 NO_TLS = _fault(
-    CoordinationError,  # retriable: also how a port behaves whose broker starts
+    CoordinationError,  # retriable: a broker that starts behaves like this, too
     why="the port at {addresses} takes no TLS",
     next_step="Use the port of a TLS listener; where the cluster has none, set "
     "security_protocol to PLAINTEXT or SASL_PLAINTEXT.",
@@ -118,8 +118,9 @@ GONE = _fault(
 REFUSED_RECORD = _fault(
     LogUnwritable,
     why="the broker refuses a record like this",
-    # A compacted topic refuses records without a key, so all of ours, and its cleaner
-    # deletes those that exist. Retrying would write into a log that loses records.
+    # A compacted topic refuses records without a key, so all records of this package,
+    # and its cleaner deletes existing ones. A retry would write to a log that loses
+    # records.
     next_step="Run: marshal doctor, which names the settings of the topic to repair: "
     "cleanup.policy (delete, as a compacted topic takes no records without a key), "
     "max.message.bytes, timestamps. Then start again.",
@@ -252,7 +253,7 @@ BY_CODE: Mapping[int | None, Fault] = {
 }
 
 
-# OpenSSL's text of the alerts by which a broker refuses the certificate of a client.
+# OpenSSL's texts for alerts by which a broker refuses the certificate of a client.
 _CERTIFICATE_ALERT = re.compile(
     r"alert[ _](?:(?:bad|unsupported|no)[ _]certificate|certificate[ _]\w+|"
     r"unknown[ _]ca|access[ _]denied)",
@@ -261,7 +262,7 @@ _CERTIFICATE_ALERT = re.compile(
 
 
 def is_certificate_refused(text: str) -> bool:
-    """Return whether OpenSSL's text is that of a broker refusing our certificate."""
+    """Return whether OpenSSL's text means that a broker refused our certificate."""
     return _CERTIFICATE_ALERT.search(text) is not None
 
 
@@ -338,9 +339,9 @@ def refused_error(doing: str, name: object) -> LogUnwritable:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Return whether an exception has nothing to do with the code that it ended.
+    """Return whether an exception came from outside the code that it ended.
 
-    Such as Ctrl-C, an exit, or whatever else the handler of a signal raises.
+    For example Ctrl-C, an exit, or any exception that a signal handler raised.
     """
     if not isinstance(error, Exception):
         return True
@@ -356,7 +357,7 @@ def is_interrupt(error: BaseException) -> bool:
 def _code_of(handler: Any) -> CodeType | None:
     """Return the code of a signal handler, None if it has none in Python."""
     if not callable(handler):
-        return None  # what the system does by default
+        return None  # the system's default action
     handler = getattr(handler, "func", handler)  # of a partial
     handler = getattr(handler, "__func__", handler)  # of a method
     if not hasattr(handler, "__code__"):

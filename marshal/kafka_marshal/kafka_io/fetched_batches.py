@@ -1,8 +1,9 @@
-"""The batches of a fetch over kafka-python, for all that read them.
+"""The batches of a fetch over kafka-python: the part that all readers share.
 
-Consumers make records of them, readers of exact ranges columns, those of the
-coordination log entries. Here is what comes before: batches that are cut off,
-checksums, aborted transactions, control batches, and offsets without a record.
+Consumers make records of batches, readers of exact ranges make columns, and readers of
+the coordination log make entries. This module handles what comes before: batches that
+are cut off, checksums, aborted transactions, control batches, and offsets without a
+record.
 """
 
 from collections import deque
@@ -50,11 +51,11 @@ class FetchData:
 class FetchedBatches:
     """Reader of one fetch, whose content a subclass returns by ``take``.
 
-    Takes the place of kafka-python's ``Fetcher.PartitionRecords``, with its public
-    attributes and methods, so it has the state that its fetcher reads between polls.
+    Replaces kafka-python's ``Fetcher.PartitionRecords``. It has the same public
+    attributes and methods, which kafka-python's fetcher reads between polls.
 
     Attributes:
-        topic_partition: The place, by kafka-python's type.
+        topic_partition: The partition, by kafka-python's type.
         next_fetch_offset: Offset behind what was taken.
         leader_epoch: Leader epoch of the batch that was taken last; -1 if unknown.
         bytes_read: Size of the fetch once something of it was read.
@@ -67,10 +68,10 @@ class FetchedBatches:
         self.leader_epoch = _NO_EPOCH
         self.bytes_read = 0
         self._fetch = fetch
-        # Where the batches begin that were not read yet.
+        # Where the first batch begins that was not read yet.
         self._at = 0
         self._is_drained = False
-        # What ended the reading; raised by each later call.
+        # The error that ended the reading; each later call raises it.
         self._error: Exception | None = None
         self._aborted = deque(sorted(fetch.aborted, key=lambda each: each.first_offset))
         self._aborting: set[int] = set()
@@ -79,7 +80,7 @@ class FetchedBatches:
         return not self._is_drained
 
     def drain(self) -> None:
-        """End it. Idempotent."""
+        """End the reading. Idempotent."""
         if not self._is_drained:
             self._is_drained = True
             self._fetch.on_drain(self)
@@ -87,8 +88,8 @@ class FetchedBatches:
     def next_batch(self) -> tuple[memoryview, Header | None] | None:
         """Return the next batch with records for the application; None behind the last.
 
-        The header is None in formats before 2. The position moves over batches without
-        such records; the caller moves it over those that are returned.
+        The header is None in formats before 2. This moves the position over batches
+        without such records; the caller moves it over returned batches.
 
         Raises:
             CorruptRecordError: The next batch is damaged.
@@ -110,7 +111,7 @@ class FetchedBatches:
             if self._is_visible(batch, header):
                 if header.records_count > 0:
                     return batch, header
-                # Compaction removed its records. Check its end.
+                # Compaction removed its records. Let the parser check its end.
                 next(python_records(batch), None)
             self._move_to(header.next_offset)
         return None
@@ -134,11 +135,11 @@ class FetchedBatches:
         return not header.is_control
 
     def _skip_to(self, at: int, leader_epoch: int) -> None:
-        """Skip batches up to a byte, which were read in another way.
+        """Skip batches that were read in another way.
 
         Args:
-            at: Where they end.
-            leader_epoch: That of the last one.
+            at: Where they end, in bytes.
+            leader_epoch: Leader epoch of the last one.
         """
         self._at, self.leader_epoch = at, leader_epoch
         self.bytes_read = len(self._fetch.data)
@@ -148,7 +149,7 @@ class FetchedBatches:
 
 
 def read_fetches(consumer: Any, read: Callable[[FetchData], FetchedBatches]) -> None:
-    """Make a consumer read its fetches by this in place of kafka-python's class."""
+    """Make a consumer read its fetches by ``read`` instead of kafka-python's class."""
 
     def fetched(
         offset: int,
@@ -160,7 +161,7 @@ def read_fetches(consumer: Any, read: Callable[[FetchData], FetchedBatches]) -> 
         on_drain: Callable[[Any], None] = lambda _: None,
         **_: object,
     ) -> FetchedBatches:
-        # The others are deserializers and metrics, which readers do not set.
+        # Other arguments are deserializers and metrics, which readers do not set.
         return read(
             FetchData(
                 place=place,

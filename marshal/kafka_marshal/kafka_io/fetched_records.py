@@ -1,7 +1,8 @@
 """Records of fetches over kafka-python.
 
 They stay in their batches if the compiled functions can cut them out later. Otherwise
-aiokafka's compiled parser makes those of large fetches, and kafka-python the rest.
+aiokafka's compiled parser makes records of large fetches and compressed batches, and
+kafka-python's parser makes the rest.
 """
 
 import sys
@@ -32,13 +33,13 @@ from kafka_marshal.kafka_io.record_batches import (
 )
 from kafka_marshal.kafka_io.responses import take_index
 
-# Makes what a poll returns of parsed records. These have kafka-python's names: offset,
-# timestamp, timestamp_type, key, value and headers.
+# Makes the items that a poll returns, from parsed records. These have kafka-python's
+# names: offset, timestamp, timestamp_type, key, value and headers.
 Make = Callable[[Origin, Sequence[Any]], Iterable[Any]]
-# Parsed records held at once, with at least two objects of each that the garbage
-# collector counts. It starts at 700 more new objects than released ones, and now and
+# Parsed records held at once. Each has at least two objects that the garbage collector
+# counts. The collector starts at 700 more new objects than released ones, and now and
 # then visits all objects of the process, which would take twice as long as everything
-# else. What is made of them should have no such objects.
+# else. Items made from parsed records should have no such objects.
 AT_ONCE = 100
 # Loading aiokafka takes as long as parsing this much in Python. Topics with little
 # traffic never need it, and a short log is read sooner without.
@@ -51,7 +52,7 @@ def parse_records(consumer: Any, make: Make, *, can_pack: bool = False) -> None:
     Args:
         consumer: A consumer of kafka-python.
         make: Makes records.
-        can_pack: Whether to return a ``PackedPiece`` where nothing need be parsed.
+        can_pack: Whether to return a ``PackedPiece`` if nothing need be parsed.
     """
     read_fetches(consumer, partial(FetchedRecords, make=make, can_pack=can_pack))
 
@@ -64,9 +65,9 @@ def _parser_of(fetch_bytes: int, header: Header) -> Parser:
 
 
 class Taken:
-    """What was taken of a fetch; its length counts records, not pieces.
+    """Items taken from a fetch; its length counts records, not pieces.
 
-    kafka-python adds up the length, and extends a list by what this yields.
+    kafka-python adds up the length, and extends a list by the items.
 
     Attributes:
         items: Records that were made, and pieces.
@@ -122,18 +123,18 @@ class FetchedRecords(FetchedBatches):
         self._origin = Origin(
             fetch.place.topic, fetch.place.partition, self.leader_epoch
         )
-        # The batch under way: bytes, header, records, and how many of them are left.
+        # The current batch: bytes, header, records, and how many of them are left.
         self._batch = fetch.data[:0]
         self._header: Header | None = None
         self._rows: Iterator[Any] = iter(())
         self._left = 0
-        # Or batches that are not parsed, and the offset behind them.
+        # Or the current batches that are not parsed, and the offset behind them.
         self._packed: PackedRun | None = None
         self._packed_end = 0
         self._is_compiled = False
 
     def take(self, n: int | None = None) -> Taken:
-        """Return up to ``n`` of the next records; drain it if there are none.
+        """Return up to ``n`` of the next records; drain the fetch if there are none.
 
         Raises:
             KafkaError: The next record cannot be read; so does each later call.
@@ -176,7 +177,7 @@ class FetchedRecords(FetchedBatches):
         return True
 
     def _open_run(self) -> bool:
-        """Begin with batches that need not be parsed, if the next one is such."""
+        """Begin with batches that need no parsing; return whether there are some."""
         fetch = self._fetch
         if self._aborted or self._aborting or self._error or not fetch.is_checked:
             return False
@@ -190,7 +191,7 @@ class FetchedRecords(FetchedBatches):
         return False
 
     def _index(self) -> Index | None:
-        """Return where the next records are; None if the next batch is to be parsed."""
+        """Return where the next records are; None if the next batch must be parsed."""
         data = self._fetch.data
         known = take_index(data) if self._at == 0 else None
         found = None if known is None else Index(*known)
@@ -199,7 +200,7 @@ class FetchedRecords(FetchedBatches):
         return index_batches(data, at=self._at, first=self._first)
 
     def _pack(self, batch: memoryview, header: Header) -> bool:
-        """Take a batch without parsing it, if that can be."""
+        """Take a batch without parsing it; return whether that was possible."""
         fetch = self._fetch
         found = pack(batch, header, first=self._first, place=fetch.place)
         if found is not None:
@@ -208,7 +209,7 @@ class FetchedRecords(FetchedBatches):
 
     @property
     def _first(self) -> int:
-        """Offset below which records are dropped: until one that is not is found."""
+        """Offset below which records are dropped; 0 once a record was kept."""
         return 0 if self._is_begun else self._fetch.offset
 
     def _begin_run(self, run: PackedRun, end: int) -> None:
@@ -226,17 +227,18 @@ class FetchedRecords(FetchedBatches):
         parser = self._parser or _parser_of(len(self._fetch.data), header)
         self._is_compiled = parser is not python_records
         try:
-            # aiokafka's batch may be iterated only once; islice() does so each time.
+            # One iterator for all calls of islice(): aiokafka's batch may be iterated
+            # only once.
             return chain(parser(batch))
         except Exception:
             if not self._is_compiled:
                 raise
-            # kafka-python has the errors.
+            # kafka-python raises the error.
             self._is_compiled = False
             return python_records(batch)
 
     def _read(self, count: int) -> list[Any]:
-        """Return up to ``count`` records of the batch, none before the fetch."""
+        """Return up to ``count`` records of the batch, none before the fetch offset."""
         if self._error is not None:
             raise self._error
         rows: list[Any] = []

@@ -1,7 +1,7 @@
 """Tokens for logins by OAUTHBEARER: those of a user's provider, or of a token endpoint.
 
-Client libraries request a token for each connection, on threads that must go on, so a
-request takes a few seconds at most.
+Client libraries request a token for each connection, on threads that must not block for
+long, so a request takes a few seconds at most.
 """
 
 import base64
@@ -59,7 +59,7 @@ def _post(
 
 
 class ClientCredentials:
-    """Tokens of the flow of client credentials (RFC 6749, 4.4). Thread-safe.
+    """Tokens of the client credentials flow (RFC 6749, 4.4). Thread-safe.
 
     A token is used until three quarters of its life are over, and until its end while
     the endpoint does not answer.

@@ -2,8 +2,8 @@
 
 ``native/batches.c`` checks batches once and notes where each record begins. After that
 the offset of any record is known without reading it, and records are cut out of the
-bytes when the application gets them. Without the compiled functions, and for a batch
-that they leave, records are parsed when they are fetched.
+bytes when the application gets them. Without the compiled functions, and in a batch
+that they do not accept, records are parsed when they are fetched.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,10 +20,10 @@ from kafka_marshal.native import compiled
 from kafka_marshal.ports import Piece, Record
 from kafka_marshal.protocol.types import Token
 
-# Fields of ``native/records.h``, to be combined; offsets need none.
+# Flags for fields of records, as in ``native/records.h``; offsets need no flag.
 KEYS, VALUES, TIMES, HEADERS = 1, 2, 4, 8
 _FIELDS = {"key": KEYS, "value": VALUES, "timestamp_ms": TIMES}
-# Of each record in an index.
+# Bytes for each record in an index.
 _PLACE_BYTES = 8
 _offset = attrgetter("offset")
 _value = attrgetter("value")
@@ -179,7 +179,7 @@ class Index(NamedTuple):
     """Batches that ``native/batches.c`` has read, and where their records are.
 
     Attributes:
-        places: Of each record.
+        places: Where each record is.
         fields: The fields that some record has.
         behind: Where the batches end.
         base: Offset of the first record.
@@ -195,14 +195,14 @@ class Index(NamedTuple):
     leader_epoch: int
 
     def since(self, offset: int) -> "Index":
-        """Return it without the records below an offset."""
+        """Return the index without the records below an offset."""
         left_out = offset - self.base
         if left_out <= 0 or not self.places:
             return self
         return self._replace(places=self.places[left_out * _PLACE_BYTES :], base=offset)
 
     def run(self, data: Any, place: Any) -> PackedRun:
-        """Return the records, of this data of a partition."""
+        """Return the records as a run, with the data and partition of the index."""
         return PackedRun(
             origin=Origin(place.topic, place.partition, self.leader_epoch),
             base=self.base,
@@ -215,7 +215,7 @@ class Index(NamedTuple):
 def index_batches(
     data: Any, *, at: int = 0, first: int = 0, is_checked: bool = True
 ) -> Index | None:
-    """Look where records are, in as many batches as follow each other without a gap.
+    """Find where records are, in as many batches as follow each other without a gap.
 
     Control batches are skipped.
 
@@ -226,8 +226,8 @@ def index_batches(
         is_checked: Whether to compare checksums.
 
     Returns:
-        None if the next batch is to be read in another way: it is compressed, of an old
-        format, not sound, or has a gap.
+        None if the next batch must be read in another way: it is compressed, of an old
+        format or malformed, or has a gap.
     """
     if compiled is None:
         return None

@@ -1,8 +1,8 @@
-"""All that uses internals of kafka-python, which releases 3.0 have.
+"""Patches of kafka-python 3.0: the only module that uses its internals.
 
-No other module does; a test counts the accesses. Patches replace methods or attributes
-of one client, for faults that no setting avoids. Classes and modules of kafka-python
-stay as they are, because the application may use them as well.
+A test counts the accesses. Patches replace methods or attributes of one client, for
+faults that no setting avoids. Classes and modules of kafka-python stay as they are,
+because the application may use them as well.
 
 * Header names that are not UTF-8. Brokers accept them; kafka-python 3.0 raises, and its
   reader never gets past the record. One such record in the coordination topic would
@@ -10,23 +10,24 @@ stay as they are, because the application may use them as well.
 * The last data before a close. kafka-python drops it if data and close arrive together,
   so a wrong password looks like a network that is down.
 * Responses. kafka-python reads 4 KiB at a time and copies a response several times,
-  which takes longer than all else. ``ResponseReader`` takes the place of its parser.
+  which takes longer than all else. ``ResponseReader`` replaces its parser.
 * Fetches by topic id. A broker answers a fetch by name from whichever topic has the
   name. From Fetch version 13 on (Kafka 3.1) a request names topics by id, and a broker
   that has no topic of that id refuses it.
 * The description of the cluster. kafka-python's fails at brokers before Kafka 3.7,
   whose response has no type of endpoint.
-* Delays by quotas. kafka-python only logs each, in its own words.
-* Bootstrap addresses that do not answer. kafka-python waits for the first one that it
-  draws for as long as it may take to connect to any of them.
+* Delays by quotas. kafka-python only logs them, in its own words.
+* Bootstrap addresses that do not answer. kafka-python may spend the whole time for
+  connecting on the first address that it draws.
 * Leaders of partitions. For each request about offsets kafka-python describes all their
   topics, rights included, and copies that into dictionaries and JSON: a tenth of a
-  second for a topic of 15,000 partitions. Requests that come together share one.
+  second for a topic of 15,000 partitions. Here requests that come together share one
+  look-up.
 * Attempts to connect. kafka-python leaves the sockets of failed ones to the garbage
   collector, which runs late: while brokers are down, open files add up.
 * Positions and leaders. Each poll compares the leader epoch of each partition with that
-  of its position: half a processor with 15,000 partitions, although only a change of
-  the metadata, of a position or of the assignment can make a difference.
+  of its position. With 15,000 partitions this takes half a processor, although only a
+  change of the metadata, of a position or of the assignment can make a difference.
 * Producers without a leader. While a partition that a producer has written to has no
   leader, or no longer exists, its thread requests the metadata and wakes itself up each
   round, so that it uses a whole processor.
@@ -67,21 +68,21 @@ from kafka_marshal.protocol.types import TopicPartition
 
 _LOGGER = logging.getLogger(__name__)
 FETCH_VERSION = 13
-# How long the first attempt at a bootstrap address may take; each later one twice, up
-# to 24 s: kafka-python's own limit is 30.
+# How long the first attempt at a bootstrap address may take. Each later one may take
+# twice as long, up to 24 s: kafka-python's own limit is 30 s.
 _ADDRESS_TIMEOUT_MS = 3_000
 _DOUBLED_MAX = 3
 # kafka-python's fetcher reads it for each request.
 _WAIT = "fetch_max_wait_ms"
 _NONE = uuid.UUID(int=0)
-# How long leaders of partitions are used again, as by requests that come together.
-# Where one has changed, requests are repeated for so long before it is looked up.
+# How long known leaders of partitions are used, for requests that come together. If a
+# leader has changed, requests are repeated for up to this time before it is looked up.
 _LEADERS_S = 0.5
 _UNKNOWN = frozenset({UnknownTopicIdError.errno, InconsistentTopicIdError.errno})
 
 
 class _Manager(KafkaConnectionManager):  # type: ignore[misc] # untyped library
-    """Connections of one client, whose transports are changed before they are used.
+    """Connections of one client; their transports are patched before use.
 
     An attempt at a bootstrap address ends soon, and the next one is at another address.
 
@@ -107,7 +108,7 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc] # untyped library
         self.cluster.bootstrap_brokers = self._least_failed
 
     def _least_failed(self) -> list[Any]:
-        """Return the bootstrap addresses to draw the next one from."""
+        """Return the bootstrap addresses with the fewest failed attempts."""
         found = self._addresses()
         least = min(self._attempts[each.node_id] for each in found)
         return [each for each in found if self._attempts[each.node_id] == least]
@@ -115,7 +116,7 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc] # untyped library
     def get_connection(
         self, node_id: Any, timeout_ms: float | None = None, **settings: object
     ) -> Any:
-        """Return the connection to a node, which may be one that is established."""
+        """Return the connection to a node: a new one, or one that exists."""
         if self.cluster.is_bootstrap(node_id):
             limit_ms = _ADDRESS_TIMEOUT_MS << min(self._attempts[node_id], _DOUBLED_MAX)
             timeout_ms = min(timeout_ms or limit_ms, limit_ms)
@@ -156,9 +157,9 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc] # untyped library
 
 
 def _close_sockets(error: Exception) -> None:
-    """Close what an attempt to connect has left open, in the frames of its error.
+    """Close sockets that a failed attempt left open, in the frames of its error.
 
-    The first of them is that of the caller, which runs.
+    The first frame is skipped: it is the caller's, which still runs.
     """
     assert error.__traceback__ is not None
     traces = [error.__traceback__.tb_next]
@@ -172,7 +173,7 @@ def _close_sockets(error: Exception) -> None:
                     value.close()
             if isinstance(found, dict):
                 found.clear()  # a copy that the frame keeps, before Python 3.13
-        # Attempts at other addresses: these frames and the error refer to each other.
+        # Frames of attempts at other addresses and the error refer to each other.
         clear_frames(trace)
 
 
@@ -230,10 +231,10 @@ def position_of(consumer: Any, place: Any) -> int | None:
 def unblock_resumed(consumer: Any) -> None:
     """Make kafka-python continue with records fetched before a pause.
 
-    It keeps the buffered rest of a paused partition and fetches nothing more of it
-    until the rest is consumed; but it returns to the rest only while no partition
-    is in progress, and an exhausted one still counts. A resumed partition would
-    starve for ever. Everywhere else an exhausted remainder means none.
+    It keeps the buffered rest of a paused partition, and fetches no more of that
+    partition until the rest is consumed. But it returns to the rest only while no
+    partition is in progress, and counts an exhausted one as in progress, so a resumed
+    partition would starve for ever. All other code treats an exhausted one as none.
     """
     fetcher = fetcher_of(consumer)
     if not _in_progress(fetcher):
@@ -254,7 +255,7 @@ def validate_after_changes(consumer: Any) -> None:
 
     def validate_if_changed() -> None:
         if has_changed[0]:
-            has_changed[0] = False  # before: metadata may change meanwhile
+            has_changed[0] = False  # first: metadata may change during the call
             validate()
 
     def noting(change: Callable[..., Any]) -> Callable[..., Any]:
@@ -268,7 +269,7 @@ def validate_after_changes(consumer: Any) -> None:
 
     fetcher.maybe_validate_positions = validate_if_changed
     cluster.update_metadata = noting(cluster.update_metadata)
-    # A hint in a response, about one partition.
+    # Called for a hint in a response about one partition's leader.
     cluster.update_partition_leader = noting(cluster.update_partition_leader)
     consumer.assign, consumer.seek = noting(consumer.assign), noting(consumer.seek)
 
@@ -279,16 +280,16 @@ def set_fetch_wait(consumer: Any, wait_ms: int) -> None:
 
 
 def fetch_ahead(consumer: Any) -> None:
-    """Make a consumer fetch on as soon as it has received what it waited for.
+    """Make a consumer send the next fetch as soon as it has received a response.
 
-    kafka-python does so once all that was received is taken: until then the broker
-    would have nothing to do. At most one response of a broker is under way beside those
-    that hold what no poll has returned. Such a request does not wait for new records:
-    until its response the broker gets none for the partitions that are held.
+    kafka-python sends it once all received records are taken: until then the broker
+    would have nothing to do. At most one response of a broker is under way, besides
+    those with records that no poll has returned. Such an early fetch does not wait for
+    new records: until its response, the broker gets no fetch of the held partitions.
     """
     fetcher = fetcher_of(consumer)
     take = fetcher.fetched_records
-    # Partitions with records of a response that arrived when no other was held.
+    # Partitions with records of a response that arrived while no other was held.
     arrived: set[Any] = set()
 
     def handle_and_note(handle: Callable[[], None], response: Any) -> None:
@@ -313,7 +314,7 @@ def fetch_ahead(consumer: Any) -> None:
                     fetcher.send_fetches()
                 finally:
                     fetcher.config[_WAIT] = wait_ms
-                # Before it takes long to index what was received.
+                # Now: indexing the received records may take long.
                 network_of(consumer).selector.flush()
         return take(*args, **options)
 
@@ -324,7 +325,7 @@ def fetch_ahead(consumer: Any) -> None:
 def _wrap_handler(
     fetcher: Any, wrapper: Callable[[Callable[[], None], Any], None]
 ) -> None:
-    """Call this in place of what handles a response, with that and the response."""
+    """Replace the handler of responses by a wrapper: it gets handler and response."""
     handle = fetcher._handle_fetch_response  # noqa: SLF001
 
     def wrapped(node: Any, offsets: Any, sent: Any, response: Any) -> None:
@@ -334,15 +335,15 @@ def _wrap_handler(
 
 
 def _held(fetcher: Any) -> Any:
-    """Return the deque of what responses have brought, a partition each."""
+    """Return the deque of received fetches, one for each partition of a response."""
     return fetcher._completed_fetches  # noqa: SLF001
 
 
 def _use_empty(fetcher: Any) -> None:
-    """Make a fetcher apply what a response states of partitions without records.
+    """Make a fetcher handle at once the partitions for which a response has no records.
 
-    A response of limited size has no records of the last partitions, which are then to
-    be in the next request. kafka-python would leave them out until all that is held is
+    A response of limited size has no records of its last partitions, which must then be
+    in the next request. kafka-python would leave them out until all held records are
     taken.
     """
     held = _held(fetcher)
@@ -359,7 +360,7 @@ def _in_progress(fetcher: Any) -> bool:
 
 
 def request_updates_once(producer: Any) -> None:
-    """Have a producer request metadata only where it does not wait for some already."""
+    """Make a producer request metadata only if it does not wait for some already."""
     cluster = producer._metadata  # noqa: SLF001 - no public attribute
     request = cluster.request_update
     requested: Any = None
@@ -375,12 +376,12 @@ def request_updates_once(producer: Any) -> None:
 
 
 class Admin(KafkaAdminClient):  # type: ignore[misc] # untyped library
-    """kafka-python's admin client, which looks up leaders of partitions for less.
+    """kafka-python's admin client, with cheaper look-ups of partition leaders.
 
-    For its network's thread.
+    The look-ups run on its network's thread.
     """
 
-    # As of the last look-up, with the time until which they are used again.
+    # Leaders found by the last look-up, and the time until which they are used.
     _leaders: Mapping[KafkaPlace, int] = MappingProxyType({})
     _leaders_until_s = 0.0
 
@@ -421,8 +422,8 @@ class Admin(KafkaAdminClient):  # type: ignore[misc] # untyped library
 def describe_cluster(admin: Any) -> Mapping[str, Any]:
     """Return a cluster's id, controller and live brokers as any broker describes them.
 
-    It is what kafka-python requests of brokers that do not describe clusters. With it,
-    ``has_fetch_by_id``: whether they can be asked for a topic by its id.
+    By the request that kafka-python sends to brokers that do not describe clusters. The
+    result also has ``has_fetch_by_id``: whether topics can be fetched by their ids.
     """
     manager = network_of(admin).manager
 
@@ -496,7 +497,7 @@ def keep_last_data(transport: Any) -> None:
 
 
 def _receive_by(transport: Any, receive: Callable[..., tuple[bytes, Any]]) -> None:
-    """Make a transport receive by a function, which is given the ordinary way.
+    """Make a transport receive by a function; it gets the original one as argument.
 
     Does nothing in a release of kafka-python without the patched attribute.
     """
@@ -517,7 +518,8 @@ def read_in_place(consumer: Any, *, selector: CallerSelector | None = None) -> N
 
     Args:
         consumer: A consumer of kafka-python.
-        selector: Its own; with it large responses are received in the background.
+        selector: Its event loop; with it large responses are received in the
+            background.
     """
     network_of(consumer).manager.changes.append(
         partial(_read_transport_in_place, selector=selector)
@@ -536,15 +538,15 @@ def receive(
     *,
     selector: CallerSelector | None = None,
 ) -> tuple[bytes, Exception | None]:
-    """Read from a socket what is there, into the buffers of responses.
+    """Receive available bytes of a socket into the buffers of responses.
 
-    Errors take the ordinary way, after what was received before them.
+    Errors are left to ``ordinary``, after the bytes received before them.
 
     Args:
-        transport: kafka-python's, of the socket.
-        ordinary: kafka-python's way to receive.
-        selector: What waits for the socket; with it large responses are received in
-            the background.
+        transport: kafka-python's transport of the socket.
+        ordinary: kafka-python's function to receive.
+        selector: Event loop that waits for the socket; with it large responses are
+            received in the background.
 
     Returns:
         Data for kafka-python to parse, mostly none, and an error.
@@ -560,7 +562,7 @@ def receive(
     try:
         has_received = parser.receive_from(sock, selector)
     except MemoryError as error:
-        # It would end the task that reads, but not the connection.
+        # If raised, it would end the task that reads, but not the connection.
         return b"", error
     return (b"", None) if has_received else ordinary()
 
@@ -597,7 +599,7 @@ class TopicIds:
         """Raise for one partition whose last fetch found no topic of its id.
 
         Raises:
-            UnknownTopicId: There is one.
+            UnknownTopicId: There is such a partition.
         """
         for partition in list(self.refused):
             self.refused.discard(partition)
@@ -625,8 +627,8 @@ class TopicIds:
     def apply_to_request(self, request: Any, known: Any) -> dict[uuid.UUID, str]:
         """Make a fetch request use topic ids, if there are any.
 
-        Each one does, even if it names no partition: a broker refuses requests of one
-        fetch session in both ways.
+        Then every request uses them, even if it has no partition: a broker refuses a
+        fetch session with requests by id and by name.
 
         Args:
             request: kafka-python's request.
@@ -677,7 +679,7 @@ def fetch_by_id(consumer: Any, ids: TopicIds) -> None:
     """Make a consumer fetch by these topic ids."""
     fetcher = fetcher_of(consumer)
     make = fetcher._create_fetch_requests  # noqa: SLF001
-    # Kept between requests: those of a fetch session leave out unchanged partitions.
+    # Kept between requests: in a fetch session, they leave out unchanged partitions.
     names: dict[uuid.UUID, str] = {}
 
     def make_by_id() -> Any:

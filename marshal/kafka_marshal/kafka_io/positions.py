@@ -1,4 +1,4 @@
-"""Assignment, positions and pauses of a data reader, apart from its client."""
+"""Assignment, positions and pauses of a data reader, kept outside of its client."""
 
 from collections.abc import Iterable
 

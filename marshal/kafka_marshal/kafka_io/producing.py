@@ -1,7 +1,7 @@
 """Writes records to data topics, for tests, the demo and development.
 
-Apart because production code never writes data records by kafka-python; ``testing``
-may not import a Kafka client itself.
+In this package because ``testing`` may not import a Kafka client. Production code does
+not use it: it writes data records only in transactions.
 """
 
 import threading
@@ -92,10 +92,10 @@ class KafkaRecordWriter(Closing):
             }
 
     def slowest_ack_ms(self, *, since_s: float) -> int:
-        """Return the longest time to an acknowledgement.
+        """Return the longest time from a send to its acknowledgment.
 
         Args:
-            since_s: Ignore acknowledgements before this ``time.monotonic``.
+            since_s: Ignore acknowledgments before this ``time.monotonic``.
         """
         with self._lock:
             return max((took for at, took in self._acks if at >= since_s), default=0)
@@ -105,7 +105,7 @@ class KafkaRecordWriter(Closing):
 
         Raises:
             CoordinationError: A record could not be written.
-            DeadlineExceeded: Not in time; it may still be written.
+            DeadlineExceeded: Some were not acknowledged in time; they may be written.
         """
         deadline = Deadline(timeout_ms)
         while True:

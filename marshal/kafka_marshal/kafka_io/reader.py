@@ -63,31 +63,34 @@ _value = attrgetter("value")
 _key = attrgetter("key")
 # A broker answers one fetch at a time, so new partitions wait for the one under way.
 FETCH_WAIT_MS = 100
-# With many partitions it waits about as long as it takes to make a request, for which
-# kafka-python visits all of them: an idle reader would do little else.
+# With many partitions, a broker waits about as long as kafka-python takes to make a
+# request, for which it visits all partitions: otherwise an idle reader would do little
+# else.
 FETCH_WAIT_MS_MAX = 500
 PARTITIONS_PER_WAIT_MS = 20
 REQUEST_TIMEOUT_MS = 10_000
 # kafka-python's pause between two metadata requests. A new consumer has just made one,
-# before it had any topic, and would stay idle that long: so it starts with less.
+# before it had any topic, and would stay idle for the pause: so it starts with a short
+# pause.
 BACKOFF_MS = 100
 FIRST_BACKOFF_MS = 10
 _FAST_RETRY_S = 1.0
-# Between two polls that do not wait, while an answer is awaited.
+# For this time after a poll, polls that do not wait are skipped while a response is
+# awaited.
 REPOLL_S = 0.005
-# Only after a fault, which the broker has just reported.
+# Limit of a query after an error that the broker has just reported.
 _RANGE_TIMEOUT_MS = 500 + FETCH_WAIT_MS_MAX
 _UNKNOWN = -1
-# Of one partition in a response, and of a response, which stays in memory until its
-# last record is handed out.
+# Limits for one partition in a response, and for a response. A response stays in memory
+# until its last record is handed out.
 FETCH_BYTES = 2_097_152
 RESPONSE_BYTES = 4 * FETCH_BYTES
-# Of one poll, however small they are; a fetch is bounded by its bytes.
+# Records of one poll, however small they are; a fetch is bounded by its bytes.
 RECORDS_MAX = 100_000
 
 
 def _made(sources: Sequence[Any], token: Token | None) -> Iterator[Record]:
-    """Return records that were made, under their token."""
+    """Return records that were already made, with their token."""
     del token
     return iter(sources)
 
@@ -138,8 +141,8 @@ class KafkaDataReader(DataReader):
         self._pid = os.getpid()
         self._consumer: Any = None
         self._connecting: Future[Any] | None = None
-        # Held by a poll of this consumer, and by its close, which may follow on another
-        # thread: kafka-python refuses to do both at once, and then stays open.
+        # Held while this consumer is polled, and while it is closed, perhaps by another
+        # thread: kafka-python refuses to close during a poll, and would stay open.
         self._turn = threading.RLock()
         self._polling_thread = 0
         self._fast_retry_until = 0.0
@@ -180,7 +183,7 @@ class KafkaDataReader(DataReader):
         self._require_usable()
         self._positions.seek(partition, offset, token=token, topic_id=topic_id)
         if self._topic_ids.set_id(partition, topic_id):
-            # Its state is that of the earlier topic.
+            # The consumer has the state of the earlier topic.
             self._drop_consumer(0)
         if self._consumer is not None:
             self._consumer.seek(KafkaTopicPartition(*partition), offset)
@@ -215,7 +218,7 @@ class KafkaDataReader(DataReader):
                 return self._poll(timeout_ms, max_records)
             except BaseException as error:
                 if is_interrupt(error):
-                    # It may have ended any step of kafka-python halfway.
+                    # It may have interrupted kafka-python within any step.
                     self._drop_consumer(0)
                 raise
             finally:
@@ -295,7 +298,7 @@ class KafkaDataReader(DataReader):
         """Connect in the background; return whether the reader is connected.
 
         Raises:
-            MarshalError: It cannot be.
+            MarshalError: It cannot connect.
         """
         self._require_usable()
         try:
@@ -379,10 +382,10 @@ class KafkaDataReader(DataReader):
         return parsed_records(sources, token, origin=origin)
 
     def _awaits_answer(self) -> bool:
-        """Return whether a poll without a wait would find nothing, as the last one.
+        """Return whether a poll without a wait would again find nothing.
 
-        Such a poll takes longer than handing out a hundred records. Only for a moment:
-        polls also notice changes, and fetch from other brokers.
+        Such a poll takes longer than handing out a hundred records. It is skipped only
+        for a moment: polls also notice changes, and fetch from other brokers.
         """
         if self._consumer is None or time.monotonic() > self._polled_s + REPOLL_S:
             return False
@@ -391,12 +394,12 @@ class KafkaDataReader(DataReader):
         return is_under_way and not has_fetched(self._consumer)
 
     def _send_on(self, *, has_found: bool) -> None:
-        """Send what the poll has not, and fetch on if all that was fetched is taken.
+        """Send pending requests, and the next fetch if all fetched records are taken.
 
-        kafka-python fetches on where a poll begins. After a poll that waited for its
-        records nothing would be under way until the next poll, however long they are
-        handled. Raises nothing of its own, so that no record is lost: the next poll
-        sends the same and raises.
+        kafka-python sends the next fetch when a poll begins. After a poll that waited
+        for its records no fetch would be under way until the next poll, however long
+        the records are processed. Errors are not raised, so that no record is lost: the
+        next poll sends the same and raises.
         """
         try:
             if has_found and not has_fetched(self._consumer):

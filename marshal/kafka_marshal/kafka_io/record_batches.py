@@ -2,8 +2,8 @@
 
 kafka-python's parser is Python and takes longer than everything else together. aiokafka
 has a compiled one for the same format. It is optional: without it kafka-python parses.
-kafka-python also parses each batch that the compiled parser refuses, so what is
-accepted, and the errors for what is not, are the same either way.
+kafka-python also parses each batch that the compiled parser refuses, so both ways
+accept the same batches, and raise the same errors for others.
 
 Batches are decompressed by cramjam or, on machines without it, by Arrow.
 """
@@ -42,7 +42,7 @@ _XERIAL = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16
 # Bytes of a varint above this are followed by another.
 _LAST = 127
-# Of the buffer that a thread keeps.
+# Largest buffer that a thread keeps.
 _SCRATCH_BYTES_MAX = 4_194_304
 
 
@@ -106,7 +106,7 @@ def compiled_parser() -> Parser | None:
 def batch_end(data: memoryview, at: int) -> int | None:
     """Return where the batch ends that begins here; None if it is cut off or missing.
 
-    The end of a damaged one may be anywhere.
+    The end of a damaged batch may be anywhere.
     """
     if at + _PREFIX.size > len(data):
         return None
@@ -153,7 +153,7 @@ def content_of(batch: memoryview, header: Header) -> Any:
 
     Raises:
         CorruptRecordError: They cannot be decompressed.
-        ImportError: No package is installed that can.
+        ImportError: No package for their compression is installed.
     """
     data = batch[HEADER_BYTES:]
     return decompress(header.codec, data) if header.codec else data
@@ -164,7 +164,7 @@ def uncompressed(batch: memoryview, header: Header) -> Any:
 
     Raises:
         CorruptRecordError: It cannot be decompressed.
-        ImportError: No package is installed that can.
+        ImportError: No package for its compression is installed.
     """
     if not header.codec:
         return batch
@@ -208,7 +208,8 @@ def is_abort(batch: memoryview) -> bool:
 class _Scratch(threading.local):
     """The buffer that a thread decompresses into, of the size of its largest batch.
 
-    The kernel clears each page of a new one, and cramjam enlarges it several times.
+    A new buffer takes longer: the kernel clears each of its pages, and cramjam enlarges
+    it several times.
     """
 
     buffer = bytearray()
@@ -276,7 +277,7 @@ def _decoders() -> Mapping[int, Callable[[memoryview], Any]]:
 def _by_frame(codec: Any, error: type[Exception], data: memoryview) -> Any:
     """Return a view that is valid until this thread decompresses the next frame."""
     scratch = _scratch.buffer
-    # It may be too small.
+    # Raises if the buffer is too small.
     with suppress(error):
         return memoryview(scratch)[: codec.decompress_into(data, scratch)]
     made = codec.decompress(data)
@@ -287,7 +288,7 @@ def _by_frame(codec: Any, error: type[Exception], data: memoryview) -> Any:
 
 
 def _by_block(arrow: Any, block: memoryview) -> Any:
-    # It starts with its length as a varint, which Arrow has to be given.
+    # A block starts with its length as a varint, which Arrow needs as an argument.
     size = shift = at = 0
     while block[at] > _LAST:
         size |= (block[at] & 127) << shift

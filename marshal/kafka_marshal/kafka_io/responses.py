@@ -3,7 +3,7 @@
 kafka-python 3.0 copies the records of a response five times on average: while it
 receives them, and while it decodes what follows them. Here the records of a fetch stay
 where they were received, as views. kafka-python decodes everything else, from a copy
-without them.
+without the records.
 """
 
 import mmap
@@ -25,28 +25,28 @@ from kafka_marshal.native import KnownIndex, Receiver, compiled
 
 _SIZE = struct.Struct(">i")
 _INT16 = struct.Struct(">h")
-# Versions of Fetch in which fields appear, and those whose responses are understood.
+# Fetch versions whose responses are understood, and those in which fields appear.
 _VERSION_MIN, _VERSION_MAX = 4, 13
 _LOG_START, _SESSION, _REPLICA, _FLEXIBLE, _TOPIC_ID = 5, 7, 11, 12, 13
 _UUID_BYTES = 16
 _VARINT_BYTES_MAX = 5
-# Smaller responses get a new buffer each; the buffers of larger ones are multiples.
+# Smaller responses get a new buffer each; buffers of larger ones are multiples of this.
 _LARGE_BYTES = 1_048_576
-# As many as are in use while a consumer hands out several partitions in turn, of which
-# some wait for grants.
+# Buffers to keep: as many as are in use while a consumer hands out several partitions
+# in turn, some of which wait for grants.
 KEPT_MAX = 16
-# A wake-up costs 50 us of kafka-python's time. By default there is one for every 100 KB
-# that arrive; of a response that is received in the foreground so many bytes are worth
-# one.
+# A wake-up costs 50 us of kafka-python's time, by default for every 100 KB that arrive.
+# A response that is received in the foreground causes one only after this many of its
+# missing bytes have arrived.
 _WAKEUP_BYTES = 1_048_576
 _WAKEUP_BYTES_MIN = 65_536
 _HAS_HUGE_PAGES = hasattr(mmap, "MADV_HUGEPAGE")
-# Elsewhere such a mark may be larger than the socket's buffer.
+# On other systems such a mark may be larger than the socket's buffer.
 _HAS_WAKEUP_MARK = sys.platform == "linux"
 # Bytes of an aborted transaction, without its tags.
 _ABORTED_BYTES = 16
-# So much of a response is received by a thread of its own. To hand it over takes as
-# long as receiving a tenth of it.
+# If this much of a response is missing, a thread of its own receives it. The handover
+# takes as long as receiving a tenth of it.
 BACKGROUND_BYTES = 1_048_576
 _NOT_YET = (
     BlockingIOError,
@@ -57,9 +57,9 @@ _NOT_YET = (
 
 
 class Cut(NamedTuple):
-    """Records in a response: the bytes of their length, and themselves.
+    """Where a response has the records of a partition, and their length, in bytes.
 
-    ``place`` counts the partitions before theirs.
+    ``place`` is the number of partitions before this one.
     """
 
     place: int
@@ -68,7 +68,7 @@ class Cut(NamedTuple):
     end: int
 
 
-# A length of 0, as an ordinary and as a flexible version has it.
+# A length of 0 in ordinary versions, and in flexible ones.
 _NO_RECORDS = (_SIZE.pack(0), b"\x01")
 
 
@@ -120,7 +120,7 @@ def find_records(frame: memoryview, version: int) -> list[Cut]:
     Raises:
         ValueError: It is no such response.
         IndexError: It ends too early.
-        struct.error: It does.
+        struct.error: It ends too early.
     """
     walk = _Walk(frame, version)
     walk.skip(4)  # correlation id
@@ -154,14 +154,14 @@ def find_records(frame: memoryview, version: int) -> list[Cut]:
 
 
 class ResponseBuffer(mmap.mmap):
-    """A response, and the records in it whose batches were checked and indexed.
+    """Buffer for a response, with the known indexes of the records in it.
 
-    Of anonymous memory, in huge pages where the system has them: to clear and map
-    ordinary ones takes longer than receiving.
+    Anonymous memory, in huge pages if the system has them: to clear and map ordinary
+    pages takes longer than receiving.
     """
 
     def __new__(cls, size: int) -> Self:
-        """Return one of a size in bytes.
+        """Return a buffer of this size in bytes.
 
         Raises:
             MemoryError: There is no memory for it.
@@ -178,7 +178,7 @@ class ResponseBuffer(mmap.mmap):
         return made
 
     def __init__(self, size: int) -> None:  # noqa: ARG002 - for __new__
-        """Know of no records."""
+        """Begin without indexes."""
         self._indexes: dict[int, KnownIndex] = {}
 
     def is_free(self) -> bool:
@@ -188,11 +188,11 @@ class ResponseBuffer(mmap.mmap):
         except BufferError:
             return False
         except SystemError:
-            pass  # not on this system, but it is checked first
+            pass  # this system cannot resize, but checks for views first
         return True
 
     def set_indexes(self, indexes: Iterable[KnownIndex]) -> None:
-        """Replace what is known of its records."""
+        """Replace the known indexes of its records."""
         self._indexes = {each[0]: each for each in indexes}
 
     def take_index(self, address: int, size: int) -> Any:
@@ -202,9 +202,9 @@ class ResponseBuffer(mmap.mmap):
 
 
 def take_index(records: memoryview) -> Any:
-    """Return what ``index_records`` would of the records of a response, if it is known.
+    """Return the known index of a response's records, as ``index_records`` would.
 
-    Only the first call does.
+    None if it is unknown, or was returned before.
     """
     buffer = records.obj
     if not isinstance(buffer, ResponseBuffer) or compiled is None:
@@ -215,8 +215,8 @@ def take_index(records: memoryview) -> Any:
 class Buffers:
     """Buffers of large responses, which are used again once nothing refers to them.
 
-    The kernel clears each page of a new one. A small response frees them all: there is
-    no backlog to be read.
+    That saves time: the kernel clears each page of a new buffer. A small response frees
+    all buffers: it shows that there is no backlog.
     """
 
     def __init__(self) -> None:
@@ -239,26 +239,26 @@ class Buffers:
 
 
 def _rounded(size: int) -> int:
-    """Return the size of the buffer for a large response: others differ a little."""
+    """Return a buffer size that also fits responses which are slightly larger."""
     return -(-size // _LARGE_BYTES) * _LARGE_BYTES
 
 
 class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
     """Requests and responses of a connection, in place of kafka-python's.
 
-    Used on the thread that runs the connection. ``missing`` is what to receive into;
-    ``receive_bytes`` returns what is complete.
+    Used on the thread that runs the connection. ``missing`` returns the buffer to
+    receive into; ``receive_bytes`` returns complete responses.
 
     Args:
-        client_id: Of requests.
-        bytes_max: Of a response.
+        client_id: Client id of requests.
+        bytes_max: Size of the largest response that is accepted.
     """
 
     def __init__(self, *, client_id: str, bytes_max: int) -> None:
         super().__init__(client_id=client_id, receive_message_max_bytes=bytes_max)
         self._bytes_max = bytes_max
         self._head = memoryview(bytearray(_SIZE.size))
-        # What is being received: the size of a response, or a response.
+        # The buffer that is being filled: for the size of a response, or a response.
         self._target = self._head
         self._at = 0
         self._buffers = Buffers()
@@ -272,12 +272,12 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
         self._ahead: memoryview | None = None
         # Size of the last response if it was large, else 0.
         self._large_bytes = 0
-        # That of the last response, if it was a fetch.
+        # Fetch version of the last response; None if it was no fetch response.
         self._last_version: int | None = None
 
     @classmethod
     def replace(cls, other: Any, config: Mapping[str, Any]) -> Self:
-        """Return one in place of another, which has received nothing yet."""
+        """Return a reader that replaces another, which has received nothing yet."""
         made = cls(
             client_id=config["client_id"],
             bytes_max=config["receive_message_max_bytes"],
@@ -293,7 +293,7 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
         return self._target[self._at :]
 
     def advance(self, count: int) -> None:
-        """Note that so many of the missing bytes were received."""
+        """Note that this many of the missing bytes were received."""
         self._at += count
         while self._at == len(self._target):
             self._at = 0
@@ -312,15 +312,15 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
     def receive_from(
         self, sock: socket.socket, selector: CallerSelector | None = None
     ) -> bool:
-        """Receive what is there.
+        """Receive the bytes that have arrived.
 
         Args:
             sock: A socket that does not block.
-            selector: What waits for it, if a large response may be received in the
-                background.
+            selector: Event loop that waits for it, if a large response may be received
+                in the background.
 
         Returns:
-            Whether there was something, or nothing yet; False at the end of the
+            True if bytes were received, or may still arrive. False at the end of the
             connection, and for an error, which the next read meets again.
 
         Raises:
@@ -341,7 +341,7 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
             selector.set_receiver(sock, None)
             count, indexes = found
             self._fill_ended(count, indexes)
-            # Without any the connection has ended.
+            # Without any bytes, the connection has ended.
             has_received = can_fill = count > 0
         try:
             try:
@@ -367,7 +367,7 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
     def _fill(self, sock: socket.socket) -> bool:
         """Receive a large response in the background; return whether that has begun.
 
-        One that follows another large one is taken to be large as well.
+        A response that follows a large one is assumed to be large as well.
         """
         none = self._head[:0]
         if self._target is not self._head:
@@ -388,7 +388,7 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
         return True
 
     def _fill_ended(self, count: int, indexes: Iterable[KnownIndex]) -> None:
-        """Note how many bytes were received in the background, and what is in them."""
+        """Note what was received in the background: bytes, and indexes of records."""
         self._is_filling = False
         body = self._target if self._ahead is None else self._ahead
         assert isinstance(body.obj, ResponseBuffer)
@@ -402,7 +402,7 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
         self.advance(count)
 
     def limit_wakeups(self, sock: socket.socket) -> None:
-        """Make a socket readable only once much of what is missing has arrived.
+        """Make a socket readable only once many of the missing bytes have arrived.
 
         Not with TLS, which may have read some of these bytes from the socket.
 
@@ -420,7 +420,7 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
             self._wakeup_bytes = count
 
     def receive_bytes(self, data: bytes) -> list[tuple[int, Any]]:
-        """Return the responses that are complete, after some more bytes.
+        """Add some more bytes, and return the responses that are complete.
 
         Raises:
             KafkaProtocolError: A response is invalid.
@@ -447,7 +447,7 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
         try:
             cuts = [] if version is None else find_records(frame, version)
         except (ValueError, IndexError, struct.error):
-            cuts = []  # kafka-python has the errors
+            cuts = []  # kafka-python raises the error
         parts: list[bytes | memoryview] = []
         at = 0
         for cut in cuts:
@@ -472,9 +472,9 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
         return found
 
     def _version_to_come(self) -> int:
-        """Return the version of Fetch of what is being received; -1 if it is none.
+        """Return the Fetch version of the response being received; -1 for any other.
 
-        If the request has not been sent yet, it is taken to be like the last one.
+        If its request has not been sent yet, it is assumed to be like the last one.
         """
         place = len(self._frames)
         is_sent = place < len(self.in_flight_requests)
@@ -482,7 +482,7 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
         return -1 if version is None else version
 
     def _fetch_version(self, place: int = 0) -> int | None:
-        """Return the version of a response to come, if it is of a fetch to be cut."""
+        """Return the version of an expected response if it is a known one of Fetch."""
         if len(self.in_flight_requests) <= place:
             return None
         header = self.in_flight_requests[place]

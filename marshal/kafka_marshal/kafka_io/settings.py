@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from kafka_marshal.kafka_io.oauth import ClientCredentials
 
 OPEN_TIMEOUT_MS = 30_000
-# How long a broker may hold a fetch for which it has nothing. Readers that go to other
-# offsets wait for the one in progress, so those that read once have it end soon.
+# How long a broker may hold a fetch for which it has no records. A reader that seeks
+# waits for the fetch in progress, so readers that read only once use the shorter time.
 FETCH_WAIT_MS = 250
 FETCH_WAIT_ONCE_MS = 20
-# The protocol's default, in use until that of the log is known.
+# The protocol's default, in use until the interval of the log is known.
 HEARTBEAT_INTERVAL_MS_DEFAULT = 60_000
 DEFAULT_PORT = 9092
 AUTO, FAST, KAFKA_PYTHON = "auto", "fast", "kafka-python"
@@ -101,7 +101,7 @@ BOTH_NAMES = {name: name for name in OPTIONS} | {
     for dotted, ours in DOTTED_OPTIONS.items()
 }
 """Options by both of their names, for messages: users may have written either."""
-# What Java's clients have instead.
+# Prefixes of options that only Java's clients have, and the options to use instead.
 _JAVA = {
     "sasl.jaas": "sasl.username and sasl.password",
     "ssl.keystore": "ssl.certificate.location and ssl.key.location, PEM files",
@@ -162,7 +162,7 @@ def _address(text: str) -> str:
         if ":" in host and not host.endswith("]"):
             host = f"[{host}]"  # else the port would read as part of it
     is_named = host and not any(mark in host for mark in "/ \t")
-    # Port 0 is none.
+    # Port 0 is invalid.
     if not is_named or not whole_number(port, most=PORT_MAX):
         raise ConfigurationError(
             f"bootstrap_servers has {text!r}, which is not host:port. Write it like "
@@ -173,18 +173,18 @@ def _address(text: str) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a refused value for people; a mapping, which may have passwords, not."""
+    """Return a refused value for a message; hide a mapping: it may have passwords."""
     if isinstance(value, Mapping):
         return "a mapping; what secures the connection belongs into options"
     return repr(value)
 
 
 def _addresses(value: str | Iterable[str] | None) -> tuple[str, ...]:
-    # Any: bytes, or a number, say from a file of settings, are refused below.
+    # Typed as Any: bytes, or a number, perhaps from a settings file, are refused below.
     given: Any = SERVERS if value is None else value
     if isinstance(given, str):
         given = given.split(",")
-    # A mapping is a configuration of librdkafka: its names are no addresses.
+    # A mapping is a configuration of librdkafka: do not take its keys for addresses.
     is_list = isinstance(given, Iterable) and not isinstance(given, bytes | Mapping)
     parts = list(given) if is_list else [given]
     if not all(isinstance(part, str) for part in parts):
@@ -334,7 +334,7 @@ def _check_security(options: Mapping[str, Any]) -> None:
 
 
 def _check_tokens(options: Mapping[str, Any]) -> None:
-    """Reject settings that lead to no token."""
+    """Reject settings by which no token can be requested."""
     if _PROVIDER in options:
         if not callable(getattr(options[_PROVIDER], "token", None)):
             raise ConfigurationError(
@@ -380,7 +380,7 @@ def _client_credentials(
     oauth: tuple[str, ...], cafile: str | None
 ) -> "ClientCredentials":
     """Return the tokens that all clients of this process share."""
-    # It imports what sends requests, which most programs do without.
+    # Imported here: most programs need no token.
     from kafka_marshal.kafka_io.oauth import ClientCredentials
 
     client_id, secret, scope, url = oauth
@@ -415,8 +415,8 @@ def fields_of(connection: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a ``ConnectionConfig`` that a flat mapping describes.
 
     Args:
-        connection: The other fields by their names, and connection options by any of
-            theirs. The token file of a sidecar is left out.
+        connection: Fields by their names, and connection options by either of their
+            names. The token file of a sidecar is left out.
 
     Raises:
         ConfigurationError: There are no addresses.

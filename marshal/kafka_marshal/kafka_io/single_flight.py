@@ -1,9 +1,9 @@
 """Single flight: one request at a time, whose answer all waiting callers share.
 
 A caller gets the answer of a request that began after its call, so no answer is older
-than its question. Callers that arrive during a request share the next one, which is
-about everything that they want to know. Apart from ``topiclog``, its only user, because
-it knows nothing of Kafka.
+than its call. Callers that arrive during a request share the next one, which asks for
+everything that they want to know. Not part of ``topiclog``, its only user, because it
+knows nothing of Kafka.
 """
 
 from collections.abc import Callable, Collection
@@ -22,7 +22,7 @@ class SingleFlight(Generic[T]):
     def __init__(self) -> None:
         self._changed = Condition()
         self._started = 0
-        # What each caller wants that is not answered yet.
+        # What each waiting caller wants to know.
         self._wanted: list[frozenset[int]] = []
         self._answer: tuple[int, T] | None = None
         self._is_running = False
@@ -74,7 +74,7 @@ class SingleFlight(Generic[T]):
                 return found[1]
             self._started = number = self._started + 1
             self._is_running = True
-            # Of all callers that will share the answer.
+            # What all callers want that will share the answer.
             asked = frozenset().union(*self._wanted)
         try:
             answer = request(asked, max(1, deadline.left_ms))

@@ -1,6 +1,6 @@
-"""Exact ranges of one partition after another, as columns.
+"""Reads exact ranges of offsets of one partition after another, as columns.
 
-For tasks that read a range and end: a process keeps its reader for many of them.
+For tasks that read a range and end: a process keeps its reader for many tasks.
 kafka-python handles connections, leaders and replicas. No record is built: the batches
 of a fetch are decoded into columns.
 """
@@ -49,12 +49,13 @@ _LIMIT = "max_partition_fetch_bytes"
 POLL_MS = 50
 # Time without records after which the end of the log is checked.
 CHECK_MS = 1_000
-# Such checks in a row without the topic in the metadata: one broker may lag behind.
+# After this many checks in a row without the topic in the metadata, the cluster is
+# asked whether it exists: the metadata of one broker may lag behind.
 ABSENT_CHECKS = 10
 _DESCRIBE_MS = 5_000
 _CLOSE_MS = 5_000
-# A part of a fetch: returns the columns of a range of it, or None if it has none.
-# Called with the range and ``with_headers``.
+# A part of a fetch. Called with a range and ``with_headers``, it returns the columns of
+# its records in that range, or None if it has none.
 Group = Callable[..., Slice | None]
 
 
@@ -115,7 +116,7 @@ def fetch_batches(consumer: Any, aim: FetchTarget) -> None:
 
 @attrs.define(kw_only=True)
 class _Part:
-    """Batches, or the records of some in a format before 2."""
+    """Some batches, or the records of some batches in a format before 2."""
 
     make: Group
     items: list[Any]
@@ -153,8 +154,8 @@ class FetchedSlices(FetchedBatches):
             found = self._read()
             self._is_taken = True
         if not found or self.next_fetch_offset < self._aim.end:
-            # Lets kafka-python fetch ahead. At the end of the range it must not, so the
-            # fetch counts as unread until it was used.
+            # Lets kafka-python fetch ahead. At the end of the range it must not, so
+            # this fetch counts as unread until it was used.
             self.drain()
         return found
 
@@ -266,7 +267,7 @@ class ProgressTimeout:
         """Raise if the deadline has passed.
 
         Raises:
-            DeadlineExceeded: It has.
+            DeadlineExceeded: The deadline has passed.
         """
         if not self._deadline.is_over:
             return
@@ -314,7 +315,7 @@ class SliceReader(KafkaDataReader):
             span: Offsets to read.
             timeout_ms: Limit for the next record, or for proof that there is none.
             with_headers: Whether to return headers.
-            topic_id: Kafka's id of the topic in hex; empty for any of the name.
+            topic_id: Kafka's id of the topic in hex; empty for any topic of this name.
 
         Raises:
             TopicReplaced: The topic has another id.
@@ -395,7 +396,7 @@ class SliceReader(KafkaDataReader):
 
         Raises:
             TopicReplaced: The topic was deleted, or has another id.
-            PositionError: It does.
+            PositionError: The log ends within the range.
         """
         self._require_same_topic(partition)
         self._require_topic(partition)

@@ -1,7 +1,7 @@
-"""Delays of requests by the brokers, where a quota is exceeded.
+"""Delays that brokers impose on requests if a quota is exceeded.
 
-A quota counts all connections of a user or client id together. One that data exhausts
-also delays heartbeats, and what is read of the log: leases then run out with no sign of
+A quota counts all connections of a user or client id together. If data exhausts it,
+heartbeats and reads of the log are delayed as well: leases then run out with no sign of
 a fault. Each client library keeps its delays to itself, so both report them here.
 """
 
@@ -36,7 +36,7 @@ class Throttling:
 
         Args:
             broker: The broker, for the message.
-            delay_ms: The delay; 0 where it has ended.
+            delay_ms: The delay; 0 if there is none.
         """
         if delay_ms < NOTED_MS_MIN:
             return

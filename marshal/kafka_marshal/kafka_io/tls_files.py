@@ -1,11 +1,12 @@
-"""Checks of the files of TLS, before a client loads them for each connection.
+"""Checks the files of TLS before a client loads them, and notices renewed ones.
 
-kafka-python takes a file that it cannot load for a broker that does not answer, and
-retries; without a password for an encrypted key, OpenSSL requests one on the terminal
-of the process each time. librdkafka reports OpenSSL's error, but names no file.
+kafka-python loads them for each connection. It takes a file that it cannot load for a
+broker that does not answer, and retries; without a password for an encrypted key,
+OpenSSL requests one on the terminal of the process each time. librdkafka loads them
+once. It reports OpenSSL's error, but names no file.
 
-Neither reads keystores of Java: PEM files are made of these, and made again where they
-were renewed and a connection fails.
+Neither library reads keystores of Java: PEM files are made of keystores, and made again
+if a keystore was renewed and a connection fails.
 """
 
 import datetime as dt
@@ -22,11 +23,12 @@ from kafka_marshal.kafka_io.settings import BOTH_NAMES as NAMES
 
 _FILES = ("ssl_cafile", "ssl_certfile", "ssl_crlfile", "ssl_keyfile")
 _LOOK_S = 1.0
-# Of certificates in DER.
+# For certificates in DER: tag of the version, index of the validity, tag of a UTCTime,
+# and the mark of a long length.
 _VERSION, _VALIDITY, _UTC_TIME, _LENGTH_LONG = 0xA0, 3, 0x17, 0x80
 
 
-# What a new version of a file changes, behind symbolic links; empty without a file.
+# Identifies the version of a file, behind symbolic links; empty if there is no file.
 Version = tuple[int, ...]
 
 
@@ -49,27 +51,28 @@ class Stores:
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
         self._lock = threading.Lock()
-        # By path and use: one store may have the own key and those of others.
+        # By path and use: one store may have this client's key, and trusted
+        # certificates.
         self._read: dict[tuple[str, str], tuple[Version, Callable[[], object]]] = {}
         self._look_s = 0.0
 
     def follow(
         self, path: str, use: str, *, version: Version, make: Callable[[], object]
     ) -> None:
-        """Have the PEM files made again once a store has another version.
+        """Make the PEM files again once a store has another version.
 
         Args:
             path: The store.
             use: What it is read for.
             version: Its version before it was read.
-            make: Reads it, writes the files and follows it again. It may raise a
-                ``ConfigurationError``, then it is called again.
+            make: Reads the store, writes the files and calls ``follow`` again. If it
+                raises a ``ConfigurationError``, it is called again.
         """
         with self._lock:
             self._read[path, use] = version, make
 
     def renew(self) -> None:
-        """Make the files of stores that were renewed; looks once a second."""
+        """Make the files of renewed stores again; checks at most once a second."""
         with self._lock:
             now_s = self._clock_s()
             if now_s < self._look_s:
@@ -89,7 +92,7 @@ stores = Stores()
 
 
 class TlsFiles:
-    """The files that a client loads once, to notice that they were renewed.
+    """Notices renewed files, for a client that loads them only once.
 
     Create it before the client. Thread-safe.
 
@@ -111,9 +114,10 @@ class TlsFiles:
         self._look_s = 0.0
 
     def are_renewed(self) -> bool:
-        """Return whether there are other files than before; looks once a second.
+        """Return whether the files were renewed; checks at most once a second.
 
-        Not while they cannot be loaded, as between a certificate and its key.
+        False while they cannot be loaded, for example if only the certificate is new,
+        and its key not yet.
         """
         now_s = self._clock_s()
         if self._are_renewed or now_s < self._look_s:
@@ -201,7 +205,7 @@ def check_tls_files(options: Mapping[str, Any]) -> None:
 
 
 def _is_place_of_librdkafka(name: str, path: str) -> bool:
-    """Return whether only librdkafka understands it: a directory, or a search."""
+    """Return whether only librdkafka understands it: a directory, or ``probe``."""
     return name == "ssl_cafile" and (path == "probe" or Path(path).is_dir())
 
 

@@ -1,6 +1,6 @@
-"""Topics as clusters describe them, and settings that break PROTOCOL 2.1.
+"""Descriptions of topics, and checks of their settings by PROTOCOL 2.1.
 
-Needs no client library, so each transport can import it without that of the other.
+Needs no client library, so each transport can import it without the other's library.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,8 @@
-"""The coordination log over a real cluster, apart from the client library.
+"""The coordination log over a real cluster: the part without a client library.
 
-Enforces the rules of PROTOCOL 2.1: offset and leader epoch never go back, a broken log
-stays broken, nothing is used after a fork, every query has a deadline. A transport adds
-fetching and appending.
+It enforces the rules of PROTOCOL 2.1: offset and leader epoch never go back, a broken
+log stays broken, nothing is used after a fork, every query has a deadline. A transport
+adds fetching and appending.
 """
 
 import os
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kafka_marshal.kafka_io.clients import AdminClient
 
 READER_REQUEST_TIMEOUT_MS = 10_000
-# What a busy broker may take for a response.
+# Time that a busy broker may need for a response.
 _READER_REQUEST_TIMEOUT_MS_MIN = 2_000
 EPOCH_NONE = -1
 
@@ -50,8 +50,8 @@ Runs = list[Run]
 def reader_timeout_ms(heartbeat_interval_ms: int) -> int:
     """Return the limit of a reader's requests for a heartbeat interval.
 
-    Half of the interval where that is possible: a reader whose connection is dead, but
-    not closed, reads from another one before leases end.
+    Half of the interval, so that a reader whose connection is dead, but not closed,
+    uses another one before leases end; but at least 2 s and at most 10 s.
     """
     most_ms = max(heartbeat_interval_ms // 2, _READER_REQUEST_TIMEOUT_MS_MIN)
     return min(most_ms, READER_REQUEST_TIMEOUT_MS)
@@ -72,7 +72,7 @@ class TopicLog(CoordinationLog):
         writer: The writer, None until the heartbeat interval is known.
     """
 
-    # Whether the caller keeps the state of what it has read.
+    # Whether the caller has a state of the entries below the positions.
     _has_state = False
 
     def __init__(
@@ -90,16 +90,16 @@ class TopicLog(CoordinationLog):
 
         Args:
             settings: Connection and name of the topic.
-            heartbeat_interval_ms: None if unknown; ``configure`` changes it. With None
-                nothing can be appended before that: readers need no producer, nor the
-                right to write.
+            heartbeat_interval_ms: None if unknown; ``configure`` changes it. While it
+                is None nothing can be appended: readers need neither a producer nor
+                the right to write.
             timeout_ms: Limit for the whole call.
-            only: Returns the partitions to read, from the number of partitions;
-                without it all are read. ``read_also`` adds to them.
+            only: Gets the number of partitions and returns those to read; without it
+                all are read. ``read_also`` adds a partition.
             follows: Whether to wait for new entries; False to read what is there.
-            lingers: Whether an append waits a moment, to go in one request with others.
-            admin: A client of kafka-python to describe the topic by, which stays open;
-                None for one of the transport's own.
+            lingers: Whether an append waits a moment to share a request with others.
+            admin: A client of kafka-python that describes the topic, and stays open;
+                None for a client of the transport's own.
 
         Raises:
             TopicMisconfigured: There is no such topic.
@@ -115,7 +115,7 @@ class TopicLog(CoordinationLog):
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._fault: MarshalError | None = None
-        # Partitions whose log went back, until read_from().
+        # Errors of partitions whose log went back, until read_from().
         self._truncated: dict[int, LogTruncated] = {}
         # Starts of added partitions that the next poll begins to read.
         self._added: Mapping[int, int] = {}
@@ -148,7 +148,7 @@ class TopicLog(CoordinationLog):
 
     @property
     def partition_count(self) -> int:
-        """Number of partitions that are read, or were when it was opened."""
+        """Number of the topic's partitions when it was opened, and of added ones."""
         return self._partition_count
 
     def append(self, partition: int, value: bytes) -> Append:
@@ -173,7 +173,7 @@ class TopicLog(CoordinationLog):
         return self._new_runs(lambda: self._fetch(max(0, timeout_ms)))
 
     def skim(self, timeout_ms: int, *, head: bytes) -> Sequence[tuple[int, LogEntry]]:
-        """Return new entries of a search; see ``ports.CoordinationLog``."""
+        """Return new entries for a search; see ``ports.CoordinationLog``."""
         return _flat(
             self._new_runs(lambda: self._fetch_heads(max(0, timeout_ms), head))
         )
@@ -212,7 +212,7 @@ class TopicLog(CoordinationLog):
             ) from error
         for number in offsets:
             self._truncated.pop(number, None)
-            self._ends[number] = 0  # the known end may be that of a longer log
+            self._ends[number] = 0  # the log may be shorter than when it was queried
         self._has_state = True
 
     def positions(self) -> Mapping[int, int]:
@@ -238,7 +238,7 @@ class TopicLog(CoordinationLog):
         self._require_process("Reading")
         self._require_open()
         try:
-            # For Kafka negative times have other meanings: -1 is the end of the log.
+            # In Kafka negative times have special meanings: -1 is the end of the log.
             return self._query_time(max(0, time_ms), max(1, timeout_ms))
         except Exception as error:
             doing = f"Querying the offsets of a time of {self._topic}"
@@ -285,8 +285,8 @@ class TopicLog(CoordinationLog):
     ) -> None:
         """Set the timeouts of requests; do nothing if the interval is unchanged.
 
-        The best moment is before the first append: one that finds an earlier append to
-        its partition under way waits for it, to keep the order.
+        Best called before the first append. Later, to keep the order, an append waits
+        for the outcome of earlier ones to its partition, sent with the old timeouts.
 
         Args:
             heartbeat_interval_ms: Heartbeat interval in force.
@@ -294,7 +294,7 @@ class TopicLog(CoordinationLog):
 
         Raises:
             CoordinationError: The cluster did not answer.
-            InvalidTransition: It was closed meanwhile; the writer is closed, too.
+            InvalidTransition: The log was closed meanwhile; so is the new writer.
         """
         self._require_process("Configuring")
         fresh: Writer | None = None
@@ -313,7 +313,7 @@ class TopicLog(CoordinationLog):
         self._limit_requests(reader_timeout_ms(heartbeat_interval_ms))
 
     def _keep(self, fresh: Writer) -> bool:
-        """Keep a writer, unless this was closed, or got another, meanwhile."""
+        """Keep a new writer unless the log was closed, or got another, meanwhile."""
         with self._lock:
             is_kept = not self._is_closed and self.writer is None
             if is_kept:
@@ -380,8 +380,8 @@ class TopicLog(CoordinationLog):
     def start_at(self, offsets: Mapping[int, int], *, timeout_ms: int) -> None:
         """Start at these offsets, before the first poll.
 
-        For callers that have kept the state below. From then on records that retention
-        deleted are an error and never skipped.
+        For callers that have a state of the entries below. From then on, records that
+        retention has deleted are an error; they are never skipped.
 
         Raises:
             LogTruncated: One of the offsets is not within the log.
@@ -412,9 +412,9 @@ class TopicLog(CoordinationLog):
     def _describe(
         self, client: "AdminClient | None", timeout_ms: int
     ) -> tuple[str, TopicDescription]:
-        """Return the id of the cluster, and the topic as it describes it.
+        """Return the cluster's id, and its description of the topic.
 
-        By this client, or by one of its own if there is none.
+        It uses this client, or one of the transport's own if there is none.
         """
 
     @abstractmethod
@@ -423,7 +423,7 @@ class TopicLog(CoordinationLog):
 
     @abstractmethod
     def _limit_requests(self, timeout_ms: int) -> None:
-        """Set how long the reader's requests may take, soon; on any thread."""
+        """Set how long later requests of the reader may take; on any thread."""
 
     @abstractmethod
     def _disconnect(self) -> None:
@@ -431,48 +431,48 @@ class TopicLog(CoordinationLog):
 
     @abstractmethod
     def _seek(self, offsets: Mapping[int, int]) -> None:
-        """Set these next offsets, and read all of ``_read``."""
+        """Continue at these offsets, and read all partitions in ``_read``."""
 
     @abstractmethod
     def _fetch(self, timeout_ms: int) -> Runs:
-        """Return new entries, after up to ``timeout_ms`` if there are none."""
+        """Return new entries; wait up to ``timeout_ms`` for the first."""
 
     def _fetch_heads(self, timeout_ms: int, head: bytes) -> Runs:
-        """Return new entries; those without this head may be left out.
+        """Return new entries; those whose value has another head may be left out.
 
-        The last one of each run is returned, for the positions.
+        The last entry of each run is always returned: positions follow it.
         """
         return [(t, sought(run, head)) for t, run in self._fetch(timeout_ms)]
 
     @abstractmethod
     def _fetch_positions(self, partitions: Collection[int]) -> Mapping[int, int]:
-        """Return the client's positions, of partitions where they are known."""
+        """Return the client's positions; partitions without a known one are absent."""
 
     @abstractmethod
     def _query_offsets(
         self, timeout_ms: int, *, is_end: bool, partitions: Iterable[int] | None = None
     ) -> Mapping[int, int]:
-        """Return log ends or starts, of ``_read`` by default."""
+        """Return log ends or starts, by default of the partitions in ``_read``."""
 
     @abstractmethod
     def _find_added(
         self, partitions: Sequence[int], timeout_ms: int
     ) -> Mapping[int, int]:
-        """Return the starts of added partitions, which the client knows afterwards.
+        """Return the starts of added partitions, and make the client know them.
 
         On any thread.
         """
 
     def _refresh_reader(self) -> None:
-        """Let the client that reads know of added partitions; on the polling thread."""
+        """Make the reading client learn of added partitions; on the polling thread."""
 
     @abstractmethod
     def _query_time(self, time_ms: int, timeout_ms: int) -> Mapping[int, int]:
-        """Return the first offsets of a time or later, where there are any."""
+        """Return the first offset at or after a time; absent where there is none."""
 
     @abstractmethod
     def _lost_partitions(self, error: Exception) -> Sequence[int]:
-        """Return the partitions that lost records, from an error."""
+        """Return the partitions that lost records according to an error."""
 
     @abstractmethod
     def _translate(self, error: Exception, doing: str, access: Access) -> MarshalError:
@@ -569,7 +569,7 @@ class TopicLog(CoordinationLog):
         fetch. Nothing was folded yet, so nothing is lost.
 
         Returns:
-            Whether this is the case, or could not be found out yet.
+            True if retention moved it, or the log start cannot be queried yet.
         """
         partitions = list(partitions)
         if self._has_state or any(
@@ -614,7 +614,10 @@ class TopicLog(CoordinationLog):
 
 
 def sought(run: Sequence[LogEntry], head: bytes) -> Sequence[LogEntry]:
-    """Return the entries of a run whose value has a head, and its last entry."""
+    """Return the entries of a run whose value begins with a head, and the last entry.
+
+    A run that is not packed is returned whole.
+    """
     if not isinstance(run, PackedEntries):
         return run
     found, last = run.with_head(head), run[-1]
@@ -622,7 +625,7 @@ def sought(run: Sequence[LogEntry], head: bytes) -> Sequence[LogEntry]:
 
 
 def _checked(run: Sequence[LogEntry]) -> Sequence[LogEntry]:
-    """Return the entries to check: of a packed run its ends, which all lie between."""
+    """Return the entries to check: first and last of a packed run, which ascends."""
     if not isinstance(run, PackedEntries):
         return run
     return [run[0], run[-1]] if len(run) > 1 else [run[0]]

@@ -68,7 +68,7 @@ def described(row: Mapping[str, Any]) -> TopicDescription:
         ),
         leaders={p["partition_index"]: p["leader_id"] for p in partitions},
         topic_id=_topic_id(row.get("topic_id")),
-        # Members may describe it, so without any operation they are not known.
+        # A principal that may describe the topic has an operation: none means unknown.
         can_write=not operations or "WRITE" in operations,
     )
 
@@ -76,9 +76,9 @@ def described(row: Mapping[str, Any]) -> TopicDescription:
 def describe_log(
     settings: ConnectionConfig, *, client: AdminClient | None, timeout_ms: int
 ) -> tuple[str, TopicDescription]:
-    """Return the id of the cluster, and the coordination topic as it describes it.
+    """Return the cluster's id, and its description of the coordination topic.
 
-    Without its settings if this principal may not see them.
+    The description has no settings if this principal may not see them.
 
     Args:
         settings: Connection and name of the topic.
@@ -153,7 +153,7 @@ class KafkaTopicAdmin(Closing):
         )
 
     def describe(self, topic: str, *, timeout_ms: int = TIMEOUT_MS) -> TopicDescription:
-        """Describe a topic, which need not exist, with the settings that matter.
+        """Describe a topic, which need not exist, with settings in ``CONFIGS_READ``.
 
         Raises:
             LogUnreadable: This principal may not describe the topic.
@@ -300,7 +300,7 @@ class KafkaTopicAdmin(Closing):
 
         Args:
             topic: The topic.
-            count: Number of partitions that it then has.
+            count: New total number of partitions.
             timeout_ms: Limit for the whole call.
             validate_only: Whether the cluster only checks whether it would add them.
 

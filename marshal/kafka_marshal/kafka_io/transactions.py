@@ -1,15 +1,15 @@
 """Transactions over kafka-python: the requests of a transactional producer.
 
-kafka-python's own producer is not used. Where a batch has expired it drops it and lets
-the transaction commit without it; where the broker refuses a sequence number it resumes
-with another epoch, and reports a commit that was never sent; where it is fenced it may
-fence the later producer in turn; and most of its calls have no deadline.
+kafka-python's own producer is not used. It drops a batch that has expired, and lets the
+transaction commit without it. If the broker refuses a sequence number, it resumes with
+another epoch, and reports a commit that was never sent. Once fenced, it may fence the
+later producer in turn. And most of its calls have no deadline.
 
-Here each request waits for its response, a faulty one is an error, and after an error
-the application opens another producer, which ends what this one has begun. So there is
-no state to recover. The connections are those of an admin client, which repeats a
-request whose response was lost: each may be repeated, because it has the epoch of the
-producer, and records have sequence numbers.
+Here each request waits for its response, and each fault in it is raised. After an error
+the application opens another producer, which ends the transaction that this one has
+begun, so there is no state to recover. The connections are those of an admin client,
+which repeats a request whose response was lost: that is safe, because a request has the
+epoch of the producer, and its records have sequence numbers.
 """
 
 import random
@@ -58,23 +58,25 @@ _REFUSED = (
     kafka_errors.RecordListTooLargeError,
 )
 _TOO_LARGE = _REFUSED[1:]
-# A batch that was sent again, and was written before.
+# Error for a batch that was sent again, and was written before.
 _REPEATED = kafka_errors.DuplicateSequenceNumberError
 _ABSENT = kafka_errors.UnknownTopicOrPartitionError
-# Later versions are for transactions that change the epoch at their end.
+# Versions of requests. Later ones are for transactions that change the epoch at their
+# end.
 _INIT_VERSION, _ADD_VERSION, _END_VERSION = 4, 3, 4
 _PRODUCE_VERSIONS, _OFFSET_FETCH_VERSION, _FIND_VERSION = (3, 9), 8, 4
-# All brokers know a topic so long after it was created.
+# Time after its creation from which all brokers know a topic.
 _CREATED_MS = 3_000
-# The least time of a step: enough to learn what became of a transaction where a broker
-# answers, also after a suspension that has used up the deadline.
+# Least time of a step. Even if a suspension of the process has used up the deadline, a
+# broker that answers can report in this time what became of a transaction.
 _STEP_MS = 1_000
 _WAIT_S_MIN, _WAIT_S_MAX = 0.005, 0.1
-# A partition gets one batch with each request, and a request a response at a time.
+# Size of a batch. A request has one batch of each partition; the next request is sent
+# after the response.
 BATCH_BYTES = 262_144
-# As long as clients know the partitions of a topic by default.
+# How long partitions and leaders of a topic are used: as long as by default in clients.
 _TOPIC_MS = 300_000
-# How long a leader is waited for; it waits for its followers half of that.
+# Longest wait for a leader's response; the leader waits half of that for its followers.
 _PRODUCE_MS = 10_000
 _ALL_REPLICAS = -1
 _POSITIVE = 0x7FFFFFFF
@@ -84,14 +86,14 @@ _UNKNOWN = -1
 
 
 class _Producer(NamedTuple):
-    """What the broker knows a producer by."""
+    """Identity of a producer at the broker."""
 
     id: int
     epoch: int
 
 
 class _Topic(NamedTuple):
-    """The leaders of a topic's partitions, and until when they are used unasked."""
+    """The leaders of a topic's partitions, and how long they are used."""
 
     leaders: Mapping[int, int]
     valid: Deadline
@@ -130,8 +132,8 @@ class KafkaTransactions(Closing):
         self._group_id = group_id
         self._timeout_ms = timeout_ms
         self._is_under_way = False
-        # Whether a request was repeated: the first one may still arrive, and end the
-        # next transaction before its time.
+        # Whether a request was repeated: the first copy may still arrive, and end the
+        # next transaction too early.
         self._is_doubtful = False
         self._topics: dict[str, _Topic] = {}
         self._coordinators: dict[CoordinatorType, Any] = {}
@@ -152,7 +154,7 @@ class KafkaTransactions(Closing):
             topic = kind.OffsetFetchRequestTopics(
                 name=partition.topic, partition_indexes=[partition.partition]
             )
-            # A position whose transaction is being committed is waited for, not missed.
+            # Waits for a position whose transaction is being committed.
             return OffsetFetchRequest(
                 groups=[kind(group_id=self._group_id, topics=[topic])],
                 require_stable=True,
@@ -203,7 +205,7 @@ class KafkaTransactions(Closing):
         topics = dict.fromkeys(record.topic for record in records)
         doing = f"Writing to {', '.join(topics) or 'no topic'}"
         if self._is_doubtful:
-            # Only who opens a producer checks its claim afterwards.
+            # The caller must open it, because it checks its claim afterwards.
             raise ClaimLost(
                 f"{doing} as {self._id} needs another producer: a response of the "
                 "broker was lost, and the request may still arrive",
@@ -221,8 +223,8 @@ class KafkaTransactions(Closing):
     def close(self) -> None:
         """Close; an open transaction is aborted. Idempotent.
 
-        Where no broker answers, it takes a second at most: the next producer of this id
-        aborts the transaction, or the broker does after its timeout.
+        If no broker answers, closing takes a second at most. The next producer of this
+        id then aborts the transaction, or the broker does after its timeout.
         """
         if self._is_under_way:
             self._is_under_way = False
@@ -271,7 +273,7 @@ class KafkaTransactions(Closing):
         def read(response: Any) -> None:
             for _, results in response.results_by_topic_v3_and_below:
                 for _, code in results:
-                    # Another partition of the request has the cause.
+                    # Another partition of the request has the error.
                     if code != kafka_errors.OperationNotAttemptedError.errno:
                         _check(code)
 
@@ -343,7 +345,8 @@ class KafkaTransactions(Closing):
         for topic in dict.fromkeys(record.topic for record in records):
             find = partial(self._leaders, topic=topic)
             counts[topic] = len(self._call(find, doing=doing, deadline=deadline))
-        # One partition for all of a topic, as large batches are faster.
+        # One partition for all records of a topic without a key: large batches are
+        # faster.
         keyless = {
             topic: random.randrange(count)  # noqa: S311 - spreads load
             for topic, count in counts.items()
@@ -378,8 +381,8 @@ class KafkaTransactions(Closing):
     ) -> None:
         """Write all records: a batch of each partition at a time, until none is left.
 
-        So each partition has one batch under way, which the broker recognizes where it
-        is sent again.
+        So each partition has one batch under way, which the broker recognizes if it is
+        sent again.
         """
         left = {place: deque([list(records)]) for place, records in placed.items()}
         while left:
@@ -416,7 +419,9 @@ class KafkaTransactions(Closing):
         batches: Mapping[TopicPartition, bytes],
         results: dict[TopicPartition, Exception | None],
     ) -> None:
-        """Send what has no result; the result is None, or that a batch is too large.
+        """Send the batches that have no result yet.
+
+        The result of a written batch is None; of one that is too large, the error.
 
         Raises:
             KafkaError: A batch was not written, for another reason.
@@ -456,7 +461,7 @@ class KafkaTransactions(Closing):
                         results[place] = error
                     else:
                         faults.append(error)
-        if faults:  # first what no repetition changes
+        if faults:  # preferably an error that no retry changes
             raise min(faults, key=_is_passing)
 
     def _produce_request(
@@ -550,7 +555,7 @@ class KafkaTransactions(Closing):
         deadline: Deadline,
         needs: str | None = None,
     ) -> T:
-        """Call with a client until there is a result; repeat it after passing faults.
+        """Call ``work`` with a client; repeat it after transient errors.
 
         Raises:
             ClaimLost: A later producer has this id.
@@ -588,7 +593,7 @@ class KafkaTransactions(Closing):
         )
 
     def _final(self, error: Any, doing: str) -> Exception:
-        """Return what to raise for an error that the client is not to repeat."""
+        """Return what to raise for an error after which the client must not retry."""
         doing = f"{doing} as {self._id}"
         if isinstance(error, _FENCED):
             return fenced_error(doing)

@@ -23,7 +23,7 @@ _ALERT_TYPE = 21
 _WRAPPED = re.compile(r"\[Error (\d+)\]")
 _RESPONSE_MESSAGE = re.compile(r"error_message=(['\"])(.+?)\1")
 
-# What its producer reports of records that had no response in time.
+# Part of its producer's error for records that had no response in time.
 _EXPIRED = "Expiring "
 # Errors of kafka-python itself. The first matching row counts.
 _OWN = (
@@ -58,9 +58,9 @@ class NoTokenError(kafka_errors.KafkaConnectionError):  # type: ignore[misc]
 
 
 def fault_of_connection(error: Exception | None) -> Fault | None:
-    """Return the family of a failed connection, where its text shows the cause.
+    """Return the family of a failed connection, if the error shows the cause.
 
-    Each is also how a broker behaves that starts, so only the last attempt counts.
+    A broker that starts may show any of these faults, so only the last attempt counts.
     """
     if isinstance(error, AdvertisedAddressError):
         return faults.ADVERTISED

@@ -1,8 +1,9 @@
 """Choice of the client library for the logs: librdkafka if possible, else kafka-python.
 
-Topics are always created over kafka-python, and data topics described; the coordination
-log and data records use the chosen library. Both implement the same ports, so members
-of a group may differ. A client library is imported when a log is opened.
+Topics are always created, and data topics described, over kafka-python; the
+coordination log and data records use the chosen library. Both implement the same ports,
+so members of a group may use different ones. A client library is imported when a log is
+opened.
 """
 
 import logging
@@ -102,10 +103,10 @@ def open_coordination_log(
         settings: Connection, name of the topic, and transport.
         heartbeat_interval_ms: None if unknown; see ``TopicLog``.
         timeout_ms: Limit for the whole call.
-        only: Returns the partitions to read, from the number of partitions.
+        only: Gets the number of partitions and returns those to read.
         follows: Whether to wait for new entries; False to read what is there.
         lingers: Whether an append waits a moment for others; see ``TopicLog``.
-        admin: A client of kafka-python to describe the topic by; see ``TopicLog``.
+        admin: A client of kafka-python that describes the topic; see ``TopicLog``.
 
     Raises:
         ConfigurationError: The transport in the settings, or a file of TLS, cannot be

@@ -1,23 +1,24 @@
 """The writing half of the coordination log: an idempotent producer, kept alive.
 
-No producer survives everything. After a batch has timed out, or after any error
-that it does not retry, kafka-python's may fail all further sends for ever, or hold
+No producer survives everything. After a batch has timed out, or after an error that
+it does not retry, kafka-python's producer may fail all further sends for ever, or hold
 them for ever without an outcome (seen with 3.0.12 and a broker that was paused for
-two seconds); librdkafka's may end with a fatal error. A claimant that cannot beat
-loses all it holds, so the writer does not trust the producer: every append has its own
-deadline, and after the first append that fails or is overdue, the producer is replaced
-by a new one, connected in the background from the bootstrap addresses.
+two seconds). librdkafka's producer may end with a fatal error. A claimant that cannot
+send heartbeats loses all it holds, so the writer does not trust the producer: every
+append has its own deadline, and after the first append that fails or is overdue, the
+producer is replaced by a new one, connected in the background from the bootstrap
+addresses.
 
 Undelivered appends of the old producer are abandoned; otherwise the new one would have
 to wait for outcomes that may never come. An abandoned append may still land, even after
-later ones, and the protocol allows for that: a failed append is unknown (PROTOCOL 1.4),
+later appends. The protocol allows for that: a failed append is unknown (PROTOCOL 1.4),
 its lease counts from its sending (5.2), the fold checks the epoch of each record and
-never moves a position back (4.5), of two requests for offsets the lower one that lands
-late gets nothing (4.7), and a claim that nobody waits for is released (5.3). Simulated
-logs also let abandoned appends land late and in any order.
+never moves a position back (4.5), a request for offsets that lands after a request for
+higher offsets gets nothing (4.7), and a claim that nobody waits for is released (5.3).
+The simulator also lets abandoned appends land late and in any order.
 
-Appends that arrive meanwhile are queued, for up to a quarter of the
-heartbeat interval.
+While the producer is replaced, appends are queued for up to a quarter of the heartbeat
+interval.
 
 ``Outlet`` hides the differences between client libraries.
 """
@@ -46,7 +47,7 @@ LINGER_MS = 2
 OVERDUE_GRACE_MS = 250
 RENEW_TIMEOUT_MS = 10_000
 RENEW_INTERVAL_MS = 1_000
-# As many as a busy process sends while a producer is replaced.
+# Queued appends: as many as a busy process makes while a producer is replaced.
 QUEUE_MAX = 10_000
 
 
@@ -55,12 +56,12 @@ class Outlet(Protocol):
 
     @property
     def connection_error(self) -> Exception | None:
-        """Why its last connection failed; None once a record is confirmed."""
+        """Error of its last failed connection; None once a record is confirmed."""
         ...
 
     @property
     def is_outdated(self) -> bool:
-        """Whether its connections fail, and a new producer is likely to connect."""
+        """Whether its connections fail, and a new producer would probably connect."""
         ...
 
     def send(
@@ -76,7 +77,7 @@ class Outlet(Protocol):
             partition: Partition of the topic.
             value: The record's value.
             report: Called once, on any thread, with the offset (negative if the broker
-                no longer knows it) or the error: a ``TimeoutError`` without an answer.
+                no longer knows it) or the error, a ``TimeoutError`` if no answer came.
 
         Raises:
             Exception: The record was refused; ``report`` is not called.
@@ -100,18 +101,19 @@ class Outlet(Protocol):
         ...
 
 
-# Connects an outlet with these timeouts, within so many milliseconds. The cause of its
-# error is that of the last connection, if it is known.
+# Connects an outlet: gets its timeouts and the limit of the call in milliseconds. If it
+# raises, the error's cause is the error of the last connection, if that is known.
 Connect = Callable[[Mapping[str, int], int], Outlet]
-# Translates an error of a library: the error, the operation, read or write.
+# Translates an error of a client library: gets the error, the operation, and whether
+# the operation read or wrote.
 Translate = Callable[[Exception, str, Access], MarshalError]
 
 
 def writer_timeouts(heartbeat_interval_ms: int) -> dict[str, int]:
     """Return the producer's timeouts for a heartbeat interval (PROTOCOL 2.1).
 
-    Client libraries require the delivery timeout to cover linger and one request; half
-    and a quarter of the interval do so from a few milliseconds on.
+    Client libraries require the delivery timeout to cover linger and one request. Half
+    of the interval covers a quarter and linger, unless it is only a few milliseconds.
     """
     request_ms = max(1, min(heartbeat_interval_ms // 4, REQUEST_TIMEOUT_MS_MAX))
     return {
@@ -218,10 +220,10 @@ class _SentAppend(Append):
         self._settings = settings
         self._doing = doing
         self._translate = translate
-        # Returns why a connection failed.
+        # Returns the error of the last failed connection.
         self._explain = explain
         self._deadline = Deadline(limit_ms)
-        # The first counts; later ones are ignored.
+        # The first outcome counts; later ones are ignored.
         self._outcomes: list[int | Exception] = []
 
     def begin(self, sender: _Sender) -> None:
@@ -241,7 +243,7 @@ class _SentAppend(Append):
 
     def _add(self, outcome: int | Exception) -> None:
         if isinstance(outcome, TimeoutError):
-            # Now: the next connection may succeed.
+            # Ask now: once a connection succeeds, the error is no longer known.
             outcome.__cause__ = self._explain(self._sender)
         self._outcomes.append(outcome)
 
@@ -262,7 +264,7 @@ class _SentAppend(Append):
         if isinstance(outcome, TimeoutError):
             if isinstance(why := outcome.__cause__, Exception):
                 found = self._translate(why, self._doing, Access.WRITE)
-                # Retriable, as every append without an answer.
+                # An append without an answer is retriable, whatever the error says.
                 return found if found.retriable else CoordinationError(str(found))
             addresses = self._settings.addresses
             failure = Failure(
@@ -339,8 +341,8 @@ class Writer:
                     )
                 )
             append = _SentAppend(
-                # Queued and then sent, it ends within the heartbeat interval,
-                # for which callers wait.
+                # A quarter of the heartbeat interval in the queue and half once it is
+                # sent: it ends within the interval, for which callers wait.
                 limit_ms=self._timeouts["delivery_timeout_ms"] // 2,
                 settings=self._settings,
                 doing=doing,
@@ -352,7 +354,7 @@ class Writer:
         return append
 
     def watch(self) -> None:
-        """Detect failures; called often, so renewal does not wait for an append."""
+        """Replace a failed producer; called often, without waiting for an append."""
         with self._lock:
             self._watch()
 
@@ -406,7 +408,7 @@ class Writer:
             sender.sweep()
         self._stale = [sender for sender in self._stale if sender.pending]
         if self._sender.is_broken and not self._is_renewing and not self._is_closed:
-            # Without memory, or below a limit, no thread starts: the next call tries.
+            # Without memory, or at a limit, no thread starts: the next call retries.
             with suppress(RuntimeError):
                 in_background(self._renew, name="marshal-renew")
                 self._is_renewing = True
@@ -415,7 +417,8 @@ class Writer:
     def _release(self) -> None:
         """Send queued records (with the lock held).
 
-        In order: no record overtakes a pending append of a healthy outlet.
+        In order: no record overtakes an append to its partition that is pending in a
+        healthy outlet.
         """
         while self._held and self._held[0].append.is_done():
             self._held.popleft()
@@ -434,8 +437,8 @@ class Writer:
                 kept.add(number)
                 self._held.append(held)
             elif not held.append.is_done():
-                # A refusal, such as a missing leader, may have blocked for a moment:
-                # try the others with the next call.
+                # A refused send, for instance without a leader, may have blocked for a
+                # moment: the next call sends the other records.
                 is_accepting = self._sender.send(held)
 
     def _renew(self) -> None:

@@ -77,8 +77,8 @@ _PROPERTIES = {
     # After a kill the next start must wait until the old session expires.
     "broker.heartbeat.interval.ms": "500",
     "broker.session.timeout.ms": "3000",
-    # Else its controller writes and flushes a record of nothing every half second, half
-    # of what an idle node computes; no other node waits for one.
+    # By default the controller writes and flushes an empty record every half second:
+    # half of the CPU time of an idle node. Only other nodes would need it.
     "metadata.max.idle.interval.ms": "0",
     # Tests write records with any CreateTime; Kafka 4 refuses the future.
     "log.message.timestamp.after.max.ms": str(2**63 - 1),
@@ -170,9 +170,9 @@ class EmbeddedBroker(Closing):
             properties: Server properties that override the defaults.
             java_options: Further options for Java, such as ``-Xmx1g``.
             class_path: Class path ahead of Kafka's own jars.
-            host: Address that the broker listens at and advertises to clients.
+            host: Address that the broker listens on and advertises to clients.
             launcher: Words of a command that runs Java as its last step, such as
-                ``ip netns exec NAME``; it must become Java, not its parent.
+                ``ip netns exec NAME``; it must become Java (exec), not its parent.
             cluster_id: Id for new storage; if empty, a random one.
             start_timeout_ms: How long a start may take, without the download of jars.
         """
@@ -436,7 +436,7 @@ class EmbeddedBroker(Closing):
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                # This process handles interrupts of the terminal, not the broker.
+                # Interrupts of the terminal must reach this process, not the broker.
                 start_new_session=True,
             )
         assert self._supervisor.stdout is not None

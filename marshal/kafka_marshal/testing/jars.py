@@ -222,7 +222,7 @@ def _resolve(java: Java, root: Path) -> list[Path]:
 
 
 def fetch_note() -> str | None:
-    """Return the line to show before the jars are fetched, None if they are there."""
+    """Return the line to show before the jars are fetched; None if they are cached."""
     if _listing().is_file():
         return None
     return (

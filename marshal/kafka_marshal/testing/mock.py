@@ -1,8 +1,8 @@
 """A consumer for tests of code that takes one: the real class, without a cluster.
 
 Hand-out, commits, seeks, callbacks and both guarantees are those of ``Consumer``. Only
-what lies below is replaced: the topics, and the log, which confirms all at once. A
-clock moves where a call would wait, so nothing waits.
+the layers below are replaced: the topics, and the log, which confirms every request at
+once. If a call would wait, a simulated clock moves instead, so no test waits.
 """
 
 import threading
@@ -58,15 +58,15 @@ if TYPE_CHECKING:
 ME = Owner("mock-client", b"mock-incarnation")
 GROUP_ID = "mock-group"
 INTERVAL_MS = 10_000
-OFFSETS_MAX = 1_000_000  # of a request
+OFFSETS_MAX = 1_000_000  # offsets of a request
 P = ParamSpec("P")
 _Make = Callable[["MockConsumer", ConsumerConfig, Callbacks], None]
-# So that a thread that waits lets others run.
+# A waiting thread sleeps this long, so that others run.
 REST_S = 0.001
 
 
 class _Changed(Condition):
-    """Lets time go on where something waits, and other threads run."""
+    """A condition whose wait moves the clock, and lets other threads run."""
 
     def __init__(self, lock: threading.RLock, topics: "_Topics") -> None:
         super().__init__(lock)
@@ -124,7 +124,7 @@ class _Topics(DataReader, TransactionalWriter, Clock):
                 if records and partition not in self._paused:
                     found[partition] = list(joined_records([records], token))
                     max_records -= len(records)
-                    del self._places[partition]  # the last one in the next poll
+                    del self._places[partition]  # the next poll reads it last
                     self._places[partition] = offset + len(records), token
             if timeout_ms and not found:
                 self.changed.wait(timeout_ms / 1000)
@@ -197,7 +197,7 @@ class _Grants(GrantRequester):
 
 
 class _Session(ClaimSession):
-    """Has the claims that the test decides on; all is confirmed at once."""
+    """Has the claims that the test gives it; confirms every request at once."""
 
     handoff_counts: Mapping[str, int] = {}
     leaving_count = 0
@@ -233,7 +233,7 @@ class _Session(ClaimSession):
         )
         holding.claim.assign(sublease)
         holding.begin(position, grantee=ME.incarnation)
-        holding.set_by = ""  # no admin has, as transactions require to know
+        holding.set_by = ""  # not set by an admin: transactions need to know
         self.holdings[key] = holding
         self.positions[key] = self._heads[key] = position
         self._held.note_won(holding, effect="claimed", why=None, log_ms=0)
@@ -280,24 +280,24 @@ class _Session(ClaimSession):
         return []
 
     def taker_of(self, sub: Subscription, topic: str) -> None:
-        """Nobody else is there."""
+        """Return None: there is no other member."""
 
     def stuck_count(self, key: Key) -> int:
         del key
         return 0
 
     def send_release(self, holding: Holding, drain: Drain) -> None:
-        """It is confirmed already."""
+        """Do nothing: the release is confirmed already."""
 
     def on_release(self, key: Key, reason: str) -> None:
-        """As above."""
+        """Do nothing, as above."""
 
     def on_end(self, holding: Holding, ending: Ending) -> None:
-        """As above."""
+        """Do nothing, as above."""
 
 
 class _Settings:
-    """In place of a ``Marshal``, whose ``consumer`` checks what it is given."""
+    """Stands in for a ``Marshal``, whose method ``consumer`` checks its arguments."""
 
     def open_consumer(
         self, config: ConsumerConfig, callbacks: Callbacks, *, timeout_ms: int
@@ -309,7 +309,7 @@ class _Settings:
 def _taking_what_consumer_takes(
     read: Callable[Concatenate[Marshal, P], Consumer],
 ) -> Callable[[_Make], Callable[Concatenate["MockConsumer", P], None]]:
-    """Return a decorator: a constructor with the arguments of ``Marshal.consumer``."""
+    """Return a decorator that gives a constructor the arguments of ``read``."""
 
     def decorate(make: _Make) -> Callable[Concatenate["MockConsumer", P], None]:
         def init(self: "MockConsumer", /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -324,16 +324,17 @@ def _taking_what_consumer_takes(
 class MockConsumer(Consumer):
     """A ``Consumer`` of records that a test adds, for code that takes a consumer.
 
-    It claims a partition with the first record that is added to it; what the
-    application commits is in the log at once. Iteration ends with the last record,
-    unless ``consumer_timeout_ms`` is None. What a group, a lease or a failure decides,
-    the test does: ``claim``, ``lose``, ``fail``, also in callbacks, from any thread.
+    It claims a partition when the first record is added to it; commits are in the log
+    at once. Iteration ends with the last record, unless ``consumer_timeout_ms`` is
+    None. Claims, their loss, and failures are up to the test: it calls ``claim``,
+    ``lose`` and ``fail``, from any thread, also in callbacks.
 
     Args:
-        Those of ``Marshal.consumer``. Nobody else is there to hand off or stand by for.
+        Those of ``Marshal.consumer``. There is no other member to hand off to, or to
+            stand by for.
 
     Attributes:
-        sent: What transactions have written, in order.
+        sent: Records that transactions have written, in order.
     """
 
     @_taking_what_consumer_takes(Marshal.consumer)
@@ -430,12 +431,12 @@ class MockConsumer(Consumer):
         winner: str | None = None,
         was_lost: bool = True,
     ) -> None:
-        """End a claim, as another client does, or an expired lease.
+        """End a claim, as another client or an expired lease would.
 
         Args:
             partition: A partition that is held.
-            reason: Reason that ``on_lost`` and ``ClaimLost`` have.
-            winner: Who has it now.
+            reason: Reason that ``on_lost`` and ``ClaimLost`` report.
+            winner: The client that holds it now, or None.
             was_lost: False if it was released, as planned.
 
         Raises:

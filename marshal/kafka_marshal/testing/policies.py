@@ -1,4 +1,4 @@
-"""Checks for every policy, built in or of another package.
+"""Checks for any policy, built in or from another package.
 
 All members of a simulated group ask the policy at once, on the same view, in rounds.
 Its plans must converge, with every key held::
@@ -195,7 +195,7 @@ class Room:
         """Run rounds until nothing moves; return their number.
 
         Raises:
-            AssertionError: It does not converge.
+            AssertionError: The group does not converge.
         """
         for count in range(rounds_max):
             acted = self.round()
@@ -242,7 +242,7 @@ def _is_able(member: MemberView, key: Key, room: Room) -> bool:
 
 
 def _check_covered(room: Room) -> None:
-    """Require that each key that a member may hold is held, and all limits are kept."""
+    """Require that all limits are kept, and all keys held that members may hold."""
     for key, owner in room.owners.items():
         able = [m for m in room.members if not m.is_draining and _is_able(m, key, room)]
         assert owner is not None or not able, f"{key} is left to nobody"
@@ -270,7 +270,7 @@ def one_member_takes_everything(subject: Subject) -> None:
 
 
 def twenty_members_share_twenty_keys(subject: Subject) -> None:
-    """Bounded rounds, no livelock, with one topic or with twenty."""
+    """The group converges within ten rounds, with one topic or with twenty."""
     for topics in ({"t": 20}, {f"t{n:02}": 1 for n in range(20)}):
         room = Room(topics, _peers(20, topics), subject=subject)
         assert room.settle() <= 10
@@ -278,7 +278,10 @@ def twenty_members_share_twenty_keys(subject: Subject) -> None:
 
 
 def any_group_comes_to_rest(subject: Subject) -> None:
-    """From any distribution, with limits and different topics: covered, and quiet."""
+    """From any distribution, with limits and different topics, a group converges.
+
+    Then every key that a member may hold is held.
+    """
     for seed in range(WORLDS):
         room = random_room(random.Random(seed), subject)
         room.settle()
@@ -286,7 +289,7 @@ def any_group_comes_to_rest(subject: Subject) -> None:
 
 
 def limits_are_never_exceeded(subject: Subject) -> None:
-    """Also not before it converges; 0 is no limit."""
+    """No member exceeds its limit, even before the group converges; 0 is no limit."""
     for seed in range(WORLDS):
         room = random_room(random.Random(seed), subject, is_used=False)
         for _ in range(10):
@@ -338,7 +341,7 @@ def newcomers_do_no_harm(subject: Subject) -> None:
 
 
 def draining_members_get_nothing(subject: Subject) -> None:
-    """They keep their keys, and get no others."""
+    """Draining members keep their keys, and get no others."""
     topics = {"t": 6, "u": 2}
     stay = MemberView(client_id="a", topics=frozenset(topics))
     gone = MemberView(client_id="b", topics=frozenset(topics), is_draining=True)
@@ -382,7 +385,7 @@ CHECKS: tuple[Check, ...] = (
     fresh_claims_are_left_alone,
     the_same_view_gives_the_same_plan,
 )
-"""All of them."""
+"""All checks."""
 
 
 def check_policy(policy: Policy, *, counts: Counts = Counts.PARTITIONS) -> None:

@@ -1,6 +1,6 @@
 """Writes records to a real data topic: a first fill, then more at a steady rate.
 
-Apart from the demo, because tests use it, too.
+Not part of the demo, because tests use it, too.
 """
 
 import threading
@@ -36,7 +36,7 @@ def create_topic(
 
 
 class Producing(Closing):
-    """Writes numbered records round the partitions of a topic. A context manager.
+    """Writes numbered records to the partitions of a topic in turn. A context manager.
 
     Record ``n`` has its number in decimal as value, and goes to partition ``n mod
     partitions``. Used by one thread; ``go_on`` starts another, which writes until
@@ -101,7 +101,7 @@ class Producing(Closing):
         return self._writer.written(self._topic)
 
     def slowest_ack_ms(self, *, since_s: float) -> int:
-        """Return the longest wait for an acknowledgement since a monotonic time."""
+        """Return the longest wait for an acknowledgment since a monotonic time."""
         return self._writer.slowest_ack_ms(since_s=since_s)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ While it removes a broker that a response no longer names, it often takes the pa
 away from their new leader as well, and notices at the next request, a second later
 (seen with 2.16). So the thread that polls a client asks more often for a while after a
 loss. The number of requests is bounded for each loss and client; then librdkafka's own
-second applies again. Where no broker can be reached, nothing is sent.
+interval of a second applies again. If no broker can be reached, nothing is sent.
 """
 
 import ctypes
@@ -55,9 +55,10 @@ ASK_INTERVAL_S = 0.25
 # Longer than failover of a broker and the active controller usually takes: broker
 # sessions last 9 s by default.
 ASKED_FOR_S = 20.0
-# One request each; more topics take turns.
+# Topics to request at once, with one request each; further topics take turns.
 TOPICS_AT_ONCE = 8
-# After an error; librdkafka repeats one that lasts every 30 s.
+# Connections count as failing this long after an error; librdkafka repeats a lasting
+# error every 30 s.
 FAILING_S = 60.0
 # Enough to send the request; librdkafka handles the response whenever it arrives.
 _SENT_S = 0.001
@@ -71,37 +72,38 @@ LOSSES = (
 _REQUESTS_S_MAX = 10.0
 LOGGER = "kafka_marshal.librdkafka"
 _LOGGER = logging.getLogger(LOGGER)
-# Where logging is not configured, Python would write them to stderr.
+# Without a handler, Python writes warnings to stderr if logging is not configured.
 _LOGGER.addHandler(logging.NullHandler())
-# Parts of debug lines. If they were worded differently, opening would take longer.
+# Parts of debug lines. If a release words them differently, opening takes longer.
 _PID_REQUESTED, _PID_ACQUIRED = "Coordinator not up", "Acquired PID"
 # Debug line about a topic's id, the same since release 2.6, also for the first id. A
 # reader accepts no records of a topic without such a line.
 _TOPIC_ID = re.compile(r"Topic (\S+) changed id from \S* to ([A-Za-z0-9+/]{22})\b")
-# The debug context of that line with the fewest others: one for each partition of a
-# topic and metadata request. Each line takes the interpreter lock, and a poll lasts
-# until all are handled.
+# The debug context that has that line, and the fewest others: one for each partition of
+# a topic and metadata request. Each line takes the interpreter lock, and a poll lasts
+# until all lines are handled.
 TOPIC_IDS = {"debug": "metadata"}
-# What differs between two lines about one cause.
+# The part in which two lines about the same cause differ.
 _ATTEMPT = re.compile(r" \(after \d+ms in state [^)]*\)")
-# How a TLS listener answers the first request of a client without TLS. No error reports
-# it, only a line of level INFO.
+# Line of level INFO if a TLS listener closes the connection of a client without TLS; no
+# error reports that.
 _CLOSED_AT_ONCE = re.compile(r"\S+: Disconnected: .* in state APIVERSION_QUERY\)")
-# How a listener without TLS answers a handshake; librdkafka guesses so now and then.
+# Error if a listener without TLS ends a handshake; librdkafka sometimes reports its
+# guess of the reason instead.
 _ENDED = "SSL connection closed by peer"
 REPEATED_AFTER_S = 60.0
 CAUSES_MAX = 100
 # librdkafka requires a group even for assigned partitions without commits. It only
 # finds the group's coordinator.
 GROUP_ID = "kafka-marshal-assigned"
-# Weakly: one that an interrupted call has dropped is destroyed as garbage.
+# Weak references: a client that an interrupted call dropped is destroyed as garbage.
 _live: "WeakSet[Client]" = WeakSet()
 
 
 class LeaderSearch:
     """Schedule of metadata requests of one client, for the thread that polls it.
 
-    No other thread could send them: the binding serialises calls on a consumer, and a
+    No other thread could send them: the binding serializes calls on a consumer, and a
     thread that polls all the time would always come first.
     """
 
@@ -120,8 +122,8 @@ class LeaderSearch:
     def max_wait_s(self, wait_s: float) -> float:
         """Limit a wait for records so that requests go out in time.
 
-        Rounded up: librdkafka cuts off what is below a millisecond. A caller that waits
-        for what is left would wait in vain dozens of times.
+        Rounded up, because librdkafka cuts off fractions of a millisecond: a caller
+        with less than a millisecond left would call dozens of times without a wait.
         """
         most_s = min(wait_s, ASK_INTERVAL_S) if self._until_s else wait_s
         return math.ceil(most_s * 1_000) / 1_000
@@ -190,8 +192,8 @@ class Client:
     def is_outdated(self) -> bool:
         """Whether connections fail, and a new client would load renewed files of TLS.
 
-        librdkafka loads them once. Connections that exist outlive their certificates,
-        and a renewed one that brokers do not accept shall not end them.
+        librdkafka loads the files once. Open connections outlive their certificates; a
+        renewed certificate that brokers do not accept must not end them.
         """
         if self._failed_s is None or self.files is None:
             return False
@@ -206,7 +208,8 @@ class Client:
 
     def on_error(self, error: Any) -> None:
         """Handle an error reported while the client is polled."""
-        # What a callback for tokens raises is still set when the binding reports it.
+        # An exception of the token callback is still set in Python when the binding
+        # reports it, and fails the first access.
         with suppress(SystemError):
             error.code()
         self._failed_s = time.monotonic()
@@ -236,12 +239,12 @@ class _Log:
     """Forwards log lines, and extracts what is reported nowhere else.
 
     While a broker is down, librdkafka reports every attempt to connect, some 75 a
-    second, and those that nobody polled for when the client is destroyed. The first of
-    each cause in a minute is an error, the others are for debugging.
+    second; unpolled lines arrive when the client is destroyed. The first line of each
+    cause in a minute keeps its level; the others get the level DEBUG.
 
     Args:
         client: Its client.
-        is_quiet: Whether all lines are for debugging: errors name the last cause.
+        is_quiet: Whether all lines get the level DEBUG: errors name the last cause.
         has_tls: Whether the client uses TLS.
         clock_s: Returns local time.
     """
@@ -309,7 +312,7 @@ def _new_client(
         "allow.auto.create.topics": False,
         "error_cb": client.on_error,
         "throttle_cb": _note_delay,
-        # It waits half of this, at least 11 ms, before it connects to a leader.
+        # librdkafka waits half of this, at least 11 ms, before it connects to a leader.
         "reconnect.backoff.ms": 20,
         **fast_config(settings),
         **config,
@@ -318,7 +321,7 @@ def _new_client(
     try:
         client.handle = kind(whole, logger=log)
     except (KafkaException, SystemError) as error:
-        # It waits for a token, and reports by no other exception that it got none.
+        # The constructor waits for a token; if it gets none, it does not report why.
         failure = getattr(whole.get("oauth_cb"), "failure", None)
         if failure is not None:
             raise no_token_error(failure, addresses=settings.addresses) from failure
@@ -350,7 +353,7 @@ def new_consumer(settings: ConnectionConfig, config: Mapping[str, Any]) -> Clien
         "enable.auto.offset.store": False,
         "auto.offset.reset": "error",
         "fetch.min.bytes": 1,
-        # Pause while its queue is full; a second by default.
+        # How long to stop fetching while the queue is full; a second by default.
         "fetch.queue.backoff.ms": 10,
         "fetch.error.backoff.ms": 100,
     }
@@ -383,7 +386,7 @@ def new_admin(settings: ConnectionConfig) -> Client:
 
 
 def close_admin(client: Client, pending: "Collection[Future[Any]]") -> threading.Thread:
-    """Close it on a background thread when these requests have ended, or soon after."""
+    """Close a client on a background thread once these requests, or 10 s, are over."""
 
     def close() -> None:
         wait(pending, timeout=_REQUESTS_S_MAX)

@@ -1,15 +1,15 @@
 """The coordination topic over librdkafka: ``ports.CoordinationLog``.
 
-As with kafka-python, defaults would be wrong (PROTOCOL 2.1): librdkafka hides open
-transactions, jumps to the end of the log where its position is gone, and counts types
-of timestamps from 1 where the wire counts from 0.
+As with kafka-python, the defaults break PROTOCOL 2.1: librdkafka hides records of open
+transactions, and jumps to the end of the log if its position no longer exists. It also
+counts timestamp types from 1, while the wire format counts from 0.
 
 Two handles: one fetches, the other queries offsets. A broker answers the requests of a
 connection in turn, so a query would wait behind a fetch that waits for records. Any
-thread may query, several at once.
+number of threads may query at once.
 
-librdkafka makes an object of each entry. A long way to the end of the log is read over
-kafka-python instead, whose fetches stay packed (``entries``).
+librdkafka makes an object for each entry. A large backlog is read over kafka-python
+instead, which leaves entries packed in the fetched bytes (``entries``).
 """
 
 import logging
@@ -68,31 +68,33 @@ _PID_WAIT_S = 1.5
 _FATAL = KafkaError._FATAL  # noqa: SLF001 - its public name
 _UNANSWERED = KafkaError._MSG_TIMED_OUT  # noqa: SLF001 - its public name
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
-# The position is outside the log; nothing more is fetched of the partition.
+# Errors for a position outside the log, after which the partition is not fetched.
 _OUT_OF_PLACE = (
     KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001
     KafkaError._LOG_TRUNCATION,  # noqa: SLF001
     KafkaError.OFFSET_OUT_OF_RANGE,
 )
-# A message and an entry each: below the 700 new objects that start Python's garbage
-# collector. With thousands at a time a cold start spent a quarter of its time in the
-# collector, and read each message from memory instead of the cache.
+# Messages taken at once. With an entry for each they are fewer than the 700 new objects
+# that start Python's garbage collector. With thousands at once, a cold start spent a
+# quarter of its time in the collector, and read each message from memory instead of the
+# processor's cache.
 AT_ONCE = 300
-# Entries to the ends of the log from which on they are read over kafka-python. To load
-# and connect it takes as long as so many entries gain.
+# Least backlog, in entries, that is read over kafka-python. Loading and connecting
+# kafka-python takes as long as it saves for this many entries.
 BACKLOG = 200_000
 _BULK_CONNECT_MS = 5_000
-# Without an entry for so long, librdkafka reads them all the same.
+# If kafka-python returns no entry for this time, librdkafka reads the backlog.
 _BULK_SILENT_S = 5.0
-# One attempt of a query; refusals are checked after each.
+# Longest attempt of a query; refusals are checked after each attempt.
 _QUERY_S = 2.0
 _RETRY_S = 0.05
-# Longer than queries take to end after close().
+# Longest wait of close() for queries under way: longer than they take to end.
 _QUERIES_S_MAX = 3 * _QUERY_S
-# What is appended in one round is ready within it, and goes in one request. librdkafka
-# waits for whole milliseconds, and each more delays every claim and every grant.
+# Within this time a round of the engine makes all its appends, so they share a request.
+# librdkafka waits for whole milliseconds; each further one would delay every claim and
+# every grant.
 FAST_LINGER_MS = 0.5
-# For queries too: the last stable offset would be no barrier.
+# Queries need it as well: as a log end, the last stable offset would be no barrier.
 _UNCOMMITTED = {"isolation.level": "read_uncommitted"}
 
 _Entries = list[tuple[int, LogEntry]]
@@ -109,11 +111,12 @@ def writer_config(timeouts: Mapping[str, int], *, lingers: bool) -> dict[str, An
         "acks": "all",
         "enable.idempotence": True,
         "linger.ms": FAST_LINGER_MS if lingers else 0,
-        # A broker refuses a batch above max.message.bytes, whatever its records have.
+        # A broker refuses a batch above max.message.bytes, however small its records.
         "batch.size": FRAME_BYTES_MAX,
         "compression.type": "none",
-        # The first is sent to the broker; the second ends the wait for its response. By
-        # default a stalled leader would block until the delivery timeout.
+        # The request timeout is sent to the broker; the socket timeout ends the wait
+        # for its response. By default a stalled leader would block until the delivery
+        # timeout.
         "request.timeout.ms": timeouts["request_timeout_ms"],
         "socket.timeout.ms": timeouts["request_timeout_ms"] + OVERDUE_GRACE_MS,
         "delivery.timeout.ms": timeouts["delivery_timeout_ms"],
@@ -137,9 +140,9 @@ class FastOutlet(Outlet):
     ) -> None:
         """Connect, fetch the topic's metadata, and wait for a producer id.
 
-        In this order: a metadata request before librdkafka knows the brokers, or none
-        at all, makes it retry the producer id every 500 ms only, which delays the first
-        append.
+        In this order: if metadata is requested before librdkafka knows the brokers, or
+        not at all, it retries its request for a producer id only every 500 ms, which
+        delays the first append.
 
         Args:
             settings: Connection and name of the topic.
@@ -157,7 +160,7 @@ class FastOutlet(Outlet):
         self.config = writer_config(timeouts, lingers=lingers)
         self._client = new_producer(settings, self.config)
         self._is_over = threading.Event()
-        # The fatal error of the producer; set before the event.
+        # The fatal error of the producer; set before ``_has_failed``.
         self._fatal: Exception | None = None
         self._has_failed = threading.Event()
         self.collector = in_background(self._collect, name="marshal-deliveries")
@@ -230,8 +233,8 @@ class FastOutlet(Outlet):
                 self._client.leaders.ask_if_due(handle, (self._topic,))
                 handle.poll(_POLL_S)
             except KafkaException as error:
-                # Only a fatal error is raised, and once. Purge, or unsent records
-                # would stay until the delivery timeout.
+                # poll() raises only a fatal error, and once. Without a purge, unsent
+                # records would stay until the delivery timeout.
                 self._fatal = error
                 self._has_failed.set()
                 self._client.requests_pid.set()
@@ -266,16 +269,17 @@ class FastCoordinationLog(TopicLog):
         )
 
     def _prepare(self) -> None:
-        # Queries under way, by client: destroying its handle would crash the process.
+        # Number of queries under way by client. To destroy the handle of a client with
+        # queries would crash the process.
         self._queries = Counter[Client]()
         self._query_ended = Condition()
         # Whether the reader has the current positions.
         self._is_assigned = False
-        # Ends of the log that a query has returned last.
+        # The last queried end of each partition.
         self._seen_ends: Mapping[int, int] = {}
         self._can_read_bulk = True
-        self._bulk_s = 0.0  # when it returned entries last
-        # Offsets behind the last entry and control records, by partition.
+        self._bulk_s = 0.0  # when ``_bulk`` returned entries last
+        # Log end at which each partition was last read, also behind control records.
         self._ends_reached: dict[int, int] = {}
         # Partition of the last error raised.
         self._raised_for: int | None = None
@@ -298,7 +302,7 @@ class FastCoordinationLog(TopicLog):
         self._reader = self._new_reader()
 
     def _new_querier(self) -> Client:
-        # A response after the end of its query is of no use.
+        # A response that arrives after its query has ended is useless.
         limit_ms = round(_QUERY_S * 1_000) + OVERDUE_GRACE_MS
         return new_consumer(
             self._settings, {**_UNCOMMITTED, "socket.timeout.ms": limit_ms}
@@ -317,7 +321,7 @@ class FastCoordinationLog(TopicLog):
         )
 
     def _limit_requests(self, timeout_ms: int) -> None:
-        """Make another reader: librdkafka cannot change the limit of one."""
+        """Make another reader: librdkafka cannot change the limit of the old one."""
         with self._lock:
             if self._is_closed or timeout_ms == self._reader_timeout_ms:
                 return
@@ -328,7 +332,7 @@ class FastCoordinationLog(TopicLog):
         self._keep_reader(fresh)
 
     def _keep_reader(self, fresh: Client) -> None:
-        """Have the next poll use a reader, and close the one that will not be used."""
+        """Make the next poll use a new reader; close the one that stays unused."""
         unused: Client | None = fresh
         with self._lock:
             if not self._is_closed:
@@ -352,16 +356,16 @@ class FastCoordinationLog(TopicLog):
     ) -> tuple[str, TopicDescription]:
         if client is None:
             return describe_log(self._settings, timeout_ms=timeout_ms)
-        # Its user has loaded kafka-python, and uses this connection for more.
+        # The caller has loaded kafka-python, and uses this client for more requests.
         from kafka_marshal.kafka_io import topics
 
         return topics.describe_log(self._settings, client=client, timeout_ms=timeout_ms)
 
     def _connect(self, deadline: Deadline) -> None:
-        """Wait until the leaders are known and reached, or a while."""
+        """Wait until the leaders are known and connected, or time is up."""
         for thread in self._connecting:
             thread.join(timeout=deadline.left_s)
-        if not self._has_leaders:  # of a topic that is new, perhaps
+        if not self._has_leaders:  # perhaps the topic is new
             self._find_leaders()
 
     def _find_leaders(self) -> None:
@@ -402,8 +406,8 @@ class FastCoordinationLog(TopicLog):
     def _seek(self, offsets: Mapping[int, int]) -> None:
         for number, offset in offsets.items():
             self._next[number] = offset
-        # Assign at the first poll: librdkafka fetches ahead at once, and a reader that
-        # continues from a kept state would fetch the log's start for nothing.
+        # The next poll assigns: librdkafka would fetch at once, and a reader that then
+        # continues from a kept state would have fetched the log's start for nothing.
         self._is_assigned = False
         if self._bulk is not None:
             self._bulk.seek(self._read, offsets)
@@ -430,9 +434,9 @@ class FastCoordinationLog(TopicLog):
         return [(t, sought(run, head)) for t, run in found]
 
     def _fetch_bulk(self, timeout_ms: int) -> Runs | None:
-        """Return new entries over kafka-python; None if librdkafka is to read them.
+        """Return new entries over kafka-python; None if librdkafka must read them.
 
-        It reports no errors: librdkafka then reads from the same positions.
+        Errors of kafka-python are not raised: librdkafka continues at its positions.
         """
         backlog = self._backlog()
         if self._bulk is None and (self._is_assigned or backlog < BACKLOG):
@@ -455,7 +459,7 @@ class FastCoordinationLog(TopicLog):
         return None
 
     def _backlog(self) -> int:
-        """Return how many offsets are below the ends that were seen last."""
+        """Return how many offsets lie between positions and last queried ends."""
         ends = self._seen_ends
         return sum(max(0, ends.get(t, 0) - self._next[t]) for t in self._read)
 
@@ -482,9 +486,9 @@ class FastCoordinationLog(TopicLog):
 
     @staticmethod
     def _sought(messages: Iterable[Any], head: bytes) -> Iterator[Any]:
-        """Yield errors, messages with a head, and the last one of each partition.
+        """Yield errors, messages whose value has a head, and each partition's last.
 
-        Making an entry of each takes several times as long.
+        To make an entry of every message takes several times as long.
         """
         last: dict[int, Any] = {}
         for message in messages:
@@ -504,7 +508,7 @@ class FastCoordinationLog(TopicLog):
     ) -> Runs:
         assert self._reader is not None
         if self._reader.is_outdated:
-            with suppress(MarshalError):  # files that change just now; the next poll
+            with suppress(MarshalError):  # files are changing: the next poll retries
                 self._keep_reader(self._new_reader())
         if self._next_reader is not None:
             self._use_next_reader()
@@ -515,7 +519,7 @@ class FastCoordinationLog(TopicLog):
         deadline = Deadline(timeout_ms)
         entries: _Entries = []
         while not self._errors and not entries:
-            # consume() waits until a batch is full; so poll one, then the rest.
+            # consume() waits until a batch is full: poll for one, then take the rest.
             self._reader.leaders.ask_if_due(handle, (self._topic,))
             first = handle.poll(self._reader.leaders.max_wait_s(deadline.left_s))
             if first is None:
@@ -547,7 +551,7 @@ class FastCoordinationLog(TopicLog):
                 self._errors.append((message.partition(), KafkaException(error)))
 
     def _raise_error(self, timeout_ms: int) -> None:
-        """Raise the first error, unless its partition can be repaired."""
+        """Raise the first error, unless its partition can skip to a new log start."""
         partition, error = self._errors.pop(0)
         self._raised_for = partition
         is_out = cause_of(error).code() in _OUT_OF_PLACE
@@ -558,7 +562,7 @@ class FastCoordinationLog(TopicLog):
 
     def _fetch_positions(self, partitions: Collection[int]) -> Mapping[int, int]:
         if self._bulk is not None:
-            with suppress(Exception):  # the next poll meets it
+            with suppress(Exception):  # the next poll handles it
                 return {number: self._bulk.position(number) for number in partitions}
         return {
             number: self._ends_reached[number]
@@ -582,7 +586,7 @@ class FastCoordinationLog(TopicLog):
     ) -> Mapping[int, int]:
         limit_s = min(timeout_ms / 1000, _QUERY_S)
         with self._querying() as client:
-            # The handle knows the partitions by this, not by the period of librdkafka.
+            # Makes the handle know the partitions at once, before librdkafka's refresh.
             found = client.handle.list_topics(self._topic, timeout=limit_s)
         if not found.topics[self._topic].partitions.keys() >= {*partitions}:
             raise CoordinationError(
@@ -592,8 +596,8 @@ class FastCoordinationLog(TopicLog):
         return self._query_with_retries(partitions, timeout_ms, which=OFFSET_BEGINNING)
 
     def _refresh_reader(self) -> None:
-        # A handle serves one call at a time. Between the polls of another thread, this
-        # one would wait for seconds on a busy machine.
+        # On the polling thread: a handle serves one call at a time, so another thread
+        # would wait seconds for its turn between polls on a busy machine.
         self._find_leaders()
 
     def _query_time(self, time_ms: int, timeout_ms: int) -> Mapping[int, int]:
@@ -602,7 +606,7 @@ class FastCoordinationLog(TopicLog):
 
     @contextmanager
     def _querying(self) -> Iterator[Client]:
-        """Return the client for a query, which stays alive during it."""
+        """Provide the client for a query, and keep it alive during the query."""
         with self._query_ended:
             self._require_open()
             client = self._renewed_querier()
@@ -619,13 +623,13 @@ class FastCoordinationLog(TopicLog):
         """Return the client for queries, a new one if it is outdated."""
         assert self._querier is not None
         if self._querier.is_outdated:
-            with suppress(MarshalError):  # files that change just now; the next query
+            with suppress(MarshalError):  # files are changing: the next query retries
                 old, self._querier = self._querier, self._new_querier()
                 self._close_unused(old)
         return self._querier
 
     def _close_unused(self, client: Client) -> None:
-        """Close a client for queries that was replaced and has none under way."""
+        """Close a client for queries if it was replaced and no query uses it."""
         if not self._queries[client]:
             del self._queries[client]
             if client is not self._querier:
@@ -643,7 +647,7 @@ class FastCoordinationLog(TopicLog):
                 try:
                     return self._query_once(client, places, min(left_s, _QUERY_S))
                 except KafkaException as error:
-                    # A moved leader is reported at once, and found a moment later.
+                    # A moved leader is reported at once; the new one is found later.
                     is_late = left_s <= _RETRY_S
                     translated = self._translate(error, "Asking", Access.READ)
                     if is_late or not translated.retriable:
@@ -654,8 +658,8 @@ class FastCoordinationLog(TopicLog):
     def _refresh_leaders(self, client: Client, timeout_s: float) -> None:
         """Refresh the leaders of a handle for queries.
 
-        librdkafka keeps asking a leader that is gone. If its metadata is of a moment
-        without a leader, it treats the partition as unknown and never asks again.
+        librdkafka keeps asking a leader that is gone. If its metadata was fetched while
+        there was no leader, it treats the partition as unknown and never asks again.
         """
         with suppress(KafkaException):  # the next query raises the cause
             client.handle.list_topics(self._topic, timeout=timeout_s)

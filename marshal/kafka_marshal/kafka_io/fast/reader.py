@@ -1,8 +1,8 @@
-"""Data partitions over librdkafka: ``ports.DataReader``, its records, and the data log.
+"""Data partitions over librdkafka: ``ports.DataReader``, and its records.
 
 librdkafka fetches ahead on its own threads, into one queue for all partitions. The
 queue may still hold records of an earlier position; a seek makes librdkafka drop them,
-so every change of position begins with one.
+so every change of position begins with a seek.
 """
 
 import os
@@ -53,36 +53,40 @@ from kafka_marshal.ports import (
 )
 from kafka_marshal.protocol.types import Token, TopicPartition
 
-# It may be None for messages that are no records.
+# Its type allows None, for messages that are errors.
 _offset: Callable[[Any], int] = Message.offset  # type: ignore[assignment]
-# Not called as a method: once a call of one is hot, Python looks no longer for an
-# exception beside a result, which is how this one fails.
+# Not called as a method: it fails by an exception beside a result, which Python no
+# longer looks for once it has optimized a method call that runs often.
 _headers = methodcaller("headers")
 _NO_TEXT = "\ufffd"
-# What librdkafka may hold: one of these two is reached, and then what is under way
-# still comes. Several fetches hide all latency that can be hidden, since a broker is
-# asked for one at a time. More of them are read from memory and not from the
-# processor's cache, which is a tenth of all CPU time; its own default is 64 MB.
+# Limits of librdkafka's queue: once one of them is reached it fetches no more, but
+# fetches under way still arrive. A queue of several fetches hides all latency that can
+# be hidden, since a broker is asked for one fetch at a time. More of them are read from
+# memory instead of the processor's cache, which costs a tenth of all CPU time;
+# librdkafka's default is 64 MB.
 QUEUE_KBYTES = 8_192
 QUEUE_RECORDS = 100_000
-# So small a queue is used up soon after it was full, so it is looked at soon.
+# A queue this small empties quickly, so librdkafka checks a full one again soon.
 QUEUE_BACKOFF_MS = 5
-# Of one partition in an answer, and a whole answer: with 1 MB in all, brokers took more
-# CPU time for each record, and we took no less (docs/BENCHMARKS.md).
+# Limits for one partition in a response, and for a response. With 1 MB for a response,
+# brokers took more CPU time for each record, and this process no less
+# (docs/BENCHMARKS.md).
 FETCH_BYTES = 1_048_576
 ANSWER_BYTES = 4 * FETCH_BYTES
-# Bytes to buffer for a paused partition before it is paused in librdkafka, which drops
-# what it has fetched.
+# Bytes to buffer for a paused partition before it is paused in librdkafka, which then
+# drops the records that it has fetched.
 KEPT_BYTES = FETCH_BYTES
+# For more seeks than this, a new client is made, which gets all positions at once:
 # librdkafka visits all assigned partitions for each seek, which takes minutes for
-# thousands. A new client gets all of them at once.
+# thousands.
 SEEKS_MAX = 200
-# Below the 700 new objects that start Python's garbage collector.
+# Messages taken at once: below the 700 new objects that start Python's garbage
+# collector.
 AT_ONCE = 500
-# Bytes of messages retained beyond the last poll; estimated from some of them.
+# Bytes of messages retained beyond the last poll; estimated from some messages.
 SPARE_BYTES = 16 * FETCH_BYTES
 SIZED_EACH = 64
-# The response waits for the fetch under way.
+# The broker responds to the query only after the fetch under way.
 _RANGE_TIMEOUT_S = 0.5 + FETCH_WAIT_MS / 1000
 _UNKNOWN = -1
 # Errors for a topic or partition that no longer exists.
@@ -245,9 +249,9 @@ class FastDataReader(DataReader):
         self._is_closed = False
         self._polling_thread = 0
         self._positions = Positions()
-        # Every topic so far: with only one, messages need not be asked for theirs.
+        # Every topic so far: if there is only one, messages need not be asked for it.
         self._topics: set[str] = set()
-        # Topics with the ids that partitions are claimed under, or were.
+        # Topics, each with an id that its partitions are, or were, claimed under.
         self._wanted_ids: set[tuple[str, bytes]] = set()
         # State of librdkafka: assigned partitions, and paused ones.
         self._active: set[TopicPartition] = set()
@@ -323,7 +327,7 @@ class FastDataReader(DataReader):
             self._apply_changes()
             if not self._positions.next:
                 if self._client is not None:
-                    # It keeps errors and log lines until it is polled.
+                    # librdkafka keeps errors and log lines until it is polled.
                     self._consume(max(1, max_records), {})
                 time.sleep(deadline.left_s)
                 return {}
@@ -394,13 +398,13 @@ class FastDataReader(DataReader):
         try:
             self._assign_and_seek()
         except KafkaException:
-            # Its state is unknown now; a new client gets everything.
+            # The client's state is unknown now; a new client gets all partitions.
             self._discard_client()
             raise
 
     def _renew_client(self) -> None:
         """Continue with a new client, from the same positions."""
-        with suppress(MarshalError):  # files that change just now; the next poll
+        with suppress(MarshalError):  # files are changing: the next poll retries
             fresh = new_consumer(self._settings, self._config)
             self._discard_client()
             self._client = fresh
@@ -446,13 +450,13 @@ class FastDataReader(DataReader):
         return FastPartition(partition.topic, partition.partition, offset)
 
     def _seek(self, partition: TopicPartition) -> bool:
-        """Seek in an assigned partition; return whether nothing more is to do."""
+        """Seek in an assigned partition; return False if it must be assigned."""
         if partition not in self._active:
             return False
         try:
             self._handle().seek(self._to_partition(partition))
         except KafkaException:
-            # Fetching has not started, so the queue has nothing of it.
+            # Fetching has not started, so the queue has none of its records.
             self._unassign({partition})
             return False
         return True
@@ -490,7 +494,8 @@ class FastDataReader(DataReader):
                 break
             left_s = deadline.left_s
             if not is_taken and left_s:
-                # consume() waits until a batch is full; so poll one, then the rest.
+                # consume() waits until a batch is full: so poll for one, then take the
+                # rest.
                 first = handle.poll(leaders.max_wait_s(left_s))
                 if first is None:
                     self._retained.clear()
@@ -692,8 +697,8 @@ class FastDataReader(DataReader):
     def _raise_replaced(self) -> None:
         """Raise for a partition whose topic has another id than the one wanted.
 
-        Each fetch without records asks for this: partitions are only visited where a
-        topic has another id.
+        Each poll without records calls this, so it visits partitions only if a topic
+        has another id.
 
         Raises:
             UnknownTopicId: There is one.
@@ -721,8 +726,8 @@ class FastDataReader(DataReader):
             )
         if start <= requested <= end and not is_cut_off:
             if partition in self._refused:
-                # librdkafka stays at another offset, such as behind a record that it
-                # could not read.
+                # librdkafka stays at another offset, for example behind a record that
+                # it could not read.
                 self._discard_client()
             else:
                 self._refused.add(partition)

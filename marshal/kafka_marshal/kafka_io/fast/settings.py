@@ -2,7 +2,7 @@
 
 Users give options once, by kafka-python's names or dotted names; both transports must
 reach the same cluster with the same identity. Options that librdkafka does not support
-are refused here by name, before any IO, which decides the choice of a transport.
+are refused here by name, before any IO: the transport ``auto`` is then kafka-python.
 """
 
 import logging
@@ -33,7 +33,7 @@ _IMPOSSIBLE = {
 }
 _IMPOSSIBLE_MECHANISMS = {
     "AWS_MSK_IAM": "librdkafka has no such mechanism",
-    # It runs kinit with a keytab; kafka-python uses the ticket cache.
+    # librdkafka runs kinit with a keytab; kafka-python uses the ticket cache.
     "GSSAPI": "librdkafka's Kerberos works differently, and its wheels have none",
 }
 _LOGGER = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ def fast_config(settings: ConnectionConfig) -> dict[str, Any]:
         first_ms, options["reconnect_backoff_max_ms"]
     )
     if "ssl_certfile" in options:
-        # As in Python, where one file may hold both.
+        # As in Python, one file may hold certificate and key.
         options.setdefault("ssl_keyfile", options["ssl_certfile"])
     if "ssl_check_hostname" in options:
         is_checked = options["ssl_check_hostname"]

@@ -1,10 +1,10 @@
-"""The data log over librdkafka, whose readers read a backlog as raw batches.
+"""The data log over librdkafka, whose readers read a backlog over kafka-python.
 
-librdkafka makes an object of each record, which takes longer than everything else where
+librdkafka makes an object for each record, which takes longer than everything else if
 there are many small ones. ``KafkaDataReader`` leaves records in the fetched bytes, but
-each of its fetches takes most of a millisecond, which is much where each brings a few
-records. So records come from it while they are small, partitions are far behind the
-ends of their logs, and its fetches bring many.
+each of its fetches takes most of a millisecond, which is much for a few records. So it
+reads while records are small, partitions are far behind the ends of their logs, and its
+fetches return many records; otherwise librdkafka reads.
 """
 
 import logging
@@ -24,23 +24,24 @@ from kafka_marshal.ports import READ_UNCOMMITTED, DataReader, Record, column_of
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 _LOGGER = logging.getLogger(__name__)
-# Records between positions and log ends. To connect takes as long as some 200,000
-# records gain.
+# Least backlog, in records, that is read over kafka-python. To connect takes as long as
+# it saves for some 200,000 records.
 BACKLOG = 200_000
-# Values above this, on average, take as long either way.
+# Larger values, on average, take as long with either reader; records to average.
 SMALL_BYTES, SIZED = 2_048, 16
-# Reading goes back to librdkafka after so many polls with fewer records on average.
+# librdkafka reads again after FEW_POLLS polls with fewer records than this on average.
 FEW_RECORDS, FEW_POLLS = 2_000, 8
-# Between two looks at the backlog; longer for many partitions, and after a return.
+# Time between two checks of the backlog: at least, for each partition, and after
+# librdkafka has begun to read again.
 LOOK_S, LOOK_EACH_S, REST_S = 0.1, 0.001, 30.0
-# The part of this time between two looks while the other reader connects.
+# The part of this time between two checks while the other reader connects.
 CONNECTING_PART = 0.05
 
 
 def can_switch(settings: ConnectionConfig) -> bool:
-    """Return whether raw batches are faster over a connection.
+    """Return whether kafka-python reads a backlog faster over a connection.
 
-    They are not without the compiled functions, and are not known to be over TLS.
+    It does not without the compiled functions; over TLS it is not known to.
     """
     protocol = str(settings.client_config().get("security_protocol", ""))
     return compiled is not None and "SSL" not in protocol.upper()
@@ -49,8 +50,8 @@ def can_switch(settings: ConnectionConfig) -> bool:
 class SwitchingReader(DataReader):
     """Two readers, one of them in use. One thread at a time.
 
-    The one in use has the positions. A switch moves them to the other one, which then
-    fetches again what the first one held and had not returned.
+    The reader in use has the positions. A switch moves them to the other reader, which
+    then fetches again the records that the first one held and had not returned.
 
     Args:
         settings: Connection.
@@ -75,7 +76,8 @@ class SwitchingReader(DataReader):
         self._can_switch = True
         self._look_s = 0.0
         self._are_small = False
-        # Of the last polls that returned all there was: their number, and the records'.
+        # Polls since the last check that returned all records there were, and the
+        # number of these records.
         self._polls = self._records = 0
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
@@ -161,7 +163,7 @@ class SwitchingReader(DataReader):
             self._steady.disconnect()
 
     def _return(self) -> None:
-        """Return to librdkafka, for a while at least."""
+        """Return to librdkafka, at least for ``REST_S``."""
         assert self._bulk is not None
         if self._use(self._steady):
             self._look_s = time.monotonic() + REST_S
@@ -175,9 +177,9 @@ class SwitchingReader(DataReader):
         return sum(max(0, ends[each] - at[each]) for each in running)
 
     def _is_connected(self) -> bool:
-        """Return whether the other reader is connected; it does so in the background.
+        """Return whether the other reader is connected; connect it in the background.
 
-        If it cannot, librdkafka reads everything.
+        If it cannot connect, librdkafka reads everything.
         """
         if self._bulk is None:
             self._bulk = self._new_bulk()
@@ -191,9 +193,9 @@ class SwitchingReader(DataReader):
             return False
 
     def _use(self, reader: DataReader) -> bool:
-        """Read with another reader from here on; return whether it does.
+        """Switch to another reader; return whether it is in use.
 
-        Not while a partition waits for its first seek.
+        It is not while a partition waits for its first seek.
         """
         state, at = self._positions, self._reader.positions()
         if at.keys() != state.next.keys():
@@ -235,7 +237,7 @@ class FastDataLog(KafkaDataLog):
     ) -> TransactionalWriter:
         """Return a producer, which fences every earlier one of the same id.
 
-        Keys select the partitions that the clients of Java and kafka-python choose.
+        A key selects the same partition as in the clients of Java and kafka-python.
         """
         from kafka_marshal.kafka_io.fast.transactions import Transactions
 

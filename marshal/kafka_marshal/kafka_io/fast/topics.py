@@ -1,8 +1,8 @@
 """Description of the coordination topic, and log ends, over librdkafka.
 
-Its requests return futures; nothing blocks. Their only error, for whatever reason no
-broker can be used, is a timeout: refused logins and certificates are reported while the
-client is polled, and librdkafka then tries again for ever.
+Its requests return futures; nothing blocks. If no broker can be used, their only error
+is a timeout, whatever the reason: refused logins and certificates are reported while
+the client is polled, and librdkafka then tries again for ever.
 """
 
 import threading
@@ -218,9 +218,9 @@ class _LogQuery:
 def describe_log(
     settings: ConnectionConfig, *, timeout_ms: int
 ) -> tuple[str, TopicDescription]:
-    """Return the id of the cluster, and the coordination topic as it describes it.
+    """Return the cluster's id, and its description of the coordination topic.
 
-    Without its settings if this principal may not see them.
+    The description has no settings if this principal may not see them.
 
     Args:
         settings: Connection and name of the topic.
@@ -239,7 +239,7 @@ def describe_log(
 
 
 class FastOffsets:
-    """Queries log ends; the last stable offsets play no part. Thread-safe, blocking.
+    """Queries log ends, not last stable offsets. Thread-safe, blocking.
 
     The first query connects.
     """
@@ -319,7 +319,7 @@ class FastOffsets:
 
     def _error(self, error: Any) -> MarshalError:
         if self._client is not None:
-            self._client.handle.poll(0)  # it learns of failed connections
+            self._client.handle.poll(0)  # reports failed connections
         return translate_error(
             error,
             doing="Querying log ends",

@@ -1,6 +1,6 @@
 """Transactions of librdkafka: records and a position, written atomically.
 
-The broker fences by transactional id: only the last producer that was initialised with
+The broker fences by transactional id: only the last producer that was initialized with
 an id can write.
 """
 
@@ -45,13 +45,14 @@ _REFUSED = (
 _ABSENT = (KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART)
 _FATAL = KafkaError._FATAL  # noqa: SLF001 - its public name
 _POLL_S = 0.1
-# All brokers know a topic so long after it was created.
+# Time after its creation from which all brokers know a topic.
 _CREATED_MS = 3_000
-# The least time of a step: enough to learn what became of a transaction where a broker
-# answers, also after a suspension that has used up the deadline.
+# Least time of a step. Even if a suspension of the process has used up the deadline, a
+# broker that answers can report in this time what became of a transaction.
 _STEP_S = 1.0
 _BY_KEY = -1
-# The most that librdkafka takes: which records are too large is up to the topic.
+# The largest value that librdkafka accepts: the topic decides which records are too
+# large.
 _RECORD_BYTES_MAX = 1_000_000_000
 
 
@@ -100,7 +101,7 @@ class Transactions(Closing):
         }
         self._producer = new_producer(settings, config)
         try:
-            # A position whose transaction is being committed is waited for, not missed.
+            # Waits for a position whose transaction is being committed.
             level = {"isolation.level": READ_COMMITTED}
             self._consumer = new_consumer(settings, {"group.id": group_id, **level})
             self._producer.handle.init_transactions(timeout_ms / 1000)
@@ -127,7 +128,7 @@ class Transactions(Closing):
         Args:
             partition: Source partition.
             topic_id: Kafka's id of its topic in hex. The position of another topic of
-                that name does not count; an unknown id, empty, is that of any.
+                that name is ignored. If the id is unknown (empty), any counts.
 
         Raises:
             MarshalError: The cluster did not answer.
@@ -175,8 +176,8 @@ class Transactions(Closing):
             records: Records.
             partition: Source partition.
             position: Its next position after these records.
-            metadata: Text that is kept with the position, of ASCII: for ``position``
-                Kafka's id of the source topic in hex, empty if unknown.
+            metadata: ASCII text that is kept with the position. ``position`` expects
+                Kafka's id of the source topic in hex, or nothing if it is unknown.
 
         Raises:
             ClaimLost: A later producer has this id; nothing was written.
@@ -210,7 +211,7 @@ class Transactions(Closing):
             raise self._translate(KafkaException(error), doing) from error
 
     def _find(self, topic: str, deadline: Deadline) -> None:
-        """Find a topic, which librdkafka would wait for longer than for a commit."""
+        """Find a topic: librdkafka would wait for it longer than for a commit."""
         created = deadline.within(_CREATED_MS)
         handle = self._producer.handle
         while True:
@@ -255,8 +256,8 @@ class Transactions(Closing):
     def close(self) -> None:
         """Close; an open transaction is aborted. Idempotent.
 
-        Where no broker answers, it takes a second at most: the next producer of this id
-        aborts the transaction, or the broker does after its timeout.
+        If no broker answers, closing takes a second at most. The next producer of this
+        id then aborts the transaction, or the broker does after its timeout.
         """
         try:
             if self._is_under_way:
@@ -267,12 +268,12 @@ class Transactions(Closing):
             consumer, self._consumer = self._consumer, None
             if consumer is not None:
                 close_consumer(consumer)
-            # Where a signal handler raises while a handle is destroyed, Python raises a
-            # SystemError: no handler runs on another thread.
+            # On another thread, where no signal handlers run: if one raises while a
+            # handle is destroyed, Python raises a SystemError.
             in_background(self._producer.release).join(self._least_s)
 
     def _poll(self, timeout_s: float = 0.0) -> KafkaException | None:
-        """Learn of failed connections; return the cause of a fatal error."""
+        """Handle reports of failed connections; return a fatal error, if any."""
         try:
             self._producer.handle.poll(timeout_s)
         except KafkaException as why:
@@ -280,7 +281,7 @@ class Transactions(Closing):
         return None
 
     def _explained(self, error: Exception) -> Exception:
-        """Return an error with why the last attempt to connect has failed, if known."""
+        """Return an error with the reason of the last failed connection, if known."""
         self._poll()
         last, cause = self._producer.last, cause_of(error)
         if last is None or is_refusal(last):

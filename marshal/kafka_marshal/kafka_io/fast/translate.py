@@ -41,9 +41,9 @@ _SSL = KafkaError._SSL  # noqa: SLF001 - its public name
 _AUTHENTICATION = KafkaError._AUTHENTICATION  # noqa: SLF001 - its public name
 # OpenSSL's text, also for a certificate of another host.
 _UNTRUSTED = "certificate verify failed"
-# It reports a login that was cut off like one that was refused: the broker has ended.
+# librdkafka reports a login that was cut off, because the broker ended, as refused.
 _CUT_OFF = "Local: Broker transport failure"
-# Another token may be accepted, such as once its server is back.
+# Errors about tokens: another token may be accepted, perhaps once its server is back.
 _OF_TOKENS = ("OAUTHBEARER", '"status":"invalid_token"')
 # librdkafka reports the response of a port without logins as text only.
 _NO_LOGIN = KafkaError(KafkaError.ILLEGAL_SASL_STATE).str()
