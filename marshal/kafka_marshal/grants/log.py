@@ -1,4 +1,4 @@
-"""Requests grants from the log itself: appends them, and folds what is read back."""
+"""Requests grants from the log itself: appends requests, and folds the verdicts."""
 
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -46,7 +46,7 @@ OpenLog = Callable[[Callable[[int], Collection[int]], int], "TopicLog"]
 
 
 class LogGrantClient(GrantClient):
-    """Requests grants from the log itself: appends, and folds what is read back.
+    """Requests grants from the log itself: appends requests, and folds the verdicts.
 
     It reads only the coordinating partitions of the requested keys: at first from the
     last checkpoint, later only new entries. A reused worker process reads the log once.
