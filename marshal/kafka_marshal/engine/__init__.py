@@ -1,4 +1,4 @@
-"""Drives the pure core over ports, one ``step`` at a time.
+"""Drives the rules of ``protocol`` over ports to Kafka, one ``step`` at a time.
 
 One engine per process reads all coordinating partitions in one session and
 drives every claim of every group; the simulator runs this same code.

@@ -108,9 +108,9 @@ class Acquirer:
     ) -> bool:
         """Return whether a topic may be older than the topic of the last claim.
 
-        If a claim of the later topic is already in the log, claims of the earlier one
-        are refused. Otherwise they are accepted, which retires the later topic: nobody
-        can claim it from then on.
+        The log refuses claims with an earlier topic id that it knows. If it does not
+        know the earlier id, it accepts the claim and retires the id of the later topic:
+        nobody can claim that topic from then on.
         """
         known = self._context.replica_of(key).world.keys.get(key)
         if known is None or None in {topic_id, known.topic_id}:
@@ -134,7 +134,7 @@ class Acquirer:
         if replica.world.partition in context.rebuilding:
             return  # the owner is not known yet
         if context.places.is_between(claim.key) or context.places.is_torn:
-            return  # its import, or its fence, is a record that the log will show
+            return  # the log will show the import of the key, or the missing fence
         if awaited(context, claim.key, topic_id=topic_id) is not None:
             return  # PROTOCOL 9.10: another partition has its earlier records
         elapsed_ms = replica.elapsed_ms(now_ms)
@@ -153,7 +153,7 @@ class Acquirer:
                 limit_ms=min(heartbeat_ms // 10, JITTER_TAKEOVER_MS_MAX),
             )
         if guess.is_named or is_planned:
-            least_ms = limit_ms = 0  # no other claim is accepted, or sent so soon
+            least_ms = limit_ms = 0  # other claims are refused, or sent later
         if life is not None:
             wait_ms = least_ms = limit_ms = 0
         jitter_ms = least_ms + context.ports.entropy.below(limit_ms + 1)
@@ -196,7 +196,7 @@ class Acquirer:
         claim = holding.claim
         expected_epoch = None
         if topic_id is not None and known is not None and known.topic_id is not None:
-            # PROTOCOL 5.1: another topic_id is a CAS.
+            # PROTOCOL 4.3: a claim with another topic_id needs the key's epoch.
             expected_epoch = known.epoch if known.topic_id != topic_id else None
         resume = None
         if life is not None and known is not None:

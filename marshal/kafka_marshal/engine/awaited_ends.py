@@ -1,4 +1,4 @@
-"""Ends of coordinating partitions that are folded before a process acts."""
+"""Ends of coordinating partitions that a process must fold before it acts."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -16,12 +16,13 @@ UNKNOWN = sys.maxsize
 
 
 class AwaitedEnds:
-    """Ends of logs that wait for a reader (PROTOCOL 7.5). For one thread.
+    """Log ends that must be folded (PROTOCOL 7.5). Used by one thread.
 
-    A log that goes back to an end ahead of its reader shows that to nobody, and may
-    never reach its end of before. So ends that are not reached are requested again
-    every 5 s, in the background, and a lower one counts: what is left of the log lies
-    below it. One below what is folded is that of a leader that lags.
+    A log may be cut back to an end that its reader has not reached: no reader sees
+    that, and the log may never reach its earlier end. So ends that are not reached are
+    requested again every 5 s, in the background. A lower end then counts, because the
+    rest of the log lies below it. An end below the folded offset is ignored: it is that
+    of a leader that lags.
     """
 
     __slots__ = ("_ends", "_folded", "_ports", "_request", "_request_at_ms")
@@ -31,11 +32,11 @@ class AwaitedEnds:
         self._ends: dict[int, int] = {}
         self._request: Pending[Mapping[int, int]] | None = None
         self._request_at_ms = 0
-        # What was folded of each partition at the request.
+        # Next offset to fold of each partition at the time of the request.
         self._folded: Mapping[int, int] = {}
 
     def add(self, ends: Mapping[int, int]) -> None:
-        """Wait for these ends, too, or instead of others of the same partitions."""
+        """Wait for these ends, too; they replace other ends of the same partitions."""
         self._ends |= ends
         self._request, self._request_at_ms = None, self._ports.clock.now_ms() + RETRY_MS
 
@@ -53,7 +54,7 @@ class AwaitedEnds:
         self._ends.pop(partition, None)
 
     def is_reached(self, partition: int, folded: Mapping[int, int]) -> bool:
-        """Return whether an end is folded, or none is waited for."""
+        """Return whether a partition's end is folded, or no end is waited for."""
         return folded.get(partition, 0) >= self._ends.get(partition, 0)
 
     def reached(self, folded: Mapping[int, int]) -> list[int]:
@@ -70,7 +71,7 @@ class AwaitedEnds:
         return len(self.reached(folded)) == len(self._ends)
 
     def _drive(self, folded: Mapping[int, int]) -> None:
-        """Request ends that are not reached, where due, and lower them."""
+        """Request ends that are not reached, if due, and lower them by the response."""
         late = [t for t in self._ends if not self.is_reached(t, folded)]
         now_ms = self._ports.clock.now_ms()
         if self._request is None and late and now_ms >= self._request_at_ms:

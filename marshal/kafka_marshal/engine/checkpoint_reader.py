@@ -1,9 +1,9 @@
 """Finds checkpoints of each coordinating partition in the log (PROTOCOL 7.2, 7.3).
 
-The newest checkpoint, or the newest before an offset, is searched backwards from there;
-the first that remains forwards from the log's start. Both searches read growing windows
-and fold nothing: only the headers of values are examined until an End is found, which
-names its Begin.
+The newest checkpoint is searched backwards from the log's end, or from a given offset.
+The first checkpoint that remains is searched forwards from the log's start. Both
+searches read growing windows and fold nothing: they only examine the headers of values
+until an End is found, which names its Begin.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,7 +26,7 @@ WINDOW_GROWTH = 4
 # A whole log of up to this length is folded without a search, which would read all of
 # it and then begin again at its start.
 SHORT_MAX = 2 * WINDOW_MIN
-# A checkpoint is at most 50,000 to 200,000 entries away where members write them. On
+# If members write checkpoints, one is at most 50,000 to 200,000 entries away. On
 # average half of the last window is read for nothing.
 WINDOW_MAX = 50_000
 # A log that still has offset 0 is searched backwards about this many entries: if
@@ -41,13 +41,13 @@ class LogCheckpoints(KeptStates):
 
     Args:
         only: Id of the checkpoint to find; None for the newest.
-        whole_max: Length up to which a log that still has offset 0 is not searched
-            but left to be folded; None: no such log is searched. Checkpoints have no
-            soft state, such as members, and read-only views show it.
-        before: Per partition, the offset that the End must be below; the end of the
-            log without one.
-        fits: Returns whether a state is early enough; an earlier one is searched if
-            not. None: every state is.
+        whole_max: Length up to which a log that still has offset 0 is folded from
+            there instead of searched; None: always, for read-only views, which show
+            soft state, such as members: checkpoints do not have it.
+        before: Per partition, the offset below which the End must lie; by default the
+            end of the log.
+        fits: Returns whether a state is early enough; if not, an earlier one is
+            searched. None: every state is.
     """
 
     def __init__(
@@ -114,8 +114,8 @@ class LogCheckpoints(KeptStates):
 class RetainedCheckpoints(KeptStates):
     """The first checkpoints of logs whose start is gone, as a source of kept states.
 
-    For readers of everything that remains. A log that still has offset 0 needs none
-    and is not searched.
+    For readers of the whole remaining log. A log that still has offset 0 needs no
+    checkpoint and is not searched.
 
     Args:
         is_past: Whether an entry is beyond the requested point in time. No entry of a
@@ -183,7 +183,7 @@ class FirstKnown:
 def first_known(
     log: CoordinationLog, wanted: Mapping[int, LogRange], *, timeout_ms: int
 ) -> dict[int, FirstKnown]:
-    """Return from where on the state of each partition without a start is known.
+    """Return the first known moment of each partition whose log start is missing.
 
     Partitions without a complete checkpoint are absent. ``timeout_ms`` is the longest
     time without an entry.
@@ -247,11 +247,11 @@ def _ends(
         only: Id of the checkpoint to find; None for any.
         timeout_ms: Longest time without an entry.
         is_past: Whether an entry is beyond the requested point in time.
-        past: The partitions that have such an entry are added to it.
+        past: Set to which the partitions with such an entry are added.
     """
     ends: dict[int, list[tuple[int, CheckpointEnd]]] = {t: [] for t in windows}
     beyond = set() if past is None else past
-    # Whether an entry is past is decided by all of them.
+    # ``is_past`` must see every entry, not only those of checkpoints.
     head = _END if is_past is None else None
     for t, entry in entries_in(log, windows, head=head, timeout_ms=timeout_ms):
         if t in beyond:
@@ -278,7 +278,7 @@ def _first_whole(
     timeout_ms: int,
     fits: Callable[[WorldState], bool] | None = None,
 ) -> dict[int, KeptState]:
-    """Return the first complete checkpoint of each partition, of these Ends.
+    """Return the first complete checkpoint of each partition among these Ends.
 
     The partitions are read together, because each seek in the log may wait for a
     fetch in progress.
@@ -288,7 +288,7 @@ def _first_whole(
         ends: Ends with their offsets, in the order in which to try them.
         wanted: Offset ranges of the log.
         timeout_ms: Longest time without an entry.
-        fits: Returns whether a state is one to find; None: every one is.
+        fits: Returns whether a state is acceptable; None: every state is.
     """
     untried = {t: iter(each) for t, each in ends.items()}
     found: dict[int, KeptState] = {}
@@ -354,7 +354,7 @@ def entries_in(
             if window is not None and window.start <= entry.offset < window.end:
                 yield t, entry
         places = log.positions()
-        # Others may send entries all the time.
+        # Other partitions may send entries all the time.
         at = {t: places.get(t, 0) for t in left}
         silent = silent + 1 if at == before else 0
         if silent > silent_max:

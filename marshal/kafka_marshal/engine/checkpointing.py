@@ -33,15 +33,15 @@ from .replica import Replica
 
 INTERVAL_MS_MIN = 1_000
 ENTRIES_DEFAULT = 50_000
-# A checkpoint of many keys is large: for each of these it is written after as many
-# entries again, up to a limit, so that checkpoints stay a small part of the log.
+# Checkpoints of many keys are large. To keep them a small part of the log, each step
+# adds the configured number of entries between two checkpoints, up to a limit.
 KEYS_PER_STEP = 5_000
 STEPS_MAX = 4
-# An idle coordinating partition gets one this often: retention deletes them, too.
+# Interval in an idle coordinating partition: retention also deletes checkpoints.
 IDLE_MS = 24 * 3_600_000
 # The writers spread their claims randomly over a tenth of the interval.
 JITTER_PART = 10
-# Chunks in flight, of 47 KiB each: a heartbeat may have to wait for that many.
+# Most chunks in flight, of 47 KiB each: a heartbeat may have to wait for all of them.
 UNDER_WAY_MAX = 4
 
 
@@ -148,7 +148,7 @@ class Checkpointer:
         ]
 
     def drive(self, now_ms: int) -> None:
-        """Write what is due, a few chunks per round."""
+        """Write the checkpoints that are due, a few chunks per round."""
         if not self.rule.interval_ms:
             return
         self._outbox.refusal()  # discards the outcomes of appends
@@ -179,9 +179,9 @@ class Checkpointer:
         )
         log_start = self._context.log_starts.get(schedule.partition, 0)
         if log_start > 0 and last < log_start:
-            return True  # retention deleted the last one: no process could start
+            return True  # retention deleted the last checkpoint: no process could start
         elapsed_ms = now_ms - schedule.since_ms
-        # A process that has just started does not know the age of the last one.
+        # A process that has just started does not know the age of the last checkpoint.
         is_known = schedule.last_offset is not None and elapsed_ms < IDLE_MS
         if is_known and not watch.news_count:
             return False
@@ -406,8 +406,8 @@ class Checkpointer:
             if not is_writer(world, record) or world.leader_epoch is None:
                 self._end(schedule, work)
                 return
-            # The state at exactly this offset, as every reader has it now. It is
-            # encoded part by part: at once, it would hold the engine's lock too long.
+            # Every reader has the same state at this offset. It is encoded part by
+            # part: all at once would hold the engine's lock too long.
             work.begin = (transition.offset, world.leader_epoch)
             work.digest_hex = digest(world)
             with uncollected():

@@ -1,6 +1,6 @@
 """Checks that all coordinating partitions carry the same Config.
 
-A module of its own, because administrative commands check it without an engine.
+A module of its own, because administrative commands check Configs without an engine.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,8 +26,8 @@ def agreed_config(
 ) -> Config:
     """Return the Config of all coordinating partitions (PROTOCOL 2.2).
 
-    Partition 0 decides. Others may be behind it for a while in interval and limits, or
-    while the partition count changes.
+    Partition 0 decides. Other partitions may be behind it for a while in interval and
+    limits, or while the partition count changes.
 
     Args:
         worlds: The world of each partition, folded to its end.
@@ -69,11 +69,11 @@ def agreed_config(
 
 
 def require_level(config: Config | None, what: str) -> None:
-    """Refuse what feature level 2 brought, while level 1 is in force (PROTOCOL 3.3).
+    """Refuse an operation of feature level 2 while level 1 is in force (PROTOCOL 3.3).
 
     Args:
         config: The Config in force.
-        what: What needs the level, for the message.
+        what: The operation that needs level 2, for the message.
 
     Raises:
         ConfigurationError: Level 1 is in force.
@@ -90,8 +90,8 @@ def require_level(config: Config | None, what: str) -> None:
 def behind(worlds: Mapping[int, WorldState]) -> tuple[int, ...]:
     """Return the partitions that are behind partition 0 in interval and limits only.
 
-    A change of these reaches the partitions one by one, and each one is judged by its
-    own Config meanwhile (PROTOCOL 4.12).
+    A change of interval or limits reaches the partitions one by one, and each partition
+    is judged by its own Config meanwhile (PROTOCOL 4.12).
     """
     first = worlds[0].config
     if first is None:
@@ -109,9 +109,9 @@ def behind(worlds: Mapping[int, WorldState]) -> tuple[int, ...]:
 def _is_changing(worlds: Mapping[int, WorldState], t: int) -> bool:
     """Return whether a change of the partition count may still reach a partition.
 
-    Or has reached it before partition 0, which lost the end of its log (PROTOCOL 10),
-    as another Config may. A partition that has lost one gets it again, while anybody
-    lives (10.9).
+    Also if the partition shows a change or another Config that partition 0 has lost
+    with the end of its log (PROTOCOL 10). A partition that has lost a change or a
+    Config gets it again while any member runs (10.9).
     """
     first, world = worlds[0], worlds[t]
     assert first.config is not None
@@ -134,7 +134,7 @@ def _is_changing(worlds: Mapping[int, WorldState], t: int) -> bool:
 def require_no_change(worlds: Mapping[int, WorldState]) -> None:
     """Refuse to write a Config while a change of the partition count is open.
 
-    Partition 0 refuses it, and in another one it would keep the fence out.
+    Partition 0 refuses it. Another partition would accept it, and refuse the fence.
 
     Raises:
         ClaimRejected: A change is open in a partition.
@@ -154,9 +154,10 @@ def require_no_change(worlds: Mapping[int, WorldState]) -> None:
 
 
 def require_newest(worlds: Mapping[int, WorldState], topic: str) -> None:
-    """Refuse to write a Config where partition 0 has lost the newest one.
+    """Refuse to write a Config if partition 0 has lost the newest one.
 
-    The next one would have its generation, and its partition would keep it.
+    The new Config would have the generation of the lost one, which other partitions
+    still have and would keep.
 
     Args:
         worlds: The world of each partition, folded to its end.
@@ -194,9 +195,9 @@ def _name(config: Config) -> tuple[bytes, int, int]:
 def _is_of(config: Config | None, first: Config) -> bool:
     """Return whether a partition has the Config of partition 0.
 
-    Two Configs of one generation, after a log went back, may differ in interval and
-    limits: each key is judged by that of its partition. Not in the count, by which
-    claims are placed, nor in the feature level.
+    After a log went back, two Configs of one generation may differ in interval and
+    limits: each key is judged by the Config of its partition. They must not differ in
+    the count, by which claims are placed, or in the feature level.
     """
     return config is not None and (config.generation, _name(config)) == (
         first.generation,

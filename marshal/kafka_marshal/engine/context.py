@@ -32,7 +32,7 @@ from .pause_notes import joined, pause_rows
 from .placement import Placement
 from .replica import Glance, Replica
 
-# How often the time that a check of all held partitions took passes before the next.
+# Pause after a check of all held partitions, as a multiple of its duration.
 RESTS_PER_CHECK = 9
 GROWTH = "growth"
 """Reason of a release: a new partition waits for the one that had its keys."""
@@ -72,8 +72,8 @@ class Context:
     Attributes:
         ports: The ports.
         replicas: One replica per coordinating partition.
-        config: The Config that all coordinating partitions agree on, while a change
-            reaches them one by one the newest; None until the engine is ready.
+        config: The Config that all coordinating partitions agree on, or the newest one
+            while a change reaches them one by one; None until the engine is ready.
         rebuilding: Partitions that are being folded up to the end that their logs had
             when that began; nothing is decided or sent for them meanwhile.
         meters: The engine's counters.
@@ -84,12 +84,11 @@ class Context:
         log_starts: First offset of each coordinating partition, as of that check.
         unreported: Partitions whose kept state shows grants that the log has lost
             and that are not reported yet; it is not replaced until then.
-        folded: Next offset of each coordinating partition that is read and folded up to
-            there; a partition whose log went back is absent. Replaced in each round
-            under the engine's lock.
-        start_requests: Requests for start positions under way, of all sessions.
+        folded: Next offset to fold of each coordinating partition; a partition whose
+            log went back is absent. Replaced in each round under the engine's lock.
+        start_requests: Pending requests for start positions, of all sessions.
         failed_append: The last append that failed, None before there is one.
-        places: Where keys and groups are.
+        places: Finds the coordinating partitions of keys and groups.
     """
 
     ports: Ports
@@ -115,10 +114,10 @@ class Context:
         return self.ports.clock.now_ms()
 
     def rested_ms(self, since_ms: int) -> int:
-        """Return when what began then, and ends now, has taken a tenth of the time.
+        """Return when a check that began then, and ends now, may run again.
 
-        Checks of all held partitions come again no earlier: of thousands they would
-        take most of the processor.
+        Checks of all held partitions take at most a tenth of the time: with thousands
+        of partitions they would otherwise occupy a processor.
         """
         now_ms = self.now_ms
         return now_ms + RESTS_PER_CHECK * (now_ms - since_ms)
@@ -127,7 +126,7 @@ class Context:
     def heartbeat_interval_ms(self) -> int:
         """The least heartbeat interval in force; the engine must be ready.
 
-        It paces what this process does. Keys are judged by that of their partition.
+        It paces this process. Keys are judged by the interval of their partition.
         """
         if self.least_interval_ms is not None:
             return self.least_interval_ms
@@ -140,7 +139,7 @@ class Context:
         return self.config
 
     def partition_of(self, key: Key) -> int:
-        """Return the coordinating partition of a key; while it moves, as ``places``."""
+        """Return the coordinating partition of a key; see ``Placement``."""
         return self.places.partition_of(key)
 
     def replica_of(self, key: Key) -> Replica:
@@ -148,14 +147,15 @@ class Context:
         return self.replicas[self.places.partition_of(key)]
 
     def is_written_to(self, partition: int) -> bool:
-        """Return whether the log of a partition is open here: one may be new."""
+        """Return whether the log client has a partition: one may have been added."""
         return partition < self.ports.log.partition_count
 
     @property
     def is_behind(self) -> bool:
         """Whether a partition in use is being folded up to its end.
 
-        One that a given-up change left behind, without its start, stays so.
+        A partition that a given-up change left behind, without its log start, does not
+        count: it may never be known.
         """
         if not self.rebuilding:
             return False  # the common case
@@ -164,9 +164,9 @@ class Context:
 
     @property
     def has_layout(self) -> bool:
-        """Whether a change of the partition count is open, as far as was read.
+        """Whether a change of the partition count is open, as far as the log is read.
 
-        Or has ended, and a partition has lost it since.
+        Also if a change has ended, and a partition has lost it since.
         """
         return self.places.from_count is not None or bool(self.places.lost)
 
@@ -197,7 +197,7 @@ class Context:
     def living(self, group_id: str) -> list[MemberState]:
         """Return the members of a group that were seen within two intervals.
 
-        One that announced itself to two homes counts once.
+        A member that announced itself to two homes counts once.
         """
         now_ms = self.now_ms
         found: dict[tuple[str, bytes], MemberState] = {}
@@ -274,11 +274,11 @@ class Context:
 def awaited(context: Context, key: Key, *, topic_id: bytes | None) -> Source | None:
     """Return what a new partition of a data topic waits for, as far as the log is read.
 
-    None for a partition that may be claimed: it is new in no growth, its source has
-    passed its end, or it has begun already.
+    None for a partition that may be claimed: no growth has added it, the position of
+    its source has reached the end in the growth, or it has a position itself.
 
     Args:
-        context: Its worlds.
+        context: Has the worlds.
         key: The partition.
         topic_id: Kafka's id of the topic, None if unknown.
     """

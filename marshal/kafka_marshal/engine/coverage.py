@@ -1,8 +1,8 @@
 """Keeps every key claimed, whatever a policy advises (PROTOCOL 9.6).
 
-A policy costs balance and time at most. Keys that stay claimable are claimed by a rule
-that needs no policy, and a policy from another package cannot release a key that no
-other member can take, nor the same key again and again.
+At worst a policy costs balance and time. Keys that stay claimable are claimed by a rule
+that needs no policy. A policy from another package cannot release a key that no other
+member can take, or release the same key again and again.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,8 +29,9 @@ WHY_TWO = "claimable for more than two heartbeat intervals"
 class CoverageRule:
     """The rule of one subscription.
 
-    Keys that were claimable for one interval are claimed as under ``fair``, after two
-    intervals by any member with room. Whole topics are claimed by their partition 0.
+    Keys that were claimable for one interval are claimed as under ``fair``; after two
+    intervals any member with room claims them. With whole topics this only concerns
+    partition 0, because its owner claims the other partitions.
     """
 
     __slots__ = ("_counts_topics", "_released_ms")
@@ -99,12 +100,12 @@ class CoverageRule:
     ) -> tuple[Release, ...]:
         """Return which releases of a foreign policy to follow, with successors.
 
-        A key goes to another member that can take it; without one it is kept. The same
-        key is released at most once in an interval.
+        A key goes to another member that can take it; without such a member it is kept.
+        The same key is released at most once in an interval.
 
         Args:
             view: The view of the policy.
-            wanted: What the policy asks for.
+            wanted: The releases that the policy asks for.
             now_ms: Local time.
             interval_ms: The heartbeat interval.
         """
@@ -155,7 +156,7 @@ def best_taker(
         members: Live members of the group.
         topic: Topic of the partition.
         me: Own client_id; this member does not count.
-        may_be_behind: Whether a member that lags itself is better than none.
+        may_be_behind: Whether a member that lags may be returned if no other is able.
     """
     able = [
         member

@@ -1,4 +1,4 @@
-"""What directives say of the members of a group (PROTOCOL 9.7)."""
+"""Applies directives to members of a group, and drains this client (PROTOCOL 9.7)."""
 
 from collections.abc import Sequence
 
@@ -21,11 +21,12 @@ from kafka_marshal.protocol.state import WorldState
 def directed(
     members: Sequence[MemberView], homes: Sequence[WorldState], *, group_id: str
 ) -> Sequence[MemberView]:
-    """Return members with whether they are drained or cordoned.
+    """Return members, marked as drained or cordoned if a directive says so.
 
     Args:
         members: Live members.
-        homes: Worlds of the homes of their group, of which the first counts most.
+        homes: Worlds of their group's homes; for each member the first with a directive
+            decides.
         group_id: The group.
     """
     homes = [home for home in homes if home.directed]
@@ -49,11 +50,11 @@ WHY = "it shuts down"
 
 
 class SelfDrain:
-    """Drains the own client, as while it shuts down, by a directive (PROTOCOL 9.7).
+    """Drains this client by a directive, as while it shuts down (PROTOCOL 9.7).
 
-    Others see it in the log, so that nothing is given back. A process that dies leaves
-    a directive that the next one of its name ends, and that ends by itself. Every
-    method is called under the engine's lock.
+    Other members read the directive, so they give nothing back to this client. If this
+    process dies, the next process of its client_id ends the directive; it also ends by
+    itself. Every method is called under the engine's lock.
     """
 
     __slots__ = (
@@ -88,10 +89,10 @@ class SelfDrain:
         return None if self._op_id is None else self._why
 
     def begin(self, for_ms: int, *, why: str = WHY) -> bool:
-        """Begin; return whether the log has directives. Idempotent.
+        """Begin to drain; return whether the log supports directives. Idempotent.
 
         Args:
-            for_ms: When it ends by itself, from now on.
+            for_ms: Time after which the directive ends by itself.
             why: The reason, for people.
         """
         home = self._home
@@ -106,7 +107,7 @@ class SelfDrain:
         return True
 
     def drive(self, now_ms: int) -> None:
-        """Send it again if the log does not show it; end that of an earlier process."""
+        """Repeat the directive if the log lacks it; end one of an earlier process."""
         answer_ms, home = self._context.heartbeat_interval_ms // 2, self._home
         is_idle = self._op_id is None and not home.directed  # the common case
         if is_idle or now_ms - self._sent_ms <= answer_ms:
@@ -125,7 +126,7 @@ class SelfDrain:
             self._send(self._op_id, self._until_ms)
 
     def end(self) -> list[int]:
-        """End it; return the sequence numbers to wait for."""
+        """End the directive; return the sequence numbers to wait for."""
         if self._op_id is None:
             return []
         seqs = [self._send(self._op_id, ENDED_MS)]

@@ -44,9 +44,9 @@ from .waits import WAIT_SLICE_MS
 
 BACKLOG_WARNING = 1_000
 FETCH_SLICE_MS = 100
-# Records of other partitions wait as long while a claim is expected.
+# While a claim is expected, records of other partitions may wait this long.
 CLAIM_SLICE_MS = 5
-# Between two polls of a reader that has nothing to fetch.
+# Time between two polls of a reader while no partition may be fetched.
 SERVE_MS = 1_000
 RECHECK_MS = 1_000
 # Minimum time between two checks for control records; each visits all partitions.
@@ -63,11 +63,11 @@ class Dispatcher:
         lost: Losses not yet raised to the application.
         turn: Held by the thread that reads.
         taken: Places with records that the call in progress has handed out; None if no
-            call is in progress. The end of the turn sets None, as the last thing. If a
-            signal handler, or another thread, raises in the application's thread before
-            that, the records are handed out again.
-        thread: The thread that applies changes of the claims and calls callbacks; None
-            for any. Of an event loop, whose other threads only wait for it.
+            call is in progress. The turn sets it to None as its last step: if a signal
+            handler, or another thread, raises in the application's thread before that,
+            the records are handed out again.
+        thread: The only thread that applies changes of the claims and calls callbacks;
+            None = any thread. With an event loop, other threads wait for this one.
     """
 
     def __init__(
@@ -116,24 +116,25 @@ class Dispatcher:
             config.max_fetched,
             is_needed=not (reader.fetches_ahead or reader.fetched_max),
         )
-        # Partitions paused at the reader, and until when that set is current.
+        # Partitions paused at the reader; whether the set may be outdated, and the
+        # local time from which it must be checked in any case.
         self._reader_paused: set[TopicPartition] = set()
         self._is_stale = True
         self._leased_until_ms = 0
         self._pass_due_ms = self._serve_due_ms = 0
         self._looked_ms = -1
         self._version = _NONE_APPLIED
-        # Calls of callbacks that are due.
+        # Calls of the application's callbacks that are due.
         self._reports: deque[Callable[[], None]] = deque()
         on_topics = callbacks.on_topics
         self._topic_callback = None if on_topics is None else TopicCallback(on_topics)
 
     def follow(self) -> None:
-        """Apply won and ended claims since the last call, then report them.
+        """Apply claims won and ended since the last call, then report them.
 
-        Another thread than ``thread`` does nothing. An exception, of a callback or a
-        signal handler, leaves nothing half done: the next call reports what was not
-        reported.
+        Does nothing on a thread other than ``thread``. An exception from a callback or
+        a signal handler leaves nothing half done: the next call makes the remaining
+        reports.
         """
         if self._version == self._subscription.version or self._is_foreign():
             return
@@ -181,7 +182,7 @@ class Dispatcher:
                 self._reports.append(partial(on_claimed, place.partition, token))
 
     def _room(self) -> int:
-        """Return how many more records may be fetched and not handed out."""
+        """Return how many more records may be fetched before others are handed out."""
         is_granted = self._is_at_most_once
         most = self._pipeline.fetched_max if is_granted else self._config.max_fetched
         return most - sum(place.buffered_count for place in self.places.values())
@@ -223,10 +224,10 @@ class Dispatcher:
     def take_back(self) -> None:
         """Record that the application has finished all records of earlier polls.
 
-        Under at most once nothing is committed, so the next poll is the only sign of
-        it; a drain waits for that, and for all that is granted (PROTOCOL 6.2, 8.1).
-        Under at least once the commit may still follow: a surplus partition waits
-        another heartbeat interval.
+        At-most-once delivery has no commits, so the next poll is the only sign that
+        records are finished. A drain waits for that poll, and until all granted records
+        are handed out (PROTOCOL 6.2, 8.1). With at-least-once delivery, commits may
+        follow the poll: a surplus partition waits another heartbeat interval for them.
         """
         self.recover()
         subscription = self._subscription
@@ -249,11 +250,12 @@ class Dispatcher:
     def _drained_until_ms(
         self, place: FetchState, now_ms: int, *, was_away: bool
     ) -> int | None:
-        """Return when to release a partition that drains, whatever is unfinished.
+        """Return when to release a draining partition even with unfinished records.
 
-        At most once, records that are granted come in their turn, however slow the
-        application is (``was_away``: with others): None. Without any for an interval of
-        calls, or if the application has paused the partition, they are given up.
+        With at-most-once delivery, None while granted records will be handed out in
+        their turn, however slow the application is (``was_away``: it was busy with
+        records of any partition). They are given up after a heartbeat interval of calls
+        in which no fetch brought them, or the application had the partition paused.
         """
         interval_ms = self._engine.context.heartbeat_interval_ms
         if not self._is_at_most_once:
@@ -284,7 +286,7 @@ class Dispatcher:
         with self._engine.lock:
             now_ms = self._clock.now_ms()
             for _ in range(len(ready)):
-                # A served place goes to the end of the queue, so that none starves.
+                # A served place goes to the end of the queue: no partition starves.
                 place = ready.popleft()
                 if place.partition not in self.paused:
                     records = self._hand_out_from(place, left, now_ms)
@@ -304,11 +306,11 @@ class Dispatcher:
         return handed
 
     def hand_out_one(self) -> Record | None:
-        """Hand out one fetched record at least once, on a fast path.
+        """Hand out one fetched record on a fast path, with at-least-once delivery.
 
-        Checks its lease now (PROTOCOL 5.2). Returns None if more than that is needed:
+        Checks the lease now (PROTOCOL 5.2). Returns None if the slow path is needed:
         nothing is fetched, claims were won or ended, a partition is paused or drains,
-        too much is uncommitted, or ranges have to be granted; and while a thread reads.
+        too many records are uncommitted, ranges must be granted, or a thread reads.
         """
         if not self._ready or self.taken is not None:
             return None
@@ -316,7 +318,7 @@ class Dispatcher:
         place.taken_at = None
         try:
             return self._hand_out_from_first(place)
-        except BaseException:  # the caller does not get it
+        except BaseException:  # the caller does not get the record
             self.taken = [place]
             raise
 
@@ -389,11 +391,11 @@ class Dispatcher:
         self.taken.append(place)
 
     def recover(self) -> None:
-        """Take back what a call has handed out that raised instead of returning it.
+        """Take back the records of a call that raised instead of returning them.
 
-        For the application's thread. Where an exception of a signal handler, such as
-        KeyboardInterrupt, may also have ended a read halfway, all that was not handed
-        out is fetched again.
+        Called on the application's thread. An exception from a signal handler, such as
+        KeyboardInterrupt, may also have interrupted a read, so every record that was
+        not handed out is fetched again.
         """
         if self.taken is None:
             return
@@ -424,9 +426,9 @@ class Dispatcher:
             place.has_warned = False
 
     def seek(self, place: FetchState, position: int) -> None:
-        """Continue at a position, which the log is to confirm; called under the lock.
+        """Continue at a position once the log confirms it; called under the lock.
 
-        At least once only. What was fetched and handed out before is forgotten.
+        At least once only. Records fetched or handed out before are forgotten.
         """
         self._session.seek(place.holding, position)
         place.restart(self._reader, position)
@@ -449,8 +451,8 @@ class Dispatcher:
             self._serve_reader()
             self._wait(slice_ms)
         elif is_requested or self._subscription.expects_claim:
-            # Wait for the verdict, or the claim, and fetch meanwhile: neither would end
-            # a wait for records.
+            # Fetch while waiting for the verdict or the claim, but do not wait for
+            # records: a verdict or claim would not end that wait.
             wait_ms = min(left_ms, FETCH_SLICE_MS) if self._lacks_records() else 0
             if self._read(wait_ms):
                 self._request_fetched()
@@ -460,10 +462,10 @@ class Dispatcher:
             self._request_fetched()
 
     def _serve_reader(self) -> None:
-        """Poll the reader from time to time where nothing is to be fetched.
+        """Poll the reader from time to time while nothing may be fetched.
 
-        A client library keeps all errors and log lines until then: of brokers that are
-        away for long, so many that adding to them takes a processor.
+        The client library queues errors and log lines until it is polled. While brokers
+        are unreachable, that queue grows until adding to it occupies a processor.
         """
         now_ms = self._clock.now_ms()
         if now_ms >= self._serve_due_ms:
@@ -471,21 +473,21 @@ class Dispatcher:
             self._read(0, self._read_any)
 
     def _lacks_records(self) -> bool:
-        """Return whether records are granted and to be fetched, and none are there."""
+        """Return whether granted records must be fetched and no records are fetched."""
         if self._subscription.expects_claim or not self._is_at_most_once:
             return False
         is_any_fetched = any(place.buffered_count for place in self.places.values())
         return not is_any_fetched and bool(self._unfetched())
 
     def _request_fetched(self) -> None:
-        """Request grants, at most once, for what was just fetched."""
+        """Request grants for fetched records, with at-most-once delivery."""
         if self._is_at_most_once:
             self._pipeline.request_grants(self.unpaused())
 
     def fetch_granted(self, left_ms: int) -> bool:
-        """Fetch what is granted, or wait for verdicts, for a slice; without requests.
+        """Fetch granted records or wait for verdicts, for a slice; send no requests.
 
-        Also for the renewal, or the end, of a lease that is too old to hand out more.
+        Also waits for the renewal or the end of a lease that is too old for hand-outs.
 
         Returns:
             False if there is nothing to wait for.
@@ -512,15 +514,15 @@ class Dispatcher:
         }
 
     def _read_any(self, timeout_ms: int) -> bool:
-        """Read whatever the reader has not paused."""
+        """Read all partitions that are not paused at the reader."""
         most = self._reader.fetched_max or self._config.max_poll_records
         return self._store(self._reader.poll(timeout_ms, most))
 
     def _read_rest(self, timeout_ms: int) -> bool:
-        """Read only what is granted already, however much is fetched.
+        """Read only records that are granted, however many others are fetched.
 
-        What is fetched and not granted may never be, if its partition drains or the
-        consumer stops: it must not keep the rest from being fetched.
+        Fetched records may never be granted if their partition drains or the consumer
+        stops: they must not keep granted records from being fetched.
         """
         self._pause_at_reader(self.places.keys() - self._unfetched())
         self._is_stale = True
@@ -530,10 +532,11 @@ class Dispatcher:
     def read_ahead(self) -> None:
         """Request grants and fetch without waiting, for later hand-outs.
 
-        At most once this happens once in a millisecond, however small the polls are; at
-        least once only from time to time, so that partitions without fetched records do
-        not wait for those with many. The application is about to
-        receive records, so this never raises; the next fetch does.
+        With at-most-once delivery, acts once per millisecond, however small the polls
+        are. With at-least-once delivery, acts only from time to time, so that
+        partitions without fetched records do not wait for those with many. Never
+        raises, because the application is about to receive records; the next fetch
+        raises the error.
         """
         now_ms = self._clock.now_ms()
         if self._is_at_most_once:
@@ -558,12 +561,12 @@ class Dispatcher:
 
         Args:
             timeout_ms: Longest wait.
-            read: What to read; by default what the guarantee needs.
+            read: Reads for that long; by default as the delivery guarantee needs.
         """
         if read is None:
             is_at_most_once = self._is_at_most_once
             read = self._read_for_grants if is_at_most_once else self._read_plain
-        # Another exception may leave records between the reader and their place.
+        # After any other exception, records may be read and not stored: see `recover`.
         taken, self.taken = self.taken, self.taken or []
         try:
             is_found = self._try_to_read(timeout_ms, read)
@@ -597,9 +600,10 @@ class Dispatcher:
     def pass_over(self) -> None:
         """Move positions past offsets without records, such as control records.
 
-        Only in partitions without fetched records left to hand out. At least once, the
-        position follows when the offsets before it are committed; at most once, these
-        offsets are requested like records (PROTOCOL 6.1, 6.2).
+        Only in partitions without fetched records left to hand out. With at-least-once
+        delivery, the position follows when the offsets before it are committed; with
+        at-most-once delivery, these offsets are requested like records (PROTOCOL 6.1,
+        6.2).
         """
         self._pass_due_ms = self._clock.now_ms() + PASS_MS
         reached = self._reader.positions()
@@ -620,10 +624,10 @@ class Dispatcher:
                 place.holding.skip(first, place.next_offset - 1)
 
     def _read_for_grants(self, timeout_ms: int) -> bool:
-        """Read as much as may be fetched ahead of its grants, at most once.
+        """Read as many records as may be fetched before they are granted.
 
-        Of all partitions together, unless the reader holds what it fetched of a paused
-        one.
+        For at-most-once delivery. The limit is for all partitions together, unless the
+        reader keeps the records that it fetched of a paused partition.
         """
         least = self._config.max_poll_records
         now_ms = self._clock.now_ms()
@@ -641,8 +645,8 @@ class Dispatcher:
                 return self._read_rest(timeout_ms)
             self._wait(min(timeout_ms, WAIT_SLICE_MS))
             return False
-        # More than one poll hands out, to get ahead. All available records at once
-        # only from a reader that has already fetched them.
+        # Read more than one poll hands out, to get ahead. Read all available records at
+        # once only if the reader has already fetched them.
         at_once = min(2 * least, room)
         if self._reader.fetches_ahead:
             at_once = self._pipeline.most_at_once(room)
@@ -691,8 +695,8 @@ class Dispatcher:
     def _pause_reader(self) -> None:
         """Pause at the reader all partitions whose records cannot be handed out now.
 
-        Runs only when that set may have changed. An outdated set costs a fetch, and
-        never hands out a record wrongly.
+        Acts only if that set may have changed. An outdated set costs a needless fetch,
+        and never causes a wrong hand-out.
         """
         now_ms = self._clock.now_ms()
         if not (self._is_stale or self._ready or now_ms >= self._leased_until_ms):
@@ -725,9 +729,10 @@ class Dispatcher:
         self._pause_at_reader(wanted)
 
     def _enough_fetched(self) -> int:
-        """Return from how many fetched records on a partition is not read.
+        """Return how many fetched records stop further reads of a partition.
 
-        Unlimited at most once where a reader would fetch those of a paused one again.
+        With at-most-once delivery there is no such number if the reader would fetch the
+        records of a paused partition again.
         """
         if not self._is_at_most_once:
             return 1
@@ -787,7 +792,8 @@ class Dispatcher:
         """Return whether the topic must be looked up before its range counts.
 
         The range may belong to a topic that was created again under the same name.
-        Then the look-up ends the claim; otherwise the position is refused again.
+        Then the look-up ends the claim; otherwise the next fetch reports the position
+        as out of range again.
         """
         topic = place.partition.topic
         with self._engine.changed:
@@ -821,7 +827,7 @@ class Dispatcher:
             self._polled.clear()
 
     def holds_grants(self) -> bool:
-        """Return whether records are, or may yet be, granted and not handed out."""
+        """Return whether granted records wait for hand-out, or verdicts are pending."""
         with self._engine.changed:
             return self._pipeline.holds(self.unpaused())
 

@@ -1,4 +1,4 @@
-"""Reads and folds the log, routes verdicts to sessions, and drives them."""
+"""The engine: reads and folds the log, passes verdicts to sessions and drives them."""
 
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 POLL_MS_MAX = 100
 POLL_MS_MIN = 1
 CATCH_UP_MS_MAX = 1_000
-# How often the time of an act passes before the next one: rounds need the lock too.
+# Pause after an act, as a multiple of its duration: rounds need the lock, too.
 ACT_RESTS = 4
 UNREAD = "was not read to its end"
 
-# Effects after which keys are placed otherwise (PROTOCOL 10).
+# Effects that may change the coordinating partitions of keys (PROTOCOL 10).
 LAYOUT_CHANGES = frozenset({"layout_fenced", "layout_done", "layout_final"})
 # Frequent effects that change no owner.
 ROUTINE = frozenset({"renewed", "position_only", "granted"})
@@ -54,26 +54,27 @@ UNKNOWN_MS = -1
 
 
 class IntervalFollower:
-    """Keeps the pace of a process, and the timeouts of its appends, at the interval.
+    """Adapts the pace of a process and its append timeouts to the heartbeat interval.
 
     A change of the interval reaches the coordinating partitions one by one (PROTOCOL
-    4.12), and each key is judged by that of its own partition. This process paces
-    itself by the least of them. For the engine's thread, under its lock.
+    4.12), and each key is judged by the interval of its own partition. This process
+    follows the shortest interval. Called on the engine's thread, under its lock.
     """
 
     __slots__ = ("_call", "_configured_ms", "_context", "_due_ms")
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._configured_ms: int | None = None  # by a call of this class
+        # The interval that the timeouts follow; None before the first change.
+        self._configured_ms: int | None = None
         self._call: Pending[None] | None = None
         self._due_ms = 0
 
     def follow(self, before_ms: int) -> bool:
-        """Set the pace by the Configs in force; return whether it has changed.
+        """Set the pace from the Configs in force; return whether it has changed.
 
         Args:
-            before_ms: The pace before.
+            before_ms: The previous interval.
         """
         context = self._context
         settled = context.settled
@@ -92,7 +93,7 @@ class IntervalFollower:
         return True
 
     def drive(self, now_ms: int) -> None:
-        """Set the timeouts of appends in the background, again if that failed."""
+        """Set the timeouts of appends in the background; retry if that failed."""
         if self._call is not None:
             if not self._call.done():
                 return
@@ -119,13 +120,14 @@ class Engine:
 
     Attributes:
         changed: Notified after every step that folded something or acted.
-        lock: The lock of ``changed``; taken alone, once per record, it costs a third.
+        lock: The lock of ``changed``. It is taken for each record, and taking it
+            directly costs a third of taking ``changed``.
         context: Ports, replicas and, once ready, the Config.
         proxy_grants: Requests for offsets on behalf of other processes.
         saver: Saves states for later starts.
         rebuilder: Starts partitions, and starts them again after truncation.
         checkpointer: Writes checkpoints when they are due, None if disabled.
-        resolver: Finishes set positions whose admin does not.
+        resolver: Finishes set positions that their admin has left unfinished.
         layout: Takes part in changes of the partition count.
         failure: Set when the engine has stopped for good; its sessions are fenced.
     """
@@ -144,7 +146,7 @@ class Engine:
             ports: Interfaces to Kafka, time, threads and observers.
             cluster_id: Cluster id that the Config must have; None skips the check.
             sources: Sources of kept states to start from, in order of preference.
-            store: Store for this engine's own states; the first source.
+            store: Store for this engine's own states; it is the first source.
         """
         now_ms = ports.clock.now_ms()
         count = ports.log.partition_count
@@ -167,7 +169,7 @@ class Engine:
         self._named: set[Key] = set()
         self._audit_at_ms = 0
         self._acts_again_ms = 0
-        # The last error of Configs that differ, until it is reported, and when it is.
+        # The unreported error about Configs that differ, and when to report it.
         self._torn: TopicMisconfigured | None = None
         self._torn_at_ms: int | None = None
         self._sessions: dict[bytes, Session] = {}
@@ -227,7 +229,7 @@ class Engine:
         """Start taking part in writing checkpoints (PROTOCOL 7.2).
 
         Args:
-            client_id: Claims the reserved keys, in the group ``marshal``.
+            client_id: Client that claims the reserved keys, in the group ``marshal``.
             rule: When checkpoints are due.
         """
         draw = self.context.ports.entropy.random_bytes
@@ -244,8 +246,8 @@ class Engine:
         The wait ends early if something is due before: a claim that can be tried now
         must not wait for new entries (PROTOCOL 11, L1).
 
-        Never raises: a transient fault is observed while leases keep running out; a
-        permanent one sets ``failure`` and fences everything.
+        Never raises. A transient fault is reported to the observer, and leases continue
+        to run out; a permanent fault sets ``failure`` and fences all claims.
         """
         runs: Sequence[Run] = ()
         try:
@@ -280,9 +282,9 @@ class Engine:
     def act(self, session: Session) -> None:
         """Drive one session at once, because its subscriptions have changed.
 
-        For any thread: the thread that steps may wait for the log for up to 100 ms.
-        Nothing shortly after an act that took long, as with many clients of a sidecar
-        and many partitions: the next round does it. Like ``step``, never raises.
+        May be called on any thread: the thread that steps may be waiting for the log,
+        for up to 100 ms. Does nothing shortly after an act that took long (many clients
+        of a sidecar and many partitions): the next round acts. Never raises.
         """
         with self.changed:
             since_ms = self.context.now_ms
@@ -342,11 +344,11 @@ class Engine:
             self.saver.drive(now_ms)
 
     def _audit(self, now_ms: int) -> None:
-        """Stop everything if a claim is in use that the log does not show as ours.
+        """Stop everything if a claim is in use that the log does not show as our own.
 
-        This cannot happen without a bug. If it does, going on could make two processes
-        work on one partition. Only keys that the log has named since the last round can
-        have changed; all keys are checked three times per heartbeat interval.
+        Only a bug can cause that, and continuing could let two processes work on one
+        partition. A round checks the keys that the log has named since the last round;
+        three times per heartbeat interval all keys are checked.
         """
         named, self._named = self._named, set()
         is_due = now_ms >= self._audit_at_ms
@@ -379,7 +381,7 @@ class Engine:
             if replica is None:
                 continue  # PROTOCOL 2.5: partitions added in Kafka do not count
             if self.rebuilder.is_lost(partition):
-                continue  # read before the truncation was detected, or the addition
+                continue  # read before the truncation or addition was detected
             touched.add(partition)
             try:
                 if partition in self.context.rebuilding:
@@ -406,7 +408,7 @@ class Engine:
     def _fold_rebuilding(
         self, replica: Replica, entries: Sequence[LogEntry], *, now_ms: int
     ) -> None:
-        """Fold a partition that is read to its end before anything is decided."""
+        """Fold a partition that must be read to its end before any decision on it."""
         for entry, transitions in replica.fold_run(entries, now_ms):
             check_halt(replica)
             if replica.world.layout is not None:
@@ -429,7 +431,10 @@ class Engine:
                 self._notify_checkpointer(partition, transitions, now_ms=now_ms)
 
     def _apply_state_record(self, partition: int, first: Transition) -> None:
-        """Apply a record of PROTOCOL 7 to a partition that is read to its end."""
+        """Handle a checkpoint, layout change or Reset in a partition read to its end.
+
+        Other records concern single keys or groups, and are routed to sessions.
+        """
         if first.outcome == SKIPPED:
             compared = self.context.replicas[partition].take_compared()
             if compared is not None and not compared.is_equal:
@@ -489,7 +494,7 @@ class Engine:
                     session.on_foreign(transition, partition=partition)
 
     def _note_own(self, first: Transition, partition: int) -> None:
-        """Record what a record of this process did to a key."""
+        """Note that a record of this process has released a key or was granted."""
         if first.key is None:
             return
         if first.effect == "released":
@@ -517,15 +522,15 @@ class Engine:
 
         Args:
             timeout_ms: Limit for the whole call.
-            partitions: Only these worlds do; by default all.
+            partitions: Coordinating partitions to read to their ends; None = all.
 
         Raises:
             DeadlineExceeded: The end was not reached in time.
             MarshalError: The engine failed.
         """
         deadline = Deadline(timeout_ms, self.context.ports.clock.now_ms)
-        # The calling thread asks: the stepping thread may be in a poll for a tenth of
-        # a second, and if the log has nothing new there is no need to wait for it.
+        # The calling thread requests the ends: the stepping thread may be in a poll for
+        # 100 ms, and if the log has nothing new there is no need to wait for that poll.
         ends = self._fetch_ends(deadline, partitions)
         await_news(
             self,
@@ -537,10 +542,10 @@ class Engine:
         )
 
     def catch_up_keys(self, keys: Collection[Key], timeout_ms: int) -> None:
-        """Wait until what the log has about keys is folded; raises as ``catch_up``.
+        """Wait until every record about some keys is folded; raises as ``catch_up``.
 
-        Their coordinating partitions have all of it, unless these show that the number
-        of partitions changes, or has changed (PROTOCOL 10).
+        Only the keys' coordinating partitions have such records, unless these show that
+        the partition count is changing, or has changed (PROTOCOL 10).
         """
         deadline = Deadline(timeout_ms, self.context.ports.clock.now_ms)
         with self.changed:
@@ -553,7 +558,7 @@ class Engine:
         self.catch_up(deadline.left_ms)
 
     def _places_of(self, keys: Collection[Key]) -> frozenset[int] | None:
-        """Return the only partitions that may know keys, None if there are more."""
+        """Return the partitions that alone know keys; None if others may, too."""
         if not self.is_ready or self.context.places.has_layouts:
             return None
         return frozenset(map(self.context.partition_of, keys))
@@ -621,8 +626,9 @@ class Engine:
     def _follow_count(self) -> None:
         """Place keys by the Config and the layouts in force (PROTOCOL 10).
 
-        Partitions that the log does not read yet count as being folded. They may be
-        sources, where two changes came before this process read the first.
+        Partitions that the log client does not read yet count as being rebuilt. They
+        may be sources of keys, if a second change was made before this process read the
+        first.
         """
         context = self.context
         has_changed = context.places.follow(context.settled)
@@ -638,7 +644,7 @@ class Engine:
     def _reload_config(self) -> None:
         context = self.context
         if context.config is None:
-            return  # Not ready: all partitions are to be read first.
+            return  # Not ready: all partitions must be read first.
         before_ms = context.heartbeat_interval_ms
         worlds = {t: replica.world for t, replica in context.replicas.items()}
         try:
@@ -648,11 +654,12 @@ class Engine:
                 raise lagging(late, context.ports.log.topic)
         except TopicMisconfigured as torn:
             # A new generation reaches the coordinating partitions one by one;
-            # meanwhile each is judged by its own Config. Reported if it lasts.
+            # meanwhile each is judged by its own Config. The error is reported if the
+            # difference lasts.
             self._torn = torn
             later = newest(context.settled, worlds.values())
             if later.partition_count != context.settled.partition_count:
-                context.config = later  # PROTOCOL 10.8: where claims go
+                context.config = later  # PROTOCOL 10.8: it places claims
             if self._torn_at_ms is None:
                 self._torn_at_ms = context.now_ms + context.heartbeat_interval_ms
         else:

@@ -41,12 +41,12 @@ class FetchState:
         self.requested_ms = 0
         # At most once, while it drains: since when nothing granted could be handed out.
         self.rest_since_ms: int | None = None
-        # Whether a fetch under this claim has brought records, and then, at most once,
-        # the end of the log as of a look after it; 0 before.
+        # Whether a fetch under this claim has brought records. With at-most-once
+        # delivery, the end of the log as of the last look-up after that; 0 before.
         self.is_read = False
         self.log_end = 0
-        # The first offset that the call in progress has handed out, None if it is not
-        # known: then nothing is handed out yet. Of a place in ``Dispatcher.taken``.
+        # For a place in ``Dispatcher.taken``: the first offset that the call in
+        # progress has handed out. None if unknown: then nothing is handed out yet.
         self.taken_at: int | None = None
 
     @property
@@ -56,7 +56,7 @@ class FetchState:
 
     @property
     def fetched_end(self) -> int:
-        """The next offset to fetch, unless it is known to hold no record."""
+        """The offset after the fetched records; ``next_offset`` if there are none."""
         if self.buffered_count:
             return offset_at(self.fetched, -1) + 1
         return self.next_offset
@@ -72,7 +72,7 @@ class FetchState:
     def add(self, records: Sequence[Record]) -> None:
         """Append records that follow those fetched before."""
         if not self.buffered_count:
-            # Readers may keep their list, or make a record at each access.
+            # Copied, as readers may keep their list, unless it makes records on access.
             is_lazy = isinstance(records, Records)
             self.fetched = records if is_lazy else list(records)
         elif isinstance(self.fetched, list):
@@ -102,7 +102,7 @@ class FetchState:
     def take_back(self) -> None:
         """Undo the hand-out of records that did not reach the application.
 
-        May be called again where it did not return. Called under the engine's lock.
+        May be called again if it was interrupted. Called under the engine's lock.
         """
         first, holding = self.taken_at, self.holding
         if first is None:
@@ -116,11 +116,11 @@ class FetchState:
         self.fetched, self.at = [], 0
 
     def begin(self, reader: DataReader, *, room: int) -> None:
-        """Start with what was fetched before the claim, and fetch what follows.
+        """Start with records that were fetched before the claim, and fetch the next.
 
         Args:
             reader: Has the partition assigned.
-            room: Most records to use of those; the others are fetched again.
+            room: Most of these records to use; the others are fetched again.
         """
         warm, self.holding.warm_records = self.holding.warm_records, None
         records: Sequence[Record] = ()
@@ -168,8 +168,8 @@ class Prefetch:
 
     Attributes:
         least: Records to read when the application does not wait.
-        due_ms: Local time of the next read for partitions that have nothing
-            fetched, however much the others have.
+        due_ms: Local time of the next read for partitions without fetched records,
+            however many the others have.
     """
 
     __slots__ = (

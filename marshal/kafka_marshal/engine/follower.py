@@ -61,13 +61,12 @@ class Follower:
     Attributes:
         replicas: One per coordinating partition.
         began_at: Offset of the kept state that each partition started from, if any.
-        began_notes: What was noted about pauses where these states were kept, by
-            partition.
+        began_notes: Notes about pauses that were kept with these states, by partition.
         is_pause_unknown: Whether one of these states has a pause without a note: its
-            reason and begin are only in the log before.
-        log_start_missing: Partitions whose logs begin above 0 and that have no fitting
-            kept state, if there are sources, nor have come into use since. Their fold
-            is incomplete and must never be saved (PROTOCOL 7.3).
+            reason and begin are only in the log before that state.
+        log_start_missing: Partitions whose logs begin above 0, that have no fitting
+            kept state, and that no change has brought into use since; none without
+            sources. Their fold is incomplete and must never be saved (PROTOCOL 7.3).
         unfit: Partitions with a kept state that does not fit the log. It is not
             removed: it may show grants that the log has lost (7.5).
     """
@@ -152,7 +151,7 @@ class Follower:
 
         Args:
             timeout_ms: Limit for the whole call.
-            note: Called with each entry but ordinary heartbeats, after its fold.
+            note: Called with each entry except ordinary heartbeats, after its fold.
 
         Returns:
             The barrier: next offset to be written, per partition, at the call.
@@ -194,7 +193,7 @@ class Follower:
 
         Raises:
             DeadlineExceeded: Not in time. They may still land (PROTOCOL 1.4).
-            LogUnwritable: The broker refuses to append one of them, as it does again.
+            LogUnwritable: The broker refuses to append one of them, and always will.
             LogUnreadable: A partition needs a newer release from some offset on.
         """
         self._step_until(
@@ -209,7 +208,7 @@ class Follower:
         """Raise an error if a record can never get a verdict.
 
         Raises:
-            LogUnwritable: The broker refuses to append one of them, as it does again.
+            LogUnwritable: The broker refuses to append one of them, and always will.
             LogUnreadable: A partition needs a newer release from some offset on.
         """
         for item in awaited:
@@ -302,7 +301,7 @@ class Follower:
             self.require_folding(awaited or ())
             left_ms = deadline.require_ms(lambda: DeadlineExceeded(late()))
             if self._awaited and note is None:
-                self.step(min(POLL_MS, left_ms))  # what is awaited may be a heartbeat
+                self.step(min(POLL_MS, left_ms))  # an awaited record may be a heartbeat
             else:
                 self._fold_silently(self._read(min(POLL_MS, left_ms)), note)
 
@@ -320,7 +319,7 @@ class Follower:
         runs: Iterable[Run],
         note: Callable[[int, LogEntry], None] | None,
     ) -> None:
-        """Fold entries, of which ordinary heartbeats are folded in runs."""
+        """Fold entries, ordinary heartbeats in runs, and return no transitions."""
         now_ms = self._clock.now_ms()
         for partition, run in runs:
             replica = self.replicas.get(partition)
@@ -348,7 +347,7 @@ class Follower:
         return transitions
 
     def _match(self, partition: int, transition: Transition) -> None:
-        # Compared, not hashed: records of others may have dictionaries.
+        # Records are compared, not hashed: those of others may have dictionaries.
         for index, (record, awaited) in enumerate(self._awaited):
             if awaited.partition == partition and record == transition.record:
                 awaited.transition = transition

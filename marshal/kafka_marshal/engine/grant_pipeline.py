@@ -1,11 +1,11 @@
-"""Requests grants for records, at most once, on the consumer's thread.
+"""Requests grants for records on the consumer's thread, for at-most-once delivery.
 
 PROTOCOL 6.2, 6.3. Records are handed out only when they are both fetched and granted,
-in log order. While the application works on one batch, the next ones are requested, as
-many as hide the round trip and last a while: of fetched records, and of those that the
-end of the log shows, which need not be held in memory for it. A crash loses what is
-requested, granted or handed out and not finished: never more than
-``max_granted_batches`` times ``max_poll_records`` records of a partition.
+in log order. While the application works on one batch, the next batches are requested:
+enough to hide the round trip and to last a while. Requests cover fetched records, and
+records below the log's end that are not fetched yet, which take no memory. A crash
+loses the records that are requested, granted or handed out and not finished: never more
+than ``max_granted_batches`` times ``max_poll_records`` records of a partition.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,16 +20,16 @@ from .heartbeats import INTERVALS_PER_H
 from .holdings import ClaimSession
 from .interfaces import ClaimEngine
 
-# What is fetched ahead is held in memory: so many records, or so many batches.
+# Limits of the records that are fetched ahead, because they are held in memory.
 RECORDS_AHEAD_MAX = 16_000
 FEW_BATCHES = 4
-# Grants are requested when those of all partitions do not last as long as so many.
+# Grants are requested when those of all partitions last for fewer round trips.
 ROUND_TRIPS_AHEAD = 2
-# Small requests of a partition wait so long while verdicts are pending.
+# While verdicts are pending, the next request of a partition waits this long, to grow.
 GROW_MS = 20
-# The clock counts whole milliseconds, so less would show nothing.
+# Minimum time of a sample: the clock counts whole milliseconds.
 SAMPLE_MS = 5
-# Between two looks at the ends of the logs; longer for many partitions.
+# Minimum time between two look-ups of log ends, and the time for each partition.
 LOOK_MS, LOOK_EACH_US = 20, 100
 
 
@@ -43,7 +43,7 @@ class _Meter:
     starving_since_ms: int | None = None
 
     def starve(self, now_ms: int) -> None:
-        """Record that records are fetched and none of them is granted yet."""
+        """Record that fetched records wait for a grant."""
         if self.starving_since_ms is None:
             self.starving_since_ms = now_ms
 
@@ -57,7 +57,7 @@ class _Meter:
         self.count += count
 
     def work_us(self, batch: int, now_ms: int) -> int | None:
-        """Return the time of a batch; None before there is enough to measure."""
+        """Return the time of work on a batch; None until enough is measured."""
         if self.count < batch or now_ms - self.since_ms < SAMPLE_MS:
             return None
         busy_ms = max(0, now_ms - self.since_ms - self.starved_ms)
@@ -91,12 +91,12 @@ class GrantPipeline:
             session: Sends the requests.
             reader: Fetches the records.
             most: Records of a batch.
-            batches_max: Batches of a partition that may be at risk.
+            batches_max: Batches of a partition that a crash may lose.
             fetched_max: Records that may be fetched ahead, of all partitions
-                together; more if small batches are at risk, or few large ones, and
-                the ends of the logs do not help.
+                together. Raised to what ``batches_max`` batches need, but at most to
+                ``FEW_BATCHES`` batches or ``RECORDS_AHEAD_MAX`` records, if more.
             is_end_readable: Whether every record below the end of a log can be fetched
-                now: not those of open transactions, under ``read_committed``.
+                now. With ``read_committed``, records of open transactions cannot.
         """
         self._engine = engine
         self._session = session
@@ -111,20 +111,20 @@ class GrantPipeline:
         self._pace = Pace(min(batches_max, depth_max))
         self._clock = engine.context.ports.clock
         self._meter: _Meter | None = None  # before the first hand-out
-        # As of the last look: the longest round trip, and partitions with records.
+        # As of the last requests: longest round trip, and partitions with records.
         self._round_trip_us = 0
         self._sharing_count = 1
         self._look_ms = self._quiet_until_ms = 0
-        # Until when granted records are expected from a fetch, once it is checked.
+        # Until when a fetch is expected to bring granted records, None if unchecked.
         self._rest_until_ms: int | None = None
 
     def needs_records(self, places: Sequence[FetchState]) -> bool:
-        """Return whether more is to be fetched for what follows.
+        """Return whether to fetch more records: to request or to hand them out.
 
-        To request more, or to hand out what is granted. A reader that fetches ahead by
-        itself need not be asked for records that the end of the log shows. One that
-        returns whole responses is asked once nothing is left to hand out: a partition
-        with a few records left would not be in the next request.
+        A reader that fetches ahead by itself need not be polled for records below the
+        known end of the log. A reader that returns whole responses is polled once
+        nothing is left to hand out: its next request would leave out a partition that
+        has a few records left.
         """
         if self._reader.fetched_max:
             if not any(map(is_served, places)):
@@ -149,8 +149,8 @@ class GrantPipeline:
     def enough_fetched(self, places: Sequence[FetchState]) -> int:
         """Return how many fetched records of a partition are enough.
 
-        Those that the end of the log shows can be requested before they are fetched:
-        any are enough then. Others must be fetched first.
+        If the end of the log is readable, records can be requested before they are
+        fetched, so one is enough. Otherwise they must be fetched first.
         """
         fetched = sum(place.buffered_count for place in places)
         if self._is_end_readable or self.fetched_max - fetched < self._most:
@@ -160,18 +160,18 @@ class GrantPipeline:
     def most_at_once(self, room: int) -> int:
         """Return how many records to fetch at once, from a reader that has them.
 
-        What can be requested before it is fetched is best fetched just before it is
-        handed out: records that are held for long leave the processor's cache.
+        Records that can be requested before they are fetched are best fetched just
+        before their hand-out: records held for long leave the processor's cache.
         """
         return min(self._most, room) if self._is_end_readable else room
 
     # --- requesting
 
     def _look_at_ends(self, places: Sequence[FetchState]) -> None:
-        """Learn which records are in the logs and not fetched yet.
+        """Look up which records are in the logs and not fetched yet.
 
-        Only where a fetch under the claim brought records: before that an end may be
-        that of an earlier topic of this name.
+        Only for partitions of which a fetch under the claim has brought records: before
+        that, the end may be that of an earlier topic of this name.
         """
         now_ms = self._clock.now_ms()
         if not self._is_end_readable or now_ms < self._look_ms:
@@ -186,7 +186,7 @@ class GrantPipeline:
             place.log_end = ends.get(place.partition, 0)
 
     def request_ahead(self, places: Sequence[FetchState]) -> None:
-        """Request grants while there are some, unless those last for a while."""
+        """Request more grants, unless the present ones last for a while."""
         if not self._is_quiet():
             self.request_grants(places)
 
@@ -197,9 +197,10 @@ class GrantPipeline:
     def request_grants(self, places: Sequence[FetchState]) -> bool:
         """Request grants for known records; return whether a verdict is pending.
 
-        Each request costs every reader of the log a little, and those that are sent
+        Each request costs every reader of the log a little, and requests that are sent
         together cost less. So nothing is requested while the grants of all partitions
-        outlast a round trip; then everything that may be is, of every partition.
+        last for ``ROUND_TRIPS_AHEAD`` round trips. Then every partition requests all
+        that it may.
         """
         with self._engine.changed:
             if self._is_quiet() and not _is_unserved(places):
@@ -228,9 +229,9 @@ class GrantPipeline:
     def _is_due(
         self, ladders: Sequence[tuple[FetchState, AtMostOnce]], now_ms: int
     ) -> bool:
-        """Return whether the grants that are of use now are nearly used up.
+        """Return whether the grants that can be used now are nearly used up.
 
-        Also where what is fetched and what is granted are of different partitions.
+        Also if the fetched and the granted records are of different partitions.
         """
         ahead = _usable_count(ladders)
         lasts_us = ahead * self._pace.work_us // self._most
@@ -320,7 +321,7 @@ class GrantPipeline:
                 continue
             if first < grant.first:
                 if records:
-                    break  # whole ranges are known of a batch, by its ends
+                    break  # the ends of a batch must describe one whole range
                 # Granted to an earlier owner; this owner never gets them.
                 start = place.find(grant.first)
                 place.next_offset = max(place.next_offset, grant.first)
@@ -360,8 +361,8 @@ class GrantPipeline:
     def await_grant(self, places: Iterable[FetchState], timeout_ms: int) -> None:
         """Wait for the engine's next round, unless there are records to hand out.
 
-        Fetched and granted ones under a lease that is too old to hand them out do not
-        count: it may be renewed, or ends.
+        Records under a lease that is too old for hand-outs do not count: the lease is
+        renewed, or ends.
         """
         with self._engine.changed:
             now_ms = self._clock.now_ms()
@@ -381,12 +382,12 @@ class GrantPipeline:
         )
 
     def holds(self, places: Sequence[FetchState]) -> bool:
-        """Return whether records are, or may yet be, granted and not handed out.
+        """Return whether granted records wait for hand-out, or may still be granted.
 
-        So while a verdict is pending, which may grant records that are not fetched yet:
-        a request that was sent is in the log or will be. Granted records that no fetch
-        brings within a heartbeat interval do not count, once everything that is fetched
-        is handed out.
+        True while a verdict is pending: it may grant records that are not fetched yet,
+        and a request that was sent is in the log or will be. Once every fetched record
+        is handed out, granted records that no fetch brings within a heartbeat interval
+        do not count.
         """
         if any(map(is_served, places)) or self.awaits(places):
             self._rest_until_ms = None
@@ -403,11 +404,11 @@ class GrantPipeline:
     def note_fetched(self) -> None:
         """Record that a fetch brought records."""
         self._rest_until_ms = None
-        self._quiet_until_ms = 0  # of other partitions, perhaps, than were fetched
+        self._quiet_until_ms = 0  # the grants may be of other partitions
 
 
 def is_served(place: FetchState) -> bool:
-    """Return whether records are fetched, and some of the partition are granted."""
+    """Return whether a partition has fetched records and a grant."""
     progress = place.holding.progress
     if not isinstance(progress, AtMostOnce):
         return False
@@ -422,10 +423,10 @@ def _served_count(places: Iterable[FetchState]) -> int:
 
 
 def _usable_count(ladders: Iterable[tuple[FetchState, AtMostOnce]]) -> int:
-    """Return how many offsets are granted or requested that are of use now.
+    """Return the number of granted or requested offsets that can be used now.
 
-    Where not all of a partition that is fetched are, those of partitions that are not
-    fetched do not help: its records would wait for a round trip.
+    If a partition has fetched records that are neither granted nor requested, offsets
+    that are not fetched do not count: its records would wait for a round trip.
     """
     count = usable = 0
     is_short = False
@@ -451,9 +452,9 @@ def longest_round_trip_us(places: Iterable[FetchState]) -> int:
 
 
 def has_unfetched(place: FetchState) -> bool:
-    """Return whether offsets of a partition are granted that are not fetched yet.
+    """Return whether a partition has granted offsets that are not fetched yet.
 
-    On the consumer's thread, with or without the engine's lock.
+    Called on the consumer's thread, with or without the engine's lock.
     """
     progress = place.holding.progress
     return isinstance(progress, AtMostOnce) and progress.granted_end > place.fetched_end
@@ -465,7 +466,7 @@ def has_records(place: FetchState) -> bool:
 
 
 def last_known(place: FetchState, fresh: int, *, room: int, first: int) -> int:
-    """Return the last offset to request: of a fetched record, or of one in the log.
+    """Return the last offset to request, of a record that is fetched or in the log.
 
     Args:
         place: The partition.

@@ -1,8 +1,8 @@
-"""Requests ranges of offsets at most once, and applies verdicts (PROTOCOL 6.2, 6.3).
+"""Requests grants of offsets, and applies the verdicts (PROTOCOL 6.2, 6.3).
 
-Several requests may be in flight. The fold decides each: a request without a verdict in
-time is forgotten, and a later one covers the same offsets. If the first is granted
-after all, that grant counts.
+Several requests may be in flight, and the fold judges each. A request without a verdict
+in time is forgotten, and a later request covers the same offsets. If the first request
+is granted after all, that grant counts.
 """
 
 from abc import ABC, abstractmethod
@@ -64,14 +64,14 @@ class GrantRequester(ABC):
 
     @abstractmethod
     def _send(self, holding: Holding, request: GrantRequest) -> tuple[int, int] | None:
-        """Send a request; return its number and the local time, None if no room."""
+        """Send a request; return its number and local time, None if it has no room."""
 
     @abstractmethod
     def update_anchor(self, holding: Holding) -> None:
         """Update whether the log has a position of the key."""
 
     def request(self, holding: Holding, last: int) -> None:
-        """Request every offset up to ``last`` at most once (PROTOCOL 6.2).
+        """Request a grant of every offset up to ``last`` (PROTOCOL 6.2).
 
         Raises:
             InvalidTransition: The key is not held, or is consumed at least once.

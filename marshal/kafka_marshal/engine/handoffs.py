@@ -1,9 +1,9 @@
 """Hands keys to successors that warm up first (PROTOCOL 9.5): both sides of an offer.
 
-The owner offers a key, and goes on as before until the log shows that the successor is
-ready; then it drains the key as it does for any release. The successor calls the
-application away from the engine's thread, and reports when it has returned. No
-guarantee rests on either: the release and the next claim decide.
+The owner offers a key, and continues as before until the log shows that the successor
+is ready; then it drains the key as for any release. The successor calls the application
+on another thread than the engine's, and reports when that call has returned. No
+guarantee depends on offers or reports: the release and the next claim decide.
 """
 
 from collections import Counter
@@ -84,9 +84,9 @@ class Offers:
         self._open: dict[Key, _Offered] = {}
         # Keys whose successor was ready, for metrics; those released are dropped later.
         self._drained: set[Key] = set()
-        # Until when a pair is not offered again, because it was not ready in time.
+        # Until when a key is not offered to a client that was not ready in time.
         self._barred: dict[tuple[Key, str], int] = {}
-        # Found when needed, for one round.
+        # Computed when first needed in a round.
         self._living: dict[str, Member] | None = None
         self._offered_to: Counter[str] | None = None
 
@@ -112,9 +112,9 @@ class Offers:
         if member is None or WARMS_LABEL not in member.labels:
             return False
         if now_ms < self._barred.get((key, successor), now_ms):
-            return True  # it stays here: the successor was not ready in time
+            return True  # the key stays here: the successor was not ready in time
         if len(self._open) >= self._offers_max or self._is_busy(successor):
-            return True  # its turn comes when another one ends
+            return True  # the key is offered when another offer ends
         within_ms = _settings(self._context, self._outbox).value("handoff_ms")
         self._open[key] = _Offered(
             release=release,
@@ -133,7 +133,8 @@ class Offers:
     def withdraw_unwanted(self, now_ms: int) -> None:
         """Withdraw offers of keys that no policy has released for an interval.
 
-        Not at once: the plan of a policy that is still computing releases nothing.
+        They stay that long, because the plan of a policy that is still computing
+        releases nothing.
         """
         self._living = self._offered_to = None
         limit_ms = self._context.heartbeat_interval_ms
@@ -142,7 +143,7 @@ class Offers:
                 self._withdraw(key, "unwanted")
 
     def drive(self, now_ms: int) -> None:
-        """Drain what a successor is ready for; withdraw what came to nothing."""
+        """Drain keys whose successors are ready; withdraw offers that have failed."""
         if not self._open:
             return
         self._living = None
@@ -165,7 +166,7 @@ class Offers:
         member = self._member(offered.successor)
         living = None if member is None else member.incarnation
         if known is None or known.epoch != offered.epoch:
-            return  # it is being folded again
+            return  # the partition of the key is being folded again
         if is_ready_for(known, epoch=offered.epoch, living=living):
             del self._open[key]
             took_ms = now_ms - offered.begun_ms
@@ -232,7 +233,7 @@ class Offers:
         if self._living is None:
             members = [each for home in homes for each in home.live_members(group_id)]
             members.sort(key=lambda member: member.since_offset)
-            # Of several processes of one client only the last counts.
+            # If a client has several processes, only the last counts.
             self._living = {each.record.client_id: each.record for each in members}
         found = self._living.get(client_id)
         if found is None or found.draining:
@@ -244,7 +245,7 @@ class Offers:
         return None if is_directed else found
 
     def _is_busy(self, successor: str) -> bool:
-        """Return whether as many keys are offered to a client as it warms for."""
+        """Return whether a client has as many open offers as it may get."""
         group_id = self._outbox.claimant.group_id
         if self._offered_to is None:
             self._offered_to = Counter(
@@ -257,7 +258,7 @@ class Offers:
 
     @property
     def _offers_max(self) -> int:
-        """Most keys that this client offers at a time, and that one is offered."""
+        """Most open offers of this client, and to one successor."""
         return _settings(self._context, self._outbox).value("handoffs_max")
 
 
@@ -281,13 +282,14 @@ class Warmer(WarmUps):
 
     @property
     def warming_count(self) -> int:
-        """Number of offers to this client that it follows."""
+        """Number of offered keys that this client warms up for."""
         return len(self._tasks)
 
     def take(self, key: Key, sub: Subscription | None, *, now_ms: int) -> None:
         """Begin to warm up for a key if it is offered to this client.
 
-        Before everything is read its place is not known: ``look`` finds the offer then.
+        Before the engine is ready, the partition of the key is not known: ``look``
+        finds the offer later.
         """
         if sub is None or not sub.can_warm or self._context.config is None:
             return
@@ -320,9 +322,9 @@ class Warmer(WarmUps):
         self._is_new = True
 
     def look(self, sub_of: Callable[[Key], Subscription | None], now_ms: int) -> None:
-        """Find open offers that were read too early: once after each subscription.
+        """Find open offers that ``take`` left out: once after each subscription.
 
-        And again when there is room for those of several owners at the same time.
+        It looks again when there is room for offers that exceeded the limit.
         """
         most = _settings(self._context, self._outbox).value("handoffs_max")
         has_room = self._is_full and len(self._tasks) < most
@@ -336,7 +338,7 @@ class Warmer(WarmUps):
                     self.take(key, sub_of(key), now_ms=now_ms)
 
     def drive(self, now_ms: int) -> None:
-        """Report what has warmed up; drop what is not offered any more."""
+        """Report keys that have warmed up; drop keys that are no longer offered."""
         for key, task in list(self._tasks.items()):
             known = self._context.replica_of(key).world.keys.get(key)
             if known is None or known.epoch != task.offered.epoch:

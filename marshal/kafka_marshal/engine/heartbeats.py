@@ -80,9 +80,9 @@ class Heartbeater:
     def beat_due(self, holdings: Iterable[Holding], now_ms: int) -> None:
         """Send the heartbeats that are due, batched by coordinating partition.
 
-        Those that are due soon are sent with them, and are due together from then on:
-        one request and one response of each broker, and one round that reads them back,
-        cost much less than one for each coordinating partition.
+        Heartbeats that are due soon are sent at the same time, and stay together from
+        then on. One request and one response of each broker, and one round that reads
+        them back, cost much less than one of each per coordinating partition.
         """
         # Each won claim has set when its coordinating partition is due.
         if not self._due_ms or now_ms < min(self._due_ms.values()):
@@ -120,8 +120,8 @@ class Heartbeater:
     def confirm_rewind(self, holding: Holding) -> bool:
         """Return whether the log now has the position of a seek; else send it again.
 
-        It is sent again where it never landed, and where an earlier heartbeat that
-        landed late has moved the position beyond it.
+        It is sent again if it never landed, or if an earlier heartbeat landed after it
+        and moved the position.
         """
         rewind = holding.rewind
         if rewind is None:
@@ -199,9 +199,9 @@ class Heartbeater:
         Returns:
             Whether a lease was shortened.
         """
-        # A lease counts log time from the fold of its record, and local time from its
-        # sending. So a log whose lead over local time is no more than the least lead
-        # at these records cannot be ahead of any lease.
+        # A lease counts log time from the fold of its last record, and local time from
+        # the sending of that record. If the log leads local time by no more than the
+        # least lead at these records, its clock is not ahead of any lease.
         ahead = {
             partition
             for partition in partitions
@@ -246,7 +246,7 @@ class Heartbeater:
     def _send(self, partition: int, held: list[Holding]) -> list[int]:
         if len(held) == 1:
             return [self._send_one(partition, held[0], held[0].position)]
-        # The limit of its partition as read last; a change reaches them one by one.
+        # The limit last read in this partition: a change reaches them one by one.
         config = self._context.replicas[partition].world.config
         config = config or self._context.settled
         most = min(BEATS_PER_RECORD_MAX, config.limit("beats"))

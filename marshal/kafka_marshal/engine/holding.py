@@ -87,8 +87,8 @@ class Rewind:
     """A position that was set by ``seek`` and is not confirmed yet (PROTOCOL 6.6).
 
     Attributes:
-        seqs: Sequence numbers to wait for: the record that sets it, and those before it
-            that may still land.
+        seqs: Sequence numbers to wait for: the record that sets the position, and
+            earlier records that may still land.
         first_seq: Sequence number of the first record of this seek.
     """
 
@@ -98,14 +98,14 @@ class Rewind:
 
 @attrs.frozen
 class Lookup:
-    """What Kafka reports of a partition.
+    """The information that Kafka returned about a partition.
 
     Attributes:
         committed: The group's commit, None if there is none.
         log_range: The range of its log.
-        growths: End of coordinating partition 0 at that time: a growth of the topic
-            that this partition is new in lies below it (PROTOCOL 9.10); None if what
-            is read is known to have it.
+        growths: End of coordinating partition 0 at that time: if a growth of the topic
+            added this partition, its record lies below that end (PROTOCOL 9.10). None
+            if the records read so far are known to include it.
     """
 
     committed: int | None
@@ -124,7 +124,7 @@ class StartLookup:
     def __init__(self, partition: TopicPartition, *, may_use_commit: bool) -> None:
         self.partition = partition
         self.may_use_commit = may_use_commit
-        # One for all partitions of a topic that are looked up together.
+        # Shared by all partitions of a topic that are looked up together.
         self.request: Pending[Found] | None = None
 
     def done(self) -> bool:
@@ -132,7 +132,7 @@ class StartLookup:
         return self.request is not None and self.request.done()
 
     def outcome(self) -> Lookup | BaseException:
-        """Return what was found, or why nothing was. Only once it is done."""
+        """Return the result or the error. Call it only once the look-up is done."""
         if self.request is None:
             return InvalidTransition(f"{self.partition} has not been looked up yet.")
         error = self.request.exception()
@@ -146,8 +146,9 @@ NOWHERE = -1
 class Holding:
     """One claim and the delivery under it.
 
-    The engine's thread changes it under the engine's lock. The consumer's thread reads
-    ``claim.lease`` before every hand-out, without the lock.
+    It is changed under the engine's lock. The consumer's thread checks the lease under
+    that lock before every hand-out, and reads it without the lock to choose what to
+    fetch.
     """
 
     __slots__ = (
@@ -178,7 +179,7 @@ class Holding:
 
     def __init__(self, claim: Claim, delivery: Delivery, start_rule: StartRule) -> None:
         self.claim = claim
-        # Coordinating partition of the claim until it ends, where the log is read here.
+        # Coordinating partition of the claim; NOWHERE in a client of a sidecar.
         self.coordinator = NOWHERE
         self.delivery = delivery
         self.start_rule = start_rule
@@ -186,14 +187,15 @@ class Holding:
         self.drain: Drain | None = None
         self.lookup: StartLookup | None = None
         self.lookup_at_ms = 0
-        # The last error of a look-up: a missing right fails each, and counts once.
+        # The last look-up error: if a permission is missing, each look-up has the same
+        # error, which counts once.
         self.lookup_error = ""
         # At most once: records handed out since the application's last poll.
         self.unfinished_count = 0
-        # Whether a client of this sidecar uses it: then it is not released before
+        # Whether a client of this sidecar uses the key: then it is not released before
         # that client has stopped.
         self.is_subleased = False
-        # While it is set, nothing is handed out.
+        # The unconfirmed seek: while it is set, nothing is handed out.
         self.rewind: Rewind | None = None
         self.seek_count = 0
         # Sequence number of the first heartbeat under the claim.
@@ -207,10 +209,10 @@ class Holding:
         self.predecessor: Owner | None = None
         # The topic id that the log has for the claim.
         self.topic_id: bytes | None = None
-        # The operation, in hex, that set the position last before the claim; empty if
-        # none has, None if unknown.
+        # The op_id, in hex, of the last operation that set the position before the
+        # claim; empty if there was none, None if unknown.
         self.set_by: str | None = None
-        # What was fetched before the claim, until the consumer's thread takes it.
+        # Records fetched before the claim, until the consumer's thread takes them.
         self.warm_records: WarmRecords | None = None
         # The policy's reason for the claim, for people.
         self.why = ""
@@ -221,7 +223,7 @@ class Holding:
         return self.claim.key
 
     def note_key(self, known: KeyState) -> None:
-        """Keep what the log has of the key when the claim is won."""
+        """Record the log's state of the key when the claim is won."""
         self.topic_id, previous = known.topic_id, known.previous
         self.set_by = "" if previous is None else previous.op_id.hex()
 
@@ -229,17 +231,17 @@ class Holding:
     def position(self) -> int | None:
         """The position that heartbeats carry.
 
-        None under at most once: there, only grants move it (PROTOCOL 6.2).
+        None with at-most-once delivery: only grants move the position (PROTOCOL 6.2).
         """
         progress = self.progress
         return progress.position if isinstance(progress, AtLeastOnce) else None
 
     @property
     def uncommitted_count(self) -> int:
-        """Number of records handed out, or granted, and not finished.
+        """Number of records handed out or granted, and not finished.
 
-        At least one while a client of this sidecar uses it: only the client knows; and
-        while a seek is not confirmed, which a release must not overtake.
+        At least one while a client of this sidecar uses the key, as only that client
+        knows the number, and until a seek is confirmed, as no release may overtake it.
         """
         count = 0
         if isinstance(self.progress, AtLeastOnce):
@@ -256,9 +258,9 @@ class Holding:
 
     @property
     def unconfirmed_count(self) -> int:
-        """At most once: offsets granted and records handed out, not finished.
+        """At most once: number of granted offsets and handed-out records, not finished.
 
-        What a crash would lose now; offsets without a record count, too.
+        A crash now would lose these. Offsets without a record count, too.
         """
         if isinstance(self.progress, AtMostOnce):
             return self.granted_count + self.unfinished_count
@@ -272,34 +274,34 @@ class Holding:
 
     @property
     def mark(self) -> int | None:
-        """At most once: every grant below it is finished; at least once: None."""
+        """At most once: the offset below which every grant is finished; else None."""
         progress = self.progress
         return progress.done if isinstance(progress, AtMostOnce) else None
 
     def take_back(self) -> None:
         """Record that the application has finished all records of earlier polls.
 
-        Under at least once only a commit shows that, and nothing changes.
+        With at-least-once delivery this changes nothing: only a commit shows that.
         """
         self.unfinished_count = 0
         if isinstance(self.progress, AtMostOnce):
             self.progress.take_back()
 
     def put_back(self, first: int) -> None:
-        """Undo the hand-out of all from ``first`` on, which no application received."""
+        """Undo the hand-out from ``first`` on: the application did not receive it."""
         progress = self.progress
         if isinstance(progress, AtLeastOnce):
             self.handed_count -= progress.put_back(first)
         elif progress is not None:
             progress.put_back(first)
-            # Those of earlier polls are finished since this one began.
+            # Records of earlier polls are finished since this poll began.
             self.handed_count -= self.unfinished_count
             self.unfinished_count = 0
 
     def skip(self, first: int, last: int) -> None:
         """Record that no records exist from ``first`` to ``last``.
 
-        At most once, grants up to ``last`` are used up.
+        With at-most-once delivery, grants up to ``last`` are used up.
         """
         if isinstance(self.progress, AtMostOnce):
             self.progress.skip_through(last)
@@ -322,7 +324,8 @@ class Holding:
     def seek(self, position: int) -> None:
         """Move the position anywhere; uncommitted records count as forgotten.
 
-        At least once only. The caller sets ``rewind`` and has the log record it.
+        At-least-once delivery only. The caller sets ``rewind`` and has the log record
+        it.
         """
         if isinstance(self.progress, AtLeastOnce):
             self.forgotten_count += self.progress.uncommitted_count

@@ -1,9 +1,9 @@
 """The keys that the application of one client holds, and how they end.
 
-A ``ClaimSession`` wins, renews and releases claims: by an engine in this process, or by
-the connection to a sidecar. ``Holdings`` is the other side of that seam: it ends claims
-whose leases have expired, releases drained keys, and reports claims that were won or
-have ended, the same way in both cases. All are called under the engine's lock.
+A ``ClaimSession`` wins, renews and releases claims, with an engine in this process or
+over a connection to a sidecar. ``Holdings`` does what is the same in both cases: it
+ends claims whose leases have expired, releases drained keys, and reports claims that
+were won or have ended. All methods are called under the engine's lock.
 """
 
 from abc import ABC, abstractmethod
@@ -30,7 +30,7 @@ class Holdings:
     """The keys that one client wants or holds.
 
     Attributes:
-        by_key: Every holding; its source adds them.
+        by_key: Every holding; the ``ClaimSession`` adds them.
         failure: Set once nothing more can be held; consumers raise it.
         lags: Where the logs of held partitions end.
         watchdog: Finds partitions whose application has stopped polling.
@@ -121,9 +121,10 @@ class Holdings:
             self.release(holding, drain, was_lost=was_lost)
 
     def end_drain(self, holding: Holding) -> None:
-        """Release a drained key once nothing of it is uncommitted.
+        """Release a draining key if none of its records is uncommitted.
 
-        Called when that may have become so: the next round may be far away.
+        Called when the last record may have been committed: the next round may be far
+        away.
         """
         drain = holding.drain
         if drain is None or holding.uncommitted_count or not holding.claim.is_owned:
@@ -166,7 +167,7 @@ class Holdings:
         self.after_end(holding)
 
     def after_end(self, holding: Holding) -> None:
-        """Forget a holding whose claim has ended, and report that."""
+        """Forget a holding whose claim has ended, and report the ending."""
         key, claim = holding.key, holding.claim
         if self._source.remove(holding):
             self.watchdog.forget(key)
@@ -221,7 +222,7 @@ class Holdings:
 
 
 class Subleaser(Protocol):
-    """Grants subleases of a session's claims to other processes: a sidecar's group.
+    """Grants subleases of a session's claims to other processes (in a sidecar).
 
     Called under the engine's lock.
     """
@@ -250,7 +251,8 @@ class Subleaser(Protocol):
         """Return the least Config generation that these processes act on.
 
         Args:
-            generation: That of this process, which is the most.
+            generation: The generation that this process acts on; the result is no
+                higher.
         """
         ...
 
@@ -268,7 +270,7 @@ class ClaimSession(ABC):
     Attributes:
         claimant: Identity of the claimant in the log.
         holdings: Keys that the client contends for or holds.
-        grants: Requests ranges of offsets at most once.
+        grants: Requests grants of offsets, for at-most-once delivery.
     """
 
     claimant: Claimant
@@ -282,7 +284,7 @@ class ClaimSession(ABC):
     def taker_of(self, sub: Subscription, topic: str) -> str | None:
         """Return the live member with most room for a partition of a topic.
 
-        None if there is none, "" if there is one and its name is unknown here.
+        Returns None if no member has room, "" if one has and its name is unknown here.
         """
 
     @abstractmethod
@@ -290,7 +292,7 @@ class ClaimSession(ABC):
         """Return how many owners in a row released a key because they were stuck."""
 
     def delays_release(self, holding: Holding, drain: Drain) -> bool:
-        """Drain an owned key that another process may use; return whether one may."""
+        """Drain an owned key if another process may use it; return whether one may."""
         del holding, drain
         return False
 
@@ -300,7 +302,7 @@ class ClaimSession(ABC):
 
     @abstractmethod
     def on_release(self, key: Key, reason: str) -> None:
-        """Note that an owned key is released, before it ends."""
+        """Note that an owned key is released, before its claim ends."""
 
     @abstractmethod
     def remove(self, holding: Holding) -> bool:
@@ -336,9 +338,10 @@ class ClaimSession(ABC):
 
     @abstractmethod
     def seek(self, holding: Holding, position: int) -> None:
-        """Move the position of a held key anywhere, at least once (PROTOCOL 6.6).
+        """Move the position of a held key anywhere (PROTOCOL 6.6).
 
-        ``holding.rewind`` is None again once the log has it.
+        At-least-once delivery only. ``holding.rewind`` is None again once the log has
+        the position.
         """
 
     @abstractmethod
@@ -351,11 +354,11 @@ class ClaimSession(ABC):
 
         Args:
             seqs: The numbers.
-            late: Whether those that were given up count as pending.
+            late: Whether records that were given up count as pending.
         """
 
     def require_reachable(self) -> None:  # noqa: B027 - an engine always is
-        """Require that what is pending may be confirmed soon.
+        """Check that pending records may be confirmed soon.
 
         Raises:
             CoordinationError: The sidecar that holds the claims is gone.
@@ -381,7 +384,7 @@ class ClaimSession(ABC):
         self._held.check_lease(holding, now_ms)
 
     def end_drain(self, holding: Holding) -> None:
-        """Release a key at once that drains, if nothing of it is uncommitted."""
+        """Release a draining key at once if none of its records is uncommitted."""
         self._held.end_drain(holding)
 
     def fail(self, failure: MarshalError) -> None:

@@ -1,7 +1,7 @@
-"""What consumers and claims need of an engine.
+"""Interfaces of an engine that consumers and claims use.
 
-``Engine`` and ``Context`` have it, and so do their replacements in a process whose
-claims a sidecar holds (``remote``).
+``Engine`` and ``Context`` implement them, and so do their replacements (``remote``) in
+a process whose claims a sidecar holds.
 """
 
 import threading

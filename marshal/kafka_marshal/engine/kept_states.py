@@ -1,7 +1,7 @@
 """Restores coordinating partitions from kept states (PROTOCOL 7.3).
 
 A kept state is evidence, never authority: it is used only if the log still contains the
-entry that the state was taken after.
+last entry that the state includes.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -98,7 +98,7 @@ class Restored:
         world: State to start from; reading starts at its ``next_offset``.
         source: Its source, None if the log is read from its start.
         log_start: First offset of the log.
-        notes: What was noted about the pauses of the state.
+        notes: Notes about the pauses of the state.
     """
 
     world: WorldState
@@ -358,7 +358,7 @@ class RestoreLog(LogView):
         return self._mine(lambda: self._log.poll(timeout_ms))
 
     def skim(self, timeout_ms: int, *, head: bytes) -> Sequence[tuple[int, LogEntry]]:
-        """Return new entries as ``poll``, but others than those sought may be left out.
+        """Return new entries as ``poll``; values without ``head`` may be left out.
 
         Raises: as ``poll``.
         """
@@ -410,7 +410,7 @@ _decode = msgspec.msgpack.Decoder(_Soft).decode
 def freeze_soft(
     soft: SoftState, pauses: Mapping[PauseName, PauseNote] | None = None
 ) -> Callable[[], bytes]:
-    """Copy the soft state, with what was noted about pauses.
+    """Copy the soft state, with the notes about pauses.
 
     Returns:
         A function that encodes the copy, on any thread.

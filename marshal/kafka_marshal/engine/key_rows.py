@@ -3,7 +3,7 @@
 A row is *kept* while its key has a live owner: this process, or another client that
 this one does not contend with. The row stays the same until a record names the key, its
 holding changes, or its owner is silent for long. All other rows are computed in each
-round: what decides whether a key is claimable may depend on other keys and on the time
+round: the conditions of claiming a key may depend on other keys and on the time
 (``KeyRows._is_claimable``).
 """
 
@@ -32,20 +32,21 @@ NOT_READ = -1
 
 @attrs.frozen(kw_only=True)
 class RowInputs:
-    """What rows depend on beside the wanted keys and the log.
+    """The inputs of rows other than the wanted keys and the log.
 
     Attributes:
         context: State shared by all parts of one engine.
         owner: This process.
-        holdings: What its client holds or contends for.
+        holdings: Keys that its client holds or contends for.
         changes: Keys whose holdings have changed.
         lives: Earlier processes of this client.
         cooldowns: Keys that this client has released.
         now_ms: Local time.
         is_off: Whether nothing is claimed from others.
-        may_replace: Clients for whose restart a key waits that this client may claim.
+        may_replace: Clients whose keys this client may claim while they wait for a
+            restart.
         grace_ms: How long a key waits for an owner that restarts.
-        plans: What the Plan of the group says.
+        plans: The Plan of the group.
         lost: Lost partitions of topics that are still held in part.
         topics: Metadata of each topic.
     """
@@ -95,7 +96,7 @@ class _Place:
         self.open: dict[Key, None] = {}
         self.log_ms = self.append_ms = 0
         self.is_calm = False
-        # Each with the time by which its row is computed before its owner is stale.
+        # Keys with kept rows; each row is computed this long before its owner is stale.
         self._kept: dict[Key, int] = {}
         # Log time at which the first of these rows is computed again.
         self._until_ms = FAR_MS
@@ -120,7 +121,7 @@ class _Place:
             self._reopen_late()
 
     def reopen(self, keys: Iterable[Key] | None) -> None:
-        """Compute the rows of these keys again; None = of all."""
+        """Compute the rows of these keys again; None = of all keys."""
         if keys is None:
             self.open = dict.fromkeys(self.keys)
             self._kept.clear()
@@ -136,7 +137,7 @@ class _Place:
         Args:
             key: The key.
             known: The key in the log.
-            early_ms: How long before that its row may change.
+            early_ms: How long before its owner is stale the row may change.
         """
         due_ms = known.stale_at_ms - early_ms
         if self.log_ms < due_ms:
@@ -168,7 +169,7 @@ class KeyRows:
 
     Attributes:
         rows: The rows as of the last round, in the order of the wanted keys; without
-            keys that a pause of some partitions has.
+            keys in the scope of a pause.
         claimable_at_ms: Local time at which the next key may become claimable; at most
             one heartbeat interval after the round.
         named: Free keys that this member is the named successor of.
@@ -201,7 +202,7 @@ class KeyRows:
 
         Args:
             wanted: Every wanted key, in order; another object whenever they change.
-            inputs: What else the rows depend on.
+            inputs: The other inputs of the rows.
         """
         context = inputs.context
         self.claimable_at_ms = inputs.now_ms + context.heartbeat_interval_ms
@@ -222,9 +223,9 @@ class KeyRows:
             self.rows = tuple(row for row in rows if row is not None)
 
     def _follow(self, wanted: Sequence[Key], inputs: RowInputs) -> bool:
-        """Begin again if what concerns every row has changed; return whether it has.
+        """Begin again if an input of every row has changed; return whether it has.
 
-        While the partition count changes, keys move from one round to the next.
+        While the partition count changes, it does so in each round: keys move.
         """
         context = inputs.context
         basis = (
@@ -271,9 +272,9 @@ class KeyRows:
         return has_changed
 
     def _row(self, key: Key, place: _Place, inputs: RowInputs) -> KeyView | None:
-        """Return the row of a key; None while a pause of some partitions has it.
+        """Return the row of a key; None while the key is in the scope of a pause.
 
-        Shares are of the other keys then (PROTOCOL 4.15).
+        Then members share the other keys (PROTOCOL 4.15).
         """
         world, owner = place.replica.world, inputs.owner
         elapsed_ms = place.log_ms - world.now_ms
@@ -308,7 +309,7 @@ class KeyRows:
         )
         owner_name = None if who is None else who.client_id
         if known is not None and known.handoff is not None and (wait_ms or is_between):
-            owner_name = known.handoff[0]  # it is reserved for that one
+            owner_name = known.handoff[0]  # the key is reserved for this successor
         self._keep_row(key, place, inputs, known)
         return KeyView(
             key=key,
@@ -357,7 +358,7 @@ class KeyRows:
     def _is_orphan(self, key: Key, free_ms: int, inputs: RowInputs) -> bool:
         """Return whether a key was claimable for more than one interval.
 
-        Policies run again when it will have been, and after two intervals.
+        Has policies run again at the end of the first and of the second interval.
         """
         interval_ms = inputs.context.heartbeat_interval_ms
         if inputs.plans.is_in_force:
@@ -385,7 +386,7 @@ class KeyRows:
             if holding is not None and holding.claim.is_owned:
                 place.keep(key, known, early_ms=0)
         elif known.owner.client_id != inputs.owner.client_id and holding is None:
-            # When it may become stale within an interval, policies run in time.
+            # Computed again an interval before it may be stale: policies run in time.
             place.keep(key, known, early_ms=inputs.context.heartbeat_interval_ms)
 
 

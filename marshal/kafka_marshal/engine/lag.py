@@ -70,7 +70,7 @@ class LagWatch:
 
     @property
     def answer_count(self) -> int:
-        """Number of times that all log ends were looked up, or some of them."""
+        """Number of passes over all log ends in which a look-up succeeded."""
         return self._answer_count
 
     def drive(self, holdings: Iterable[Holding], now_ms: int) -> None:
@@ -136,7 +136,7 @@ class LagWatch:
             self._count_answers()
 
     def _count_answers(self) -> None:
-        """Count what was looked up: each look at the figures visits all held keys."""
+        """Count a pass, not each response: a check of the figures visits all keys."""
         self._answer_count += self._has_news
         self._has_news = False
 
@@ -152,8 +152,8 @@ class LagWatch:
     def lag_of(self, holding: Holding) -> int | None:
         """Return the number of offsets between position and end, None if unknown.
 
-        The same as a consumer group's lag. Under at most once the position is the
-        end of the grants.
+        The same as a consumer group's lag. With at-most-once delivery the position is
+        the end of the grants.
         """
         end = self._ends.get(holding.key)
         position = holding.position

@@ -1,10 +1,11 @@
 """Takes part in a change of the partition count, also if its admin died (PROTOCOL 10).
 
-Any member may write what comes next: the fence in a partition that lacks it, imports of
-final keys, what ends the imports and the change; also a Config that a partition lacks.
-An owner imports the keys that it has released at once, and a member the free keys that
-it wants after some milliseconds. All others wait for a while, since another process
-will probably be faster. What comes twice does no harm: it is judged again.
+Any member may write the next records: the fence in a partition that lacks it, imports
+of final keys, the Dones and Finals that end imports and the change; also a Config that
+a partition lacks. An owner at once imports the keys that it has released; a member
+imports the free keys that it wants after some milliseconds. Other records are delayed
+further, since another process will probably write them first. A record that is written
+twice does no harm: each is judged.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
 
 SOON_MS_MAX = 50
 """How long a member waits at most before it imports a free key that it wants."""
-SOON_PART = 10  # of an interval, if that is less
-PATIENT_FACTOR = 10  # of that, for steps that an admin writes if it lives
-REST_PART = 4  # of an interval: how long a process waits at least that needs nothing
+SOON_PART = 10  # at most this part of an interval
+PATIENT_FACTOR = 10  # times longer, for steps that a live admin writes itself
+REST_PART = 4  # at least this part of an interval, for steps not needed here
 READ_ADDED_MS_MAX = 10_000
 RETRY_MS = 500
 COST_FACTOR = 4  # steps are computed in a fifth of the time at most
@@ -68,9 +69,9 @@ class _Task:
     """A step that this process writes unless another one does.
 
     Attributes:
-        need: How much it needs it.
+        need: How much this process needs the step.
         due_ms: Local time at which it is written.
-        makes: Its records, from their sender.
+        makes: Functions that make its records for a sender.
     """
 
     need: _Need
@@ -105,11 +106,11 @@ class LayoutChange:
         return min((task.due_ms for task in self._tasks.values()), default=None)
 
     def drive(self, now_ms: int, *, sessions: Collection[Session]) -> None:
-        """Write what is due.
+        """Write the steps that are due.
 
         Args:
             now_ms: Local time.
-            sessions: The sessions of the engine; without one that lives it only reads.
+            sessions: The sessions of the engine; if all have failed, writes nothing.
         """
         places = self._context.places
         if not places.has_layouts:
@@ -136,7 +137,7 @@ class LayoutChange:
         self._context.places.is_torn = False
 
     def _is_due(self, now_ms: int) -> bool:
-        """Return whether to look: a log has moved on, or log time may have passed."""
+        """Return whether to look for steps: a log has grown, or time has passed."""
         replicas = self._context.replicas
         phase = now_ms // max(1, self._soon_ms)
         seen = (phase, *(each.world.next_offset for each in replicas.values()))
@@ -152,7 +153,7 @@ class LayoutChange:
             {
                 t: each.world
                 for t, each in replicas.items()
-                # The others are just being read to their ends.
+                # Other partitions are still being read to their ends.
                 if t not in rebuilding or not each.is_known
             },
             unread=rebuilding,
@@ -211,7 +212,7 @@ class LayoutChange:
     def _task(
         self, place: _Place, need: _Need, makes: Sequence[_Make], *, now_ms: int
     ) -> _Task:
-        """Return a step with its time, which was drawn when it was found first."""
+        """Return the task of a step; its time is drawn when the step is first found."""
         before = self._tasks.get(place)
         if before is not None and before.need <= need:
             return attrs.evolve(before, makes=makes)
@@ -237,7 +238,7 @@ class LayoutChange:
     def _fresh(
         self, imports: Sequence[Import], now_ms: int
     ) -> dict[tuple[int, int], list[Key]]:
-        """Return the keys to import by target and source, without those on their way.
+        """Return the keys to import by target and source, without imports in flight.
 
         An append ends within half an interval.
         """
@@ -302,9 +303,9 @@ def _config_of(config: Config, *, sender: Fields) -> Config:
 
 
 class AddedPartitions:
-    """Has the log read the partitions that have replicas and that the log lacks.
+    """Makes the log client read partitions that have replicas and that it lacks.
 
-    Looked up in the background; called under the engine's lock.
+    The look-up runs in the background; methods are called under the engine's lock.
     """
 
     def __init__(self, context: Context) -> None:
@@ -313,7 +314,7 @@ class AddedPartitions:
         self._due_ms = 0
 
     def drive(self, now_ms: int) -> None:
-        """Begin a look-up when needed, again if that failed."""
+        """Begin a look-up when needed; repeat it if it failed."""
         call, log = self._call, self._context.ports.log
         if call is not None:
             if not call.done():

@@ -1,4 +1,7 @@
-"""Announces a session to its group, and detects a twin of it (PROTOCOL 3.6)."""
+"""Announces a session to its group, and detects a twin of it (PROTOCOL 3.6, 13).
+
+A twin is another live process with the same client_id.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -39,7 +42,7 @@ from .subscription import Subscription
 
 ANNOUNCED_MAX = 10_000  # members whose last announcement is remembered
 TOPICS_BYTES_MAX = 32 * 1024
-# What a record has for topics and labels: all but its other fields and tags.
+# Room for topics and labels in a record, beside its other fields and tags.
 TERMS_BYTES_MAX = FRAME_BYTES_MAX - 3 * 1024
 # Reasons of ended claims that another process with our client_id may have taken over.
 SUCCEEDED = frozenset({"lease_expired", "identity_conflict"})
@@ -74,7 +77,7 @@ class Announcer:
         self._began_ms = context.now_ms
         self._host = host[:255]
         self._due_ms = 0
-        # Of the first announcement that still counts: its home, offset and log time.
+        # Home, offset and log time of the first announcement that still counts.
         self._first_home: int | None = None
         self._first_offset: int | None = None
         self._first_ms = 0
@@ -84,8 +87,8 @@ class Announcer:
         # Earlier processes of our client_id whose claims we have taken over.
         self._succeeded: set[bytes] = set()
         self.acted_on: Callable[[int], int] = lambda generation: generation
-        """Returns the least Config generation that this member acts on, from its own:
-        less while processes that use its claims act on an earlier one."""
+        """Takes the newest Config generation and returns the one that this member acts
+        on: an earlier one while processes that use its claims act on that."""
 
     def announce_soon(self) -> None:
         """Announce in the next round."""
@@ -108,11 +111,11 @@ class Announcer:
         can_plan: bool = True,
         is_planned: bool = False,
     ) -> None:
-        """Announce the wanted topics, the load, and what planners need to know.
+        """Announce the wanted topics, the load, and the labels that planners read.
 
         Args:
-            subs: What the member consumes.
-            holdings: What it holds.
+            subs: Subscriptions of the member.
+            holdings: Keys that it holds or contends for.
             is_behind: Whether it does not keep up.
             can_plan: Whether it may plan.
             is_planned: Whether its group follows Plans.
@@ -135,7 +138,7 @@ class Announcer:
         self._announce(subs, holdings, draining=False, labels=labels)
 
     def _own_labels(self) -> dict[str, str]:
-        """Return the labels of the user; one that replaces any does so for a while."""
+        """Return the user's labels; ``replaces=*`` is dropped after ``grace_ms``."""
         labels = dict(self._labels)
         settings = self._context.settings_of(self._outbox.claimant.group_id)
         elapsed_ms = self._context.now_ms - self._began_ms
@@ -283,7 +286,7 @@ class Announcer:
         claimant = self._outbox.claimant
         marks = dict(labels)
         if self._context.settled.feature_level >= SECOND_LEVEL:
-            # Admins see that it follows changes of the partition count, and how far.
+            # Shows admins which change of the partition count this member acts on.
             generation = self.acted_on(self._context.settled.generation)
             marks[LAYOUT_LABEL] = str(generation)
         left = TERMS_BYTES_MAX - sum(
@@ -331,9 +334,9 @@ def _terms(
 ) -> _Terms:
     """Return the terms to announce.
 
-    A consumer whose application does not poll offers nothing. One that released
-    something because it is too slow offers only what it holds, for some time:
-    otherwise the others would hand the same partitions back to it.
+    A consumer whose application does not poll announces neither topics nor capacity. A
+    consumer that released a partition for being too slow announces its load as capacity
+    for some time: otherwise others would hand the same partitions back to it.
     """
     topics: set[str] = set()
     capacity, load, is_unlimited = 0, 0, False
@@ -402,7 +405,7 @@ def identity_conflict(
     Args:
         claimant: This process.
         offset: Offset of the record that shows it.
-        host: Where the other process runs, empty where that is unknown.
+        host: Host of the other process, empty if unknown.
         age_ms: Age of that record.
     """
     client_id = claimant.owner.client_id

@@ -123,8 +123,8 @@ class SessionMeters:
         won: Claims won, by topic and effect.
         lost: Claims lost or expired, by topic and reason.
         released: Claims released, by topic and reason.
-        takeovers: Log time from the earlier owner's last renewal to our claim, by
-            topic and how that ownership ended.
+        takeovers: Log time from the earlier owner's last renewal or release to our
+            claim, by topic and how that ownership ended.
         handoff_gaps: Log time from the release to our claim of a key for which the
             application had warmed up, by topic.
         tallies: Records of claims that have ended, by key.

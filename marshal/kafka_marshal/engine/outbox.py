@@ -47,7 +47,7 @@ class Outbox:
     def __init__(self, context: Context, claimant: Claimant) -> None:
         self._context = context
         self._pending: dict[int, Sent] = {}
-        self._forgotten_seq = -1  # the newest that was unread and had no room
+        self._forgotten_seq = -1  # the newest that left ``_pending`` for lack of room
         self._appends = deque[Append](maxlen=PENDING_MAX)
         self.claimant = claimant
 
@@ -103,7 +103,7 @@ class Outbox:
         return sent
 
     def pending_of(self, keys: Container[Key]) -> list[int]:
-        """Return the records of these keys that may still be read back.
+        """Return the numbers of these keys' records that may still be read back.
 
         Sending stops after half a heartbeat interval, so a record that is older than
         one interval never arrived.
@@ -116,7 +116,7 @@ class Outbox:
         ]
 
     def pending_to(self, partition: int) -> list[int]:
-        """Return the records to a coordinating partition that may be read back."""
+        """Return the numbers of records to a partition that may still be read back."""
         since_ms = self._context.now_ms - self._context.heartbeat_interval_ms
         return [
             seq
@@ -132,7 +132,7 @@ class Outbox:
         Args:
             partition: The coordinating partition that it was sent to.
             first: The least sequence number that counts.
-            before: The least one after it that does not count.
+            before: The least sequence number above it that does not count.
         """
         return self._forgotten_seq >= first or any(
             first <= seq < before and sent.partition == partition

@@ -1,4 +1,4 @@
-"""Why groups are paused, by whom and from when on: what the fold does not keep.
+"""Notes about pauses: reason, person and begin, which the fold does not keep.
 
 The notes inform people only. They are taken from the records of pauses and directives,
 while the log is followed live or a moment of the past is read.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kafka_marshal.protocol.items import Pause, Scheduled
 
 NOTES_MAX = 1_000
-"""Pauses with notes, of one coordinating partition."""
+"""Most pauses with notes of one coordinating partition."""
 
 PauseName = tuple[str, bytes]
 """Group and op_id of a pause, or of a directive."""
@@ -40,19 +40,19 @@ class By(NamedTuple):
     person: str | None
 
     def if_other(self, first: "By") -> str | None:
-        """Return the person, else the client; None if it is who began the pause."""
+        """Return the person, else the client; None if the same one began the pause."""
         if self.person is None:
             return None if self.client_id == first.client_id else self.client_id
         return None if self.person == first.person else self.person
 
 
 class PauseNote(NamedTuple):
-    """What the log says about one pause.
+    """The information in the log about one pause.
 
     Attributes:
         reason: Why the group is paused, None if unknown.
         person: Person for whom it was paused, None if unknown.
-        begin_ms: Its begin, also a later one, epoch ms; None if unknown.
+        begin_ms: Its begin, also in the future, epoch ms; None if unknown.
         client_id: Client that sent its first record, None if unknown.
         incarnation: Process of that client, None if unknown.
         last: Sender of its last record, None if unknown.
@@ -67,7 +67,7 @@ class PauseNote(NamedTuple):
 
     @property
     def renewed_by(self) -> str | None:
-        """Who renewed it last, a person or client; None if that is who began it."""
+        """Person or client that renewed it last; None if the same one began it."""
         if self.last is None:
             return None
         return self.last.if_other(By(self.client_id, self.person))
@@ -92,18 +92,18 @@ class PauseNotes:
             self._notes.pop(name, None)
 
     def add(self, kept: Mapping[PauseName, PauseNote]) -> None:
-        """Add what was noted before; what is known already stays."""
+        """Add earlier notes; notes that exist already stay."""
         for name, note in kept.items():
             self._notes.setdefault(name, note)
 
     def begin(
         self, world: WorldState, kept: Mapping[PauseName, PauseNote] | None = None
     ) -> None:
-        """Note that pauses of a state have begun before what is read next.
+        """Note the pauses of a state: they began before the entries read next.
 
         Args:
             world: The state.
-            kept: What was noted where the state was kept.
+            kept: Notes that were kept with the state.
         """
         self.add(kept or {})
         for group_id, group in world.groups.items():
@@ -121,7 +121,7 @@ class PauseNotes:
         }
 
     def add_later(self, name: PauseName, later: PauseNote) -> None:
-        """Add what later records than those that were taken say about a pause."""
+        """Add the last sender of a pause from a note of later records."""
         self._notes[name] = self._notes.get(name, PauseNote())._replace(last=later.last)
 
     def take(
@@ -131,9 +131,9 @@ class PauseNotes:
         *,
         wanted: Collection[PauseName] | None = None,
     ) -> None:
-        """Note what a record says about its pause; other records say nothing.
+        """Note the information that a record has about its pause; ignore other records.
 
-        Reason and person are those of the process that began it.
+        Reason and person are those of the process that began the pause.
 
         Args:
             record: The record.
@@ -174,7 +174,7 @@ def names_in(world: WorldState) -> list[PauseName]:
 
 
 def joined(notes: Mapping[int, PauseNotes]) -> dict[PauseName, PauseNote]:
-    """Return the notes of all coordinating partitions; the lowest one's count."""
+    """Return the notes of all partitions; of one pause, the lowest partition's."""
     found: dict[PauseName, PauseNote] = {}
     for t in sorted(notes, reverse=True):
         found.update(notes[t].by_name)
@@ -190,13 +190,13 @@ def pause_rows(
 ) -> list[dict[str, Any]]:
     """Return every pause that is not over, with person, client, reason, begin and end.
 
-    ``renewed_by`` is who renewed it last, if that is not who began it.
-    Its state is ``paused``, by an estimate where no entry has begun it yet, or
-    ``scheduled``. Person, reason and begin are None where they are not known.
+    ``renewed_by`` is the last sender, unless the same one began the pause. ``state`` is
+    ``scheduled`` or ``paused``, which is an estimate if no entry has begun the pause
+    yet. Person, reason and begin are None if unknown.
 
     Args:
         states: The coordinating partitions.
-        notes: What is known about the pauses.
+        notes: Notes about the pauses.
         elapsed_ms: Returns the time since the last entry of a partition.
         group_id: Only pauses of this group; None for all.
     """
@@ -213,7 +213,7 @@ def pause_rows(
             pauses += [(each, each.begin_ms) for each in group.scheduled]
             for pause, begin_ms in pauses:
                 if pause.until_ms <= append_ms:
-                    continue  # Over for the next entry, though none came since.
+                    continue  # It is over: the next entry ends it.
                 place = (name, pause.op_id)
                 note = notes.get(place, PauseNote())
                 last = None if note.last is None else note.last.client_id
@@ -251,14 +251,14 @@ def directive_rows(
 ) -> list[dict[str, Any]]:
     """Return every directive in force (PROTOCOL 9.7), with who, why and until when.
 
-    ``client`` or ``host`` is whom it drains or cordons; ``client_id`` and ``person``
-    are who does. Person, reason and begin are None where they are not known.
+    It drains or cordons ``client`` or ``host``; ``client_id`` and ``person`` sent it.
+    Person, reason and begin are None if unknown.
 
     Args:
         states: The coordinating partitions.
-        notes: What is known about the directives.
+        notes: Notes about the directives.
         elapsed_ms: Returns the time since the last entry of a partition.
-        group_id: Only those of this group and those of all groups; None for all.
+        group_id: Only directives of this group and those for all groups; None for any.
     """
     found: dict[PauseName, dict[str, Any]] = {}
     for state in states:
@@ -268,7 +268,7 @@ def directive_rows(
             if group_id not in {None, name} and name != CHECKPOINT_GROUP:
                 continue
             if each is None or each.until_ms <= append_ms:
-                continue  # an entry is still to end it
+                continue  # it is over: the next entry ends it
             note = notes.get((name, op_id), PauseNote())
             row = found.setdefault(
                 (name, op_id),

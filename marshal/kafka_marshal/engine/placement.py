@@ -1,7 +1,7 @@
-"""Where each key is judged while the partition count changes (PROTOCOL 10).
+"""Finds the coordinating partition of each key while their number changes.
 
-A key that moves is that of its source until its target knows it, or has nothing left to
-import from there. In between, nobody can claim it.
+PROTOCOL 10. A key that moves belongs to its source until its target knows the key, or
+has nothing left to import from that source. Until then, nobody can claim it.
 """
 
 from collections.abc import Mapping
@@ -25,13 +25,14 @@ class Placement:
     """Places the keys and groups of one engine. Used under its lock.
 
     Attributes:
-        from_count: The count before, while a change is open in any partition; None
-            otherwise. Then a key costs one look-up.
-        is_torn: Whether partitions show two changes of one generation: nobody claims.
+        from_count: The previous count while a change is open in any partition; None
+            otherwise: then placing a key takes one look-up.
+        is_torn: Whether partitions show two changes of one generation; then nobody
+            claims.
         has_layouts: Whether any partition has a layout, maybe one of an earlier change,
-            or lacks one or a Config that it has lost.
+            or has lost a layout or a Config.
         lost: Partitions in use that lack the newest Config (PROTOCOL 10.9).
-        read: The newest Config that was ever read, which all may have lost since.
+        read: The newest Config that was ever read; all partitions may have lost it.
     """
 
     __slots__ = (
@@ -94,7 +95,7 @@ class Placement:
         return self._count, self.from_count
 
     def partition_of(self, key: Key) -> int:
-        """Return the partition that knows a key, else that of its next claim."""
+        """Return the partition that knows a key, else the one for its next claim."""
         place = self._now.get(key)
         if place is None:
             if key.topic in RESERVED_TOPICS:
@@ -113,9 +114,9 @@ class Placement:
     def is_between(self, key: Key) -> bool:
         """Return whether nobody can claim a key until it is imported (PROTOCOL 10.3).
 
-        Or until its target knows that there is nothing to import; and while its
+        Or until its target has nothing left to import from the source. Also while its
         partition lacks the newest change, which it may have lost (10.9): a claim would
-        get a token below those that it gave under the change.
+        get a lower token than claims under that change.
         """
         is_settled = self.from_count is None and not self.lost
         if is_settled or key.topic in RESERVED_TOPICS:
@@ -134,10 +135,10 @@ class Placement:
         return source is not None and not self._has_moved(key, source, place)
 
     def is_known_elsewhere(self, key: Key, partition: int) -> bool:
-        """Return whether a key that was claimed in a partition is known where it moves.
+        """Return whether a key claimed in a partition is known where it moves to.
 
-        Then that claim is over, although a log that went back may not show it, or is
-        read late (PROTOCOL 10.9).
+        Then that claim is over, although the log of its partition may not show the end:
+        it went back, or is read late (PROTOCOL 10.9).
         """
         if key.topic in RESERVED_TOPICS:
             return False
@@ -150,7 +151,7 @@ class Placement:
         return self._is_fenced(replica.world) and key in replica.world.keys
 
     def homes_of(self, group_id: str) -> tuple[int, ...]:
-        """Return the homes of a group: that of the Config first, then that before."""
+        """Return the homes of a group: by the Config, then by the count before it."""
         home = home_partition(group_id, partition_count=self._count)
         if self.from_count is None:
             return (home,)
@@ -172,7 +173,7 @@ class Placement:
     def _has_moved(self, key: Key, source: int, place: int) -> bool:
         replica = self._replicas.get(place)
         if replica is None or not self._is_fenced(replica.world):
-            return False  # what it may know is of an earlier life
+            return False  # its state is older than the change
         world = replica.world
         return key in world.keys or _has_all(world, source)
 
@@ -182,7 +183,7 @@ class Placement:
 
 
 def _rank(config: Config) -> tuple[int, int]:
-    """Return by what the newer of two Configs is found, also of one generation."""
+    """Return the sort key of a Config: its generation, then its era."""
     return config.generation, config.era
 
 

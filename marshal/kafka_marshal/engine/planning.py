@@ -35,9 +35,9 @@ from kafka_marshal.protocol.settings import PLANNER, Settings
 from kafka_marshal.protocol.state import KeyNote, KeyState, MemberState, WorldState
 from kafka_marshal.protocol.types import Key
 
-# A key that is free alone waits for this part of the debounce.
+# If only keys have changed, the delay is the debounce time divided by this.
 KEY_DEBOUNCES = 10
-DEBOUNCES_MAX = 5  # most delays after the first change, if there are ever more changes
+DEBOUNCES_MAX = 5  # longest delay after the first change, in debounce times
 ORPHAN_MS_MAX = 5_000
 """How long a free key waits at most for the member that a Plan names."""
 
@@ -47,7 +47,7 @@ class PlanFollower:
 
     Attributes:
         is_in_force: Whether the settings of the group ask for Plans.
-        standing: What the Plan says, valid or not.
+        standing: The entries of the Plan, whether they are still valid or not.
     """
 
     __slots__ = ("_coordinators", "_note", "is_in_force", "standing")
@@ -136,7 +136,7 @@ class Debounce:
 
 
 class _Span(NamedTuple):
-    """Log time in which no key changes without a record."""
+    """A span of log time in which no key changes without a record."""
 
     since_ms: int
     until_ms: int
@@ -150,14 +150,14 @@ _NEVER = _Span(FAR_MS, 0)
 
 
 class SettledKeys:
-    """Follows whether a planner would read the same of a group's keys as before.
+    """Detects whether a planner may read a new state of a group's keys.
 
     The keys of a coordinating partition are settled while each owner is live, nothing
-    is offered, no free key waits for somebody, and no pause or directive of the group
+    is offered, no free key waits for a member, and no pause or directive of the group
     lasts or is scheduled. Then only records that name keys change what a planner reads.
 
     Attributes:
-        are_settled: Whether all keys are, as of the last round.
+        are_settled: Whether all keys are settled, as of the last round.
     """
 
     __slots__ = ("_group_id", "_read", "_spans", "_terms", "are_settled")
@@ -167,18 +167,18 @@ class SettledKeys:
         # By coordinating partition: how far its changes were read.
         self._read: dict[int, int] = {}
         self._spans: dict[int, _Span] = {}
-        # For how long keys wait, by the settings of the group.
+        # How long keys wait, by the settings of the group.
         self._terms = (0, 0)
         self.are_settled = False
 
     def have_changed(
         self, replicas: Mapping[int, Replica], settings: Settings, *, now_ms: int
     ) -> bool:
-        """Return whether a planner may read anything else than in the round before.
+        """Return whether a planner may read another state than in the last round.
 
         Args:
             replicas: Every coordinating partition.
-            settings: Those of the group.
+            settings: Settings of the group.
             now_ms: Local time.
         """
         terms = settings.value("grace_ms"), settings.value("handoff_ms")
@@ -217,10 +217,10 @@ class SettledKeys:
         return span if span.has(log_ms) else _NEVER
 
     def _waits_until_ms(self, known: KeyState, note: KeyNote | None) -> int:
-        """Return the log time until which a key waits for somebody; 0: it does not."""
+        """Return the log time until which a key waits for a member; 0 = it does not."""
         grace_ms, handoff_ms = self._terms
         if known.offer is not None:
-            # Its successor is not asked again for a while.
+            # The key is not offered to this successor again before that.
             return known.offer.until_ms + handoff_ms
         until_ms = 0 if known.handoff is None else known.handoff[1]
         active_ms = known.active_ms
@@ -230,10 +230,10 @@ class SettledKeys:
 
 
 class GroupPlanner:
-    """Plans for one group: after it has changed, in turn with two other members.
+    """Plans for one group after it has changed, in turn with two other members.
 
-    Every method is called under the engine's lock. A plan takes up to 100 ms for 10,000
-    keys, and half of that to read them: both are done only where one may be due.
+    Every method is called under the engine's lock. For 10,000 keys a plan takes up to
+    100 ms, and reading their state half of that: both only happen if a Plan may be due.
     """
 
     __slots__ = (
@@ -259,7 +259,7 @@ class GroupPlanner:
         self._is_pending = False
         self._keys = SettledKeys(outbox.claimant.group_id)
         self._has_news = True
-        # All that the input depends on beside keys.
+        # Everything that the planner's input depends on, except keys.
         self._basis: object = None
         self._first_ms = 0
         self._changed_ms = 0
@@ -274,7 +274,7 @@ class GroupPlanner:
         return self._context.settings_of(self._group_id).policy == PLANNER
 
     def drive(self, counts: Mapping[str, int], now_ms: int) -> None:
-        """Write a Plan if one is due and something is missing.
+        """Write a Plan if one is due and differs from the Plan in force.
 
         Args:
             counts: Number of partitions of each topic that this member knows.
@@ -328,10 +328,11 @@ class GroupPlanner:
     def _note_change(
         self, situation: Situation, now_ms: int, *, debounce_ms: int
     ) -> None:
-        """Note what has changed, and how long to wait for more of it.
+        """Note a change of the input, and how long to wait for further changes.
 
-        Bursts are of members. A key that a member released alone, as one that it is too
-        slow for, waits for a part of that; that member's end is read by then.
+        Changes of members come in bursts. If only keys have changed, such as one that a
+        slow member released, a part of that delay is enough: if the member is leaving,
+        its end is read by then.
         """
         before, given = self._given, situation.given
         if given == before:
@@ -354,7 +355,7 @@ class GroupPlanner:
         entries = situation.entries(result)
         if entries == situation.standing:
             return
-        # An append may be lost: what is still missing then is written later.
+        # An append may be lost: then the missing entries are written later.
         self._given = None
         self._first_ms = self._changed_ms = (
             now_ms + self._context.heartbeat_interval_ms // 2
@@ -413,7 +414,7 @@ class GroupPlanner:
 
 
 def _terms(reading: Reading, members: Mapping[str, MemberState]) -> object:
-    """Return what a plan depends on of members, and the hosts of all known ones."""
+    """Return the hosts of all known members, and what a plan reads of live members."""
     home = reading.worlds[reading.home]
     hosts = {
         name: each.record.host
@@ -428,5 +429,5 @@ def _terms(reading: Reading, members: Mapping[str, MemberState]) -> object:
 
 
 def _others(given: PlanInput) -> object:
-    """Return all of an input but its keys."""
+    """Return everything of an input except its keys."""
     return given.members, given.failing, given.barred

@@ -1,4 +1,4 @@
-"""Calls of policies: in time, checked, and elsewhere where they may take long."""
+"""Calls policies and checks their plans; runs foreign ones on their own thread."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 REASON_CHARS_MAX = 64
 ERROR_CHARS_MAX = 300
 POLICY_WAIT_MS = 100
-# Policies that depend on nothing but the view: an equal view gets an equal plan.
+# Policies that depend only on the view: an equal view gets an equal plan.
 PURE_POLICIES: tuple[Policy, ...] = (fair, greedy, whole_topics)
 
 

@@ -1,7 +1,7 @@
 """Requests grants on behalf of other processes (PROTOCOL 6.2).
 
 A Spark task, for example, requests offsets under the claim of its driver, which may run
-on another host. Its sequence numbers are drawn, so that they differ from the owner's,
+on another host. Its sequence numbers are random, so that they differ from the owner's,
 and a verdict belongs to the request with the same grantee and number.
 """
 
@@ -48,14 +48,14 @@ class PendingGrant:
         request: The request.
         sent_ms: Local time of sending.
         append: Result of the append, which shows whether the log accepts records of
-            this process; None if none was appended.
+            this process; None if nothing was appended.
         on_granted: Called with the granted range.
         on_late: Called instead with a range that is granted after ``give_up``; None
             reports it as lost.
         verdict: The fold's verdict, None before.
         waiting_count: Number of callers that wait for it; maintained by them.
-        on_verdict: Calls to make, once, when the verdict is there. They run under the
-            lock, in the round of the engine, and must not block.
+        on_verdict: Functions to call once with the verdict. They run under the lock, in
+            the round of the engine, and must not block.
     """
 
     request: GrantRequest

@@ -11,17 +11,17 @@ from kafka_marshal.errors import InvalidTransition
 if TYPE_CHECKING:
     from .dispatcher import Dispatcher
 
-# A question of another thread applies changes of the claims, which calls callbacks.
+# How long a query on another thread may delay a read: it may run callbacks.
 QUESTION_S_MAX = 60.0
 
 
 class ReadTurn:
     """Held by the thread that polls, iterates or seeks; a second one gets an error.
 
-    Two at a time would hand out records twice, or commit some that neither received.
-    A thread may enter it again, as a callback does that seeks. At the end of the block
-    the caller has what was handed out, unless an exception, also of a signal handler,
-    ends it.
+    Two threads at a time could be handed the same records, or commit records that
+    neither received. The same thread may enter again, for example in a callback that
+    seeks. At the end of the block the handed-out records have reached the caller,
+    unless an exception, which may be that of a signal handler, ends the block.
 
     Attributes:
         depth: How often it is entered; changed from 0 under the engine's lock.
@@ -74,9 +74,9 @@ class ReadTurn:
 
     @contextmanager
     def if_free(self) -> Iterator[bool]:
-        """Make threads that begin reading wait for the end of a block.
+        """Make other threads wait to begin reading until the block ends.
 
-        Yields False, and makes none wait, if another thread reads or is in such a
+        Yields False, and makes no thread wait, if another thread reads or is in such a
         block.
         """
         is_free = self._lock.acquire(blocking=False)
@@ -88,9 +88,9 @@ class ReadTurn:
 
     @contextmanager
     def after(self, timeout_ms: int) -> Iterator[None]:
-        """Make threads that begin reading wait for the end of a block.
+        """Make other threads wait to begin reading until the block ends.
 
-        It begins once no other thread reads, and at the latest after the timeout.
+        The block begins once no other thread reads, or after the timeout.
         """
         is_free = self._lock.acquire(timeout=timeout_ms / 1000)
         try:

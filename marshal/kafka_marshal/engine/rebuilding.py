@@ -46,25 +46,25 @@ LOG_START_RETRY_MS = 10_000
 TOPIC_CHECK_MS = 30_000
 # Effects that begin an ownership.
 OWNERSHIP_STARTS = frozenset({"claimed", "resumed"})
-# Topics and set positions of one key, of those that this process was granted last.
+# Most ends of grants to remember of a key: one for each topic id and set position.
 OWN_GRANTS_MAX = 8
-# Keys, of those that this process was granted last: a sidecar may run for years.
+# Most keys with ends of grants to remember: a sidecar may run for years.
 OWN_KEYS_MAX = 100_000
 
 _Count = tuple[bytes | None, bytes | None]
 
 
 def _count_of(known: KeyState) -> _Count:
-    """Return what an end is counted by: the topic, and what set the position last."""
+    """Return topic id and last set position: grants only compare within the same."""
     previous = known.previous
     return known.topic_id, None if previous is None else previous.op_id
 
 
 class OwnGrants:
-    """Up to where this process was granted each key, for as long as it runs.
+    """The ends of the grants to this process, by key, for as long as it runs.
 
-    The log shows grants of a released key as nobody's. And a set position replaces
-    them: where the log loses it, those of before count again.
+    The log does not show which process was granted offsets of a released key. And a set
+    position replaces earlier grants: if the log loses it, they count again.
     """
 
     def __init__(self) -> None:
@@ -83,11 +83,11 @@ class OwnGrants:
             del self._ends[next(iter(self._ends))]
 
     def end(self, key: Key, known: KeyState) -> int:
-        """Return the first offset that was not granted, by the count of a state."""
+        """Return the end of the grants by the topic id and set position of a state."""
         return self._ends.get(key, {}).get(_count_of(known), 0)
 
     def end_by_lock(self, key: Key, known: KeyState) -> int:
-        """Return the end by the operation that has locked a key: the log lost it."""
+        """Return the end of the grants after a set position of which a lock is left."""
         lock = known.lock
         if lock is None:
             return 0
@@ -102,14 +102,14 @@ class OwnGrants:
 
 @attrs.define(eq=False, kw_only=True)
 class _LostGrant:
-    """A key of this process whose grants the log has lost (7.5).
+    """A key of this process whose grants the log has lost (PROTOCOL 7.5).
 
     Attributes:
         session: The session that owns the key.
         key: The key.
         partition: The coordinating partition of the claim.
         epoch: Epoch of the claim.
-        granted: Next offset that was granted to nobody.
+        granted: End of the grants before: the next offset, granted to nobody.
         reached: Highest position in the log while this session owned the key.
         pending: The request that restores the grants in the log.
         topic_id: Topic id of the claim.
@@ -132,7 +132,7 @@ class _ForeignGrant:
     Attributes:
         key: The key.
         owner: The owner, before the truncation and in the log now.
-        granted: Next offset that was granted to nobody.
+        granted: End of the grants before: the next offset, granted to nobody.
         reached: Highest position in the log while that member owned the key.
     """
 
@@ -150,7 +150,7 @@ class _Granted(NamedTuple):
 
     Attributes:
         owner: The owner of the key.
-        granted: Next offset that was granted to nobody.
+        granted: End of the grants: the next offset, granted to nobody.
     """
 
     owner: Owner | None
@@ -168,7 +168,7 @@ class _Truncated:
             because they have ended.
         keys: Grants of each key, by topic id: offsets of a topic mean nothing for
             another topic of the same name.
-        own: Next offset that was not granted to this process, the owner or not.
+        own: Ends of the grants to this process, whether it is the owner or not.
         taken: Lowest start offset of new owners since, in the same topic.
     """
 
@@ -184,19 +184,19 @@ class _Truncated:
         self.keys[place] = _Granted(before.owner, max(before.granted, granted))
 
     def remember_own(self, keys: Mapping[Key, KeyState], own: OwnGrants) -> None:
-        """Record what this process was granted, by the set positions of a state."""
+        """Record the ends of the grants to this process, by the keys of a state."""
         for key, known in keys.items():
             place, end = (key, known.topic_id), own.end(key, known)
             if end > self.own.get(place, 0):
                 self.own[place] = end
 
     def granted(self, place: _Place) -> int:
-        """Return the next offset that was granted to nobody before the truncation."""
+        """Return the end of the grants before the truncation."""
         granted = self.keys[place].granted if place in self.keys else 0
         return max(granted, self.own.get(place, 0))
 
     def skip_to(self, world: WorldState) -> None:
-        """Start from a state; takeovers in skipped entries count from offset 0."""
+        """Start from a state; a takeover in skipped entries counts from offset 0."""
         if (world.leader_epoch or 0) > self.leader_epoch:
             for (key, topic_id), before in self.keys.items():
                 known = world.keys.get(key)
@@ -213,7 +213,7 @@ class Rebuilder:
         log_start_missing: Partitions whose logs begin above 0 without a fitting kept
             state, with the first offset of their logs.
         sources: Sources of kept states, in order of preference.
-        grants: What sessions of this process were granted.
+        grants: The ends of the grants to sessions of this process.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class Rebuilder:
         self._context = context
         self._requests = requests
         self._unplaced = set(context.replicas)
-        # Added to the topic, and not read by the log yet.
+        # Partitions added to the topic that the log client does not read yet.
         self._unread: set[int] = set()
         self._ends = AwaitedEnds(context.ports)
         self._truncated: dict[int, _Truncated] = {}
@@ -377,8 +377,9 @@ class Rebuilder:
     def _missing(self) -> list[int]:
         """Return the partitions in use whose log start is missing, as far as read.
 
-        Others belong to a change of the partition count that was given up; they have
-        no state, and begin with the fence of a later one (PROTOCOL 10.2).
+        Partitions that are not in use were added for a change of the partition count
+        that was given up. They have no state, and begin with the fence of a later
+        change (PROTOCOL 10.2).
         """
         count = used_count(self._context.replicas[0].world)
         return sorted(t for t in self.log_start_missing if count is None or t < count)
@@ -386,8 +387,8 @@ class Rebuilder:
     def missing(self) -> list[int]:
         """Return the partitions in use whose log start is missing.
 
-        Only once what they have was read: it may show from where on their state is
-        known. And what partition 0 has, which shows whether they are in use.
+        A partition is reported only once its log is read, which may show from where on
+        its state is known, and once partition 0 is read, which shows what is in use.
         """
         found, rebuilding = self._missing(), self._context.rebuilding
         if 0 in rebuilding and 0 not in found:
@@ -448,8 +449,8 @@ class Rebuilder:
     ) -> None:
         """Record takeovers since a truncation, while the partition is folded again.
 
-        At the end of the fold the grants of a new owner may have passed ours. Then
-        nothing would show that offsets were granted twice.
+        At the end of the fold the grants of a new owner may reach beyond the lost ones:
+        then the state does not show that offsets were granted twice.
         """
         truncated = self._truncated.get(partition)
         epoch = entry.leader_epoch
@@ -470,7 +471,7 @@ class Rebuilder:
                 truncated.taken[place] = min(truncated.taken.get(place, begun), begun)
 
     def compare(self, partition: int, sessions: Iterable[Session]) -> None:
-        """Compare a refolded partition with its grants before (PROTOCOL 7.5)."""
+        """Compare a refolded partition with the grants before the truncation."""
         world = self._context.replicas[partition].world
         truncated = self._truncated.pop(partition, None) or _Truncated(-1)
         if truncated.keys and not truncated.is_kept:
@@ -552,7 +553,7 @@ class Rebuilder:
                 self._expose(key, head, granted)
 
     def _expose_locked(self, world: WorldState) -> None:
-        """Report grants by a set position that is lost, and that its lock repeats."""
+        """Report grants after a set position that the log lost and a lock repeats."""
         for key, known in world.keys.items():
             if known.lock is not None:
                 end = self.grants.end_by_lock(key, known)

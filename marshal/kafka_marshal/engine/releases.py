@@ -63,7 +63,7 @@ class ReleaseRetrier:
     ) -> None:
         """Release a claim, repeated until the log shows the release.
 
-        At most once, the release also carries the mark of finished grants.
+        With at-most-once delivery, it also carries the mark of finished grants.
         """
         claim = holding.claim
         if claim.epoch is None:
@@ -161,7 +161,7 @@ ORDERLY = frozenset(
     }
 )
 EXPECTED = ORDERLY | {SURPLUS, DRAINED, PLANNED, "given_up"}
-"""Those, and what policies and plans ask for."""
+"""Orderly reasons, and those of releases that policies and plans ask for."""
 
 
 class ReleaseCooldowns:
@@ -194,8 +194,8 @@ class ReleaseCooldowns:
     def ends_by(self, transition: Transition) -> bool:
         """End the cooldown if another member released the key for an orderly reason.
 
-        That member had its turn after ours, and its reason to leave has nothing to do
-        with the key: perhaps no other member is there to claim it.
+        That member owned the key after this client, and its reason has nothing to do
+        with the key: perhaps no other member is left to claim it.
 
         Args:
             transition: An accepted record of another member.

@@ -33,7 +33,7 @@ class Changes:
     after ``note_all``, has to assume that every key has changed.
 
     Attributes:
-        end: Number of changes so far: where a reader that has read all goes on.
+        end: Number of changes so far; a reader that has read all continues there.
     """
 
     __slots__ = ("_keys", "end")
@@ -88,10 +88,10 @@ class LastClaim(NamedTuple):
     Attributes:
         owner: client_id that holds it, None if it was released.
         epoch: Offset of the claim in the log.
-        may_be_ours: Whether it belongs to the caller's session, or sidecar, and to no
-            other client there: perhaps it is won and not assigned yet.
-        token: Its fencing token, None where it is not known. Epochs of a key that
-            moved to another coordinating partition do not compare.
+        may_be_ours: Whether it belongs to the caller's session, or to the sidecar but
+            to no other client there: it may be won and not assigned yet.
+        token: Its fencing token, None if unknown. Epochs of a key that moved to another
+            coordinating partition cannot be compared.
     """
 
     owner: str | None
@@ -113,8 +113,8 @@ class Replica:
         folded_at_ms: Local time at which the last entry was folded.
         checkpoints: Checkpoints seen in the log.
         compared: The last comparison of a checkpoint with our own state.
-        notes: What the entries folded here say about pauses.
-        changes: Keys that records have named, but for renewals, positions and grants.
+        notes: Notes about pauses, from the entries folded here.
+        changes: Keys named by records other than renewals, positions and grants.
     """
 
     __slots__ = (
@@ -147,8 +147,8 @@ class Replica:
         Args:
             world: The state.
             now_ms: Local time.
-            notes: What was noted about its pauses.
-            is_known: Whether it is that of the log at this place. It is not where the
+            notes: Notes about its pauses.
+            is_known: Whether it is the state of the whole log up to there; False if the
                 start of the log is missing (PROTOCOL 7.3).
         """
         self.world = world
@@ -200,8 +200,8 @@ class Replica:
         """Fold entries in order, for replays up to an end.
 
         Yields:
-            Each entry with its transitions, right after it was folded; ordinary
-            heartbeats are folded in between, and not yielded.
+            Each entry with its transitions, right after it was folded. Ordinary
+            heartbeats are folded, and not yielded.
         """
         start = 0
         while True:
@@ -229,8 +229,8 @@ class Replica:
     def renewed_by_ms(self, key: Key | None) -> int | None:
         """Return the interval by which the last folded record renewed a key.
 
-        None where its lease would have ended earlier, so that the key kept the one that
-        it had (PROTOCOL 4.5).
+        None if the lease would have ended earlier, so that the key kept its lease and
+        interval (PROTOCOL 4.5).
         """
         known = None if key is None else self.world.keys.get(key)
         interval_ms = self.heartbeat_interval_ms

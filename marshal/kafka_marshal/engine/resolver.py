@@ -1,7 +1,7 @@
-"""Finishes set positions whose admin does not (PROTOCOL 8.5).
+"""Finishes set positions that their admin has left unfinished (PROTOCOL 8.5).
 
-Every member reads every coordinating partition, so any of them can resolve what another
-group's admin left, also where no member of that group is alive.
+Every member reads every coordinating partition, so any member can resolve an operation
+of another group, even if no member of that group is alive.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ from .context import Context
 from .heartbeats import INTERVALS_PER_H
 from .session import Session
 
-# A part of the interval that an admin which is alive has for itself.
+# The part of the interval in which only a live admin acts.
 ADMIN_PART = 4
 REASON = "finished for its admin"
 
@@ -38,8 +38,8 @@ class _Work:
     Attributes:
         is_committed: Whether the home showed a commit when this began.
         due_ms: Local time before which nothing is done.
-        ends: Ends requested after the operation was seen; all up to there must be
-            folded before anything is sent.
+        ends: Log ends requested after the operation was seen; they must be folded
+            before any record is sent.
         sent_ms: Local time of the last record to each partition.
     """
 
@@ -66,7 +66,7 @@ class Resolver:
     def drive(
         self, now_ms: int, *, sessions: Iterable[Session], folded: Mapping[int, int]
     ) -> None:
-        """Do what is due.
+        """Resolve the operations that are due.
 
         Args:
             now_ms: Local time.
@@ -113,7 +113,7 @@ class Resolver:
     def _work_on(self, operation: PositionOperation, now_ms: int) -> _Work | None:
         """Return the work on an operation, None while its admin may decide.
 
-        It begins again where the home shows a commit that it did not show before: only
+        It begins again if the home shows a commit that it did not show before: only
         ends requested from then on include every Stage of the operation.
         """
         home = self._context.replicas[self._home_of(operation)]
@@ -135,7 +135,7 @@ class Resolver:
         return home_of(worlds, operation, home=self._home_by_count(operation))
 
     def _home_by_count(self, operation: PositionOperation) -> int:
-        # PROTOCOL 10.2: while the partition count changes, the home before.
+        # PROTOCOL 10.2: while the partition count changes, the home before the change.
         return self._context.homes_of(operation.group_id)[-1]
 
     def _random_ms(self) -> int:
@@ -144,7 +144,7 @@ class Resolver:
         return least_ms + self._context.ports.entropy.below(interval_ms - least_ms)
 
     def _is_ready(self, work: _Work, now_ms: int, folded: Mapping[int, int]) -> bool:
-        """Return whether all is folded that was written when the operation was seen."""
+        """Return whether the work is due and the requested log ends are folded."""
         if now_ms < work.due_ms:
             return False
         if work.ends is None:
@@ -169,7 +169,7 @@ class Resolver:
                 continue
             work.sent_ms[t] = now_ms
             self._seq += 1
-            # A home that knows no commit refuses it; it has locks that came back.
+            # A home without the commit refuses it: locks that came back are aborted.
             decided = decided_at(worlds[now_home if t == now_home else home], operation)
             record = ResolvePosition(
                 client_id=client_id,

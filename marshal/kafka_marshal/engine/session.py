@@ -66,7 +66,7 @@ class Session(ClaimSession):
     """A client_id in a group, for the life of this process.
 
     With a ``Subleaser``, a key that another process may use is not released until that
-    process confirms, or cannot use it any more.
+    process has confirmed that it stopped, or can no longer use the key.
 
     Attributes:
         self_drain: Drains this client before it ends.
@@ -152,13 +152,13 @@ class Session(ClaimSession):
         self.reconsider()
 
     def unsubscribe(self, subscription: Subscription, *, release: bool) -> list[int]:
-        """End a subscription; release what it holds, or keep it.
+        """End a subscription; release its claims, or keep them.
 
         Kept claims are renewed, for a later subscription or until the session closes.
 
         Returns:
-            Sequence numbers to wait for: claims in flight, which are released as ghosts
-            if they are won, or the last beats.
+            Sequence numbers to wait for: those of claims in flight, which are released
+            as ghosts if they are won, and of the last beats of kept claims.
         """
         if subscription not in self._wanted.subs:
             return []
@@ -191,7 +191,10 @@ class Session(ClaimSession):
         )
 
     def restart(self) -> None:
-        """Release for a restart from now on: partitions wait for it (PROTOCOL 9.8)."""
+        """Release for a restart from now on.
+
+        The keys wait for this client or its replacement (PROTOCOL 9.8).
+        """
         self._closed = RESTART
 
     def unwant(self, holding: Holding) -> None:
@@ -203,7 +206,7 @@ class Session(ClaimSession):
             self._held.end(holding, Ending("given_up", was_lost=False))
 
     def drop(self, subscription: Subscription, *, reason: str) -> None:
-        """End a subscription; release what it holds for this reason."""
+        """End a subscription; release its claims with this reason."""
         mine = [h for h in self.holdings.values() if h.key.topic in subscription.topics]
         for holding in mine:
             if holding.claim.is_owned:
@@ -212,7 +215,7 @@ class Session(ClaimSession):
         self.unsubscribe(subscription, release=True)
 
     def drop_want(self, holding: Holding, *, reason: str) -> None:
-        """Stop contending for a key; release it for this reason if held."""
+        """Stop contending for a key; release it with this reason if held."""
         if holding.claim.is_owned:
             self.release(holding, reason=reason)
         self.unwant(holding)
@@ -226,13 +229,13 @@ class Session(ClaimSession):
         self._held.end(holding, Ending(reason))
 
     def reconsider(self) -> None:
-        """Run the policies once rested, because subscriptions have changed."""
+        """Run the policies as soon as their pace allows: subscriptions have changed."""
         self._announcer.announce_soon()
         self._warmer.look_again()
         self._policy_at_ms = min(self._policy_at_ms, self._policy_rests_until_ms)
 
     def rested_ms(self, since_ms: int) -> int:
-        """Return when all keys may be looked at again; see ``SubscriptionSet``."""
+        """Return when all keys may be checked again; see ``SubscriptionSet``."""
         return self._wanted.rested_ms(self._context.now_ms, since_ms=since_ms)
 
     def on_layout(self, *, is_new: bool) -> None:
@@ -351,8 +354,8 @@ class Session(ClaimSession):
     def _end_sought(self, holding: Holding) -> None:
         """End a claim whose earlier heartbeats may land after a seek (PROTOCOL 6.6).
 
-        Under the next claim, probably by this client, they are ignored. A key that
-        another process uses becomes stale first, as that process has its own deadline.
+        The next claim, probably by this client, makes the log ignore them. A key that
+        another process uses until its own deadline is left to become stale first.
         """
         if self._is_subleased(holding):
             self.abandon(holding, reason=SEEK_UNCONFIRMED)
@@ -459,7 +462,7 @@ class Session(ClaimSession):
         self._offers.withdraw_unwanted(now_ms)
 
     def _foresee(self, sub: Subscription, keys: Sequence[Key]) -> None:
-        """Ask for whom these keys will be claimed, for the reasons of their claims."""
+        """Note for which processes these keys are claimed, to name them in claims."""
         if self._subleaser is not None:
             has_new = any(key not in self.holdings for key in keys)
             self._foreseen = self._subleaser.foresee(sub, keys) if has_new else {}
@@ -498,11 +501,11 @@ class Session(ClaimSession):
     def _succeed(self, key: Key, now_ms: int) -> None:
         """Contend at once for a key whose release names this client as successor.
 
-        Neither the pace of policies nor a cooldown delays it: until the handoff ends,
-        no other member can claim the key.
+        Neither the pace of policies nor a cooldown delays the claim: until the handoff
+        ends, no other member can claim the key.
         """
         if self._context.config is None or self._context.places.is_between(key):
-            return  # its place is not known yet, or its import is what it waits for
+            return  # its partition is not known yet, or must import it first
         replica = self._context.replica_of(key)
         elapsed_ms = replica.elapsed_ms(now_ms)
         owner = self.claimant.owner
@@ -575,7 +578,7 @@ class Session(ClaimSession):
     def _plan_soon(self, now_ms: int) -> None:
         """Run the policies soon, because some of their input has changed.
 
-        Beats and grants are no input of theirs, and arrive many times a second.
+        Beats and grants, which arrive many times a second, are not part of that input.
         """
         self._policy_at_ms = min(self._policy_at_ms, now_ms + self._wanted.soon_ms)
 
@@ -694,7 +697,7 @@ class Session(ClaimSession):
         self, transition: Transition, partition: int, *, host: str
     ) -> None:
         """Fail because of a record of another process with our client_id."""
-        # The record is the newest that was folded there; by the wall clock.
+        # The record is the newest folded there; its age is by the wall clock.
         written_ms = self._context.replicas[partition].world.append_time_ms
         age_ms = max(0, self._context.ports.clock.wall_ms() - written_ms)
         offset = transition.offset
@@ -726,8 +729,8 @@ class Session(ClaimSession):
     def fail(self, failure: MarshalError) -> None:
         """End every claim for good.
 
-        With subleases, a key without a start position ends alone: other processes
-        keep theirs.
+        With subleases, only the key without a start position ends: other processes
+        keep their keys.
         """
         if (
             self._subleaser is not None
@@ -743,7 +746,7 @@ class Session(ClaimSession):
         super().fail(failure)
 
     def delays_release(self, holding: Holding, drain: Drain) -> bool:
-        """Drain a key that another process may use; return whether one may."""
+        """Drain a key if another process may use it; return whether one may."""
         if not self._is_subleased(holding):
             return False
         if holding.drain is None:
@@ -759,8 +762,8 @@ class Session(ClaimSession):
     def send_release(self, holding: Holding, drain: Drain) -> None:
         """Append a release; repeat until it is read back.
 
-        None is appended if the lease has expired while another process may rely on a
-        later deadline, sent before a clock stepped: the claim becomes stale in the log.
+        Appends nothing if the lease has expired but another process may rely on a later
+        deadline, sent before a clock step: the claim becomes stale in the log instead.
         """
         if drain.reason == LEASE_EXPIRED and self._is_subleased(holding):
             return
@@ -801,10 +804,7 @@ class Session(ClaimSession):
                 self._wanted.bump_all()
 
     def forget(self, partition: int) -> None:
-        """End the claims of a coordinating partition whose log went back.
-
-        Nothing is appended to it (PROTOCOL 7.5).
-        """
+        """End the claims of a partition whose log went back, without records (7.5)."""
         for holding in list(self.holdings.values()):
             if holding.coordinator == partition:
                 self._held.end(holding, Ending("fenced"))
@@ -831,10 +831,10 @@ class Session(ClaimSession):
     # --- requests of the consumer's thread
 
     def seek(self, holding: Holding, position: int) -> None:
-        """Move the position of a held key anywhere, at least once (PROTOCOL 6.6).
+        """Move the position of a held key anywhere (PROTOCOL 6.6).
 
-        Nothing of it is handed out until ``holding.rewind`` is None again: then the log
-        has the position.
+        At-least-once delivery only. No record of the key is handed out until
+        ``holding.rewind`` is None again: then the log has the position.
         """
         holding.seek(position)
         self._slow.forget(holding.key)
@@ -846,7 +846,7 @@ class Session(ClaimSession):
         return self._heartbeater.beat_now(self.holdings.values())
 
     def is_pending(self, seqs: Iterable[int], *, late: bool = True) -> bool:
-        """Return whether any has not been read back.
+        """Return whether any of these records has not been read back.
 
         Args:
             seqs: Sequence numbers.
@@ -887,7 +887,7 @@ class Session(ClaimSession):
 
     @property
     def handoff_counts(self) -> Mapping[str, int]:
-        """Open handoffs by phase; keys that warm up here have another owner."""
+        """Open handoffs by phase; ``warming`` counts keys of other owners."""
         found = Counter(self._offers.counts())
         found["warming"] = self._warmer.warming_count
         if self._subleaser is not None:

@@ -1,7 +1,7 @@
 """Releases partitions of applications that are too slow or do not poll.
 
-Only if another live member of the group is likely to do better: a partition that no
-other member can take stays with its owner, however slow that is.
+A partition is released only if another live member of the group is likely to do better.
+Otherwise it stays with its owner, however slow that is.
 """
 
 from collections.abc import Iterable, Sequence
@@ -135,7 +135,7 @@ class SlowConsumerPolicy:
     def _sample(self, sub: Subscription, holding: Holding, now_ms: int) -> None:
         """Record the positions of the log's end and of the application."""
         watch = self._watch(holding)
-        paused = sub.paused  # seldom any: not a look-up for each held partition
+        paused = sub.paused  # mostly empty: this saves a look-up for each partition
         is_held_back = bool(paused) and holding.key.topic_partition in paused
         if is_held_back or holding.drain or holding.claim.phase is not Phase.HELD:
             watch.health.restart()

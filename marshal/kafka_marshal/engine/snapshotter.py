@@ -1,7 +1,7 @@
 """Saves the states of coordinating partitions for later starts, in the background.
 
-Under the engine's lock a state is only copied, because the fold changes it in place,
-one partition at a time. Encoding and writing happen on another thread (PROTOCOL 7.1).
+Under the engine's lock states are only copied, one partition at a time, because the
+fold changes them in place. Another thread encodes and writes them (PROTOCOL 7.1).
 """
 
 from collections.abc import Callable, Mapping
@@ -52,7 +52,7 @@ def capture(
     Args:
         world: The state.
         source: Description of its source, for people.
-        notes: What was noted about its pauses.
+        notes: Notes about its pauses.
     """
     return capture_lazily(world, source=source, notes=notes)()
 

@@ -1,7 +1,7 @@
 """Stands by for keys of other members, and takes them over first (PROTOCOL 9.9).
 
-The application loads the state of such a key before its owner dies. No guarantee rests
-on it: the claim decides, as always.
+The application loads the state of such a key before its owner dies. No guarantee
+depends on that: the claim decides, as always.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -19,10 +19,10 @@ from kafka_marshal.protocol.planner import MemberView, Plan, View
 from kafka_marshal.protocol.standbys import Candidate, standbys_of
 from kafka_marshal.protocol.types import Key
 
-# Looked at in one round of policies; digests take about a microsecond each.
+# Most keys and digests in one round of policies; a digest takes about a microsecond.
 KEYS_MAX = 1_000
 DIGESTS_MAX = 4_000
-# Applications load the state of so many keys at a time; other keys wait.
+# Applications load the state of this many keys at a time; other keys wait.
 LOADING_MAX = 8
 HOSTS_MAX = 10_000
 
@@ -75,7 +75,7 @@ class StandbyDuties:
     def __init__(self, context: ClaimContext) -> None:
         self._context = context
         self._duties: dict[Key, _Duty] = {}
-        # Those whose call has not ended, as far as was reported.
+        # Keys for which the call of the application has not ended, as far as is known.
         self._loading: dict[Key, _Duty] = {}
 
     @property
@@ -112,7 +112,7 @@ class StandbyDuties:
                     self._context.observe("standby_failed", fields)
 
     def _end(self, key: Key, *, has_come: bool) -> None:
-        """End standing by for a key; nothing happens where that has not begun."""
+        """End standing by for a key; do nothing if that has not begun."""
         self._loading.pop(key, None)
         duty = self._duties.pop(key, None)
         if duty is not None:
@@ -137,7 +137,7 @@ class Standbys(StandbyDuties):
         super().__init__(context)
         self._me = me
         self._candidates: dict[str, tuple[Candidate, ...]] = {}
-        # Also of members that are gone: their keys are still theirs for a while.
+        # Hosts of members, also of members that are gone and still own keys.
         self._hosts: dict[str, str] = {}
         self._names: dict[Key, tuple[str, tuple[str, ...]]] = {}
         self._queue: Iterator[tuple[Key, Subscription]] = iter(())
@@ -186,11 +186,11 @@ class Standbys(StandbyDuties):
         Args:
             key: The key.
             owner: The owner.
-            limit_ms: What chance adds at most where nobody stands by.
+            limit_ms: Longest jitter if nobody stands by.
 
         Returns:
-            The least delay, and what chance adds to it at most: none for the first
-            standby; others begin when it must have claimed the key.
+            The least delay, and the longest jitter added to it. Both are 0 for the
+            first standby; the least delay of others gives it time to claim the key.
         """
         names = self._names_of(key, owner)
         if not names:
@@ -202,8 +202,8 @@ class Standbys(StandbyDuties):
     def joined_to(self, plan: Plan, *, sub: Subscription, view: View) -> Plan:
         """Return a plan that also claims stale keys which this member stands by for.
 
-        Whatever its share is, within its limit: what it has too many goes to others
-        later, and they warm up first.
+        The member may exceed its share, within its limit: surplus keys go to others
+        later, which warm up first.
         """
         self._update([sub])
         can_take = view.can_take and sub.stuck_since_ms is None
@@ -228,7 +228,7 @@ class Standbys(StandbyDuties):
     # --- what this member stands by for
 
     def drive(self, subs: Sequence[Subscription]) -> None:
-        """Begin and end what has changed, for some keys in each call."""
+        """Begin and end standing by as needed, for some keys in each call."""
         self._update(subs)
         active = [sub for sub in subs if sub.standby is not None]
         if not active and not self._duties:
@@ -253,7 +253,7 @@ class Standbys(StandbyDuties):
         known = replica.world.keys.get(key)
         is_unknown = replica.world.partition in self._context.rebuilding
         if is_unknown or known is None or known.owner is None or sub.standby is None:
-            return 0  # nobody has it: the next claim decides
+            return 0  # no owner is known: the next claim decides
         owner = known.owner.client_id
         before = self._names.get(key)
         has_come = owner == self._me

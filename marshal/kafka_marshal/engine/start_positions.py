@@ -34,11 +34,10 @@ class StartPositions:
     that wins a thousand partitions asks the cluster twice, not two thousand times.
 
     Args:
-        context: The engine's.
+        context: State shared by all parts of one engine.
         beater: Sends the first heartbeats.
         claimant: The client.
-        release: Releases a partition for a reason: one that waits for another one
-            (PROTOCOL 9.10).
+        release: Releases a partition that waits for another one (PROTOCOL 9.10).
     """
 
     __slots__ = (
@@ -119,7 +118,7 @@ class StartPositions:
             alike.append(holding.key.partition)
 
     def report_failures(self) -> None:
-        """Report what failed in this round, each error of a topic once."""
+        """Report the look-ups that failed in this round, each error of a topic once."""
         for (topic, error), partitions in self._failed.items():
             fields = {
                 "group": self._claimant.group_id,
@@ -142,8 +141,8 @@ class StartPositions:
         self._queued[holding.key] = holding
 
     def _send_queued(self) -> None:
-        """Request what is queued, as long as few requests are under way."""
-        # Of all sessions: more at a time would fill the queue of look-ups.
+        """Request the queued positions while few requests are pending."""
+        # The limit is for all sessions: more would fill the queue of look-ups.
         under_way = self._context.start_requests
         under_way[:] = [one for one in under_way if not one.done()]
         while self._queued and len(under_way) < REQUESTS_MAX:
@@ -160,7 +159,7 @@ class StartPositions:
         ports = self._context.ports
         data, log = ports.data, ports.log
         folded = self._context.folded.get(0, 0)
-        # Of a key of partition 0, the claim that was read back is such an end itself.
+        # These keys need the end of partition 0; for a key there its claim is that end.
         elsewhere = {h.key.topic_partition for h in holdings if h.coordinator != 0}
         group_id, _, isolation_level = _kind(holdings[0])
         lookups = [h.lookup for h in holdings if h.lookup is not None]
@@ -209,7 +208,7 @@ class StartPositions:
 def _kind(holding: Holding) -> tuple[str, str, str]:
     """Return what the partitions of a request have in common.
 
-    One topic each: where a process may not read one, the others are found.
+    A request has one topic: if the process may not read it, other requests succeed.
     """
     key = holding.key
     return key.group_id, key.topic, holding.start_rule.isolation_level

@@ -61,11 +61,11 @@ class StandingBy(Protocol):
     """
 
     def begin(self, key: Key, *, owner: str, position: int | None) -> Pending[None]:
-        """Have it load the state of a key; return the outcome."""
+        """Make it load the state of a key; return the outcome."""
         ...
 
     def end(self, key: Key, *, has_come: bool) -> None:
-        """Have it forget a key, unless that has come to this member."""
+        """Make it forget a key, unless this member owns the key now."""
         ...
 
     def close(self) -> None:
@@ -75,14 +75,14 @@ class StandingBy(Protocol):
 
 @attrs.define(eq=False, kw_only=True)
 class Subscription:
-    """One consumer's subscription, and what is known of its progress.
+    """One consumer's subscription and its progress.
 
     Attributes:
         group_id: Group of the session.
         topics: Metadata of each topic, in the order given.
         policy: Decides which keys to claim and which to release.
         config: The settings of the consumer.
-        matches: The pattern that selects topics; None if they were named.
+        matches: The pattern that selects topics; None if topics were named.
         start_rule: How start positions are found.
         claims_max: Most keys to hold, 0 = no limit; most topics, if the policy
             counts topics. A sidecar sets the sum of its clients' limits.
@@ -93,19 +93,19 @@ class Subscription:
         moved_at_ms: Local time at which a hand-out or commit was last seen.
         stuck_since_ms: Local time of a release because the application did not poll;
             None after its next poll.
-        backoff: Until when nothing is claimed from others, after such a release.
+        backoff: Keeps this member from claiming keys of others after such a release.
         lost: Lost partitions of topics that are still held in part.
         members: Live members of the group as of the last view.
         weight: Share of this subscription's topics, relative to other members.
-        on_warm: Called with a partition, its position and its owner, before that
+        on_warm: Called with a partition, its position and its owner, before the owner
             releases it to this member; None if the application does not warm up.
-        warming: Runs those calls.
-        warm_fetcher: Fetches the partitions meanwhile; None fetches nothing.
-        expects_claim: Whether it is ready for a partition that it will claim soon.
-        warm_by: Has another process warm up instead: a sidecar's client; None if
-            there is none that does.
-        standby: Stands by for keys of other members; None if nobody does.
-        standby_count: How many standbys of a key it is to be one of.
+        warming: Runs the calls of ``on_warm``.
+        warm_fetcher: Fetches records of the partitions meanwhile; None fetches nothing.
+        expects_claim: Whether it has warmed up for a partition to be claimed soon.
+        warm_by: Makes another process, a client of the sidecar, warm up instead; None
+            if no client does.
+        standby: The application that stands by for keys of other members, or None.
+        standby_count: Announced number of standbys of a key (PROTOCOL 9.9).
         version: Grows whenever a holding of this subscription is added or removed.
         claimable_at_ms: Local time at which the next key may become claimable, as
             of the last view; at most one heartbeat interval after it.
@@ -141,7 +141,7 @@ class Subscription:
     is_planned: bool = False
     uncovered: dict[Key, str] = attrs.field(factory=dict)
     _waiting: frozenset[Key] = frozenset()
-    # What was reported last of the uncovered keys, and when, in local time.
+    # The uncovered keys as last reported, and the local time of that report.
     _reported: tuple[dict[Key, str], int] = attrs.field(factory=lambda: ({}, 0))
     _policy_runner: PolicyRunner = attrs.field(init=False)
     _watch: TopicWatch = attrs.field(init=False)
@@ -230,7 +230,7 @@ class Subscription:
         return len({k.topic for k in owned}) if self.counts_topics else len(owned)
 
     def has_room_for(self, key: Key, holdings: Mapping[Key, Holding]) -> bool:
-        """Return whether a key fits beside all that is held or contended for."""
+        """Return whether the limit allows a key beside those held or contended for."""
         if not self.claims_max:
             return True
         mine = [each for each in holdings if each.topic in self.topics]
@@ -298,7 +298,7 @@ class Subscription:
         return self._watch.is_gone(topic)
 
     def is_over(self, holding: Holding) -> bool:
-        """Return whether the topic of a claim is known to be deleted."""
+        """Return whether the topic of a claim was deleted, or created again."""
         info = self.topics.get(holding.key.topic)
         if info is None or self.is_gone(holding.key.topic):
             return True
@@ -333,9 +333,9 @@ class Subscription:
     # --- the view
 
     def plan(self, view: View, context: Context, *, now_ms: int) -> Plan:
-        """Return what to claim and release: the policy's plan, and what covers keys.
+        """Return what to claim and release: the policy's plan, and claims of orphans.
 
-        Nothing while the application does not poll.
+        Returns an empty plan while the application does not poll.
         """
         if self.stuck_since_ms is not None:
             return Plan()
@@ -396,7 +396,7 @@ class Subscription:
         Args:
             context: State shared by all parts of one engine.
             owner: This process.
-            holdings: What its client holds or contends for.
+            holdings: Keys that its client holds or contends for.
             changes: Keys whose holdings have changed.
             lives: Earlier processes of this client.
             cooldowns: Keys that this client has released.
@@ -451,7 +451,7 @@ class Subscription:
         )
 
     def _member(self, client_id: str, directors: Sequence[WorldState]) -> MemberView:
-        """Return a member as of the last view, also one that is not announced yet."""
+        """Return a member as of the last view, even if it is not announced yet."""
         for member in self.members:
             if member.client_id == client_id:
                 return member
@@ -469,11 +469,12 @@ class Subscription:
     def _note_uncovered(self, keys: Iterable[KeyView], context: Context) -> None:
         """Find the keys that no member can claim; report when they change.
 
-        While members are cut off from the brokers, each claim that one tries takes a
-        key away for a moment: a change of what is uncovered already is reported at most
-        once in a heartbeat interval.
+        While members are cut off from the brokers, each claim that a member tries
+        covers a key for a moment. So while some keys are uncovered, changes are
+        reported at most once in a heartbeat interval.
 
-        Parts of whole topics are claimed by the topic's owner, whatever its limit.
+        Under a policy of whole topics, the owner of a topic claims its other
+        partitions, whatever its limit.
         """
         orphans = [each.key for each in keys if each.is_orphan and not each.is_mine]
         reasons = {key.topic: "" for key in orphans}
@@ -537,7 +538,7 @@ class Subscription:
         live = context.living(self.group_id)
         if live != self._live:
             self._live = live
-            # Of several processes of one client only the last counts.
+            # If a client has several processes, only the last counts.
             last = {
                 member.record.client_id: member
                 for member in sorted(live, key=lambda member: member.since_offset)
@@ -567,7 +568,7 @@ def policy_interval_ms(context: Context) -> int:
 
 
 def member_view(member: MemberState) -> MemberView:
-    """Return what a policy sees of a member, without directives."""
+    """Return a member as policies see it, without directives."""
     record = member.record
     return MemberView(
         client_id=record.client_id,
@@ -608,14 +609,14 @@ class SubscriptionSet:
         return max(policy_interval_ms(context), CHECKS_PER_REST * self._check_ms)
 
     def rested_ms(self, now_ms: int, *, since_ms: int) -> int:
-        """Return when all wanted keys may be looked at again.
+        """Return when all wanted keys may be checked again.
 
-        A look takes no more than half of the time: a thousand clients of a sidecar that
-        subscribe to thousands of partitions would leave none for anything else.
+        Checks take at most half of the time: with a thousand clients of a sidecar that
+        subscribe to thousands of partitions, they would leave none for anything else.
 
         Args:
-            now_ms: Local time; the end of the last look.
-            since_ms: When that look began.
+            now_ms: Local time; the end of the last check.
+            since_ms: When that check began.
         """
         return now_ms + max(self._check_ms, now_ms - since_ms)
 

@@ -35,7 +35,7 @@ class TopicWatch:
         topics: Metadata of each topic. Topics selected by a pattern come and go; a
             named topic that is deleted stays, without partitions.
         doubted: Topics that a fetch could not find by their id. They are looked up
-            at once, and none of their keys is claimed before.
+            at once, and none of their keys is claimed before the response.
     """
 
     __slots__ = (
@@ -102,7 +102,7 @@ class TopicWatch:
         Args:
             context: Access to Kafka and background work.
             now_ms: Local time.
-            taken: Topics that this process already consumes otherwise.
+            taken: Topics that other consumers or claims of this process use.
 
         Returns:
             The changes. The caller ends the claims of ``ended`` topics and then calls
@@ -196,8 +196,8 @@ class TopicWatch:
     def _find_gone(self, found: Mapping[str, TopicInfo]) -> list[str]:
         """Return the topics that were missing in two look-ups in a row.
 
-        Once is no evidence: a broker that has just started may not know them yet. Once
-        is enough if a fetch did not find the topic either.
+        One look-up is no evidence: a broker that has just started may not know them
+        yet. It is enough if a fetch did not find the topic either.
         """
         self._absent = {
             topic: self._absent.get(topic, 0) + 1 + (topic in self._in_doubt)
@@ -220,8 +220,8 @@ def matching_topics(
 class TopicCallback:
     """Calls ``on_topics`` on the consumer's thread when the set of topics changes.
 
-    A topic belongs to the set while its partition 0 is held, which is its key; its
-    other partitions follow as they become free.
+    A topic belongs to the set while its partition 0 is held. The owner of partition 0
+    claims the other partitions as they become free.
     """
 
     __slots__ = ("_call", "_topics")

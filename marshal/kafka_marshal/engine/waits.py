@@ -77,7 +77,7 @@ def await_left(
     """Wait until the log shows the end of a subscription; return whether it does.
 
     Otherwise the claims expire, and others take them over after two heartbeat
-    intervals. A sidecar that is gone is not waited for.
+    intervals. Does not wait for a sidecar that is gone.
 
     Args:
         engine: The engine, for its observer.

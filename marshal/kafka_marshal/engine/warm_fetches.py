@@ -1,9 +1,9 @@
 """Fetches records of partitions that this client warms up for (PROTOCOL 9.5).
 
 While the application warms up, and until the claim, a thread fetches the offered
-partition from the owner's position on. Nothing of it is handed out before the claim is
-accepted: then the records from its position on count as fetched under it. What does
-not fit the claim, by position or topic id, is dropped and fetched again.
+partition from the owner's position on. No record is handed out before the claim is
+accepted. Then the records from the claim's position on count as fetched under it.
+Records that do not fit its position or topic id are dropped and fetched again.
 """
 
 import threading
@@ -30,9 +30,9 @@ from kafka_marshal.protocol.types import Token, TopicPartition
 
 FETCH_MS = 100
 FETCH_RECORDS = 500
-# After a fetch that failed.
+# Pause after a failed fetch.
 REST_MS = 1_000
-# What a fetched record takes in memory beside its key, value and headers.
+# Memory that a fetched record takes beside its key, value and headers.
 RECORD_BYTES = 256
 
 
@@ -42,8 +42,8 @@ class WarmRecords:
 
     Attributes:
         topic_id: Kafka's id of the topic.
-        first: Every record from this offset on is here, ...
-        next_offset: ... up to this one, exclusive.
+        first: First offset of a range of which every record is here.
+        next_offset: End of that range, exclusive.
         chunks: The records in offset order, without a token; some may be below
             ``first``.
     """
@@ -58,7 +58,8 @@ class WarmRecords:
     ) -> Sequence[Record]:
         """Return the records from a position on, under the token of a claim.
 
-        None of them if the claim is of another topic, or the position is elsewhere.
+        Returns no record if the claim is of another topic, or the position is outside
+        of the range.
         """
         if topic_id != self.topic_id:
             return ()
@@ -73,7 +74,7 @@ class WarmRecords:
 
 @attrs.define(kw_only=True, eq=False)
 class _Range:
-    """What is fetched of a partition, up to a limit of bytes.
+    """The fetched records of a partition, up to a limit of bytes.
 
     Attributes:
         first: Position of the owner; above ``next_offset`` while the fetch lags.
@@ -92,12 +93,12 @@ class _Range:
     is_full: bool = False
 
     def reaches(self, topic_id: bytes, position: int) -> bool:
-        """Return whether a position is within what is fetched, or soon will be."""
+        """Return whether a position is fetched, or soon will be."""
         is_near = self.first <= position <= self.next_offset + FETCH_RECORDS
         return topic_id == self.topic_id and is_near
 
     def move_to(self, position: int) -> None:
-        """Drop what lies below a position; half of the room must be free for more."""
+        """Drop records below a position; fetch more once half of the room is free."""
         if position == self.first:
             return
         self.first = position
@@ -130,7 +131,7 @@ class _Range:
         self.size, self.next_offset, self.is_full = 0, self.first, True
 
 
-# Where the reader continues in which range.
+# The range of each partition, and the offset at which the reader continues.
 _Aims = Mapping[TopicPartition, tuple[_Range, int]]
 
 
@@ -146,7 +147,7 @@ class WarmFetcher:
 
     Its reader is used by one background call at a time, which ends when nothing more
     has arrived or everything is full; each ``follow`` starts the next one. No method
-    blocks; ``follow`` is called under the engine's lock, the others by any thread.
+    blocks; ``follow`` is called under the engine's lock, the others on any thread.
     """
 
     __slots__ = (
@@ -177,7 +178,7 @@ class WarmFetcher:
         self._observe = observe
         self._lock = threading.Lock()
         self._ranges: dict[TopicPartition, _Range] = {}
-        # Claimed, and not used yet: they take up room until then.
+        # Records of claimed partitions that are not used yet and still take memory.
         self._taken: WeakSet[WarmRecords] = WeakSet()
         self._call: Pending[None] | None = None
         self._is_running = False
@@ -244,7 +245,7 @@ class WarmFetcher:
         return now_ms >= self._rest_until_ms
 
     def take(self, partition: TopicPartition) -> WarmRecords | None:
-        """Return what is fetched of a partition that was claimed, and forget it."""
+        """Return and forget the records fetched of a partition that was claimed."""
         with self._lock:
             found = self._ranges.pop(partition, None)
             taken = None
@@ -277,7 +278,7 @@ class WarmFetcher:
         self._background.close(0)
 
     def _idle_reader(self) -> DataReader | None:
-        """Remove and return a reader that is not used any more; locked."""
+        """Remove and return a reader that is no longer used; called with the lock."""
         if self._is_running or self._ranges:
             return None
         reader, self._reader = self._reader, None
@@ -322,7 +323,7 @@ class WarmFetcher:
         return sum(map(len, fetched.values())) >= FETCH_RECORDS
 
     def _aim(self, reader: DataReader, aims: _Aims) -> None:
-        # Where it is after an error is not known: then everything is aimed again.
+        # After an error the reader's offsets are unknown: then all are set again.
         before, self._aimed = self._aimed, {}
         if aims.keys() != before.keys():
             reader.assign(list(aims))
@@ -340,7 +341,7 @@ class WarmFetcher:
         with self._lock:
             for partition, (found, begin) in aims.items():
                 if self._ranges.get(partition) is not found:
-                    continue  # it is not offered any more, or from elsewhere on
+                    continue  # no longer offered, or fetched from another offset
                 end = max(begin, reached.get(partition, begin))
                 found.add(fetched.get(partition, ()), end)
                 if not found.is_full:
@@ -348,10 +349,12 @@ class WarmFetcher:
         self._aimed = aimed
 
     def _on_error(self, error: MarshalError, aims: _Aims) -> None:
-        """Drop what an error is about: it is fetched under the claim, or not at all.
+        """Drop the partition that an error names: it is fetched after the claim.
+
+        If the error names none and cannot be retried, drop all.
 
         Raises:
-            MarshalError: It is about no partition.
+            MarshalError: The error names no partition.
         """
         named = getattr(error, "partition", None)
         found = list(_named(aims, named))

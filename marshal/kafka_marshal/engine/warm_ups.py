@@ -18,9 +18,9 @@ class WarmUp:
         sub: The subscription that wants it.
         begun_ms: Local time at which the application was called.
         outcome: Outcome of that call.
-        is_ready: Whether it has returned.
-        is_failed: Whether it has raised an error; the offer ends by itself.
-        sent_ms: Local time at which that was last written to the log, if it was.
+        is_ready: Whether that call has returned.
+        is_failed: Whether that call has raised an error; the offer ends by itself.
+        sent_ms: Local time at which HandoffReady was last sent, None before.
     """
 
     offered: OfferedKey
@@ -32,7 +32,7 @@ class WarmUp:
     sent_ms: int | None = None
 
     def stop_fetching(self) -> None:
-        """Drop what was fetched of the key."""
+        """Drop the records that were fetched of the key."""
         if self.sub.warm_fetcher is not None:
             self.sub.warm_fetcher.end(self.offered.key.topic_partition)
 
@@ -40,8 +40,8 @@ class WarmUp:
 class WarmUps:
     """Has the application warm up, and fetches records of the keys meanwhile.
 
-    Subclasses know which keys are offered, and report what is ready. Every method is
-    called under the engine's lock.
+    Subclasses know which keys are offered, and report keys that are ready. Every method
+    is called under the engine's lock.
     """
 
     __slots__ = ("_context", "_tasks")
@@ -53,7 +53,7 @@ class WarmUps:
     def finish(self, holding: Holding) -> bool:
         """Forget a key that was claimed; return whether it was ready.
 
-        The holding gets what was fetched of it.
+        The holding gets the records that were fetched of it.
         """
         task = self._tasks.pop(holding.key, None)
         if task is None:
@@ -84,7 +84,7 @@ class WarmUps:
     def _fetch(
         self, task: WarmUp, position: int | None, *, topic_id: bytes | None, most: int
     ) -> None:
-        """Fetch what follows a position, for at most so many keys at a time."""
+        """Fetch records from a position on, for at most ``most`` keys at a time."""
         fetcher = task.sub.warm_fetcher
         if fetcher is not None and not task.is_failed:
             fetcher.follow(

@@ -1,4 +1,4 @@
-"""At most once in another process than the owner's (PROTOCOL 6.2).
+"""At-most-once delivery in processes that do not hold the claim (PROTOCOL 6.2).
 
 The driver of a query holds the claims, and its tasks process. Each attempt of a task
 requests its offsets itself: with a ClaimingMessages under the driver's claim, and a

@@ -23,12 +23,12 @@ PAUSED_MS = 500
 
 @attrs.frozen(kw_only=True)
 class ClaimRef:
-    """What a process that works for the owner must know of its claim; can be pickled.
+    """A claim, as described to processes that work for its owner; can be pickled.
 
     Attributes:
         group_id: Group.
         client_id: Owner in the log.
-        incarnation: Its process start.
+        incarnation: Incarnation of the owner's process.
         topic: Data topic.
         partition: Data partition.
         epoch: Epoch of the claim.
@@ -90,7 +90,7 @@ _MOVED = frozenset({"moving", "retired", "wrong_partition"})
 
 
 class GrantClient(Protocol):
-    """Requests grants for the tasks of one process. Thread-safe; one at a time.
+    """Requests grants for the tasks of one process. Thread-safe; one call at a time.
 
     Attributes:
         clock: Local time, for the deadlines of requests.
@@ -118,7 +118,8 @@ class GrantClient(Protocol):
             DeadlineExceeded: No verdict in time, or the group was paused all the
                 time. Whether the range was granted is unknown, so the caller must not
                 process it. If it was not, a later call may be granted it.
-            MarshalError: The log or the sidecar cannot be used; the same holds.
+            MarshalError: The log or the sidecar cannot be used. As above, the caller
+                must not process the range.
         """
         if not 0 <= wanted.first < wanted.end:
             return None
@@ -170,8 +171,8 @@ class GrantClient(Protocol):
     def is_current(self, ref: ClaimRef, *, timeout_ms: int) -> bool:
         """Return whether the claim is current, by a fold not older than the call.
 
-        It may end right after: output that must not be written twice needs a sink
-        that compares tokens, or a grant.
+        The claim may end right after: output that must not be written twice needs a
+        sink that compares tokens, or a grant.
 
         Raises:
             DeadlineExceeded: The log was not read to its end in time.

@@ -1,4 +1,4 @@
-"""Requests grants from the log itself: appends them, and folds what is read back."""
+"""Requests grants from the log itself: appends requests, and folds the verdicts."""
 
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -46,7 +46,7 @@ OpenLog = Callable[[Callable[[int], Collection[int]], int], "TopicLog"]
 
 
 class LogGrantClient(GrantClient):
-    """Requests grants from the log itself: appends, and folds what is read back.
+    """Requests grants from the log itself: appends requests, and folds the verdicts.
 
     It reads only the coordinating partitions of the requested keys: at first from the
     last checkpoint, later only new entries. A reused worker process reads the log once.
@@ -145,10 +145,10 @@ class LogGrantClient(GrantClient):
     # --- the log
 
     def _claimed(self, ref: ClaimRef, deadline: Deadline) -> tuple[Replica, Config]:
-        """Return the coordinating partition of a claim, or of a later one.
+        """Return the replica that has a claim, or a later one, and the Config.
 
-        Of two partitions of a key that moved, tokens compare, epochs do not (PROTOCOL
-        10). A claim that neither has is not read yet.
+        If a key has moved, tokens of its two partitions can be compared, epochs cannot
+        (PROTOCOL 10). A claim that neither partition has is not read yet.
         """
         token, key = Token.parse(ref.token), ref.key
         worlds, config = self._opened(key, deadline)
@@ -180,7 +180,7 @@ class LogGrantClient(GrantClient):
             self._follower = Follower(self._log, self.clock)
         follower = self._follower
         assert follower is not None
-        # Guess that all partitions of the topic coordinate; each Config has the number.
+        # Guess from the topic's number of partitions; each Config has the true count.
         (t,) = guess(self._log.partition_count)
         config = self._config_of(t, deadline) or self._config_of(0, deadline)
         if config is None:

@@ -1,6 +1,6 @@
 """Requests grants from the sidecar of this host, which reads the log anyway.
 
-Apart from ``log``: they have only the interface ``client`` in common.
+Independent of ``log``: the two share only the interface in ``client``.
 """
 
 from kafka_marshal.clock import SystemEntropy

@@ -149,8 +149,8 @@ def escaped(text: str) -> str:
 class FanOut(Observer):
     """Passes each event to every observer, in the order in which they were added.
 
-    The clients of a process share one engine, and each may have an observer. One that
-    several clients have gets each event once.
+    The clients of a process share one engine, and each may have an observer. An
+    observer that several clients have gets each event once.
     """
 
     def __init__(self, *observers: Observer) -> None:

@@ -42,7 +42,7 @@ class Family:
         kind: Gauge, counter or histogram.
         labels: Names of its labels, without the client.
         help: Its meaning, in one sentence.
-        is_of_client: Whether it is of one client, whose name can be a label.
+        is_of_client: Whether each value is of one client, whose name can be a label.
     """
 
     name: str
@@ -301,9 +301,9 @@ class Durations(Protocol):
     """A histogram of the engine.
 
     Attributes:
-        bounds_ms: Upper bound of each class, inclusive; one more has none.
-        counts: Durations in each class.
-        sum_ms: All of them together.
+        bounds_ms: Inclusive upper bound of each bucket; one more bucket has none.
+        counts: Durations in each bucket.
+        sum_ms: Sum of all durations.
     """
 
     bounds_ms: tuple[int, ...]
