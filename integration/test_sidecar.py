@@ -101,18 +101,18 @@ def test_a_client_from_its_first_word_to_its_last(domain, sidecar, client, group
         assert event["position"] == 0
         assert event["soft_until_ms"] < event["hard_until_ms"]
     # Positions that a flush reported are in the log.
-    standings = [worker.standing(each, 7) for each in worker.has]
-    beaten = worker.beat(*standings, flush=True, timeout_ms=10_000)
+    progress = [worker.progress(each, 7) for each in worker.has]
+    beaten = worker.beat(*progress, flush=True, timeout_ms=10_000)
     assert beaten.status_code == 200, beaten.text
     assert set(worker.deadlines) == set(worker.has)
     assert set(positions(domain, group).values()) == {7}
     # One is given back.
-    returned = worker.standing((topic, 0), 8)
+    returned = worker.progress((topic, 0), 8)
     assert worker.release(returned, timeout_ms=10_000).status_code == 204
     assert positions(domain, group)[TopicPartition(topic, 0)] == 8
     # It comes back to the only client there is, and goes with all others.
     worker.wait_has(3)
-    rest = [worker.standing(each, RECORDS) for each in sorted(worker.has)]
+    rest = [worker.progress(each, RECORDS) for each in sorted(worker.has)]
     left = worker.leave(returned=rest, timeout_ms=10_000)
     assert (left.status_code, left.json()) == (200, {"action": "shutdown_now"})
     eventually(lambda: set(domain.owners(group).values()) == {None}, "all is free")
@@ -127,7 +127,7 @@ def test_two_clients_of_one_host_share_a_topic(domain, sidecar, client, group):
     one.wait_has(4)
     two = client(sidecar, topic)
     one.wait_event("release", 2)
-    one.release(*(one.standing(place(event), 5) for event in one.events("release")))
+    one.release(*(one.progress(place(event), 5) for event in one.events("release")))
     two.wait_has(2)
     one.wait_has(2)
     assert set(one.has).isdisjoint(two.has)
@@ -276,8 +276,8 @@ def test_a_crash_moves_nothing_and_a_shutdown_hands_over(domain, client, group):
     with start_sidecar(domain, client_id="host-2", env=env) as sidecar:
         worker = client(sidecar, topic)
         worker.wait_has(3)
-        standings = [worker.standing(each, 4) for each in worker.has]
-        worker.beat(*standings, flush=True, timeout_ms=10_000)
+        progress = [worker.progress(each, 4) for each in worker.has]
+        worker.beat(*progress, flush=True, timeout_ms=10_000)
         before = set(worker.has)
         owned = domain.states(group)
         sidecar.kill()
@@ -299,7 +299,7 @@ def test_a_crash_moves_nothing_and_a_shutdown_hands_over(domain, client, group):
         late = PlainClient(sidecar, group, "late").register()
         assert (late.status_code, late.headers["retry-after"]) == (503, "1")
         assert not sidecar.get(paths.READYZ).is_success
-        returned = [worker.standing(each, RECORDS) for each in before]
+        returned = [worker.progress(each, RECORDS) for each in before]
         assert worker.release(*returned).status_code == 204
         assert sidecar.process.wait(60) == 0
         assert set(domain.owners(group).values()) == {None}
@@ -317,8 +317,8 @@ def test_a_group_is_reset_and_set_back_by_requests(domain, client, group):
     ) as sidecar:
         worker = client(sidecar, topic)
         worker.wait_has(2)
-        standings = [worker.standing(each, 7) for each in worker.has]
-        worker.beat(*standings, flush=True, timeout_ms=10_000)
+        progress = [worker.progress(each, 7) for each in worker.has]
+        worker.beat(*progress, flush=True, timeout_ms=10_000)
 
         def release_all():
             """Confirm what the pause of the operation recalls, each claim once."""
@@ -326,7 +326,7 @@ def test_a_group_is_reset_and_set_back_by_requests(domain, client, group):
                 had = worker.has.get(place(event))
                 # Behind the commit, a later claim of it may have been assigned.
                 if had is not None and had["epoch"] == event["epoch"]:
-                    worker.release(worker.standing(place(event), 7))
+                    worker.release(worker.progress(place(event), 7))
 
         def act(name, **body):
             """Send a request while the client releases its partitions."""
@@ -468,7 +468,7 @@ def test_nothing_that_fits_the_description_is_a_fault(domain):
         # Actions on groups are served, not only refused.
         assert served & {"pause", "resume", "reset", "finish", "history"}, served
         assert fuzzed.get(paths.LIVEZ).is_success
-        assert "a request failed" not in fuzzed.log
+        assert "a request to the sidecar failed" not in fuzzed.log
         assert fuzzed.stop() == 0, fuzzed.log
 
 

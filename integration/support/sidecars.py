@@ -208,8 +208,8 @@ class PlainClient:
         place = f"{self.base}/subscriptions/{name}"
         return self.http.put(place, json={"topics": topics, **wants})
 
-    def beat(self, *standings: dict, **more) -> httpx.Response:
-        body = {"standings": standings, **more}
+    def beat(self, *progress: dict, **more) -> httpx.Response:
+        body = {"progress": progress, **more}
         response = self.http.post(self.base + "/beat", json=body)
         if response.is_success:
             self.deadlines = {
@@ -231,7 +231,7 @@ class PlainClient:
                 with contextlib.suppress(httpx.TransportError):
                     client.post(self.base + "/beat", json={})
 
-    def standing(self, of: tuple[str, int], position: int, **more) -> dict:
+    def progress(self, of: tuple[str, int], position: int, **more) -> dict:
         """Return the progress to report of a partition that it has."""
         topic, partition = of
         epoch = self.has[of]["epoch"]
@@ -332,5 +332,5 @@ class PlainClient:
 
 
 def place(body: dict) -> tuple[str, int]:
-    """Return which partition an event or a standing is of."""
+    """Return which partition an event or a progress is of."""
     return body["topic"], body["partition"]

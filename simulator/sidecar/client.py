@@ -274,7 +274,7 @@ class Hosted:
         self._answering: _GrantCall | None = None
         self._wire()
         self.consumer: Consumer | None = None
-        self._wants: api.SubscriptionSpec | None = None
+        self._spec: api.SubscriptionSpec | None = None
         if spec is not None:
             self._consume(spec, cluster)
         self.failure: MarshalError | None = None
@@ -297,7 +297,7 @@ class Hosted:
             lock=self.engine.changed,
             workers=cast("WorkerPool", self._carriers),
             stopped=cast("threading.Event", self._stopped),
-            standings=lambda: session.standings(everything=True),
+            progress=lambda: session.progress(everything=True),
             on_flushed=lambda answer, sent: session.on_flushed(answer, reported=sent),
         )
         session.grants = SidecarGrantRequester(
@@ -329,7 +329,7 @@ class Hosted:
                 observe=self.context.observe,
             ),
         )
-        self._wants = msgspec.structs.replace(
+        self._spec = msgspec.structs.replace(
             api.SubscriptionSpec.of(config), warms=subscription.can_warm
         )
         self.session.subscribe(NAME, subscription)
@@ -421,10 +421,10 @@ class Hosted:
         self.context.span = info.span
         owner = Owner(info.client_id, bytes.fromhex(info.incarnation))
         self.session.claimant = Claimant(owner, GROUP, master=b"")
-        wants = self._wants
-        if wants is not None and NAME in self.session.names:
+        spec = self._spec
+        if spec is not None and NAME in self.session.names:
             self.line.call(
-                lambda service: service.subscribe(self.line.who, NAME, wants=wants)
+                lambda service: service.subscribe(self.line.who, NAME, spec=spec)
             )
         for key in self.session.wanted:
             self._claim(key, self._commands.want_number(key))
@@ -446,10 +446,10 @@ class Hosted:
                 self._send_beat(self._reported)
             elif self._is_known and self.now_ms >= self._beat_at_ms:
                 self._beat_at_ms = self.now_ms + min(self._h // BEATS_PER_H, 1_000)
-                self._reported = self.session.standings(everything=False)
+                self._reported = self.session.progress(everything=False)
 
     def _send_beat(self, progress: tuple[api.Progress, ...]) -> None:
-        body = api.HeartbeatRequest(standings=progress)
+        body = api.HeartbeatRequest(progress=progress)
         try:
             self._response = self.line.call(
                 lambda service: service.beat(self.line.who, body)

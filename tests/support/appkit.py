@@ -186,8 +186,8 @@ REQUESTS = {
     "beat": (
         "POST",
         CLIENT + "/beat",
-        {"standings": [RETURNED]},
-        ("beat", WHO, api.HeartbeatRequest(standings=(api.Progress(**RETURNED),))),
+        {"progress": [RETURNED]},
+        ("beat", WHO, api.HeartbeatRequest(progress=(api.Progress(**RETURNED),))),
     ),
     "ready": (
         "POST",

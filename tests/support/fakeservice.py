@@ -153,11 +153,11 @@ class FakeService:
             info=self.info(), was_known=known == registration.instance
         )
 
-    def subscribe(self, who, name, *, wants) -> api.SubscribeResponse:
-        self._record("subscribe", who, name, wants)
+    def subscribe(self, who, name, *, spec) -> api.SubscribeResponse:
+        self._record("subscribe", who, name, spec)
         self._known(who)
         return api.SubscribeResponse(
-            topics=dict.fromkeys(wants.topics, 3), counts_topics=True
+            topics=dict.fromkeys(spec.topics, 3), counts_topics=True
         )
 
     def unsubscribe(self, who, name, *, release, keep) -> None:

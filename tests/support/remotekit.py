@@ -210,7 +210,7 @@ class RemoteRig:
                 for each in partitions
             ),
             now_ms=now_ms,
-            takers=takers,
+            topics_with_takers=takers,
         )
 
     def tick(self, after_ms=0):

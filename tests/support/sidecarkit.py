@@ -186,8 +186,8 @@ class Local:
         return self.feed
 
     def subscribe(self, *topics, name="s", **rest):
-        wants = api.SubscriptionSpec(topics=topics or ("t",), **rest)
-        return self.service.subscribe(self.who, name, wants=wants)
+        spec = api.SubscriptionSpec(topics=topics or ("t",), **rest)
+        return self.service.subscribe(self.who, name, spec=spec)
 
     def claim(self, partition, topic="t"):
         self.service.claim(self.who, topic, partition=partition)
@@ -271,7 +271,7 @@ class Local:
         now_ms = self.now_ms
         return {key for key, (_, until_ms) in self.held.items() if now_ms < until_ms}
 
-    def standings(self):
+    def progress(self):
         return tuple(
             api.Progress(
                 topic=key.topic,
@@ -287,7 +287,7 @@ class Local:
         if self.acknowledges:
             rest.setdefault("generation", self.generation)
         answer = self.service.beat(
-            self.who, api.HeartbeatRequest(standings=self.standings(), **rest)
+            self.who, api.HeartbeatRequest(progress=self.progress(), **rest)
         )
         for each in answer.deadlines:
             key = self.key(each)

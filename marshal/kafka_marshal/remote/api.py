@@ -291,7 +291,7 @@ class HeartbeatRequest(Message, frozen=True, kw_only=True):
     """``POST .../beat``: a heartbeat, with the positions.
 
     Attributes:
-        standings: At least the progress that changed since the last beat; all progress
+        progress: At least the progress that changed since the last beat; all progress
             with ``flush``.
         flush: Whether to answer only once these positions are in the log.
         timeout_ms: How long a flush may take.
@@ -301,7 +301,7 @@ class HeartbeatRequest(Message, frozen=True, kw_only=True):
             generation counts.
     """
 
-    standings: ProgressList = ()
+    progress: ProgressList = ()
     flush: bool = False
     timeout_ms: WaitMs = 0
     generation: Number | None = None
@@ -333,13 +333,13 @@ class HeartbeatResponse(Message, frozen=True, kw_only=True):
     Attributes:
         deadlines: One for each partition.
         now_ms: Local time of the answer.
-        takers: Topics of which another live member could take partitions. Only for them
-            does it help to release partitions that the application does not poll.
+        topics_with_takers: Topics of which another live member could take partitions.
+            Only for them does it help to release partitions that are not polled.
     """
 
     deadlines: tuple[Lease, ...]
     now_ms: int
-    takers: tuple[str, ...] = ()
+    topics_with_takers: tuple[str, ...] = ()
 
 
 class Release(Message, frozen=True, kw_only=True):

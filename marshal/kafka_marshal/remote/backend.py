@@ -122,7 +122,7 @@ class SidecarBackend:
             lock=self._engine.changed,
             workers=self._carriers,
             stopped=self._stopped,
-            standings=lambda: self._session.standings(everything=True),
+            progress=lambda: self._session.progress(everything=True),
             on_flushed=lambda response, reported: self._session.on_flushed(
                 response, reported=reported
             ),
@@ -135,7 +135,7 @@ class SidecarBackend:
             on_end=self._session.after_verdict,
             rest=lambda: self._rest(REST_MS_MAX),
         )
-        self._wants: dict[str, api.SubscriptionSpec] = {}
+        self._specs: dict[str, api.SubscriptionSpec] = {}
         self._numbers = itertools.count(1)
         self._stream: Stream | None = None
         self._is_known = True
@@ -196,18 +196,18 @@ class SidecarBackend:
         try:
             with self._engine.changed:
                 self._session.subscribe(name, subscription)
-                self._wants[name] = spec
-            self._retry(lambda: self._put_wants(name, spec), ASK_MS_MAX)
+                self._specs[name] = spec
+            self._retry(lambda: self._put_spec(name, spec), ASK_MS_MAX)
         except BaseException:
             with self._engine.changed:
-                self._wants.pop(name, None)
+                self._specs.pop(name, None)
                 self._session.unsubscribe(subscription, release=True)
             raise
 
-    def _put_wants(self, name: str, wants: api.SubscriptionSpec) -> None:
+    def _put_spec(self, name: str, spec: api.SubscriptionSpec) -> None:
         path = self._connection.path(paths.SUBSCRIPTION, {"name": name})
         self._connection.ask(
-            "PUT", path, answer=api.SubscribeResponse, body=wants, timeout_ms=ASK_MS_MAX
+            "PUT", path, answer=api.SubscribeResponse, body=spec, timeout_ms=ASK_MS_MAX
         )
 
     def want(self, key: Key) -> Holding:
@@ -479,12 +479,12 @@ class SidecarBackend:
             self._session.claimant = _claimant(registered.info, self._connection)
             self._session.on_acknowledged(None)
             names = self._session.names
-            wants = {n: w for n, w in self._wants.items() if n in names}
+            specs = {n: each for n, each in self._specs.items() if n in names}
             keys = [
                 (key, self._commands.want_number(key)) for key in self._session.wanted
             ]
-        for name, each in wants.items():
-            self._put_wants(name, each)
+        for name, each in specs.items():
+            self._put_spec(name, each)
         for key, number in keys:
             self._put_claim(key, number)
         self._is_known = True
@@ -518,15 +518,15 @@ class SidecarBackend:
                 return
 
     def _beat_once(self) -> None:
-        """Report standings, and apply the deadlines that the sidecar answers.
+        """Report progress, and apply the deadlines that the sidecar answers.
 
         Raises:
             MarshalError: There was no answer.
         """
         with self._engine.changed:
-            reported = self._session.standings(everything=False)[: api.PROGRESS_MAX]
+            reported = self._session.progress(everything=False)[: api.PROGRESS_MAX]
             generation, info = self._session.acknowledgment(), self._info
-        beat = api.HeartbeatRequest(standings=reported, generation=generation)
+        beat = api.HeartbeatRequest(progress=reported, generation=generation)
         try:
             response = self._connection.ask(
                 "POST",
@@ -573,8 +573,8 @@ class SidecarBackend:
 
     def _fail_for(self, error: Exception) -> None:
         failure = CoordinationError(
-            f"following the sidecar stopped on an internal error: {error!r}; "
-            "all claims of this client have ended"
+            f"a thread that communicates with the sidecar failed on an internal error: "
+            f"{error!r}; all claims of this client have ended; open a new Marshal"
         )
         failure.__cause__ = error
         self._under(lambda: self._session.fail(failure))
@@ -617,7 +617,7 @@ def register(connection: Connection, *, info: api.Info) -> api.RegisterResponse:
     )
 
 
-def look(connection: Connection) -> api.Info:
+def fetch_info(connection: Connection) -> api.Info:
     """Return the sidecar's ``GET /v1/info``."""
     return connection.ask("GET", paths.INFO, answer=api.Info, timeout_ms=ASK_MS_MAX)
 
@@ -646,7 +646,7 @@ def greet(
     rests = threading.Event()
     while True:
         try:
-            info = look(connection)
+            info = fetch_info(connection)
             require_level(info, connection)
             require_same_clock(info, clock, address=connection.address)
             check(info)

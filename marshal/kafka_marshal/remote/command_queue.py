@@ -33,7 +33,7 @@ class CommandQueue:
         lock: The condition of the session's engine; notified after each confirmation.
         workers: Threads that send.
         stopped: Set once no more commands may be sent.
-        standings: Returns the progress of every held key. Called under the lock.
+        progress: Returns the progress of every held key. Called under the lock.
         on_flushed: Handles the answer to a flush. Called under the lock.
     """
 
@@ -44,14 +44,14 @@ class CommandQueue:
         lock: threading.Condition,
         workers: WorkerPool,
         stopped: threading.Event,
-        standings: Callable[[], tuple[api.Progress, ...]],
+        progress: Callable[[], tuple[api.Progress, ...]],
         on_flushed: Callable[[api.HeartbeatResponse, tuple[api.Progress, ...]], None],
     ) -> None:
         self._connection = connection
         self._lock = lock
         self._workers = workers
         self._stopped = stopped
-        self._standings = standings
+        self._progress = progress
         self._on_flushed = on_flushed
         self._seq = 0
         self._open: set[int] = set()
@@ -88,8 +88,9 @@ class CommandQueue:
         """
         if self._connection.is_gone:
             raise CoordinationError(
-                "no sidecar runs to confirm it; claims that it held for this client "
-                "expire, or are released once it runs again: marshal sidecar run"
+                "no sidecar runs to confirm the release or commit; claims that it held "
+                "for this client expire, or are released once it runs again: marshal "
+                "sidecar run"
             )
 
     def give_back(self, returned: Sequence[api.Release]) -> None:
@@ -227,9 +228,9 @@ class CommandQueue:
                     self._is_flushing = False
                     self._settle(seqs, is_confirmed=False)
                     return
-                reported = self._standings()
+                reported = self._progress()
             beat = api.HeartbeatRequest(
-                standings=reported, flush=True, timeout_ms=CONFIRM_MS
+                progress=reported, flush=True, timeout_ms=CONFIRM_MS
             )
             try:
                 response = self._connection.ask(

@@ -284,7 +284,7 @@ class _Kept:
             elif isinstance(event, h11.Data):
                 content += event.data
                 if len(content) > ANSWER_BYTES_MAX:
-                    raise OSError(f"an answer above {ANSWER_BYTES_MAX} bytes")
+                    raise OSError(f"the answer exceeds {ANSWER_BYTES_MAX} bytes")
             elif isinstance(event, h11.EndOfMessage):
                 self._end_cycle()
                 self._learn(first or b"", content)

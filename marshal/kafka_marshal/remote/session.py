@@ -88,7 +88,7 @@ class RemoteSession(ClaimSession):
         self._generation: int | None = None
         self._reported_generation: int | None = None
         # Topics that another live member could take partitions of.
-        self._takers: frozenset[str] = frozenset()
+        self._topics_with_takers: frozenset[str] = frozenset()
         self._stuck_counts: dict[Key, int] = {}
         self._warmer = RemoteWarmer(context, send_ready=self._send_ready)
         self._standbys = RemoteStandbys(context)
@@ -408,7 +408,7 @@ class RemoteSession(ClaimSession):
         if response.now_ms < self._deadlines_ms:
             return
         self._deadlines_ms = response.now_ms
-        self._takers = frozenset(response.takers)
+        self._topics_with_takers = frozenset(response.topics_with_takers)
         for each in reported:
             self._reported[self._key(each)] = each
         for deadline in response.deadlines:
@@ -430,14 +430,14 @@ class RemoteSession(ClaimSession):
 
     # --- progress
 
-    def standings(self, *, everything: bool) -> tuple[api.Progress, ...]:
+    def progress(self, *, everything: bool) -> tuple[api.Progress, ...]:
         """Return the progress of all held keys, or of those whose progress changed."""
         found = []
         for key, holding in self.holdings.items():
             epoch = holding.claim.epoch
             if epoch is None or not holding.claim.is_owned:
                 continue
-            standing = api.Progress(
+            progress = api.Progress(
                 topic=key.topic,
                 partition=key.partition,
                 epoch=epoch,
@@ -447,8 +447,8 @@ class RemoteSession(ClaimSession):
                 done=holding.mark,
                 seek_count=holding.seek_count,
             )
-            if everything or self._reported.get(key) != standing:
-                found.append(standing)
+            if everything or self._reported.get(key) != progress:
+                found.append(progress)
         return tuple(found)
 
     def seek(self, holding: Holding, position: int) -> None:
@@ -535,7 +535,7 @@ class RemoteSession(ClaimSession):
     def taker_of(self, sub: Subscription, topic: str) -> str | None:
         """Return "" if another live member could take a partition of a topic."""
         del sub
-        return "" if topic in self._takers else None
+        return "" if topic in self._topics_with_takers else None
 
     def stuck_count(self, key: Key) -> int:
         """Return how many owners in a row gave a key up because they were stuck."""

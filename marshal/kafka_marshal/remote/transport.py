@@ -147,7 +147,7 @@ class Address:
         """
         given: object = text
         if not isinstance(given, str):
-            raise _wrong(str(given), "it is no text")
+            raise _wrong(str(given), "it is not a string")
         if text.startswith(UNIX):
             path = text.removeprefix(UNIX).removeprefix("//")
             if not Path(path).is_absolute():
@@ -155,7 +155,7 @@ class Address:
             return cls(text, path)
         found = _HTTP.fullmatch(text)
         if found is None:
-            raise _wrong(text, "it has neither format")
+            raise _wrong(text, "it is neither unix:PATH nor http://HOST:PORT")
         host, port = found[1].strip("[]"), int(found[2])
         # Deadlines are times of this machine's clock, so the sidecar must run here.
         if not is_loopback(host):
@@ -233,6 +233,7 @@ MARGIN_MS = 2_000
 GONE_MS_MAX = 2_000
 # Longer than the sidecar's own keep-alive of a stream.
 SILENCE_S = 30.0
+CLOSED = "the connection to the sidecar was closed; open a new Marshal"
 _NOT_KNOWN = frozenset({404, 410})
 _ERRORS_FROM = 400
 _NOBODY_LISTENS = (ConnectionRefusedError, FileNotFoundError)
@@ -497,7 +498,7 @@ class Connection:
                 self._gone_since_ms = monotonic_ms()
             raise failure from error
         except RuntimeError as error:
-            raise CoordinationError("the connection was closed") from error
+            raise CoordinationError(CLOSED) from error
         self._gone_since_ms = None
         if answer.status >= _ERRORS_FROM:
             raise self._refused(answer.status, answer.content)
@@ -528,7 +529,7 @@ class Connection:
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         except RuntimeError as error:
-            raise CoordinationError("the connection was closed") from error
+            raise CoordinationError(CLOSED) from error
 
     def close(self) -> None:
         """Close every connection. Idempotent."""

@@ -133,8 +133,8 @@ class Assignor:
             shared = table.subscription_at(holding.key)
             if shared is not None:
                 held.setdefault(id(shared), []).append(holding)
-            elif holding.key in table.explicit and holding.key not in table.leases:
-                added += self._sublease_explicit(holding, now_ms)
+            elif holding.key in table.single_claims and holding.key not in table.leases:
+                added += self._sublease_single_claim(holding, now_ms)
         for shared in table.subscriptions:
             added += self._assign_shared(shared, held.get(id(shared), []), now_ms)
         self._assigns_at_ms = self._session.rested_ms(now_ms)
@@ -155,9 +155,11 @@ class Assignor:
             if shared is not None:
                 shared.transfers[key] = Transfer(lease.client.client_id, until_ms)
 
-    def _sublease_explicit(self, holding: Holding, now_ms: int) -> list[ClientLease]:
+    def _sublease_single_claim(
+        self, holding: Holding, now_ms: int
+    ) -> list[ClientLease]:
         table = self._table
-        for name in table.explicit[holding.key]:
+        for name in table.single_claims[holding.key]:
             client = table.clients.get(name)
             # A silent client is skipped; if it is back in time, it gets the key.
             if client is None or client.is_leaving or client.is_away(now_ms):

@@ -201,7 +201,7 @@ class Client:
         events: Its event buffer.
         seen_ms: Local time of its last request.
         beat_at_ms: Local time of its last heartbeat, None before the first.
-        wants: Its subscriptions, by name.
+        specs: Its subscriptions, by name.
         leases: Its leases.
         watched: Its process and its children in the death watch.
         children: Processes that work for it.
@@ -224,7 +224,7 @@ class Client:
     events: EventBuffer
     seen_ms: int
     beat_at_ms: int | None = None
-    wants: dict[str, api.SubscriptionSpec] = attrs.field(factory=dict)
+    specs: dict[str, api.SubscriptionSpec] = attrs.field(factory=dict)
     leases: dict[Key, ClientLease] = attrs.field(factory=dict)
     watched: Watched | None = None
     children: tuple[int, ...] = ()
@@ -312,7 +312,7 @@ class Client:
             pid=self.peer.pid,
             started=self.peer.started,
             children=self.children,
-            wants=dict(self.wants),
+            specs=dict(self.specs),
             keys=tuple(keys.values()),
             claims=tuple((key.topic, key.partition) for key in claims),
             claim_requests=tuple(self.claim_request(key) for key in claims),

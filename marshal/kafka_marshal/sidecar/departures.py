@@ -91,6 +91,6 @@ class Departure:
     def _is_alone(self, client: Client) -> bool:
         others = self._table.clients.values()
         return not any(
-            other is not client and other.wants and not other.is_leaving
+            other is not client and other.specs and not other.is_leaving
             for other in others
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from kafka_marshal.sidecar.http_errors import unavailable
+from kafka_marshal.sidecar.http_errors import SHUTTING_DOWN, unavailable
 
 T = TypeVar("T")
 
@@ -55,9 +55,7 @@ class BoundedExecutor:
             future = self._executor.submit(call)
         except RuntimeError:
             self.leave()
-            raise unavailable(
-                "the sidecar is shutting down; retry until it is back"
-            ) from None
+            raise unavailable(SHUTTING_DOWN) from None
         future.add_done_callback(lambda _: self.leave())
         return future
 

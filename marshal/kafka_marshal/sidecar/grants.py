@@ -345,8 +345,8 @@ class IdempotencyCache:
             return None
         if not _is_same(before.pending.request, numbered.request):
             raise ConfigurationError(
-                f"request {numbered.number} of this grantee asked for something else "
-                "before; number requests one by one",
+                f"request number {numbered.number} was already used for another range; "
+                "use a new number for each request",
                 setting="request",
             )
         if before.is_failed:

@@ -187,7 +187,7 @@ class LocalGroup:
         if awaits_drain and self._departure.holds_back(client):
             return
         client.is_leaving, client.awaits_drain = True, awaits_drain
-        self._end_wants(client)
+        self._end_subscriptions(client)
 
     def stay(self, client: Client) -> None:
         """Keep a client that has reconnected, even if it had begun to leave."""
@@ -209,17 +209,17 @@ class LocalGroup:
         self._gone[client.instance] = None
         if len(self._gone) > GONE_MAX:
             del self._gone[next(iter(self._gone))]
-        self._end_wants(client, reason=reason)
+        self._end_subscriptions(client, reason=reason)
         client.close()
         self.table.mark_changed()
 
-    def _end_wants(self, client: Client, *, reason: str = "") -> None:
+    def _end_subscriptions(self, client: Client, *, reason: str = "") -> None:
         """End the subscriptions and the claims of single keys of a client."""
-        for name in list(client.wants):
+        for name in list(client.specs):
             self.remove_subscriber(client, name, reason=reason)
-        for key, names in list(self.table.explicit.items()):
+        for key, names in list(self.table.single_claims.items()):
             if client.client_id in names:
-                self.remove_explicit(key, client, reason=reason)
+                self.remove_single_claim(key, client, reason=reason)
 
     def describe(self, client: Client, now_ms: int) -> LocalClient:
         """Return the description of a client in the API."""
@@ -230,7 +230,7 @@ class LocalGroup:
             pid=client.peer.pid,
             state=client.state(now_ms),
             beat_age_ms=None if beat_at_ms is None else now_ms - beat_at_ms,
-            subscriptions=tuple(sorted(client.wants)),
+            subscriptions=tuple(sorted(client.specs)),
             assigned=tuple(str(key.topic_partition) for key in sorted(client.leases)),
             lease_until_ms=max(
                 (x.sent_until_ms for x in client.leases.values()), default=None
@@ -244,10 +244,10 @@ class LocalGroup:
             ),
         )
 
-    # --- subscriptions and explicit claims
+    # --- subscriptions and claims without consumption
 
     def add_subscription(
-        self, wants: api.SubscriptionSpec, subscription: Subscription
+        self, spec: api.SubscriptionSpec, subscription: Subscription
     ) -> SharedSubscription:
         """Subscribe the session to topics that no client consumes yet.
 
@@ -255,7 +255,7 @@ class LocalGroup:
             InvalidTransition: The session consumes a topic with other settings.
         """
         self.session.subscribe(subscription)
-        shared = SharedSubscription(wants, subscription)
+        shared = SharedSubscription(spec, subscription)
         self.table.subscriptions.append(shared)
         return shared
 
@@ -265,7 +265,7 @@ class LocalGroup:
         client: Client,
         *,
         name: str,
-        wants: api.SubscriptionSpec,
+        spec: api.SubscriptionSpec,
     ) -> None:
         """Add a client to a shared subscription.
 
@@ -277,20 +277,21 @@ class LocalGroup:
             if not subscriber.is_detached:
                 raise InvalidTransition(
                     f"client {client.client_id!r} consumes these topics already, as "
-                    f"{subscriber.name!r}; end that first or use another client_id"
+                    f"{subscriber.name!r}; end that subscription first, or use another "
+                    "client_id"
                 )
-            client.wants.pop(subscriber.name, None)
+            client.specs.pop(subscriber.name, None)
             for lease in client.leases.values():
                 if lease.name == subscriber.name:
                     lease.name = name
-        client.wants[name] = wants
-        shared.admit(client, name, wants=wants)
+        client.specs[name] = spec
+        shared.admit(client, name, spec=spec)
         self.reconcile(shared)
 
     def remove_subscriber(self, client: Client, name: str, *, reason: str = "") -> None:
         """End a client's subscription, and recall its leases."""
         shared = self.table.subscription_of(client, name)
-        client.wants.pop(name, None)
+        client.specs.pop(name, None)
         if shared is not None:
             del shared.subscribers[client.client_id]
             self.reconcile(shared, reason=reason)
@@ -322,28 +323,30 @@ class LocalGroup:
             self.session.reconsider()
         self.table.mark_changed()
 
-    def add_explicit(self, client: Client, key: Key) -> None:
+    def add_single_claim(self, client: Client, key: Key) -> None:
         """Claim one key for a client that does not consume it; the first client has it.
 
         Raises:
             InvalidTransition: Clients of this sidecar consume it.
         """
-        names = self.table.explicit.get(key)
+        names = self.table.single_claims.get(key)
         if names is None:
             is_held = key in self.session.holdings
             if self.table.subscription_at(key) is not None or not is_held:
                 self.session.want(key)
-            names = self.table.explicit[key] = []
+            names = self.table.single_claims[key] = []
         if client.client_id not in names:
             names.append(client.client_id)
         self.table.mark_changed()
 
-    def remove_explicit(self, key: Key, client: Client, *, reason: str = "") -> None:
+    def remove_single_claim(
+        self, key: Key, client: Client, *, reason: str = ""
+    ) -> None:
         """End a client's claim of one key."""
-        names = self.table.explicit.get(key, [])
+        names = self.table.single_claims.get(key, [])
         if client.client_id in names:
             names.remove(client.client_id)
-        if not names and self.table.explicit.pop(key, None) is not None:
+        if not names and self.table.single_claims.pop(key, None) is not None:
             holding = self.session.holdings.get(key)
             if holding is not None:
                 self.session.drop_want(holding, reason=reason or RELEASED)
@@ -422,7 +425,7 @@ class LocalGroup:
     def _fail_client(self, client: Client, failure: MarshalError) -> None:
         self._publisher.failed([client], failure)
         client.is_leaving = True
-        for name in list(client.wants):
+        for name in list(client.specs):
             self.remove_subscriber(client, name, reason="failed")
 
     # --- reports of clients
@@ -459,7 +462,7 @@ class LocalGroup:
         if lease.holding.drain is not None:
             return  # the session releases a drained key by itself
         # A client that claimed this single key ends that claim by a later request.
-        self._end_explicit(lease)
+        self._end_single_claim(lease)
         now_ms = self._context.now_ms
         interval_ms = self._context.heartbeat_interval_ms
         if not reason and report.reason not in _ORDERLY:
@@ -531,7 +534,7 @@ class LocalGroup:
         if beat.generation is not None:
             self.acknowledge(client, beat.generation)
         stale = None
-        for each in beat.standings:
+        for each in beat.progress:
             lease = client.leases.get(Key(self.group_id, each.topic, each.partition))
             if lease is not None and lease.epoch == each.epoch:
                 self.record_seek(lease, each)
@@ -542,7 +545,7 @@ class LocalGroup:
 
     def is_slow_beat(self, client: Client, beat: api.HeartbeatRequest) -> bool:
         """Return whether a heartbeat has a seek, or needs a write to the journal."""
-        for each in beat.standings:
+        for each in beat.progress:
             lease = client.leases.get(Key(self.group_id, each.topic, each.partition))
             if lease is not None and each.seek_count > lease.holding.seek_count:
                 return True
@@ -568,10 +571,10 @@ class LocalGroup:
         return api.HeartbeatResponse(
             deadlines=tuple(each for each in found if now_ms < each.hard_until_ms),
             now_ms=now_ms,
-            takers=self._takers_beside(client, now_ms),
+            topics_with_takers=self._topics_with_takers(client, now_ms),
         )
 
-    def _takers_beside(self, client: Client, now_ms: int) -> tuple[str, ...]:
+    def _topics_with_takers(self, client: Client, now_ms: int) -> tuple[str, ...]:
         """Return the topics of a client that another client or host could take.
 
         Silence of clients, and changes at other hosts, are noticed within ``CHECK_MS``.
@@ -644,7 +647,7 @@ class LocalGroup:
             self._end_leases(now_ms)
             if not self._is_draining:
                 self._warm_ups.check(now_ms)
-                self._pursue_explicit()
+                self._pursue_single_claims()
                 self._assign(now_ms)
             self._publisher.drains(self.table.leases.values())
             self._publisher.pause(clients)
@@ -665,7 +668,7 @@ class LocalGroup:
             for name, client in table.clients.items()
             if not client.is_away(now_ms) and now_ms >= client.excluded_until_ms
         )
-        has_news = table.is_dirty or taking != self._taking or bool(table.explicit)
+        has_news = table.is_dirty or taking != self._taking or bool(table.single_claims)
         has_more = bool(taking - self._taking)
         self._taking, table.is_dirty = taking, False
         for shared in table.subscriptions:
@@ -718,11 +721,11 @@ class LocalGroup:
 
     def _send_lost(self, lease: ClientLease, ending: Ending) -> None:
         self._publisher.lost(lease, ending)
-        self._end_explicit(lease)
+        self._end_single_claim(lease)
 
-    def _end_explicit(self, lease: ClientLease) -> None:
+    def _end_single_claim(self, lease: ClientLease) -> None:
         """Stop claiming a single key, unless the client has asked again since."""
-        client, names = lease.client, self.table.explicit.get(lease.key, [])
+        client, names = lease.client, self.table.single_claims.get(lease.key, [])
         is_last = client.claim_request(lease.key) == lease.request
         if client.client_id in names and is_last:
             names.remove(client.client_id)
@@ -736,16 +739,16 @@ class LocalGroup:
             if is_departed and not self.table.has_unexpired(client):
                 self._remove(client)
 
-    def _pursue_explicit(self) -> None:
+    def _pursue_single_claims(self) -> None:
         """Claim single keys again for the clients that still ask for them."""
-        for key, names in list(self.table.explicit.items()):
+        for key, names in list(self.table.single_claims.items()):
             if key in self.session.holdings or self.session.is_leaving([key]):
                 continue
             self.session.forget_want(key)
             if names:
                 self.session.want(key)
             else:
-                del self.table.explicit[key]
+                del self.table.single_claims[key]
 
     def _assign(self, now_ms: int) -> None:
         if not self._assignor.is_rested(now_ms):
@@ -872,11 +875,11 @@ class LocalGroup:
         for shared in self.table.subscriptions:
             self.session.unsubscribe(shared.subscription, release=True)
         self.table.subscriptions.clear()
-        for key in list(self.table.explicit):
+        for key in list(self.table.single_claims):
             holding = self.session.holdings.get(key)
             if holding is not None:
                 self.session.unwant(holding)
-        self.table.explicit.clear()
+        self.table.single_claims.clear()
         self.table.mark_changed()
 
     @property

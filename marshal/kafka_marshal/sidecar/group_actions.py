@@ -49,7 +49,7 @@ from kafka_marshal.remote.answers import (
     ResetRow,
     ResumeNow,
 )
-from kafka_marshal.sidecar.http_errors import http_error, unavailable
+from kafka_marshal.sidecar.http_errors import SHUTTING_DOWN, http_error, unavailable
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -84,9 +84,7 @@ class ActionRunner:
         """
         with self._lock:
             if self._is_closed:
-                raise unavailable(
-                    "the sidecar is shutting down; retry until it is back"
-                )
+                raise unavailable(SHUTTING_DOWN)
             if self._current is not None:
                 raise http_error(
                     409,

@@ -102,7 +102,7 @@ class View:
         is_replayed: Whether everything written before the start is folded.
         held_count: Number of claims held.
         overdue: Claims that were not renewed in time; nothing of them is handed out.
-        failed: Groups that can hold nothing any more, each with the reason.
+        failed: Groups without claims from now on, each with the reason.
         beat_at_ms: When the newest confirmed heartbeat was sent, None while nothing is
             held.
         heartbeat_interval_ms: Heartbeat interval, None until the log is read.
@@ -170,7 +170,7 @@ def _verdict(view: View, reasons: tuple[str, ...] | Iterator[str]) -> Verdict:
 
 
 def _state_reason(view: View) -> str:
-    return f"it is {view.state.value}: {view.reason}"
+    return f"the sidecar is {view.state.value}: {view.reason}"
 
 
 def _dead_reasons(view: View) -> Iterator[str]:
@@ -185,8 +185,7 @@ def _dead_reasons(view: View) -> Iterator[str]:
     silent_ms = view.now_ms - since_ms
     if silent_ms > ROUND_MS_MAX:
         yield (
-            f"the engine did nothing for {silent_ms} ms; at most {ROUND_MS_MAX} "
-            "are normal"
+            f"the engine finished no round for {silent_ms} ms (limit {ROUND_MS_MAX} ms)"
         )
 
 
@@ -195,16 +194,18 @@ def _unready_reasons(view: View) -> Iterator[str]:
     if view.state is not State.RUNNING:
         yield _state_reason(view)
     elif view.is_busy:
-        yield f"the engine did not answer within {LOCK_MS_MAX} ms"
+        yield f"the engine's lock was busy for {LOCK_MS_MAX} ms"
     elif not view.is_replayed:
         yield "the coordination log is not read to its end"
     yield from _state_reasons(view)
     for group_id, why in view.failed[:NAMED_MAX]:
-        yield f"group {group_id} can hold nothing any more: {why}"
+        yield (
+            f"this sidecar can hold no partitions of group {group_id} any more: {why}"
+        )
     if view.overdue:
         yield (
             f"{len(view.overdue)} of {view.held_count} claims were not renewed in "
-            "time, so nothing is handed out of: " + abbreviated(view.overdue)
+            "time, so no new records are handed out of: " + abbreviated(view.overdue)
         )
 
 
@@ -212,15 +213,20 @@ def _state_reasons(view: View) -> Iterator[str]:
     """Yield what is wrong with this process's copy of the log (PROTOCOL 7)."""
     if view.log_start_missing:
         yield (
-            f"the log of partitions {list(view.log_start_missing)} begins above "
-            "offset 0, and no checkpoint covers the gap: nothing of them is claimed"
+            f"coordinating partitions {list(view.log_start_missing)}: the log start "
+            "is gone, and no checkpoint covers the gap; the data partitions that they "
+            "coordinate are not claimed; see: marshal doctor"
         )
     if view.rebuilding:
-        yield f"the log of partitions {list(view.rebuilding)} went back: read again"
+        yield (
+            f"coordinating partitions {list(view.rebuilding)}: the log was truncated; "
+            "it is being read again"
+        )
     if view.diverged:
         yield (
-            f"checkpoints of partitions {list(view.diverged)} have another digest than "
-            "this replica: one of the two is wrong; compare with marshal log verify"
+            f"coordinating partitions {list(view.diverged)}: the checkpoint has "
+            "another digest than this replica, so one of the two is wrong; compare "
+            "them with: marshal log verify"
         )
 
 
@@ -260,14 +266,17 @@ def _failed_appends(engine: Engine, now_ms: int) -> Iterator[str]:
     failed = engine.context.failed_append
     # The engine appends three times in an interval.
     if failed and now_ms - failed.at_ms <= engine.context.heartbeat_interval_ms:
-        yield f"an append to the log failed: {failed.error}"
+        yield f"an append to the coordination log failed: {failed.error}"
 
 
 def _drains(engine: Engine) -> Iterator[str]:
     drained = [each for each in engine.sessions if each.self_drain.why is not None]
     for session in drained[:NAMED_MAX]:
         group_id, why = session.claimant.group_id, session.self_drain.why
-        yield f"it hands over the partitions of group {group_id}: {why}"
+        yield (
+            f"the sidecar hands its partitions of group {group_id} to other hosts: "
+            f"{why}"
+        )
 
 
 def _rebuilding(engine: Engine) -> tuple[int, ...]:

@@ -213,7 +213,7 @@ class App:
             quick=self._quick,
             waiting=self._waiting,
             call=_call,
-            look=_looks,
+            call_fence=_fences,
             to_response=failure_of,
         )
         self._streams: dict[Caller, EventStream] = {}
@@ -291,7 +291,9 @@ class App:
             return Response(status_code=400)
         except TimeoutError:
             return failed(
-                http_error(504, "it took too long; try again", error=MarshalError)
+                http_error(
+                    504, "the request took too long; try again", error=MarshalError
+                )
             )
         except Exception as error:  # noqa: BLE001 - answered, whatever it is
             return failure_of(route, error)
@@ -383,7 +385,8 @@ class App:
                 )
         if not connection.admit() and not route.is_open:
             raise unavailable(
-                "the limit of connections is reached; close one, or retry soon"
+                "the sidecar has reached its limit of connections; close one, or retry "
+                "soon"
             )
 
     def _shows_token(self, request: Request) -> bool:
@@ -398,9 +401,9 @@ class App:
         status = error.status_code if isinstance(error, HTTPException) else 500
         headers = error.headers if isinstance(error, HTTPException) else None
         method, path = request.method[:20], repr(request.scope["path"][:200])
-        text = f"there is no {method} {path} here"
+        text = f"the API of the sidecar has no {method} {path}"
         if headers and "Allow" in headers:
-            text = f"{path} takes {headers['Allow']}, not {method}"
+            text = f"{path} accepts {headers['Allow']}, not {method}"
         response = failed(
             http_error(status, f"{text}; see {OPENAPI_PATH}", setting="path")
         )
@@ -427,7 +430,10 @@ class App:
 
     async def _events(self, call: ApiRequest, request: Request) -> Response:
         if len(self._streams) >= STREAMS_MAX:
-            raise unavailable(f"{STREAMS_MAX} streams are open; close one")
+            raise unavailable(
+                f"{STREAMS_MAX} event streams are open at this sidecar, the most; "
+                "close one"
+            )
         after = request.headers.get(api.EVENT_ID_HEADER)
         if after is not None and not _ID.fullmatch(after):
             after = None
@@ -458,8 +464,8 @@ class App:
         except TimeoutError:
             raise http_error(
                 504,
-                f"{name} has not ended after {CALL_S_MAX:.0f} s, and continues; see "
-                "the history of the group",
+                f"{name} has not ended after {CALL_S_MAX:.0f} s, and continues; see: "
+                f"marshal groups history {call.parts['group']}",
                 error=DeadlineExceeded,
             ) from None
 
@@ -502,7 +508,7 @@ def _call(call: ApiRequest) -> bytes | None:
     return None if found is None else msgspec.json.encode(found)
 
 
-def _looks(calls: Sequence[ApiRequest]) -> Iterator[bytes]:
+def _fences(calls: Sequence[ApiRequest]) -> Iterator[bytes]:
     """Yield the answers to ``fence`` requests of one timeout, after one log query."""
     service, keys = calls[0].service, [_key_of(call) for call in calls]
     service.catch_up(keys, timeout_ms=calls[0].timeout_ms)
@@ -566,7 +572,7 @@ _HANDLERS: dict[str, Callable[[ApiRequest], msgspec.Struct | None]] = {
     "ready": lambda call: call.service.ready(call.caller, call.body),
     "children": lambda call: call.service.children(call.caller, call.body),
     "subscribe": lambda call: call.service.subscribe(
-        call.caller, call.parts["name"], wants=call.body
+        call.caller, call.parts["name"], spec=call.body
     ),
     "unsubscribe": lambda call: call.service.unsubscribe(
         call.caller,
@@ -639,5 +645,5 @@ def failure_of(route: Route, error: BaseException) -> Response:
     """Return the response to a failed request; log an unexpected error."""
     found = to_http_error(error)
     if found.status == 500:  # noqa: PLR2004 - of HTTP
-        _log.error("a request failed: %s", route.name, exc_info=error)
+        _log.error("a request to the sidecar failed: %s", route.name, exc_info=error)
     return failed(found)

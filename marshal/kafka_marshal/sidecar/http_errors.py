@@ -21,6 +21,7 @@ from kafka_marshal.remote.api import Failure
 
 RETRY_AFTER_S = 1
 MESSAGE_CHARS_MAX = 2_000
+SHUTTING_DOWN = "the sidecar is shutting down; retry until it is back"
 GONE = "gone"
 """Reason of a ``ClaimLost``: this process is no longer registered."""
 UNKNOWN = "unknown"
@@ -84,7 +85,8 @@ def to_http_error(error: BaseException) -> HttpError:
     if not isinstance(error, MarshalError):
         return http_error(
             500,
-            f"unexpected {type(error).__name__}; see the log of the sidecar",
+            f"the sidecar failed on an internal error ({type(error).__name__}); see "
+            "its log",
             error=MarshalError,
         )
     holder = getattr(error, "holder", None) or getattr(error, "winner", None)

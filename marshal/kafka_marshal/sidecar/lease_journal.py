@@ -53,7 +53,7 @@ class JournaledClient(msgspec.Struct, frozen=True, kw_only=True):
         pid: Its process, None if unknown.
         started: Start time of that process.
         children: Processes that work for it.
-        wants: Its subscriptions, by name.
+        specs: Its subscriptions, by name.
         keys: Its leases.
         claims: Topics and partitions that it claims without consumption.
         claim_requests: Number of the last request for each of ``claims``, or None.
@@ -66,7 +66,8 @@ class JournaledClient(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None
     started: int | None
     children: tuple[int, ...]
-    wants: dict[str, SubscriptionSpec]
+    # The file has an earlier name.
+    specs: dict[str, SubscriptionSpec] = msgspec.field(name="wants")
     keys: tuple[JournaledLease, ...]
     claims: tuple[tuple[str, int], ...] = ()
     claim_requests: tuple[int | None, ...] = ()
@@ -238,6 +239,6 @@ def gone_client(
         pid=None,
         started=None,
         children=(),
-        wants={},
+        specs={},
         keys=keys,
     )

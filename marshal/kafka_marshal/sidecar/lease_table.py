@@ -33,13 +33,13 @@ class Subscriber:
 
     Attributes:
         name: Name of the client's own subscription.
-        wants: Its settings; those in ``OWN`` may differ from other clients' settings.
+        spec: Its settings; those in ``OWN`` may differ from other clients' settings.
         is_detached: Whether that subscription has ended, but its leases are kept for
             the client's next subscription.
     """
 
     name: str
-    wants: SubscriptionSpec
+    spec: SubscriptionSpec
     is_detached: bool = False
 
 
@@ -56,7 +56,7 @@ class SharedSubscription:
     """One subscription of the session, shared by clients with equal settings.
 
     Attributes:
-        wants: Their settings; ``claims_max`` is per client.
+        spec: Their settings; ``claims_max`` is per client.
         subscription: The session's subscription.
         subscribers: The clients, by name.
         transfers: Partitions that move from one client to another.
@@ -65,28 +65,28 @@ class SharedSubscription:
             there to receive the error.
     """
 
-    wants: SubscriptionSpec
+    spec: SubscriptionSpec
     subscription: Subscription
     subscribers: dict[str, Subscriber] = attrs.field(factory=dict)
     transfers: dict[Key, Transfer] = attrs.field(factory=dict)
     seen_version: int = -1
     has_unreported_failure: bool = False
 
-    def is_for(self, wants: SubscriptionSpec) -> bool:
+    def is_for(self, spec: SubscriptionSpec) -> bool:
         """Return whether a client with these settings belongs to this subscription.
 
         Raises:
             ConfigurationError: Topics overlap but other settings differ.
         """
-        if self.wants.pattern is not None or wants.pattern is not None:
-            is_same = self.wants.pattern == wants.pattern
+        if self.spec.pattern is not None or spec.pattern is not None:
+            is_same = self.spec.pattern == spec.pattern
         else:
-            is_same = set(self.wants.topics) == set(wants.topics)
-        shared = sorted(set(wants.topics) & set(self.subscription.topics))
+            is_same = set(self.spec.topics) == set(spec.topics)
+        shared = sorted(set(spec.topics) & set(self.subscription.topics))
         if not (is_same or shared):
             return False
         for field in msgspec.structs.fields(SubscriptionSpec):
-            ours, theirs = getattr(wants, field.name), getattr(self.wants, field.name)
+            ours, theirs = getattr(spec, field.name), getattr(self.spec, field.name)
             if field.name == "topics":
                 ours, theirs = sorted(ours), sorted(theirs)
             if field.name not in OWN and ours != theirs:
@@ -98,17 +98,17 @@ class SharedSubscription:
     ) -> ConfigurationError:
         names = ", ".join(sorted(self.subscribers)[:3])
         return ConfigurationError(
-            f"{setting} is {ours!r} here and {theirs!r} for the clients of this "
-            f"sidecar that consume the same topics already ({names}); one "
+            f"{setting} is {ours!r} in this request, but {theirs!r} for the clients of "
+            f"this sidecar that consume the same topics already ({names}); one "
             "subscription serves them all: give the same settings, or use another "
             "group",
             setting=setting,
         )
 
-    def admit(self, client: Client, name: str, *, wants: SubscriptionSpec) -> None:
+    def admit(self, client: Client, name: str, *, spec: SubscriptionSpec) -> None:
         """Add or update a subscriber, and retry keys that others could not start."""
         self.subscription.want_all()
-        self.subscribers[client.client_id] = Subscriber(name, wants)
+        self.subscribers[client.client_id] = Subscriber(name, spec)
 
     def retry_unreported(self) -> None:
         """Retry keys without a start position: a client can receive the error now."""
@@ -136,11 +136,11 @@ class SharedSubscription:
             standby: Makes a client stand by; set if any subscriber stands by.
         """
         active = [
-            subscriber.wants
+            subscriber.spec
             for client_id, subscriber in self.subscribers.items()
             if client_id in clients and not clients[client_id].is_leaving
         ]
-        limits = [wants.claims_max for wants in active]
+        limits = [spec.claims_max for spec in active]
         claims_max = 0 if 0 in limits else sum(limits)
         sub = self.subscription
         before = (sub.claims_max, sub.weight, sub.can_warm, sub.standby_count)
@@ -171,7 +171,7 @@ class SharedSubscription:
             client = clients.get(client_id)
             if client is None or client.is_leaving:
                 continue
-            most = subscriber.wants.claims_max or None
+            most = subscriber.spec.claims_max or None
             if not self.is_taking(client, now_ms):
                 count = self._count(had[client_id])
                 most = count if most is None else min(most, count)
@@ -194,7 +194,7 @@ class SharedSubscription:
             client = clients.get(name)
             if client is None or not self.is_taking(client, now_ms):
                 continue
-            most = subscriber.wants.claims_max
+            most = subscriber.spec.claims_max
             if not most or (
                 self._count(
                     k for k in client.leases if k.topic in self.subscription.topics
@@ -247,8 +247,8 @@ class LeaseTable:
         journal: Durable copy of the deadlines.
         clients: Registered clients, by name.
         subscriptions: Their shared subscriptions.
-        explicit: Keys claimed without consumption, with the clients that ask for each;
-            the first client has the key.
+        single_claims: Keys claimed without consumption, with the clients that ask for
+            each; the first client has the key.
         leases: Current leases.
         unexpired: Ended leases whose deadline has not passed; until then only the same
             process may get the key.
@@ -261,7 +261,7 @@ class LeaseTable:
     journal: LeaseJournal
     clients: dict[str, Client] = attrs.field(factory=dict)
     subscriptions: list[SharedSubscription] = attrs.field(factory=list)
-    explicit: dict[Key, list[str]] = attrs.field(factory=dict)
+    single_claims: dict[Key, list[str]] = attrs.field(factory=dict)
     leases: dict[Key, ClientLease] = attrs.field(factory=dict)
     unexpired: dict[Key, UnexpiredLease] = attrs.field(factory=dict)
     backoff: dict[tuple[Key, str], int] = attrs.field(factory=dict)
@@ -375,7 +375,7 @@ class LeaseTable:
                 until_ms=each.until_ms,
             )
         claims: dict[str, list[Key]] = {}
-        for key, names in self.explicit.items():
+        for key, names in self.single_claims.items():
             for name in names:
                 claims.setdefault(name, []).append(key)
         entries = []

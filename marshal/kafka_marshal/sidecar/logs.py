@@ -91,7 +91,9 @@ class RepeatFilter:
         found = copy.copy(record)
         found.exc_info = found.exc_text = None
         if count:
-            more = f"{count} more lines of this client in {waited_s:.0f} s"
+            more = (
+                f"{count} more lines of this Kafka client dropped in {waited_s:.0f} s"
+            )
             found.msg, found.args = f"{record.getMessage()} ({more})", None
         return found
 
@@ -128,7 +130,7 @@ class _Dropping(QueueHandler):
             level=logging.WARNING,
             pathname=__file__,
             lineno=0,
-            msg="%d lines were dropped: the reader of this log is too slow",
+            msg="the sidecar dropped %d log lines: the reader of its log is too slow",
             args=(self.dropped_count,),
             exc_info=None,
         )

@@ -42,7 +42,7 @@ READY = Family(
     "marshal_sidecar_ready",
     Kind.GAUGE,
     (),
-    "1 while clients should use the sidecar, as /readyz says, else 0.",
+    "1 while clients should use the sidecar, as /readyz reports, else 0.",
     is_of_client=False,
 )
 CLIENTS = Family(
@@ -56,28 +56,28 @@ ASSIGNED = Family(
     "marshal_sidecar_assigned_partitions",
     Kind.GAUGE,
     ("group",),
-    "Partitions that clients have.",
+    "Partitions that are assigned to clients.",
     is_of_client=False,
 )
 LEASED = Family(
     "marshal_sidecar_leased_clients",
     Kind.GAUGE,
     ("group",),
-    "Clients with a lease deadline that is yet to come.",
+    "Clients whose latest lease deadline has not passed.",
     is_of_client=False,
 )
 LEASE_REMAINING = Family(
     "marshal_sidecar_client_lease_remaining_seconds",
     Kind.GAUGE,
     ("group",),
-    "Time until the last of those deadlines.",
+    "Time until the latest lease deadline of any client of the group.",
     is_of_client=False,
 )
 BEAT_AGE = Family(
     "marshal_sidecar_client_beat_age_seconds",
     Kind.GAUGE,
     ("group",),
-    "Time since the last heartbeat of the most silent client.",
+    "Longest time since the last heartbeat of any client of the group.",
     is_of_client=False,
 )
 WATCHED = Family(
@@ -91,7 +91,7 @@ DEATHS = Family(
     "marshal_sidecar_client_deaths_total",
     Kind.COUNTER,
     (),
-    "Clients that died, with all their processes.",
+    "Clients of which all processes died.",
     is_of_client=False,
 )
 STREAMS = Family(
@@ -112,7 +112,7 @@ OVERRUNS = Family(
     "marshal_sidecar_feed_overruns_total",
     Kind.COUNTER,
     (),
-    "Snapshots sent because a client had fallen behind.",
+    "Snapshots sent to clients that read their events too slowly.",
     is_of_client=False,
 )
 REQUESTS = Family(

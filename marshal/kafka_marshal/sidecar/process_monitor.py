@@ -403,4 +403,6 @@ def _run_callback(call: Call) -> None:
     try:
         call()
     except Exception:
-        logging.getLogger(LOGGER_NAME).exception("the callback of a death failed")
+        logging.getLogger(LOGGER_NAME).exception(
+            "handling the death of a process of a client failed"
+        )

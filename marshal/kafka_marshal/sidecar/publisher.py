@@ -138,7 +138,7 @@ class EventPublisher:
             assigned=tuple(self._assigned(lease) for lease in leases),
             releasing=tuple(x.releasing for x in leases if x.releasing is not None),
             paused=self._pause(),
-            subscriptions=tuple(sorted(client.wants)),
+            subscriptions=tuple(sorted(client.specs)),
             generation=self._generation,
         )
         return event, self._home()

@@ -92,10 +92,10 @@ class ClientRegistry:
                 group = self.open_group(group_id, restore_clients=True)
                 clients = list(group.table.clients.values())
             for client in clients:
-                for name, wants in list(client.wants.items()):
+                for name, spec in list(client.specs.items()):
                     left_ms = max(1, deadline.left_ms)
                     self._resubscribe(
-                        group, client, name=name, wants=wants, left_ms=left_ms
+                        group, client, name=name, spec=spec, left_ms=left_ms
                     )
         with self._engine.changed:
             return sum(len(group.table.clients) for group in self.groups.values())
@@ -106,12 +106,12 @@ class ClientRegistry:
         client: Client,
         *,
         name: str,
-        wants: api.SubscriptionSpec,
+        spec: api.SubscriptionSpec,
         left_ms: int,
     ) -> None:
         """Restore a subscription of a client of the previous process."""
         try:
-            self.subscribe(group, client, name=name, wants=wants, timeout_ms=left_ms)
+            self.subscribe(group, client, name=name, spec=spec, timeout_ms=left_ms)
         except MarshalError as error:
             # The client subscribes again once it is back; no claim is resumed before.
             self._context.observe(
@@ -119,7 +119,7 @@ class ClientRegistry:
                 {"client": client.client_id, "error": error},
             )
             with self._engine.changed:
-                client.wants.pop(name, None)
+                client.specs.pop(name, None)
 
     def open_group(self, group_id: str, *, restore_clients: bool = False) -> LocalGroup:
         """Return a group, opened if necessary.
@@ -140,7 +140,8 @@ class ClientRegistry:
             self.close(group)
         if len(self.groups) >= GROUPS_MAX:
             raise CoordinationError(
-                f"{GROUPS_MAX} groups are in use at this sidecar; end some of them"
+                f"{GROUPS_MAX} groups are in use at this sidecar, the most; end the "
+                "clients of some"
             )
         identity, folder = self._take_identity(group_id)
         journal = LeaseJournal(folder, boot_id=self._boot_id)
@@ -175,7 +176,7 @@ class ClientRegistry:
         self.groups[group_id] = group
         for each in journaled:
             self._restore_unexpired(group, each)
-            if restore_clients and (each.wants or each.claims):
+            if restore_clients and (each.specs or each.claims):
                 self._restore_client(group, each)
         return group
 
@@ -250,7 +251,7 @@ class ClientRegistry:
             peer=Peer(journaled.pid, None, journaled.started),
         )
         client.mark_away(self._context.now_ms)
-        client.wants = dict(journaled.wants)
+        client.specs = dict(journaled.specs)
         client.generation = journaled.generation
         self.set_children(client, journaled.children)
         # Earlier releases wrote no numbers of requests.
@@ -258,7 +259,7 @@ class ClientRegistry:
         for (topic, partition), request in claims:
             key = Key(group.group_id, topic, partition)
             client.accept_claim_request(key, request, is_on=True)
-            group.add_explicit(client, key)
+            group.add_single_claim(client, key)
 
     def close_idle(self) -> None:
         """Leave the groups that nobody has used for a heartbeat interval."""
@@ -326,7 +327,8 @@ class ClientRegistry:
         count = sum(len(other.table.clients) for other in self.groups.values())
         if count >= CLIENTS_MAX:
             raise CoordinationError(
-                f"{CLIENTS_MAX} clients are registered at this sidecar; end some"
+                f"{CLIENTS_MAX} clients are registered at this sidecar, the most; end "
+                "some"
             )
         before = group.table.clients.get(client_id)
         client = Client(
@@ -343,7 +345,7 @@ class ClientRegistry:
         )
         if before is not None:
             # The place was reserved for this process, so no partition moves.
-            client.wants = before.wants
+            client.specs = before.specs
             before.events.close()
         group.add(client)
         self._watch_process(group, client)
@@ -399,9 +401,9 @@ class ClientRegistry:
             "a process" if client.peer.pid is None else f"process {client.peer.pid}"
         )
         raise IdentityConflict(
-            f"client {client.client_id!r} of group {group.group_id!r} is {process} of "
-            "this host that is registered at this sidecar and not known dead; stop it, "
-            "or use another client_id",
+            f"client {client.client_id!r} of group {group.group_id!r} is registered at "
+            f"this sidecar by {process} of this host, which is not known to be dead; "
+            "stop it, or use another client_id",
             holder=client.client_id,
             host=socket.gethostname(),
             age_ms=now_ms - client.seen_ms,
@@ -450,7 +452,7 @@ class ClientRegistry:
         client: Client,
         *,
         name: str,
-        wants: api.SubscriptionSpec,
+        spec: api.SubscriptionSpec,
         timeout_ms: int,
     ) -> SharedSubscription:
         """Add a client to a subscription; looks up topics without the lock.
@@ -460,9 +462,9 @@ class ClientRegistry:
                 clients.
             LogUnreadable: A topic does not exist.
         """
-        config = wants.config()
+        config = spec.config()
         with self._engine.changed:
-            shared = self._find_subscription(group, client, name=name, wants=wants)
+            shared = self._find_subscription(group, client, name=name, spec=spec)
             if shared is not None:
                 return shared
         subscription = new_subscription(
@@ -474,10 +476,10 @@ class ClientRegistry:
         )
         with self._engine.changed:
             group.find(client.client_id, client.instance)
-            shared = self._find_subscription(group, client, name=name, wants=wants)
+            shared = self._find_subscription(group, client, name=name, spec=spec)
             if shared is None:
-                shared = self._add_subscription(group, wants, subscription)
-                group.add_subscriber(shared, client, name=name, wants=wants)
+                shared = self._add_subscription(group, spec, subscription)
+                group.add_subscriber(shared, client, name=name, spec=spec)
             return shared
 
     def _find_subscription(
@@ -486,26 +488,26 @@ class ClientRegistry:
         client: Client,
         *,
         name: str,
-        wants: api.SubscriptionSpec,
+        spec: api.SubscriptionSpec,
     ) -> SharedSubscription | None:
         present = group.table.subscription_of(client, name)
-        if present is not None and not present.is_for(wants):
+        if present is not None and not present.is_for(spec):
             raise ConfigurationError(
                 f"subscription {name!r} of client {client.client_id!r} consumes other "
                 "topics; end it first, or use another name",
                 setting="topics",
             )
         for shared in group.table.subscriptions:
-            if shared.is_for(wants):
-                group.add_subscriber(shared, client, name=name, wants=wants)
+            if shared.is_for(spec):
+                group.add_subscriber(shared, client, name=name, spec=spec)
                 return shared
         return None
 
     def _add_subscription(
-        self, group: LocalGroup, wants: api.SubscriptionSpec, subscription: Subscription
+        self, group: LocalGroup, spec: api.SubscriptionSpec, subscription: Subscription
     ) -> SharedSubscription:
         try:
-            return group.add_subscription(wants, subscription)
+            return group.add_subscription(spec, subscription)
         except InvalidTransition as error:
             raise ConfigurationError(
                 f"{error} (clients of one sidecar share one subscription for topics "

@@ -1,9 +1,9 @@
 """Answers the requests that clients repeat most, without routing them again.
 
-Heartbeats are answered on the event loop, or on a thread if they take longer. A look
-(the query ``fence`` of a claim) waits for the log on a thread, together with other
-looks. A grant is begun on the event loop, and answered once its verdict is read. The
-thread that makes a response sends it.
+Heartbeats are answered on the event loop, or on a thread if they take longer. A fence
+query (the newest claim of a key) waits for the log on a thread, together with other
+fence queries. A grant is begun on the event loop, and answered once its verdict is
+read. The thread that makes a response sends it.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from kafka_marshal.protocol.granting import GrantVerdict
 from kafka_marshal.remote import api
 from kafka_marshal.remote.grants import encode_verdict
 from kafka_marshal.sidecar.executors import BoundedExecutor
-from kafka_marshal.sidecar.http_errors import HttpError, unavailable
+from kafka_marshal.sidecar.http_errors import SHUTTING_DOWN, HttpError, unavailable
 from kafka_marshal.sidecar.metrics import Counts
 from kafka_marshal.sidecar.repeated_requests import Answer, Found, Later, response
 from kafka_marshal.sidecar.requests import ApiRequest, response_bytes
@@ -36,33 +36,33 @@ THREAD_S = 0.05
 _BEATS = msgspec.json.Decoder(api.HeartbeatRequest)
 _GRANTS = msgspec.json.Decoder(api.GrantRequest)
 _NO_NEWS = api.HeartbeatRequest()
-# Looks that have waited this long behind another group get a thread of their own.
+# Queries that have waited this long behind another group get a thread of their own.
 WAIT_S = 0.05
 
 
 @attrs.frozen
-class Look:
-    """One look in progress: the query of a claim, and its response."""
+class FenceQuery:
+    """One fence query in progress: its request, and its response."""
 
     call: ApiRequest
     later: Later
 
 
-Respond = Callable[[Look, bytes | Exception], None]
-"""Makes the response to a look from a JSON document or an error; on any thread."""
+Respond = Callable[[FenceQuery, bytes | Exception], None]
+"""Makes the response to a query from a JSON document or an error; on any thread."""
 
 
-class Looks:
-    """Answers looks in groups; the looks of a group have the same timeout.
+class FenceQueries:
+    """Answers fence queries in groups; those of a group have the same timeout.
 
-    Each look must query the end of the log. A single look is answered at once. Looks
+    Each must look up the end of the log. A single query is answered at once. Queries
     that arrive meanwhile wait, and then form the next group, which the same thread
-    answers with one query. With a thread for each group, threads would wait for the
-    interpreter lock, and make the event loop wait, longer than the queries take.
+    answers with one look-up. With a thread for each group, threads would wait for the
+    interpreter lock, and make the event loop wait, longer than the look-ups take.
 
     Args:
         executor: Threads for requests that wait.
-        call: Answers looks of one timeout, in order; on a thread.
+        call: Answers queries of one timeout, in order; on a thread.
         respond: Makes each response.
     """
 
@@ -77,69 +77,69 @@ class Looks:
         self._call = call
         self._respond = respond
         self._lock = threading.Lock()
-        # Identifies the thread that answers waiting looks; None while there is none.
+        # Identifies the thread that answers waiting queries; None while there is none.
         self._server: object | None = None
-        # Waiting looks by their timeout in milliseconds, the oldest first.
-        self._waiting: dict[int, list[Look]] = {}
-        # Number of groups that were taken from the waiting looks so far.
+        # Waiting queries by their timeout in milliseconds, the oldest first.
+        self._waiting: dict[int, list[FenceQuery]] = {}
+        # Number of groups that were taken from the waiting queries so far.
         self._taken_count = 0
         self._is_timed = False
 
     def add(self, call: ApiRequest) -> Later | None:
-        """Answer a look; None if too many requests run. On the event loop."""
-        look = Look(call, Later())
+        """Answer a query; None if too many requests run. On the event loop."""
+        query = FenceQuery(call, Later())
         with self._lock:
             if self._server is not None:
                 if not self._is_timed:
                     self._start_timer()
-                # Each look is of another connection, so their number is limited.
-                self._waiting.setdefault(call.timeout_ms, []).append(look)
-                return look.later
-        return look.later if self._start([look]) else None
+                # Each query is of another connection, so their number is limited.
+                self._waiting.setdefault(call.timeout_ms, []).append(query)
+                return query.later
+        return query.later if self._start([query]) else None
 
-    def _start(self, looks: list[Look]) -> bool:
+    def _start(self, queries: list[FenceQuery]) -> bool:
         """Answer a group on a new thread; return whether a thread was available."""
         server = object()
         with self._lock:
             self._server = server
         try:
             self._executor.reserve()
-            future = self._executor.submit(partial(self._run, server, looks))
+            future = self._executor.submit(partial(self._run, server, queries))
         except HttpError:
             with self._lock:
                 self._server = None
             return False
-        future.add_done_callback(partial(self._on_end, looks))
+        future.add_done_callback(partial(self._on_end, queries))
         return True
 
     def _start_timer(self) -> None:
-        """Check the waiting looks again soon. On the event loop, under the lock."""
+        """Check the waiting queries again soon. On the event loop, under the lock."""
         self._is_timed = True
         asyncio.get_running_loop().call_later(
             WAIT_S, self._start_late, self._taken_count
         )
 
     def _start_late(self, taken_count: int) -> None:
-        """Start waiting looks if no group was taken since the timer was started."""
+        """Start waiting queries if no group was taken since the timer was started."""
         with self._lock:
             self._is_timed = False
             if self._waiting and self._taken_count != taken_count:
-                # The remaining looks wait behind the group that was taken since then.
+                # The remaining queries wait behind the group that was taken since then.
                 self._start_timer()
                 return
             late, self._waiting = self._waiting, {}
             self._taken_count += 1
-        for looks in late.values():
-            if not self._start(looks):
-                self._fail(looks, unavailable("the sidecar is busy; try again soon"))
+        for queries in late.values():
+            if not self._start(queries):
+                self._fail(queries, unavailable("the sidecar is busy; try again soon"))
 
-    def _run(self, server: object, looks: list[Look]) -> None:
+    def _run(self, server: object, queries: list[FenceQuery]) -> None:
         """Answer a group, and then the groups that arrived meanwhile; on a thread."""
-        while looks:
-            self._answer(looks)
-            looks = self._next(server)
+        while queries:
+            self._answer(queries)
+            queries = self._next(server)
 
-    def _next(self, server: object) -> list[Look]:
+    def _next(self, server: object) -> list[FenceQuery]:
         """Return the next group; an empty one if this thread has nothing more to do."""
         with self._lock:
             if self._server is not server:
@@ -150,28 +150,28 @@ class Looks:
             self._taken_count += 1
             return self._waiting.pop(next(iter(self._waiting)))
 
-    def _answer(self, looks: list[Look]) -> None:
-        left = iter(looks)
+    def _answer(self, queries: list[FenceQuery]) -> None:
+        left = iter(queries)
         try:
-            contents = self._call([look.call for look in looks])
-            # ``contents`` first: if it raises, no look is taken from ``left``.
-            for content, look in zip(contents, left, strict=True):
-                self._respond(look, content)
+            contents = self._call([query.call for query in queries])
+            # ``contents`` first: if it raises, no query is taken from ``left``.
+            for content, query in zip(contents, left, strict=True):
+                self._respond(query, content)
         except Exception as error:  # noqa: BLE001 - answered, whatever it is
             self._fail(left, error)
 
-    def _on_end(self, looks: list[Look], ended: Future[None]) -> None:
-        """Refuse looks whose thread was cancelled before it ran."""
+    def _on_end(self, queries: list[FenceQuery], ended: Future[None]) -> None:
+        """Refuse queries whose thread was cancelled before it ran."""
         if not ended.cancelled():
             return
         with self._lock:
             late, self._waiting = self._waiting, {}
-        for each in (looks, *late.values()):
-            self._fail(each, unavailable("the sidecar is shutting down"))
+        for each in (queries, *late.values()):
+            self._fail(each, unavailable(SHUTTING_DOWN))
 
-    def _fail(self, looks: Iterable[Look], error: Exception) -> None:
-        for look in looks:
-            self._respond(look, error)
+    def _fail(self, queries: Iterable[FenceQuery], error: Exception) -> None:
+        for query in queries:
+            self._respond(query, error)
 
 
 class RepeatedAnswers:
@@ -183,7 +183,7 @@ class RepeatedAnswers:
         quick: Threads for requests that do not wait.
         waiting: Threads for requests that wait.
         call: Answers a request on a thread.
-        look: Answers looks of one timeout on a thread, in order.
+        call_fence: Answers fence queries of one timeout on a thread, in order.
         to_response: Makes the response to a failed request.
     """
 
@@ -195,7 +195,7 @@ class RepeatedAnswers:
         quick: BoundedExecutor,
         waiting: BoundedExecutor,
         call: Callable[[ApiRequest], bytes | None],
-        look: Callable[[Sequence[ApiRequest]], Iterable[bytes]],
+        call_fence: Callable[[Sequence[ApiRequest]], Iterable[bytes]],
         to_response: Callable[[Route, BaseException], Response],
     ) -> None:
         self._service = service
@@ -204,7 +204,9 @@ class RepeatedAnswers:
         self._waiting = waiting
         self._call = call
         self._to_response = to_response
-        self._looks = Looks(executor=waiting, call=look, respond=self._respond_look)
+        self._fence_queries = FenceQueries(
+            executor=waiting, call=call_fence, respond=self._respond_fence
+        )
 
     def answer_to(self, call: ApiRequest) -> Answer | None:
         """Return what answers repetitions of a request, None if they must be parsed."""
@@ -214,7 +216,7 @@ class RepeatedAnswers:
             case "grant":
                 return partial(self._grant, call)
             case "fence":
-                return partial(self._look, call)
+                return partial(self._fence, call)
         return None
 
     def _beat(self, call: ApiRequest, body: bytes) -> Found:
@@ -232,14 +234,14 @@ class RepeatedAnswers:
         self._counts.request("beat", 200)
         return response(msgspec.json.encode(found))
 
-    def _look(self, call: ApiRequest, body: bytes) -> Found:
-        """Answer a look, on a thread."""
+    def _fence(self, call: ApiRequest, body: bytes) -> Found:
+        """Answer a fence query, on a thread."""
         if self._service() is not call.service or body:
             return None
-        return self._looks.add(call)
+        return self._fence_queries.add(call)
 
-    def _respond_look(self, look: Look, found: bytes | Exception) -> None:
-        request = _Pending(look.call.route, look.call.service, look.later)
+    def _respond_fence(self, query: FenceQuery, found: bytes | Exception) -> None:
+        request = _Pending(query.call.route, query.call.service, query.later)
         if isinstance(found, bytes):
             self.succeed(request, found)
         else:
@@ -286,7 +288,7 @@ class RepeatedAnswers:
         try:
             content = ended.result(0)
         except CancelledError:
-            self.fail(request, unavailable("the sidecar is shutting down"))
+            self.fail(request, unavailable(SHUTTING_DOWN))
         except Exception as error:  # noqa: BLE001 - answered, whatever it is
             self.fail(request, error)
         else:

@@ -373,7 +373,9 @@ async def _read(request: Request, body: BodyBytes) -> bytes:
                 body.grow(len(data))
     except TimeoutError:
         raise http_error(
-            408, f"the body did not come within {BODY_S_MAX:.0f} s", error=MarshalError
+            408,
+            f"the request body did not arrive within {BODY_S_MAX:.0f} s",
+            error=MarshalError,
         ) from None
     return bytes(data)
 
@@ -381,7 +383,7 @@ async def _read(request: Request, body: BodyBytes) -> bytes:
 def _too_long() -> HttpError:
     return http_error(
         413,
-        f"a body is at most {BODY_BYTES_MAX} bytes; use several requests",
+        f"the request body exceeds {BODY_BYTES_MAX} bytes; use several requests",
         setting="body",
     )
 
@@ -650,7 +652,9 @@ class GuardedProtocol(H11Protocol):
         if self._is_response_due:
             return True
         if self._is_request_begun:
-            self.send_400_response("the connection ended before its request did")
+            self.send_400_response(
+                "the connection was closed before the request was complete"
+            )
         return False
 
     @property
@@ -784,7 +788,9 @@ class GuardedProtocol(H11Protocol):
         if self._is_head_awaited:
             self._refuse(
                 http_error(
-                    408, f"no request within {HEAD_S_MAX:.0f} s", setting="request"
+                    408,
+                    f"no complete request head arrived within {HEAD_S_MAX:.0f} s",
+                    setting="request",
                 )
             )
 
@@ -816,8 +822,8 @@ class Server(uvicorn.Server):
         elif loop.time() >= self._next_refusal_s:
             self._next_refusal_s = loop.time() + REFUSAL_S
             _log.warning(
-                "no connection can be accepted, those in the queue wait: %s; %s, or "
-                "see who connects: marshal sidecar clients",
+                "the sidecar cannot accept new connections, which wait in the queue: "
+                "%s; %s, or see who connects: marshal sidecar clients",
                 error,
                 RAISE_OPEN_FILES,
             )

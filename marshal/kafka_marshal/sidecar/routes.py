@@ -80,7 +80,10 @@ STEP_TIMEOUT = Query(
 )
 HISTORY_MAX = 10_000
 LIMIT = Query(
-    "limit", "integer", "At most the last actions; 0 for all.", most=HISTORY_MAX
+    "limit",
+    "integer",
+    "Most actions to return, the last ones; 0 for all.",
+    most=HISTORY_MAX,
 )
 EVENT_STREAM = "text/event-stream"
 PLAIN = "text/plain"
@@ -230,14 +233,14 @@ ROUTES: tuple[Route, ...] = (
         method="DELETE",
         path=paths.CLAIM,
         name="unclaim",
-        about="End that claim.",
+        about="End the claim of one partition.",
         queries=(REQUEST,),
     ),
     Route(
         method="POST",
         path=paths.GRANTS,
         name="grant",
-        about="Request offsets at most once (PROTOCOL 6.2).",
+        about="Request a grant of offsets, for at most once (PROTOCOL 6.2).",
         takes=api.GrantRequest,
         answers=api.GrantResponse,
         waits=True,
@@ -335,7 +338,7 @@ ROUTES: tuple[Route, ...] = (
         method="GET",
         path=paths.OPENAPI,
         name="openapi",
-        about="This description.",
+        about="This OpenAPI document.",
         media="application/json",
         is_open=True,
     ),
@@ -480,7 +483,10 @@ def _responses(route: Route) -> dict[str, Any]:
         return {"204": {"description": "Done."}, "default": failure}
     success = {"description": "Done.", "content": {route.media: content}}
     if route.is_open and route.path != OPENAPI_PATH:
-        return {"200": success, "503": {**success, "description": "No, with reasons."}}
+        return {
+            "200": success,
+            "503": {**success, "description": "The check failed, with reasons."},
+        }
     return {"200": success, "default": failure}
 
 

@@ -128,7 +128,7 @@ def _opened(
         if settings.tcp is not None:
             host, port = tcp_address(settings.tcp)
             sockets.append(open_tcp(host, port))
-            _log.info("also listening on %s", sockets[-1].getsockname())
+            _log.info("the sidecar also listens on %s", sockets[-1].getsockname())
         yield place, sockets, token
     finally:
         for each in sockets:
@@ -202,7 +202,7 @@ class Daemon:
         self._is_ready = True
 
     def _on_change(self, state: State, reason: str) -> None:
-        _log.info("%s: %s", state.value, reason)
+        _log.info("sidecar state %s: %s", state.value, reason)
         self._notifier.on_change(state, reason)
 
     def clients(self) -> Sequence[LocalClient]:
@@ -276,7 +276,11 @@ class Daemon:
             return
         # A second signal means: do not wait. Leases expire, or the next process of
         # this sidecar resumes the claims.
-        _log.warning("%s again: ending at once", number.name)
+        _log.warning(
+            "received %s during the shutdown: the sidecar ends without releasing "
+            "claims; leases expire, or its next process resumes them",
+            number.name,
+        )
         asyncio.get_running_loop().remove_signal_handler(number)
         signal.raise_signal(number)
 
@@ -292,7 +296,10 @@ class Daemon:
             if await self._is_stopped_within(POLL_S):
                 return False
             if deadline.is_over:
-                raise DeadlineExceeded(f"not started within {limit_ms / 1000:.0f} s")
+                raise DeadlineExceeded(
+                    "the sidecar did not connect and read the log within "
+                    f"{limit_ms / 1000:.0f} s; check the brokers with: marshal doctor"
+                )
         opening.result(0)
         self._app.service = self.service
         self.states.move(State.RUNNING, reason="serving")
@@ -333,7 +340,11 @@ class Daemon:
         self.service = service
         count = service.restore(timeout_ms=settings.open_ms)
         if count:
-            _log.info("%d clients of the previous process are expected back", count)
+            _log.info(
+                "restored %d clients of the previous process; waiting for them to "
+                "reconnect",
+                count,
+            )
 
     def _on_connected(self, engine: Engine) -> None:
         self.states.engine = engine
@@ -366,9 +377,9 @@ class Daemon:
         if verdict.ok != self._is_ready:
             self._is_ready = verdict.ok
             if verdict.ok:
-                _log.info("ready again")
+                _log.info("sidecar ready again")
             else:
-                _log.warning("not ready: %s", "; ".join(verdict.reasons))
+                _log.warning("sidecar not ready: %s", "; ".join(verdict.reasons))
 
     # --- ending
 
@@ -379,7 +390,10 @@ class Daemon:
             return
         self.states.move(
             State.PENDING_CONTROLLED_SHUTDOWN,
-            reason=f"{self._why}; clients have {self._settings.drain_ms} ms to release",
+            reason=(
+                f"{self._why}; clients have {self._settings.drain_ms} ms to release "
+                "their partitions"
+            ),
         )
         if self._actions is not None:
             self._actions.runner.close()
@@ -391,7 +405,11 @@ class Daemon:
             if not is_acting and await asyncio.to_thread(lambda: service.is_drained):
                 return
             await asyncio.sleep(POLL_S)
-        _log.warning("not everything was released in time; the remaining leases expire")
+        _log.warning(
+            "clients did not release all partitions within drain-timeout (%d ms); the "
+            "remaining leases expire",
+            self._settings.drain_ms,
+        )
 
     async def _hand_off(self, service: SidecarService) -> None:
         """Hand off to other hosts, up to ``handoff_ms``, while clients continue."""
@@ -406,7 +424,11 @@ class Daemon:
             if await asyncio.to_thread(lambda: service.is_handed_off):
                 return
             await asyncio.sleep(POLL_S)
-        _log.warning("not everything was handed off in time; recalling the rest")
+        _log.warning(
+            "other hosts did not take over all partitions within %d ms; recalling the "
+            "rest from the clients",
+            handoff_ms,
+        )
 
     async def _give_up_claims(self) -> None:
         self.states.move(State.SHUTTING_DOWN, reason=self._why)
@@ -416,7 +438,9 @@ class Daemon:
         try:
             await asyncio.to_thread(partial(service.close, timeout_ms=CLOSE_MS))
         except MarshalError as error:
-            _log.warning("claims could not be released: %s", error)
+            _log.warning(
+                "the sidecar could not release its claims: %s; leases expire", error
+            )
 
     def _close(self) -> None:
         """Close the remaining parts, after the last request."""

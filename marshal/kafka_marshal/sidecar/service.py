@@ -50,7 +50,7 @@ from kafka_marshal.views.world import World
 
 LOOKUP_MS_MAX = 10_000
 CLAIM_MS_MAX = 1_000
-WANTS_MAX = 100
+SUBSCRIPTIONS_MAX = 100
 CLAIMS_MAX = 1_000
 NAME_CHARS_MAX = 200
 OPEN = frozenset({State.RECOVERY, State.RUNNING})
@@ -285,10 +285,10 @@ class SidecarService:
         client.seen_ms = self._context.now_ms
         return group, client
 
-    # --- subscriptions and explicit claims
+    # --- subscriptions and claims without consumption
 
     def subscribe(
-        self, who: Caller, name: str, *, wants: api.SubscriptionSpec
+        self, who: Caller, name: str, *, spec: api.SubscriptionSpec
     ) -> api.SubscribeResponse:
         """Consume topics for a client. Idempotent.
 
@@ -304,14 +304,14 @@ class SidecarService:
         with self._engine.changed:
             self._require_open()
             group, client = self._find(who)
-            if len(client.wants) >= WANTS_MAX and name not in client.wants:
+            if len(client.specs) >= SUBSCRIPTIONS_MAX and name not in client.specs:
                 raise ConfigurationError(
-                    f"client {client.client_id!r} has {WANTS_MAX} subscriptions, the "
-                    "most; end some of them",
+                    f"client {client.client_id!r} has {SUBSCRIPTIONS_MAX} "
+                    "subscriptions, the most; end some of them",
                     setting="name",
                 )
         shared = self._registry.subscribe(
-            group, client, name=name, wants=wants, timeout_ms=LOOKUP_MS_MAX
+            group, client, name=name, spec=spec, timeout_ms=LOOKUP_MS_MAX
         )
         with self._engine.changed:
             self._engine.act(group.session)
@@ -366,7 +366,7 @@ class SidecarService:
             group, client = self._find(who)
             own = [
                 names
-                for names in group.table.explicit.values()
+                for names in group.table.single_claims.values()
                 if client.client_id in names
             ]
             if len(own) >= CLAIMS_MAX:
@@ -377,7 +377,7 @@ class SidecarService:
                 )
             key = Key(who.group_id, topic, partition)
             if client.accept_claim_request(key, request, is_on=True):
-                group.add_explicit(client, key)
+                group.add_single_claim(client, key)
                 self._engine.act(group.session)
 
     def unclaim(
@@ -404,7 +404,7 @@ class SidecarService:
                 )
                 group.accept_returned(client, returned)
             if is_last:
-                group.remove_explicit(key, client)
+                group.remove_single_claim(key, client)
             self._engine.act(group.session)
 
     # --- heartbeats and releases
@@ -461,7 +461,7 @@ class SidecarService:
         """Wait until the log holds the positions that a client reported."""
         session = group.session
         seqs = session.beat_now()
-        named = [group.table.leases.get(_key(who, each)) for each in beat.standings]
+        named = [group.table.leases.get(_key(who, each)) for each in beat.progress]
         sought = [x.holding for x in named if x is not None and x.holding.rewind]
 
         def is_done() -> bool:
@@ -474,7 +474,7 @@ class SidecarService:
             what="positions",
         )
         group.find(who.client_id, who.instance)
-        for each in beat.standings:
+        for each in beat.progress:
             lease = group.table.leases.get(_key(who, each))
             if (
                 lease is None
@@ -548,7 +548,7 @@ class SidecarService:
             is_done,
             timeout_ms=timeout_ms,
             fault=f"did not show the {what}",
-            hope="; they may still arrive",
+            hope=f"; the {what} may still arrive",
         )
 
     # --- the log
@@ -879,7 +879,9 @@ def numbered_request(group_id: str, message: api.GrantRequest) -> NumberedReques
         raise ConfigurationError(str(error), setting="token") from error
     if message.last < message.first:
         raise ConfigurationError(
-            f"offsets {message.first} to {message.last} are none", setting="last"
+            f"the range {message.first} to {message.last} is empty: last is below "
+            "first",
+            setting="last",
         )
     return NumberedRequest(
         request=request,
@@ -888,5 +890,5 @@ def numbered_request(group_id: str, message: api.GrantRequest) -> NumberedReques
     )
 
 
-def _key(who: Caller, standing: api.Progress) -> Key:
-    return Key(who.group_id, standing.topic, standing.partition)
+def _key(who: Caller, progress: api.Progress) -> Key:
+    return Key(who.group_id, progress.topic, progress.partition)

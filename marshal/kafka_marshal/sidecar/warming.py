@@ -127,7 +127,7 @@ class ClientStandbys(StandingBy):
         names = [
             name
             for name, subscriber in shared.subscribers.items()
-            if subscriber.wants.standbys
+            if subscriber.spec.standbys
             and (client := self._table.clients.get(name)) is not None
             and shared.is_taking(client, now_ms)
         ]
@@ -168,7 +168,7 @@ class ClientStandbys(StandingBy):
         if client is None or shared is None or not self._is_registered(client):
             return False
         subscriber = shared.subscribers.get(client.client_id)
-        is_willing = subscriber is not None and subscriber.wants.standbys > 0
+        is_willing = subscriber is not None and subscriber.spec.standbys > 0
         return is_willing and shared.is_taking(client, self._context.now_ms)
 
     def events_of(self, client: Client) -> tuple[api.Standby, ...]:
@@ -469,7 +469,7 @@ class WarmUps:
         shared = self._table.subscription_at(key)
         if shared is None or client.client_id not in shared.subscribers:
             return False
-        return shared.subscribers[client.client_id].wants.warms
+        return shared.subscribers[client.client_id].spec.warms
 
     def _end(self, found: WarmUp, reason: str) -> None:
         del self.by_key[found.key]

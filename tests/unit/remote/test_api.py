@@ -84,7 +84,7 @@ def test_an_id_names_the_life_the_event_and_the_entry():
         (api.SubscriptionSpec, {"delivery": "exactly once"}),
         (api.HeartbeatRequest, {"timeout_ms": api.WAIT_MS_MAX + 1}),
         (api.HeartbeatRequest, {"generation": -1}),
-        (api.HeartbeatRequest, {"standings": [{"topic": "t", "partition": -1}]}),
+        (api.HeartbeatRequest, {"progress": [{"topic": "t", "partition": -1}]}),
         (api.Children, {"pids": [0]}),
         (api.LeaveRequest, {"reason": "boredom"}),
     ],

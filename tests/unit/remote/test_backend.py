@@ -210,8 +210,8 @@ def test_what_is_assigned_is_handed_out_and_reported(linked):
 
     def is_reported():
         beats = linked.sidecar.named("POST", "/beat")
-        standings = [s for beat in beats for s in beat["standings"]]
-        return any(each["position"] == 4 for each in standings)
+        reported = [each for beat in beats for each in beat["progress"]]
+        return any(each["position"] == 4 for each in reported)
 
     linked.wait_for(is_reported)
 
@@ -527,7 +527,7 @@ def test_one_that_is_gone_is_not_waited_for(linked):
 def test_a_release_does_not_wait_for_one_that_is_gone(linked):
     claim = held_claim(linked)
     linked.sidecar.is_dead = True
-    with pytest.raises(DeadlineExceeded, match="no sidecar runs to confirm it"):
+    with pytest.raises(DeadlineExceeded, match="no sidecar runs to confirm the"):
         claim.release(timeout_ms=FOREVER_MS)
 
 

@@ -15,7 +15,7 @@ from kafka_marshal.remote.command_queue import CALLS_MAX, CommandQueue
 
 WAIT_S = 60
 KEY = Key("g", "t", 0)
-STANDING = api.Progress(topic="t", partition=0, epoch=5, position=3)
+PROGRESS = api.Progress(topic="t", partition=0, epoch=5, position=3)
 
 
 class Rig:
@@ -32,7 +32,7 @@ class Rig:
             lock=self.lock,
             workers=self.workers,
             stopped=self.stopped,
-            standings=lambda: (STANDING,),
+            progress=lambda: (PROGRESS,),
             on_flushed=lambda answer, sent: self.answered.append((answer, sent)),
         )
 
@@ -142,8 +142,8 @@ def test_flushes_that_wait_are_one(rig):
     posted = rig.sidecar.named("POST", "/beat")
     assert len(posted) == 2
     assert posted[1]["flush"]
-    assert posted[1]["standings"][0]["position"] == 3
-    assert [what for _, what in rig.answered] == [(STANDING,)]
+    assert posted[1]["progress"][0]["position"] == 3
+    assert [what for _, what in rig.answered] == [(PROGRESS,)]
 
 
 def test_commands_without_an_answer_stay_pending(rig):

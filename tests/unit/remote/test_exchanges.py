@@ -198,7 +198,7 @@ def test_a_request_without_a_whole_response_may_have_been_received(served, answe
 def test_a_response_has_a_limit(served, monkeypatch):
     server, found = served
     monkeypatch.setattr(exchanges, "ANSWER_BYTES_MAX", 1)
-    with pytest.raises(ExchangeError, match="above 1 bytes"):
+    with pytest.raises(ExchangeError, match="exceeds 1 bytes"):
         ask(found)
     assert not server.answers
 

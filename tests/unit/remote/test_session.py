@@ -41,7 +41,7 @@ def test_what_is_assigned_is_consumed_under_its_token(rig, consumer):
     assert values(found) == {0: [0, 1, 2, 3]}
     assert {record.token for record in found[T0]} == {Token(1, 0, 5)}
     consumer.commit()
-    (given,) = rig.session.standings(everything=False)
+    (given,) = rig.session.progress(everything=False)
     assert (given.position, given.uncommitted_count, given.handed) == (4, 0, 4)
     assert rig.events("claimed")[0]["client"] == "c"
 
@@ -68,7 +68,7 @@ def test_a_seek_is_over_once_the_sidecar_has_answered(rig, consumer):
     rig.commands.pending = {2}
     with pytest.raises(DeadlineExceeded):
         consumer.seek(T0, 1, timeout_ms=0)
-    (sent,) = rig.session.standings(everything=False)
+    (sent,) = rig.session.progress(everything=False)
     assert (sent.position, sent.seek_count, sent.uncommitted_count) == (1, 1, 1)
     assert type(sent.uncommitted_count) is int, "as the API has it"
     rig.session.tick(rig.clock.now_ms())
@@ -271,18 +271,18 @@ def test_deadlines_of_another_claim_are_passed_over(rig, consumer):
 
 
 def test_only_changes_are_reported(rig, consumer):
-    given = rig.session.standings(everything=False)
+    given = rig.session.progress(everything=False)
     assert len(given) == 1
     rig.session.on_deadlines(rig.beaten(), reported=given)
-    assert rig.session.standings(everything=False) == ()
-    assert rig.session.standings(everything=True) == given
+    assert rig.session.progress(everything=False) == ()
+    assert rig.session.progress(everything=True) == given
     consumer.poll()
-    assert len(rig.session.standings(everything=False)) == 1
+    assert len(rig.session.progress(everything=False)) == 1
 
 
 def test_a_flush_that_does_not_list_a_claim_ends_it(rig, consumer):
     consumer.poll()
-    given = rig.session.standings(everything=True)
+    given = rig.session.progress(everything=True)
     rig.session.on_flushed(rig.beaten(partitions=()), reported=given)
     with pytest.raises(ClaimLost, match="beat_ignored"):
         consumer.poll()
@@ -419,7 +419,7 @@ def test_at_most_once_is_never_consumed_otherwise(rig):
     assert consumer.poll() == {}
     (call,) = rig.waiting
     assert call is not None
-    (given,) = rig.session.standings(everything=True)
+    (given,) = rig.session.progress(everything=True)
     assert (given.position, given.done) == (None, 3)
 
 

@@ -137,19 +137,19 @@ def test_a_partition_without_position_starts_at_the_given_offset(cluster, machin
     assert (found[2], found[1]) == (3, 0)
 
 
-def takers(client):
-    return client.service.beat(client.who, api.HeartbeatRequest()).takers
+def topics_with_takers(client):
+    return client.service.beat(client.who, api.HeartbeatRequest()).topics_with_takers
 
 
 def test_a_heartbeat_returns_topics_that_others_could_take(cluster, machine):
     a = having(machine)
-    assert takers(a) == ()
+    assert topics_with_takers(a) == ()
     b = Local(machine, "b", pid=2)
     b.subscribe(claims_max=2)
-    assert takers(a) == ("t",)
+    assert topics_with_takers(a) == ("t",)
     run_until(cluster, [a, b], lambda: sizes(a, b) == [6, 2], 3 * H)
-    assert takers(a) == ()
-    assert takers(b) == ("t",)
+    assert topics_with_takers(a) == ()
+    assert topics_with_takers(b) == ("t",)
 
 
 def test_what_others_could_take_is_seldom_found_out_again(cluster, machine):
@@ -158,12 +158,12 @@ def test_what_others_could_take_is_seldom_found_out_again(cluster, machine):
     b.subscribe(claims_max=9)
     run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], 3 * H)
     run(cluster, [a, b], 200)
-    assert takers(a) == ("t",)
+    assert topics_with_takers(a) == ("t",)
     client = machine.service.groups[0].table.clients["b"]
     client.excluded_until_ms = cluster.clock.now_ms() + 100 * H
-    assert takers(a) == ("t",)
+    assert topics_with_takers(a) == ("t",)
     cluster.run(CHECK_MS)
-    assert takers(a) == ()
+    assert topics_with_takers(a) == ()
 
 
 def test_another_host_counts_as_a_taker(cluster, machine):
@@ -172,7 +172,7 @@ def test_another_host_counts_as_a_taker(cluster, machine):
     b = Local(other, "b", pid=2)
     b.subscribe()
     run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], 6 * H)
-    assert takers(a) == ("t",)
+    assert topics_with_takers(a) == ("t",)
 
 
 # --- The assignor ---
@@ -327,7 +327,7 @@ def test_whole_topics_go_to_one_client(cluster, machine):
     cluster.fill("u", [1, 1])
     a = having(machine, "a", "t", "u", count=10, policy="topic")
     assert machine.service.subscribe(
-        a.who, "s", wants=api.SubscriptionSpec(topics=("t", "u"), policy="topic")
+        a.who, "s", spec=api.SubscriptionSpec(topics=("t", "u"), policy="topic")
     ).counts_topics
     b = Local(machine, "b", pid=2)
     b.subscribe("t", "u", policy="topic")

@@ -54,7 +54,7 @@ def lease(held):
     )
 
 
-def standing(position=None, **rest):
+def progress(position=None, **rest):
     return api.Progress(topic="t", partition=0, epoch=5, position=position, **rest)
 
 
@@ -65,11 +65,11 @@ def test_subleased_offsets_count_as_in_hand_until_reclaimed():
     held = holding()
     given = lease(held)
     assert held.uncommitted_count == 1
-    given.record_progress(standing(3, uncommitted_count=7, handed=10))
+    given.record_progress(progress(3, uncommitted_count=7, handed=10))
     assert (held.position, held.uncommitted_count, held.tally) == (3, 7, (10, 3))
-    given.record_progress(standing(2, handed=4))
+    given.record_progress(progress(2, handed=4))
     assert (held.position, held.handed_count) == (3, 10), "nothing goes back"
-    given.record_progress(standing(None))
+    given.record_progress(progress(None))
     assert held.position == 3
     reclaim(held, is_settled=True)
     assert held.uncommitted_count == 0
@@ -92,11 +92,11 @@ def test_deadlines_are_bounded_by_lease_and_journal():
 def test_a_report_from_before_a_seek_is_outdated():
     held = holding()
     given = lease(held)
-    given.record_progress(standing(8, handed=8))
+    given.record_progress(progress(8, handed=8))
     held.seek(3)
-    given.record_progress(standing(9, handed=9))
+    given.record_progress(progress(9, handed=9))
     assert held.position == 3
-    given.record_progress(standing(4, handed=10, seek_count=1))
+    given.record_progress(progress(4, handed=10, seek_count=1))
     assert (held.position, held.handed_count) == (4, 10)
 
 
@@ -107,9 +107,9 @@ def test_granted_offsets_that_are_not_done_are_reported():
     assert (held.position, held.mark) == (None, 4)
     given.record_grant(OffsetRange.through(4, 9), is_late=False)
     given.record_grant(OffsetRange.through(10, 12), is_late=False)
-    given.record_progress(standing(done=7))
-    given.record_progress(standing(done=5))
-    given.record_progress(standing())
+    given.record_progress(progress(done=7))
+    given.record_progress(progress(done=5))
+    given.record_progress(progress())
     assert held.mark == 7
     assert held.uncommitted_count == 6
     reclaim(held, is_settled=False)

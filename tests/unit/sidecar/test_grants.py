@@ -341,7 +341,7 @@ def test_without_a_number_each_is_appended(bench):
 
 def test_a_reused_number_is_refused(bench):
     bench.ask()
-    with pytest.raises(ConfigurationError, match="request 1 of this grantee"):
+    with pytest.raises(ConfigurationError, match="request number 1 was"):
         bench.ask(first=1)
 
 

@@ -167,9 +167,15 @@ def test_a_healthy_sidecar_passes_all_probes():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"log_start_missing": (1, 3)}, "partitions [1, 3] begins above offset 0"),
-        ({"rebuilding": (2,)}, "partitions [2] went back"),
-        ({"diverged": (0,)}, "partitions [0] have another digest"),
+        (
+            {"log_start_missing": (1, 3)},
+            "coordinating partitions [1, 3]: the log start is gone",
+        ),
+        ({"rebuilding": (2,)}, "coordinating partitions [2]: the log was truncated"),
+        (
+            {"diverged": (0,)},
+            "coordinating partitions [0]: the checkpoint has another digest",
+        ),
     ],
     ids=str,
 )
@@ -231,9 +237,9 @@ def test_every_state_and_every_probe(state, ready, started):
     assert readyz(view).ok is ready
     assert startupz(view).ok is started
     if not ready:
-        assert readyz(view).reasons == (f"it is {state.value}: so it is",)
+        assert readyz(view).reasons == (f"the sidecar is {state.value}: so it is",)
     if not started:
-        assert startupz(view).reasons == (f"it is {state.value}: so it is",)
+        assert startupz(view).reasons == (f"the sidecar is {state.value}: so it is",)
 
 
 @pytest.mark.parametrize("state", State)
@@ -269,7 +275,7 @@ def test_without_an_engine_liveness_passes():
     ("sick", "word"),
     [
         ({"is_replayed": False}, "not read to its end"),
-        ({"is_busy": True, "is_replayed": False}, "did not answer"),
+        ({"is_busy": True, "is_replayed": False}, "lock was busy"),
         ({"failed": (("billing", "identity conflict"),)}, "group billing"),
         ({"overdue": ("t-0 of group g",), "held_count": 3}, "1 of 3 claims"),
         ({"failure": "log truncated"}, "log truncated"),
@@ -379,7 +385,7 @@ def test_why_the_log_cannot_be_written_is_shown_as_long_as_that_lasts(cluster):
     assert verdict.ok
     first, note = verdict.reasons
     assert first == "serving"
-    assert note.startswith("an append to the log failed: ")
+    assert note.startswith("an append to the coordination log failed: ")
     assert len(livez(found.view()).reasons) == 1
     node.cut(is_cut=False)
     cluster.run(4 * H)
@@ -395,7 +401,10 @@ def test_a_group_that_is_drained_for_a_reason_is_noted(cluster):
     assert verdict.ok
     assert verdict.reasons == (
         "serving",
-        "it hands over the partitions of group g: its lease journal cannot be written",
+        (
+            "the sidecar hands its partitions of group g to other hosts: its lease "
+            "journal cannot be written"
+        ),
     )
     node.session.self_drain.end()
     assert readyz(found.view()).reasons == ("serving",)
@@ -415,7 +424,7 @@ def test_a_failed_session_makes_it_unready(cluster):
     found = well(node)
     node.session.fail(CoordinationError("not allowed"))
     assert readyz(found.view()).reasons == (
-        "group g can hold nothing any more: not allowed",
+        "this sidecar can hold no partitions of group g any more: not allowed",
     )
     assert livez(found.view()).ok
 
@@ -443,7 +452,7 @@ def test_an_unavailable_lock_is_reported_without_waiting(cluster, monkeypatch):
     assert held.wait(60)
     assert found.view().is_busy
     assert livez(found.view()).ok
-    assert "did not answer" in readyz(found.view()).reasons[0]
+    assert "lock was busy" in readyz(found.view()).reasons[0]
     go.set()
     holder.join(60)
     assert readyz(found.view()).ok

@@ -246,7 +246,7 @@ def test_a_failing_probe_has_reasons(wire):
     states.found = attrs.evolve(states.found, state=State.RECOVERY, reason="r")
     response = wire.request("GET", paths.READYZ)
     reasons = response.json()["reasons"]
-    assert (response.status_code, reasons[0]) == (503, "it is RECOVERY: r")
+    assert (response.status_code, reasons[0]) == (503, "the sidecar is RECOVERY: r")
 
 
 # --- events

@@ -54,7 +54,7 @@ KEPT = JournaledClient(
     pid=7,
     started=99,
     children=(8,),
-    wants={"s": SubscriptionSpec(topics=("t",))},
+    specs={"s": SubscriptionSpec(topics=("t",))},
     keys=(JournaledLease(topic="t", partition=0, epoch=5, until_ms=9),),
     claims=(("u", 1),),
 )
@@ -153,7 +153,7 @@ def test_added_leases_are_read_with_their_clients(tmp_path):
     # The first client keeps all else; of the other nothing else is known.
     first, second = LeaseJournal(tmp_path, boot_id="boot").load()
     assert replace(first, keys=KEPT.keys) == KEPT
-    assert (second.wants, second.pid) == ({}, None)
+    assert (second.specs, second.pid) == ({}, None)
     # One that another client has got is not the first one's any more.
     assert journal.append([added(0, client="b", epoch=9)]) is None
     assert (0, "a") not in loaded(tmp_path)

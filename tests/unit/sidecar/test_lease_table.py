@@ -31,7 +31,9 @@ def machine(cluster):
 def test_clients_of_the_same_topics_need_equal_settings(machine, setting, value):
     having(machine)
     b = Local(machine, "b", pid=2)
-    with pytest.raises(ConfigurationError, match=f"{setting} is .* here") as caught:
+    with pytest.raises(
+        ConfigurationError, match=f"{setting} is .* in this request"
+    ) as caught:
         b.subscribe(**{setting: value})
     assert caught.value.setting == setting
     assert "(a)" in str(caught.value)
@@ -53,7 +55,7 @@ def test_clients_with_the_same_pattern_share_a_subscription(cluster, machine):
     a, b = Local(machine, "a", pid=1), Local(machine, "b", pid=2)
     for client in (a, b):
         client.service.subscribe(
-            client.who, "s", wants=api.SubscriptionSpec(pattern="[tu]")
+            client.who, "s", spec=api.SubscriptionSpec(pattern="[tu]")
         )
     run_until(cluster, [a, b], lambda: sizes(a, b) == [5, 5], 2 * H)
     c = Local(machine, "c", pid=3)

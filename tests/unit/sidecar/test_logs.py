@@ -77,7 +77,7 @@ def test_lines_of_an_outage_are_thinned_out(name):
         *(10_980, 14_580, 18_180, 21_780, 25_380, 28_980, 32_580),
     ]
     assert written[0][1] == "try 7"
-    assert "lines of this client in 60 s" in written[1][1]
+    assert "lines of this Kafka client dropped in 60 s" in written[1][1]
     # The brokers come back, and go away again.
     now_s += logs.PAUSE_S_MIN
     assert repeats.passed(line(name)).getMessage() == "Connection refused"
@@ -134,5 +134,5 @@ def test_a_stalled_reader_drops_lines_without_blocking(monkeypatch):
     stop()
     lines = stream.getvalue().splitlines()
     assert len(lines) == 13
-    assert "40 lines were dropped" in lines[-2]
+    assert "dropped 40 log lines" in lines[-2]
     assert lines[-1].endswith("last")

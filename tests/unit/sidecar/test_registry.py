@@ -98,7 +98,7 @@ def test_a_leaving_client_with_leases_keeps_its_name(cluster, machine):
 
 def test_over_tcp_a_name_is_free_after_the_last_deadline(cluster, machine):
     having(machine, pid=None)
-    with pytest.raises(IdentityConflict, match="is a process of this host"):
+    with pytest.raises(IdentityConflict, match="by a process of this host"):
         Local(machine, "a")
     cluster.run(2 * H)
     Local(machine, "a")

@@ -1,4 +1,4 @@
-"""Looks and grants that repeat, over real sockets."""
+"""Fence queries and grants that repeat, over real sockets."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ from kafka_marshal.protocol.types import OffsetRange
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar import repeated_answers
 from kafka_marshal.sidecar.executors import BoundedExecutor
-from kafka_marshal.sidecar.repeated_answers import Looks
+from kafka_marshal.sidecar.repeated_answers import FenceQueries
 
 LOOK = (
     b"GET /v1/groups/billing/owners/orders/1?timeout_ms=50 HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -55,7 +55,7 @@ def names_of(service):
 
 @pytest.fixture
 def known(served):
-    """Return a connection of which a look and a grant were answered."""
+    """Return a connection of which a fence query and a grant were answered."""
     service = served.service
     service.calls.clear()
     service.begun.clear()
@@ -87,7 +87,7 @@ def without_time(body):
     return found
 
 
-def test_a_repeated_look_is_answered_alike(known):
+def test_a_repeated_fence_query_is_answered_alike(known):
     for _ in range(2):
         known.connection.sendall(LOOK)
         status, body = receive(known.connection)
@@ -98,7 +98,7 @@ def test_a_repeated_look_is_answered_alike(known):
     eventually(lambda: known.served.app._waiting._count == 0)
 
 
-def test_a_failed_look_has_its_reason(known):
+def test_a_failed_fence_query_has_its_reason(known):
     known.service.fault = CoordinationError("no broker answers")
     known.connection.sendall(LOOK)
     status, body = receive(known.connection)
@@ -113,10 +113,10 @@ def test_an_unexpected_failure_is_answered(known, caplog):
     known.service.fault = ZeroDivisionError("a bug")
     known.connection.sendall(LOOK)
     assert receive(known.connection)[0] == 500
-    assert "a request failed: fence" in caplog.text
+    assert "a request to the sidecar failed: fence" in caplog.text
 
 
-def test_a_look_with_a_body_is_parsed(known):
+def test_a_fence_query_with_a_body_is_parsed(known):
     request = LOOK.replace(b"\r\n\r\n", b"\r\ncontent-length: 1\r\n\r\nx")
     for _ in range(2):
         known.connection.sendall(request)
@@ -235,7 +235,9 @@ def test_what_arrives_before_the_response_is_answered_after_it(known):
 
 def test_a_long_response_is_sent_to_its_end(known, monkeypatch):
     body = b" " * 4_000_000 + b"{}"
-    monkeypatch.setattr(known.served.app._repeated._looks, "_call", lambda _: [body])
+    monkeypatch.setattr(
+        known.served.app._repeated._fence_queries, "_call", lambda _: [body]
+    )
     for _ in range(2):
         known.connection.sendall(LOOK)
         assert receive(known.connection) == (200, body)
@@ -304,15 +306,15 @@ def test_an_ended_executor_refuses_what_waits(known, monkeypatch):
 
 
 class Harness:
-    """Looks whose groups a test answers one by one."""
+    """Queries whose groups a test answers one by one."""
 
     def __init__(self, *, calls_max=20):
-        self.executor = BoundedExecutor("look", threads=8, calls_max=calls_max)
+        self.executor = BoundedExecutor("fence", threads=8, calls_max=calls_max)
         self.groups, self.found = [], {}
         self.may_answer = threading.Semaphore(0)
         self.may_end_slow = threading.Semaphore(0)
         self.loop = asyncio.new_event_loop()
-        self.looks = Looks(
+        self.queries = FenceQueries(
             executor=self.executor, call=self._call, respond=self._respond
         )
 
@@ -326,14 +328,14 @@ class Harness:
                 raise CoordinationError("no broker")
             yield call.name.encode()
 
-    def _respond(self, look, found):
-        assert look.call.name not in self.found
-        self.found[look.call.name] = found
+    def _respond(self, query, found):
+        assert query.call.name not in self.found
+        self.found[query.call.name] = found
 
     def add(self, *names, timeout_ms=9):
         async def add():
             return [
-                self.looks.add(SimpleNamespace(name=name, timeout_ms=timeout_ms))
+                self.queries.add(SimpleNamespace(name=name, timeout_ms=timeout_ms))
                 for name in names
             ]
 
@@ -364,7 +366,7 @@ def harness():
     made.close()
 
 
-def test_a_look_alone_is_answered_at_once(harness):
+def test_a_fence_query_alone_is_answered_at_once(harness):
     harness.may_answer.release()
     assert all(harness.add("a"))
     harness.answered(1)
@@ -372,7 +374,7 @@ def test_a_look_alone_is_answered_at_once(harness):
     until(lambda: harness.executor._count == 0, "its thread is free")
 
 
-def test_looks_behind_a_group_are_the_next_one_on_its_thread(harness, monkeypatch):
+def test_queries_behind_a_group_are_the_next_one_on_its_thread(harness, monkeypatch):
     monkeypatch.setattr(repeated_answers, "WAIT_S", 2 * WAIT_S)
     harness.add("a", "b", "c", "d")
     harness.started(1)
@@ -395,7 +397,7 @@ def test_a_group_has_one_timeout(harness, monkeypatch):
     assert harness.groups == [["a"], ["b", "d"], ["c"]]
 
 
-def test_looks_do_not_wait_for_a_slow_group(harness):
+def test_queries_do_not_wait_for_a_slow_group(harness):
     harness.add("a", "b", "c")
     harness.add("d", timeout_ms=10)
     harness.started(1)
@@ -404,26 +406,26 @@ def test_looks_do_not_wait_for_a_slow_group(harness):
     assert sorted(harness.groups[1:]) == [["b", "c"], ["d"]]
     harness.may_answer.release(3)
     harness.answered(4)
-    until(lambda: harness.looks._server is None, "its thread is free")
+    until(lambda: harness.queries._server is None, "its thread is free")
 
 
-def test_a_slow_group_delays_no_looks_that_come_later(harness, monkeypatch):
+def test_a_slow_group_delays_no_queries_that_come_later(harness, monkeypatch):
     harness.add("slow", "b")
     harness.rest()
     harness.may_answer.release()
     harness.answered(1)
-    until(lambda: harness.looks._server is None, "the second thread is free")
+    until(lambda: harness.queries._server is None, "the second thread is free")
     monkeypatch.setattr(repeated_answers, "WAIT_S", 2 * WAIT_S)
     for count, name in enumerate("cd", 2):
         harness.add(name)
         harness.may_answer.release()
         harness.answered(count)
-        until(lambda: harness.looks._server is None, "its thread is free")
+        until(lambda: harness.queries._server is None, "its thread is free")
     harness.may_end_slow.release()
     harness.answered(4)
 
 
-def test_an_error_is_that_of_the_looks_without_an_answer(harness):
+def test_an_error_is_that_of_the_queries_without_an_answer(harness):
     harness.add("x", "y", "a", "bad", "b")
     harness.may_answer.release(3)
     harness.answered(5)
@@ -432,14 +434,14 @@ def test_an_error_is_that_of_the_looks_without_an_answer(harness):
         assert str(harness.found[name]) == "no broker"
 
 
-def test_without_a_thread_a_look_is_not_taken():
+def test_without_a_thread_a_fence_query_is_not_taken():
     harness = Harness(calls_max=0)
     assert harness.add("a") == [None]
-    assert harness.looks._server is None
+    assert harness.queries._server is None
     harness.close()
 
 
-def test_late_looks_without_a_thread_are_refused():
+def test_late_queries_without_a_thread_are_refused():
     harness = Harness(calls_max=1)
     harness.add("a", "b")
     harness.rest()
@@ -456,7 +458,7 @@ def test_a_closed_executor_refuses_all():
     harness.loop.close()
 
 
-def test_looks_whose_thread_is_cancelled_are_refused():
+def test_queries_whose_thread_is_cancelled_are_refused():
     harness = Harness()
     busy = threading.Event()
     for _ in range(8):
@@ -470,7 +472,7 @@ def test_looks_whose_thread_is_cancelled_are_refused():
     harness.loop.close()
 
 
-def test_looks_do_not_wait_for_a_slow_group_of_another_timeout(harness):
+def test_queries_do_not_wait_for_a_slow_group_of_another_timeout(harness):
     harness.add("a")
     harness.started(1)
     harness.add("slow")

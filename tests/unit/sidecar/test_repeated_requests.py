@@ -168,7 +168,7 @@ INSTANCE = HEADERS[api.INSTANCE_HEADER]
 
 
 BEAT = CLIENT + "/beat"
-STANDING = b'{"standings":[{"topic":"t","partition":0,"epoch":1,"position":%d}]}'
+PROGRESS = b'{"progress":[{"topic":"t","partition":0,"epoch":1,"position":%d}]}'
 
 
 def beat_bytes(body=b"", *headers, length=None):
@@ -219,10 +219,10 @@ def test_a_repeated_heartbeat_is_answered_at_once_and_alike(beating):
     connection, service = beating.connection, beating.served.service
     before = beating.served.server.server_state.total_requests
     for position in (7, 12_345):
-        body = STANDING % position
+        body = PROGRESS % position
         connection.sendall(beat_bytes(body))
         assert receive(connection) == beating.first
-        assert service.calls[-1][2].standings[0].position == position
+        assert service.calls[-1][2].progress[0].position == position
     assert names_of(service) == ["beat_at_once", "beat"] * 2
     assert beating.served.server.server_state.total_requests == before + 2
     counts = beating.served.app.counts.requests()
@@ -231,7 +231,7 @@ def test_a_repeated_heartbeat_is_answered_at_once_and_alike(beating):
 
 def test_head_and_body_of_a_heartbeat_may_arrive_apart(beating):
     connection = beating.connection
-    sent = beat_bytes(STANDING % 5)
+    sent = beat_bytes(PROGRESS % 5)
     head = sent.index(b"\r\n\r\n") + 4
     for pieces in ((sent[:head], sent[head:]), (sent[: head + 9], sent[head + 9 :])):
         for piece in pieces:
@@ -245,7 +245,9 @@ def test_a_slow_body_of_a_heartbeat_has_the_limits_of_every_body(beating, monkey
     monkeypatch.setattr(requests, "BODY_S_MAX", 0.2)
     connection = beating.connection
     connection.sendall(beat_bytes(length=9))
-    assert failure_of(read(connection)).message.startswith("the body did not come")
+    assert failure_of(read(connection)).message.startswith(
+        "the request body did not arrive"
+    )
     assert names_of(beating.served.service) == []
 
 
@@ -272,7 +274,7 @@ def test_without_a_service_a_repeated_heartbeat_is_refused(beating):
         serving.service = service
 
 
-@pytest.mark.parametrize("body", [b"{", b'{"standings":1}', b"[" * 2_000])
+@pytest.mark.parametrize("body", [b"{", b'{"progress":1}', b"[" * 2_000])
 def test_an_invalid_repeated_heartbeat_is_refused_with_a_reason(beating, body):
     beating.connection.sendall(beat_bytes(body))
     response = receive(beating.connection)
@@ -364,7 +366,7 @@ CLOSING = beat_bytes(b"", "Connection: close")
     pieces=st.lists(
         st.sampled_from(
             [
-                *(beat_bytes(), beat_bytes(STANDING % 3), beat_bytes(b"{}")),
+                *(beat_bytes(), beat_bytes(PROGRESS % 3), beat_bytes(b"{}")),
                 *(beat_bytes()[:40], beat_bytes()[40:], beat_bytes(length=2), b"{}"),
                 beat_bytes(b"", "Expect: 100-continue"),
                 CLOSING,
