@@ -1,6 +1,6 @@
 """The command ``marshal``, assembled from its subcommands.
 
-Apart from ``main``, which shows the version, and handles Ctrl-C, without typer.
+``main`` is a module of its own, to show the version and handle Ctrl-C without typer.
 """
 
 from typing import Annotated
@@ -95,5 +95,5 @@ def root(
 
 
 def complete_command() -> TyperGroup:
-    """Return the command with every command of it imported, for documents and tests."""
+    """Return the command with all subcommands imported, for documents and tests."""
     return load_all(get_group(app))

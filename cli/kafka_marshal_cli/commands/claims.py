@@ -143,7 +143,7 @@ def who(
 def _confirm_forgetting(
     plan: "ForgetPlan", group: str, *, force: bool, yes: bool
 ) -> None:
-    """Ask before claims are dropped beside those of live owners, or of live topics."""
+    """Ask before dropping claims if the group has live owners, or topics exist."""
     existing = plan.existing if force else ()
     if existing:
         effect = (

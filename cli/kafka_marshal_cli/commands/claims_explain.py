@@ -45,10 +45,11 @@ Since = Annotated[
 def require_exists(call: Call, key: Key) -> None:
     """Refuse an unclaimed key whose data partition does not exist.
 
-    The check passes if the cluster does not answer or does not show the topic.
+    The key passes if the cluster does not answer, or does not show the topic to this
+    principal.
 
     Raises:
-        ConfigurationError: There is no such partition.
+        ConfigurationError: The partition does not exist.
     """
     if key.topic in RESERVED_TOPICS:
         return
@@ -107,7 +108,7 @@ def _read(call: Call, key: Key, *, at: Moment | None, since: str | None) -> KeyH
 
 
 def _since(text: str | None) -> tuple[int | None, int | None]:
-    """Return the offset or the time of ``--since``; None for the other, or both."""
+    """Return offset and time of ``--since``: one of them is None, or both are."""
     if text is None:
         return None, None
     return parsing.moment("--since", text, now_ms=wall_ms())
@@ -122,7 +123,8 @@ def _selected(
         rows: All rows, oldest first.
         since: Value of --since.
         limit: Value of --limit.
-        ends: Fields of a row's last offset and time; open rows have none.
+        ends: Names of the fields with a row's last offset and time; these are None
+            while the row is open.
     """
     found, (offset, time_ms) = list(rows), _since(since)
     if since is not None:
@@ -139,7 +141,7 @@ def _show(
     at: Moment | None,
     count: int,
 ) -> None:
-    """Answer with the key and these rows of it, out of so many."""
+    """Answer with the key and the rows shown; ``count`` is the number of all rows."""
     facts = history_presenters.key_facts(found) | {f"{section.name}_count": count}
     call.answer(
         Answer(

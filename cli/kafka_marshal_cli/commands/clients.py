@@ -1,7 +1,4 @@
-"""``marshal clients``: the processes that the log knows.
-
-A module of its own, as each noun of the command line has.
-"""
+"""``marshal clients``: the processes that the log knows."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -114,7 +111,7 @@ def fence(
         chosen = incarnation
         if chosen is None:
             found = admin.client_processes(group, client)
-            # What the person confirms is what is fenced.
+            # Fence exactly the processes that the person confirms.
             chosen = [p.incarnation for p in found if p.owned or p.is_announced] or None
         else:
             found = tuple(
@@ -150,7 +147,7 @@ def _confirm_fence(
         hosts = ", ".join(sorted({each.host or "unknown" for each in live}))
         state = "is alive"
         if all(each.is_silent for each in live):
-            # Only the next append to the log would show it.
+            # Log time would show the silence only after the next append.
             state = (
                 "has been silent for more than two heartbeat intervals by the clock of "
                 "this machine, though not yet by the log, where nobody has written "

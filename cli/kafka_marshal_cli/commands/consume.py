@@ -70,7 +70,7 @@ from kafka_marshal_cli.shared import (
 DRAIN_MS = 2_000
 EVENTS_MAX = 1_000
 LIMIT_PARTS = 100
-"""At most once, a batch is at most this part of the limit of records."""
+"""With delivery at most once, a batch has at most this part of the record limit."""
 app = typer.Typer()
 EPILOG = (
     "Example: marshal consume payments --group billing --client-id worker-1 | jq .value"
@@ -89,7 +89,7 @@ MARSHAL_KEY, MARSHAL_TOKEN, MARSHAL_TIMESTAMP_MS, MARSHAL_ATTEMPT and MARSHAL_GR
 When the claim is lost, the timeout is over, or the command is stopped, it is terminated
 with all that it started (TERM, then KILL), and its records stay uncommitted.
 """
-# The callbacks of the consumer report claims won and lost.
+# Events about claims: callbacks of the consumer report these.
 _REPORTED_ELSEWHERE = frozenset({"claimed", "claim_ended", "ready", "session_failed"})
 HOST_DEFAULT = "127.0.0.1"
 _option: Any = partial(typer.Option, rich_help_panel="Metrics and log")
@@ -119,7 +119,7 @@ class LogFormat(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class Reporting:
-    """The options of reporting; JSON always has all events."""
+    """Options for metrics and events. With JSON, all events are written."""
 
     metrics_port: Annotated[
         int | None,
@@ -221,11 +221,11 @@ class EventBuffer(Observer):
 
 
 class _Stopped(BaseException):
-    """A signal came before the consumer was open. No error handler catches it."""
+    """A signal came before the consumer was open; no error handler catches it."""
 
 
 class Stopper:
-    """Stops the loop at SIGINT, SIGTERM or SIGHUP; the same signal again kills.
+    """Stops the loop at SIGINT, SIGTERM or SIGHUP; a repeated one kills the process.
 
     Attributes:
         is_stopped: Whether a signal came.
@@ -259,7 +259,7 @@ class Stopper:
         self._seen.add(number)
         self.is_stopped = True
         if self.consumer is None:
-            # No records were handed out: leave from any wait.
+            # No records were handed out yet, so any wait may be abandoned.
             raise _Stopped
         self.consumer.stop()
 
@@ -277,7 +277,7 @@ class Summary:
     Attributes:
         count: Returns how many records were consumed.
         consumer: The consumer; None before it is open.
-        held: Partitions that it held at the end of the work.
+        held: Partitions that the consumer held at the end of the work.
     """
 
     count: Callable[[], int] = attrs.field(default=lambda: 0)
@@ -491,7 +491,7 @@ def consume(
 def _run(
     work: "ExecLoop | Printer", idle: Idle, *, summary: Summary, events: EventBuffer
 ) -> None:
-    """Work until stopped, done, or idle for too long; then write the positions.
+    """Process records until the loop ends; then write the positions to the log.
 
     Raises:
         Exit: With 1, after a process failed and --on-error is stop.
@@ -518,9 +518,9 @@ def _callbacks(reporting: Reporting) -> Callbacks:
 def _limits(records_max: int, processes: ExecOptions | None) -> dict[str, Any]:
     """Return how many batches may be granted ahead, and the limit on handling time.
 
-    Offsets granted beyond a limit of records, or ahead of a process, would be lost.
-    Processes have a limit of their own, --exec-timeout; to hand their partition to
-    another member would repeat the work.
+    With delivery at most once, offsets that are granted beyond the limit of records, or
+    before a process can handle them, would be lost. Only --exec-timeout limits
+    processes: if their partition were handed to another member, the work would repeat.
     """
     is_bounded = records_max or processes is not None
     return {
@@ -534,8 +534,9 @@ def _batch_max(
 ) -> int:
     """Return the records of a batch: ``given``, or the default of --max-poll-records.
 
-    At most once, a crash loses all granted records, so no more are requested than a
-    process works on; and few beyond a limit of records, which are lost at the end.
+    With delivery at most once, a crash loses all granted records, so the default is 1
+    if processes handle single records. It is small if the number of records is limited,
+    because records granted beyond the limit are lost at the end.
     """
     default = MAX_POLL_RECORDS
     if is_amo and execs is not None and execs.mode is ExecMode.RECORD:
@@ -554,8 +555,8 @@ class Printer:
 
     Args:
         consumer: The consumer; only this loop uses it.
-        hooks: What it calls.
-        records_max: End after this many; 0 for no limit.
+        hooks: Functions that the loop calls.
+        records_max: End after this many records; 0 for no limit.
         is_amo: Whether records are granted before they are handed out.
 
     Attributes:
@@ -572,7 +573,7 @@ class Printer:
         self._is_amo = is_amo
 
     def run(self, idle: Idle) -> None:
-        """Print records until stopped, done, idle for too long, or read no more."""
+        """Print records until a signal, a limit, or a reader that closes the pipe."""
         try:
             while not self._hooks.is_stopped() and not self._is_done:
                 if self._next(idle.wait_ms):
@@ -605,7 +606,7 @@ class Printer:
         """Print the next record; return whether there was one.
 
         Raises:
-            BrokenPipeError: It could not be written; it is not committed.
+            BrokenPipeError: The record could not be written, and is not committed.
         """
         handed = self._consumer.poll(timeout_ms, 1)
         handed_out_ms = wall_ms()

@@ -1,6 +1,6 @@
 """``marshal demo``: consumers share a topic, one is killed and replaced.
 
-Apart from ``demo.play``, which knows nothing of the command line.
+It parses the command line; ``demo.play`` runs the demo.
 """
 
 import secrets

@@ -1,7 +1,4 @@
-"""``marshal grants``: offsets that were granted at most once.
-
-A module of its own, as each noun of the command line has.
-"""
+"""``marshal grants``: offsets that were granted at most once."""
 
 from typing import Annotated
 

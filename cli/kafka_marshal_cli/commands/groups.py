@@ -159,7 +159,7 @@ def describe(call: Call, group: Group, *, at: Moment | None) -> None:
 
 
 def _waiting(world: "World", group: str) -> list[Section]:
-    """Return the new partitions of topics that grew, which wait; nothing for none."""
+    """Return a section of old partitions that new ones wait for; [] without any."""
     from kafka_marshal.admin.growing import waiting
 
     rows = presenters.growth_source_rows(waiting(by_partition(world.partitions), group))
@@ -168,7 +168,10 @@ def _waiting(world: "World", group: str) -> list[Section]:
 
 
 def _uncovered(call: Call, world: "World", group: str) -> list[presenters.Row]:
-    """Return the keys that no member can claim; of the past, those ever claimed."""
+    """Return the keys that no member can claim.
+
+    For the past, partition counts are taken from the keys that were ever claimed.
+    """
     from kafka_marshal.views.plan_simulation import closed_topics, uncovered_now
 
     topics = closed_topics(world, group)
@@ -182,7 +185,7 @@ def _uncovered(call: Call, world: "World", group: str) -> list[presenters.Row]:
     return presenters.uncovered_rows(found)
 
 
-# An alias: the record that it writes is named ReleaseGroup.
+# `release` is an alias of `pause`, which writes the record ReleaseGroup.
 @app.command("release", hidden=True)
 @app.command(
     "pause",
@@ -281,13 +284,13 @@ def _answer_pause(
 
 
 def _note_unknown_topics(admin: "Admin", scope: Sequence[str]) -> None:
-    """Note paused topics or partitions that do not exist: they may be misspelt."""
+    """Notify if paused topics or partitions do not exist: they may be misspelt."""
     for text in scope:
         topic, _, numbers = text.partition(":")
         try:
             count = admin.partition_count(topic) or 0
         except CoordinationError:
-            continue  # unknown, or not to be seen: DESCRIBE is missing
+            continue  # no answer, or this principal lacks DESCRIBE
         if not count:
             notify(f"topic {topic!r} does not exist; its pause has no effect now")
         elif numbers and max(map(int, numbers.split(","))) >= count:
@@ -300,7 +303,7 @@ def _note_unknown_topics(admin: "Admin", scope: Sequence[str]) -> None:
 def _length(
     for_: str | None, *, until: str | None, now_ms: int
 ) -> tuple[int | None, int | None]:
-    """Return the length of a pause or its end; the other one is None."""
+    """Return the length of a pause and its end; one of them is None."""
     if (for_ is None) == (until is None):
         raise ConfigurationError(
             "give either --for, the length of the pause, or --until, its end",

@@ -1,4 +1,4 @@
-"""``marshal groups grow``: add partitions to a keyed data topic."""
+"""``marshal groups grow``: adds partitions to a keyed data topic."""
 
 from typing import Annotated
 
@@ -121,7 +121,7 @@ def grow(
 
 
 def growth_facts(plan: GrowthPlan) -> presenters.Row:
-    """Return what a growth does, or its withdrawal."""
+    """Return the facts about a growth, or about its withdrawal."""
     return {
         "topic": plan.growth.topic,
         "from_count": plan.growth.old_count,
@@ -152,7 +152,7 @@ def _show(call: Call, topic: str | None) -> None:
 
 
 def _exists(admin: Admin, topic: str) -> bool:
-    """Return whether a topic exists; True where this principal may not see it."""
+    """Return whether a topic exists; True if this principal may not see it."""
     try:
         return admin.partition_count(topic) is not None
     except CoordinationError:
@@ -160,13 +160,13 @@ def _exists(admin: Admin, topic: str) -> bool:
 
 
 def show_progress(progress: GrowthProgress) -> None:
-    """Show the step that begins, and how long producers still get, on stderr."""
+    """Write the current step, and the time left for producers, to stderr."""
     left = f": {duration(progress.left_ms)} left" if progress.left_ms else ""
     notify(f"{STEPS[progress.step]}{left}")
 
 
 def _notes(plan: GrowthPlan, *, execute: bool) -> list[str]:
-    """Return what somebody should know about a growth, and whether it was executed."""
+    """Return notes for people: risks of the growth, and that nothing was written."""
     growth, notes = plan.growth, []
     if not plan.steps:
         text = f"the growth to {growth.new_count} partitions has ended; nothing is left"

@@ -28,7 +28,7 @@ def _notify_missing(found: GroupHistory) -> None:
 
 
 def _notify_open(found: GroupHistory, group: str | None) -> None:
-    """Name the command that ends or continues what an admin left open."""
+    """Notify of open operations and growths, with the command to run for each."""
     worlds = found.world.partitions
     for each in open_operations(worlds, group):
         state = "committed" if each.is_committed else "undecided"
@@ -46,7 +46,7 @@ def _notify_open(found: GroupHistory, group: str | None) -> None:
 
 
 def _went_on(row: presenters.Row, since_ms: int) -> bool:
-    """Return whether an action went on after a time, epoch ms."""
+    """Return whether an action was still in effect at a time, epoch ms, or later."""
     last_ms: int = row["last_ms"]
     if row["kind"] in DIRECTIVES and row["ended"] is None:
         last_ms = max(last_ms, row["until_ms"] or 0)

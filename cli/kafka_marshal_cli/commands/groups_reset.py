@@ -1,4 +1,4 @@
-"""``marshal groups reset``, ``undo`` and ``finish``: set the positions of a group."""
+"""``marshal groups reset``, ``undo`` and ``finish``: change positions of a group."""
 
 import time
 from functools import partial
@@ -93,7 +93,7 @@ PlanFile = Annotated[
 
 @attrs.frozen(kw_only=True)
 class Rules:
-    """Rules for new positions, of which a command gets one."""
+    """Rules for new positions; a command takes one of them."""
 
     to_earliest: Annotated[bool, _rule("--to-earliest", help="The log start.")] = False
     to_latest: Annotated[bool, _rule("--to-latest", help="The log end.")] = False
@@ -140,10 +140,10 @@ class Rules:
     ] = None
 
     def spec(self) -> PositionSpec | Moment | None:
-        """Return the rule, the moment of ``--to-fence``, None without any.
+        """Return the rule, or the moment of ``--to-fence``; None without a rule.
 
         Raises:
-            ConfigurationError: There are several, or one is invalid.
+            ConfigurationError: Several rules were given, or one is invalid.
         """
         chosen = {
             name: value
@@ -234,7 +234,7 @@ def reset(
                     clamp=clamp,
                     allow_reprocess=allow_reprocess,
                 )
-            except PositionError as error:  # by what was asked for, not by the log
+            except PositionError as error:  # of the request, not of the log
                 see = f"see the positions: marshal groups describe {group}"
                 raise ConfigurationError(f"{error}; {see}") from error
             _require_named(then, plan)
@@ -316,7 +316,7 @@ def finish(call: Call, group: Group, *, reason: Reason = None) -> None:
     call.answer(Answer(presenters.as_of(world), {"group_id": group}, (section,)))
     if not rows:
         text = f"group {group!r} has no reset to finish"
-        # Its command may have died before it locked anything.
+        # The command of a reset may have died before it locked anything.
         pauses = (each.active_pause(group) for each in world.partitions)
         if any(pause and pause.until_ms > wall_ms() for pause in pauses):
             text += f", and is paused; to end that, run: marshal groups resume {group}"
@@ -331,7 +331,7 @@ def _refuse(is_wrong: object, text: str) -> None:
 
 
 def _require_named(then: World | None, plan: ResetPlan) -> None:
-    """Refuse to leave partitions out because ``--to-fence`` names not all offsets."""
+    """Refuse a plan without the partitions whose offsets ``--to-fence`` lacks."""
     if then is None or not then.is_partial:
         return
     count, known = then.config().partition_count, {w.partition for w in then.partitions}
@@ -377,14 +377,14 @@ def _topics(
 
 
 class Printer:
-    """Writes progress to stderr, a line for each step, and one a second within it."""
+    """Writes progress to stderr: a line for each step, then one a second."""
 
     def __init__(self) -> None:
         self._step = ""
         self._at_s = 0.0
 
     def __call__(self, progress: Progress) -> None:
-        """Show progress, unless this step was shown just now."""
+        """Show progress, unless this step was shown less than a second ago."""
         now_s = time.monotonic()
         is_new = progress.step != self._step
         if not progress.left_count or not (is_new or now_s - self._at_s >= PROGRESS_S):

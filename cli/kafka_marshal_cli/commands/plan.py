@@ -1,4 +1,4 @@
-"""``marshal plan``: who should hold which partition, and what would happen if."""
+"""``marshal plan``: shows and checks plans, and predicts the effect of changes."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -237,7 +237,7 @@ def _show_changes(
 
 
 def _past(call: Call) -> Callable[[Mapping[int, int]], "World"]:
-    """Return a function that returns the world as of an offset of each partition."""
+    """Return a function that reads the world as of given offsets of partitions."""
 
     def past(offsets: Mapping[int, int]) -> "World":
         text = ",".join(f"{t}:{offset}" for t, offset in sorted(offsets.items()))
@@ -261,7 +261,7 @@ def _lag(row: Row) -> str:
 
 
 def _member_columns(rows: Sequence[Row], *, has_lag: bool) -> tuple[Column, ...]:
-    """Return the columns of members; some only where there is anything to show."""
+    """Return the columns of members; optional ones only if some member has a value."""
     optional = {
         "TARGET": "target",
         "DIRECTIVE": "directive",
@@ -440,7 +440,7 @@ def _answer(found: Simulation, group: str, as_of: Mapping[str, object]) -> Answe
 
 
 def _terms(member: MemberView | None, topics: Collection[str]) -> Row:
-    """Return what a member's share depends on; nothing of one that is gone."""
+    """Return what a member's share depends on; None values if the member is gone."""
     if member is None:
         return dict.fromkeys(("limit", "weight", "topics_count", "target", "directive"))
     is_directed = member.is_drained or member.is_cordoned
@@ -454,7 +454,7 @@ def _terms(member: MemberView | None, topics: Collection[str]) -> Row:
 
 
 def _simulated_columns(rows: Sequence[Row], topics_count: int) -> tuple[Column, ...]:
-    """Return the columns of predicted members; some only where they matter."""
+    """Return the columns of predicted members; omit those with only usual values."""
     usual = {"weight": 1, "topics_count": topics_count}
     shown = {
         name

@@ -227,14 +227,14 @@ def _serve(settings: Any) -> None:  # noqa: ANN401 - of a lazy import
 
 
 def _state_dir(given: Path | None) -> str | Path | None:
-    """Return the directory; an empty one means none, as in the library."""
+    """Return the directory; an empty path means no directory, as in the library."""
     if given is None:
         return None
     return "" if str(given) in {"", "."} else given.expanduser()
 
 
 def _with_origin(error: ConfigurationError, context: typer.Context) -> BaseException:
-    """Return the error with where the invalid setting was set."""
+    """Return the error with the origin of the invalid setting added."""
     name = error.setting.removeprefix("--").replace("-", "_")
     if name not in {param.name for param in context.command.params}:
         return error
@@ -343,7 +343,7 @@ def clients(call: Call, *, path: Path) -> None:
     if answered != http.client.OK:
         raise CoordinationError(f"{found['message']}; see: marshal sidecar status")
     rows = [
-        # In the order and by the names of other commands.
+        # The same names and order of columns as in other commands.
         {"group_id": row.pop("group"), "client_id": row.pop("client"), **row}
         for row in found["clients"]
     ]

@@ -1,4 +1,4 @@
-"""``marshal spark``: jobs on Spark: the audit of the log."""
+"""``marshal spark``: runs the audit of the log on Spark."""
 
 import os
 from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kafka_marshal.spark.audit import Audit, Bounds, Finding, Source
     from kafka_marshal.spark.audit.store import Run
 
-# Longest wait for a stream between two checks for a signal.
+# Longest wait for the stream before a signal is handled.
 POLL_S = 1.0
 
 app = typer.Typer(no_args_is_help=True)
@@ -228,7 +228,7 @@ def _require_used(
 
 
 def _require_place(report: Path) -> None:
-    """Require that a report can be written, before the hours that an audit may take."""
+    """Require that the report can be written, before an audit that may take hours."""
     folder = report.absolute().parent
     if report.is_dir():
         why = "it is a directory; name a file in it"

@@ -265,7 +265,7 @@ def resize(
 
 
 def resize_facts(call: Call, plan: ResizePlan) -> presenters.Row:
-    """Return what a change of the number of coordinating partitions does."""
+    """Return the facts about a change of the number of coordinating partitions."""
     change = plan.change
     return {
         "topic": call.coordination_topic,
@@ -283,7 +283,7 @@ def resize_facts(call: Call, plan: ResizePlan) -> presenters.Row:
 
 
 def show_progress(progress: Progress) -> None:
-    """Show how far a change is, on stderr."""
+    """Write the progress of a change to stderr."""
     notify(
         f"fences {progress.fenced_count}/{progress.partition_count}, "
         f"moving {progress.moving_count}, drained {progress.final_count}, "
@@ -330,7 +330,7 @@ def info(call: Call, *, at: Moment | None) -> None:
 
 
 def _past_answer(call: Call, at: Moment) -> Answer:
-    """Return the Config and the state of a moment."""
+    """Return the answer for a moment: the Config and the state."""
     world = call.world(at)
     world.require_known()
     first = leading(by_partition(world.partitions))
@@ -425,7 +425,7 @@ def _sections(world: World) -> tuple[Section, ...]:
 
 
 def change_facts(world: World) -> presenters.Row | None:
-    """Return how far the open change of the count is, None without one."""
+    """Return the progress of the open change of the count; None without a change."""
     reading = read(
         {state.partition: state for state in world.partitions},
         unread=world.log_start_missing,
@@ -450,7 +450,7 @@ def change_facts(world: World) -> presenters.Row | None:
 
 
 def layout_rows(world: World) -> list[presenters.Row]:
-    """Return each partition with an open change of the count; none without one."""
+    """Return a row for each partition that an open change of the count has reached."""
     return [
         {
             "partition": state.partition,
@@ -486,7 +486,7 @@ def _partition_rows(world: World) -> list[presenters.Row]:
 
 
 def _shown_config(found: presenters.Row, config: Config | None) -> dict[str, str]:
-    """Return how people see the facts of a Config."""
+    """Return texts for people, for some facts of a Config."""
     if config is None:
         return {}
     ms = config.heartbeat_interval_ms
