@@ -24,8 +24,8 @@ class MemberOptions:
         _member(
             metavar="NAME=TEXT,...",
             envvar="MARSHAL_LABELS",
-            help="For planners: `rack`, `target`, `replaces` (the client whose "
-            "place it takes; `*` for any that is drained or restarts), or others.",
+            help="For planners: `rack`, `target`, `replaces` (client whose place "
+            "this member takes; `*` for any that is drained or restarts), or others.",
         ),
     ] = ""
     no_plan: Annotated[
@@ -41,8 +41,8 @@ class MemberOptions:
         _member(
             "--restarts",
             envvar="MARSHAL_RESTARTS",
-            help="It, or a member that replaces it, starts again soon: with policy "
-            "`planner` its partitions wait for that, `grace_ms` of the group.",
+            help="This member, or its replacement, starts again soon: with policy "
+            "`planner` its partitions wait for it, up to `grace_ms` of the group.",
         ),
     ] = False
 
@@ -77,7 +77,7 @@ class SidecarOption:
         _sidecar(
             metavar="FILE",
             envvar="MARSHAL_SIDECAR_TOKEN_FILE",
-            help="File with the sidecar's token, over TCP.",
+            help="File with the sidecar's token, for TCP.",
         ),
     ] = None
 

@@ -598,8 +598,8 @@ class ExecForm:
         _option(
             "--exec",
             metavar="CMD",
-            help="Run this command for each record, on stdin; exit code 0 commits. "
-            "Words are split as in a shell.",
+            help="Run this command for each record, passed on stdin; exit code 0 "
+            "commits. Words are split as in a shell.",
         ),
     ] = None
     exec_mode: Annotated[
@@ -608,8 +608,8 @@ class ExecForm:
     exec_format: Annotated[
         ExecFormat | None,
         _option(
-            help="Input: bare values (by default of records), or JSON lines as printed "
-            "without --exec (of batches).",
+            help="Input: bare values (default for records), or JSON lines as printed "
+            "without --exec (default for batches).",
         ),
     ] = None
     exec_shell: Annotated[
@@ -617,9 +617,7 @@ class ExecForm:
     ] = False
     exec_timeout: Annotated[
         str | None,
-        _option(
-            metavar="MS", help="A process that takes longer is ended and has failed."
-        ),
+        _option(metavar="MS", help="A process that takes longer is ended, as failed."),
     ] = None
     exec_grace: Annotated[
         str, _option(metavar="MS", help="Time between TERM and KILL.")
@@ -627,8 +625,8 @@ class ExecForm:
     on_error: Annotated[
         OnError,
         _option(
-            help="When a process fails: stop with 1 without commit; retry, then stop; "
-            "or skip and commit, with a line on stderr.",
+            help="If a process fails: stop with exit code 1, without commit; retry, "
+            "then stop; or skip and commit, with a line on stderr.",
         ),
     ] = OnError.STOP
     retries: Annotated[
@@ -636,7 +634,7 @@ class ExecForm:
         _option(
             min=0,
             metavar="N",
-            help="Further tries, with pauses from 0.5 s, doubled up to 30 s. By "
+            help="Tries after the first; pauses double from 0.5 s to 30 s. By "
             f"default {RETRIES_DEFAULT} with --on-error retry, else 0.",
         ),
     ] = None
@@ -644,7 +642,7 @@ class ExecForm:
         int,
         _option(
             min=1,
-            help="Most processes at a time; one for each partition at most, in order.",
+            help="Most processes at a time; each partition has at most one, in order.",
         ),
     ] = 1
 

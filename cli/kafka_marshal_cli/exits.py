@@ -47,7 +47,7 @@ class ExitCode(IntEnum):
 
 
 MEANINGS = {
-    ExitCode.OK: "done, also if the reader of our output closed the pipe",
+    ExitCode.OK: "done, even if the reader of the output closed the pipe",
     ExitCode.FAILED: "failed: access denied, an unreadable log or topic, a failed "
     "check, a failed process of `consume --exec`",
     ExitCode.USAGE: "wrong usage or an impossible setting; nothing was sent",

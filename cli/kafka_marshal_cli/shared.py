@@ -140,7 +140,7 @@ CommandConfig = Annotated[
     typer.Option(
         envvar="MARSHAL_COMMAND_CONFIG",
         metavar="FILE",
-        help="Properties file with such options.",
+        help="Properties file with connection options.",
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
@@ -149,7 +149,7 @@ Transport = Annotated[
     typer.Option(
         envvar="MARSHAL_TRANSPORT",
         metavar="auto|fast|kafka-python",
-        help="Client library; auto: fast if it is usable.",
+        help="Client library; auto: fast if usable.",
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
@@ -168,8 +168,8 @@ As = Annotated[
         "--as",
         envvar="MARSHAL_AS",
         metavar="NAME",
-        help="Person for whom this is done, for the log. By default the user of the "
-        "system.",
+        help="Person for whom this is done, stored in the log. By default the system's "
+        "user.",
     ),
 ]
 OutputOption = Annotated[
@@ -178,7 +178,7 @@ OutputOption = Annotated[
         "-o",
         "--output",
         envvar="MARSHAL_OUTPUT",
-        help="For people, one JSON document, or JSON lines.",
+        help="Table, one JSON document, or JSON lines.",
     ),
 ]
 Debug = Annotated[

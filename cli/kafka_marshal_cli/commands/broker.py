@@ -40,7 +40,7 @@ def run(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Directory of the data; without it deleted at the end.",
+            help="Directory to keep the data in; by default deleted at the end.",
         ),
     ] = None,
     format_: Annotated[
@@ -66,7 +66,8 @@ def run(
 ) -> None:
     """Run an embedded Apache Kafka in the foreground, until SIGINT or SIGTERM.
 
-    When it is ready, the first line on stdout is its address. Needs the extra `broker`.
+    When the broker is ready, its address is the first line on stdout. Needs the extra
+    `broker`.
     """
     del call
     wanted = Format(

@@ -37,7 +37,7 @@ Since = Annotated[
     typer.Option(
         metavar="OFFSET|TIME",
         help="Only rows from an offset, an ISO time, or a time ago like -1h. The log "
-        "is read from the newest checkpoint before.",
+        "is read from the newest checkpoint before that.",
     ),
 ]
 
@@ -170,14 +170,15 @@ def explain(
 ) -> None:
     """Explain why a partition is owned or free, with the records that made it so.
 
-    The first line is the answer; the events follow, oldest first: claims, releases,
+    The first line is the answer. The events follow, oldest first: claims, releases,
     refusals, and changes by admins. LOG is the coordinating partition and offset of a
-    record. Refused records of one client are one row until the next change. If
+    record. Refused records of one client share a row until the next change. If
     retention has deleted the start of the log, the events begin at the first remaining
-    checkpoint; with --since at the newest one before that moment, which the answer
-    shows. --at also takes an offset of the key's coordinating partition.
+    checkpoint; with --since, at the newest checkpoint before that moment. The answer
+    shows where they begin. --at may also be an offset of the key's coordinating
+    partition.
 
-    A note names what a new partition of a topic that has grown waits for.
+    If a topic has grown, a note names the old partition that a new one waits for.
     """
     key = parsing.key_of(group, topic, partition=partition)
     found = _read(call, key, at=at, since=since)
@@ -225,9 +226,10 @@ def history(
 ) -> None:
     """List every owner of a partition, from when until when, and why each claim ended.
 
-    AT and POSITION after FROM are those of the claim, after UNTIL those of its end;
-    REASON is that of the release, or of the next owner's claim. The list begins, and
-    --at is given, as in `marshal claims explain`.
+    AT is an offset in the log and POSITION a position in the data partition: at the
+    claim (after FROM), and at its end (after UNTIL). REASON is the reason of the
+    release, or of the next owner's claim. The list begins, and --at is written, as
+    `marshal claims explain` states.
     """
     key = parsing.key_of(group, topic, partition=partition)
     found = _read(call, key, at=at, since=since)

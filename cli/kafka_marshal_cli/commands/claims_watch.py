@@ -385,11 +385,11 @@ def watch(
     group: OfGroup = None,
     topic: OfTopic = None,
     count: Annotated[
-        int, typer.Option(min=0, help="End after so many changes; 0 for no limit.")
+        int, typer.Option(min=0, help="End after this many changes; 0 for no limit.")
     ] = 0,
     timeout: Annotated[
         str | None,
-        typer.Option(metavar="MS", help="End after this without a change."),
+        typer.Option(metavar="MS", help="End after this time without a change."),
     ] = None,
     open_timeout: OpenTimeout = "30s",
     only_changes: Annotated[
@@ -399,12 +399,12 @@ def watch(
 ) -> None:
     """Show claims live: a table on a terminal, else a line for each change.
 
-    The table looks up log ends every 5 s. Lines begin with the held claims (in JSON,
-    one object a line with either format: kind `claims`), then follow the changes (kind
-    `change`), with offset and time of the entry: claimed, resumed, released, lost
-    (taken over), offered, ready, withdrawn, paused, renewed (a pause), unpaused, moved
-    (to another coordinating partition). It waits for brokers that do not answer. Ctrl-C
-    ends it with 130, SIGTERM with 0.
+    The table looks up log ends every 5 s. Lines show first the claims that are held,
+    then each change, with the offset and time of its entry: claimed, resumed, released,
+    lost (taken over), offered, ready, withdrawn, paused, renewed (a pause), unpaused,
+    moved (to another coordinating partition). `-o json` and `-o jsonl` both write an
+    object a line, of kind `claims` or `change`. If brokers do not answer, the command
+    waits for them. Ctrl-C ends it with exit code 130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)

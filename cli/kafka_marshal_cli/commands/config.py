@@ -92,7 +92,7 @@ def show(
     context: typer.Context,
     others: dict[str, Any],
     origin: Annotated[
-        bool, typer.Option("--origin", help="Show where each was set.")
+        bool, typer.Option("--origin", help="Show where each setting was set.")
     ] = False,
 ) -> None:
     r"""Print every setting in force for a command with the same options.

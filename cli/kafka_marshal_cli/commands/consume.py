@@ -80,14 +80,15 @@ Consume topics in a group and print one JSON object for each record.
 
 Fields: topic, partition, offset, token, timestamp (of the record, epoch ms),
 handed_out_ms, key and value as text, or key_base64 and value_base64 if they are not
-UTF-8. A record is committed after its line was flushed. On SIGTERM or SIGINT it
-finishes uncommitted records, writes positions and releases claims.
+UTF-8. A record is committed after its line was flushed. On SIGTERM or SIGINT the
+command finishes uncommitted records, writes positions and releases claims.
 
-With --exec it runs a process for each record and prints nothing. Its environment has
-MARSHAL_TOPIC, MARSHAL_PARTITION, MARSHAL_OFFSET (also LAST_OFFSET and COUNT),
-MARSHAL_KEY, MARSHAL_TOKEN, MARSHAL_TIMESTAMP_MS, MARSHAL_ATTEMPT and MARSHAL_GROUP.
-When the claim is lost, the timeout is over, or the command is stopped, it is terminated
-with all that it started (TERM, then KILL), and its records stay uncommitted.
+With --exec it runs a process for each record and prints nothing. The environment of the
+process has MARSHAL_TOPIC, MARSHAL_PARTITION, MARSHAL_OFFSET, MARSHAL_LAST_OFFSET,
+MARSHAL_COUNT, MARSHAL_KEY, MARSHAL_VALUE_IS_NULL (1 for a null value), MARSHAL_TOKEN,
+MARSHAL_TIMESTAMP_MS, MARSHAL_ATTEMPT and MARSHAL_GROUP. If the claim is lost,
+--exec-timeout is over, or the command is stopped, the process and all processes that it
+started are ended (TERM, then KILL), and its records stay uncommitted.
 """
 # Events about claims: callbacks of the consumer report these.
 _REPORTED_ELSEWHERE = frozenset({"claimed", "claim_ended", "ready", "session_failed"})
@@ -133,13 +134,15 @@ class Reporting:
     ] = None
     metrics_host: Annotated[
         str,
-        _option(metavar="ADDRESS", help="0.0.0.0 for access from other machines."),
+        _option(
+            metavar="ADDRESS", help="Address to serve on; 0.0.0.0 for other machines."
+        ),
     ] = HOST_DEFAULT
     log_format: Annotated[
-        LogFormat, _option(help="Events on stderr: text, or a JSON object a line.")
+        LogFormat, _option(help="Events on stderr: text or JSON lines.")
     ] = LogFormat.TEXT
     is_verbose: Annotated[
-        bool, _option("-v", "--verbose", help="Also write all events.")
+        bool, _option("-v", "--verbose", help="Write all events, not only warnings.")
     ] = False
 
     def includes(self, event: Event) -> bool:
@@ -328,7 +331,7 @@ ClientId = Annotated[
     typer.Option(
         metavar="NAME",
         envvar="MARSHAL_CLIENT_ID",
-        help="Name in the group, unique, the same at every start.",
+        help="Unique name in the group, the same at every start.",
     ),
 ]
 DeliveryOption = Annotated[
@@ -341,7 +344,7 @@ ClaimsMax = Annotated[
     int,
     typer.Option(
         min=LEAST["claims_max"],
-        help="Most partitions, or topics; 0 for no limit.",
+        help="Most partitions, or topics with policy topic; 0 for no limit.",
     ),
 ]
 MaxRecords = Annotated[
@@ -352,7 +355,7 @@ MaxRecords = Annotated[
         min=0,
         metavar="N",
         help="End after this many records; 0 for no limit. At most once, offsets "
-        "granted beyond it are lost: of each partition up to a hundredth of it, or "
+        "granted beyond the limit are lost: per partition up to a hundredth of it, or "
         "--max-poll-records.",
     ),
 ]
@@ -370,16 +373,16 @@ MaxPollRecords = Annotated[
     typer.Option(
         min=LEAST["max_poll_records"],
         metavar="N",
-        help="Records of a batch; at most once, what a crash can lose of a partition. "
-        "By default 500; 1 for --exec of single records at most once.",
+        help="Most records of a batch; at most once, a crash can lose these per "
+        "partition. By default 500; 1 for --exec of single records at most once.",
     ),
 ]
 ResetOption = Annotated[
-    OffsetReset, typer.Option(help="Start of a partition without a position.")
+    OffsetReset, typer.Option(help="Where to start without a position.")
 ]
 FromBeginning = Annotated[
     bool,
-    typer.Option("--from-beginning", help="The same as --auto-offset-reset earliest."),
+    typer.Option("--from-beginning", help="As --auto-offset-reset earliest."),
 ]
 IsolationOption = Annotated[
     Isolation,
@@ -389,7 +392,7 @@ ExpectedInterval = Annotated[
     str | None,
     typer.Option(
         metavar="MS",
-        help="Another one in the log is an error.",
+        help="Expected interval; another one in the log is an error.",
     ),
 ]
 StateDir = Annotated[
@@ -397,7 +400,7 @@ StateDir = Annotated[
     typer.Option(
         metavar="DIR",
         envvar="MARSHAL_STATE_DIR",
-        help="Directory of the identity, for a restart to resume.",
+        help="Directory of the identity, which a restart resumes.",
     ),
 ]
 

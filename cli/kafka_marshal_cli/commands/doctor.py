@@ -44,10 +44,10 @@ _OLD_BROKERS = (
 def doctor(call: Call) -> None:
     """Check this machine, the brokers, the coordination topic and its log.
 
-    Writes nothing to the cluster. Ends with 1 if a check failed; a note is not a
-    failure. Where the last record does not show it, it waits up to 5 seconds for one
-    that shows whether this machine's clock is that of the brokers; a third of a
-    heartbeat interval if live members seem to have written none for so long.
+    Writes nothing to the cluster. Ends with exit code 1 if a check failed; a note is no
+    failure. To compare this machine's clock with the brokers' clocks, the command
+    waits up to 5 seconds for a new record if the last one is too old; it waits a third
+    of a heartbeat interval if live members seem to have written none for so long.
     """
     cluster = ClusterChecks(call)
     results = list(cluster.run())

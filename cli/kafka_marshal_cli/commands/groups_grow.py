@@ -33,21 +33,21 @@ STEPS = {
 
 Topic = Annotated[
     str | None,
-    typer.Option(metavar="TOPIC", help="The topic, with keys."),
+    typer.Option(metavar="TOPIC", help="The topic, whose records have keys."),
 ]
 Partitions = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="The new number, a multiple of the present one. Without it the known "
-        "growths are shown.",
+        help="New number, a multiple of the present one. Without it, known growths are "
+        "shown.",
     ),
 ]
 Settle = Annotated[
     str,
     typer.Option(
         metavar="DURATION",
-        help="How long producers get to learn it: metadata.max.age.ms plus "
+        help="How long producers get to learn the number: metadata.max.age.ms plus "
         "delivery.timeout.ms at least.",
     ),
 ]
@@ -55,7 +55,7 @@ Withdraw = Annotated[
     bool,
     typer.Option(
         "--withdraw",
-        help="No partition waits for the growth any more.",
+        help="Withdraw the growth: partitions wait for it no longer.",
     ),
 ]
 
@@ -77,14 +77,15 @@ def grow(
 ) -> None:
     """Add partitions to a keyed data topic; groups keep the order of each key.
 
-    No group claims a new partition before the old one that had its keys is processed to
-    the end that it had when every producer knew the new number. If interrupted, run it
-    again with the same number: it waits --settle again. --timeout is for each step
-    besides.
+    An old partition has an end: its log end when every producer knew the new number. No
+    group claims a new partition before the old one that had its keys is processed to
+    its end. If interrupted, run the command again with the same number: it waits for
+    --settle again. --timeout limits each other step.
 
     Each row is an old partition in a group: its POSITION, the END that it has to reach
-    (its log end, until that is known), and the new partitions WAITING for it. Producers
-    must choose partitions by the key's hash modulo their number, as Kafka's own do.
+    (its log end, until END is known), and the new partitions WAITING for it. Producers
+    must choose partitions by the key's hash modulo the number of partitions, as Kafka's
+    own do.
     """
     if partitions is None and not withdraw:
         if execute:

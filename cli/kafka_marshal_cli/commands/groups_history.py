@@ -61,13 +61,13 @@ def history(
     *,
     at: Moment | None,
     group: Annotated[
-        str | None, typer.Argument(metavar="[GROUP]", help="The group; all without it.")
+        str | None, typer.Argument(metavar="[GROUP]", help="The group; by default all.")
     ] = None,
     since: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Only actions that went on after a time like -1h.",
+            help="Only actions still in effect after a time like -1h.",
         ),
     ] = None,
     limit: Limit = LIMIT_DEFAULT,
@@ -77,8 +77,8 @@ def history(
     Each operation is one row. Changes of the coordination topic, resets of its state
     and growths of data topics concern every group. BY is the person if the record names
     one, else the client. LOG is the coordinating partition and offset of the first
-    record; -o json has all. If retention has deleted the start of the log, the list
-    begins at the first remaining checkpoint.
+    record; -o json has all records. If retention has deleted the start of the log, the
+    list begins at the first remaining checkpoint.
     """
     if at is not None and at.time_ms is None:
         raise ConfigurationError(

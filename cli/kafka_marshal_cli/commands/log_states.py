@@ -127,17 +127,24 @@ class DiffCommand(TyperCommand):
 def diff(
     call: Call,
     one: Annotated[
-        str, typer.Argument(metavar="ONE", help="A snapshot, a dump, `live`, or -5m.")
+        str,
+        typer.Argument(
+            metavar="ONE", help="Snapshot, dump, `live`, or moment like -5m."
+        ),
     ],
     *,
     other: Annotated[
-        str, typer.Argument(metavar="OTHER", help="A snapshot, a dump, `live`, or -5m.")
+        str,
+        typer.Argument(
+            metavar="OTHER", help="Snapshot, dump, `live`, or moment like -5m."
+        ),
     ],
 ) -> None:
     """Show the differences of two states of the log, key by key and field by field.
 
-    Each is an output of `log snapshot` or `log dump`, the log (`live`), or a moment of
-    it, as for --at; 3:100 is compared in partition 3 alone. Ends with 1 if they differ.
+    A state is an output of `log snapshot` or `log dump`, the log now (`live`), or the
+    log at a moment, as for --at. With 3:100, only partition 3 is compared. Ends with
+    exit code 1 if the states differ.
     """
     first, second = compared(
         states_named(call, one, setting="ONE"),

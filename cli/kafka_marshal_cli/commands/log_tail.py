@@ -346,11 +346,11 @@ TextOrJson = Annotated[
 ]
 WithTransitions = Annotated[
     bool,
-    typer.Option("--transitions", help="In JSON, too, show what each did."),
+    typer.Option("--transitions", help="In JSON, too, show what each entry did."),
 ]
 IdleTimeout = Annotated[
     str | None,
-    typer.Option(metavar="MS", help="Follow until none came for this time."),
+    typer.Option(metavar="MS", help="Follow until no entry came for this time."),
 ]
 
 
@@ -393,7 +393,7 @@ def tail(
     A line has the coordinating partition and offset, the time of the append, the
     record, and after an arrow what it did, or why it had no effect. `-o jsonl` writes
     the text form that `marshal log replay` reads. With --at the entries end at that
-    moment. Ctrl-C ends it with 130, SIGTERM with 0.
+    moment. Ctrl-C ends the command with exit code 130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)

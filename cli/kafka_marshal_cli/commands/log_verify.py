@@ -203,17 +203,17 @@ def verify(
         str | None,
         typer.Option(
             metavar="TIME|T:OFFSET",
-            help="Only what was appended after it.",
+            help="Only entries appended after it.",
         ),
     ] = None,
 ) -> None:
     """Fold the log twice and check the invariants of the protocol.
 
     Also compares checkpoints in the log with the folded state. Reads the whole log, up
-    to --at; if retention has deleted the start of a partition, from its first remaining
-    checkpoint, with --since from the newest one before that moment. Ends with 70 if an
-    invariant is broken, with 1 if only a snapshot file differs or a partition cannot be
-    verified.
+    to --at. If retention has deleted the start of a partition, reading begins at its
+    first remaining checkpoint; with --since, at the newest checkpoint before that time.
+    Ends with exit code 70 if an invariant is broken, with 1 if only a snapshot file
+    differs or a partition cannot be verified.
     """
     beginning = _beginning(since)
     sections = [] if snapshot is None else log_states.snapshots_of(snapshot)

@@ -42,14 +42,17 @@ def shell(
     lines: Annotated[
         list[str] | None,
         typer.Option(
-            "-c", "--command", metavar="LINE", help="Run this and end. Repeatable."
+            "-c",
+            "--command",
+            metavar="LINE",
+            help="Run this line, then end. Repeatable.",
         ),
     ] = None,
     refresh: Annotated[
         str,
         typer.Option(
             metavar="DURATION",
-            help="At a prompt, read the log again so often.",
+            help="At a prompt, read the log again after this.",
         ),
     ] = REFRESH,
 ) -> None:
