@@ -1,7 +1,7 @@
 """Takes over the positions of a consumer group, for ``marshal groups adopt``.
 
-``plan_adoption`` reads and writes nothing; ``adopt`` claims each partition, sets its
-position by an ordinary heartbeat and releases it. Both can be repeated at any time.
+``plan_adoption`` only reads. ``adopt`` claims each partition, sets its position by an
+ordinary heartbeat and releases it. Both can be repeated at any time.
 """
 
 import os
@@ -38,20 +38,20 @@ from kafka_marshal.views.world import World
 
 
 class Action(Enum):
-    """What is done with one partition."""
+    """The action on one partition."""
 
     SET = "set"
     """Set its position."""
     DONE = "done"
-    """It already has this position."""
+    """The partition already has this position."""
     KEEP = "keep"
-    """It has another position, which is kept: the log is authoritative."""
+    """The partition has another position, which is kept: the log is authoritative."""
     GONE = "gone"
     """The partition does not exist any more."""
     HELD = "held"
-    """A live member of the group holds it, so its position must not be set."""
+    """A live member of the group holds it; its position must not be set."""
     BEYOND = "beyond"
-    """The offset is beyond the end of the log: it is of an earlier topic."""
+    """The offset is beyond the log end: it belongs to an earlier topic."""
 
 
 BLOCKING = frozenset({Action.HELD, Action.BEYOND})
@@ -63,13 +63,14 @@ class Step:
 
     Attributes:
         partition: Data partition.
-        action: What is done.
-        source: Origin of the offset: ``committed`` or ``heartbeat``.
-        offset: Next offset to process, by the old group.
+        action: The action.
+        source: Origin of the offset: ``committed`` in Kafka, or a ``heartbeat`` of the
+            Go original.
+        offset: Next offset that the old group would process.
         position: Position afterwards; None if the partition is gone.
-        before: Position in the coordination log now, None if it has none.
+        before: Position in the coordination log now; None without one.
         lag: Records between the position afterwards and the end of the log.
-        note: A sentence for people about an exception, else None.
+        note: A sentence for people, if the case is unusual, else None.
     """
 
     partition: TopicPartition
@@ -121,14 +122,14 @@ def step_of(
     before: int | None = None,
     owner: str | None = None,
 ) -> Step:
-    """Return what is done with a partition.
+    """Return the step for a partition.
 
     Args:
         partition: Data partition.
-        offset: Next offset to process, by the old group.
+        offset: Next offset that the old group would process.
         source: Origin of the offset: ``committed`` or ``heartbeat``.
-        log_range: Offsets that exist; None if the partition does not.
-        before: Position in the coordination log, None if it has none.
+        log_range: Offsets that exist; None if the partition does not exist.
+        before: Position in the coordination log; None without one.
         owner: client_id of a live owner in the coordination log, or None.
     """
     action, position, note = _decide(offset, log_range, before=before, owner=owner)
@@ -174,17 +175,17 @@ def _decide(
 
 _WITH_OFFSET = ("Heartbeat", "ReleasingPartition")
 _FIELDS_COUNT = 9
-# The original has a fixed heartbeat interval; after two an owner counts as dead.
+# The original has a fixed heartbeat interval of 60 s; after two an owner is dead.
 _LIVE_S = 2 * 60
 
 
 @attrs.define
 class OriginalGroup:
-    """One group by the topic of the original.
+    """One group, as the coordination topic of the Go original shows it.
 
     Attributes:
-        offsets: Next offset to process of each partition, by its last record.
-        beats: Unix time of the last heartbeat of each partition still held.
+        offsets: Next offset to process of each partition, from its last record.
+        beats: Unix time in seconds of the last heartbeat of each partition still held.
         unreadable_count: Records that could not be read, of any group.
     """
 
@@ -198,7 +199,7 @@ class OriginalGroup:
 
 
 def read_group(values: Iterable[bytes | None], group_id: str) -> OriginalGroup:
-    """Fold records, those of each coordinating partition in log order."""
+    """Fold record values, in log order within each coordinating partition."""
     group = OriginalGroup()
     for value in values:
         try:
@@ -271,8 +272,8 @@ def plan_adoption(
         group_id: Group of the coordination log.
         from_group: The old group, a consumer group in Kafka; by default the one
             of the same name.
-        from_topic: Coordination topic of the Go original. Of its last heartbeat of
-            a partition and the committed offset the larger counts, as in the
+        from_topic: Coordination topic of the Go original. If a partition has an offset
+            in this topic and a committed offset, the larger one is used, as in the
             original.
         topics: Only these data topics; by default all.
         coordination_topic: Name of the coordination topic.
@@ -281,7 +282,8 @@ def plan_adoption(
         timeout_ms: Longest time of each step.
 
     Raises:
-        ConfigurationError: A name is invalid, or both topics are the same.
+        ConfigurationError: A name is invalid, or ``from_topic`` is the coordination
+            topic.
         ClaimRejected: The old group has no committed offsets.
     """
     settings = ConnectionConfig(
@@ -326,16 +328,16 @@ def adopt(
     person: str | None = None,
     timeout_ms: int = TIMEOUT_MS,
 ) -> AdoptionPlan:
-    """Set the positions of a plan and return the plan as it stands afterwards.
+    """Set the positions of a plan; return the plan, computed again afterwards.
 
     Each partition is claimed, its position set by an ordinary heartbeat, and released,
-    so no member of the group can interfere. If a later partition fails, earlier ones
-    keep their new position; repeat the adoption. Each claim names the person; by
-    default the user who runs this process.
+    so no member of the group can interfere. If a partition fails, the others keep their
+    new positions; repeat the adoption. Each claim names the person; by default the user
+    who runs this process.
 
     Raises:
-        ClaimRejected: The old group is still active, a step is blocked (nothing was
-            written), or its offsets changed during the adoption.
+        ClaimRejected: The old group is still active or a step is blocked (nothing was
+            written), or offsets of the old group changed during the adoption.
     """
     _require_ready(plan)
     to_set = plan.of(Action.SET)
@@ -358,7 +360,7 @@ def adopt(
                     pool.submit(_set, marshal, step, timeout_ms=timeout_ms)
                     for step in to_set
                 ]
-            # The pool has ended, so every result is there.
+            # The pool has ended, so no result needs a wait.
             for done in work:
                 done.result(0)
     after = plan_adoption(
@@ -419,7 +421,7 @@ def _require_offsets(
 def _ranges(
     data: KafkaDataLog, partitions: Sequence[TopicPartition], *, timeout_ms: int
 ) -> Mapping[TopicPartition, LogRange]:
-    """Return the ranges of those partitions that exist."""
+    """Return the offset range of each partition that exists."""
     topics = sorted({place.topic for place in partitions})
     found = data.describe(topics, timeout_ms)
     there = [
@@ -487,7 +489,7 @@ def _read_original(
 def _values(
     reader: DataReader, place: TopicPartition, log_range: LogRange, *, timeout_ms: int
 ) -> Iterator[bytes | None]:
-    """Yield the values of one partition up to the end that it had when asked."""
+    """Yield the values of one partition's records, up to the end of ``log_range``."""
     if log_range.start >= log_range.end:
         return
     reader.assign([place])

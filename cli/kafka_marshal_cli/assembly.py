@@ -1,6 +1,6 @@
 """The command ``marshal``, assembled from its subcommands.
 
-Apart from ``main``, which shows the version, and handles Ctrl-C, without typer.
+``main`` is a module of its own, to show the version and handle Ctrl-C without typer.
 """
 
 from typing import Annotated
@@ -33,9 +33,9 @@ GROUPS = {
     "groups": "Groups: describe, pause, reset and adopt them.",
     "claims": "Claims: which client holds which partition.",
     "clients": "Clients: the processes of the groups.",
-    "plan": "Plans: who should hold which partition, and what would happen if.",
+    "plan": "Plans: who should hold which partition, and the effect of changes.",
     "grants": "At most once: offsets that were lost, or are at risk.",
-    "cluster": "The Kafka cluster.",
+    "cluster": "The Kafka cluster: its id, controller and brokers.",
     "config": "Profiles and settings: values in force, and where they were set.",
     "completion": "Completion of commands, options and names in a shell.",
     "log": "The log: follow it, dump it, replay it, verify it.",
@@ -95,5 +95,5 @@ def root(
 
 
 def complete_command() -> TyperGroup:
-    """Return the command with every command of it imported, for documents and tests."""
+    """Return the command with all subcommands imported, for documents and tests."""
     return load_all(get_group(app))

@@ -41,7 +41,7 @@ class Check:
         check: What was checked.
         result: Result of the check.
         found: What was found.
-        run: Command that mends it, None if nothing is wrong.
+        run: Command or advice to correct the problem; None if nothing is wrong.
     """
 
     check: str
@@ -57,7 +57,7 @@ DRIFT_PPM_MAX = 1_000
 # The clocks are read one after the other, some microseconds apart.
 READING_NS = 20_000
 DRIFT_S_MIN = 0.25
-# What renews certificates does so at a third of their life, which may be days.
+# Certificates may live for days, and are renewed with a third of their life left.
 CERTIFICATE_S_MIN = 24 * 60 * 60
 CERTIFICATE_REMEDY = "renew it; running members read the new file"
 CLOCK_REMEDY = "chronyc tracking, here and on the brokers"
@@ -65,7 +65,7 @@ CLOCK_REMEDY = "chronyc tracking, here and on the brokers"
 
 @attrs.frozen
 class ClockReading:
-    """The boot clock, which leases run by, and its oscillator, in ns."""
+    """The boot clock, which leases use, and the raw clock of its oscillator, in ns."""
 
     boot_ns: int
     raw_ns: int
@@ -109,7 +109,7 @@ def local_clock(begun: ClockReading | None, ended: ClockReading | None) -> Check
 def state_folder(find: Callable[[], Path]) -> Check:
     """Check that the state directory supports locks and atomic replacement.
 
-    Two processes that both hold the lock of one client_id could both resume it.
+    If two processes could hold the lock of one client_id, both could resume its claims.
 
     Args:
         find: Returns the directory.
@@ -138,7 +138,7 @@ def state_folder(find: Callable[[], Path]) -> Check:
 
 
 def _nearest(home: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
+    """Return the folder if it exists, else its nearest parent that exists."""
     return next(each for each in (home, *home.parents) if each.is_dir())
 
 
@@ -217,7 +217,7 @@ def certificate(path: str, *, expires_at_s: float, now_s: float) -> Check:
 
 
 def rights(report: TopicReport) -> Iterator[Check]:
-    """Report that this principal cannot be that of a member."""
+    """Report if this principal may not write to the topic, as members must."""
     if not report.topic.can_write:
         name = report.topic.name
         found = (
@@ -261,14 +261,14 @@ def round_trips(
 ) -> Check:
     """Compare round trips with the heartbeat interval.
 
-    PROTOCOL 2.1: a request that takes longer than a quarter of it is abandoned. Reads
-    of the log wait for seconds, which a busy broker may take: longer than leases last
-    where the interval is short.
+    A request that takes longer than a quarter of the interval is abandoned (PROTOCOL
+    2.1). A read of the log may wait for seconds, because a busy broker may need them.
+    If the interval is short, leases end before the read is given up.
 
     Args:
         took_ms: Round trips.
         heartbeat_interval_ms: Heartbeat interval.
-        read_ms: How long members wait for a read.
+        read_ms: How long members wait for a read of the log.
     """
     name, worst = "round trip", max(took_ms)
     limit_ms = heartbeat_interval_ms / 4
@@ -297,10 +297,10 @@ def round_trips(
 
 
 def quota(longest_ms: int) -> Iterator[Check]:
-    """Report that brokers delay this user or client id, as they do its members.
+    """Report if brokers delay requests for a quota, which members may share.
 
     Args:
-        longest_ms: The longest delay of a request of this command, 0 without any.
+        longest_ms: The longest delay of a request of this command; 0 without delays.
     """
     if longest_ms:
         found = (
@@ -319,9 +319,9 @@ CLOCK_WAIT_MS = 5_000
 def leaders_clocks(world: World, leaders: Mapping[int, int]) -> Check | None:
     """Return a note if brokers are ahead of this machine, else None.
 
-    Claims are judged by log time, within the term of one leader; skew delays takeovers
-    after a change of leaders by up to two heartbeat intervals, and misleads people.
-    Records may be appended while the end of the log is looked up.
+    Claims are judged by log time, within the term of one leader. After a change of
+    leader, skew delays takeovers by up to two heartbeat intervals; it also misleads
+    people. Small differences are ignored: records may be appended after ``read_at_ms``.
     """
     ahead_ms: dict[int, int] = {}
     for state in world.partitions:
@@ -340,10 +340,10 @@ def leaders_clocks(world: World, leaders: Mapping[int, int]) -> Check | None:
 
 
 def clock_wait_ms(world: World, *, age_ms: int) -> int:
-    """Return how long to wait for a record that shows this machine's clock.
+    """Return how long to wait for a new record, to compare this machine's clock with.
 
     Live members write within a third of a heartbeat interval. If the last record is
-    older by this machine's clock, they are dead, or this clock is ahead.
+    older by this machine's clock, the members are dead, or this clock is ahead.
 
     Args:
         world: The world now.
@@ -363,7 +363,7 @@ def clock_wait_ms(world: World, *, age_ms: int) -> int:
 
 
 def own_clock(arrival: Arrival, leaders: Mapping[int, int]) -> Check:
-    """Compare this machine's clock with that of a broker, by a record just appended."""
+    """Compare this machine's clock with a broker's, by a record just appended."""
     ahead_ms = arrival.read_ms - arrival.append_ms
     broker = f"broker {leaders.get(arrival.partition, -1)}"
     if abs(ahead_ms) < CLOCK_OFF_MS_MIN:
@@ -394,7 +394,7 @@ def timestamps(world: World, topic: str, *, servers: str) -> Iterator[Check]:
 
 
 def levels(world: World) -> Iterator[Check]:
-    """Report members that the feature level halts (PROTOCOL 3.3)."""
+    """Report live members that the feature level halts (PROTOCOL 3.3)."""
     old = set()
     for state in world.partitions:
         if state.config is None:

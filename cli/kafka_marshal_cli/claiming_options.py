@@ -1,4 +1,4 @@
-"""Options of commands that claim: the process as a member, and its sidecar."""
+"""Options of commands that claim partitions: membership and the sidecar."""
 
 from functools import partial
 from pathlib import Path
@@ -17,15 +17,15 @@ _sidecar: Any = partial(typer.Option, rich_help_panel="Sidecar")
 
 @attrs.frozen(kw_only=True)
 class MemberOptions:
-    """The process as a member."""
+    """Options of the process as a member of its group."""
 
     labels: Annotated[
         str,
         _member(
             metavar="NAME=TEXT,...",
             envvar="MARSHAL_LABELS",
-            help="For planners: `rack`, `target`, `replaces` (the client whose "
-            "place it takes; `*` for any that is drained or restarts), or others.",
+            help="For planners: `rack`, `target`, `replaces` (client whose place "
+            "this member takes; `*` for any that is drained or restarts), or others.",
         ),
     ] = ""
     no_plan: Annotated[
@@ -41,13 +41,13 @@ class MemberOptions:
         _member(
             "--restarts",
             envvar="MARSHAL_RESTARTS",
-            help="It, or a member that replaces it, starts again soon: with policy "
-            "`planner` its partitions wait for that, `grace_ms` of the group.",
+            help="This member, or its replacement, starts again soon: with policy "
+            "`planner` its partitions wait for it, up to `grace_ms` of the group.",
         ),
     ] = False
 
     def membership(self) -> Membership:
-        """Return it as the library takes it."""
+        """Return the options in the form that the library takes."""
         texts = [each for each in self.labels.split(",") if each.strip()]
         return Membership(
             labels=parsing.pairs("--labels", texts),
@@ -61,7 +61,7 @@ MEMBER = OptionGroup.of(MemberOptions, MemberOptions.membership)
 
 @attrs.frozen
 class SidecarOption:
-    """The sidecar that holds the claims, None to hold claims in this process."""
+    """The sidecar that holds the claims; without one, this process holds them."""
 
     sidecar: Annotated[
         str | None,
@@ -77,18 +77,18 @@ class SidecarOption:
         _sidecar(
             metavar="FILE",
             envvar="MARSHAL_SIDECAR_TOKEN_FILE",
-            help="File with the sidecar's token, over TCP.",
+            help="File with the sidecar's token, for TCP.",
         ),
     ] = None
 
     @property
     def token(self) -> Path | None:
-        """The token file over TCP, else None: a profile may name one in any case."""
+        """The token file over TCP; over a Unix socket None, even if one is given."""
         is_tcp = self.sidecar is not None and self.sidecar.startswith("http")
         return self.token_file if is_tcp else None
 
     def connection(self, call: Call) -> dict[str, Any]:
-        """Return the arguments of ``Marshal`` that say where to connect."""
+        """Return the arguments of ``Marshal`` for the connection."""
         return {
             "bootstrap_servers": self.servers(call),
             "coordination_topic": self.topic(call),
@@ -99,12 +99,12 @@ class SidecarOption:
         }
 
     def servers(self, call: Call) -> str | None:
-        """Return the addresses of the cluster, None for those of the sidecar."""
+        """Return the addresses of the cluster; None to use the sidecar's."""
         is_own = self.sidecar is None or call.is_server_given
         return call.bootstrap_servers if is_own else None
 
     def topic(self, call: Call) -> str | None:
-        """Return the coordination topic, None for that of the sidecar."""
+        """Return the coordination topic; None to use the sidecar's."""
         is_own = self.sidecar is None or call.is_topic_given
         return call.coordination_topic if is_own else None
 

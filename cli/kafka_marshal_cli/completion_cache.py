@@ -2,8 +2,7 @@
 
 Completion never asks a broker. The file is small and replaced as a whole; an old,
 damaged or missing one does no harm. Only names that the protocol allows
-(PROTOCOL 3.5) reach a shell. The module stands apart because it alone reads and writes
-that file.
+(PROTOCOL 3.5) reach a shell. Only this module reads and writes the file.
 """
 
 import os
@@ -92,13 +91,13 @@ def _domains() -> list[dict[str, Any]]:
             found = json.loads(file.read(FILE_BYTES_MAX))
         domains = found["domains"] if found["version"] == VERSION else []
         return [domain for domain in domains if isinstance(domain, dict)]
-    # RuntimeError: too deeply nested, or a user without a home directory.
+    # RuntimeError: JSON is nested too deeply, or the user has no home directory.
     except (OSError, ValueError, LookupError, TypeError, RuntimeError):
         return []
 
 
 def _cached(kind: str, context: typer.Context, incomplete: str) -> list[str]:
-    """Return names of the cluster of the call, or of the one that was read last."""
+    """Return names in the cluster of the call, else in the cluster read last."""
     domains = _domains()
     wanted = (
         context.params.get("bootstrap_server"),
@@ -130,14 +129,14 @@ def clients(context: typer.Context, incomplete: str) -> list[str]:
 
 _BY_METAVAR = {"GROUP": groups, "TOPIC": topics, "CLIENT": clients}
 _BY_NAME = {"client_id": clients}
-# Have such a placeholder, and take names of another kind.
+# Options that have such a placeholder and take names of another kind.
 _OTHERS = {"coordination_topic", "socket_group"}
-# What a placeholder begins with: [CLIENT], TOPIC[:PARTITION], CLIENT=COUNT.
+# The first word of a placeholder: [CLIENT], TOPIC[:PARTITION], CLIENT=COUNT.
 _KIND = re.compile(r"\[?([A-Z]+)")
 
 
 def complete(name: str, annotation: object) -> None:
-    """Add completion to an option whose name or placeholder shows what it takes.
+    """Add completion to an option whose name or placeholder shows its kind of names.
 
     Args:
         name: Name of the parameter.

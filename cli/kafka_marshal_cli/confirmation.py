@@ -19,7 +19,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Ask for no confirmation.")]
 
 
 def require(name: str, *, effect: str, yes: bool) -> None:
-    """Return once the person has typed a name, or with ``--yes``.
+    """Wait until the person has typed a name; return at once with ``--yes``.
 
     Args:
         name: The group or client to type.
@@ -27,7 +27,7 @@ def require(name: str, *, effect: str, yes: bool) -> None:
         yes: Whether ``--yes`` was given.
 
     Raises:
-        ConfigurationError: Nobody can answer: standard input is no terminal.
+        ConfigurationError: Nobody can answer: standard input is not a terminal.
         ClaimRejected: Another name was typed, or none within ``ANSWER_S_MAX``.
     """
     if yes:

@@ -1,8 +1,8 @@
-"""``consume --exec``: a process for each record or batch, committed when it is done.
+"""``consume --exec``: runs a process for each record or batch, then commits it.
 
-One loop on one thread supervises the running processes, starts more while there is
-room, and waits. A partition has one process at a time, which keeps its order. The loop
-polls no more records than it has room for.
+One loop on one thread supervises the running processes, starts more while workers are
+free, and waits. A partition has one process at a time, which keeps its order. The loop
+polls records only for free workers.
 """
 
 import contextlib
@@ -39,19 +39,19 @@ from kafka_marshal_cli.presenters import record_object
 from kafka_marshal_cli.render import to_json
 from kafka_marshal_cli.shared import OptionGroup, notify, wall_ms
 
-# A pipe takes this much without blocking, on any system.
+# A new pipe takes this many bytes without blocking, on any system.
 PIPE_BYTES_MIN = 4096
 # How often to poll for the end of a child on systems without pidfd.
 POLL_EVERY_S = 0.01
-# Only a deadline: a zombie is reaped at once.
+# Only a deadline: a process that has ended is reaped at once.
 REAP_S = 10
 
 
 class Child:
     """A running process that gets bytes on its stdin.
 
-    It leads a session of its own, so that all processes that it starts can be killed
-    with it, and a Ctrl-C on the terminal does not reach it.
+    The process leads a session of its own, so that all processes that it starts can be
+    killed with it, and a Ctrl-C on the terminal does not reach it.
 
     Args:
         argv: Program and arguments.
@@ -80,12 +80,12 @@ class Child:
         if len(payload) <= PIPE_BYTES_MIN:
             self._feed(payload)
         else:
-            # A child that never reads must not block the loop.
+            # A process that never reads its input must not block the loop.
             feeder = threading.Thread(target=self._feed, args=(payload,), daemon=True)
             feeder.start()
 
     def _feed(self, payload: bytes) -> None:
-        # The child need not read its input.
+        # The process may end without reading its input.
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
             with self._process.stdin as pipe:
@@ -97,8 +97,9 @@ class Child:
         return self._terminated_at_s is not None
 
     def exit_code(self) -> int | None:
-        """Return the exit code, None while it runs; minus the signal that killed it.
+        """Return the exit code; None while the process runs.
 
+        If a signal killed the process, the code is minus the number of the signal.
         Processes that it left in the background are killed.
         """
         if self._code is None and self._has_ended():
@@ -113,12 +114,12 @@ class Child:
         waitid = getattr(os, "waitid", None)
         if waitid is None:
             return self._process.poll() is not None
-        # Do not reap it yet: a zombie keeps its process group id.
+        # Do not reap the process yet: until then no other process group gets its id.
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return waitid(os.P_PID, self._process.pid, how) is not None
 
     def terminate(self, *, grace_ms: int) -> None:
-        """Send SIGTERM; a call after the grace time sends SIGKILL."""
+        """Send SIGTERM at the first call, SIGKILL at a call after the grace time."""
         now_s = time.monotonic()
         if self._terminated_at_s is None:
             self._terminated_at_s = now_s
@@ -138,7 +139,7 @@ class Child:
 
     @property
     def fd(self) -> int | None:
-        """A descriptor that is readable after the end, None without pidfd."""
+        """A descriptor, readable once the process has ended; None without pidfd."""
         return self._fd
 
 
@@ -172,7 +173,7 @@ def wait_any(children: Sequence[Child], timeout_ms: int) -> None:
 WATCH_MS = 50
 # Grace time of a process whose claim is lost: the next owner may have begun.
 LOST_GRACE_MS = 1_000
-# How long to wait at the end for grants that were requested at most once.
+# With delivery at most once: how long to wait at the end for requested grants.
 DRAIN_MS = 2_000
 RETRY_MS_MIN, RETRY_MS_MAX = 500, 30_000
 # On Linux a string in the environment has at most 128 KiB.
@@ -180,7 +181,7 @@ KEY_BYTES_MAX = 32_768
 
 
 class ExecMode(StrEnum):
-    """What one process processes."""
+    """What one process handles: a record, or a batch of a partition."""
 
     RECORD = "record"
     BATCH = "batch"
@@ -203,7 +204,7 @@ class OnError(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class ExecOptions:
-    """Options of the processes; ``consume`` adds those of its run.
+    """Options of the processes; ``of_run`` adds options of the whole run.
 
     Attributes:
         argv: Program and arguments.
@@ -215,9 +216,9 @@ class ExecOptions:
         grace_ms: Time between SIGTERM and SIGKILL.
         workers: Most processes at a time.
         batch_max: Most records of one process.
-        records_max: End after this many; 0 for no limit.
+        records_max: End after this many records; 0 for no limit.
         at_most_once: Whether records are committed before they are handed out.
-        env: Added to the environment of every process.
+        env: Variables to add to the environment of every process.
     """
 
     argv: Sequence[str]
@@ -236,7 +237,7 @@ class ExecOptions:
     def of_run(
         self, *, at_most_once: bool, batch_max: int, records_max: int, group: str
     ) -> "ExecOptions":
-        """Return them with those of a run.
+        """Return these options with the options of the whole run added.
 
         Raises:
             ConfigurationError: The options exclude each other.
@@ -271,7 +272,7 @@ class Job:
         records: At least one, in offset order.
         attempt: Number of the try, from 1.
         child: The process; None before it is started and between tries.
-        due_s: When the next try is due.
+        due_s: When the next try is due, by the monotonic clock.
         why: Why the loop terminated the process, else None.
     """
 
@@ -292,11 +293,11 @@ class Job:
 
 @attrs.frozen
 class Hooks:
-    """What a loop over records calls.
+    """Functions that a loop over records calls.
 
     Attributes:
-        is_stopped: Returns whether a signal came.
-        each_round: Called in every round, to write events.
+        is_stopped: Returns whether a signal has stopped the command.
+        each_round: Writes events; called in every round.
     """
 
     is_stopped: Callable[[], bool]
@@ -304,7 +305,7 @@ class Hooks:
 
 
 class ExecFailed(Exception):
-    """All tries of a process failed, and that ends the run."""
+    """All tries of a process failed and ``on_error`` is stop, so the run ends."""
 
 
 class ExecLoop:
@@ -313,7 +314,7 @@ class ExecLoop:
     Args:
         consumer: The consumer; only this loop uses it.
         options: Options of the processes.
-        hooks: What it calls.
+        hooks: Functions that the loop calls.
     """
 
     def __init__(self, consumer: Consumer, options: ExecOptions, hooks: Hooks) -> None:
@@ -321,19 +322,19 @@ class ExecLoop:
         self._options = options
         self._hooks = hooks
         self._jobs: list[Job] = []
-        # Handed out in one poll with others, and not started yet.
+        # Jobs of the last poll whose processes are not started yet.
         self._backlog: deque[Job] = deque()
         self._polled_count = 0
         self._done_count = 0
-        # The last poll after a stop returned nothing: there are no more records.
+        # After a stop, a poll has returned nothing: there are no more records.
         self._is_exhausted = False
         self._end_s: float | None = None
 
     def run(self, idle: Idle) -> None:
-        """Run until stopped, done, or idle for too long.
+        """Run until a signal, the limit of records, or the idle limit ends the loop.
 
         Raises:
-            ExecFailed: A process failed for good and ``on_error`` is stop.
+            ExecFailed: All tries of a process failed and ``on_error`` is stop.
         """
         try:
             while not self._is_over(idle):
@@ -366,10 +367,10 @@ class ExecLoop:
         return bool(most) and self._polled_count >= most
 
     def _is_ending(self) -> bool:
-        """Whether running processes are terminated and no more are started.
+        """Return whether to terminate running processes and start no more.
 
-        At most once, no other client will process the records, so their processes get
-        the grace time to finish.
+        With delivery at most once, no other client will process the records, so their
+        processes get the grace time to finish before they are terminated.
         """
         if not self._hooks.is_stopped():
             return False
@@ -398,7 +399,7 @@ class ExecLoop:
                 job.child.terminate(grace_ms=self._options.grace_ms)
 
     def _end_within_grace(self) -> None:
-        """End every process, also after an error."""
+        """End every process within the grace time, even after an error."""
         deadline = Deadline(self._options.grace_ms + 1_000)
         while self._jobs and not deadline.is_over:
             for job in list(self._jobs):
@@ -409,7 +410,7 @@ class ExecLoop:
                     continue
                 self._jobs.remove(job)
                 if code == 0:
-                    # It was processed; if the commit fails, it is repeated.
+                    # If the commit fails, the records are processed again.
                     with suppress(MarshalError):
                         self._consumer.commit(job.records)
             self._wait()
@@ -504,7 +505,7 @@ class ExecLoop:
     # --- new records
 
     def _fill(self, idle: Idle) -> None:
-        """Start processes while there is room and there are records."""
+        """Start processes while there are free workers and records."""
         while len(self._jobs) < self._options.workers:
             if not self._backlog:
                 self._poll()
@@ -528,7 +529,7 @@ class ExecLoop:
             most = min(most, options.records_max - self._polled_count)
         is_last = self._hooks.is_stopped()
         wait_ms = DRAIN_MS if is_last else POLL_MS
-        # With running processes, wait for the end of one instead.
+        # While processes run, do not wait here: ``_wait`` waits until one ends.
         handed = self._consumer.poll(0 if self._jobs else wait_ms, most)
         self._is_exhausted = is_last and not handed and not self._jobs
         for partition, records in handed.items():
@@ -590,15 +591,15 @@ _option: Any = partial(
 
 @attrs.frozen(kw_only=True)
 class ExecForm:
-    """The options of ``--exec`` as they are given."""
+    """``--exec`` and its options, as given on the command line."""
 
     exec_: Annotated[
         str | None,
         _option(
             "--exec",
             metavar="CMD",
-            help="Run this command for each record, on stdin; exit code 0 commits. "
-            "Words are split as in a shell.",
+            help="Run this command for each record, passed on stdin; exit code 0 "
+            "commits. Words are split as in a shell.",
         ),
     ] = None
     exec_mode: Annotated[
@@ -607,8 +608,8 @@ class ExecForm:
     exec_format: Annotated[
         ExecFormat | None,
         _option(
-            help="Input: bare values (by default of records), or JSON lines as printed "
-            "without --exec (of batches).",
+            help="Input: bare values (default for records), or JSON lines as printed "
+            "without --exec (default for batches).",
         ),
     ] = None
     exec_shell: Annotated[
@@ -616,9 +617,7 @@ class ExecForm:
     ] = False
     exec_timeout: Annotated[
         str | None,
-        _option(
-            metavar="MS", help="A process that takes longer is ended and has failed."
-        ),
+        _option(metavar="MS", help="A process that takes longer is ended, as failed."),
     ] = None
     exec_grace: Annotated[
         str, _option(metavar="MS", help="Time between TERM and KILL.")
@@ -626,8 +625,8 @@ class ExecForm:
     on_error: Annotated[
         OnError,
         _option(
-            help="When a process fails: stop with 1 without commit; retry, then stop; "
-            "or skip and commit, with a line on stderr.",
+            help="If a process fails: stop with exit code 1, without commit; retry, "
+            "then stop; or skip and commit, with a line on stderr.",
         ),
     ] = OnError.STOP
     retries: Annotated[
@@ -635,7 +634,7 @@ class ExecForm:
         _option(
             min=0,
             metavar="N",
-            help="Further tries, with pauses from 0.5 s, doubled up to 30 s. By "
+            help="Tries after the first; pauses double from 0.5 s to 30 s. By "
             f"default {RETRIES_DEFAULT} with --on-error retry, else 0.",
         ),
     ] = None
@@ -643,7 +642,7 @@ class ExecForm:
         int,
         _option(
             min=1,
-            help="Most processes at a time; one for each partition at most, in order.",
+            help="Most processes at a time; each partition has at most one, in order.",
         ),
     ] = 1
 

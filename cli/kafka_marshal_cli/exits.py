@@ -47,7 +47,7 @@ class ExitCode(IntEnum):
 
 
 MEANINGS = {
-    ExitCode.OK: "done, also if the reader of our output closed the pipe",
+    ExitCode.OK: "done, even if the reader of the output closed the pipe",
     ExitCode.FAILED: "failed: access denied, an unreadable log or topic, a failed "
     "check, a failed process of `consume --exec`",
     ExitCode.USAGE: "wrong usage or an impossible setting; nothing was sent",
@@ -63,7 +63,7 @@ MEANINGS = {
     "`demo` end in order)",
 }
 
-# From special to general: the first match counts.
+# From specific to general: the first match counts.
 _TABLE: tuple[tuple[type[MarshalError], ExitCode, str], ...] = (
     (ConfigurationError, ExitCode.USAGE, "{failed} --help"),
     (MalformedRecord, ExitCode.FAILED, "marshal log verify"),
@@ -89,13 +89,13 @@ _TABLE: tuple[tuple[type[MarshalError], ExitCode, str], ...] = (
 _COMMAND_IN_TEXT = re.compile(r"\bmarshal [a-z]|\b(run|see): \S|\bit with: \S")
 _FORMAT_IN_TEXT = re.compile(r"\bmarshal topic format\b(?! --coordination-topic)")
 _ARGUMENT_IN_TEXT = re.compile(r"\b([a-z_]+)=True\b")
-"""The library and the sidecar's API name an argument, the command its flag."""
+"""An argument in a message of the library or the sidecar, to be shown as a flag."""
 _CONNECTS = re.compile(
     r"(?<=: )marshal(?= (cluster|topic|groups|claims|clients|plan|grants|log|doctor|"
     r"shell|consume)\b)(?!.* --help$)",
     re.MULTILINE,
 )
-"""A command to run that connects to the cluster."""
+"""A command in a message that connects to the cluster."""
 
 
 def exit_code(error: BaseException) -> ExitCode:
@@ -109,11 +109,11 @@ def exit_code(error: BaseException) -> ExitCode:
 
 
 def next_command(error: BaseException, failed: str = "marshal") -> str | None:
-    """Return the command to run next, None if the message names one, or a flag.
+    """Return the command to run next; None if the message names a command or flag.
 
     Args:
         error: The error.
-        failed: The command that failed, for which there is help.
+        failed: The command that failed; running its help may be the advice.
     """
     text = str(error)
     if _COMMAND_IN_TEXT.search(text) or _ARGUMENT_IN_TEXT.search(text):
@@ -133,22 +133,22 @@ def message(
 ) -> str:
     """Return the message of an error: what happened, why, and what to run next.
 
-    Not escaped: parts of it may come from the log.
+    The message is not escaped, and parts of it may come from the log.
 
     Args:
         error: The error.
-        topic: The coordination topic. Commands in the message that would format
-            another one name it.
+        topic: The coordination topic. It is added to commands in the message that
+            would format another topic.
         command: The command that failed.
-        connection: Options on its command line that commands in the message need to
-            reach the same cluster, by name.
+        connection: Connection options of its command line, by name. They are added to
+            commands in the message, so that these reach the same cluster.
     """
     text = str(error).strip()
     if isinstance(error, MarshalError):
         text = _ARGUMENT_IN_TEXT.sub(_flag, text)
         text = _FORMAT_IN_TEXT.sub(lambda _: format_command(topic), text)
     elif isinstance(error, OSError):
-        # Such as a full disk: not of the log, and no bug.
+        # For example a full disk: not a problem of the log, and not a bug.
         remedy = "--debug shows where"
         if error.errno in OPEN_FILES:
             remedy = RAISE_OPEN_FILES

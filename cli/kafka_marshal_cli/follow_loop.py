@@ -1,8 +1,8 @@
 """Shared parts of commands that run until they are stopped.
 
-They end in order on SIGTERM, with 130 on Ctrl-C, and when the reader of their
-output is gone, also while there is nothing to write. They report an outage of the
-brokers once and wait for its end.
+These commands end in order on SIGTERM, with exit code 130 on Ctrl-C, and when the
+reader of their output is gone, even while there is nothing to write. They report an
+outage of the brokers once and wait until it ends.
 """
 
 import os
@@ -25,7 +25,7 @@ Handler = Callable[[int, FrameType | None], None]
 
 @contextmanager
 def handling(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
-    """Handle signals in the block, and as before after it."""
+    """Handle signals in the block; restore the earlier handlers after it."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -40,7 +40,7 @@ class Terminated(BaseException):
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Leave the block at a SIGTERM as if it were finished."""
+    """Leave the block on SIGTERM as if it had finished."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -62,7 +62,7 @@ class Idle:
         self._since = time.monotonic()
 
     def touch(self) -> None:
-        """Restart the time: there was activity."""
+        """Restart the idle time, after activity."""
         self._since = time.monotonic()
 
     @property
@@ -73,7 +73,7 @@ class Idle:
 
     @property
     def wait_ms(self) -> int:
-        """Longest time for the next wait."""
+        """Longest time for the next wait; shorter if the limit is near."""
         if self._limit_ms is None:
             return POLL_MS
         idle_ms = int((time.monotonic() - self._since) * 1000)
@@ -100,7 +100,7 @@ class Outages:
 def check_reader(stream: TextIO | None = None) -> None:
     """Check that the reader of our output is still there.
 
-    Writing to the pipe would show it as well, but the next write may be hours away.
+    A write to the pipe would also fail, but the next write may be hours away.
 
     Raises:
         BrokenPipeError: The reader is gone.

@@ -1,7 +1,7 @@
 """The help of a command: plain text in columns, with a little color on a terminal.
 
-typer would draw it with rich, whose import takes longer than all else that help needs.
-Apart from ``lazy``, which imports it only where help is shown.
+typer would draw the help with rich, whose import takes longer than everything else that
+help needs. ``lazy`` imports this module only to show help.
 """
 
 import re
@@ -14,10 +14,10 @@ import typer
 
 from kafka_marshal_cli.terminal import columns, terminal
 
-# Longer names have their text on the next line.
+# The text of a longer name begins on the next line.
 NAMES_WIDTH_MAX = 26
 TEXT_WIDTH_MIN = 20
-# Names of commands and options, not those of values.
+# Names of commands and options, but not placeholders of values.
 _NAME = re.compile(r"^[a-z][\w-]*|(?<!\S)--?\w[\w-]*")
 
 Node = Any  # a command, parameter or context: typer does not export the classes
@@ -57,7 +57,7 @@ def page(command: Node, ctx: Node, *, width: int, is_color: bool = False) -> str
 
 
 def _parameters(command: Node, ctx: Node) -> dict[str, list[Row]]:
-    """Return names and texts of the parameters by the title of their section."""
+    """Return names and texts of parameters, by the title of their section."""
     found: dict[str, list[Row]] = {"Arguments": [], "Options": []}
     for each in command.get_params(ctx):
         row = each.get_help_record(ctx)  # None if it is hidden
@@ -100,6 +100,6 @@ def _paragraphs(text: str | None, width: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Return a paragraph in lines; typer expects brackets to be escaped in it."""
+    """Return a paragraph as lines; its brackets are escaped, as typer expects."""
     plain = " ".join(text.replace(r"\[", "[").split())
     return wrap(plain, width, break_long_words=False, break_on_hyphens=False) or [""]

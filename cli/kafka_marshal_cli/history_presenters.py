@@ -1,4 +1,4 @@
-"""Rows and table columns of the past: of one key, and of admins' actions."""
+"""Rows and table columns for the history of one key, and for actions of admins."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from kafka_marshal_cli.render import Column, column, log_place, plain
 
 
 def key_as_of(found: KeyHistory, at: Moment | None) -> Row:
-    """Return the state that an answer about one key describes."""
+    """Return the state that an answer about one key describes: offset and time."""
     world = found.world
     as_of = {
         "time_ms": found.read_at_ms,
@@ -24,7 +24,7 @@ def key_as_of(found: KeyHistory, at: Moment | None) -> Row:
 
 
 def key_facts(found: KeyHistory) -> Row:
-    """Return a key, its state and why it is so."""
+    """Return the facts about a key: its state, and the reason of that state."""
     world, known = found.world, found.world.keys.get(found.key)
     owner = None if known is None else known.owner
     return {
@@ -44,7 +44,7 @@ def key_facts(found: KeyHistory) -> Row:
 
 
 def shown_facts(facts: Row) -> dict[str, str]:
-    """Return the facts that people read in another form."""
+    """Return the texts of facts that people see in another form than in JSON."""
     shown = {}
     if facts["at_log_time_ms"] is not None:
         shown["at_log_time_ms"] = instant(facts["at_log_time_ms"])
@@ -93,7 +93,7 @@ def event_row(event: KeyEvent) -> Row:
 
 
 def claim_row(interval: Interval) -> Row:
-    """Return one claim of a key: owner, token, from and until, and how it ended."""
+    """Return one claim of a key: owner, token, begin, end, and how it ended."""
     return {
         "owner": {
             "client_id": interval.client_id,
@@ -148,7 +148,7 @@ ACTION_COLUMNS = (
     Column("BY", lambda row: plain(row["person"] or row["client_id"])),
     column("REASON", "reason"),
     column("OUTCOME", "text"),
-    # What `groups undo` and `groups resume --operation` take.
+    # The id that `groups undo` and `groups resume --operation` take.
     column("OPERATION", "op_id"),
 )
 CLAIM_COLUMNS = (

@@ -1,10 +1,10 @@
 """Commands whose modules are imported when they are invoked.
 
-A group lists its commands, in its help and in completions, without importing them: most
-of the time of a short command would go into modules that it does not use.
+A group lists its commands, in its help and in completions, without importing them:
+imports of unused modules would take most of the time of a short command.
 
-Users of kubectl write ``marshal -o json claims list``. typer would refuse it, because
-each option belongs to the command. So shared options are moved behind its name.
+Users of kubectl write ``marshal -o json claims list``. typer would refuse this, because
+the option belongs to ``list``. So shared options are moved behind the command's name.
 """
 
 import re
@@ -21,7 +21,7 @@ from typer.main import get_group
 
 PACKAGE = "kafka_marshal_cli.commands"
 NO_COMMAND = 2  # the exit code of wrong usage
-# Python's int() also takes spaces, underscores and all digits of Unicode.
+# Python's int() would also take spaces, underscores and all digits of Unicode.
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 # Shared options, which each command has.
 FLAGS = frozenset({"--debug"})
@@ -33,19 +33,19 @@ WITH_VALUE = frozenset(
     }
 )
 PROFILE = frozenset({"--config", "--profile"})
-"""Of ``marshal`` and of its commands."""
+"""Options that ``marshal`` and its commands both have."""
 OF_ROOT = frozenset({"--version", "--help", "-h"})
 
 
 class Split(NamedTuple):
-    """Arguments of ``marshal``, sorted.
+    """Arguments of ``marshal``, split by what they belong to.
 
     Attributes:
         own: Options of ``marshal`` itself.
         words: The name of the command, of one word or two.
-        moved: Shared options that were before or within it.
-        rest: What follows.
-        is_complete: Whether the name of the command is.
+        moved: Shared options that were before or within the name.
+        rest: The remaining arguments.
+        is_complete: Whether ``words`` is a complete name.
     """
 
     own: list[str]
@@ -58,19 +58,19 @@ class Split(NamedTuple):
     def joined(self) -> list[str]:
         """The arguments with the moved options behind the name of the command.
 
-        Without a command, as for help, they have no effect.
+        If the name is incomplete, as for help, the moved options are dropped.
         """
         moved = self.moved if self.is_complete else []
         return [*self.own, *self.words, *moved, *self.rest]
 
 
 def split(args: list[str], commands: Mapping[str, Any]) -> Split:
-    """Sort the arguments of ``marshal``.
+    """Split the arguments of ``marshal`` by what they belong to.
 
     Args:
         args: The arguments.
-        commands: The commands and groups of ``marshal``; ``is_group`` of one states
-            that another word follows.
+        commands: The commands and groups of ``marshal``, by name. The name of one with
+            ``is_group`` is followed by a second word.
     """
     found = Split([], [], [], [*args])
     while found.rest:
@@ -96,7 +96,7 @@ def split(args: list[str], commands: Mapping[str, Any]) -> Split:
 def _size(
     text: str, with_value: frozenset[str], flags: frozenset[str] = frozenset()
 ) -> int:
-    """Return how many arguments an option takes, 0 if it is not one of these."""
+    """Return how many arguments an option fills; 0 if it is in neither set."""
     if text in flags:
         return 1
     if text in with_value:
@@ -107,10 +107,10 @@ def _size(
 
 
 class Conversion:
-    """Converts the value of a parameter, by typer only where that is needed.
+    """Converts the value of a parameter; calls typer only for uncommon types.
 
-    typer loads pydantic for any value, which takes as long as all else that a short
-    command imports.
+    To convert any value, typer imports pydantic, which takes as long as all other
+    imports of a short command.
 
     Args:
         wanted: typer's description of the type.
@@ -128,9 +128,9 @@ class Conversion:
         self._by_typer = by_typer
 
     def coerce(self, value: Any, *, param: Any, ctx: Any) -> Any:  # noqa: ANN401
-        """Return the value of this type; called by typer.
+        """Return the value, converted to the type; called by typer.
 
-        Raises: as typer's conversion, for a value that does not fit.
+        Raises the errors of typer's conversion for an invalid value.
         """
         kind = self._annotation
         if value is None:
@@ -157,7 +157,7 @@ class Conversion:
         return self._by_typer().coerce(value, param=param, ctx=ctx)
 
     def _wrong_number(self, text: str) -> str | None:
-        """Return why text is no number of the range, None if it is."""
+        """Return why text is not a number in the range; None if it is one."""
         if not _WHOLE.fullmatch(text):
             return f"{text!r} is no whole number"
         if self._least is not None and int(text) < self._least:
@@ -167,7 +167,7 @@ class Conversion:
         return None
 
 
-# What typer shows where an option names no placeholder.
+# The placeholder that typer shows for an option that names none.
 _NUMBER = re.compile(r"<int( range)?>")
 
 
@@ -180,18 +180,18 @@ class Option(TyperOption):
         return found and (_NUMBER.sub("N", found[0]), found[1])
 
     def get_runtime_param(self) -> Any:  # noqa: ANN401 - typer's
-        """Return what converts the value."""
+        """Return the converter of the value."""
         return Conversion(self.type_descriptor, super().get_runtime_param)
 
 
 class Argument(TyperArgument):
     """An argument whose value is converted without pydantic if possible.
 
-    Help and usage have its placeholder alone: typer adds braces and the type in Python.
+    Help and usage show only its placeholder; typer would add braces and a Python type.
     """
 
     def get_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's
-        """Return the words for the line of usage."""
+        """Return the words for the usage line."""
         if self.metavar is None:
             return super().get_usage_pieces(ctx)
         return [f"{self.metavar}{'...' if self.nargs == -1 else ''}"]
@@ -202,7 +202,7 @@ class Argument(TyperArgument):
         return found and (self.metavar or found[0], found[1])
 
     def get_runtime_param(self) -> Any:  # noqa: ANN401 - typer's
-        """Return what converts the value."""
+        """Return the converter of the value."""
         return Conversion(self.type_descriptor, super().get_runtime_param)
 
 
@@ -219,7 +219,7 @@ def _quick(param: Any) -> Any:  # noqa: ANN401 - typer's
 
 
 def convert_quickly(command: Any) -> None:  # noqa: ANN401 - typer's
-    """Make the parameters of a command convert quickly."""
+    """Make the parameters of a command convert values without pydantic."""
     command.params = [_quick(each) for each in command.params]
     if not hasattr(command.get_help_option, "cache_info"):
         command.get_help_option = cache(_help_option(command.get_help_option))
@@ -238,7 +238,7 @@ def _take_group_option(command: Any) -> None:  # noqa: ANN401 - click's
 
 
 def _list_commands(command: Any) -> None:  # noqa: ANN401 - click's
-    """Let groups of commands answer an unknown one with those that they have."""
+    """Make a group of commands list its commands if the given one is unknown."""
     commands = getattr(command, "commands", None)
     if commands is None:
         return
@@ -271,8 +271,8 @@ class LazyCommand(TyperCommand):
 
     Args:
         name: Name of the command.
-        module: Name of its module among ``commands``; the ``app`` of the module is the
-            group, or has the command.
+        module: Name of its module in ``commands``. The module's ``app`` is the group,
+            or contains the command.
         help: First paragraph of the help text.
         is_group: Whether it stands for a group.
 
@@ -306,7 +306,7 @@ class LazyCommand(TyperCommand):
 
 
 def _prepare(command: Any) -> None:  # noqa: ANN401 - click's
-    """Make a command, and those below it, use what is quicker than typer's own."""
+    """Replace slow parts of typer in a command and its subcommands."""
     convert_quickly(command)
     command.format_help = partial(_show_help, command)
     _take_group_option(command)
@@ -322,10 +322,10 @@ def _show_help(command: Any, ctx: Any, _: object) -> None:  # noqa: ANN401 - cli
 
 
 def lazy_group(*commands: LazyCommand) -> type[TyperGroup]:
-    """Return the class of a group with these commands before those of its own."""
+    """Return a class of groups that list these commands before their own."""
 
     class LazyGroup(TyperGroup):
-        """A group of commands, of which some are imported when they are invoked."""
+        """A group in which some commands are imported when they are invoked."""
 
         def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's
             super().__init__(**settings)
@@ -336,7 +336,7 @@ def lazy_group(*commands: LazyCommand) -> type[TyperGroup]:
             """Parse the options of the group."""
             _prepare(self)
             if not args and self.no_args_is_help and not ctx.resilient_parsing:
-                # As typer does, which would import rich to report nothing more.
+                # typer would do the same, but would import rich for it.
                 _show_help(self, ctx, None)
                 raise typer.Exit(NO_COMMAND)
             return super().parse_args(ctx, self._with_options_behind(ctx, args))
@@ -369,7 +369,7 @@ def lazy_group(*commands: LazyCommand) -> type[TyperGroup]:
 
 
 def load_all(group: TyperGroup) -> TyperGroup:
-    """Replace whatever stands for a command by the command, and return the group."""
+    """Replace each ``LazyCommand`` by the command itself, and return the group."""
     for name, command in list(group.commands.items()):
         found = command.load() if isinstance(command, LazyCommand) else command
         group.commands[name] = (

@@ -1,7 +1,7 @@
 """The entry point of the command ``marshal``.
 
-All else is imported inside ``main``: a Ctrl-C during it must not end in a traceback,
-and ``marshal --version`` needs none of it.
+Other modules are imported inside ``main``: a Ctrl-C during the imports must not end in
+a traceback, and ``marshal --version`` does not need them.
 """
 
 import gc
@@ -38,18 +38,19 @@ def main() -> None:
 
         discard_stdout()
     except OSError as error:
-        # Commands report their own errors; this is the output of help or version.
+        # Commands report their own errors, so help or version caused this one.
         sys.stderr.write(f"marshal: the output cannot be written: {error}\n")
         sys.exit(FAILED)
     finally:
-        # Else the interpreter's end looks for garbage in all that was imported.
+        # Otherwise the interpreter searches all imported modules for garbage at exit.
         gc.freeze()
 
 
 def _require_text() -> None:
-    """Exit as after wrong usage if an argument or a setting is no text.
+    """Exit with 2 if an argument or a ``MARSHAL_`` variable is not valid text.
 
-    Nobody could encode what Python makes of bytes that the locale cannot decode.
+    Python decodes bytes that the locale cannot decode to surrogates, and these cannot
+    be encoded later.
     """
     given = [("argument", text) for text in sys.argv[1:]]
     settings = sorted(each for each in os.environ if each.startswith("MARSHAL_"))

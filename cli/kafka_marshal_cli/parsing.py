@@ -51,10 +51,10 @@ def duration_ms(option: str, text: str, *, is_bare_ms: bool = True) -> int:
 
 
 def whole_number(option: str, text: str) -> int:
-    """Return the number that an option's text is.
+    """Return the whole number in an option's text.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: The text is not a whole number.
     """
     if not _WHOLE.fullmatch(text):
         raise ConfigurationError(
@@ -78,7 +78,7 @@ def pairs(option: str, given: Iterable[str]) -> dict[str, str]:
 
 
 def counts(option: str, given: Iterable[str]) -> dict[str, int]:
-    """Return ``name=value`` options with whole values."""
+    """Return ``name=value`` options whose values are whole numbers."""
     found = {}
     for name, value in pairs(option, given).items():
         if not _WHOLE.fullmatch(value):
@@ -91,9 +91,9 @@ def counts(option: str, given: Iterable[str]) -> dict[str, int]:
 
 
 def properties(path: Path) -> dict[str, str]:
-    """Read a properties file of a Kafka client, librdkafka's or Java's.
+    """Read a properties file of a Kafka client in Java, or of librdkafka.
 
-    What concerns timeouts, fetches and metrics of Java's clients is left out.
+    Properties for timeouts, fetches and metrics of Java's clients are omitted.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -123,9 +123,9 @@ def properties(path: Path) -> dict[str, str]:
 
 
 def without_java(options: Mapping[str, str]) -> dict[str, str]:
-    """Return connection options without those that only Java's clients have.
+    """Return connection options with those of Java's clients translated.
 
-    As for Spark: logins, and keystores of PEM and PKCS12.
+    As for Spark, these are logins, and keystores in the formats PEM and PKCS12.
 
     Raises:
         ConfigurationError: A login or a keystore cannot be used.
@@ -141,12 +141,12 @@ def without_java(options: Mapping[str, str]) -> dict[str, str]:
 
 @attrs.frozen(kw_only=True)
 class Moment:
-    """The moment of ``--at``: one of offset, offsets and time.
+    """The moment of ``--at``: an offset, offsets by partition, or a time.
 
     Attributes:
         text: The moment for people: a time in UTC, or as it was given.
         option: Name of the option, for messages.
-        offset: Last offset, of the only coordinating partition of the command.
+        offset: Last offset, for a command about one coordinating partition.
         offsets: Last offset by coordinating partition.
         time_ms: Time in epoch milliseconds.
     """
@@ -161,7 +161,7 @@ class Moment:
         """Refuse an offset without its coordinating partition.
 
         Raises:
-            ConfigurationError: It is one.
+            ConfigurationError: The moment is such an offset.
         """
         if self.offset is not None:
             raise ConfigurationError(
@@ -171,7 +171,7 @@ class Moment:
             )
 
     def of_partition(self, partition: int | None) -> "Moment":
-        """Return the moment for a command of one partition, if it has one."""
+        """Return the moment with its offset, if any, assigned to the partition."""
         if partition is None or self.offset is None:
             return self
         offsets = {partition: self.offset}
@@ -181,7 +181,7 @@ class Moment:
 def upcoming_ms(option: str, text: str, *, now_ms: int) -> int:
     """Return a time in epoch ms.
 
-    ``2h`` is so long from now; all else is an ISO time, in UTC if it has no zone.
+    ``2h`` is two hours from now; other text is an ISO time, in UTC if it has no zone.
     """
     value = text.strip()
     if _PART.match(value.lower()) and "-" not in value and ":" not in value:
@@ -193,7 +193,7 @@ def upcoming_ms(option: str, text: str, *, now_ms: int) -> int:
 def moment(option: str, text: str, *, now_ms: int) -> tuple[int | None, int | None]:
     """Return an offset, or a time in epoch milliseconds; the other one is None.
 
-    A plain number is an offset; ``-5m`` and ``-PT5M`` are relative to now; all else
+    A plain number is an offset; ``-5m`` and ``-PT5M`` are relative to now; other text
     is an ISO time, in UTC if it has no zone.
     """
     value = text.strip()
@@ -208,10 +208,10 @@ def moment(option: str, text: str, *, now_ms: int) -> tuple[int | None, int | No
 
 
 def since_ms(text: str, *, now_ms: int) -> int:
-    """Return the time of ``--since`` in epoch ms, of several coordinating partitions.
+    """Return the time of ``--since``, for several coordinating partitions, epoch ms.
 
     Raises:
-        ConfigurationError: It is not a time.
+        ConfigurationError: The text is not a time: each partition has other offsets.
     """
     offset, time_ms = moment("--since", text, now_ms=now_ms)
     if time_ms is None:
@@ -236,13 +236,13 @@ def _iso_ms(option: str, text: str, *, wanted: str) -> int:
 
 
 def past_moment(option: str, text: str, *, now_ms: int) -> Moment:
-    """Return a moment of the past, as ``moment``, or ``3:100``.
+    """Return a moment of the past, in a form of ``moment``, or like ``3:100``.
 
-    The latter is an offset of coordinating partition 3; several are separated by
-    commas.
+    ``3:100`` is offset 100 of coordinating partition 3; several such offsets are
+    separated by commas.
 
     Raises:
-        ConfigurationError: It is none of these, or in the future.
+        ConfigurationError: The text has none of these forms, or is in the future.
     """
     value = text.strip()
     if _OFFSETS.fullmatch(value):
@@ -287,7 +287,7 @@ def key_of(group: str, topic: str, *, partition: int | None) -> Key:
     """Return the key that GROUP TOPIC PARTITION or GROUP TOPIC:PARTITION names.
 
     Raises:
-        ConfigurationError: They name no partition, or two, or none that can be.
+        ConfigurationError: They name no partition, or two, or a name is invalid.
     """
     name, colon, text = topic.rpartition(":")
     number: int | None = None

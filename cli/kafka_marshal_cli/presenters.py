@@ -1,4 +1,4 @@
-"""Rows and table columns of what the commands show. Pure functions."""
+"""Rows and table columns for the answers of commands. Pure functions."""
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ IMPORTED = "imported"
 def as_of(world: "World", at: Moment | None = None) -> Row:
     """Return the state that an answer describes: next offsets and time of reading.
 
-    Of a view of the past also the moment (``at``).
+    For a view of the past, ``at`` is its moment.
     """
     found = {
         "time_ms": world.read_at_ms,
@@ -70,7 +70,7 @@ def claim_row(world: "World", key: Key, *, state: WorldState) -> Row:
 
 
 def _moving(world: "World", key: Key, *, state: WorldState) -> Row | None:
-    """Return where a key moves to and how far it is, None if it does not move."""
+    """Return where a key moves, and the state of the move; None if it stays."""
     found = None if state.layout is None else world.moving_to(key)
     return None if found is None else {"to": found[0], "state": found[1]}
 
@@ -86,9 +86,9 @@ def _offer(world: "World", key: Key, *, state: WorldState) -> Row | None:
 
 
 def _why(note: KeyNote | None, known: KeyState) -> Row | None:
-    """Return the last change of a key; None if a snapshot did not have it."""
+    """Return the last change of a key; None if the snapshot read has no note of it."""
     if note is None and known.epoch == 0:
-        # PROTOCOL 10.4: nobody has claimed it since it moved here.
+        # PROTOCOL 10.4: nobody has claimed the key since it moved here.
         return {"change": IMPORTED, "client_id": None, "offset": None, "reason": None}
     if note is None:
         return None
@@ -103,7 +103,7 @@ def _why(note: KeyNote | None, known: KeyState) -> Row | None:
 def claim_rows(
     world: "World", *, group_id: str | None = None, topic: str | None = None
 ) -> list[Row]:
-    """Return every claim, of a group or topic if given, in order.
+    """Return all claims, or those of a group or topic, in order.
 
     The protocol's own claims, such as that of the checkpoint writer, are included only
     if their group or topic is given.
@@ -130,7 +130,7 @@ def with_lag(rows: Iterable[Row], ends: Mapping[TopicPartition, int]) -> list[Ro
 
     Args:
         rows: Claims.
-        ends: Next offset of each partition; the lag of others is None.
+        ends: Next offset by partition; the lag of all other partitions is None.
     """
     found = []
     for row in rows:
@@ -143,16 +143,17 @@ def with_lag(rows: Iterable[Row], ends: Mapping[TopicPartition, int]) -> list[Ro
 
 
 def is_selected(key: Key, *, group_id: str | None, topic: str | None) -> bool:
-    """Return whether a claim is of the group and topic, if given."""
+    """Return whether a claim belongs to the group and topic that are given."""
     if group_id is None and topic is None:
         return key.topic not in RESERVED_TOPICS
     return group_id in {None, key.group_id} and topic in {None, key.topic}
 
 
 def operation_rows(world: "World", *, group_id: str | None = None) -> list[Row]:
-    """Return every set position that is not resolved, with the command that ends it.
+    """Return every unresolved set position, with the command that ends it.
 
-    Its client is known while its pause lasts; afterwards anybody may end it.
+    The client that began it is known while its pause lasts; afterwards anyone may end
+    it.
     """
     from kafka_marshal.admin.finishing import open_operations
 
@@ -178,8 +179,9 @@ def uncovered_rows(found: Iterable["Uncovered"]) -> list[Row]:
 def growth_rows(growths: Iterable["Growth"]) -> list[Row]:
     """Return the growths of data topics.
 
-    ``announced``: nobody claims a new partition; ``ended``: one is claimed once the old
-    one that had its keys is processed to its end.
+    In state ``announced``, nobody claims a new partition. In state ``ended``, a new
+    partition is claimed once the old partition that had its keys is processed to its
+    recorded end.
     """
     return [
         {
@@ -196,7 +198,7 @@ def growth_rows(growths: Iterable["Growth"]) -> list[Row]:
 
 
 def growth_source_rows(sources: Iterable["SourceReport"]) -> list[Row]:
-    """Return each old partition of growths in each group, and what waits for it."""
+    """Return the old partitions of growths, and the new ones that wait for them."""
     return [
         {
             "group_id": each.group_id,
@@ -216,9 +218,9 @@ def member_rows(world: "World", *, group_id: str | None = None) -> list[Row]:
 
     ``active``: announced itself within two heartbeat intervals; ``leaving``:
     announced its end within that time; ``left``: announced its end earlier;
-    ``silent``: for longer, without announcing its end; ``fenced``: an admin fenced it,
-    and it still owns a claim; ``unregistered``: owns a claim and never announced
-    itself.
+    ``silent``: announced nothing for longer, not even its end; ``fenced``: an admin
+    fenced it, and it still owns a claim; ``unregistered``: owns a claim and never
+    announced itself.
     """
     held: dict[tuple[str, str, str], int] = {}
     for row in claim_rows(world, group_id=group_id):
@@ -252,7 +254,7 @@ def member_row(world: "World", member: MemberState, *, state: WorldState) -> Row
     recent, late = ("leaving", "left") if record.draining else ("active", "silent")
     status = recent if silent_ms <= limit_ms else late
     log = applied_of(record)
-    # A client that left does not follow the log, which grows on.
+    # A client that has left does not read the log, so its lag means nothing.
     lags = {} if status == "left" else world.log_lags(member)
     return {
         "group_id": record.group_id,
@@ -292,7 +294,7 @@ def _unregistered(group_id: str, client_id: str, incarnation: str) -> Row:
 
 
 def _read_count(log: Applied) -> int | None:
-    """Return how many entries a member has read since the states that it began at."""
+    """Return how many entries a member has read after the states that it began at."""
     partitions = log.applied.keys() & log.began.keys()
     if not partitions:
         return None
@@ -331,7 +333,7 @@ def group_rows(world: "World") -> list[Row]:
         row["owned_count"] += claim["owner"] is not None and not is_stale
     for member in member_rows(world):
         row_of(member["group_id"])["members_count"] += member["state"] == "active"
-    # That of a whole group comes last, and is shown rather than those of topics.
+    # A pause of the whole group comes last, and replaces pauses of topics.
     pauses = world.pauses()
     pauses.sort(key=lambda each: (not each["topics"], each["begin_ms"] or 0))
     for pause in pauses:
@@ -356,7 +358,7 @@ def group_rows(world: "World") -> list[Row]:
 
 
 def group_columns(rows: Iterable[Row]) -> tuple[Column, ...]:
-    """Return the columns of groups; those of locks only where there are some."""
+    """Return the columns of groups; topics and locks only if a group has some."""
     rows = list(rows)
     is_locked = any(row["locked_by"] is not None for row in rows)
     is_scoped = any(row["paused_topics"] for row in rows)
@@ -368,7 +370,7 @@ def group_columns(rows: Iterable[Row]) -> tuple[Column, ...]:
 
 
 def pause_columns(rows: Iterable[Row]) -> tuple[Column, ...]:
-    """Return the columns of pauses; topics and renewers only where there are some."""
+    """Return the columns of pauses; topics and renewers only if a pause has some."""
     rows = list(rows)
     is_scoped = any(row["topics"] for row in rows)
     is_renewed = any(row["renewed_by"] for row in rows)
@@ -380,7 +382,7 @@ def pause_columns(rows: Iterable[Row]) -> tuple[Column, ...]:
 
 
 def client_columns(rows: Iterable[Row], *, has_group: bool) -> tuple[Column, ...]:
-    """Return the columns of clients; what none of them has is left out."""
+    """Return the columns of clients; omit optional ones that are empty for all."""
     rows = list(rows)
     has_lag = any(row["log_lag"] is not None for row in rows)
     is_directed = any(row["directive"] for row in rows)
@@ -399,11 +401,11 @@ def key_texts(keys: Iterable[Key]) -> list[str]:
 
 
 def settings_rows(settings: Settings, before: Settings | None = None) -> list[Row]:
-    """Return the settings of a group as members use them; none if none were written.
+    """Return the settings of a group as members use them; empty if none were written.
 
     Args:
         settings: The settings.
-        before: Those to compare with, for another column.
+        before: Settings to compare with, for another column.
     """
     if not settings.generation:
         return []
@@ -453,7 +455,7 @@ def adoption_rows(plan: "AdoptionPlan") -> list[dict[str, Any]]:
 
 
 def loss_row(loss: Loss) -> Row:
-    """Return the granted and unprocessed offsets of one claim (at most once)."""
+    """Return the granted but unprocessed offsets of one claim (at most once)."""
     return {
         **loss.key._asdict(),
         "owner": {
@@ -487,7 +489,7 @@ def _handoff(row: Any) -> str:  # noqa: ANN401 - a JSON object
 
 
 def moving_text(row: Any) -> str:  # noqa: ANN401 - a JSON object
-    """Return how far the move of a key is, and where it goes to."""
+    """Return the state of a key's move, and its new partition."""
     moving = row["moving"]
     return NOTHING if moving is None else f"{moving['state']}, to {moving['to']}"
 
@@ -536,7 +538,7 @@ CLAIM_COLUMNS = (
 _WHY = Column("WHY", why_text)
 _HANDOFF = Column("HANDOFF", _handoff)
 _MOVING = Column("MOVING", moving_text)
-# Of now, by the clock of this host and the present ends of the data.
+# Columns about now, from the clock of this host and the present data log ends.
 _ESTIMATED = frozenset({"AGE NOW", "LOG-END-OFFSET", "LAG"})
 
 
@@ -551,11 +553,11 @@ def claim_columns(
     """Return the columns of claims.
 
     Args:
-        rows: The claims; whether they move is a column if some do.
-        is_past: Leave out what is estimated.
+        rows: The claims; if some of them move, there is a column for it.
+        is_past: Whether to omit estimates about now.
         has_group: Whether the group is a column.
-        has_why: Whether the reason of the last change is one.
-        has_handoff: Whether the offer to a successor is one.
+        has_why: Whether the reason of the last change is a column.
+        has_handoff: Whether the offer to a successor is a column.
     """
     columns: tuple[Column, ...] = CLAIM_COLUMNS if has_group else CLAIM_COLUMNS[1:]
     if is_past:
@@ -766,7 +768,7 @@ CHECK_COLUMNS = (
     column("CHECK", "check"),
     column("RESULT", "result"),
     column("FOUND", "found"),
-    # No sign for nothing: it would be far to the right of most texts.
+    # Empty rather than `-`, which would be far to the right of most texts.
     Column("RUN", lambda row: row["run"] or ""),
 )
 

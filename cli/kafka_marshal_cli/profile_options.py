@@ -1,8 +1,8 @@
-"""How a profile reaches the options of a command: as their defaults.
+"""Makes the settings of a profile the defaults of a command's options.
 
 Precedence: an option on the command line, the environment, the profile, the file's
 ``[default]``, the built-in default. A setting belongs to the options with the same
-environment variable, so an option with another meaning and the same name is not
+environment variable, so an option that has the same name but another meaning is not
 affected. The file is read once, when the first default is looked up.
 """
 
@@ -14,7 +14,7 @@ import typer
 from kafka_marshal.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    # Imported when a command is invoked: `marshal --help` has these options, too.
+    # Imported when a command is invoked, not for `marshal --help`.
     from kafka_marshal_cli.profiles import Profile, Value
 
 PROFILE_PANEL = "Profile"
@@ -32,7 +32,7 @@ class SelectedProfile:
 
     @cached_property
     def profile(self) -> "Profile":
-        """The profile.
+        """The profile, read at the first access.
 
         Raises:
             ConfigurationError: See ``load``.
@@ -65,9 +65,9 @@ class SelectedProfile:
 
 
 def typed_connection(context: typer.Context) -> dict[str, str]:
-    """Return the options of the connection on the command line, but properties.
+    """Return the connection options on the command line, except properties.
 
-    These may be secrets.
+    Properties may be secrets.
     """
     found = {"--config": context.meta.get(_name("config"))}
     found["--profile"] = context.meta.get(_name("profile"))
@@ -120,7 +120,7 @@ def _name(option: str) -> str:
 def _remember(
     context: typer.Context, param: typer.CallbackParam, value: str | None
 ) -> str | None:
-    """Store the value; one after the command name replaces one before it."""
+    """Store the value; a value after the command name replaces one before it."""
     if value is not None and param.name is not None:
         context.meta[_name(param.name)] = value
     return value
@@ -172,7 +172,7 @@ def _profile(callback: Any) -> Any:  # noqa: ANN401 - typer's own types
     )
 
 
-# Before the name of the command, and after it.
+# `Root...` are options before the name of the command, the others after it.
 RootConfig = Annotated[str | None, _config(_remember)]
 RootProfile = Annotated[str | None, _profile(_remember)]
 Config = Annotated[str | None, _config(_remember)]

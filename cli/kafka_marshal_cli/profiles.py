@@ -119,7 +119,7 @@ class Profile:
         path: The file, or where it would be if it does not exist.
         name: The profile, None for the file's ``[default]`` alone.
         names: All profiles of the file.
-        settings: Key to value.
+        settings: Values of settings, by key.
         options: Security and connection options.
         warning: Why the file is unsafe, None if it is not.
     """
@@ -220,9 +220,10 @@ def load(file: str | None, name: str | None) -> Profile:
 
 
 def overridden(*levels: Mapping[str, Value]) -> dict[str, Value]:
-    """Return options of which those of a later level override those of an earlier one.
+    """Return the options of all levels; a later level overrides an earlier one.
 
-    Also an option of the same meaning by the name that another client has for it.
+    An option also overrides the option with the same meaning that another Kafka client
+    names differently.
     """
     found: dict[str, Value] = {}
     for level in levels:

@@ -1,4 +1,4 @@
-"""Answers as tables and JSON. Pure functions: no input, no output.
+"""Renders answers as tables and JSON. Pure functions: no input, no output.
 
 Every string may come from the log, where any writer can put control characters, so
 each is escaped when it is shown (PROTOCOL 12).
@@ -15,7 +15,7 @@ import attrs
 SCHEMA = 1
 NOTHING = "-"
 JSON_TOKENS_MAX = 10_000
-# Of a list in one cell or fact: a line of thousands of names is of no use to people.
+# Items of a list in one cell or fact: people cannot use a line of thousands of names.
 ITEMS_MAX = 10
 # A narrower column of text would have a word or two in each line.
 TEXT_WIDTH_MIN = 16
@@ -58,7 +58,7 @@ def to_json(value: object, *, is_pretty: bool = False) -> str:
 
 
 def json_parts(value: object) -> Iterator[str]:
-    """Yield pretty JSON in parts: all of a large log would be held several times."""
+    """Yield pretty JSON in parts: the whole would be in memory several times."""
     tokens = json.JSONEncoder(ensure_ascii=False, indent=2).iterencode(value)
     while part := "".join(islice(tokens, JSON_TOKENS_MAX)):
         yield _printable(part)
@@ -113,11 +113,11 @@ class Answer:
     """The result of a command.
 
     Attributes:
-        as_of: Offsets and time of the state that it describes; of a view of the past
+        as_of: Offsets and time of the state that it describes; for a view of the past
             also the moment (``at``).
         facts: Single values, in order.
-        sections: Lists.
-        shown: Texts of facts for people, if not the plain value.
+        sections: Lists of rows.
+        shown: Texts for people, for facts that differ from the plain value.
     """
 
     as_of: Mapping[str, Any]
@@ -157,7 +157,7 @@ def plain(value: object) -> str:
 
 
 def _listed(items: Sequence[object]) -> str:
-    """Return items as text; of many, as JSON has them, only the first."""
+    """Return items as text: the first ``ITEMS_MAX``, as JSON has all of them."""
     shown = ", ".join(plain(item) for item in items[:ITEMS_MAX]) or NOTHING
     left_out = len(items) - ITEMS_MAX
     return f"{shown} and {left_out} more" if left_out > 0 else shown
@@ -189,7 +189,7 @@ def _cells(section: Section) -> list[list[str]]:
 def _layout(
     titles: Sequence[str], cells: Sequence[Sequence[str]], width: int
 ) -> tuple[list[str], list[int]] | None:
-    """Return the titles and widths of columns; None if they do not fit."""
+    """Return the titles and widths of columns; None if the columns do not fit."""
     length = _length_of(cells)
     columns = list(zip(*cells, strict=True)) or [()] * len(titles)
     content = [max(map(length, column_), default=0) for column_ in columns]
@@ -207,7 +207,7 @@ def _layout(
     ]
     if sum(least) > room:
         return None
-    # The widest texts get the same width, the others keep theirs.
+    # Narrow the widest columns to the same width; the other columns keep theirs.
     widest = room
     while sum(fit := _capped(widths, least, widest)) > room:
         widest -= 1
@@ -223,13 +223,14 @@ def fitting(
 ) -> tuple[Section, list[str]]:
     """Return a section without the columns that do not fit, and their titles.
 
-    For a table that is drawn again and again in place: it must not be wider than the
+    This is for a table that is redrawn in place: it must not be wider than the
     terminal.
 
     Args:
         section: The section.
         width: Columns of the terminal.
-        less: Titles of the columns to leave out first; then those at the right.
+        less: Titles of the columns to omit first; then columns are omitted from the
+            right.
     """
     cells = _cells(section)
     titles = [each.header for each in section.columns]
@@ -246,12 +247,12 @@ def fitting(
 
 
 def table(section: Section, *, width: int | None = None, is_color: bool = False) -> str:
-    """Return a section as text in columns that fits into a width if it can.
+    """Return a section as text in columns, folded to fit into a width if possible.
 
     Titles and text fold at spaces; names, times and numbers stay whole, so that they
-    can be read and copied. A table that does not fit even so has its full width.
+    can be read and copied. If the table still does not fit, it gets its full width.
 
-    rich takes half a millisecond for each row: it only folds what is too wide.
+    rich takes half a millisecond for each row, so it only folds cells of excess width.
 
     Args:
         section: The section.
@@ -267,7 +268,7 @@ def table(section: Section, *, width: int | None = None, is_color: bool = False)
     folding = _Folding(length)
     numbers = [each.is_number for each in section.columns]
     sides = list(zip(widths, numbers, strict=True))
-    # Read from below: titles stand at the bottom.
+    # Combine the lines of titles from the last one: titles are aligned at the bottom.
     heads = zip_longest(*(title.split("\n")[::-1] for title in titles), fillvalue="")
     shown = [_line(head, sides, length) for head in heads][::-1]
     if is_color:
@@ -284,7 +285,7 @@ def _line(
     sides: Sequence[tuple[int, bool]],
     length: Callable[[str], int],
 ) -> str:
-    """Return a line of a table, of cells as wide as their columns at most."""
+    """Return a line of a table; its cells are at most as wide as their columns."""
     shown = []
     for cell, (wide, is_number) in zip(cells, sides, strict=True):
         text = cell.rstrip() if is_number else cell
@@ -303,7 +304,7 @@ def _length_of(cells: Sequence[Sequence[str]]) -> Callable[[str], int]:
 
 
 class _Folding:
-    """Folds cells at spaces as rich does, equal ones once.
+    """Folds cells at spaces, with rich; folds equal cells only once.
 
     Args:
         length: Returns the width of a text on a terminal.
@@ -314,7 +315,7 @@ class _Folding:
         self._found: dict[tuple[str, int], list[str]] = {}
 
     def lines(self, cell: str, width: int) -> list[str]:
-        """Return the lines of a cell, each as wide as that at most."""
+        """Return the lines of a cell, each at most ``width`` wide."""
         if self._length(cell) <= width:
             return [cell]
         found = self._found.get((cell, width))
@@ -345,7 +346,7 @@ def facts(answer: Answer) -> str:
 
 
 def _fact_title(name: str, text: str) -> str:
-    """Return the title of a fact, with the unit only in front of a bare number."""
+    """Return the title of a fact, with the unit only if its text is a bare number."""
     is_bare = text.partition(" ")[0].isdigit()
     return (name if is_bare else name.removesuffix("_ms")).replace("_", " ")
 
@@ -372,5 +373,5 @@ def _title(section: Section) -> str:
 
 
 def log_place(partition: int, offset: int | None) -> str:
-    """Return a place in the log for people, as ``--at`` takes it: ``3:100``."""
+    """Return partition and offset in the log, as ``--at`` takes them: ``3:100``."""
     return f"{partition}:{NOTHING if offset is None else offset}"

@@ -61,7 +61,7 @@ Partition = Annotated[
     int | None,
     typer.Argument(metavar="[PARTITION]", min=0, help="The data partition."),
 ]
-"""A partition is written as TOPIC PARTITION or TOPIC:PARTITION; ``parsing.key_of``."""
+"""Users write TOPIC PARTITION or TOPIC:PARTITION; see ``parsing.key_of``."""
 OfGroup = Annotated[
     str | None,
     typer.Option("--group", "-g", metavar="GROUP", help="Only this group."),
@@ -75,17 +75,17 @@ OpenTimeout = Annotated[
         metavar="MS", envvar="MARSHAL_TIMEOUT", help="When to give up connecting."
     ),
 ]
-"""Of commands that run until they are stopped, and so have no ``--timeout``."""
+"""For commands that run until they are stopped: they lack the shared ``--timeout``."""
 Execute = Annotated[
     bool, typer.Option("--execute", help="Make the change; else it is only shown.")
 ]
-"""A command that has it also gets ``--dry-run``, which excludes it."""
+"""A command with ``--execute`` also gets ``--dry-run``; both together are refused."""
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the change.")]
 WriteNothing = Annotated[
     bool,
     typer.Option("--dry-run", help="Only show the change."),
 ]
-"""Of a command that makes its change without ``--execute``."""
+"""For a command that makes its change without ``--execute``."""
 
 
 def _short_enough(reason: str | None) -> str | None:
@@ -103,7 +103,7 @@ Reason = Annotated[
         metavar="TEXT", help="Stored in the log, for people.", callback=_short_enough
     ),
 ]
-"""Of commands that admins write records with."""
+"""For commands with which admins write records."""
 BootstrapServer = Annotated[
     str,
     typer.Option(
@@ -140,7 +140,7 @@ CommandConfig = Annotated[
     typer.Option(
         envvar="MARSHAL_COMMAND_CONFIG",
         metavar="FILE",
-        help="Properties file with such options.",
+        help="Properties file with connection options.",
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
@@ -149,7 +149,7 @@ Transport = Annotated[
     typer.Option(
         envvar="MARSHAL_TRANSPORT",
         metavar="auto|fast|kafka-python",
-        help="Client library; auto: fast if it is usable.",
+        help="Client library; auto: fast if usable.",
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
@@ -168,8 +168,8 @@ As = Annotated[
         "--as",
         envvar="MARSHAL_AS",
         metavar="NAME",
-        help="Person for whom this is done, for the log. By default the user of the "
-        "system.",
+        help="Person for whom this is done, stored in the log. By default the system's "
+        "user.",
     ),
 ]
 OutputOption = Annotated[
@@ -178,7 +178,7 @@ OutputOption = Annotated[
         "-o",
         "--output",
         envvar="MARSHAL_OUTPUT",
-        help="For people, one JSON document, or JSON lines.",
+        help="Table, one JSON document, or JSON lines.",
     ),
 ]
 Debug = Annotated[
@@ -198,9 +198,9 @@ class Call:
         timeout_ms: Longest time of the command.
         is_timeout_given: Whether --timeout is on the command line.
         output: Format of the answer.
-        transport: Client library of the logs.
-        is_server_given: Whether addresses were set, by an option or otherwise.
-        is_topic_given: Whether the coordination topic was set.
+        transport: Client library to read and write logs with.
+        is_server_given: Whether addresses were set anywhere; False for the default.
+        is_topic_given: Whether the coordination topic was set anywhere.
         person: Person for whom the command writes; None for the user who runs it.
     """
 
@@ -222,7 +222,7 @@ class Call:
         key: "Key | None" = None,
         has_members: bool = False,
     ) -> "World":
-        """Read the log and return the world, also of a topic with errors.
+        """Read the log and return the world, even if the topic has errors.
 
         Args:
             at: The moment of ``--at``; None for the present.
@@ -250,7 +250,8 @@ class Call:
     ) -> "World":
         """Read the log and return the world; raise if the topic has errors.
 
-        A view of the past must be known; before the topic was formatted it is empty.
+        A view of the past is empty before the topic was formatted. It raises if the
+        log does not show the state of that moment any more.
         """
         if at is None:
             world = self.world()
@@ -261,7 +262,7 @@ class Call:
         return world
 
     def connection(self) -> dict[str, Any]:
-        """Return where to connect, as arguments of what reads the log."""
+        """Return the connection settings, as arguments of readers of the log."""
         return {
             "bootstrap_servers": self.bootstrap_servers,
             "coordination_topic": self.coordination_topic,
@@ -276,7 +277,7 @@ class Call:
         """Open the log for reading it once, to its end or to a moment.
 
         Args:
-            at: The moment; one of offsets must name ``partition``.
+            at: The moment; if it has offsets, ``partition`` must be among them.
             partition: Read only this coordinating partition; None for all.
         """
         from kafka_marshal.views.log_scan import LogScan
@@ -311,7 +312,7 @@ class Call:
     def log_ends(
         self, partitions: "Collection[types.TopicPartition]"
     ) -> "dict[types.TopicPartition, int]":
-        """Return the log ends of data partitions, as far as they are known."""
+        """Return the log ends of data partitions that can be looked up."""
         from kafka_marshal.views.log_ends import LogEnds
 
         with LogEnds(**self.connection()) as ends:
@@ -329,7 +330,7 @@ class Call:
         return presenters.with_lag(rows, ends)
 
     def partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return how many partitions topics have now; deleted ones are left out."""
+        """Return the number of partitions of each topic; omit deleted topics."""
         with self.admin() as admin:
             found = {topic: admin.partition_count(topic) for topic in sorted(topics)}
         return {topic: count for topic, count in found.items() if count is not None}
@@ -375,7 +376,7 @@ def unknown_group(group: str, where: str = "in the log") -> ClaimRejected:
 
 
 def note_unknown_group(world: "World", group: str) -> None:
-    """Note a group that nobody uses: the name may be misspelt."""
+    """Notify if nobody uses the group: the name may be misspelt."""
     if not world.members(group) and not world.claims(group):
         notify(
             f"the log knows no members and no claims of group {group!r}; see: marshal "
@@ -384,13 +385,13 @@ def note_unknown_group(world: "World", group: str) -> None:
 
 
 def note_clock_ahead(world: "World", *, written_ms: int) -> None:
-    """Note a clock of this machine that is far ahead of that of the brokers.
+    """Notify if the clock of this machine is far ahead of the brokers' clocks.
 
-    What lasts for some time by this clock then lasts longer.
+    A pause until a time by this clock then lasts longer than requested.
 
     Args:
         world: Read after a record of this command was appended.
-        written_ms: When it was written by this clock, epoch ms.
+        written_ms: When the record was written by this clock, epoch ms.
     """
     from kafka_marshal.clock import duration
 
@@ -424,7 +425,7 @@ F = TypeVar("F", bound=attrs.AttrsInstance)
 
 @attrs.frozen
 class OptionGroup:
-    """Options that the body of a command gets as one argument.
+    """Options that the function of a command gets as one argument.
 
     Attributes:
         options: Name to annotation and default.
@@ -438,11 +439,12 @@ class OptionGroup:
     def of(
         cls, form: type[F], build: Callable[[F], object] = lambda form: form
     ) -> "OptionGroup":
-        """Return the options that the fields of an attrs class are.
+        """Return an option for each field of an attrs class.
 
         Args:
             form: The class; a field has the annotation and the default of an option.
-            build: Returns the argument for an object of the class; by default that.
+            build: Returns the argument for an object of the class; by default the
+                object.
         """
         options = {each.name: (each.type, each.default) for each in attrs.fields(form)}
         return cls(options, lambda given: build(form(**given)))
@@ -471,7 +473,7 @@ AT: Mapping[str, OptionGroup] = {
         _moment_of,
     )
 }
-"""``--at`` of a command, for ``option_groups``; its body gets a ``Moment`` or None."""
+"""``--at``, for ``option_groups`` of a command; the argument is a Moment or None."""
 
 
 def command(
@@ -489,7 +491,7 @@ def command(
         waits: Add ``--timeout``.
         answers: Add ``--output``.
         writes: Add ``--as``, for a command that writes to the log as an admin.
-        option_groups: Arguments of the function that stand for several options each.
+        option_groups: Arguments of the function, each built from several options.
     """
     groups = option_groups or {}
     always: dict[str, tuple[Any, Any]] = {
@@ -502,7 +504,7 @@ def command(
 
     def decorate(function: Body) -> Body:
         own = list(inspect.signature(function).parameters.values())[1:]
-        # typer passes it, to one argument; some commands have their own.
+        # typer passes the context to one argument, which some commands have already.
         named = [p.name for p in own if p.annotation is typer.Context]
         context_name = named[0] if named else "context"
         shared = dict(always)
@@ -538,7 +540,7 @@ def command(
         for group in groups.values():
             added |= group.options
         kept = map(_by_keyword, (each for each in own if each.name not in groups))
-        parameters = [*kept, *_parameters(added)]  # typer reads them in both forms
+        parameters = [*kept, *_parameters(added)]  # typer reads both forms
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         return run
@@ -591,7 +593,7 @@ def call_of(given: Mapping[str, Any]) -> Call:
         coordination_topic=given.get("coordination_topic", COORDINATION_TOPIC),
         options=options,
         timeout_ms=timeout_ms,
-        # A timeout of a profile does not limit the wait of `groups pause --wait`.
+        # A timeout in a profile does not limit the wait of `groups pause --wait`.
         is_timeout_given=timeout is not None
         and (selected is None or selected.is_given("timeout")),
         output=given.get("output", Output.TABLE),
@@ -608,7 +610,7 @@ def _is_set(selected: SelectedProfile | None, name: str) -> bool:
 
 
 def options_of(given: Mapping[str, Any]) -> dict[str, profiles.Value]:
-    """Return security and connection options, with where each was set.
+    """Return security and connection options, each with its origin.
 
     The command line overrides the properties file, which overrides the profile.
 
@@ -644,7 +646,7 @@ def run_guarded(
         body: The command.
         is_debug: Whether to show tracebacks and the logs of libraries.
         topic: The coordination topic, for the message.
-        command: Name of the command, likewise.
+        command: Name of the command, for the message.
         connection: See ``message``.
 
     Raises:
@@ -656,7 +658,7 @@ def run_guarded(
         body()
         sys.stdout.flush()
     except (typer.Exit, typer.Abort):
-        # Else the flush at exit fails, and replaces the code.
+        # Otherwise the flush at exit would fail and replace the exit code.
         try:
             sys.stdout.flush()
         except BrokenPipeError:

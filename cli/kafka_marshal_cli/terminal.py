@@ -1,4 +1,4 @@
-"""What the terminal shows: its width, and whether it has color."""
+"""Finds out the width of the terminal, and whether it shows color."""
 
 import os
 from contextlib import suppress
@@ -8,7 +8,7 @@ WIDTH_DEFAULT = 80
 
 
 def columns(stream: TextIO) -> int:
-    """Return the width for text: of ``COLUMNS``, else of the terminal, else 80."""
+    """Return the width for text: from ``COLUMNS``, else the terminal's, else 80."""
     given = os.environ.get("COLUMNS", "")
     width = int(given) if given.isdecimal() else 0
     if not width:
@@ -18,7 +18,7 @@ def columns(stream: TextIO) -> int:
 
 
 def terminal(stream: TextIO) -> tuple[int | None, bool]:
-    """Return the width of a terminal and whether it shows colour."""
+    """Return the width and whether color is shown; None and False in a pipe or file."""
     if not stream.isatty():
         return None, False
     is_dumb = os.environ.get("TERM", "") in {"", "dumb"}

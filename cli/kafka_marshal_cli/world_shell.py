@@ -1,7 +1,7 @@
-"""The commands of ``marshal shell``, over the tree of a world. Nothing here writes.
+"""The commands of ``marshal shell`` for the tree of a world. They only read.
 
-A session parses lines, walks the tree and emits lines. Where worlds come from, and the
-terminal, belong to ``commands.shell``.
+A session parses lines of input, walks the tree and emits lines of output.
+``commands.shell`` reads the worlds and handles the terminal.
 """
 
 import shlex
@@ -19,20 +19,20 @@ from kafka_marshal_cli.render import escape, to_json
 from kafka_marshal_cli.world_tree import Directory, File, Node, path_of
 
 Path = tuple[str, ...]
-"""Names from the root on."""
+"""Names on the way from the root to a node."""
 
 LINES_MAX = 1_000
-"""Lines of one command that a terminal is shown."""
+"""Most lines that a terminal shows of the output of one command."""
 HISTORY_MAX = 1_000
 
 
 class ShellError(Exception):
-    """A command cannot do what was requested; the session goes on."""
+    """A command cannot do what was requested; the session continues."""
 
 
 @attrs.frozen
 class Source:
-    """Where a session gets worlds.
+    """Functions through which a session reads worlds.
 
     Attributes:
         read: Returns the root of the tree, read again; raises ``MarshalError``.
@@ -125,10 +125,10 @@ class Session:
     # --- paths
 
     def _matches(self, text: str) -> Iterator[tuple[Path, Node]]:
-        """Yield the nodes of a path, whose names may have ``*``, ``?`` and ``[``.
+        """Yield the nodes that match a path; names in it may have ``*``, ``?``, ``[``.
 
         Raises:
-            ShellError: There is none.
+            ShellError: No node matches.
         """
         begin = () if text.startswith("/") else self.cwd
         found = self._walk(begin, [name for name in text.split("/") if name])
@@ -278,9 +278,9 @@ class Session:
     # --- completion
 
     def candidates(self, before: str, word: str) -> list[str]:
-        """Return what a word may become.
+        """Return the possible completions of a word.
 
-        A path of a file and a command end in a space, that of a directory in a slash.
+        Commands and paths of files end in a space, paths of directories in a slash.
 
         Args:
             before: The line before the word.

@@ -2,7 +2,7 @@
 
 A node is made when it is visited, and a file's value is computed when it is read, so a
 world with 100,000 keys costs no more than an index of their names. Names are those of
-the protocol, which have no control characters; a slash in one is written ``%2F``.
+the protocol, without control characters; a slash in a name is written ``%2F``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,10 +24,10 @@ Json = Any
 
 @attrs.frozen
 class File:
-    """A value.
+    """A file, which has one value.
 
     Attributes:
-        read: Returns it.
+        read: Returns the value.
     """
 
     read: Callable[[], Json]
@@ -35,11 +35,11 @@ class File:
 
 @attrs.frozen
 class Directory:
-    """Named nodes.
+    """A directory, which has named nodes.
 
     Attributes:
         names: Returns the names, in order.
-        child: Returns the node of a name, None if there is none.
+        child: Returns the node with a name; None if no node has it.
     """
 
     names: Callable[[], Sequence[str]]
@@ -100,10 +100,10 @@ def to_json_value(value: object) -> Json:
 
 
 Claims = dict[str, dict[str, dict[str, WorldState]]]
-"""Group, topic and partition of each key, to the state that judges it."""
+"""The state that judges each key, by group, topic and partition."""
 
 Members = dict[str, dict[str, dict[str, tuple[WorldState, MemberState]]]]
-"""Group, client and incarnation of each member, to its last announcement."""
+"""The last announcement of each member, by group, client and incarnation."""
 
 
 class _Index:
@@ -154,7 +154,7 @@ def _nodes(names: Iterable[str], child: Callable[[str], Node]) -> Directory:
 
 
 def _files(values: Callable[[], Mapping[str, Json]], names: Iterable[str]) -> Directory:
-    """Return a directory with a file for each of the values, computed together."""
+    """Return a directory with a file for each value; all are computed together."""
     computed = cache(values)
 
     def file(name: str) -> File:
@@ -183,7 +183,8 @@ def _topic(world: World, name: str) -> Json:
 def _config_of(world: World) -> Json:
     """Return the Config, or null if the partitions have none or disagree.
 
-    While the partition count changes, that of those which it has reached.
+    While the partition count changes, return the Config of the partitions that the
+    change has reached.
     """
     found = {state.config for state in world.partitions if state.config is not None}
     is_changing = any(state.layout is not None for state in world.partitions)
@@ -232,7 +233,7 @@ def _pause(world: World, group_id: str) -> Json:
 
 
 def _verdict(states: Iterable[WorldState], group_id: str) -> Json:
-    """Return the last set position that was committed; only the home has it."""
+    """Return the last committed set position, which only the home partition has."""
     found = (state.groups[group_id].verdict for state in states)
     return to_json_value(next((each for each in found if each is not None), None))
 
@@ -264,7 +265,7 @@ _HEADER = (
     *("next_offset", "leader_epoch", "log_time_ms", "epoch_time_ms", "append_time_ms"),
     *("eras", "quiet_until_ms", "layout", "growths", "halted"),
 )
-# Named after the record that it is a part of.
+# Named after the record Reset, whose parts are collected there.
 _STAGING = "reset"
 
 
@@ -301,7 +302,7 @@ def _value_of(state: WorldState, name: str) -> Json:
 
 
 def _staging(staging: Staging | None) -> Json:
-    """Return an unfinished Reset, with the number of its parts in their place."""
+    """Return an unfinished Reset, with the number of its parts instead of the parts."""
     if staging is None:
         return None
     found: dict[str, Json] = to_json_value(staging._replace(parts=()))

@@ -1,7 +1,4 @@
-"""``marshal broker``: an embedded Apache Kafka for development.
-
-A module of its own, as each noun of the command line has.
-"""
+"""``marshal broker``: an embedded Apache Kafka for development."""
 
 import signal
 import sys
@@ -28,7 +25,7 @@ app = typer.Typer(no_args_is_help=True)
 
 
 class _Stopped(BaseException):
-    """A signal came while the broker started. No error handler catches it."""
+    """A signal came while the broker started; no error handler catches it."""
 
 
 @app.command("run", epilog="Example: marshal broker run --port 9092 --data-dir ./kafka")
@@ -43,7 +40,7 @@ def run(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Directory of the data; without it deleted at the end.",
+            help="Directory to keep the data in; by default deleted at the end.",
         ),
     ] = None,
     format_: Annotated[
@@ -69,7 +66,8 @@ def run(
 ) -> None:
     """Run an embedded Apache Kafka in the foreground, until SIGINT or SIGTERM.
 
-    When it is ready, the first line on stdout is its address. Needs the extra `broker`.
+    When the broker is ready, its address is the first line on stdout. Needs the extra
+    `broker`.
     """
     del call
     wanted = Format(
@@ -90,10 +88,10 @@ class Signals:
     """Handler of SIGINT and SIGTERM.
 
     Attributes:
-        is_stopped: Set by the first signal. No Event: its lock is not reentrant, and
-            the handler may interrupt the thread that holds it in a wait.
-        is_serving: Whether ``is_stopped`` ends ``serve``; before that a signal aborts
-            the start.
+        is_stopped: Set by the first signal. An Event will not do: its lock is not
+            reentrant, and the handler may interrupt a thread that waits with the lock.
+        is_serving: Whether the broker has started, so that ``is_stopped`` ends
+            ``serve``; before that, a signal aborts the start.
     """
 
     is_stopped: bool = False

@@ -64,8 +64,9 @@ def list_claims(
 ) -> None:
     """List every claim with its owner, age, position, lag, token and reason.
 
-    LOG-END-OFFSET and LAG come from the cluster, `-` where they are unknown. With --at
-    they are left out, and WHY is unknown if it is older than the last checkpoint.
+    LOG-END-OFFSET and LAG are looked up in the cluster; `-` means unknown. With --at
+    these columns are omitted, and WHY is unknown if the last change of the claim is
+    older than the last checkpoint.
     """
     world = call.formatted_world(at)
     rows = presenters.claim_rows(world, group_id=group, topic=topic)
@@ -92,9 +93,9 @@ def who(
 ) -> None:
     """Show the owner of one partition, now or in the past.
 
-    --at also takes an offset of the key's coordinating partition. A moment before the
-    first remaining checkpoint, if retention has deleted the start of the log, ends it
-    with 1.
+    --at may also be an offset of the key's coordinating partition. If retention has
+    deleted the start of the log, a moment before the first remaining checkpoint is an
+    error, with exit code 1.
     """
     key = parsing.key_of(group, topic, partition=partition)
     world = call.world() if at is None else call.world(at, key=key)
@@ -143,7 +144,7 @@ def who(
 def _confirm_forgetting(
     plan: "ForgetPlan", group: str, *, force: bool, yes: bool
 ) -> None:
-    """Ask before claims are dropped beside those of live owners, or of live topics."""
+    """Ask before dropping claims if the group has live owners, or topics exist."""
     existing = plan.existing if force else ()
     if existing:
         effect = (
@@ -173,16 +174,16 @@ def forget(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Also for topics that exist: records are repeated."
+            "--force", help="Also for existing topics, whose records are repeated."
         ),
     ] = False,
     yes: confirmation.Yes = False,
 ) -> None:
-    """Drop claims of a group without an owner, with positions and granted offsets.
+    """Drop a group's claims that have no owner, with positions and granted offsets.
 
-    For topics that were deleted: granted offsets (at most once) stay otherwise. Claims
-    with an owner stay. Asks for the group where it has live owners, and with --force
-    where topics exist.
+    This is for topics that were deleted: otherwise their granted offsets (at most once)
+    would stay. Claims with an owner stay. The command asks you to type the name of the
+    group if it has live owners, or with --force if topics exist.
     """
     with call.admin() as admin:
         if execute:

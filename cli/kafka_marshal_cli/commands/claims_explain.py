@@ -37,7 +37,7 @@ Since = Annotated[
     typer.Option(
         metavar="OFFSET|TIME",
         help="Only rows from an offset, an ISO time, or a time ago like -1h. The log "
-        "is read from the newest checkpoint before.",
+        "is read from the newest checkpoint before that.",
     ),
 ]
 
@@ -45,10 +45,11 @@ Since = Annotated[
 def require_exists(call: Call, key: Key) -> None:
     """Refuse an unclaimed key whose data partition does not exist.
 
-    The check passes if the cluster does not answer or does not show the topic.
+    The key passes if the cluster does not answer, or does not show the topic to this
+    principal.
 
     Raises:
-        ConfigurationError: There is no such partition.
+        ConfigurationError: The partition does not exist.
     """
     if key.topic in RESERVED_TOPICS:
         return
@@ -107,7 +108,7 @@ def _read(call: Call, key: Key, *, at: Moment | None, since: str | None) -> KeyH
 
 
 def _since(text: str | None) -> tuple[int | None, int | None]:
-    """Return the offset or the time of ``--since``; None for the other, or both."""
+    """Return offset and time of ``--since``: one of them is None, or both are."""
     if text is None:
         return None, None
     return parsing.moment("--since", text, now_ms=wall_ms())
@@ -122,7 +123,8 @@ def _selected(
         rows: All rows, oldest first.
         since: Value of --since.
         limit: Value of --limit.
-        ends: Fields of a row's last offset and time; open rows have none.
+        ends: Names of the fields with a row's last offset and time; these are None
+            while the row is open.
     """
     found, (offset, time_ms) = list(rows), _since(since)
     if since is not None:
@@ -139,7 +141,7 @@ def _show(
     at: Moment | None,
     count: int,
 ) -> None:
-    """Answer with the key and these rows of it, out of so many."""
+    """Answer with the key and the rows shown; ``count`` is the number of all rows."""
     facts = history_presenters.key_facts(found) | {f"{section.name}_count": count}
     call.answer(
         Answer(
@@ -168,14 +170,15 @@ def explain(
 ) -> None:
     """Explain why a partition is owned or free, with the records that made it so.
 
-    The first line is the answer; the events follow, oldest first: claims, releases,
+    The first line is the answer. The events follow, oldest first: claims, releases,
     refusals, and changes by admins. LOG is the coordinating partition and offset of a
-    record. Refused records of one client are one row until the next change. If
+    record. Refused records of one client share a row until the next change. If
     retention has deleted the start of the log, the events begin at the first remaining
-    checkpoint; with --since at the newest one before that moment, which the answer
-    shows. --at also takes an offset of the key's coordinating partition.
+    checkpoint; with --since, at the newest checkpoint before that moment. The answer
+    shows where they begin. --at may also be an offset of the key's coordinating
+    partition.
 
-    A note names what a new partition of a topic that has grown waits for.
+    If a topic has grown, a note names the old partition that a new one waits for.
     """
     key = parsing.key_of(group, topic, partition=partition)
     found = _read(call, key, at=at, since=since)
@@ -223,9 +226,10 @@ def history(
 ) -> None:
     """List every owner of a partition, from when until when, and why each claim ended.
 
-    AT and POSITION after FROM are those of the claim, after UNTIL those of its end;
-    REASON is that of the release, or of the next owner's claim. The list begins, and
-    --at is given, as in `marshal claims explain`.
+    AT is an offset in the log and POSITION a position in the data partition: at the
+    claim (after FROM), and at its end (after UNTIL). REASON is the reason of the
+    release, or of the next owner's claim. The list begins, and --at is written, as
+    `marshal claims explain` states.
     """
     key = parsing.key_of(group, topic, partition=partition)
     found = _read(call, key, at=at, since=since)

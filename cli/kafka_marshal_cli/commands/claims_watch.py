@@ -44,17 +44,17 @@ from kafka_marshal_cli.terminal import terminal
 
 app = typer.Typer()
 
-# A change redraws the table, at most this often; ages redraw it from time to time.
+# A change redraws the table after the shorter time, changed ages after the longer.
 DRAWN_EVERY_S_MIN = 0.25
 DRAWN_EVERY_S_MAX = 1.0
-# A table of 100,000 claims takes seconds of a core: it rests for as many times as long
-# as it took, up to a limit for slow brokers.
+# To draw 100,000 claims takes seconds of CPU time. After a drawing, wait for at least
+# RESTS_MIN times as long as it took, but for at most REST_S_MAX, if brokers are slow.
 RESTS_MIN = 4
 REST_S_MAX = 15.0
 CHANGES_SHOWN = 5
 LOG_ENDS_EVERY_S = 5.0
 _TITLE_LINES_MAX = 3
-# What a narrow terminal leaves out first.
+# Columns that are omitted first on a narrow terminal.
 _LESS = ("GRANTED", "AGE", "LOG-END-OFFSET", "TOKEN")
 
 
@@ -87,7 +87,7 @@ class Selection:
     Args:
         group_id: Only claims of this group.
         topic: Only claims of this topic; pauses of groups are shown in any case.
-        log_ends: Returns the ends of the logs that can be looked up.
+        log_ends: Returns the log ends of the partitions that can be looked up.
         now_s: Returns the time in seconds.
     """
 
@@ -119,7 +119,7 @@ class Selection:
         return presenters.with_lag(rows, self._ends)
 
     def __contains__(self, change: Change) -> bool:
-        """Whether a change is of the selected claims."""
+        """Return whether a change concerns the selected claims."""
         if change.key is None:
             return self.group_id in {None, change.group_id}
         return presenters.is_selected(
@@ -128,7 +128,7 @@ class Selection:
 
 
 class LineView:
-    """A line for each claim at the start, and for each change.
+    """Writes a line for each claim at the start, and for each change.
 
     Args:
         selection: The claims that are watched.
@@ -173,7 +173,7 @@ class LineView:
 
 
 class TableView:
-    """A table that every change redraws, with the last changes below.
+    """Draws a table again after changes, with the last changes below it.
 
     Args:
         live: Draws the table.
@@ -240,7 +240,7 @@ class TableView:
         def room() -> int:
             under = [Text(head), *changes]
             used = sum(len(text.wrap(self._live.console, width)) for text in under)
-            # Titles may fold, and one line states how many rows are left out.
+            # Titles may fold, and one line states how many rows are omitted.
             return max(1, height - used - _TITLE_LINES_MAX - 1)
 
         if len(rows) > room():
@@ -257,12 +257,12 @@ class TableView:
 
 
 def _is_fresh(row: Row) -> bool:
-    """Return whether a claim has an owner that renews it; others are shown first."""
+    """Return whether an owner renews the claim; other claims are shown first."""
     return bool(row["freshness_estimate"] == Freshness.FRESH.value)
 
 
 def _states(rows: Sequence[Row]) -> str:
-    """Return how many claims are in which state, empty if all are fresh."""
+    """Return the number of claims in each state; empty if all are fresh."""
     counts = Counter(row["freshness_estimate"] or "without owner" for row in rows)
     if all(map(_is_fresh, rows)):
         return ""
@@ -356,7 +356,7 @@ def follow(
     idle: Idle,
     count_max: int,
 ) -> None:
-    """Show changes up to a number of them, or until none comes for too long."""
+    """Show changes until ``count_max`` are shown, or the idle limit has passed."""
     view.start(watch.world())
     count = 0
     while True:
@@ -385,11 +385,11 @@ def watch(
     group: OfGroup = None,
     topic: OfTopic = None,
     count: Annotated[
-        int, typer.Option(min=0, help="End after so many changes; 0 for no limit.")
+        int, typer.Option(min=0, help="End after this many changes; 0 for no limit.")
     ] = 0,
     timeout: Annotated[
         str | None,
-        typer.Option(metavar="MS", help="End after this without a change."),
+        typer.Option(metavar="MS", help="End after this time without a change."),
     ] = None,
     open_timeout: OpenTimeout = "30s",
     only_changes: Annotated[
@@ -399,12 +399,12 @@ def watch(
 ) -> None:
     """Show claims live: a table on a terminal, else a line for each change.
 
-    The table looks up log ends every 5 s. Lines begin with the held claims (in JSON,
-    one object a line with either format: kind `claims`), then follow the changes (kind
-    `change`), with offset and time of the entry: claimed, resumed, released, lost
-    (taken over), offered, ready, withdrawn, paused, renewed (a pause), unpaused, moved
-    (to another coordinating partition). It waits for brokers that do not answer. Ctrl-C
-    ends it with 130, SIGTERM with 0.
+    The table looks up log ends every 5 s. Lines show first the claims that are held,
+    then each change, with the offset and time of its entry: claimed, resumed, released,
+    lost (taken over), offered, ready, withdrawn, paused, renewed (a pause), unpaused,
+    moved (to another coordinating partition). `-o json` and `-o jsonl` both write an
+    object a line, of kind `claims` or `change`. If brokers do not answer, the command
+    waits for them. Ctrl-C ends it with exit code 130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)

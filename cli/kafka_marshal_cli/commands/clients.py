@@ -1,7 +1,4 @@
-"""``marshal clients``: the processes that the log knows.
-
-A module of its own, as each noun of the command line has.
-"""
+"""``marshal clients``: the processes that the log knows."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -46,18 +43,19 @@ def list_clients(
 ) -> None:
     """List every client: active, leaving, left, silent, fenced or unregistered.
 
-    Clients that have left or are silent are dropped when others of their group announce
-    themselves, a fenced one once it owns nothing. DIRECTIVE is there while a client is
-    drained or cordoned, LABELS where one has some, like its rack. With --at, clients
-    that were silent for more than two heartbeat intervals may be missing.
+    Clients that have left or are silent are dropped from the list when other members of
+    their group announce themselves, a fenced client once it owns nothing. There is a
+    column DIRECTIVE while a client is drained or cordoned, and LABELS if a client has
+    some, like its rack. With --at, clients that were silent for more than two heartbeat
+    intervals may be missing.
 
-    LOG LAG is how many entries of the log a client had not applied when it last
-    announced itself, in the partition of __marshal where that is most, counted up to
-    the end of the log now. Of a client in order that is what was written since, in a
-    third of a heartbeat interval; where it stays high or grows the client is stopped,
-    lacks CPU time, or cannot reach a broker. LOG READ is how many entries it has read
-    since its start: few where it began at a kept state or a checkpoint. JSON has
-    applied_offsets and began_offsets by partition.
+    LOG LAG counts the entries of the log after the last one that a client had applied
+    when it last announced itself, in the partition of __marshal where the count is
+    largest. For a healthy client these are the entries of a third of a heartbeat
+    interval. If LOG LAG stays high or grows, the client is stopped, lacks CPU time, or
+    cannot reach a broker. LOG READ counts the entries that a client has read since its
+    start: few, if it began at a stored state or a checkpoint. JSON has applied_offsets
+    and began_offsets by partition.
     """
     world = call.formatted_world(at, has_members=True)
     rows = presenters.member_rows(world, group_id=group)
@@ -85,8 +83,8 @@ def fence(
         list[str] | None,
         typer.Option(
             metavar="HEX",
-            help="Only this process; repeatable. By default all that own partitions or "
-            "announce themselves.",
+            help="Only this process; repeatable. By default all processes that own "
+            "partitions or announce themselves.",
         ),
     ] = None,
     reason: Reason = None,
@@ -102,19 +100,19 @@ def fence(
     """End the claims of a client's process for good, whatever that process does.
 
     A process that works stops at once, releases its partitions, and ends with
-    ClientFenced; those of one that hangs are free two heartbeat intervals after its
-    last renewal. A new process of the client claims as usual.
+    ClientFenced. The partitions of a process that hangs are free two heartbeat
+    intervals after its last renewal. A new process of the client claims as usual.
 
-    Fencing a sidecar ends the claims of all its clients in this group. Asks for the
-    client_id where the client is alive by the log, whose time moves only with records:
-    where nobody writes any more, also of a client that is dead.
+    Fencing a sidecar ends the claims of all its clients in this group. The command asks
+    you to type the client_id if the client is alive by the log. Log time moves only
+    with records: if nobody writes any more, a dead client also counts as alive.
     """
     _require_names(group, client)
     with call.admin() as admin:
         chosen = incarnation
         if chosen is None:
             found = admin.client_processes(group, client)
-            # What the person confirms is what is fenced.
+            # Fence exactly the processes that the person confirms.
             chosen = [p.incarnation for p in found if p.owned or p.is_announced] or None
         else:
             found = tuple(
@@ -150,7 +148,7 @@ def _confirm_fence(
         hosts = ", ".join(sorted({each.host or "unknown" for each in live}))
         state = "is alive"
         if all(each.is_silent for each in live):
-            # Only the next append to the log would show it.
+            # Log time would show the silence only after the next append.
             state = (
                 "has been silent for more than two heartbeat intervals by the clock of "
                 "this machine, though not yet by the log, where nobody has written "
@@ -209,7 +207,7 @@ def _answer_fence(call: Call, result: FenceResult, *, dry_run: bool) -> None:
 Name = Annotated[str | None, typer.Argument(metavar="[CLIENT]", help="The client_id.")]
 Host = Annotated[
     str | None,
-    typer.Option(metavar="HOST", help="All on this host, instead of CLIENT."),
+    typer.Option(metavar="HOST", help="All clients on this host, instead of CLIENT."),
 ]
 For = Annotated[
     str, typer.Option("--for", metavar="DURATION", help="How long, at most.")
@@ -237,12 +235,12 @@ def drain(
     ] = False,
     dry_run: WriteNothing = False,
 ) -> None:
-    """Let a client, or all on a host, hand off its partitions to others.
+    """Make a client, or all clients on a host, hand off partitions to others.
 
-    It finishes its records, releases each partition to another member, which warms up
-    first if it does so, and takes nothing new. What nobody else may take stays. Ends
-    with the operation, or by `marshal clients uncordon`. `marshal clients list` shows
-    the HOST of each member.
+    The client finishes its records and claims nothing new. It releases each partition
+    to another member, which may warm up first. Partitions that no other member may take
+    stay. The drain ends after --for, or by `marshal clients uncordon`. `marshal clients
+    list` shows the HOST of each member.
     """
     with call.admin() as admin:
         result = admin.drain(
@@ -278,10 +276,10 @@ def cordon(
     reason: Reason = None,
     dry_run: WriteNothing = False,
 ) -> None:
-    """Let a client, or all on a host, take no more partitions than it has.
+    """Keep a client, or all clients on a host, from taking more partitions.
 
-    It keeps what is within its share. Ends with the operation, or by `marshal clients
-    uncordon`.
+    The client keeps the partitions within its share. The cordon ends after --for, or by
+    `marshal clients uncordon`.
     """
     with call.admin() as admin:
         result = admin.cordon(
@@ -316,7 +314,7 @@ def uncordon(
 ) -> None:
     """End drains and cordons; the members take their shares again.
 
-    `marshal groups describe` shows their ids.
+    `marshal groups describe` shows the ids of drains and cordons.
     """
     if client is None and host is None and operation is None:
         raise ConfigurationError(
@@ -387,16 +385,19 @@ def forget(
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client_id.")],
     state_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Directory of identities, if not the user's."),
+        typer.Option(
+            metavar="DIR", help="Directory of identities; by default the user's."
+        ),
     ] = None,
     yes: confirmation.Yes = False,
 ) -> None:
     """Remove the identity directory of a client that will not come back.
 
-    It has the secrets with which a restarted client resumes its claims; `marshal
-    clients fence` ends these. Nothing is written to the log. Succeeds if there is none
-    any more. Refused while the client runs on this host; asks for the client_id where
-    it runs on another one.
+    The directory has the secrets with which a restarted client resumes its claims. The
+    claims stay: `marshal clients fence` ends them. Nothing is written to the log. The
+    command also succeeds if there is no such directory. It is refused while the client
+    runs on this host, and asks you to type the client_id if the client runs on another
+    host.
     """
     _require_names(group, client)
     world = call.formatted_world()

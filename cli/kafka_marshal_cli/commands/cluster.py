@@ -1,7 +1,4 @@
-"""``marshal cluster``: the id and brokers of the cluster.
-
-A module of its own, as each noun of the command line has.
-"""
+"""``marshal cluster``: the id and brokers of the cluster."""
 
 import typer
 

@@ -1,7 +1,4 @@
-"""``marshal completion``: completion scripts for shells.
-
-A module of its own, as each noun of the command line has.
-"""
+"""``marshal completion``: completion scripts for shells."""
 
 from enum import StrEnum
 from typing import Annotated

@@ -1,7 +1,4 @@
-"""``marshal config``: the settings in force, and where each was set.
-
-A module of its own, as each noun of the command line has.
-"""
+"""``marshal config``: the settings in force, and where each was set."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -34,7 +31,7 @@ _consume: Any = partial(typer.Option, help="Option of consume.")
 
 @attrs.frozen(kw_only=True)
 class ConsumeOptions:
-    """Options of ``consume`` besides the shared ones, so that they are shown."""
+    """Options of ``consume`` that are not shared, so that ``show`` shows them."""
 
     group: Annotated[str | None, _consume(metavar="GROUP", envvar="MARSHAL_GROUP")] = (
         None
@@ -55,12 +52,12 @@ _OTHERS = {
 
 
 def _text(value: object) -> str:
-    """Return a value as a file of profiles has it."""
+    """Return a value as text, as a profile file would have it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def setting_rows(chosen: SelectedProfile) -> list[Row]:
-    """Return every setting with its value and where that was set."""
+    """Return every setting with its value and its origin."""
     rows: list[Row] = []
     for setting in SETTINGS:
         name = setting.key.replace("-", "_")
@@ -95,7 +92,7 @@ def show(
     context: typer.Context,
     others: dict[str, Any],
     origin: Annotated[
-        bool, typer.Option("--origin", help="Show where each was set.")
+        bool, typer.Option("--origin", help="Show where each setting was set.")
     ] = False,
 ) -> None:
     r"""Print every setting in force for a command with the same options.

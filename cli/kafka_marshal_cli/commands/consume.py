@@ -70,7 +70,7 @@ from kafka_marshal_cli.shared import (
 DRAIN_MS = 2_000
 EVENTS_MAX = 1_000
 LIMIT_PARTS = 100
-"""At most once, a batch is at most this part of the limit of records."""
+"""With delivery at most once, a batch has at most this part of the record limit."""
 app = typer.Typer()
 EPILOG = (
     "Example: marshal consume payments --group billing --client-id worker-1 | jq .value"
@@ -80,16 +80,17 @@ Consume topics in a group and print one JSON object for each record.
 
 Fields: topic, partition, offset, token, timestamp (of the record, epoch ms),
 handed_out_ms, key and value as text, or key_base64 and value_base64 if they are not
-UTF-8. A record is committed after its line was flushed. On SIGTERM or SIGINT it
-finishes uncommitted records, writes positions and releases claims.
+UTF-8. A record is committed after its line was flushed. On SIGTERM or SIGINT the
+command finishes uncommitted records, writes positions and releases claims.
 
-With --exec it runs a process for each record and prints nothing. Its environment has
-MARSHAL_TOPIC, MARSHAL_PARTITION, MARSHAL_OFFSET (also LAST_OFFSET and COUNT),
-MARSHAL_KEY, MARSHAL_TOKEN, MARSHAL_TIMESTAMP_MS, MARSHAL_ATTEMPT and MARSHAL_GROUP.
-When the claim is lost, the timeout is over, or the command is stopped, it is terminated
-with all that it started (TERM, then KILL), and its records stay uncommitted.
+With --exec it runs a process for each record and prints nothing. The environment of the
+process has MARSHAL_TOPIC, MARSHAL_PARTITION, MARSHAL_OFFSET, MARSHAL_LAST_OFFSET,
+MARSHAL_COUNT, MARSHAL_KEY, MARSHAL_VALUE_IS_NULL (1 for a null value), MARSHAL_TOKEN,
+MARSHAL_TIMESTAMP_MS, MARSHAL_ATTEMPT and MARSHAL_GROUP. If the claim is lost,
+--exec-timeout is over, or the command is stopped, the process and all processes that it
+started are ended (TERM, then KILL), and its records stay uncommitted.
 """
-# The callbacks of the consumer report claims won and lost.
+# Events about claims: callbacks of the consumer report these.
 _REPORTED_ELSEWHERE = frozenset({"claimed", "claim_ended", "ready", "session_failed"})
 HOST_DEFAULT = "127.0.0.1"
 _option: Any = partial(typer.Option, rich_help_panel="Metrics and log")
@@ -119,7 +120,7 @@ class LogFormat(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class Reporting:
-    """The options of reporting; JSON always has all events."""
+    """Options for metrics and events. With JSON, all events are written."""
 
     metrics_port: Annotated[
         int | None,
@@ -133,13 +134,15 @@ class Reporting:
     ] = None
     metrics_host: Annotated[
         str,
-        _option(metavar="ADDRESS", help="0.0.0.0 for access from other machines."),
+        _option(
+            metavar="ADDRESS", help="Address to serve on; 0.0.0.0 for other machines."
+        ),
     ] = HOST_DEFAULT
     log_format: Annotated[
-        LogFormat, _option(help="Events on stderr: text, or a JSON object a line.")
+        LogFormat, _option(help="Events on stderr: text or JSON lines.")
     ] = LogFormat.TEXT
     is_verbose: Annotated[
-        bool, _option("-v", "--verbose", help="Also write all events.")
+        bool, _option("-v", "--verbose", help="Write all events, not only warnings.")
     ] = False
 
     def includes(self, event: Event) -> bool:
@@ -221,11 +224,11 @@ class EventBuffer(Observer):
 
 
 class _Stopped(BaseException):
-    """A signal came before the consumer was open. No error handler catches it."""
+    """A signal came before the consumer was open; no error handler catches it."""
 
 
 class Stopper:
-    """Stops the loop at SIGINT, SIGTERM or SIGHUP; the same signal again kills.
+    """Stops the loop at SIGINT, SIGTERM or SIGHUP; a repeated one kills the process.
 
     Attributes:
         is_stopped: Whether a signal came.
@@ -259,7 +262,7 @@ class Stopper:
         self._seen.add(number)
         self.is_stopped = True
         if self.consumer is None:
-            # No records were handed out: leave from any wait.
+            # No records were handed out yet, so any wait may be abandoned.
             raise _Stopped
         self.consumer.stop()
 
@@ -277,7 +280,7 @@ class Summary:
     Attributes:
         count: Returns how many records were consumed.
         consumer: The consumer; None before it is open.
-        held: Partitions that it held at the end of the work.
+        held: Partitions that the consumer held at the end of the work.
     """
 
     count: Callable[[], int] = attrs.field(default=lambda: 0)
@@ -328,7 +331,7 @@ ClientId = Annotated[
     typer.Option(
         metavar="NAME",
         envvar="MARSHAL_CLIENT_ID",
-        help="Name in the group, unique, the same at every start.",
+        help="Unique name in the group, the same at every start.",
     ),
 ]
 DeliveryOption = Annotated[
@@ -341,7 +344,7 @@ ClaimsMax = Annotated[
     int,
     typer.Option(
         min=LEAST["claims_max"],
-        help="Most partitions, or topics; 0 for no limit.",
+        help="Most partitions, or topics with policy topic; 0 for no limit.",
     ),
 ]
 MaxRecords = Annotated[
@@ -352,7 +355,7 @@ MaxRecords = Annotated[
         min=0,
         metavar="N",
         help="End after this many records; 0 for no limit. At most once, offsets "
-        "granted beyond it are lost: of each partition up to a hundredth of it, or "
+        "granted beyond the limit are lost: per partition up to a hundredth of it, or "
         "--max-poll-records.",
     ),
 ]
@@ -370,16 +373,16 @@ MaxPollRecords = Annotated[
     typer.Option(
         min=LEAST["max_poll_records"],
         metavar="N",
-        help="Records of a batch; at most once, what a crash can lose of a partition. "
-        "By default 500; 1 for --exec of single records at most once.",
+        help="Most records of a batch; at most once, a crash can lose these per "
+        "partition. By default 500; 1 for --exec of single records at most once.",
     ),
 ]
 ResetOption = Annotated[
-    OffsetReset, typer.Option(help="Start of a partition without a position.")
+    OffsetReset, typer.Option(help="Where to start without a position.")
 ]
 FromBeginning = Annotated[
     bool,
-    typer.Option("--from-beginning", help="The same as --auto-offset-reset earliest."),
+    typer.Option("--from-beginning", help="As --auto-offset-reset earliest."),
 ]
 IsolationOption = Annotated[
     Isolation,
@@ -389,7 +392,7 @@ ExpectedInterval = Annotated[
     str | None,
     typer.Option(
         metavar="MS",
-        help="Another one in the log is an error.",
+        help="Expected interval; another one in the log is an error.",
     ),
 ]
 StateDir = Annotated[
@@ -397,7 +400,7 @@ StateDir = Annotated[
     typer.Option(
         metavar="DIR",
         envvar="MARSHAL_STATE_DIR",
-        help="Directory of the identity, for a restart to resume.",
+        help="Directory of the identity, which a restart resumes.",
     ),
 ]
 
@@ -491,7 +494,7 @@ def consume(
 def _run(
     work: "ExecLoop | Printer", idle: Idle, *, summary: Summary, events: EventBuffer
 ) -> None:
-    """Work until stopped, done, or idle for too long; then write the positions.
+    """Process records until the loop ends; then write the positions to the log.
 
     Raises:
         Exit: With 1, after a process failed and --on-error is stop.
@@ -518,9 +521,9 @@ def _callbacks(reporting: Reporting) -> Callbacks:
 def _limits(records_max: int, processes: ExecOptions | None) -> dict[str, Any]:
     """Return how many batches may be granted ahead, and the limit on handling time.
 
-    Offsets granted beyond a limit of records, or ahead of a process, would be lost.
-    Processes have a limit of their own, --exec-timeout; to hand their partition to
-    another member would repeat the work.
+    With delivery at most once, offsets that are granted beyond the limit of records, or
+    before a process can handle them, would be lost. Only --exec-timeout limits
+    processes: if their partition were handed to another member, the work would repeat.
     """
     is_bounded = records_max or processes is not None
     return {
@@ -534,8 +537,9 @@ def _batch_max(
 ) -> int:
     """Return the records of a batch: ``given``, or the default of --max-poll-records.
 
-    At most once, a crash loses all granted records, so no more are requested than a
-    process works on; and few beyond a limit of records, which are lost at the end.
+    With delivery at most once, a crash loses all granted records, so the default is 1
+    if processes handle single records. It is small if the number of records is limited,
+    because records granted beyond the limit are lost at the end.
     """
     default = MAX_POLL_RECORDS
     if is_amo and execs is not None and execs.mode is ExecMode.RECORD:
@@ -554,8 +558,8 @@ class Printer:
 
     Args:
         consumer: The consumer; only this loop uses it.
-        hooks: What it calls.
-        records_max: End after this many; 0 for no limit.
+        hooks: Functions that the loop calls.
+        records_max: End after this many records; 0 for no limit.
         is_amo: Whether records are granted before they are handed out.
 
     Attributes:
@@ -572,7 +576,7 @@ class Printer:
         self._is_amo = is_amo
 
     def run(self, idle: Idle) -> None:
-        """Print records until stopped, done, idle for too long, or read no more."""
+        """Print records until a signal, a limit, or a reader that closes the pipe."""
         try:
             while not self._hooks.is_stopped() and not self._is_done:
                 if self._next(idle.wait_ms):
@@ -605,7 +609,7 @@ class Printer:
         """Print the next record; return whether there was one.
 
         Raises:
-            BrokenPipeError: It could not be written; it is not committed.
+            BrokenPipeError: The record could not be written, and is not committed.
         """
         handed = self._consumer.poll(timeout_ms, 1)
         handed_out_ms = wall_ms()

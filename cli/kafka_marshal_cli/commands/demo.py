@@ -1,6 +1,6 @@
 """``marshal demo``: consumers share a topic, one is killed and replaced.
 
-Apart from ``demo.play``, which knows nothing of the command line.
+It parses the command line; ``demo.play`` runs the demo.
 """
 
 import secrets
@@ -24,7 +24,7 @@ HeartbeatInterval = Annotated[
     typer.Option(
         "--heartbeat-interval",
         metavar="DURATION",
-        help="A dead consumer is replaced after two.",
+        help="Interval; a dead consumer is replaced after two.",
     ),
 ]
 Partitions = Annotated[
@@ -40,7 +40,7 @@ Consumers = Annotated[
 Keep = Annotated[bool, typer.Option("--keep", help="Keep journals and logs.")]
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", help="Chooses the victim; by default random."),
+    typer.Option("--seed", help="Chooses which consumer dies; by default random."),
 ]
 
 
@@ -58,10 +58,10 @@ def demo(
 ) -> None:
     """Start a real Kafka, kill a consumer, pause a group, and check the outcome.
 
-    Needs no broker, and a minute. Consumer processes share a topic; one is killed, the
-    others take over; the group is paused and resumed; then the same at most once. The
-    verdict is computed from the consumers' journals and the log: 0 if every guarantee
-    held, else 1.
+    Needs no broker, and takes a minute. Consumer processes share a topic; one is killed
+    and the others take over; the group is paused and resumed. A second round does the
+    same with delivery at most once. The verdict is computed from the journals of the
+    consumers and the log. The exit code is 0 if every guarantee held, else 1.
     """
     is_data = call.output is not Output.TABLE
     options = DemoOptions(

@@ -1,4 +1,4 @@
-"""``marshal doctor``: checks the machine and the cluster, with a remedy for each."""
+"""``marshal doctor``: checks this machine and the cluster, and names remedies."""
 
 import os
 import re
@@ -44,10 +44,10 @@ _OLD_BROKERS = (
 def doctor(call: Call) -> None:
     """Check this machine, the brokers, the coordination topic and its log.
 
-    Writes nothing to the cluster. Ends with 1 if a check failed; a note is not a
-    failure. Where the last record does not show it, it waits up to 5 seconds for one
-    that shows whether this machine's clock is that of the brokers; a third of a
-    heartbeat interval if live members seem to have written none for so long.
+    Writes nothing to the cluster. Ends with exit code 1 if a check failed; a note is no
+    failure. To compare this machine's clock with the brokers' clocks, the command
+    waits up to 5 seconds for a new record if the last one is too old; it waits a third
+    of a heartbeat interval if live members seem to have written none for so long.
     """
     cluster = ClusterChecks(call)
     results = list(cluster.run())
@@ -93,7 +93,7 @@ def machine() -> Iterator[Check]:
 
 
 def installed(package: str) -> str | None:
-    """Return the version of an installed distribution."""
+    """Return the version of a distribution; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -152,10 +152,10 @@ def java() -> Check:
 
 
 class ClusterChecks:
-    """Runs all checks, within the timeout of the call from its construction on.
+    """Runs all checks; the timeout of the call begins when the object is constructed.
 
     Attributes:
-        world: The world, after the log was read.
+        world: The world; None before the log was read.
     """
 
     def __init__(self, call: Call) -> None:
@@ -172,7 +172,7 @@ class ClusterChecks:
         yield from self._certificate()
         yield from self._cluster()
         yield from quota()
-        # Over a shorter time the error of a reading would look like drift.
+        # Over a shorter time, an inexact reading of the clocks would look like drift.
         early_s = checks.DRIFT_S_MIN - (time.monotonic() - began)
         time.sleep(max(0.0, early_s))
         yield checks.local_clock(begun, ClockReading.now())
@@ -364,7 +364,7 @@ class ClusterChecks:
             for topic in topics[:TOPICS_MAX]:
                 try:
                     found[topic] = admin.risk_of(topic)
-                except LogUnreadable:  # of a group of somebody else, say
+                except LogUnreadable:  # for example, a topic of another team
                     hidden.append(topic)
         if hidden:
             text = f"not checked: this principal may not describe {abbreviated(hidden)}"
@@ -385,7 +385,7 @@ class ClusterChecks:
         yield Check(name, Result.OK, count)
 
 
-# What errors advise elsewhere.
+# Advice in errors to run this command.
 _OWN_ADVICE = re.compile(
     r"[;.] (?:see|check the brokers with): marshal doctor(, (?:or|and) )?",
     re.IGNORECASE,

@@ -1,7 +1,4 @@
-"""``marshal grants``: offsets that were granted at most once.
-
-A module of its own, as each noun of the command line has.
-"""
+"""``marshal grants``: offsets that were granted at most once."""
 
 from typing import Annotated
 
@@ -39,21 +36,21 @@ def losses(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Of LOST, only claims that ended after a time like -1h.",
+            help="In LOST, only claims that ended after a time like -1h.",
         ),
     ] = None,
 ) -> None:
     """List the offsets that were granted at most once and never processed.
 
     LOST are offsets of claims that ended, or whose owner has been silent for more than
-    two heartbeat intervals; AT RISK those that a crash of the owners would lose now.
-    MARK is the progress that the owner recorded last; without it (`-`) every granted
-    offset is listed. So the list may have offsets that were processed since. Ranges are
-    inclusive, and count offsets without a record.
+    two heartbeat intervals. AT RISK are offsets that a crash of the owners would lose
+    now. MARK is the progress that the owner recorded last; without it (`-`) every
+    granted offset is listed. So the list may have offsets that were processed after
+    MARK was recorded. Ranges are inclusive, and include offsets without a record.
 
-    Grants are in no checkpoint, so this reads the whole log, or what follows its first
-    remaining checkpoint; with --since from a checkpoint before that time and before the
-    claims that were open then.
+    Grants are not in checkpoints, so the command reads the whole log, or the log after
+    its first remaining checkpoint. With --since, it reads from a checkpoint before that
+    time and before the claims that were open then.
     """
     if at is not None and at.time_ms is None:
         raise ConfigurationError(

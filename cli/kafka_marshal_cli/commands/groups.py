@@ -53,7 +53,7 @@ app = typer.Typer(
         LazyCommand(
             "finish",
             "groups_reset",
-            help="End a reset whose command died, as the log decided it.",
+            help="Complete or abort a reset whose command died, as the log decided.",
         ),
         LazyCommand(
             "history",
@@ -82,14 +82,15 @@ Until = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="Its end instead: a time like 2026-01-31T12:00:00Z, or 2h from now.",
+        help="End of the pause instead: a time like 2026-01-31T12:00:00Z, or 2h from "
+        "now.",
     ),
 ]
 Begin = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="Its begin, like --until, up to 30 days ahead; by default at once.",
+        help="Start of the pause, like --until, up to 30 days ahead; by default now.",
     ),
 ]
 
@@ -101,7 +102,7 @@ DEFAULT = "default"
 def list_groups(call: Call, *, at: Moment | None) -> None:
     """List every group that the log knows, with its pause if it has one.
 
-    LOCKED are partitions that an open reset has locked.
+    LOCKED counts partitions that an open reset has locked.
     """
     world = call.formatted_world(at, has_members=True)
     rows = presenters.group_rows(world)
@@ -114,17 +115,18 @@ def list_groups(call: Call, *, at: Moment | None) -> None:
 def describe(call: Call, group: Group, *, at: Moment | None) -> None:
     """Show a group's settings, pauses, directives, resets, members and claims.
 
-    AGE is by log time, which advances with appends only; AGE NOW adds the time since. A
+    AGE is by log time, which advances only with appends; AGE NOW adds the time since. A
     member is active, leaving, left, silent (for more than two heartbeat intervals),
     fenced (by an admin) or unregistered (it owns claims, and has not announced itself).
-    DIRECTIVES drain or cordon a client, or all on a host. HANDOFFS are partitions
-    offered to a successor that warms up, until UNTIL by log time. STANDBYS take a
-    partition over if its owner dies, in this order. UNCOVERED are claimable partitions
-    that no live member can claim: there are `no members`, none subscribes to the topic
-    (`topics`), or those that do are full (`limits`). WAITING are new partitions of
-    topics that have grown. LOG-END-OFFSET and LAG come from the cluster, `-` where
-    unknown. With --at these and AGE NOW are left out, and silent clients may be
-    missing.
+    DIRECTIVES drain or cordon a client, or all clients on a host. HANDOFFS are
+    partitions offered to a successor, which warms up until UNTIL by log time at most.
+    STANDBYS take over a partition if its owner dies, in this order. UNCOVERED are
+    claimable partitions that no live member can claim: the group has `no members`, no
+    member subscribes to the topic (`topics`), or the members that do are full
+    (`limits`). WAITING are new partitions of topics that have grown, in the row of the
+    old partition that they wait for. LOG-END-OFFSET and LAG are looked up in the
+    cluster; `-` means unknown. With --at these columns and AGE NOW are omitted, and
+    silent clients may be missing.
     """
     from kafka_marshal.views.plan import standby_rows
 
@@ -159,7 +161,7 @@ def describe(call: Call, group: Group, *, at: Moment | None) -> None:
 
 
 def _waiting(world: "World", group: str) -> list[Section]:
-    """Return the new partitions of topics that grew, which wait; nothing for none."""
+    """Return a section of old partitions that new ones wait for; [] without any."""
     from kafka_marshal.admin.growing import waiting
 
     rows = presenters.growth_source_rows(waiting(by_partition(world.partitions), group))
@@ -168,7 +170,10 @@ def _waiting(world: "World", group: str) -> list[Section]:
 
 
 def _uncovered(call: Call, world: "World", group: str) -> list[presenters.Row]:
-    """Return the keys that no member can claim; of the past, those ever claimed."""
+    """Return the keys that no member can claim.
+
+    For the past, partition counts are taken from the keys that were ever claimed.
+    """
     from kafka_marshal.views.plan_simulation import closed_topics, uncovered_now
 
     topics = closed_topics(world, group)
@@ -182,7 +187,7 @@ def _uncovered(call: Call, world: "World", group: str) -> list[presenters.Row]:
     return presenters.uncovered_rows(found)
 
 
-# An alias: the record that it writes is named ReleaseGroup.
+# `release` is an alias of `pause`, which writes the record ReleaseGroup.
 @app.command("release", hidden=True)
 @app.command(
     "pause",
@@ -281,13 +286,13 @@ def _answer_pause(
 
 
 def _note_unknown_topics(admin: "Admin", scope: Sequence[str]) -> None:
-    """Note paused topics or partitions that do not exist: they may be misspelt."""
+    """Notify if paused topics or partitions do not exist: they may be misspelt."""
     for text in scope:
         topic, _, numbers = text.partition(":")
         try:
             count = admin.partition_count(topic) or 0
         except CoordinationError:
-            continue  # unknown, or not to be seen: DESCRIBE is missing
+            continue  # no answer, or this principal lacks DESCRIBE
         if not count:
             notify(f"topic {topic!r} does not exist; its pause has no effect now")
         elif numbers and max(map(int, numbers.split(","))) >= count:
@@ -300,7 +305,7 @@ def _note_unknown_topics(admin: "Admin", scope: Sequence[str]) -> None:
 def _length(
     for_: str | None, *, until: str | None, now_ms: int
 ) -> tuple[int | None, int | None]:
-    """Return the length of a pause or its end; the other one is None."""
+    """Return the length of a pause and its end; one of them is None."""
     if (for_ is None) == (until is None):
         raise ConfigurationError(
             "give either --for, the length of the pause, or --until, its end",
@@ -319,14 +324,14 @@ def resume(
     *,
     operation: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Only this pause, also a scheduled one."),
+        typer.Option(metavar="ID", help="Only this pause, even a scheduled one."),
     ] = None,
     reason: Reason = None,
     dry_run: WriteNothing = False,
 ) -> None:
     """End a group's pauses, or one of them; members continue where they were.
 
-    Where the group is not paused, its only scheduled pause is cancelled.
+    If the group is not paused and has only one scheduled pause, that one is canceled.
     """
     with call.admin() as admin:
         count = admin.resume_group(
@@ -357,29 +362,32 @@ Policy = Annotated[
     typer.Option(
         metavar="NAME",
         help="`planner`: members follow plans that one of them writes; `fair`, the "
-        "default: each the policy of its consumer.",
+        "default: each member follows its consumer's policy.",
     ),
 ]
 DebounceMs = Annotated[
     str | None,
     _tunable(
         "debounce_ms",
-        "How long, in ms, members must stay the same before surplus moves",
+        "Milliseconds that members must stay the same before partitions move",
     ),
 ]
 HandoffMs = Annotated[
     str | None,
-    _tunable("handoff_ms", "How long, in ms, a successor may take to warm up"),
+    _tunable("handoff_ms", "Milliseconds that a successor may take to warm up"),
 ]
 HandoffsMax = Annotated[
     str | None,
-    _tunable("handoffs_max", "How many partitions a member hands off warm at a time"),
+    _tunable(
+        "handoffs_max",
+        "Most partitions that a member offers, or warms up for, at a time",
+    ),
 ]
 GraceMs = Annotated[
     str | None,
     _tunable(
         "grace_ms",
-        "How long, in ms, a partition waits for a member that restarts, under "
+        "Milliseconds that a partition waits for a member that restarts, under "
         "`planner`",
     ),
 ]
@@ -427,7 +435,7 @@ def set_(
 ) -> None:
     """Change how a group's members share and hand off partitions.
 
-    Settings that are not given stay; the value `default` goes back to the default.
+    Settings that are not given stay. The value `default` restores a default.
     """
     changes = _changes(
         policy,
@@ -469,7 +477,7 @@ def adopt(
         str | None,
         typer.Option(
             metavar="GROUP",
-            help="Consumer group to take over from; by default that of the same name.",
+            help="Consumer group to take over from; by default the same name.",
         ),
     ] = None,
     from_topic: Annotated[
@@ -490,7 +498,7 @@ def adopt(
     """Start a group where a consumer group of Kafka left off.
 
     Stop the old consumers first. A position that the coordination log already has is
-    kept; `marshal claims explain` shows who adopted it.
+    kept. `marshal claims explain` shows who adopted a partition.
     """
     from kafka_marshal_cli import adoption
 

@@ -1,4 +1,4 @@
-"""``marshal groups grow``: add partitions to a keyed data topic."""
+"""``marshal groups grow``: adds partitions to a keyed data topic."""
 
 from typing import Annotated
 
@@ -33,21 +33,21 @@ STEPS = {
 
 Topic = Annotated[
     str | None,
-    typer.Option(metavar="TOPIC", help="The topic, with keys."),
+    typer.Option(metavar="TOPIC", help="The topic, whose records have keys."),
 ]
 Partitions = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="The new number, a multiple of the present one. Without it the known "
-        "growths are shown.",
+        help="New number, a multiple of the present one. Without it, known growths are "
+        "shown.",
     ),
 ]
 Settle = Annotated[
     str,
     typer.Option(
         metavar="DURATION",
-        help="How long producers get to learn it: metadata.max.age.ms plus "
+        help="How long producers get to learn the number: metadata.max.age.ms plus "
         "delivery.timeout.ms at least.",
     ),
 ]
@@ -55,7 +55,7 @@ Withdraw = Annotated[
     bool,
     typer.Option(
         "--withdraw",
-        help="No partition waits for the growth any more.",
+        help="Withdraw the growth: partitions wait for it no longer.",
     ),
 ]
 
@@ -77,14 +77,15 @@ def grow(
 ) -> None:
     """Add partitions to a keyed data topic; groups keep the order of each key.
 
-    No group claims a new partition before the old one that had its keys is processed to
-    the end that it had when every producer knew the new number. If interrupted, run it
-    again with the same number: it waits --settle again. --timeout is for each step
-    besides.
+    An old partition has an end: its log end when every producer knew the new number. No
+    group claims a new partition before the old one that had its keys is processed to
+    its end. If interrupted, run the command again with the same number: it waits for
+    --settle again. --timeout limits each other step.
 
     Each row is an old partition in a group: its POSITION, the END that it has to reach
-    (its log end, until that is known), and the new partitions WAITING for it. Producers
-    must choose partitions by the key's hash modulo their number, as Kafka's own do.
+    (its log end, until END is known), and the new partitions WAITING for it. Producers
+    must choose partitions by the key's hash modulo the number of partitions, as Kafka's
+    own do.
     """
     if partitions is None and not withdraw:
         if execute:
@@ -121,7 +122,7 @@ def grow(
 
 
 def growth_facts(plan: GrowthPlan) -> presenters.Row:
-    """Return what a growth does, or its withdrawal."""
+    """Return the facts about a growth, or about its withdrawal."""
     return {
         "topic": plan.growth.topic,
         "from_count": plan.growth.old_count,
@@ -152,7 +153,7 @@ def _show(call: Call, topic: str | None) -> None:
 
 
 def _exists(admin: Admin, topic: str) -> bool:
-    """Return whether a topic exists; True where this principal may not see it."""
+    """Return whether a topic exists; True if this principal may not see it."""
     try:
         return admin.partition_count(topic) is not None
     except CoordinationError:
@@ -160,13 +161,13 @@ def _exists(admin: Admin, topic: str) -> bool:
 
 
 def show_progress(progress: GrowthProgress) -> None:
-    """Show the step that begins, and how long producers still get, on stderr."""
+    """Write the current step, and the time left for producers, to stderr."""
     left = f": {duration(progress.left_ms)} left" if progress.left_ms else ""
     notify(f"{STEPS[progress.step]}{left}")
 
 
 def _notes(plan: GrowthPlan, *, execute: bool) -> list[str]:
-    """Return what somebody should know about a growth, and whether it was executed."""
+    """Return notes for people: risks of the growth, and that nothing was written."""
     growth, notes = plan.growth, []
     if not plan.steps:
         text = f"the growth to {growth.new_count} partitions has ended; nothing is left"

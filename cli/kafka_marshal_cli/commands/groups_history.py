@@ -28,7 +28,7 @@ def _notify_missing(found: GroupHistory) -> None:
 
 
 def _notify_open(found: GroupHistory, group: str | None) -> None:
-    """Name the command that ends or continues what an admin left open."""
+    """Notify of open operations and growths, with the command to run for each."""
     worlds = found.world.partitions
     for each in open_operations(worlds, group):
         state = "committed" if each.is_committed else "undecided"
@@ -46,7 +46,7 @@ def _notify_open(found: GroupHistory, group: str | None) -> None:
 
 
 def _went_on(row: presenters.Row, since_ms: int) -> bool:
-    """Return whether an action went on after a time, epoch ms."""
+    """Return whether an action was still in effect at a time, epoch ms, or later."""
     last_ms: int = row["last_ms"]
     if row["kind"] in DIRECTIVES and row["ended"] is None:
         last_ms = max(last_ms, row["until_ms"] or 0)
@@ -61,13 +61,13 @@ def history(
     *,
     at: Moment | None,
     group: Annotated[
-        str | None, typer.Argument(metavar="[GROUP]", help="The group; all without it.")
+        str | None, typer.Argument(metavar="[GROUP]", help="The group; by default all.")
     ] = None,
     since: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Only actions that went on after a time like -1h.",
+            help="Only actions still in effect after a time like -1h.",
         ),
     ] = None,
     limit: Limit = LIMIT_DEFAULT,
@@ -77,8 +77,8 @@ def history(
     Each operation is one row. Changes of the coordination topic, resets of its state
     and growths of data topics concern every group. BY is the person if the record names
     one, else the client. LOG is the coordinating partition and offset of the first
-    record; -o json has all. If retention has deleted the start of the log, the list
-    begins at the first remaining checkpoint.
+    record; -o json has all records. If retention has deleted the start of the log, the
+    list begins at the first remaining checkpoint.
     """
     if at is not None and at.time_ms is None:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""``marshal groups reset``, ``undo`` and ``finish``: set the positions of a group."""
+"""``marshal groups reset``, ``undo`` and ``finish``: change positions of a group."""
 
 import time
 from functools import partial
@@ -61,8 +61,8 @@ AllowReprocess = Annotated[
     bool,
     typer.Option(
         "--allow-reprocess",
-        help="Allow partitions at most once to go back, for records to be handed out "
-        "again.",
+        help="Allow partitions consumed at most once to go back, so records are "
+        "handed out again.",
     ),
 ]
 Topics = Annotated[
@@ -93,25 +93,25 @@ PlanFile = Annotated[
 
 @attrs.frozen(kw_only=True)
 class Rules:
-    """Rules for new positions, of which a command gets one."""
+    """Rules for new positions; a command takes one of them."""
 
     to_earliest: Annotated[bool, _rule("--to-earliest", help="The log start.")] = False
     to_latest: Annotated[bool, _rule("--to-latest", help="The log end.")] = False
     to_current: Annotated[
         bool,
-        _rule("--to-current", help="The present positions; the log end without one."),
+        _rule("--to-current", help="The present position, or the log end without one."),
     ] = False
     to_offset: Annotated[int | None, _rule(metavar="OFFSET", help="This offset.")] = (
         None
     )
     shift_by: Annotated[
-        int | None, _rule(metavar="COUNT", help="So many records forward, or back.")
+        int | None, _rule(metavar="COUNT", help="This many records forward, or back.")
     ] = None
     to_datetime: Annotated[
         str | None,
         _rule(
             metavar="TIME",
-            help="The first record at or after a time, like 2026-01-31T12:00:00Z; UTC "
+            help="First record at or after a time, like 2026-01-31T12:00:00Z; UTC "
             "without a zone.",
         ),
     ] = None
@@ -119,7 +119,7 @@ class Rules:
         str | None,
         _rule(
             metavar="DURATION",
-            help="The same, so long ago, like PT10M, P1DT2H or 10m.",
+            help="As --to-datetime, this long ago: PT10M, P1DT2H or 10m.",
         ),
     ] = None
     to_fence: Annotated[
@@ -140,10 +140,10 @@ class Rules:
     ] = None
 
     def spec(self) -> PositionSpec | Moment | None:
-        """Return the rule, the moment of ``--to-fence``, None without any.
+        """Return the rule, or the moment of ``--to-fence``; None without a rule.
 
         Raises:
-            ConfigurationError: There are several, or one is invalid.
+            ConfigurationError: Several rules were given, or one is invalid.
         """
         chosen = {
             name: value
@@ -191,7 +191,7 @@ def reset(
         bool,
         typer.Option(
             "--clamp",
-            help="Replace a position outside of its log by the nearest one; else it is "
+            help="Replace a position outside its log by the nearest one; else it is "
             "refused.",
         ),
     ] = False,
@@ -201,15 +201,15 @@ def reset(
     continued: Continued = None,
     export: Annotated[
         bool,
-        typer.Option("--export", help="Print lines for --from-file."),
+        typer.Option("--export", help="Print positions for --from-file."),
     ] = False,
 ) -> None:
     """Set a running group to new positions, all partitions or none.
 
     Without --execute the plan is shown and nothing is written to the log. With it, the
     group is paused, releases its partitions, and continues from the new positions.
-    `marshal groups undo` sets it back. If this command dies, --continue resumes its
-    plan, and `marshal groups finish` or a member ends it.
+    `marshal groups undo` sets the group back. If this command dies, --continue resumes
+    its plan, or `marshal groups finish` or a member ends the reset.
     """
     then: World | None = None
     if isinstance(spec, Moment):
@@ -234,7 +234,7 @@ def reset(
                     clamp=clamp,
                     allow_reprocess=allow_reprocess,
                 )
-            except PositionError as error:  # by what was asked for, not by the log
+            except PositionError as error:  # of the request, not of the log
                 see = f"see the positions: marshal groups describe {group}"
                 raise ConfigurationError(f"{error}; {see}") from error
             _require_named(then, plan)
@@ -266,7 +266,7 @@ def undo(
         bool,
         typer.Option(
             "--partial",
-            help="Also where some partitions cannot be set back.",
+            help="Also if some partitions cannot be set back.",
         ),
     ] = False,
     allow_reprocess: AllowReprocess = False,
@@ -275,8 +275,8 @@ def undo(
 ) -> None:
     """Set a group back to where it was before a reset.
 
-    It can be undone, too. Partitions that had no position before stay as they are, and
-    are listed.
+    An undo can be undone, too. Partitions that had no position before the reset stay as
+    they are, and are listed.
     """
     with call.admin() as admin:
         plan = admin.plan_undo(
@@ -296,10 +296,11 @@ def undo(
 @app.command("finish", epilog="Example: marshal groups finish billing")
 @command(writes=True)
 def finish(call: Call, group: Group, *, reason: Reason = None) -> None:
-    """End a reset whose command died, as the log decided it.
+    """Complete or abort a reset whose command died, as the log decided.
 
-    A committed one is applied everywhere; any other is aborted, even if its command
-    still runs: nothing is set. Members do this by themselves once its pause is over.
+    A committed reset is applied everywhere. Any other reset is aborted, even if its
+    command still runs, and sets nothing. Members do this by themselves once the pause
+    of the reset is over.
     """
     with call.admin() as admin:
         results = admin.finish(group, reason=reason, on_progress=Printer())
@@ -316,7 +317,7 @@ def finish(call: Call, group: Group, *, reason: Reason = None) -> None:
     call.answer(Answer(presenters.as_of(world), {"group_id": group}, (section,)))
     if not rows:
         text = f"group {group!r} has no reset to finish"
-        # Its command may have died before it locked anything.
+        # The command of a reset may have died before it locked anything.
         pauses = (each.active_pause(group) for each in world.partitions)
         if any(pause and pause.until_ms > wall_ms() for pause in pauses):
             text += f", and is paused; to end that, run: marshal groups resume {group}"
@@ -331,7 +332,7 @@ def _refuse(is_wrong: object, text: str) -> None:
 
 
 def _require_named(then: World | None, plan: ResetPlan) -> None:
-    """Refuse to leave partitions out because ``--to-fence`` names not all offsets."""
+    """Refuse a plan without the partitions whose offsets ``--to-fence`` lacks."""
     if then is None or not then.is_partial:
         return
     count, known = then.config().partition_count, {w.partition for w in then.partitions}
@@ -377,14 +378,14 @@ def _topics(
 
 
 class Printer:
-    """Writes progress to stderr, a line for each step, and one a second within it."""
+    """Writes progress to stderr: a line for each step, then one a second."""
 
     def __init__(self) -> None:
         self._step = ""
         self._at_s = 0.0
 
     def __call__(self, progress: Progress) -> None:
-        """Show progress, unless this step was shown just now."""
+        """Show progress, unless this step was shown less than a second ago."""
         now_s = time.monotonic()
         is_new = progress.step != self._step
         if not progress.left_count or not (is_new or now_s - self._at_s >= PROGRESS_S):

@@ -78,10 +78,10 @@ def dump(
     """Write the log as text, one JSON object for each entry, up to its present end.
 
     `marshal log replay` folds the text to the same digests, if it has the log from its
-    start. Without record metadata, values that cannot be decoded are left out.
+    start. Without record metadata, values that cannot be decoded are omitted.
 
-    Of a snapshot FILE it writes the world, as `marshal log replay` does of the same
-    log, without a broker.
+    With a snapshot FILE, the command needs no broker and writes the world, as `marshal
+    log replay` does for the same log.
     """
     from kafka_marshal.protocol.text import entry_to_object, world_to_object
 
@@ -157,8 +157,8 @@ def reset(
 ) -> None:
     """Replace the state of a coordinating partition by that of a checkpoint.
 
-    For replicas that disagree, or a log that was manipulated. Then no key of the
-    partition has an owner, and none can be claimed for two heartbeat intervals.
+    This is for replicas that disagree, or a log that was manipulated. Afterwards no key
+    of the partition has an owner, and for two heartbeat intervals none can be claimed.
     """
     from kafka_marshal_cli import presenters
 

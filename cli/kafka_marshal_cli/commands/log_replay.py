@@ -1,7 +1,7 @@
 """``marshal log replay``: the state that a dump of the log folds to.
 
 A dump is read line by line and only the states are held in memory, so a dump of any
-length can be piped through. A bad line ends with a message that names it.
+length can be piped through. A bad line ends the command, with the number of the line.
 """
 
 import sys
@@ -74,7 +74,7 @@ LINE_CHARACTERS_MAX = 16 * 1024 * 1024
 """A longer line cannot be an entry: records of Kafka are smaller."""
 
 Worlds = dict[int, WorldState]
-"""Coordinating partition to its world."""
+"""Worlds by coordinating partition."""
 
 
 def replay_lines(
@@ -170,8 +170,8 @@ def run_replay(
 
 
 def _remedy(file: str) -> str:
-    """Return what to run for a file that does not begin as a dump."""
-    from kafka_marshal.snapshots import MAGIC  # it imports the engine
+    """Return advice on a file that does not begin like a dump."""
+    from kafka_marshal.snapshots import MAGIC  # here: it imports the engine
 
     with suppress(OSError), Path(file).open("rb") as opened:
         if opened.read(len(MAGIC)) == MAGIC:

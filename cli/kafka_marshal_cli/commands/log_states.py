@@ -1,4 +1,4 @@
-"""``marshal log snapshot`` and ``diff``: states from logs and files."""
+"""``marshal log snapshot`` and ``diff``: store and compare states of the log."""
 
 import re
 import sys
@@ -114,10 +114,10 @@ def snapshot(
 
 
 class DiffCommand(TyperCommand):
-    """A command whose arguments may be times ago, like ``-5m``, besides its options."""
+    """A command whose arguments may be times ago, like ``-5m``, and not options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
-        """Parse arguments; one that begins with a space is no option."""
+        """Parse arguments; a space before a time ago keeps it from being an option."""
         ago = (f" {arg}" if _AGO.fullmatch(arg) else arg for arg in args)
         return super().parse_args(ctx, list(ago))
 
@@ -127,17 +127,24 @@ class DiffCommand(TyperCommand):
 def diff(
     call: Call,
     one: Annotated[
-        str, typer.Argument(metavar="ONE", help="A snapshot, a dump, `live`, or -5m.")
+        str,
+        typer.Argument(
+            metavar="ONE", help="Snapshot, dump, `live`, or moment like -5m."
+        ),
     ],
     *,
     other: Annotated[
-        str, typer.Argument(metavar="OTHER", help="A snapshot, a dump, `live`, or -5m.")
+        str,
+        typer.Argument(
+            metavar="OTHER", help="Snapshot, dump, `live`, or moment like -5m."
+        ),
     ],
 ) -> None:
     """Show the differences of two states of the log, key by key and field by field.
 
-    Each is an output of `log snapshot` or `log dump`, the log (`live`), or a moment of
-    it, as for --at; 3:100 is compared in partition 3 alone. Ends with 1 if they differ.
+    A state is an output of `log snapshot` or `log dump`, the log now (`live`), or the
+    log at a moment, as for --at. With 3:100, only partition 3 is compared. Ends with
+    exit code 1 if the states differ.
     """
     first, second = compared(
         states_named(call, one, setting="ONE"),
@@ -158,14 +165,14 @@ def diff(
 
 
 NamedStates = tuple[Mapping[int, WorldState], bool]
-"""States by coordinating partition, and whether these are all there are."""
+"""States by coordinating partition, and whether all partitions are requested."""
 
 
 def states_named(call: Call, text: str, *, setting: str) -> NamedStates:
     """Return the states that an argument names: a file, ``live`` or a moment.
 
     Raises:
-        ConfigurationError: It is none of these; names ``setting``.
+        ConfigurationError: The argument is none of these; the error has ``setting``.
     """
     if text == LIVE:
         return _live(call)[0], True
@@ -189,7 +196,7 @@ def _exists(name: str) -> bool:
 
 
 def compared(one: NamedStates, other: NamedStates) -> list[Mapping[int, WorldState]]:
-    """Return both, without partitions that one of them was not asked for."""
+    """Return both states; if either is of some partitions, only the common ones."""
     common = one[0].keys() & other[0].keys()
     if one[1] and other[1]:
         return [one[0], other[0]]
@@ -218,7 +225,7 @@ def worlds_of(file: str) -> Mapping[int, WorldState]:
     """Return the states of a file of snapshots or of a dump.
 
     Raises:
-        ConfigurationError: The file cannot be read, or is neither.
+        ConfigurationError: The file cannot be read, or is neither of these.
     """
     if file != "-" and _begins_as_snapshot(file):
         return {state.partition: state for state in states_of(file)}
@@ -385,5 +392,5 @@ def _group(group: GroupState | None) -> Mapping[str, Any]:
         return {}
     fields = to_json_value(group)
     del fields["key_count"]  # derived from the keys
-    # ``known``: a group without a pause differs from no group.
+    # ``known`` makes a group without a pause differ from a missing group.
     return {"known": True} | {name: each for name, each in fields.items() if each != []}

@@ -32,7 +32,7 @@ app = typer.Typer()
 LAST_DEFAULT = 10
 TYPES = (*(kind.name for kind in KINDS), UNDECODABLE)
 FIELD_CHARACTERS_MAX = 60
-# Shown at the front of the line, or of use only to programs.
+# Fields shown at the front of the line, and fields that only programs use.
 _SHOWN_IN_FRONT = frozenset({"client_id", "group_id", "topic", "partition"})
 _FOR_PROGRAMS = frozenset({"seq", "tags", "resume_hash", "grantee", "topic_id"})
 
@@ -66,7 +66,7 @@ class Filter:
         return self.group_id is not None or bool(self.types)
 
     def __contains__(self, folded: Folded) -> bool:
-        """Whether an entry is shown."""
+        """Return whether an entry is shown."""
         entry = folded.entry
         if self.partition not in {None, folded.partition} or entry.offset < self.first:
             return False
@@ -179,13 +179,13 @@ def json_line(folded: Folded, *, transitions: bool) -> str:
 
 
 class Tail:
-    """Writes entries: first the last ones at the start, then new ones.
+    """Writes entries: first the last existing ones, then new ones.
 
     Args:
         wanted: Selects the entries to show.
         output: Format.
-        transitions: Whether JSON has what an entry did.
-        last: How many of the entries at the start are shown; None for all.
+        transitions: Whether JSON shows what each entry did.
+        last: How many existing entries are shown; None for all.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Tail:
         self._output = output
         self._transitions = transitions
         self._last = last
-        # The last ones of all partitions are among the last ones of each.
+        # The last entries of the whole log are among the last of each partition.
         self._kept: dict[int, deque[Folded]] = {}
 
     def add_existing(self, folded: Folded) -> None:
@@ -214,7 +214,7 @@ class Tail:
             self._kept.setdefault(folded.partition, fresh).append(folded)
 
     def write_existing(self) -> None:
-        """Write the last entries of those at the start, by time."""
+        """Write the last existing entries, in order of time."""
         kept = [folded for entries in self._kept.values() for folded in entries]
         kept.sort(key=lambda f: (f.entry.timestamp_ms, f.partition, f.entry.offset))
         self._kept.clear()
@@ -240,7 +240,7 @@ class Tail:
 def run(
     watch: WorldWatch, tail: Tail, *, follows: bool, idle: Idle, outage_ms_max: int
 ) -> None:
-    """Write the entries of the log, and new ones if ``follows``.
+    """Write the existing entries of the log, then new ones if ``follows``.
 
     Raises:
         DeadlineExceeded: Reading stalled before the end of the log.
@@ -251,7 +251,7 @@ def run(
             watch.catch_up(0)
         for folded in watch.read(outage_limit.wait_ms):
             outage_limit.touch()
-            # Without following, the end is that of the start.
+            # Without ``follows``, end where the log ended at the start.
             if follows or folded.entry.offset < watch.ends[folded.partition]:
                 tail.add_existing(folded)
         check_reader()
@@ -266,7 +266,7 @@ def run(
 
 
 def start_of(text: str | None, last: int | None) -> tuple[int, int | None]:
-    """Return the first offset, and how many of the entries at the start are shown.
+    """Return the first offset, and how many existing entries are shown.
 
     Args:
         text: Value of ``--from``.
@@ -291,18 +291,18 @@ def start_of(text: str | None, last: int | None) -> tuple[int, int | None]:
 
 
 def first_wanted(wanted: Filter, last: int | None) -> Callable[[LogRange], int]:
-    """Return a function for the first entry of a partition that must be read.
+    """Return a function that returns the first offset to read of a partition.
 
-    Earlier entries can be replaced by a stored state: what an entry does depends only
-    on the state before it.
+    A stored state can replace the earlier entries: what an entry does depends only on
+    the state before it.
 
     Args:
         wanted: Selects the entries to show.
-        last: How many of the entries at the start are shown; None for all.
+        last: How many existing entries are shown; None for all.
     """
 
     def first(span: LogRange) -> int:
-        # The last entries of a group can be anywhere.
+        # The last entries that match by content can be anywhere in the log.
         is_counted = last == 0 or (last is not None and not wanted.is_by_content)
         begin = span.end - (last or 0) if is_counted else span.start
         return max(begin, wanted.first)
@@ -346,11 +346,11 @@ TextOrJson = Annotated[
 ]
 WithTransitions = Annotated[
     bool,
-    typer.Option("--transitions", help="In JSON, too, show what each did."),
+    typer.Option("--transitions", help="In JSON, too, show what each entry did."),
 ]
 IdleTimeout = Annotated[
     str | None,
-    typer.Option(metavar="MS", help="Follow until none came for this time."),
+    typer.Option(metavar="MS", help="Follow until no entry came for this time."),
 ]
 
 
@@ -393,7 +393,7 @@ def tail(
     A line has the coordinating partition and offset, the time of the append, the
     record, and after an arrow what it did, or why it had no effect. `-o jsonl` writes
     the text form that `marshal log replay` reads. With --at the entries end at that
-    moment. Ctrl-C ends it with 130, SIGTERM with 0.
+    moment. Ctrl-C ends the command with exit code 130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)

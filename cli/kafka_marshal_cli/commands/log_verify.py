@@ -49,7 +49,7 @@ class Verifier:
         begun: State to begin at: empty, or that of a checkpoint if the start of the
             log is gone. The verifier changes it.
         split: Offset at or after which the second fold restores a snapshot.
-        chunk_max: Entries that the second fold applies at once.
+        chunk_max: Most entries that the second fold applies at once.
         kept: A stored state, compared with the fold at its offset.
         findings: Broken invariants, one line each, at most FINDINGS_MAX.
         entries_count: Number of folded entries.
@@ -91,7 +91,7 @@ class Verifier:
     def fold(self, entry: LogEntry) -> Transitions:
         """Fold one more entry, check its transitions, and return them.
 
-        ``repeat`` follows with the run that it belongs to.
+        The caller then passes the run that contains the entry to ``repeat``.
         """
         self.entries_count += 1
         if self._kept_result is None and self.kept is not None:
@@ -104,7 +104,7 @@ class Verifier:
         return transitions
 
     def repeat(self, run: Sequence[LogEntry]) -> None:
-        """Fold entries the second time, in runs."""
+        """Fold a run of entries the second time."""
         at = 0
         if self.snapshot_offset is None:
             at = bisect_left(run, self.split, key=attrgetter("offset"))
@@ -145,7 +145,7 @@ class Verifier:
         }
 
     def _compare_kept(self, before: int | None) -> None:
-        """Compare the stored state when all entries below its offset are folded.
+        """Compare the stored state once all entries below its offset are folded.
 
         Args:
             before: Offset of the next entry; None at the end.
@@ -203,17 +203,17 @@ def verify(
         str | None,
         typer.Option(
             metavar="TIME|T:OFFSET",
-            help="Only what was appended after it.",
+            help="Only entries appended after it.",
         ),
     ] = None,
 ) -> None:
     """Fold the log twice and check the invariants of the protocol.
 
     Also compares checkpoints in the log with the folded state. Reads the whole log, up
-    to --at; if retention has deleted the start of a partition, from its first remaining
-    checkpoint, with --since from the newest one before that moment. Ends with 70 if an
-    invariant is broken, with 1 if only a snapshot file differs or a partition cannot be
-    verified.
+    to --at. If retention has deleted the start of a partition, reading begins at its
+    first remaining checkpoint; with --since, at the newest checkpoint before that time.
+    Ends with exit code 70 if an invariant is broken, with 1 if only a snapshot file
+    differs or a partition cannot be verified.
     """
     beginning = _beginning(since)
     sections = [] if snapshot is None else log_states.snapshots_of(snapshot)
@@ -263,7 +263,7 @@ _RESULTS = ("ok", "unknown", "halted", "broken")
 
 
 def _beginning(text: str | None) -> Since | None:
-    """Return where the fold begins, of ``--since``."""
+    """Return where the fold begins, from the value of ``--since``."""
     if text is None:
         return None
     moment = parsing.past_moment("--since", text, now_ms=wall_ms())

@@ -1,4 +1,4 @@
-"""``marshal plan``: who should hold which partition, and what would happen if."""
+"""``marshal plan``: shows and checks plans, and predicts the effect of changes."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -77,38 +77,38 @@ def simulate_plan(
     ] = None,
     drain: Annotated[
         list[str] | None,
-        typer.Option(metavar="CLIENT", help="A client closes and releases all."),
+        typer.Option(
+            metavar="CLIENT", help="A client closes and releases its partitions."
+        ),
     ] = None,
     host: Annotated[
         list[str] | None,
-        typer.Option(metavar="HOST", help="All clients of a machine do."),
+        typer.Option(metavar="HOST", help="The same for all clients on a host."),
     ] = None,
     limit: Annotated[
         list[str] | None,
         typer.Option(
             metavar="CLIENT=COUNT",
-            help="A client holds at most COUNT partitions; 0: any.",
+            help="A client holds COUNT partitions at most; 0: no limit.",
         ),
     ] = None,
     partitions: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TOPIC=COUNT", help="A data topic gets so many partitions."
-        ),
+        typer.Option(metavar="TOPIC=COUNT", help="A data topic has COUNT partitions."),
     ] = None,
 ) -> None:
     """Predict who would hold which partition after some changes; write nothing.
 
-    Options can be repeated and combined; all changes happen at once. Without any, the
-    moves that are still to come are shown. With policy `planner` the plan decides;
-    other groups are taken to follow `fair`. GAP is the longest time without an owner:
-    two heartbeat intervals after a kill, otherwise unknown. Uncovered partitions have
-    the reasons of `marshal groups describe`.
+    Options can be repeated and combined; all changes happen at once. Without options,
+    the moves that are still to come are shown. With policy `planner` the plan decides;
+    other groups are assumed to follow `fair`. GAP is the longest time that a partition
+    has no owner: two heartbeat intervals after a kill, otherwise unknown. `marshal
+    groups describe` explains the reasons of uncovered partitions.
 
-    A member's share depends on LIMIT; WEIGHT, the number of members that it counts as;
-    TOPICS, how many of the group's it subscribes to, none while its application does
-    not poll; TARGET, with policy `planner`; and DIRECTIVE, `drain` or `cordon`. These
-    columns are shown where they matter.
+    A member's share depends on LIMIT; on WEIGHT, the number of members that it counts
+    as; on TOPICS, the number of the group's topics that it subscribes to, 0 while its
+    application does not poll; on TARGET, with policy `planner`; and on DIRECTIVE,
+    `drain` or `cordon`. These columns are shown if they matter.
     """
     changes = Changes(
         kill=tuple(kill or ()),
@@ -150,15 +150,17 @@ def show_plan(
 ) -> None:
     """Show the plan of a group: a member for each partition that moves.
 
-    Groups with policy `planner` follow it. STATE is `open`; `done`: the named member
-    has claimed the partition; or `void`: another one has. + and - are partitions that a
-    member is to get and to give. HANDOFFS are offered to members that warm up.
-    UNCOVERED names what no member can have, and why. LAG is that of the partitions that
-    a member holds, not with --at; `+ N unknown` counts those without. STANDBYS stand by
-    for a partition, in this order; STANDBY is for how many a member does.
+    Groups with policy `planner` follow the plan. STATE is `open`, `done` (the planned
+    member has claimed the partition) or `void` (another member has). + and - count the
+    partitions that a member will get and give. HANDOFFS are partitions offered to a
+    member that warms up. UNCOVERED are partitions that no member can have, and why. LAG
+    is the lag of all partitions that a member holds, not shown with --at; `+ N unknown`
+    counts partitions without a known lag. STANDBYS stand by for a partition, in this
+    order; STANDBY counts the partitions that a member stands by for.
 
-    With --diff, FROM was to have a partition by that plan, TO is to have it now, and
-    STATE is `done`, `open`, or `overtaken` by another claim or a later plan.
+    With --diff, FROM is the member that the earlier plan names, TO the member that the
+    present plan names. STATE is `done`, `open`, or `overtaken` by another claim or a
+    later plan.
     """
     if why is not None and diff is not None:
         raise ConfigurationError("give either --why or --diff", setting="--diff")
@@ -237,7 +239,7 @@ def _show_changes(
 
 
 def _past(call: Call) -> Callable[[Mapping[int, int]], "World"]:
-    """Return a function that returns the world as of an offset of each partition."""
+    """Return a function that reads the world as of given offsets of partitions."""
 
     def past(offsets: Mapping[int, int]) -> "World":
         text = ",".join(f"{t}:{offset}" for t, offset in sorted(offsets.items()))
@@ -261,7 +263,7 @@ def _lag(row: Row) -> str:
 
 
 def _member_columns(rows: Sequence[Row], *, has_lag: bool) -> tuple[Column, ...]:
-    """Return the columns of members; some only where there is anything to show."""
+    """Return the columns of members; optional ones only if some member has a value."""
     optional = {
         "TARGET": "target",
         "DIRECTIVE": "directive",
@@ -281,8 +283,8 @@ def _member_columns(rows: Sequence[Row], *, has_lag: bool) -> tuple[Column, ...]
 def verify_plan_(call: Call, *, group: Group) -> None:
     """Compute the last plan of a group again, from the log, and compare.
 
-    The outcome is `same`, `plan_diverged` (exit status 3), or `unknown` where the log
-    does not show what the planner knew.
+    The outcome is `same`, `plan_diverged` (exit code 3), or `unknown` if the log does
+    not show what the planner knew.
     """
     world = call.formatted_world()
     _require_known(world, group)
@@ -325,10 +327,10 @@ def rebalance(
 ) -> None:
     """Move partitions so that racks and hosts have equal parts of each topic.
 
-    Planners move nothing for this. Counts of members stay equal, and as few partitions
-    move as that takes. The group must have policy `planner`: the moves are its next
-    plan, which planners leave as it is. Members name their rack with `--labels
-    rack=r1`.
+    Planners move nothing for this by themselves. Members keep equal numbers of
+    partitions, and as few partitions as possible move. The group must have policy
+    `planner`: the moves become its next plan, which planners leave as it is. Members
+    name their rack with `--labels rack=r1`.
     """
     if not spread:
         raise ConfigurationError(
@@ -440,7 +442,7 @@ def _answer(found: Simulation, group: str, as_of: Mapping[str, object]) -> Answe
 
 
 def _terms(member: MemberView | None, topics: Collection[str]) -> Row:
-    """Return what a member's share depends on; nothing of one that is gone."""
+    """Return what a member's share depends on; None values if the member is gone."""
     if member is None:
         return dict.fromkeys(("limit", "weight", "topics_count", "target", "directive"))
     is_directed = member.is_drained or member.is_cordoned
@@ -454,7 +456,7 @@ def _terms(member: MemberView | None, topics: Collection[str]) -> Row:
 
 
 def _simulated_columns(rows: Sequence[Row], topics_count: int) -> tuple[Column, ...]:
-    """Return the columns of predicted members; some only where they matter."""
+    """Return the columns of predicted members; omit those with only usual values."""
     usual = {"weight": 1, "topics_count": topics_count}
     shown = {
         name

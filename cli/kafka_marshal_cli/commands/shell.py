@@ -1,4 +1,4 @@
-"""``marshal shell``: a world as a tree, at a prompt or in a script."""
+"""``marshal shell``: browses a world as a tree, at a prompt or by a script."""
 
 import sys
 import time
@@ -42,14 +42,17 @@ def shell(
     lines: Annotated[
         list[str] | None,
         typer.Option(
-            "-c", "--command", metavar="LINE", help="Run this and end. Repeatable."
+            "-c",
+            "--command",
+            metavar="LINE",
+            help="Run this line, then end. Repeatable.",
         ),
     ] = None,
     refresh: Annotated[
         str,
         typer.Option(
             metavar="DURATION",
-            help="At a prompt, read the log again so often.",
+            help="At a prompt, read the log again after this.",
         ),
     ] = REFRESH,
 ) -> None:
@@ -92,7 +95,7 @@ def shell(
 
 
 class _Worlds:
-    """Reads the states of a session: those of the log or of a file, and others."""
+    """Reads the state of a session, from the log or a file, and states to compare."""
 
     def __init__(self, call: Call, file: str | None, at: parsing.Moment | None) -> None:
         self._call = call

@@ -94,7 +94,7 @@ class DaemonOptions:
         _option(
             metavar="MS",
             envvar="MARSHAL_SIDECAR_DRAIN_TIMEOUT",
-            help="How long a controlled shutdown waits for clients to release.",
+            help="How long a controlled shutdown waits for clients to release claims.",
         ),
     ] = "20s"
     handoff_timeout: Annotated[
@@ -102,8 +102,8 @@ class DaemonOptions:
         _option(
             metavar="MS",
             envvar="MARSHAL_SIDECAR_HANDOFF_TIMEOUT",
-            help="How long of that clients continue, while partitions are handed "
-            "off to other hosts; 0 recalls them at once.",
+            help="How long of --drain-timeout clients continue, while partitions are "
+            "handed off to other hosts; 0 recalls partitions at once.",
         ),
     ] = "10s"
     checkpoint_interval: Annotated[
@@ -111,7 +111,7 @@ class DaemonOptions:
         _option(
             metavar="MS",
             envvar="MARSHAL_SIDECAR_CHECKPOINT_INTERVAL",
-            help="How often to write a checkpoint if no other does; 0: never.",
+            help="How often to write a checkpoint if no other member does; 0: never.",
         ),
     ] = "5m"
     log_format: Annotated[
@@ -160,7 +160,7 @@ def run(
         typer.Option(
             metavar="NAME",
             envvar="MARSHAL_CLIENT_ID",
-            help="Name in the log; by default that of the host.",
+            help="Name in the log; by default the host's name.",
         ),
     ] = None,
     state_dir: Annotated[
@@ -168,15 +168,15 @@ def run(
         typer.Option(
             metavar="DIR",
             envvar="MARSHAL_STATE_DIR",
-            help="Directory of identity and lease journal, for a restart to resume.",
+            help="Directory of identity and lease journal, which a restart resumes.",
         ),
     ] = None,
     open_timeout: OpenTimeout = "30s",
 ) -> None:
     """Run the sidecar in the foreground, until SIGTERM or SIGINT.
 
-    The signal begins a controlled shutdown; the same again ends it at once. The log
-    goes to stderr. Needs the extra `sidecar`; see docs/SIDECAR.md.
+    The signal begins a controlled shutdown; the same signal again ends the sidecar at
+    once. The log goes to stderr. Needs the extra `sidecar`; see docs/SIDECAR.md.
     """
     from kafka_marshal.sidecar.config import ConnectionConfig, Settings
 
@@ -227,14 +227,14 @@ def _serve(settings: Any) -> None:  # noqa: ANN401 - of a lazy import
 
 
 def _state_dir(given: Path | None) -> str | Path | None:
-    """Return the directory; an empty one means none, as in the library."""
+    """Return the directory; an empty path means no directory, as in the library."""
     if given is None:
         return None
     return "" if str(given) in {"", "."} else given.expanduser()
 
 
 def _with_origin(error: ConfigurationError, context: typer.Context) -> BaseException:
-    """Return the error with where the invalid setting was set."""
+    """Return the error with the origin of the invalid setting added."""
     name = error.setting.removeprefix("--").replace("-", "_")
     if name not in {param.name for param in context.command.params}:
         return error
@@ -343,7 +343,7 @@ def clients(call: Call, *, path: Path) -> None:
     if answered != http.client.OK:
         raise CoordinationError(f"{found['message']}; see: marshal sidecar status")
     rows = [
-        # In the order and by the names of other commands.
+        # The same names and order of columns as in other commands.
         {"group_id": row.pop("group"), "client_id": row.pop("client"), **row}
         for row in found["clients"]
     ]
@@ -354,7 +354,7 @@ def clients(call: Call, *, path: Path) -> None:
 @app.command("openapi", epilog="Example: marshal sidecar openapi > sidecar.json")
 @command(connects=False, waits=False, answers=False)
 def openapi(call: Call) -> None:
-    """Print the description of the sidecar's API, as OpenAPI 3.1 in JSON."""
+    """Print the sidecar's API, as OpenAPI 3.1 in JSON."""
     from kafka_marshal.sidecar.routes import openapi_text
 
     del call

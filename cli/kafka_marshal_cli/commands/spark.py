@@ -1,4 +1,4 @@
-"""``marshal spark``: jobs on Spark: the audit of the log."""
+"""``marshal spark``: runs the audit of the log on Spark."""
 
 import os
 from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kafka_marshal.spark.audit import Audit, Bounds, Finding, Source
     from kafka_marshal.spark.audit.store import Run
 
-# Longest wait for a stream between two checks for a signal.
+# Longest wait for the stream before a signal is handled.
 POLL_S = 1.0
 
 app = typer.Typer(no_args_is_help=True)
@@ -94,7 +94,7 @@ Tolerance = Annotated[
     str | None,
     typer.Option(
         metavar="DURATION",
-        help="Longest sound delay of a takeover. By default the heartbeat interval.",
+        help="Longest allowed delay of a takeover. By default the heartbeat interval.",
     ),
 ]
 Incremental = Annotated[
@@ -103,7 +103,7 @@ Incremental = Annotated[
 ]
 Follow = Annotated[
     bool,
-    typer.Option("-f", "--follow", help="One run after another."),
+    typer.Option("-f", "--follow", help="Start one run after another."),
 ]
 Every = Annotated[
     str | None,
@@ -111,13 +111,11 @@ Every = Annotated[
 ]
 AvailableNow = Annotated[
     bool,
-    typer.Option(
-        "--available-now", help="Follow to the end that the log had at the start."
-    ),
+    typer.Option("--available-now", help="Follow up to the present log end."),
 ]
 Sample = Annotated[
     str,
-    typer.Option(metavar="DURATION", help="Log time between a key's positions."),
+    typer.Option(metavar="DURATION", help="Log time between a key's stored positions."),
 ]
 Master = Annotated[
     str | None,
@@ -149,8 +147,8 @@ def audit(
 ) -> None:
     """Fold the coordination log on Spark, and write what happened as Parquet tables.
 
-    See docs/AUDIT.md. With --follow, Ctrl-C ends it with 130, SIGTERM in order, with
-    the answer of all runs.
+    See docs/AUDIT.md. With --follow, Ctrl-C ends the command with exit code 130, and
+    SIGTERM ends it in order, with an answer about all runs.
     """
     from kafka_marshal.spark import audit as jobs
 
@@ -228,7 +226,7 @@ def _require_used(
 
 
 def _require_place(report: Path) -> None:
-    """Require that a report can be written, before the hours that an audit may take."""
+    """Require that the report can be written, before an audit that may take hours."""
     folder = report.absolute().parent
     if report.is_dir():
         why = "it is a directory; name a file in it"

@@ -60,7 +60,7 @@ def format_topic(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help=f"A limit that is not the default: {', '.join(LIMIT_DEFAULTS)}.",
+            help=f"Limit other than the default: {', '.join(LIMIT_DEFAULTS)}.",
         ),
     ] = None,
     ignore_formatted: Annotated[
@@ -118,7 +118,7 @@ def upgrade(
         bool,
         typer.Option(
             "--ignore-members",
-            help="Also if live members are too old, and stop.",
+            help="Also if live members are too old, and will stop.",
         ),
     ] = False,
 ) -> None:
@@ -160,16 +160,16 @@ def alter(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help=f"A new value of a limit: {', '.join(LIMIT_DEFAULTS)}.",
+            help=f"New value of a limit: {', '.join(LIMIT_DEFAULTS)}.",
         ),
     ] = None,
     execute: Execute = False,
 ) -> None:
     """Change the heartbeat interval or limits while members run.
 
-    Members follow at once. Takeovers keep the pace of a longer interval for two of
-    these. What exceeds a new limit stays; more is refused. If interrupted, run it
-    again.
+    Members follow at once. If the interval is reduced, takeovers keep the old pace for
+    two of the old intervals. What already exceeds a new limit stays; more is refused.
+    If interrupted, run the command again.
     """
     interval_ms = None
     if heartbeat is not None:
@@ -226,7 +226,7 @@ def resize(
         int,
         typer.Option(
             metavar="N",
-            help="The new number: a multiple or divisor of the present one.",
+            help="New number: a multiple or divisor of the present one.",
         ),
     ],
     execute: Execute = False,
@@ -234,15 +234,15 @@ def resize(
         bool,
         typer.Option(
             "--ignore-members",
-            help="Also if live members do not follow, and claim nothing more.",
+            help="Also if live members cannot follow, and will claim nothing more.",
         ),
     ] = False,
 ) -> None:
     """Change the number of coordinating partitions while members run.
 
-    Owners release keys that move and claim them in their new partition. If interrupted,
-    run it again with the same number, from anywhere. By default --timeout is long
-    enough for the keys of owners that have died.
+    Owners release keys that move, and claim them again in the new partition. If
+    interrupted, run the command again with the same number, on any machine. The default
+    of --timeout is long enough for keys whose owners have died.
     """
     with call.admin() as admin:
         plan = admin.resize_topic(
@@ -265,7 +265,7 @@ def resize(
 
 
 def resize_facts(call: Call, plan: ResizePlan) -> presenters.Row:
-    """Return what a change of the number of coordinating partitions does."""
+    """Return the facts about a change of the number of coordinating partitions."""
     change = plan.change
     return {
         "topic": call.coordination_topic,
@@ -283,7 +283,7 @@ def resize_facts(call: Call, plan: ResizePlan) -> presenters.Row:
 
 
 def show_progress(progress: Progress) -> None:
-    """Show how far a change is, on stderr."""
+    """Write the progress of a change to stderr."""
     notify(
         f"fences {progress.fenced_count}/{progress.partition_count}, "
         f"moving {progress.moving_count}, drained {progress.final_count}, "
@@ -298,8 +298,8 @@ def show_progress(progress: Progress) -> None:
 def info(call: Call, *, at: Moment | None) -> None:
     """Show settings, format and state; fail with a list of all problems.
 
-    With --at show the Config and the state of that moment; Kafka's settings of then are
-    not known.
+    With --at, the Config and the state of that moment are shown. The settings of the
+    topic in Kafka at that moment are not known.
     """
     if at is not None:
         call.answer(_past_answer(call, at))
@@ -330,7 +330,7 @@ def info(call: Call, *, at: Moment | None) -> None:
 
 
 def _past_answer(call: Call, at: Moment) -> Answer:
-    """Return the Config and the state of a moment."""
+    """Return the answer for a moment: the Config and the state."""
     world = call.world(at)
     world.require_known()
     first = leading(by_partition(world.partitions))
@@ -425,7 +425,7 @@ def _sections(world: World) -> tuple[Section, ...]:
 
 
 def change_facts(world: World) -> presenters.Row | None:
-    """Return how far the open change of the count is, None without one."""
+    """Return the progress of the open change of the count; None without a change."""
     reading = read(
         {state.partition: state for state in world.partitions},
         unread=world.log_start_missing,
@@ -450,7 +450,7 @@ def change_facts(world: World) -> presenters.Row | None:
 
 
 def layout_rows(world: World) -> list[presenters.Row]:
-    """Return each partition with an open change of the count; none without one."""
+    """Return a row for each partition that an open change of the count has reached."""
     return [
         {
             "partition": state.partition,
@@ -486,7 +486,7 @@ def _partition_rows(world: World) -> list[presenters.Row]:
 
 
 def _shown_config(found: presenters.Row, config: Config | None) -> dict[str, str]:
-    """Return how people see the facts of a Config."""
+    """Return texts for people, for some facts of a Config."""
     if config is None:
         return {}
     ms = config.heartbeat_interval_ms
@@ -499,6 +499,6 @@ def _shown_config(found: presenters.Row, config: Config | None) -> dict[str, str
 @app.command("random-id", epilog="Example: marshal topic random-id")
 @command(connects=False, waits=False, answers=False)
 def random_id(call: Call) -> None:
-    """Print a random id of 16 bytes in hex, in the form of format ids."""
+    """Print a random id of 16 bytes in hex, like format ids."""
     del call
     emit(secrets.token_hex(16))

@@ -1,6 +1,6 @@
 """Evidence from journals and the log, in one form. Pure: no IO, no clock.
 
-The epoch of a claim relates it to the journal lines of its work.
+Journal lines have the epoch of the claim under which a worker wrote them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,18 +36,18 @@ class Takeover:
 
     @property
     def took_ms(self) -> int:
-        """Time from the last accepted beat to the accepted claim, by the log."""
+        """Log time from the last accepted heartbeat to the accepted claim."""
         return self.after.start.log_ms - self.before.renewed_ms
 
 
 @attrs.frozen(kw_only=True)
 class LogEvidence:
-    """What the log has of one group.
+    """What the log shows about one group.
 
     Attributes:
         claims: Every claim, in the order of its partition's log.
         grants: Granted offsets, by claim.
-        findings: Violated invariants of the log, a line each; the last ones.
+        findings: Violated invariants of the log, a line each; only the last ones.
     """
 
     claims: tuple[Interval, ...] = ()
@@ -126,7 +126,7 @@ class Pause:
 
     Attributes:
         asked_at_ms: When the pause was requested.
-        drained_at_ms: When no partition had an owner, by the log.
+        drained_at_ms: When the log showed that no partition had an owner.
         ended_at_ms: When the group was resumed.
     """
 
@@ -137,13 +137,13 @@ class Pause:
 
 @attrs.frozen(kw_only=True)
 class Evidence:
-    """All that is known of one round.
+    """Everything that is known about one round.
 
     Attributes:
         delivery: ``alo`` or ``amo``.
         produced: Number of records that each partition acknowledged.
         journals: Every whole line of each worker's journal.
-        log: What the log has of the group.
+        log: What the log shows about the group.
         killed: client_id of the worker that was killed, or None.
         pause: The pause, or None if the round ended before.
         heartbeat_interval_ms: Heartbeat interval.
@@ -194,7 +194,7 @@ class Evidence:
         return done[-1].at - batch.at if batch is not None and done else 0
 
     def _last_batch(self, claim: Interval) -> tuple[Line | None, list[Line]]:
-        """Return the last batch under a claim, and its records that were done."""
+        """Return the last batch under a claim, and its processed records."""
         batch: Line | None = None
         done: list[Line] = []
         for line in self.journals.get(claim.client_id, ()):

@@ -67,7 +67,7 @@ class Outcome:
 
 
 def play(options: DemoOptions, show: Show) -> Outcome:
-    """Run the whole demo; all that it started is stopped in any case.
+    """Run the whole demo; stop everything that it started, even after an error.
 
     Raises:
         MarshalError: The broker could not be started or prepared.

@@ -62,7 +62,7 @@ def changes(
 ) -> list[str]:
     """Return one line for each change of owner.
 
-    Partitions that never had an owner are no change.
+    A partition that has never had an owner has no line.
     """
     moves: dict[tuple[str, str], list[str]] = {}
     for name, holder in after.items():

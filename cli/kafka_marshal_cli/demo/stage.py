@@ -1,7 +1,7 @@
 """One round of the demo: start, kill, pause, resume; every wait has a deadline.
 
-A step that misses its deadline ends the round with a sentence, and that sentence
-fails the verdict.
+A step that misses its deadline ends the round. A sentence states the problem, and
+makes the verdict fail.
 """
 
 import random
@@ -156,7 +156,7 @@ class WorkerProcess:
 # --- the round
 
 POLL_MS = 50
-# Limits for a machine that is busy; each wait ends as soon as it may.
+# Limits for a busy machine; each wait ends as soon as its condition holds.
 START_S = 60.0
 SHARE_S = 60.0
 RELEASE_S = 30.0
@@ -182,7 +182,7 @@ class DemoOptions:
     Attributes:
         heartbeat_interval_ms: Heartbeat interval.
         partitions: Partitions of each data topic.
-        records: Records of each first fill.
+        records: Records in each data topic at the start.
         consumers: Number of consumer processes.
         seed: Chooses the consumer to kill.
         keep: Whether journals and logs are kept.
@@ -217,7 +217,7 @@ class DemoOptions:
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """What differs between the rounds.
+    """Settings that differ between the rounds.
 
     Attributes:
         delivery: ``alo`` or ``amo``.
@@ -374,7 +374,7 @@ class Stage(Closing):
 
     def _pause_group(self) -> None:
         plan = self._plan
-        self._wait_for(1.0)  # let the new owners get to work
+        self._wait_for(1.0)  # the new owners process records meanwhile
         self._title = "Pausing the group"
         admin = self._open.enter_context(Admin(self._servers, client_id="demo-admin"))
         asked_at_ms = journal.monotonic_ms()
@@ -431,14 +431,14 @@ class Stage(Closing):
     # --- queries
 
     def _choose_victim(self) -> WorkerProcess:
-        """Choose among the workers with most partitions, by the seed alone."""
+        """Choose a worker with the most partitions; only the seed decides which."""
         counts = {each.name: len(self._held_by(each.name)) for each in self._workers}
         most = max(counts.values())
         able = [each for each in self._workers if counts[each.name] == most]
         return random.Random(self._options.seed).choice(able)  # noqa: S311 - a demo
 
     def _holding(self) -> list[WorkerProcess]:
-        """Return the workers that hold a partition; there may be too few for all."""
+        """Return workers that hold partitions, which may be too few for all workers."""
         return [worker for worker in self._workers if self._held_by(worker.name)]
 
     def _owners(self) -> dict[str, tuple[str, str]]:

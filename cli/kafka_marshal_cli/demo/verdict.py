@@ -1,8 +1,8 @@
 """Checks the guarantees on the evidence of one round. Pure.
 
-Each check has a guarantee of the protocol (PROTOCOL 5, 6, 8 and 11), the measured
-value and the bound. Processed records come from the journals alone; claims and
-positions from the log alone.
+Each check states a guarantee of the protocol (PROTOCOL 5, 6, 8 and 11), the measured
+value and the bound. Processed records are taken only from the journals, claims and
+positions only from the log.
 """
 
 from collections import Counter
@@ -50,13 +50,13 @@ class Check:
     def of_none(
         cls, name: str, count: int, *, good: str, bad: str, unit: str = "records"
     ) -> "Check":
-        """Return the check that there is none of something.
+        """Return a check that holds if a count is 0.
 
         Args:
             name: The guarantee.
-            count: How many there are.
-            good: The finding where there is none.
-            bad: The finding where there are some.
+            count: The count.
+            good: The finding if the count is 0.
+            bad: The finding if the count is larger.
             unit: What is counted.
         """
         return cls(
@@ -265,7 +265,7 @@ def _position_ages(evidence: Evidence, works: list[Work]) -> list[Check]:
         if not risked:
             continue
         age_ms = risked[-1].at_ms - risked[0].at_ms
-        # After one interval nothing new is handed out; the batch may be finished.
+        # After one interval no batch is handed out, but the last one may be finished.
         bound_ms = evidence.heartbeat_interval_ms + evidence.last_batch_ms(each.before)
         held = held and age_ms <= bound_ms
         if age_ms >= longest_ms:
@@ -302,7 +302,7 @@ def _duplicates_amo(counts: Counter[tuple[int, int]]) -> Check:
 
 
 def _lost_amo(evidence: Evidence, lost: tuple[tuple[int, int], ...]) -> Check:
-    """Allow only offsets granted under a claim that was taken over."""
+    """Check that only offsets granted under a claim that was taken over are lost."""
     missing = set(lost)
     allowed: set[tuple[int, int]] = set()
     crowded = []
@@ -475,7 +475,7 @@ def _seconds(value_ms: int) -> str:
 
 
 def _places(places: list[tuple[int, int]] | tuple[tuple[int, int], ...]) -> str:
-    """Return places as ranges of each partition, the first few of them."""
+    """Return places as text: the first few ranges of offsets, by partition."""
     ranges: list[list[int]] = []
     for partition, offset in sorted(set(places)):
         if ranges and ranges[-1][0] == partition and ranges[-1][2] == offset - 1:

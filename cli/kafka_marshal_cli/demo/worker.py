@@ -102,7 +102,7 @@ def _consume(
     ) as consumer:
         marshal.stop_on_signals((signal.SIGTERM,))
         _call_at_end_of_input(consumer.stop)
-        # At most once, the grant was the commit.
+        # With delivery at most once, the grant was the commit.
         is_alo = given.delivery is Delivery.AT_LEAST_ONCE
         commit = consumer.commit if is_alo else None
         for batch in consumer.batches():

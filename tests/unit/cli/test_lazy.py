@@ -107,7 +107,7 @@ def test_paragraphs_of_help_break_where_the_terminal_ends(monkeypatch):
     monkeypatch.setenv("COLUMNS", "500")
     shown = CliRunner().invoke(app, ["groups", "reset", "--help"]).output
     [paragraph] = [line for line in shown.splitlines() if "Without --execute" in line]
-    assert "or a member ends it." in paragraph
+    assert "or a member ends the reset." in paragraph
 
 
 class Colour(Enum):
