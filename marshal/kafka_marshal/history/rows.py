@@ -81,7 +81,7 @@ TopicId = Annotated[bytes | None, "Kafka's id of the data topic, hex, if named"]
 class Interval(msgspec.Struct, kw_only=True, gc=False):
     """One claim, from the record that won to the record that ended it.
 
-    A Reset before it (PROTOCOL 7.6) discards earlier grants.
+    A Reset discards earlier grants (PROTOCOL 7.6): compare ``resets_count``.
     """
 
     key: Key
@@ -162,7 +162,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class GrantRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A request for offsets at most once.
 
-    A Reset before it (PROTOCOL 7.6) discards earlier grants.
+    A Reset discards earlier grants (PROTOCOL 7.6): compare ``resets_count``.
     """
 
     key: Key

@@ -3,7 +3,7 @@
 It counts offsets only; the fetching code keeps the records. Several requests may be
 in flight (PROTOCOL 6.3), and the log may have them in another order than they were
 sent, or lack some of them. So only the fold's verdict counts as a grant, never the
-request: if two requests swap places in the log, the first one is granted both ranges.
+request: if two requests swap places, the first one in the log is granted both ranges.
 """
 
 from collections import deque

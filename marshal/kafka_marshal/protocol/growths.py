@@ -24,7 +24,7 @@ class Source(NamedTuple):
     """What a new partition of a data topic waits for.
 
     Attributes:
-        key: The old partition that had the new one's record keys, in the same group.
+        key: The old partition whose record keys may move to the new one, in its group.
         end: The position that the source must reach, None while unknown.
     """
 

@@ -297,11 +297,11 @@ def _begun_from(worlds: Mapping[int, WorldState], config: Config) -> int | None:
 def _newest(
     worlds: Mapping[int, WorldState], read: Config | None = None
 ) -> Config | None:
-    """Return the newest Config of the topic that partition 0 belongs to.
+    """Return the newest Config with the ``format_id`` of partition 0.
 
-    If partition 0 has no Config, the first partition that has one counts instead.
-    ``read``, which all partitions have lost since, counts once partition 0 has all
-    before it, so that it comes next there.
+    If partition 0 has no Config, the first partition that has one counts instead. A
+    Config ``read`` that all have lost since counts once partition 0 has all before it,
+    so that it comes next there.
     """
     configs = (state.config for _, state in sorted(worlds.items()))
     config = next((each for each in configs if each is not None), None)

@@ -755,7 +755,7 @@ class Step(msgspec.Struct, gc=False):
         return self._make(UNDECODABLE, (None, UNDECODABLE))
 
     def skipped(self) -> Transition:
-        """Count it; return the transition of a checkpoint's record: no change."""
+        """Count it; return the transition of a checkpoint's record, without effect."""
         count(self.state, SKIPPED)
         return self._make(SKIPPED, (None, None))
 
