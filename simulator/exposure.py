@@ -127,7 +127,7 @@ class Exposures:
         return {*skipped, *self._processed[place, sets]}
 
     def processed_by_any(self, place: Place) -> set[int]:
-        """Return what any claim has processed, also of a log that lost all about it."""
+        """Return offsets that any claim has processed, even one that the log lost."""
         found = [done for (of, _), done in self._processed.items() if of == place]
         return set().union(*found)
 
@@ -136,7 +136,7 @@ class Exposures:
         self._reported[key].update(range(first, last + 1))
 
     def on_ended(self, name: str, key: Key, *, cuts: int) -> None:
-        """Record that a process ended that had handled so many cuts."""
+        """Record that a process ended after it had handled a number of cuts."""
         self._ended[name, key] = cuts
 
     def judge(self) -> None:

@@ -29,7 +29,7 @@ CLAIMS_IN_FLIGHT_MAX = 64
 
 
 class Phase(Enum):
-    """Where a claim stands."""
+    """The state of a claim."""
 
     WAITING = "waiting"
     CLAIMING = "claiming"

@@ -43,7 +43,7 @@ HOSTS_MAX = 4
 
 # Thousands are created at each plan: not tracked by the garbage collector.
 class PlanKey(msgspec.Struct, frozen=True, gc=False):
-    """One partition and who has it.
+    """One partition and its present holder.
 
     Attributes:
         key: The partition.
@@ -271,7 +271,7 @@ class _Cohorts:
         )
 
     def why_uncovered(self, key: TopicPartition) -> str:
-        """Return why nobody has a key."""
+        """Return why no member can have a key."""
         if not any(self.can_take(number) for number in range(len(self.members))):
             return NO_MEMBERS
         if not self._subscribers(key.topic):
@@ -491,7 +491,7 @@ class _Flow:
         self._load[to] += 1
 
     def _cover(self) -> None:
-        """Give keys that nobody has to takers, those with the fewest takers first."""
+        """Give keys without a holder to takers, keys with the fewest takers first."""
         order = sorted(
             range(len(self._takers)), key=lambda cohort: len(self._takers[cohort])
         )

@@ -110,7 +110,7 @@ class Health:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it lagged for so many cycles that it should be released."""
+        """Whether the partition lagged for enough cycles to be released."""
         return self.bad_cycles >= CYCLES_MAX
 
     def restart(self) -> None:

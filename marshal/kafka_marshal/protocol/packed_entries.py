@@ -76,7 +76,7 @@ class PackedEntries(Sequence[LogEntry]):
     def first_later(self, time_ms: int) -> int:
         """Return the number of the first entry that was appended after a time.
 
-        Returns the number of all entries if there is none.
+        The number of all entries if no entry is later.
         """
         assert compiled is not None
         if time_ms >= OFFSET_MAX:

@@ -219,7 +219,7 @@ class Reading:
 
 
 class _Place(NamedTuple):
-    """A key for the planner, and who has it now (None: it must be claimed)."""
+    """A key for the planner, and its present holder (None: it must be claimed)."""
 
     key: PlanKey
     holder: str | None
@@ -631,7 +631,7 @@ def slices_of(
     *,
     vector: Sequence[tuple[int, int]],
 ) -> list[Slice]:
-    """Return what to write into each slice of a Plan.
+    """Return the content of each slice of a Plan.
 
     Content beyond ``PLAN_SLICES_MAX`` slices is left for the next Plan. Topics without
     moves are left out first: others need them only to repeat the planner's input.

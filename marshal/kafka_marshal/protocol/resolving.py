@@ -76,7 +76,7 @@ def unresolved(worlds: Iterable[WorldState]) -> frozenset[PositionOperation]:
 def home_of(
     worlds: Mapping[int, WorldState], operation: PositionOperation, *, home: int
 ) -> int:
-    """Return the partition that shows what becomes of an operation.
+    """Return the partition that shows the outcome of an operation.
 
     That is the home of its group, unless another partition has its commit: then the
     home has moved since, and a log has lost a record that resolved it (PROTOCOL 8.5).
