@@ -1,4 +1,4 @@
-"""``python -m simulator``: simulate fleets from seeds, and judge what they did."""
+"""``python -m simulator``: simulate fleets from seeds, and judge their runs."""
 
 import sys
 

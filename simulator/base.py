@@ -1,4 +1,4 @@
-"""What worlds of direct members and worlds of sidecars have in common."""
+"""Base classes of simulated worlds, with or without sidecars."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ BACKOFF_HS_MAX = 300
 def is_of_one_claim(one: Record, other: Record) -> bool:
     """Return whether two records were handed out under the same claim.
 
-    Claims of two partitions may have equal tokens.
+    Claims of two data partitions may have equal tokens.
     """
     return (one.topic, one.partition, one.token) == (
         other.topic,
@@ -26,13 +26,13 @@ def is_of_one_claim(one: Record, other: Record) -> bool:
 
 
 class BaseWorld:
-    """A cluster in memory on virtual time, and what judges who works on it.
+    """A cluster in memory on virtual time, with the judges of its processes.
 
     Attributes:
         cluster: The cluster in memory.
         places: The data partitions.
-        watcher: Folds the log and has it judged.
-        hand_outs: Has judged what applications get.
+        watcher: Folds the log and passes it to the log judge.
+        hand_outs: Passes hand-outs to applications to the operation judge.
         transcript: Everything that happened, one line each.
     """
 
@@ -71,7 +71,7 @@ class BaseWorld:
         self.transcript.append(f"{self.now_ms} {line}")
 
     def left(self) -> dict[str, tuple[int, int]]:
-        """Return position and end of every partition that is not done."""
+        """Return position and end of every partition with records left to process."""
         found, topic_id = {}, self.topic_id
         for place in self.places:
             key = Key(GROUP, *place)
@@ -90,16 +90,16 @@ class BaseWorld:
 
 
 class Liveness(ABC):
-    """Demands of a world that is healed that it gets well, within bounds."""
+    """Demands that a world recovers within bounds once all faults are healed."""
 
     def __init__(self, world: BaseWorld, *, h_ms: int) -> None:
-        """Demand it of a world; each bound is a multiple of the heartbeat interval."""
+        """Demand liveness of a world; bounds are multiples of ``h_ms``."""
         self._base = world
         self._h_ms = h_ms
 
     @abstractmethod
     def _gets(self, limit_ms: int, is_done: Callable[[], bool]) -> bool:
-        """Let time pass until something is done; return whether it is, in time."""
+        """Let time pass until a condition holds; return whether it does, in time."""
 
     @abstractmethod
     def _live(self, duration_ms: int) -> None:
@@ -107,26 +107,26 @@ class Liveness(ABC):
 
     @abstractmethod
     def _missing(self) -> list[TopicPartition]:
-        """Return the partitions that nobody uses."""
+        """Return the partitions that no process uses."""
 
     def _demand_owned(self, invariant: str, limit_ms: int) -> None:
-        """Every partition is used.
+        """Demand that every partition is in use within a time.
 
         Raises:
-            Violation: Not in time.
+            Violation: A partition is not in use in time.
         """
         if not self._gets(limit_ms, lambda: not self._missing()):
             raise Violation(invariant, f"{self._missing()} unused for {limit_ms} ms")
 
     def _demand_done(self, *, base_ms: int, record_ms: int) -> None:
-        """Everything gets processed, however slow it has been before.
+        """Demand that all records get processed, however slow processing was before.
 
         Args:
-            base_ms: How long it may take, whatever there is to do.
-            record_ms: How much longer for each record.
+            base_ms: Time that it may take without any records.
+            record_ms: Additional time for each record.
 
         Raises:
-            Violation: Not in time.
+            Violation: Records are left after that time.
         """
         left = self._base.left()
         todo = sum(end - position for position, end in left.values())
@@ -135,22 +135,22 @@ class Liveness(ABC):
 
     @abstractmethod
     def _is_calm(self) -> bool:
-        """Return whether nobody holds back, having released something."""
+        """Return whether no member still holds back after it released keys."""
 
     def _demand_calm(self) -> None:
-        """L6: each member that was too slow claims again in the end.
+        """L6: demand that each member that was too slow claims again in the end.
 
         Raises:
-            Violation: Somebody still holds back.
+            Violation: A member still holds back.
         """
         if not self._gets(BACKOFF_HS_MAX * self._h_ms, self._is_calm):
             raise Violation("L6", "somebody never takes anything again")
 
     def _demand_rest(self) -> None:
-        """L2: nothing fails, so nothing moves.
+        """L2: demand that no key moves while nothing fails.
 
         A member that was too slow for the last records gets keys back once it claims
-        again, so it is waited for.
+        again, so this waits for it first.
 
         Raises:
             Violation: Claims changed hands.

@@ -1,4 +1,4 @@
-"""Names what is run, so that a failure can be repeated by others."""
+"""Names the release and commit that is run, so that others can repeat a failure."""
 
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -8,7 +8,7 @@ GIT_S_MAX = 5
 
 
 def build() -> str:
-    """Return release and, in a working copy, commit of what is run."""
+    """Return the release that is run and, in a working copy, its commit."""
     try:
         release = version("kafka-marshal")
     except PackageNotFoundError:

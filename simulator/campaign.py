@@ -1,4 +1,4 @@
-"""Runs many seeds, on several processors, and sums up what they came to."""
+"""Runs many seeds, on several processors, and sums up their outcomes."""
 
 import time
 from collections import Counter
@@ -46,22 +46,22 @@ ASKED_OF = {
     HANDOFFS: HANDED,
     STANDBYS: STOOD_BY,
 }
-"""Situations asked of suites, by what goes wrong besides."""
+"""Situations that suites must reach, by additional kind of fault."""
 BATCH = 10
 BATCH_S_MAX = 3_600
 SUITE_SEEDS_MIN = 200
-"""From so many seeds on, with every fault, each situation must be reached."""
+"""A run of at least this many seeds, with every fault, must reach each situation."""
 
 
 @attrs.frozen
 class CampaignOptions:
-    """What to run of each seed.
+    """The options that all seeds are run with.
 
     Attributes:
-        faults: What may go wrong; each seed draws it without this.
-        also: What may go wrong besides.
-        minutes: How long it may, in simulated minutes.
-        only: Numbers of the faults that strike; all of them without it.
+        faults: Kinds of faults that exist; None: each seed draws them.
+        also: Additional kinds of faults.
+        minutes: How long faults strike, in simulated minutes.
+        only: Numbers of the faults that strike; None for all.
         shrinks: Whether failures are shrunk to few faults.
     """
 
@@ -72,7 +72,7 @@ class CampaignOptions:
     shrinks: bool = False
 
     def plan(self, seed: int) -> Plan:
-        """Return what a seed stands for."""
+        """Return the plan that a seed stands for."""
         plan = draw(
             seed,
             faults=self.faults,
@@ -87,10 +87,10 @@ class Broken:
     """A seed that broke a rule.
 
     Attributes:
-        seed: Which.
-        invariant: Which rule, such as ``S4``; ``error`` where the run raised one.
+        seed: The seed.
+        invariant: The rule, such as ``S4``; ``error`` if the run raised an error.
         message: What happened.
-        faults: Numbers of the faults that are left, after shrinking if wished for.
+        faults: Numbers of the faults that struck, after shrinking if requested.
     """
 
     seed: int
@@ -101,14 +101,14 @@ class Broken:
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """What one seed came to; without its transcript.
+    """The outcome of one seed, without its transcript.
 
     Attributes:
-        broken: What it broke, None where it held.
+        broken: The rule that it broke, None if all held.
         seen: How often each situation was reached.
         faults: How often each kind of fault struck.
-        virtual_ms: How long it took on virtual time.
-        cpu_ms: Processor time that it took.
+        virtual_ms: Duration of the run in virtual time.
+        cpu_ms: Processor time of the run.
     """
 
     broken: Broken | None
@@ -120,18 +120,18 @@ class Outcome:
 
 @attrs.define(kw_only=True)
 class Summary:
-    """What a campaign came to.
+    """The outcome of all seeds together.
 
     Attributes:
-        build: Release and commit of what was run.
-        options: What was run of each seed.
+        build: Release and commit that was run.
+        options: The options of each seed.
         seed_count: Number of seeds.
-        broken: Those that broke a rule, by seed.
+        broken: Seeds that broke a rule, in order.
         seen: How often each situation was reached, in all.
-        faults: How often each kind of fault struck.
+        faults: How often each kind of fault struck, in all.
         virtual_ms: Virtual time, in all.
         cpu_ms: Processor time, in all.
-        wall_ms: How long it took.
+        wall_ms: Wall time that the campaign took.
     """
 
     build: str
@@ -145,7 +145,7 @@ class Summary:
     wall_ms: int = 0
 
     def add(self, outcome: Outcome) -> None:
-        """Take what a seed came to."""
+        """Add the outcome of a seed."""
         self.seed_count += 1
         self.seen.update(outcome.seen)
         self.faults.update(outcome.faults)
@@ -156,7 +156,7 @@ class Summary:
 
     @property
     def seeds_per_minute(self) -> float:
-        """Seeds a minute of one processor."""
+        """Seeds per minute of one processor."""
         return self.seed_count * 60_000 / max(1, self.cpu_ms)
 
     @property
@@ -166,7 +166,7 @@ class Summary:
 
     @property
     def situations(self) -> Mapping[str, str]:
-        """What is counted, with its meaning."""
+        """Situations that are counted, with their meanings."""
         asked = {
             name: meaning
             for kind, situations in ASKED_OF.items()
@@ -177,18 +177,18 @@ class Summary:
 
     @property
     def is_suite(self) -> bool:
-        """Whether there were enough seeds to ask for every situation."""
+        """Whether there were enough seeds to demand every situation."""
         whole = self.options.faults is None and self.options.only is None
         return whole and self.seed_count >= SUITE_SEEDS_MIN
 
     @property
     def held(self) -> bool:
-        """Whether nothing was broken and, of a suite, everything was reached."""
+        """Whether no rule was broken and, for a suite, every situation was reached."""
         return not self.broken and not (self.is_suite and self.never)
 
 
 def judge(seed: int, options: CampaignOptions) -> Outcome:
-    """Run one seed; never raises for a rule that is broken, nor for an error in it."""
+    """Run one seed; a broken rule or an error in the run is not raised."""
     plan = options.plan(seed)
     faults = Counter(fault.kind for fault in plan.faults)
     since = time.process_time_ns()
@@ -231,7 +231,7 @@ def _judge_batch(seeds: Sequence[int], options: CampaignOptions) -> list[Outcome
 def outcomes(
     seeds: Sequence[int], options: CampaignOptions, *, jobs: int
 ) -> Iterator[Outcome]:
-    """Run seeds on so many processors, and yield what they come to, in any order."""
+    """Run seeds on ``jobs`` processors, and yield their outcomes in any order."""
     if jobs == 1:
         yield from (judge(seed, options) for seed in seeds)
         return
@@ -245,7 +245,7 @@ def outcomes(
 
 
 def run_seeds(seeds: Sequence[int], options: CampaignOptions, *, jobs: int) -> Summary:
-    """Run seeds and sum up what they come to."""
+    """Run seeds and sum up their outcomes."""
     summary = Summary(build=build(), options=options)
     since = time.monotonic_ns()
     for outcome in outcomes(seeds, options, jobs=jobs):

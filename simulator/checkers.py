@@ -1,9 +1,9 @@
-"""The invariants of PROTOCOL 11, as checks that run beside anything.
+"""The invariants of PROTOCOL 11, as checks that run along with any test.
 
 ``LogWatcher`` reads the coordination log like any other reader and passes it to the
-log judge; ``HandOuts`` passes what applications got, and what the log says of their
-claims, to the operation judge; ``check_leases`` judges the clients' own beliefs. Each
-raises ``Violation``, which names the invariant and the judge.
+log judge; ``HandOuts`` passes hand-outs, and what the log shows of their claims, to the
+operation judge; ``check_leases`` judges the clients' own leases. Each raises
+``Violation``, which names the invariant and the judge.
 """
 
 from collections import defaultdict
@@ -55,8 +55,8 @@ class Violation(AssertionError):
 
     Attributes:
         invariant: Its name, such as ``S4``.
-        judge: What found it: the log judge, the operation judge, or the simulator,
-            which also sees the memory of processes and has true time.
+        judge: The judge that found it: the log judge, the operation judge, or the
+            simulator, which also reads the memory of processes and has true time.
     """
 
     def __init__(self, invariant: str, message: str, *, judge: str = SIMULATOR) -> None:
@@ -71,9 +71,9 @@ NO_HEAD: Head = (None, None, None)
 Sets = tuple[tuple[bytes, int], ...]
 """Set positions of a key, the last one last: op_id and position (PROTOCOL 8.5)."""
 Heads = tuple[int, ...]
-"""First offset that is not granted of a key after each Reset (PROTOCOL 7.6)."""
+"""First offset of a key that is not granted, after each Reset (PROTOCOL 7.6)."""
 EntryCheck = Callable[[int, Stored, Transitions], None]
-"""Called with every record: coordinating partition, record, what it did."""
+"""Called with every record: coordinating partition, record, its transitions."""
 TokenCheck = Callable[[Transition, Token | None], bool]
 
 
@@ -82,12 +82,12 @@ class Folded(NamedTuple):
 
     Attributes:
         partition: Coordinating partition.
-        stored: The record as it lies there.
-        transition: What it did to one key, or to none.
-        owner: Who owned that key before.
-        age_ms: How long before that owner had renewed, at this record.
+        stored: The record as stored there.
+        transition: Its effect on one key, or on none.
+        owner: Owner of that key before the record.
+        age_ms: Time since that owner's last renewal, at this record.
         moved: Whether it moved the position.
-        head: First offset before it that was neither processed nor granted.
+        head: First offset that was neither processed nor granted before the record.
     """
 
     partition: int
@@ -100,24 +100,24 @@ class Folded(NamedTuple):
 
 
 class LogWatcher:
-    """Folds every coordinating partition: S2, and what ``LogJudge`` judges.
+    """Folds every coordinating partition, and checks S2 and all that ``LogJudge`` does.
 
     Attributes:
         worlds: The fold so far, one per coordinating partition.
-        topic_ids: Id of the topic that a claim is of, by key and token.
-        sets: What had set the position of a claim's key, in the log that accepted the
-            claim, by key and token. A log that goes back may lose them.
-        resets: The Resets that were read before a claim, by key and token; also those
-            that the log has lost since.
-        starts: Highest position that a key without one has begun with, by key and what
-            had set its position: the group's committed offset (PROTOCOL 5.6).
-        claims: Number of accepted claims and resumes so far, but for checkpoints.
-        losses: What ended claims were granted and did not say they were done with.
-        skips: What seeks of owners have skipped.
-        is_strict: Whether what it finds is raised; without, it only goes on.
+        topic_ids: Id of the topic that a claim names, by key and token.
+        sets: Set positions of a claim's key before the claim, in the log that accepted
+            it, by key and token. A log that goes back may lose them.
+        resets: Resets that were read before a claim, by key and token; also Resets that
+            the log has lost since.
+        starts: Highest position that a key without a position has begun with, by key
+            and set positions: the group's committed offset (PROTOCOL 5.6).
+        claims: Number of accepted claims and resumes so far, except for checkpoints.
+        losses: Offsets that ended claims were granted and did not report as processed.
+        skips: Offsets that seeks of owners have skipped.
+        is_strict: Whether findings are raised; otherwise they are ignored.
         on_entry: Called with each record, once it is folded and checked.
-        may_fall: Called with a claim and the greatest token of its key, which that of
-            the claim does not exceed; returns whether it may be so.
+        may_fall: Called with a claim whose token does not exceed the greatest token of
+            its key, and with that token; returns whether this is allowed.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class LogWatcher:
         self.is_strict = True
         self.on_entry: EntryCheck | None = None
         self.may_fall: TokenCheck | None = None
-        # Those of each operation, itself the last; of what it has only locked, too.
+        # Set positions up to each operation, itself the last; also if it only locked.
         self._sets: dict[tuple[Key, bytes], Sets] = {}
         # The keys after each Reset, by its partition, leader epoch and offset.
         self._resets: dict[tuple[int, int | None, int], dict[Key, Head]] = {}
@@ -156,7 +156,7 @@ class LogWatcher:
         self._kafka = kafka
         places = [TopicPartition(COORDINATION_TOPIC, t) for t in range(partitions)]
         self._logs = [kafka.log(place) for place in places]
-        # Not where the worlds are: one that has halted stays where it is.
+        # Next offsets to read; not those of the worlds, because a halted one stays.
         self._next = [0] * partitions
         self._note = note
         self._on_fold = on_fold
@@ -165,7 +165,7 @@ class LogWatcher:
         ]
 
     def catch_up(self) -> bool:
-        """Fold and check what was committed since; return whether it was anything."""
+        """Fold and check newly committed records; return whether there were any."""
         self._kafka.settle()
         self._grow()
         now_ms = self._kafka.clock.now_ms()
@@ -239,7 +239,7 @@ class LogWatcher:
     def _take(
         self, world: WorldState, transition: Transition, *, judge: LogJudge
     ) -> None:
-        """Judge what a record did, and note what hand-outs are judged by."""
+        """Judge a record, and note the facts by which hand-outs are judged."""
         if self._note is not None:
             what = transition.effect or transition.reason
             kind = type(transition.record).__name__
@@ -275,19 +275,19 @@ class LogWatcher:
         return self.may_fall is not None and self.may_fall(transition, latest)
 
     def set_to(self, key: Key) -> int:
-        """Return the highest position that any operation was to set a key to."""
+        """Return the highest position to which any operation was to set a key."""
         ends = (each[-1][1] for (of, _), each in self._sets.items() if of == key)
         return max(ends, default=0)
 
     def sets_of(self, key: Key, world: WorldState) -> Sets:
-        """Return what has set the position of a key, by what a log has of it now."""
+        """Return the set positions of a key, as far as its log still has them."""
         known = world.keys.get(key)
         if known is None or known.previous is None:
             return ()
         return self._sets.get((key, known.previous.op_id), ())
 
     def _heads_of(self, key: Key, world: WorldState) -> Heads:
-        """Return where each Reset so far has left a key, in the topic of its claim."""
+        """Return the head of a key after each Reset so far, in its claim's topic."""
         topic_id = world.keys[key].topic_id
         found = [
             heads.get(key, NO_HEAD)
@@ -302,7 +302,7 @@ class LogWatcher:
     def refold(self, partition: int) -> None:
         """Forget a partition that was truncated, and read it from its start.
 
-        Positions, grants and owners go back with it; tokens do not (PROTOCOL
+        Positions, grants and owners go back with the log; tokens do not (PROTOCOL
         4.10).
         """
         self._by_partition[partition] = LossBook(partition)
@@ -320,12 +320,12 @@ class LogWatcher:
             judge.tokens[key] = max(token, judge.tokens.get(key, token))
 
     def topic_id(self, key: Key) -> bytes | None:
-        """Return the id of the topic that the log has a key of now, None for none."""
+        """Return the topic id that the log has for a key now, None for none."""
         found = (world.keys[key] for world in self.worlds if key in world.keys)
         return next((known.topic_id for known in found), None)
 
     def unconfirmed(self) -> list[Loss]:
-        """Return what is lost, or at risk now, by what the log says."""
+        """Return the offsets that are lost, or at risk now, according to the log."""
         found = list(self.losses)
         for book, world in zip(self._by_partition, self.worlds, strict=True):
             found += book.open_ones(world)
@@ -334,15 +334,15 @@ class LogWatcher:
     def check_reader(
         self, engine: Engine, checked: dict[int, int], *, may_lag: bool = False
     ) -> bool:
-        """S2: a reader that folded the same prefix has the same digest.
+        """S2: demand that a reader that folded the same prefix has the same digest.
 
         Args:
             engine: The reader.
-            checked: Up to where it was checked before, by partition; updated.
-            may_lag: Whether it may yet have to notice that the log went back.
+            checked: Offsets up to which it was checked before, by partition; updated.
+            may_lag: Whether it may not have noticed yet that the log went back.
 
         Returns:
-            Whether it has folded anything since.
+            Whether the reader has folded anything since the last check.
         """
         has_folded = False
         for number, replica in engine.context.replicas.items():
@@ -373,12 +373,12 @@ def check_leases(
     *,
     is_excused: Callable[[Key], bool] = _never,
 ) -> None:
-    """S4: at one instant, at most one live process passes its lease check.
+    """S4: demand that at most one live process passes its lease check for a key now.
 
     Args:
-        held: The live processes, each with what it may use by its own lease.
-        is_excused: Whether a key is none to check: its log's clock stepped by more
-            than any lease allows for.
+        held: The live processes, each with the keys it may use by its own lease.
+        is_excused: Whether a key is not checked, because its log's clock stepped by
+            more than any lease allows for.
     """
     holders: dict[Key, Node] = {}
     for node, keys in held:
@@ -390,19 +390,19 @@ def check_leases(
 
 
 class HandOuts:
-    """Passes what the log and applications do to the operation judge, step by step.
+    """Passes events of the log and of applications to the operation judge.
 
-    Offsets are judged by the topic of the claim that they were handed out under. The
-    owner of a claim is named by its token.
+    Offsets are judged within the topic of the claim under which they were handed out.
+    The owner of a claim is named by its token.
 
     Attributes:
-        processed: Offsets that an application has done.
+        processed: Offsets that applications have processed.
         count: Number of records handed out.
-        duplicate_count: How many of them had been handed out before.
+        duplicate_count: Number of these that had been handed out before.
     """
 
     def __init__(self, watcher: LogWatcher, *, is_at_most_once: bool) -> None:
-        """Judge by what the watcher knows of the log."""
+        """Judge with the watcher's knowledge of the log."""
         self.processed: dict[Place, set[int]] = {}
         self.count = 0
         self.duplicate_count = 0
@@ -410,16 +410,16 @@ class HandOuts:
         self._is_amo = is_at_most_once
         self._judge = OperationJudge(is_at_most_once=is_at_most_once)
         self._claimed: dict[int, set[Key]] = defaultdict(set)
-        # Imports whose source has not been read so far.
+        # Imports whose source has not been read far enough.
         self._imports: list[tuple[Key, Head, bytes]] = []
 
     def on_fold(self, folded: Folded, *, other: str | None = None) -> None:
-        """Take what a record did.
+        """Pass on the effect of a record.
 
         Args:
             folded: The record.
-            other: Names the process that a grant is for, where it is not the owner's;
-                it has processed at once what it is granted.
+            other: Name of the process that a grant is for, if it is not the owner's; it
+                processes at once what it is granted.
         """
         transition, world = folded.transition, self._watcher.worlds[folded.partition]
         key, effect = transition.key, transition.effect
@@ -470,19 +470,19 @@ class HandOuts:
                 self.processed[each, topic_id] = {*range(topic.base), *topic.processed}
 
     def _check_import(self, key: Key, known: KeyState, *, partition: int) -> None:
-        """PROTOCOL 10.4: a key has in its target what it had in its source."""
+        """PROTOCOL 10.4: demand that a key is in its target as it was in its source."""
         layout = self._watcher.worlds[partition].layout
         assert layout is not None
         head = _head_of(known)
         heads = self._final_heads(key, layout.op_id)
         if not heads:
-            # Of what has landed at once, the source is read later.
+            # Records of both partitions were committed at once: judge it later.
             self._imports.append((key, head, layout.op_id))
         elif heads != {head}:
             raise Violation("10.4", f"{key} is imported as {known}, and was {heads}")
 
     def _check_imports(self, folded: Folded) -> None:
-        """Judge imports whose source had not been read, at the latest at the end."""
+        """Judge imports whose source had not been read, at the latest at the Final."""
         if not self._imports:
             return
         record = folded.transition.record
@@ -497,7 +497,7 @@ class HandOuts:
                     raise Violation("10.4", f"{key} came as {head}, and was {heads}")
 
     def _final_heads(self, key: Key, op_id: bytes) -> set[Head]:
-        """Return what a key is in the source that it moves from by a change."""
+        """Return the head of a key in the source from which a change moves it."""
         others = [
             other.keys[key]
             for other in self._watcher.worlds
@@ -515,7 +515,7 @@ class HandOuts:
             self._keep_processed(key, token, known)
 
     def seeking(self, key: Key, token: Token, *, offset: int) -> None:
-        """An owner begins to seek: from now on its records may have the position."""
+        """Record that an owner begins to seek: its records may carry the position."""
         self._judge.take(
             Operation(
                 kind=SEEK,
@@ -529,11 +529,11 @@ class HandOuts:
         )
 
     def sought(self, key: Key, token: Token, *, offset: int) -> None:
-        """An owner has read that its seek is done."""
+        """Record that an owner has read that its seek is done."""
         self._judge_one(SOUGHT, key, token=token, first=offset)
 
     def _move(self, kind: str, key: Key, token: Token, known: KeyState) -> None:
-        """What a seek skips needs no processing; what it goes back to does, again."""
+        """Record a seek: what it skips needs no processing, what it repeats does."""
         self._judge_one(kind, key, token=token, first=known.position)
         self._keep_processed(key, token, known)
 
@@ -542,7 +542,7 @@ class HandOuts:
         self.processed[key, known.topic_id] = {*range(topic.base), *topic.processed}
 
     def _on_set(self, key: Key, known: KeyState) -> None:
-        """An admin set a position: below it nothing is left to do, above it all is."""
+        """Record a set position: all above it must be processed, nothing below it."""
         head, place = known.position or 0, (key, known.topic_id)
         self.processed[place] = set(range(head))
         self._judge_one(SET, key, first=known.position, topic_id=known.topic_id)
@@ -550,7 +550,7 @@ class HandOuts:
     def handed_out(
         self, key: Key, token: Token, *, offset: int, is_excused: bool = False
     ) -> None:
-        """Take one record that was handed out just now; see ``check_leases``."""
+        """Judge one record that was handed out just now; see ``check_leases``."""
         self.count += 1
         known = self._judge.keys[key]
         self.duplicate_count += offset in known.topic(token).handed
@@ -562,16 +562,16 @@ class HandOuts:
         assert token is not None
         place = key, self._watcher.topic_ids.get((key, token))
         known = self._judge.keys[key]
-        # It counts where no position was set since.
+        # It counts only if no position was set since.
         if known.rounds.get(token, known.round) == known.round:
             self.processed.setdefault(place, set()).add(offset)
         self._judge_one(PROCESS, key, token=token, first=offset)
 
     def check_losses(self, *, most: int) -> None:
-        """What was granted and never handed out is listed, and within the bound.
+        """Demand that offsets granted and not handed out are listed, within a bound.
 
         Args:
-            most: Offsets that one claim may have at risk.
+            most: Maximum number of offsets that one claim may have at risk.
         """
         listed: dict[Place, set[int]] = {}
         claimed = self._watcher.topic_ids.items()

@@ -1,8 +1,8 @@
-"""The history of a simulated world: what its processes would write down.
+"""The history of a simulated world: the operations that its processes would note.
 
-Each record is begun when its process sends it, and ends when the log is read: by
-that, and nothing else, its sender learns what became of it (PROTOCOL 1.4). In
-between, or for ever, it is unknown.
+An operation begins when its process sends a record, and ends when the record is read
+from the log: only then does the sender know the outcome (PROTOCOL 1.4). Until then, or
+for ever, the outcome is unknown.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,10 +51,10 @@ SENT = (ClaimingPartition, Heartbeat, BatchHeartbeat, ClaimingMessages)
 
 
 class Surroundings(Protocol):
-    """What a chronicle asks of its world.
+    """What a chronicle needs to know about its world.
 
     Attributes:
-        attempts: Processes that ask for offsets under claims of others.
+        attempts: Processes that request offsets under claims of other processes.
     """
 
     attempts: set[bytes]
@@ -65,7 +65,7 @@ class Surroundings(Protocol):
         ...
 
     def name_of(self, incarnation: bytes) -> str:
-        """Return what the process of an incarnation is called."""
+        """Return the name of the process with an incarnation."""
         ...
 
     def keys_of(self, partition: int) -> Sequence[Key]:
@@ -77,19 +77,19 @@ class Chronicle:
     """Collects the operations of all processes, in the order of true time.
 
     Attributes:
-        operations: All of them so far.
+        operations: All operations so far.
     """
 
     def __init__(self, world: Surroundings) -> None:
-        """Start with an empty history of what a world covers."""
+        """Start with an empty history of a world."""
         self.operations: list[Operation] = []
         self._world = world
-        # What was won under which epoch of a coordinating partition.
+        # Key and token of each claim that was won, by coordinating partition and epoch.
         self._won: dict[tuple[int, int], tuple[Key, Token | None]] = {}
         self._open: dict[str, list[tuple[Append, list[Operation]]]] = {}
-        # Keys that a pause in their coordinating partition holds; no key moves then.
+        # Keys that are paused, by their coordinating partition; no key moves meanwhile.
         self._paused: dict[int, list[Key]] = {}
-        # What a process is working on; unknown if it dies.
+        # Records that a process is working on; their outcome is unknown if it dies.
         self._begun: dict[str, dict[tuple[Key, int], Operation]] = {}
 
     # --- what is sent
@@ -102,8 +102,8 @@ class Chronicle:
         Args:
             partition: Coordinating partition.
             value: The record.
-            append: Its result; None where the process never gets one.
-            held: What it holds, by the epoch of the claim.
+            append: Its result; None if the process never gets one.
+            held: The keys that the process holds, by the epoch of the claim.
         """
         record = decode(value)
         if not isinstance(record, SENT):
@@ -126,7 +126,7 @@ class Chronicle:
             return
         marks = marks_of(record)
         for at, (epoch, first, last) in enumerate(_asked(record)):
-            # It may have read just now that it has won.
+            # The process may have read just now that it has won.
             won = held.get(epoch) or self._won.get((partition, epoch))
             if won is None:
                 continue  # a key that the history does not cover
@@ -142,7 +142,7 @@ class Chronicle:
             )
 
     def _give_up(self, name: str) -> None:
-        """Record appends that were reported as failed: they may land all the same."""
+        """Record appends that were reported as failed; they may still be written."""
         still = []
         for append, begun in self._open.get(name, ()):
             if not append.is_done():
@@ -164,7 +164,7 @@ class Chronicle:
     # --- what the log says
 
     def on_fold(self, folded: Folded, world: WorldState) -> None:
-        """Take what a record turned out to be."""
+        """Record the outcome of a record that was folded."""
         transition, partition = folded.transition, folded.partition
         self._note_pause(partition, world, transition)
         record, key = transition.record, transition.key
@@ -220,7 +220,7 @@ class Chronicle:
         *,
         key: Key,
     ) -> None:
-        """Record a grant of the process that may use it; another may have asked."""
+        """Record a grant for its grantee, which may not be the sender."""
         detail = transition.detail or {}
         span = detail["first"], detail["last"]
         token = self._won.get((partition, record.epoch), (key, None))[1]
@@ -228,7 +228,7 @@ class Chronicle:
             of = self._world.name_of(record.incarnation), key
             self._end(GRANT, OK, of=of, token=token, span=span, number=record.seq)
             return
-        # A process of its own, which does what it is granted at once.
+        # The grantee is another process, which processes at once what it is granted.
         name = f"attempt {record.grantee.hex()[:8]}"
         for kind in (GRANT, HAND_OUT, PROCESS):
             self._end(kind, OK, of=(name, key), token=token, span=span)
@@ -281,7 +281,7 @@ class Chronicle:
             self._begun.setdefault(name, {})[key, record.offset] = begun
 
     def on_processed(self, name: str, key: Key, *, record: Record) -> None:
-        """Record that an application is done with a record."""
+        """Record that an application has processed a record."""
         self._begun.get(name, {}).pop((key, record.offset), None)
         at = record.offset, record.offset
         self._end(PROCESS, OK, of=(name, key), token=record.token, span=at)
@@ -291,7 +291,7 @@ class Chronicle:
         self._end(SOUGHT, OK, of=(name, key), token=token, span=(offset, None))
 
     def on_gone(self, name: str) -> None:
-        """Record the end of a process: the results of what it had begun are unknown."""
+        """Record the end of a process: outcomes of open operations are unknown."""
         for _, begun in self._open.pop(name, ()):
             self.operations += map(self._unknown, begun)
         self.operations += map(self._unknown, self._begun.pop(name, {}).values())
@@ -347,14 +347,14 @@ class Chronicle:
 
 
 def _beats(record: Heartbeat | BatchHeartbeat) -> str:
-    """Return what a heartbeat is: a rewind is the seek of an owner."""
+    """Return the kind of a heartbeat: a rewind is a seek of the owner."""
     return SEEK if isinstance(record, Heartbeat) and record.rewind else BEAT
 
 
 def _asked(
     record: Heartbeat | BatchHeartbeat | ClaimingMessages,
 ) -> Iterator[tuple[int, int | None, int | None]]:
-    """Yield epoch, first and last offset of each thing that a record asks for."""
+    """Yield epoch, first and last offset of each operation that a record requests."""
     if isinstance(record, BatchHeartbeat):
         for epoch, position in record.beats:
             yield epoch, position, None

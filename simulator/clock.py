@@ -142,7 +142,7 @@ class InlineBackground(Background):
         """Run waiting calls, oldest first.
 
         Args:
-            count: Most calls to run; None for all that wait now.
+            count: Maximum number of calls to run; None for all that wait now.
 
         Returns:
             Number of calls that ran.

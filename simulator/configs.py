@@ -1,6 +1,6 @@
 """Configs of other levels in a simulated world, as an admin writes them.
 
-Each is read back, and written again until it counts: a failover may have lost it.
+Each is read back, and written again until it is accepted: a failover may lose it.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,10 @@ OTHER_FORMAT = b"another format.."
 
 
 class Configs:
-    """Writes Configs: such as all can follow, such as count nowhere, and a last one."""
+    """Writes Configs: some for all, some to be refused, and a last one that halts."""
 
     def __init__(self, world: World) -> None:
-        """Begin with the one that the topic was formatted with."""
+        """Begin with the Config that the topic was formatted with."""
         self._world = world
         self._last = world.cluster.config
         self._wanted: dict[int, list[Config]] = {
@@ -38,11 +38,11 @@ class Configs:
 
     @property
     def is_over(self) -> bool:
-        """Whether the Config has been written that nobody here can follow."""
+        """Whether a Config that no process here can follow has been written."""
         return self._last.feature_level > SUPPORTED_LEVEL
 
     def strike(self, fault: Fault) -> None:
-        """Write a Config that halts nobody: one for all, or one that is refused."""
+        """Write a Config that halts no process: one for all, or one that is refused."""
         if self.is_over:
             return
         if fault.size >= PERCENT * 2 // 3:
@@ -52,9 +52,9 @@ class Configs:
         self._change(level, fault, numbers=list(self._wanted))
 
     def halt(self, fault: Fault) -> Sequence[int]:
-        """Write a Config above all levels; perhaps not to each partition.
+        """Write a Config above all levels, perhaps not to each partition.
 
-        Not where the log loses what was read, for then nobody has to halt.
+        Writes none if logs lose records that were read, for then no reader must halt.
 
         Returns:
             The coordinating partitions that get it.
@@ -84,14 +84,14 @@ class Configs:
             world.loop.at(world.now_ms + late_ms, partial(self._drive, number))
 
     def are_over(self) -> bool:
-        """Return whether each partition has the last Config of those to come."""
+        """Return whether each partition has the last Config to be written."""
         return all(
             not wanted or self._world.levels.config(number) == wanted[-1]
             for number, wanted in self._wanted.items()
         )
 
     def heal(self) -> None:
-        """Write a Config with the plan's interval, where another is in force."""
+        """Write a Config with the plan's interval, if another one is in force."""
         world, last = self._world, self._last
         if self.is_over or last.heartbeat_interval_ms == world.plan.h_ms:
             return
@@ -104,7 +104,7 @@ class Configs:
             world.loop.at(world.now_ms, partial(self._drive, number))
 
     def _drive(self, number: int) -> None:
-        """Write what is to come next, until all of it counts."""
+        """Write the next Config, until all are accepted."""
         world, known = self._world, self._world.levels.config(number)
         generation = 0 if known is None else known.generation
         ahead = [each for each in self._wanted[number] if each.generation > generation]
@@ -118,7 +118,7 @@ class Configs:
             world.loop.at(again_ms, partial(self._drive, number))
 
     def _write_misfit(self, fault: Fault) -> None:
-        """Write a Config above everybody's level that counts nowhere."""
+        """Write a Config above all levels that every partition refuses."""
         world, last = self._world, self._last
         fit = replace(
             last,
@@ -126,10 +126,10 @@ class Configs:
             era=last.era + 1,
             feature_level=ABOVE,
         )
-        # Never to fit: not in a partition that lags, nor when it is written again.
+        # It must be refused also by a partition that lags, and if written again.
         number = fault.who % len(self._wanted)
-        # Only partition 0 asks for the very next generation (PROTOCOL 4.12), and only
-        # there is the last era never higher than the one in force.
+        # Only partition 0 demands the very next generation (PROTOCOL 4.12), and only
+        # there the last era is never higher than the one in force.
         misfits = (
             replace(fit, generation=1 if number else last.generation + FAR),
             replace(fit, generation=1),
@@ -146,22 +146,22 @@ class Configs:
 
 
 class OrderedConfigs(Configs):
-    """Writes Configs where the number of partitions may change meanwhile.
+    """Writes Configs while the number of partitions may change.
 
-    As the tools do, each one to partition 0 first: it follows what partition 0 has by
-    then, and others get what that has accepted.
+    As the tools do, it writes each Config to partition 0 first, following the Config
+    that partition 0 has by then. Other partitions get what partition 0 has accepted.
     """
 
     def __init__(self, world: World) -> None:
         """Begin with the Config that the topic was formatted with."""
         super().__init__(world)
-        # Level and interval of the next ones, and the first of them once it is written.
+        # Level and interval of the next Configs, and the first of these once written.
         self._asked: list[tuple[int, int]] = []
         self._sent: Config | None = None
         self._newest: Config | None = None
 
     def strike(self, fault: Fault) -> None:
-        """Write a Config that halts nobody: one for all, or one that is refused."""
+        """Write a Config that halts no process: one for all, or one that is refused."""
         config = self._world.levels.config(0)
         if config is None:
             return  # its log has lost the first one
@@ -169,11 +169,11 @@ class OrderedConfigs(Configs):
         super().strike(fault)
 
     def are_over(self) -> bool:
-        """Return whether each partition has the last Config of those to come."""
+        """Return whether each partition has the last Config to be written."""
         return not self._asked and not self._behind()
 
     def heal(self) -> None:
-        """Write a Config with the plan's interval and all features, where it is not."""
+        """Write a Config with the plan's interval and all features, if it is not so."""
         world, config = self._world, self._world.levels.config(0)
         wanted = SUPPORTED_LEVEL, world.plan.h_ms
         if config is None:
@@ -190,20 +190,20 @@ class OrderedConfigs(Configs):
         world = self._world
         draw = chance(world.plan.seed, f"interval/{fault.number}")
         if world.is_truncating:
-            # No tool lowers it; below it nothing that is lost of a change comes again.
+            # No tool lowers the level, and below it lost records of a change stay lost.
             level = SUPPORTED_LEVEL
         self._asked.append((level, world.plan.h_ms // draw.choice(H_DIVISORS)))
         world.trace(f"an admin is to write level {level}")
         self._drive_first()
 
     def _write_misfit(self, fault: Fault) -> None:
-        """Write it where partition 0 is not ahead: there it counts nowhere."""
+        """Write it if the partition has the Config of partition 0: so it is refused."""
         number = fault.who % len(self._wanted)
         if self._world.levels.config(number) == self._last:
             super()._write_misfit(fault)
 
     def _drive_first(self) -> None:
-        """Write the next one to partition 0, until it counts."""
+        """Write the next Config to partition 0, until it is accepted."""
         world, book = self._world, self._world.levels.book(0)
         if self._sent in book:
             self._newest, self._sent = self._sent, None
@@ -224,7 +224,7 @@ class OrderedConfigs(Configs):
         world.loop.at(world.now_ms + world.plan.h_ms // 4, self._drive_first)
 
     def _must_wait(self) -> bool:
-        """Return whether tools write nothing now, because of what a log has lost."""
+        """Return whether tools write nothing now, because a log has lost records."""
         worlds = dict(enumerate(self._world.watcher.worlds))
         if not self._world.is_truncating:
             return False
@@ -238,14 +238,14 @@ class OrderedConfigs(Configs):
         return False
 
     def _behind(self) -> list[int]:
-        """Return the partitions that are behind the newest one, under its count."""
+        """Return the partitions in use that are behind the newest Config."""
         newest, levels = self._newest, self._world.levels
         first = levels.config(0)
         if newest is None:
             return []
         count = newest.partition_count
         if self._world.is_truncating and first is not None:
-            count = min(count, first.partition_count)  # others are in use no more
+            count = min(count, first.partition_count)  # others are not in use any more
         return [
             number
             for number in range(1, count)
@@ -255,7 +255,7 @@ class OrderedConfigs(Configs):
         ]
 
     def _drive_others(self) -> None:
-        """Write the newest one to each other partition, until it counts."""
+        """Write the newest Config to each other partition, until it is accepted."""
         world, newest, behind = self._world, self._newest, self._behind()
         if newest is None or not behind:
             return
@@ -268,7 +268,7 @@ class OrderedConfigs(Configs):
 
 
 def configs_of(world: World) -> Configs:
-    """Return what writes the Configs of a world."""
+    """Return the writer of a world's Configs."""
     is_moving = world.is_resizing and world.levels.is_active
     return OrderedConfigs(world) if is_moving else Configs(world)
 

@@ -1,7 +1,7 @@
-"""How often each interesting thing happened in a run.
+"""Counts how often each situation that matters was reached in a run.
 
-A simulation that never gets to a situation proves nothing about it: the suite
-fails where one of these is never reached.
+A simulation that never reaches a situation proves nothing about it: the suite fails if
+one of these is never reached.
 """
 
 from collections import Counter
@@ -91,7 +91,7 @@ SELDOM: Mapping[str, str] = {
     "change_restored": "a partition had lost a change that had ended, and got it again",
     "seek_overtaken": "a key that its owner had sought in was set by an admin",
 }
-"""Counted, but not asked of a suite: a few hundred seeds may do without."""
+"""Counted, but not demanded of a suite: a few hundred seeds may not reach them."""
 TRUNCATED: Mapping[str, str] = {
     "truncated": "records that were read by somebody were lost",
     "truncated_grant": "among them a grant",
@@ -126,7 +126,7 @@ SET: Mapping[str, str] = {
     "resolved_twice": "a Resolve came that had nothing left to do",
     "late_beat_after_set": "a heartbeat of an old owner came after a set position",
 }
-"""Asked of suites in which admins set positions."""
+"""Demanded of suites in which admins set positions."""
 FENCED: Mapping[str, str] = {
     "fenced_live": "a process that works was fenced",
     "fenced_hung": "a process that hangs was fenced",
@@ -141,7 +141,7 @@ FENCED: Mapping[str, str] = {
     "taken_from_fenced": "a fenced process lost its key to a claim",
     "resumed_from_fenced": "the next process of its client resumed its claim",
 }
-"""Asked of suites in which admins fence processes."""
+"""Demanded of suites in which admins fence processes."""
 SCHEDULED: Mapping[str, str] = {
     "scheduled": "a pause was scheduled",
     "schedule_begun": "a scheduled pause began, with its admin gone",
@@ -151,7 +151,7 @@ SCHEDULED: Mapping[str, str] = {
     "schedule_repeated": "the same pause was scheduled again",
     "schedule_refused": "a pause was not scheduled: too many, or over",
 }
-"""Asked of suites in which admins schedule pauses."""
+"""Demanded of suites in which admins schedule pauses."""
 SOUGHT: Mapping[str, str] = {
     "sought_back": "an owner sought back",
     "sought_forward": "an owner sought forward",
@@ -161,7 +161,7 @@ SOUGHT: Mapping[str, str] = {
     "seek_refused": "a seek was refused, at most once",
     "taken_after_seek": "another had a key that its owner had just sought in",
 }
-"""Asked of suites in which members seek."""
+"""Demanded of suites in which members seek."""
 PLANNED: Mapping[str, str] = {
     "planned": "a member wrote a plan that was the next one",
     "plan_overtaken": "a member wrote a plan, and another one was earlier",
@@ -170,7 +170,7 @@ PLANNED: Mapping[str, str] = {
     "plan_cut": "a plan had no last slice",
     "planning_off": "the policy of the group was changed back",
 }
-"""Asked of suites in which the group follows Plans."""
+"""Demanded of suites in which the group follows Plans."""
 RESIZED: Mapping[str, str] = {
     "grown": "an admin began a change to more coordinating partitions",
     "shrunk": "an admin began a change to less",
@@ -191,7 +191,7 @@ RESIZED: Mapping[str, str] = {
     "moved_stale": "a key of an owner that was stale was imported",
     "grant_refused_moving": "a request of an owner was refused as the key moves",
 }
-"""Asked of suites in which the number of coordinating partitions changes."""
+"""Demanded of suites in which the number of coordinating partitions changes."""
 HANDED: Mapping[str, str] = {
     "handoff_offered": "a key was offered to a successor that warms up",
     "handoff_ready": "a successor reported ready",
@@ -202,14 +202,14 @@ HANDED: Mapping[str, str] = {
     "successor_died_warming": "a process died while it warmed up",
     "owner_died_warming": "an owner died while its successor warmed up",
 }
-"""Asked of suites in which members warm up."""
+"""Demanded of suites in which members warm up."""
 STOOD_BY: Mapping[str, str] = {
     "standby_begun": "a member began to stand by for a key",
     "standby_took_over": "a key went to a member that stood by for it",
     "standby_ended": "a member stood by for a key no longer",
     "standby_failed": "an application failed to load the state of a key",
 }
-"""Asked of suites in which members stand by."""
+"""Demanded of suites in which members stand by."""
 GRANTS = {
     "granted": "granted",
     "paused": "pause_during_grant",
@@ -230,7 +230,7 @@ class Coverage:
     """Counts situations of one run.
 
     Attributes:
-        counts: How often, by name.
+        counts: How often each was reached, by name.
     """
 
     def __init__(self, h_ms: int) -> None:
@@ -240,7 +240,7 @@ class Coverage:
         self._stamps: dict[int, tuple[int, int]] = {}
         self._seen: set[bytes] = set()
         self._set: set[object] = set()
-        # Who was ready for a key, and whether it was released since.
+        # The process that was ready for a key, and whether the key was released since.
         self._ready: dict[object, tuple[bytes, bool]] = {}
 
     def note(self, name: str) -> None:
@@ -275,7 +275,7 @@ class Coverage:
             self.note(name)
 
     def on_fold(self, folded: Folded) -> None:
-        """Take one transition."""
+        """Count the situations that a transition shows."""
         transition = folded.transition
         record, effect = transition.record, transition.effect
         self._on_stored(folded)
@@ -356,7 +356,7 @@ class Coverage:
             self.note("refused_at_2h")
 
     def _on_set(self, folded: Folded) -> None:
-        """Count what a record of a set position did; admins pause in other ways too."""
+        """Count effects of records of set positions; other operations pause, too."""
         transition, record = folded.transition, folded.transition.record
         effect, reason = transition.effect, transition.reason
         if isinstance(record, ResolvePosition):
@@ -404,7 +404,7 @@ class Coverage:
 
 
 def _begun(source: str) -> str:
-    """Return what a reader begins from, by the source of its state."""
+    """Return the situation of a reader that begins, by the source of its state."""
     if source.startswith("checkpoint"):
         return "began_from_checkpoint"
     return "began_with_fence" if "fence" in source else "began_from_kept"

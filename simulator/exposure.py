@@ -1,13 +1,13 @@
-"""Judges hand-outs where a log loses what was read (PROTOCOL 7.5).
+"""Judges hand-outs if a log loses records that were read (PROTOCOL 7.5).
 
 An owner that lost a claim or a grant with the log's end cannot know it yet, so offsets
-may be handed out twice, at most once or not. What is demanded is a report: some engine
-reports the range (``grant_exposed``), unless the process that had it ended before it
+may be handed out twice, even at most once. The judge demands a report: some engine must
+report the range (``grant_exposed``), unless the process that had it ended before it
 could.
 
-A set position that a log has lost counts no more: what its claims handed out is
-compared with what is handed out by the log as it was before. What a Reset has taken
-back is compared no more, also where the log loses the Reset.
+A set position that a log has lost no longer counts: hand-outs of its claims are
+compared with those under the log as it was before. Hand-outs that a Reset has taken
+back are not compared, also if the log loses the Reset.
 """
 
 from collections import defaultdict
@@ -26,9 +26,9 @@ class _HandOut:
 
     Attributes:
         name: The process that got it.
-        cuts: Of how many cuts of its coordinating partition that process knew.
-        sets: What had set the position before its claim.
-        resets: Where each Reset before its claim had left the key.
+        cuts: Number of cuts of its coordinating partition that the process knew of.
+        sets: Set positions before its claim.
+        resets: Head of the key after each Reset before its claim.
     """
 
     name: str
@@ -48,7 +48,7 @@ class _HandOut:
 
 @attrs.frozen
 class _Twice:
-    """One offset that was handed out twice, first by what the log knew before."""
+    """One offset that was handed out twice, first under the log as it was before."""
 
     place: Place
     offset: int
@@ -57,10 +57,11 @@ class _Twice:
 
 
 class Exposures:
-    """What was handed out at most once, and what was reported of it.
+    """Offsets that were handed out at most once, and the reports about them.
 
     Attributes:
-        excused_count: Offsets handed out twice that no process was left to report.
+        excused_count: Number of offsets handed out twice that no process was left to
+            report.
     """
 
     def __init__(self) -> None:
@@ -84,18 +85,18 @@ class Exposures:
         sets: Sets = (),
         resets: Heads = (),
     ) -> None:
-        """Take one record that a process may work on, knowing of so many cuts.
+        """Record that a process was handed a record.
 
         Args:
             name: The process.
             place: Key and topic of the record.
             offset: Its offset.
-            cuts: Of how many cuts of the key's partition the process knows.
-            sets: What had set the position before its claim.
-            resets: Where each Reset before its claim had left the key.
+            cuts: Number of cuts of the key's partition that the process knows of.
+            sets: Set positions before its claim.
+            resets: Head of the key after each Reset before its claim.
 
         Raises:
-            Violation: Another one had it before, by the very same log.
+            Violation: Another process had it before, under the very same log.
         """
         this, of = _HandOut(name, cuts, sets, resets), (sets, resets)
         handed = self._handed[place, offset]
@@ -113,20 +114,20 @@ class Exposures:
             handed[of] = this
 
     def on_processed(self, place: Place, *, offset: int, sets: Sets) -> None:
-        """Record that a process is done with a record that its claim let it have."""
+        """Record that a process has processed a record under its claim."""
         self._processed[place, sets].add(offset)
 
     def processed(self, place: Place, sets: Sets) -> set[int]:
-        """Return what is done with, by a log in which these set the position.
+        """Return the offsets that are done, for a log with these set positions.
 
-        All that is below the last one of them is left out; what other claims have
-        processed does not count.
+        All below the last set position counts as done; offsets that claims under other
+        set positions have processed do not count.
         """
         skipped = range(sets[-1][1]) if sets else ()
         return {*skipped, *self._processed[place, sets]}
 
     def processed_by_any(self, place: Place) -> set[int]:
-        """Return what any claim has processed, also of a log that lost all about it."""
+        """Return offsets that any claim has processed, even one that the log lost."""
         found = [done for (of, _), done in self._processed.items() if of == place]
         return set().union(*found)
 
@@ -135,11 +136,11 @@ class Exposures:
         self._reported[key].update(range(first, last + 1))
 
     def on_ended(self, name: str, key: Key, *, cuts: int) -> None:
-        """Record that a process ended, which had settled what so many cuts took."""
+        """Record that a process ended after it had handled a number of cuts."""
         self._ended[name, key] = cuts
 
     def judge(self) -> None:
-        """Judge it all, once everybody who lives has read everything.
+        """Judge all hand-outs, once every live process has read everything.
 
         Raises:
             Violation: Offsets were handed out twice, and no engine reported them.
@@ -159,7 +160,7 @@ class Exposures:
 
 
 class Cuts:
-    """How often each coordinating partition lost what was read, and who knows it."""
+    """How often each coordinating partition was cut back, and which processes know."""
 
     def __init__(self) -> None:
         """Start with none."""
@@ -167,7 +168,7 @@ class Cuts:
         self._noticed: dict[tuple[bytes, int], int] = {}
 
     def on_cut(self, partition: int, leader_epoch: int) -> None:
-        """Record that a partition lost records, and goes on in another leader epoch."""
+        """Record that a partition lost records, and continues in a new leader epoch."""
         self._epochs[partition].append(leader_epoch)
 
     def count(self, partition: int) -> int:
@@ -179,14 +180,14 @@ class Cuts:
         self._noticed[node.owner.incarnation, partition] = self.count(partition)
 
     def known_to(self, node: Node, partition: int) -> int:
-        """Return of how many cuts a process knows."""
+        """Return the number of cuts that a process knows of."""
         replica = node.engine.context.replicas.get(partition)
         if replica is None:
-            return self.count(partition)  # it reads none of it yet
+            return self.count(partition)  # it does not read the partition yet
         epoch = replica.world.leader_epoch
         read = sum(each <= (epoch or 0) for each in self._epochs[partition])
         return max(read, self._noticed.get((node.owner.incarnation, partition), 0))
 
     def is_known(self, node: Node, partition: int) -> bool:
-        """Return whether a process knows of all of them."""
+        """Return whether a process knows of all cuts."""
         return self.known_to(node, partition) == self.count(partition)

@@ -232,7 +232,7 @@ class FakeDataReader(DataReader):
         self._topic_ids[partition] = topic_id
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
-        """Stop fetching these until resumed."""
+        """Stop fetching these partitions until they are resumed."""
         self._require_open()
         self._paused.update(each for each in partitions if each in self._places)
 
@@ -293,7 +293,7 @@ class FakeDataReader(DataReader):
             if records:
                 found[partition] = records
                 room -= len(records)
-                # Move a partition that was served to the end, so that none starves.
+                # Move the partition to the end, so that no partition starves.
                 self._places[partition] = self._places.pop(partition)
         if refused and not found:
             raise UnknownTopicId(
@@ -304,7 +304,7 @@ class FakeDataReader(DataReader):
         return found
 
     def _is_foreign(self, partition: TopicPartition) -> bool:
-        """Return whether the topic has another id than the one to read."""
+        """Return whether the topic has another id than the one requested."""
         wanted = self._topic_ids.get(partition)
         if wanted is None:
             return False

@@ -1,9 +1,9 @@
 """A Kafka cluster in memory: coordination topics, data topics, group offsets.
 
-It behaves like the real one in everything that the protocol depends on: LogAppendTime
+It behaves like a real cluster in everything that the protocol depends on: LogAppendTime
 is the raw wall clock of a partition's leader, leader epochs grow with each failover, a
-truncation shows in its epochs, and an append may be late, lost, duplicated, or reported
-as failed and land all the same. The same checks test both it and a real broker.
+truncation shows in the epochs, and an append may be late, lost, duplicated, or reported
+as failed and still be written. The same checks test it and a real broker.
 
 With a ``VirtualClock`` no call ever blocks, and due changes happen at the next call of
 any method. With any other clock ``poll`` waits in real time, and handles may be used
@@ -61,11 +61,11 @@ class FakeKafka:
         clocks: The brokers' own clocks.
         cluster_id: An id that no other cluster of this process has.
         groups: Committed offsets by group.
-        changes: Grows with each record that is sent or written, and with partitions
-            that are added.
+        changes: Number that grows with each record that is sent or written, and with
+            each addition of partitions.
         changed: Notified of each change.
         lock: The lock of ``changed``; acquiring it directly is several times faster.
-        busy_groups: Groups with active members: only these may set their offsets.
+        busy_groups: Groups with active members: only the members may set offsets.
     """
 
     _numbers = itertools.count(1)
@@ -76,15 +76,15 @@ class FakeKafka:
         """Make an empty cluster.
 
         Args:
-            clock: Time; a fresh ``VirtualClock`` without it.
-            policy: Fate of appends; by default each lands at once.
+            clock: Time; by default a new ``VirtualClock``.
+            policy: Decides the fate of appends; by default each lands at once.
         """
         self.clock = clock if clock is not None else VirtualClock()
         self.policy: FatePolicy = policy if policy is not None else Prompt()
         self.is_virtual = isinstance(self.clock, VirtualClock)
         self.cluster_id = f"fake-{next(self._numbers)}"
         self.groups: dict[str, dict[TopicPartition, int]] = {}
-        # Of transactions: the producer opened last of each id, and what is committed.
+        # Transactions: the last producer of each id, and committed progress.
         self.writers: dict[str, object] = {}
         self.progress: dict[tuple[str, TopicPartition], Progress] = {}
         self.busy_groups: set[str] = set()
@@ -94,7 +94,7 @@ class FakeKafka:
         self._topics: dict[str, Topic] = {}
         self.clocks = BrokerClocks(self.clock)
         self._pending: list[Pending] = []
-        # Written by a leader, and not yet in its followers' logs.
+        # Records that a leader wrote and its followers do not have yet.
         self._tails: dict[TopicPartition, list[tuple[int, Pending]]] = {}
         self._sequence = itertools.count(1)
         self._writers = itertools.count(1)
@@ -432,7 +432,7 @@ class FakeKafka:
                 self._follow(place, offset, item)
 
     def _follow(self, place: TopicPartition, offset: int, item: Pending) -> None:
-        """Store records that followers do not have yet: a failover may lose them."""
+        """Keep the records that followers do not have yet: a failover may lose them."""
         now_ms = self.clock.now_ms()
         log = self.log(place)
         tail = [each for each in self._tails.get(place, ()) if
@@ -481,10 +481,10 @@ class FakeCoordinationLog(CoordinationLog):
             Reads then return nothing and look-ups fail; appends wait, and land
             if it is restored within the delivery timeout.
         read_lag_ms: Delay with which this client sees records.
-        lags_ms: Such a delay of single partitions, where it is longer.
-        poll_entries_max: Most entries that one ``poll`` returns.
-        topic: Its name.
-        topic_id: Id of the topic when it was opened.
+        lags_ms: Such delays of single partitions, if longer.
+        poll_entries_max: Maximum number of entries that one ``poll`` returns.
+        topic: Name of the topic.
+        topic_id: Id of the topic when the session was opened.
         cluster_id: Id of the cluster.
         on_append: Called for each record sent: partition, value, append.
     """

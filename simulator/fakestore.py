@@ -24,7 +24,7 @@ class AppendFate:
         copies: How many times it lands.
         fails_after_ms: Time until it is reported as failed, even if it lands. None: it
             is acknowledged when it lands, or fails with the delivery timeout.
-        replicates_ms: Time from landing until it is committed: before, it is neither
+        replicates_ms: Time from landing until it is committed. Before, it is neither
             visible nor acknowledged, and a failover may lose it.
     """
 
@@ -36,7 +36,7 @@ class AppendFate:
 
 
 class FatePolicy(Protocol):
-    """Decides what happens to appends; given to ``FakeKafka`` by a test."""
+    """Decides the fate of appends; a test passes one to ``FakeKafka``."""
 
     def of_append(self, writer: str, partition: int) -> AppendFate:
         """Return the fate of the next append of ``writer`` to ``partition``."""
@@ -57,8 +57,8 @@ class Stored:
     """One record in a log.
 
     Attributes:
-        landed_ms: When it is committed.
-        sent_epoch: Leader epoch at which its writer sent it, if that is known.
+        landed_ms: Time at which it is committed.
+        sent_epoch: Leader epoch at which its writer sent it, if known.
         is_ghost: Whether its writer had given it up before it was committed.
     """
 
@@ -188,9 +188,9 @@ class FakeAppend(Append):
     """An append of the fake: its outcome depends on the clock.
 
     Attributes:
-        fails_ms: When it is reported as failed, unless it is committed before.
+        fails_ms: Time at which it is reported as failed, unless committed before.
         is_sure_to_fail: Whether it is reported as failed even if it lands.
-        landed: Its offset, and when it was committed.
+        landed: Its offset, and the time at which it was committed.
         refusal: Why it will never land.
     """
 

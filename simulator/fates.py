@@ -1,4 +1,4 @@
-"""What becomes of appends in a simulated world, from open windows of trouble."""
+"""Draws the fates of appends in a simulated world, from open windows of trouble."""
 
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,12 @@ KINDS = frozenset({"delay", "late", "loss", "copies", "slow", "mute"})
 
 @attrs.frozen
 class Window:
-    """A time in which appends may fare badly.
+    """A time in which appends may be lost, late or duplicated.
 
     Attributes:
-        kind: How; one of ``KINDS``.
-        writer: client_id of who is hit, None for everybody.
-        hardness: Chance of each append to be hit.
+        kind: Kind of trouble, one of ``KINDS``.
+        writer: client_id of the process that is hit, None for all.
+        hardness: Probability that an append is hit.
         partition: Coordinating partition that is hit, None for all.
     """
 
@@ -35,7 +35,7 @@ class Fates:
     """Draws the fate of every append; a ``FatePolicy``."""
 
     def __init__(self, seed: int, *, h_ms: int, latency_ms: int) -> None:
-        """Start without any trouble."""
+        """Start without open windows."""
         self._seed = seed
         self._h_ms = h_ms
         self._latency_ms = latency_ms
@@ -43,15 +43,15 @@ class Fates:
         self._rngs: dict[str, random.Random] = {}
 
     def open(self, window: Window) -> None:
-        """Let there be trouble."""
+        """Open a window of trouble."""
         self._windows.append(window)
 
     def heal(self) -> None:
-        """End all trouble; what is on its way still fares as it was drawn."""
+        """Close all windows; appends in flight keep the fates that were drawn."""
         self._windows.clear()
 
     def close(self, window: Window) -> None:
-        """End one trouble; it may have been healed before."""
+        """Close one window; it may have been closed before."""
         if window in self._windows:
             self._windows.remove(window)
 
@@ -60,7 +60,7 @@ class Fates:
         rng = self._rngs.get(writer)
         if rng is None:
             rng = self._rngs[writer] = chance(self._seed, f"fates/{writer}")
-        # Always as many draws: a window less must not change what follows.
+        # The number of draws is fixed: leaving out a window must not change later ones.
         luck, size = rng.random(), rng.random()
         latency_ms = int(size * self._latency_ms)
         for window in self._windows:
@@ -75,7 +75,7 @@ class Fates:
         if kind == "delay":
             return AppendFate(delay_ms=1 + int(size * h_ms / 2))
         if kind == "late":
-            # A ghost: reported as failed, and appended up to three intervals later.
+            # A ghost: reported as failed, but appended up to three intervals later.
             fails_ms = 1 + int(size * h_ms / 2)
             late_ms = 1 + int((size * 7 % 1) * 3 * h_ms)
             return AppendFate(delay_ms=late_ms, fails_after_ms=fails_ms)

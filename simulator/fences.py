@@ -19,16 +19,16 @@ LIVE, HUNG, GONE, FENCED = "live", "hung", "gone", "fenced"
 
 
 class Fences:
-    """Has admins fence processes, as faults of a plan."""
+    """Lets admins fence processes, as faults of a plan."""
 
     def __init__(self, world: World, fleet: Fleet) -> None:
-        """Start without any."""
+        """Start without fenced processes."""
         self._world = world
         self._fleet = fleet
         self._fenced: list[Owner] = []
 
     def strike(self, fault: Fault) -> None:
-        """Fence a process: one that lives, hangs, has ended, or is fenced already."""
+        """Fence a process that is live, hangs, has ended, or is fenced already."""
         rng = chance(self._world.plan.seed, f"fences/{fault.number}")
         found = {how: owners for how, owners in self._owners().items() if owners}
         if not found:
@@ -43,7 +43,7 @@ class Fences:
         self._fence_somehow(owner, rng)
 
     def fence(self, owner: Owner, numbers: Sequence[int] | None = None) -> None:
-        """Fence a process in these coordinating partitions; in all by default."""
+        """Fence a process in some coordinating partitions; in all by default."""
         world, cluster = self._world, self._world.cluster
         if owner not in self._fenced:
             self._fenced.append(owner)
@@ -61,7 +61,7 @@ class Fences:
         world.trace(f"{world.name_of(owner.incarnation)} is fenced in {numbers}")
 
     def on_fold(self, folded: Folded) -> None:
-        """Count what becomes of processes that are fenced."""
+        """Count the effects of fences on processes."""
         if not self._fenced:
             return
         transition, note = folded.transition, self._world.coverage.note
@@ -75,7 +75,7 @@ class Fences:
     # --- processes
 
     def _owners(self) -> dict[str, list[Owner]]:
-        """Return the processes that an admin may know, by how they are."""
+        """Return the processes that an admin may know, by their condition."""
         world = self._world
         found: dict[str, list[Owner]] = {LIVE: [], HUNG: [], FENCED: self._fenced}
         for app in self._fleet.apps:
@@ -89,7 +89,7 @@ class Fences:
             if key.group_id == GROUP and each.owner is not None
         }
         gone = known.difference(*found.values())
-        # Strangers of other faults are no processes.
+        # Senders that other faults invented are not processes.
         found[GONE] = sorted(each for each in gone if each.incarnation in world.names)
         return found
 
@@ -101,7 +101,7 @@ class Fences:
     # --- how it is done
 
     def _fence_somehow(self, owner: Owner, rng: random.Random) -> None:
-        """Fence in all partitions at once, in some of them late, or in some alone."""
+        """Fence in all partitions at once, in some of them late, or only in some."""
         world, numbers = self._world, self._numbers()
         cut = rng.randint(1, len(numbers))
         luck = rng.random()

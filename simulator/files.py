@@ -1,8 +1,8 @@
 """Files of kept states on the hosts of a simulated world, and damage to them.
 
 The files are those of the product, in a folder that is deleted with the world. A
-process may start from what its host kept, and never from a damaged file, or from
-one of another log (PROTOCOL 7.1).
+process may start from a file that its host kept, but never from a damaged file, or
+from one of another log (PROTOCOL 7.1).
 """
 
 import random
@@ -71,7 +71,7 @@ def _with_another_digest(value: bytes, rng: random.Random) -> bytes:
 
 
 def _of_another_epoch(value: bytes, rng: random.Random) -> bytes:
-    """Return the state of a log that parted from this one, and is as long."""
+    """Return the state of a log that diverged from this one, and is as long."""
     section = _section(value)
     world = from_bytes(section.state.state)
     world.leader_epoch = (world.leader_epoch or 0) + rng.randint(1, 9)
@@ -98,31 +98,31 @@ DAMAGES: Mapping[str, Damage] = {
     "of another leader epoch": _of_another_epoch,
     "of a longer log": _of_a_longer_log,
 }
-"""What may have become of a file."""
+"""The kinds of damage to a file."""
 
 
 class HostFiles:
     """The folders of all hosts, each as one client uses it.
 
     Attributes:
-        misled: Who began from a damaged file, None where nobody did.
+        misled: The process that began from a damaged file, None if there is none.
     """
 
     def __init__(self, *, cluster_id: str, topic_id: bytes) -> None:
-        """Make a folder for all of them; ``close`` removes it."""
+        """Create a folder for all hosts; ``close`` removes it."""
         self.misled: str | None = None
         self._home = Path(tempfile.mkdtemp(prefix="marshal-simulated-"))
         self._names = (cluster_id, topic_id)
         self._damaged: dict[Path, bytes] = {}
 
     def close(self) -> None:
-        """Remove it all."""
+        """Remove all folders."""
         shutil.rmtree(self._home, ignore_errors=True)
 
     def folder(self, client_id: str) -> SnapshotFolder:
-        """Return where the processes of a client keep states, each its own host."""
+        """Return the folder of a client's processes; each client is its own host."""
         cluster_id, topic_id = self._names
-        # Nothing here outlasts a loss of power, and nothing has to.
+        # Files here need not survive a loss of power.
         return SnapshotFolder(
             self._home / client_id,
             cluster_id=cluster_id,
@@ -131,11 +131,11 @@ class HostFiles:
         )
 
     def save(self, client_id: str, state: KeptState) -> None:
-        """Keep a state, as a process of a client does."""
+        """Save a state, as a process of a client does."""
         self.folder(client_id).save(state)
 
     def damage(self, client_id: str, number: int, *, rng: random.Random) -> str | None:
-        """Damage what a host keeps of a partition; return how, None without it."""
+        """Damage a host's file of a partition; return how, None without such a file."""
         path = self.folder(client_id).file_of(number)
         if not path.exists() or self._is_damaged(path):
             return None
@@ -153,7 +153,7 @@ class HostFiles:
         return any(map(self._is_damaged, mine))
 
     def observe(self, client_id: str, event: Event) -> None:
-        """Note from its events what an engine begins from."""
+        """Note from the events of an engine the state that it begins from."""
         if event.name != "restored":
             return
         path = self.folder(client_id).file_of(event.fields["partition"])
@@ -162,6 +162,6 @@ class HostFiles:
             self.misled = f"{client_id} began at {at}, from a damaged {path.name}"
 
     def _is_damaged(self, path: Path) -> bool:
-        """Return whether a file is the damaged one, and was not replaced since."""
+        """Return whether a file is damaged and was not replaced since."""
         bent = self._damaged.get(path)
         return bent is not None and path.exists() and path.read_bytes() == bent

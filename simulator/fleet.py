@@ -1,7 +1,7 @@
 """Processes of a simulated world, and the applications in them.
 
-Each process has two threads that are called at times of their own: the engine's,
-which reads and acts, and the application's, which polls, works and commits.
+Each process has two threads, which are called at different times: the engine's thread
+reads and acts, the application's thread polls, works and commits.
 """
 
 import random
@@ -53,16 +53,16 @@ class App:
     Attributes:
         node: The production engine, session and consumer.
         name: Names it in transcripts; no two processes have the same.
-        rng: Its own chance.
-        hand: Records handed out and not committed, and when they were.
+        rng: Its own random numbers.
+        hand: Records handed out and not committed, with the times of their hand-outs.
         wakes_ms: True time until which the process is stopped.
         cut_until_ms: True time until which its network is cut, in some way.
         is_leaving: Whether it was asked to end.
         is_gone: Whether it has ended.
-        is_waiting: Whether its application asked for records and got none.
-        checked: Up to where its replicas were compared, by partition.
-        step_ms: When its engine is called next.
-        turn_ms: When its application is.
+        is_waiting: Whether its application polled and got no records.
+        checked: Offsets up to which its replicas were compared, by partition.
+        step_ms: Time at which its engine is called next.
+        turn_ms: Time at which its application is called next.
     """
 
     node: Node
@@ -80,16 +80,16 @@ class App:
 
 
 class Fleet:
-    """All processes.
+    """All processes of a simulated world.
 
     Attributes:
-        apps: Those that live.
-        keeping: Checkpoints, and what hosts keep.
-        after_step: Called after each step of a process that goes on.
+        apps: The live processes.
+        keeping: Checkpoints, and kept states of hosts.
+        after_step: Called after each step of a process that continues.
     """
 
     def __init__(self, world: World) -> None:
-        """Start without any."""
+        """Start without processes."""
         self.apps: list[App] = []
         self.keeping = Keeping(world)
         self.after_step = _nothing
@@ -116,7 +116,7 @@ class Fleet:
 
     @property
     def refresh_ms(self) -> int:
-        """How often processes look at the topics, where nothing hurries them."""
+        """Interval at which processes look at the topics if nothing is urgent."""
         return self._spec.config.metadata_refresh_ms
 
     # --- coming and going
@@ -124,15 +124,15 @@ class Fleet:
     def admit(self) -> App | None:
         """Start a process of a new client."""
         self._names += 1
-        # Names and incarnations in no order: none may count.
+        # Names and incarnations are in no order: no code may depend on one.
         return self.start(f"{self._ids.choice('abcdefgh')}{self._names}", ())
 
     def start(self, client_id: str, lives: tuple[PreviousLife, ...]) -> App | None:
-        """Start a process of a client, with the lives that it remembers.
+        """Start a process of a client, with the earlier lives that it remembers.
 
         Returns:
-            The process; None where its topic does not exist. It ends at once then,
-            and is started again.
+            The process; None if its topic does not exist. Then it ends at once, and is
+            started again later.
         """
         world, rng = self._world, self._ids
         self._starts += 1
@@ -183,7 +183,7 @@ class Fleet:
         return app
 
     def _spec_of_next(self) -> ConsumerSpec:
-        """Return what the next process consumes, by which policy."""
+        """Return the topics and policy of the next process."""
         plan, spec = self._world.plan, self._spec
         if GARBAGE_POLICY in plan.kinds:
             policy = GarbagePolicy(chance(plan.seed, f"garbage/{self._starts}"))
@@ -197,7 +197,7 @@ class Fleet:
         return spec
 
     def _warming_of(self, app: App) -> Warming:
-        """Return what runs the calls of ``on_warm`` of the last process."""
+        """Return the runner for ``on_warm`` calls of the last process."""
         seed = self._world.plan.seed
 
         def awake_ms() -> int | None:
@@ -238,7 +238,7 @@ class Fleet:
             self._world.readings.on_append(node, value)
 
     def remove(self, app: App) -> None:
-        """End a process without a word."""
+        """End a process without a shutdown."""
         if app.hand:
             self._world.coverage.note("crashed_with_records")
         if not app.is_leaving:
@@ -271,7 +271,7 @@ class Fleet:
         self._world.loop.at(self._world.now_ms + after_ms, start)
 
     def restart_all(self) -> None:
-        """Start at once who was to be started later."""
+        """Start at once all processes that were to be started later."""
         for name in list(self._restarts):
             self._restart(name)
 
@@ -280,7 +280,7 @@ class Fleet:
             self.start(*self._restarts.pop(name))
 
     def wake(self, app: App) -> None:
-        """Let a process go on that was stopped; its threads in either order."""
+        """Let a stopped process continue; its threads run in either order."""
         now_ms = self._world.now_ms
         if app.rng.random() < WORK_FIRST:
             self._call_turn(app, now_ms)
@@ -291,7 +291,7 @@ class Fleet:
     # --- the engine's thread
 
     def on_news(self) -> None:
-        """Let everybody read soon what was just committed."""
+        """Let all processes read new committed records soon."""
         plan, now_ms = self._world.plan, self._world.now_ms
         late_ms = max(plan.latency_ms, plan.h_ms // 100)
         for app in self.apps:
@@ -299,7 +299,7 @@ class Fleet:
                 self.call_step(app, now_ms + app.rng.randint(0, late_ms))
 
     def call_step(self, app: App, at_ms: int) -> None:
-        """Call an engine at this time, or before."""
+        """Call an engine at this time, or earlier if that is planned."""
         if app.step_ms is None or at_ms < app.step_ms:
             app.step_ms = at_ms
             self._world.loop.at(at_ms, partial(self._step, app, at_ms))
@@ -326,15 +326,14 @@ class Fleet:
             return
         self.call_step(app, world.now_ms + self._rest_ms(app))
         if app.is_waiting and self._is_amo and world.is_healed:
-            # A call that waits for its grants is woken by each news of the engine.
+            # A call that waits for grants is woken after each step of the engine.
             self._call_turn(app, world.now_ms)
 
     def _rest_ms(self, app: App) -> int:
         """Return how long an engine waits when nothing is committed."""
         h_ms, rng = self._world.plan.h_ms, app.rng
         rest_ms = rng.randint(h_ms // 40, h_ms // 8)
-        # A busy machine calls late more often than not; only bounds are about
-        # machines that are not.
+        # A busy machine often calls late; bounds hold only for machines that do not.
         is_prompt = self._world.is_timed or rng.random() < PROMPT_TURNS
         due_ms = app.node.session.next_due_ms() if is_prompt else None
         if due_ms is None:
@@ -342,7 +341,7 @@ class Fleet:
         return max(1, min(rest_ms, due_ms - app.node.clock.now_ms()))
 
     def _check(self, app: App) -> bool:
-        """Check what an engine did; return whether it goes on."""
+        """Check the last step of an engine; return whether it continues."""
         world = self._world
         if world.is_truncating:
             world.readings.on_step(app.node)
@@ -376,7 +375,7 @@ class Fleet:
         return True
 
     def _on_halt(self, app: App) -> None:
-        """End a process that has read of a level that it does not know."""
+        """End a process that has read a Config of a level that it does not know."""
         world, owner = self._world, app.node.owner
         world.trace(f"{app.name} halts")
         world.coverage.note("halted")
@@ -394,7 +393,7 @@ class Fleet:
             self.start_later(app, again_ms, is_resuming=is_resuming)
 
     def _poll_halted(self, app: App) -> None:
-        """Ask for more once it has halted: there is nothing, and it says why."""
+        """Poll after the halt: demand an error, and that no key is held."""
         assert app.node.consumer is not None
         try:
             polled = app.node.consumer.poll(0)
@@ -408,7 +407,7 @@ class Fleet:
             raise Violation("S6", text)
 
     def _fault(self, app: App, error: MarshalError) -> None:
-        """Take what must never happen; where steps are not judged, it is an end."""
+        """Raise an error that must never happen; end the process if not judged."""
         if self._world.is_judged:
             raise Violation("fault", f"{app.name}: {error!r}") from error
         if not app.is_gone:
@@ -416,7 +415,7 @@ class Fleet:
             self.start_later(app, self._world.plan.h_ms // 2, is_resuming=False)
 
     def _on_failure(self, app: App) -> None:
-        """End a process whose session can go no further; others start it again."""
+        """End a process whose session has failed; it is started again."""
         world, failure = self._world, app.node.session.failure
         world.trace(f"{app.name} fails: {type(failure).__name__}")
         is_fenced = isinstance(failure, ClientFenced)
@@ -472,7 +471,7 @@ class Fleet:
             return True
         except MarshalError as error:
             if app.node.session.failure is not None or app.node.engine.failure:
-                return False  # the engine's thread deals with it
+                return False  # the engine's thread handles it
             self._fault(app, error)
             return False
         for partition, records in polled.items():
@@ -499,7 +498,7 @@ class Fleet:
             try:
                 consumer.commit(record)
             except ClaimLost:
-                # What else it got under that claim is somebody else's now.
+                # Other records under that claim belong to another process now.
                 app.hand = [
                     each for each in app.hand if not is_of_one_claim(each[0], record)
                 ]
@@ -511,4 +510,4 @@ class Fleet:
 
 
 def _nothing(app: App) -> None:
-    """Nobody waits for the step of a process."""
+    """Do nothing after a step of a process."""

@@ -1,4 +1,4 @@
-"""Policies that advise nonsense: they may cost balance and time, nothing else."""
+"""Policies that give nonsensical advice: it may cost only balance and time."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from simulator.base import GROUP, TOPIC
 NAME = "garbage"
 FOREVER = 0.25
 GARBAGE_HS = 3
-"""Intervals that garbage costs: the wait of PROTOCOL 9.6, and one of a release."""
+"""Intervals that garbage may cost: the wait of PROTOCOL 9.6, and that of a release."""
 MOODS = ("nothing", "raise", "type", "stranger", "claim", "release")
 STRANGERS = (Key(GROUP, "unknown", 0), Key(GROUP, TOPIC, -1), Key("other", TOPIC, 0))
 
@@ -20,7 +20,7 @@ class GarbagePolicy:
     """A policy that advises some kinds of nonsense, another one at each call."""
 
     def __init__(self, rng: random.Random) -> None:
-        """Advise by this chance."""
+        """Draw the kinds of nonsense."""
         self._rng = rng
         self._moods = rng.sample(MOODS, rng.randint(1, 3))
 
@@ -56,7 +56,7 @@ def never_returns(rng: random.Random) -> bool:
 
 @contextmanager
 def installed(rng: random.Random) -> Iterator[None]:
-    """Let clients of sidecars name this policy, as if a package had brought it."""
+    """Let clients of sidecars name this policy, as if a package had installed it."""
     BUILT_IN[NAME] = GarbagePolicy(rng)
     try:
         yield

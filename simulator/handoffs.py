@@ -1,4 +1,4 @@
-"""Members that warm up before a key is handed to them: soon, late, never, or to death.
+"""Members that warm up before a key is handed to them: soon, late, never, or dying.
 
 Their calls of ``on_warm`` take virtual time, one after another, as on a thread.
 """
@@ -26,7 +26,7 @@ def mood_of(seed: int, start: int) -> str:
     """Draw how the application of a process warms up; ``COLD``: it has no ``on_warm``.
 
     Args:
-        seed: Of the run.
+        seed: Seed of the run.
         start: Number of the process.
     """
     return chance(seed, f"warms/{start}").choice(MOODS)
@@ -40,7 +40,7 @@ def on_warm_of(mood: str) -> OnWarm | None:
 
 
 def _succeed(partition: TopicPartition, position: int | None, owner: str) -> None:
-    """Have warmed up: the time that it took has passed."""
+    """Succeed: the time of the call has passed already."""
 
 
 def _fail(partition: TopicPartition, position: int | None, owner: str) -> None:
@@ -62,12 +62,12 @@ class Warming(InlineBackground):
         """Begin without calls.
 
         Args:
-            world: Has the time.
+            world: The world.
             mood: One of ``MOODS``.
-            rng: Draws how long calls take.
-            awake_ms: Returns from when on the process works, true time; None if it
+            rng: Draws the durations of calls.
+            awake_ms: Returns the true time from which on the process runs; None if it
                 has ended, or was asked to.
-            die: Ends the process without a word.
+            die: Ends the process without a shutdown.
         """
         super().__init__(is_held=True)
         self._world = world
@@ -78,7 +78,7 @@ class Warming(InlineBackground):
         self._free_ms = 0
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Begin a call behind those that have not ended."""
+        """Queue a call behind those that have not ended."""
         future = super().submit(call)
         if self._mood != NEVER:
             self._free_ms = max(self._free_ms, self._world.now_ms) + self._draw_ms()

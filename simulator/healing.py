@@ -1,4 +1,4 @@
-"""After all faults are healed: liveness is demanded, with its bounds (PROTOCOL 11)."""
+"""Heals all faults, then demands liveness within its bounds (PROTOCOL 11)."""
 
 from collections.abc import Callable, Mapping
 
@@ -33,17 +33,17 @@ from simulator.strikes import Strikes
 from simulator.world import World
 
 CLOCK_MS_MAX = 600_000
-DRIFT = 500  # one part in so many, more than clocks may drift
+DRIFT = 500  # one part in this number: more than clocks may drift
 TRIP_MS = 400
 RECORD_MS = 400
 JITTER_MS_MAX = 1_000
 FRESH_RECORDS = 5
 BESIDE = 2
 HUNG = 0.5
-# Of clocks that differ by up to three intervals, two random parts of one, and the rest.
+# Covers clocks that differ by up to three intervals, and two random parts of one.
 RESOLVE_HS = 12
 RESIZE_HS = 12
-# By the clock of an admin a pause may last for three intervals more.
+# By an admin's clock, a pause may last three intervals longer.
 RESIZE_TRIES = 5
 
 
@@ -53,7 +53,7 @@ def judge_history(
     """Judge a run by the history of its processes alone.
 
     Raises:
-        Violation: It is no history that may be.
+        Violation: The history breaks a rule.
     """
     plan, operations = world.plan, world.chronicle.operations
     verdict = check(operations, delivery=plan.delivery, ends=ends, h_ms=plan.h_ms)
@@ -63,20 +63,20 @@ def judge_history(
 
 
 class Healing(Liveness):
-    """Heals a fleet and demands L1, L2, L3, L6, and that all work gets done."""
+    """Heals a fleet, and demands L1, L2, L3, L6 and that all records get processed."""
 
     def __init__(self, world: World, fleet: Fleet, strikes: Strikes) -> None:
-        """Take the fleet as its faults left it."""
+        """Start with the fleet as its faults left it."""
         super().__init__(world, h_ms=world.plan.h_ms)
         self._world = world
         self._fleet = fleet
         self._strikes = strikes
 
     def run(self) -> None:
-        """Heal, and demand.
+        """Heal the fleet, and demand liveness.
 
         Raises:
-            Violation: Something did not get well in time.
+            Violation: A demand was not met in time.
         """
         world = self._world
         world.trace("everything is healed")
@@ -89,13 +89,13 @@ class Healing(Liveness):
         self._end_twins()
         if all(app.is_leaving for app in self._fleet.apps):
             self._fleet.admit()
-        # Until a clock that was set back is where it was, log time stands still.
+        # Log time stands still until a clock that was set back is where it was.
         if not self._gets(CLOCK_MS_MAX, self._clocks_are_back):
             raise Violation("L6", "a leader's clock never came back")
-        # What was on its way still lands; members that started are announced.
+        # Appends in flight still land; new members announce themselves.
         world.run(3 * self._h_ms)
         if RECREATE in world.plan.kinds:
-            # What members found to be deleted they look for as seldom as for news.
+            # Members look for a deleted topic only at each metadata refresh.
             world.run(self._fleet.refresh_ms)
         self._demand_ends()
         self._end_twins()
@@ -104,7 +104,7 @@ class Healing(Liveness):
         world.produce(FRESH_RECORDS)
         self._all_done()
         if not self._is_garbage and HANDOFFS not in world.plan.kinds:
-            self._demand_rest()  # who warms up slowly gets its keys late
+            self._demand_rest()  # members that warm up slowly get their keys late
         if FENCES in world.plan.kinds:
             self._fence()
         if SCHEDULES in world.plan.kinds:
@@ -125,9 +125,9 @@ class Healing(Liveness):
         self._check_history()
 
     def _all_halt(self) -> None:
-        """S6: behind a Config that nobody can follow, nobody is left, and safe."""
+        """S6: demand that all halt at a Config that none can follow, safely."""
         world, fleet = self._world, self._fleet
-        # What is on its way lands; newer programs go on.
+        # Appends in flight land; newer programs continue.
         world.run(3 * self._h_ms)
         handed = world.hand_outs.count
         for _ in range(BESIDE):
@@ -144,7 +144,7 @@ class Healing(Liveness):
     # --- what is demanded
 
     def _demand_ends(self) -> None:
-        """What admins have left is ended by members."""
+        """Demand that members end the operations that admins have left."""
         if POSITIONS in self._world.plan.kinds:
             self._all_resolved()
         if RESIZE in self._world.plan.kinds:
@@ -162,10 +162,10 @@ class Healing(Liveness):
 
     @property
     def _takeover_ms(self) -> int:
-        """Two intervals, jitter and three round trips; clocks may drift."""
+        """Bound of a takeover: two intervals, jitter, three round trips, and drift."""
         jitter_ms = min(JITTER_MS_MAX, self._h_ms // 10)
         if STANDBYS in self._world.plan.kinds:
-            jitter_ms *= 2  # PROTOCOL 9.9: that of a member that does not stand by
+            jitter_ms *= 2  # PROTOCOL 9.9: for a member that does not stand by
         trips_ms = 3 * (self._world.plan.latency_ms + TRIP_MS)
         wait_ms = GARBAGE_HS * self._h_ms if self._is_garbage else 0
         if PLANS in self._world.plan.kinds:
@@ -181,11 +181,11 @@ class Healing(Liveness):
         self._demand_owned(invariant, self._takeover_ms)
 
     def _all_resolved(self) -> None:
-        """8.5: no key stays locked, and no commit unresolved, though admins died."""
+        """8.5: demand that no lock and no commit stays, even if admins died."""
         admins, worlds = self._strikes.admins, self._world.watcher.worlds
         if not self._gets(ENDS_HS_MAX * self._h_ms, admins.are_done):
             raise Violation("8.6", "an admin never ends")
-        self._world.run(self._h_ms)  # what the last one has sent lands
+        self._world.run(self._h_ms)  # the records of the last admin land
         limit_ms = admins.pause_ms_max + RESOLVE_HS * self._h_ms
         if not self._gets(limit_ms, lambda: not unresolved_in(worlds)):
             left = unresolved_in(worlds)
@@ -194,7 +194,7 @@ class Healing(Liveness):
             raise Violation("8.1", f"a pause lasts for more than {limit_ms} ms")
 
     def _all_resized(self) -> None:
-        """10: what an admin began and left is ended by the members, in time."""
+        """10: demand that members end in time the changes that admins left."""
         limit_ms = 2 * FINAL_AFTER_MS + RESIZE_HS * self._h_ms
         resizes = self._strikes.resizes
         if not self._gets(limit_ms, resizes.are_over):
@@ -209,7 +209,7 @@ class Healing(Liveness):
             raise Violation("10", f"{away} are not where the count has them")
 
     def _resize(self) -> None:
-        """10: what was completed or given up is in the way of no other change."""
+        """10: demand that no change, completed or given up, prevents another one."""
         resizes, changes = self._strikes.resizes, self._strikes.resizes.changes
         limit_ms = RESIZE_HS * self._h_ms
         if not self._gets(limit_ms, self._strikes.configs_are_over):
@@ -238,14 +238,14 @@ class Healing(Liveness):
         self._demand_done(base_ms=base_ms, record_ms=RECORD_MS)
 
     def _kill(self) -> None:
-        """L1: somebody dies, and others have its partitions soon."""
+        """L1: kill a process, and demand that others have its partitions soon."""
         app = max(self._fleet.apps, key=lambda app: len(app.node.held))
         self._world.trace(f"{app.name} is killed")
         self._fleet.remove(app)
         self._all_owned("L1")
 
     def _drain(self) -> None:
-        """L3: the group is paused, and soon nobody has anything."""
+        """L3: pause the group, and demand that all keys are released soon."""
         self._strikes.pause(3 * self._h_ms)
         limit_ms = self._takeover_ms
         if not self._gets(limit_ms, lambda: not self._held()):
@@ -254,7 +254,7 @@ class Healing(Liveness):
         self._all_owned("L6")
 
     def _fence(self) -> None:
-        """4.13: a process is fenced, hung or not, and others have its keys soon."""
+        """4.13: fence a process, hung or not, and demand that others get its keys."""
         world, fleet = self._world, self._fleet
         if len(fleet.apps) == 1:
             fleet.admit()
@@ -280,7 +280,7 @@ class Healing(Liveness):
         self._all_owned("4.13")
 
     def _drain_on_schedule(self) -> None:
-        """4.14: a scheduled pause begins and ends by itself, and the group goes on."""
+        """4.14: demand that a scheduled pause begins and ends, and work continues."""
         wait_ms, for_ms = self._h_ms, 3 * self._h_ms
         self._strikes.schedules.begin_after(wait_ms, for_ms=for_ms)
         limit_ms = wait_ms + self._takeover_ms
@@ -290,9 +290,9 @@ class Healing(Liveness):
         self._demand_owned("4.14", limit_ms)
 
     def _drain_some(self) -> None:
-        """4.15: paused partitions are released, the others stay in use, and it ends.
+        """4.15: demand that only paused partitions are released, until the pause ends.
 
-        Two pauses last at a time: one begins at once, and one later.
+        Two pauses are active at a time: one begins at once, the other one later.
         """
         places = self._world.places
         first, last = places[:1], places[-1:]
@@ -303,8 +303,8 @@ class Healing(Liveness):
         pause_some = self._strikes.schedules.pause_some
         pause_some(0, numbers=(first[0].partition,), for_ms=for_ms + wait_ms)
         pause_some(wait_ms, numbers=(last[0].partition,), for_ms=for_ms)
-        # What is free at the moment may be claimed until the later pause begins, and a
-        # claim that was sent before arrives a little later.
+        # Free keys may be claimed until the later pause begins, and a claim sent before
+        # arrives a little later.
         self._world.run(wait_ms + self._h_ms // 10)
         if not self._gets(limit_ms, lambda: not self._held() & paused):
             raise Violation("4.15", f"{self._held() & paused} in use after {limit_ms}")
@@ -317,12 +317,12 @@ class Healing(Liveness):
     def _check_losses(self) -> None:
         plan = self._world.plan
         if self._world.attempts:
-            return  # what others were granted is theirs to lose
+            return  # other grantees may lose their own grants
         if plan.delivery is Delivery.AT_MOST_ONCE and not self._world.is_truncating:
             self._world.hand_outs.check_losses(most=plan.depth_max * plan.poll_max)
 
     def _check_exposures(self) -> None:
-        """What the log lost, and was handed out twice, was reported."""
+        """Demand that grants that the log lost and repeated were reported."""
         world = self._world
         if not world.is_truncating:
             return
@@ -331,7 +331,7 @@ class Healing(Liveness):
             world.coverage.note("exposed_untold")
 
     def _check_processed(self) -> None:
-        """At least once, each record of the topic that there is now was processed."""
+        """At least once: demand that each record of the topic now was processed."""
         world = self._world
         if world.plan.delivery is Delivery.AT_MOST_ONCE:
             return
@@ -348,14 +348,14 @@ class Healing(Liveness):
         }
 
     def _check_history(self) -> None:
-        """The operation judge finds nothing in the history of the processes."""
+        """Demand that the operation judge finds no fault in the processes' history."""
         world = self._world
         if not self._is_unjudged:
             judge_history(world, self._ends())
 
     @property
     def _is_unjudged(self) -> bool:
-        """Whether the log may say what no history would."""
+        """Whether faults may make a correct log look like a broken history."""
         kinds = set(self._world.plan.kinds)
         return self._world.is_truncating or bool({"step", RESET} & kinds)
 
@@ -369,14 +369,14 @@ class Healing(Liveness):
             seen.add(app.node.owner.client_id)
 
     def _clocks_are_back(self) -> bool:
-        """Whether every leader's clock is beyond the last time it gave (4.1)."""
+        """Whether every leader's clock is beyond its last timestamp (4.1)."""
         return all(
             self._wall_ms(state) >= (state.epoch_time_ms or 0)
             for state in self._world.watcher.worlds
         )
 
     def _wall_ms(self, state: WorldState) -> int:
-        """Return what the leader of a coordinating partition would date a record."""
+        """Return the timestamp that a partition's leader would give a record now."""
         kafka, now_ms = self._world.cluster.kafka, self._world.now_ms
         return kafka.clocks.wall_ms(kafka.log(self._place(state)).leader, now_ms)
 

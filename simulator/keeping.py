@@ -1,7 +1,7 @@
 """Kept states in a simulated world: checkpoints, states of hosts, Resets (PROTOCOL 7).
 
-What a process began from does not show in what it does: its digests are those of a
-reader that has folded everything, at each offset.
+The state that a process began from must not show: at each offset its digests must be
+those of a reader that has folded everything.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,26 +41,26 @@ FIND_MS = 1_000
 
 
 class Shelf(KeptStates):
-    """What one host has kept of each coordinating partition."""
+    """The states that one host has kept, by coordinating partition."""
 
     def __init__(self) -> None:
-        """Start with nothing."""
+        """Start without states."""
         self.states: dict[int, KeptState] = {}
 
     def find(
         self, wanted: Mapping[int, LogRange], *, log: CoordinationLog, timeout_ms: int
     ) -> Mapping[int, KeptState]:
-        """Return what is kept of these partitions, whether or not it fits."""
+        """Return the kept states of these partitions, whether or not they fit."""
         del log, timeout_ms
         return {t: state for t, state in self.states.items() if t in wanted}
 
 
 class Keeping:
-    """Has processes write checkpoints, keep states, and begin from them.
+    """Lets processes write checkpoints, keep states, and begin from them.
 
     Attributes:
         on_begin: Called once with the process that begins a checkpoint next.
-        files: Files of the hosts, where these get damaged; None elsewhere.
+        files: Files of the hosts in worlds in which these get damaged, else None.
     """
 
     def __init__(self, world: World) -> None:
@@ -74,7 +74,7 @@ class Keeping:
         )
         self._writes = CHECKPOINT in plan.kinds
         self._keeps = KEEP in plan.kinds
-        # Newer programs write some, that nobody here may begin from.
+        # Newer programs write checkpoints that no process here may begin from.
         self._reads = self._writes or HALT in plan.kinds
         self._shelves: dict[str, Shelf] = {}
         self.files: HostFiles | None = None
@@ -82,13 +82,13 @@ class Keeping:
             topic_id = world.cluster.kafka.topic(COORDINATION_TOPIC).topic_id
             cluster_id = world.cluster.config.cluster_id
             self.files = HostFiles(cluster_id=cluster_id, topic_id=topic_id)
-        # Who started from damaged files.
+        # Processes that started on hosts with damaged files.
         self._hurt: set[bytes] = set()
         self._writing: set[bytes] = set()
         self._resets = 0
 
     def sources(self, client_id: str) -> tuple[KeptStates, ...]:
-        """Return where a process of a client looks for states."""
+        """Return the sources in which a process of a client looks for states."""
         shelves: tuple[KeptStates, ...] = ()
         if self.files is not None:
             shelves = (self.files.folder(client_id),)
@@ -97,7 +97,7 @@ class Keeping:
         return (*shelves, LogCheckpoints()) if self._reads else shelves
 
     def take_part(self, node: Node) -> None:
-        """Have a process write checkpoints, where that is done here."""
+        """Let a process write checkpoints, if this world has them."""
         client_id = node.owner.client_id
         if self.files is not None and self.files.is_hurt(client_id):
             self._hurt.add(node.owner.incarnation)
@@ -105,7 +105,7 @@ class Keeping:
             node.engine.write_checkpoints(node.owner.client_id, self._rule)
 
     def keep(self, node: Node) -> None:
-        """Have the host of a process keep its states as they are now."""
+        """Let the host of a process keep its present states."""
         context = node.engine.context
         client_id = node.owner.client_id
         shelf = self._shelf(client_id)
@@ -125,17 +125,17 @@ class Keeping:
         return self.files.damage(node.owner.client_id, number, rng=rng)
 
     def observe(self, node: Node, event: Event) -> None:
-        """Note from its events what the engine of a process begins from."""
+        """Note from the events of an engine the states that it begins from."""
         if self.files is not None:
             self.files.observe(node.owner.client_id, event)
             if event.name == "ready" and node.owner.incarnation in self._hurt:
                 self._world.coverage.note("began_despite_damage")
 
     def require_sound(self) -> None:
-        """Demand that nobody began from what is damaged, or of another log.
+        """Demand that no process began from a damaged file, or one of another log.
 
         Raises:
-            Violation: Somebody did.
+            Violation: A process did.
         """
         if self.files is not None and self.files.misled is not None:
             raise Violation("7.1", self.files.misled)
@@ -151,7 +151,7 @@ class Keeping:
     # --- checkpoints
 
     def on_record(self, record: object) -> None:
-        """Take a record that was folded: who is writing a checkpoint now."""
+        """Note from a folded record which process is writing a checkpoint now."""
         if isinstance(record, CheckpointBegin):
             self._writing.add(record.incarnation)
             while self.on_begin:
@@ -160,19 +160,19 @@ class Keeping:
             self._writing.discard(record.incarnation)
 
     def writer(self, node: Node) -> bytes | None:
-        """Return who a process is in checkpoints, None where it writes none."""
+        """Return a process's incarnation in checkpoints, None if it writes none."""
         writer = node.engine.checkpointer
         return None if writer is None else writer.claimant.owner.incarnation
 
     def on_ended(self, node: Node) -> None:
-        """Record that a process ends: a checkpoint may never be completed."""
+        """Record that a process ends: its checkpoint may never be completed."""
         if self.writer(node) in self._writing:
             self._world.coverage.note("checkpoint_torn")
 
     # --- resets
 
     def reset(self, number: int) -> None:
-        """Have an admin replace a partition's state by that of its last checkpoint."""
+        """Let an admin replace a partition's state by that of its last checkpoint."""
         world = self._world
         log = world.cluster.kafka.coordination_log(name=ADMIN.client_id)
         starts, ends = log.start_offsets(FIND_MS), log.end_offsets(FIND_MS)

@@ -1,9 +1,9 @@
 """Judges records and Configs above a level in a simulated world (S6, PROTOCOL 3.3).
 
-The fold cannot fool this judge: it reads the headers of records by itself, keeps its
-own book of the Configs that an admin wrote, and folds each log a second time, with
-nothing in the place of what is above the level in force then. Every reader of the
-log must be where that twin is.
+The judge does not rely on the fold: it reads the headers of records by itself, keeps
+its own book of the Configs that an admin wrote, and folds each log a second time,
+without the records above the level in force. Every reader of the log must have the
+state of that second fold, its twin.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,13 +28,13 @@ LEVEL_BY_TYPE: Mapping[int, int] = {
     **dict.fromkeys((1, 2, 3, 4, 5, 6, 13, 14, 18, 128, 130, 131, 132), 1),
     **dict.fromkeys((7, 8, 9, 10, 11, 12, 15, 16, 17, 19, 20, 21, 22, 23, 24, 129), 2),
 }
-"""PROTOCOL 3.3, of version 0; written down once more, for the product may err."""
+"""Levels of record types of version 0 (PROTOCOL 3.3), independent of the product."""
 BEYOND = 2**31
-"""Of types and versions that no release up to this one knows."""
+"""The level of types and versions that no release up to this one knows."""
 NO_RECORD = 0
 CONFIG = 13
 FENCE = 15
-"""Type of a LayoutFence, which brings a Config to a partition without one, too."""
+"""Type of a LayoutFence, which also brings a Config to a partition without one."""
 IGNORING = frozenset({"undecodable", "level"})
 UNCHANGED = frozenset({*IGNORING, "halted"})
 BEHIND = {"claimed": "above_behind_claim", "granted": "above_behind_grant"}
@@ -43,10 +43,10 @@ MORE = 128  # in each byte of a number but the last
 
 
 def level_of(value: bytes | None) -> int:
-    """Return the level that a record belongs to, as its header says.
+    """Return the level that a record belongs to, by its header.
 
-    ``BEYOND`` for one that a later release may know, ``NO_RECORD`` for what has no
-    header at all.
+    ``BEYOND`` for a record that a later release may know, ``NO_RECORD`` for a value
+    without a header.
     """
     header = _header_of(value)
     if header is None:
@@ -74,12 +74,12 @@ def _header_of(value: bytes | None) -> tuple[int, int, int] | None:
 
 @attrs.frozen
 class Stop:
-    """A Config above everybody's level, which was accepted.
+    """An accepted Config above the level of all readers, at which they halt.
 
     Attributes:
-        offset: Where it is.
-        config: What it says.
-        at_ms: True time of when it could be read.
+        offset: Offset of the Config.
+        config: The Config.
+        at_ms: True time at which it could be read.
         digest: Digest of a reader that has halted there.
     """
 
@@ -93,8 +93,8 @@ class Levels:
     """Keeps the book and the twins of one world, and judges all readers by them.
 
     Attributes:
-        stops: Where every reader must halt, by coordinating partition.
-        is_active: Whether anything is above a level in this world.
+        stops: The Config at which every reader must halt, by coordinating partition.
+        is_active: Whether this world has records or Configs above a level.
         may_lose: Whether logs lose Configs, which members then write again.
     """
 
@@ -109,7 +109,7 @@ class Levels:
         """Begin with the Config that the topic was formatted with.
 
         Args:
-            watcher: Folds the log as everybody does; it is judged, too.
+            watcher: Folds the log like any other reader; it is judged, too.
             config: That Config.
             note: Counts a situation.
             now_ms: Returns true time.
@@ -125,7 +125,7 @@ class Levels:
         self._twins: dict[int, WorldState] = {}
         self._read: dict[int, int] = {}
         self._effects: dict[int, str | None] = {}
-        # Who started behind a Config above its level, and which of them wrote.
+        # Processes that started behind a Config above their level; those that wrote.
         self._beside: set[bytes] = set()
         self._wrote: set[bytes] = set()
         for number in range(len(watcher.worlds)):
@@ -146,11 +146,11 @@ class Levels:
     # --- what the admin wrote
 
     def wrote(self, config: Config) -> None:
-        """Take a Config that is right, wherever it comes after the one before it."""
+        """Add a Config that is valid wherever it follows the one before it."""
         self._configs[encode(config)] = config
 
     def config(self, number: int) -> Config | None:
-        """Return the last Config of a coordinating partition, by our own book."""
+        """Return the last Config of a coordinating partition, by the judge's book."""
         book = self.book(number)
         return book[-1] if book else None
 
@@ -222,17 +222,17 @@ class Levels:
     def _is_above(self, number: int, value: bytes | None) -> bool:
         header, config = _header_of(value), self.config(number)
         if config is None and header == (FRAME_VERSION, FENCE, 0):
-            return False  # PROTOCOL 10.2: it is judged though level 1 is in force
+            return False  # PROTOCOL 10.2: it is judged even if level 1 is in force
         return level_of(value) > self.in_force(number)
 
     def _on_fence(self, number: int, twin: WorldState) -> None:
-        """Take the Config of a change of the count; the twin has judged it."""
+        """Add the Config of a change of the count; the twin has judged it."""
         assert twin.config is not None
         self.wrote(twin.config)
         self._appended[number].append(twin.config)
 
     def _accepted(self, number: int, value: bytes | None) -> Config | None:
-        """Return the Config that a value is, if it is one that counts here."""
+        """Return the Config in a value, None if this partition does not accept it."""
         known, config = self.config(number), self._configs.get(value or b"")
         if config is None and self.may_lose:
             config = self._between(value or b"")
@@ -248,13 +248,13 @@ class Levels:
         return config if is_next else None
 
     def _between(self, value: bytes) -> Config | None:
-        """Return a Config that no admin wrote, as leads to one that did (10.9)."""
+        """Return a Config that members wrote on the way to an admin's (10.9)."""
         header = _header_of(value)
         if header != (FRAME_VERSION, CONFIG, 0):
             return None
         config = decode(value)
         if not isinstance(config, Config):
-            return None  # somebody has bent it
+            return None  # a fault has corrupted it
         return config if config.feature_level <= SUPPORTED_LEVEL else None
 
     def _on_above(
@@ -275,7 +275,7 @@ class Levels:
             raise Violation("S6", f"{where} is above the level and did {transitions}")
 
     def _compare(self, number: int, offset: int) -> None:
-        """Demand that the world is that of the twin, but for counters."""
+        """Demand that the world equals that of the twin, except for counters."""
         world, twin = self._watcher.worlds[number], self._twins[number]
         if world != twin:
             raise Violation("S6", f"{number}/{offset}: {_difference(world, twin)}")
@@ -288,13 +288,13 @@ class Levels:
     # --- readers
 
     def check_reader(self, owner: Owner, engine: Engine) -> bool:
-        """Demand that a reader is nowhere behind a Config that it cannot follow.
+        """Demand that a reader has not read past a Config that it cannot follow.
 
         Returns:
             Whether it has halted at one.
 
         Raises:
-            Violation: It went on, or halted somewhere else, or otherwise than all.
+            Violation: It read further, halted somewhere else, or has another state.
         """
         has_halted = False
         for number, replica in engine.context.replicas.items():
@@ -319,9 +319,9 @@ class Levels:
         return has_halted
 
     def is_torn(self, engine: Engine) -> bool:
-        """Return whether a start came between a Config's first partition and last."""
+        """Return whether a start came while only some partitions had a Config."""
         replicas = engine.context.replicas.values()
-        # Added partitions have none yet.
+        # Added partitions have no Config yet.
         configs = {replica.world.config for replica in replicas} - {None}
         is_ours = configs <= {*self._configs.values()}
         return engine.context.config is None and is_ours and len(configs) > 1
@@ -341,13 +341,13 @@ class Levels:
             self._wrote.add(owner.incarnation)
 
     def check_use(self, owner: Owner, number: int, *, h_ms: int) -> None:
-        """Demand that nobody uses a claim that must have run out since a halt.
+        """Demand that no process uses a claim that must have run out since a halt.
 
-        A claim renewed before the halt is over two intervals later, by any clock;
-        none was renewed behind it.
+        A claim that was renewed before the halt is over two intervals later, by any
+        clock; no claim was renewed behind it.
 
         Raises:
-            Violation: Somebody does.
+            Violation: A process does.
         """
         stop = self.stops.get(number)
         if self.is_beside(owner):
@@ -369,7 +369,7 @@ def _difference(world: WorldState, twin: WorldState) -> str:
 
 
 def _counted(world: WorldState) -> tuple[dict[str, int], int]:
-    """Return all that was counted, and how often nothing was changed."""
+    """Return all other counters, and the sum of those for records without effect."""
     counters = world.soft.counters
     rest = {name: n for name, n in counters.items() if name not in UNCHANGED}
     return rest, sum(counters.get(name, 0) for name in UNCHANGED)

@@ -1,4 +1,4 @@
-"""Calls what is due, in the order of virtual time."""
+"""Makes due calls, in the order of virtual time."""
 
 import heapq
 import itertools
@@ -17,15 +17,15 @@ class Loop:
     """
 
     def __init__(self, clock: VirtualClock) -> None:
-        """Start with nothing to do."""
+        """Start without calls."""
         self.clock = clock
         self._heap: list[tuple[int, int, Call]] = []
         self._numbers = itertools.count()
 
     def at(self, at_ms: int, call: Call) -> None:
-        """Call at a true time, or at once where that is past.
+        """Schedule a call at a true time, or at once if that is past.
 
-        What is due at the same time is called in the order that it was asked for.
+        Calls that are due at the same time are made in the order of scheduling.
         """
         heapq.heappush(self._heap, (at_ms, next(self._numbers), call))
 
@@ -39,12 +39,12 @@ class Loop:
         """Let time pass.
 
         Args:
-            duration_ms: How much at most.
+            duration_ms: Maximum time.
             after: Called after each call.
-            is_done: Ends it early; asked after each call.
+            is_done: Ends the run early if it returns True; called after each call.
 
         Returns:
-            How long it took until ``is_done``, None if that never held.
+            Time until ``is_done`` returned True, None if it never did.
         """
         clock, heap = self.clock, self._heap
         start_ms = clock.at_ms

@@ -1,7 +1,7 @@
-"""Records as programs of a later level write them, started too early, or in time.
+"""Writes records as programs of a later level do, before or after their level.
 
-Each would do harm if an older reader took it for one of its own: it releases, claims,
-rewinds, grants, pauses or replaces what somebody has.
+Each would do harm if an older reader interpreted it as a record of its own level: it
+releases, claims, rewinds, grants, pauses or replaces the keys of a process.
 """
 
 import random
@@ -45,23 +45,23 @@ FAR = 10**6
 LEVEL = 9
 LATER_TYPES = (25, 30, 29, 26, 27, 28, 134, 133, 200, 2**20)
 MOMENTS: Sequence[str | None] = (None, "claimed", "granted", "renewed", "paused")
-"""When: at once, or right behind the next record that has this effect."""
+"""When to write: at once, or right after the next record with this effect."""
 WRITES_BEHIND = 12
 OPERATION = b"newer operation."
 
 
 class Newer:
-    """Writes what is above the level in force."""
+    """Writes records above the level in force."""
 
     def __init__(self, world: World) -> None:
-        """Write nothing yet."""
+        """Start without records to write."""
         self._world = world
         self._waiting: list[tuple[str, Fault]] = []
 
     # --- when
 
     def strike(self, fault: Fault) -> None:
-        """Write a few such records, now or in the midst of something."""
+        """Write a few such records, now or right after a later record."""
         moment = MOMENTS[fault.who % len(MOMENTS)]
         if moment is None:
             self._write_batch(fault, fault.who % self._world.plan.coordinators)
@@ -69,16 +69,16 @@ class Newer:
             self._waiting.append((moment, fault))
 
     def on_fold(self, folded: Folded) -> None:
-        """Take what a record did: somebody may have waited for that."""
+        """Write the records that waited for the effect of this one."""
         effect, world = folded.transition.effect, self._world
         for item in [each for each in self._waiting if each[0] == effect]:
             self._waiting.remove(item)
-            # Not now: the fold has not come to the end yet.
+            # Not now: the fold has not reached the log's end yet.
             write = partial(self._write_batch, item[1], folded.partition)
             world.loop.at(world.now_ms, write)
 
     def follow(self, fault: Fault, numbers: Sequence[int]) -> None:
-        """Have programs of that level go on, once a Config has raised it."""
+        """Let programs of that level continue, once a Config has raised it."""
         world = self._world
         rng = chance(world.plan.seed, f"behind/{fault.number}")
         for at in range(WRITES_BEHIND if numbers else 0):
@@ -97,14 +97,14 @@ class Newer:
             self._write(number, self._above(number, rng))
 
     def _write_behind(self, number: int, name: str) -> None:
-        """Write what older readers would know: behind a halt it is nothing, too."""
+        """Write a record that older readers know, and must not apply behind a halt."""
         if number not in self._world.levels.stops:
             return  # not behind it yet
         rng = chance(self._world.plan.seed, f"behind/{name}")
         self._write(number, self._harm(number, rng))
 
     def _write_checkpoint(self, number: int, name: str) -> None:
-        """Write what an older reader must not begin from: it leads past its halt."""
+        """Write a checkpoint behind a halt, from which no older reader may begin."""
         world = self._world
         if number not in world.levels.stops:
             return
@@ -195,7 +195,7 @@ class Newer:
         return header + payload
 
     def _harm(self, number: int, rng: random.Random) -> Record:
-        """Return a record that would do harm, mostly in the name of an owner."""
+        """Return a record that would do harm, mostly with an owner as its sender."""
         state = self._world.watcher.worlds[number]
         owned = sorted((k, s) for k, s in state.keys.items() if s.owner is not None)
         if not owned or rng.random() < 0.2:  # noqa: PLR2004 - a stranger's
@@ -254,7 +254,7 @@ def _raised(config: Config) -> Config:
 
 
 def _reset(state: WorldState, config: Config, owner: Owner) -> Reset:
-    """Return what would replace a state by one without keys."""
+    """Return a Reset that would replace a state by one without keys."""
     bare = WorldState(state.partition)
     bare.config, bare.next_offset = config, state.next_offset
     bare.leader_epoch, bare.log_time_ms = state.leader_epoch, state.log_time_ms
@@ -276,7 +276,7 @@ def _reset(state: WorldState, config: Config, owner: Owner) -> Reset:
 def _owners(
     state: WorldState, key: Key, known: KeyState, *, rng: random.Random
 ) -> Record:
-    """Return what an owner would never write, in its name."""
+    """Return a harmful record with an owner as its sender."""
     owner, epoch = known.owner, known.epoch
     assert owner is not None
     seq = rng.randrange(FAR)

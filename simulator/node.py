@@ -47,11 +47,11 @@ LIVES_MAX = 8
 
 @attrs.frozen
 class ConsumerSpec:
-    """What a node consumes.
+    """The subscription of a node.
 
     Attributes:
         config: The settings of its consumer.
-        callbacks: And its callbacks.
+        callbacks: The callbacks of its consumer.
     """
 
     config: ConsumerConfig
@@ -94,8 +94,8 @@ class Node:
         policies: Calls of foreign policies; they return at once unless held.
         warming: Its calls of ``on_warm``; they run at once unless held.
         standing_by: Its calls of ``on_standby``; they run at once unless held.
-        warm_fetches: Its fetches for those; they run at once unless held.
-        observer: What it observed.
+        warm_fetches: Its fetches for these calls; they run at once unless held.
+        observer: Stores its events.
         engine: The production engine.
         session: Its one session.
         consumer: Its consumer, None before ``consume``.
@@ -213,7 +213,7 @@ class Node:
 
     @property
     def is_backing_off(self) -> bool:
-        """Whether it claims nothing from others, because it has released keys."""
+        """Whether it claims no keys of others now, after it released keys."""
         now_ms = self.clock.now_ms()
         return any(s.backoff.is_on(now_ms) for s in self.session.subscriptions)
 

@@ -1,10 +1,10 @@
-"""The operation judge: judges what workers did by the operations that they noted.
+"""The operation judge: judges workers by the operations that they noted.
 
 It is the same for simulated fleets and for real clusters. Workers note each operation
-when it begins (``invoke``) and when it ends (``ok``, ``fail``). The notes of all are in
-the order of one clock, the ends of claims, beats and grants in the order of the log.
-What has no end is ``unknown``: it may have happened, or may yet, and an end that comes
-later decides. Only what was read back counts (PROTOCOL 1.4).
+when it begins (``invoke``) and when it ends (``ok``, ``fail``). The notes are in the
+order of one clock; the ends of claims, beats and grants are in the order of the log.
+An operation without an end is ``unknown``: it may have happened, or may still happen,
+and a later end decides. Only records that were read back count (PROTOCOL 1.4).
 """
 
 from collections import defaultdict
@@ -28,37 +28,37 @@ KINDS = frozenset(
 OK, INVOKE, UNKNOWN, FAIL = "ok", "invoke", "unknown", "fail"
 OUTCOMES = frozenset({OK, INVOKE, UNKNOWN, FAIL})
 NAMED_MAX = 10
-# Clocks drift by at most one part in so many, and count whole milliseconds.
+# Clocks drift by at most one part in DRIFT, and count whole milliseconds.
 DRIFT, ROUNDING_MS = 1_000, 2
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that one process did to one key, or tried to.
+    """An operation of one process on one key, or the attempt.
 
     Attributes:
-        kind: ``claim``, ``beat``, ``grant``, ``hand_out`` or ``process``; of admins,
+        kind: ``claim``, ``beat``, ``grant``, ``hand_out`` or ``process``; by admins,
             ``pause`` and ``unpause`` of the key's group, ``reset`` of the key to a
             position, from which on all may be granted and handed out again, and
-            ``set`` of its position: what claims after it may do does not depend on
-            what those before it did. An owner's ``seek`` sets the position of its
-            key; once it has read ``sought``, nothing else can.
-        outcome: ``ok``; ``invoke``, begun, and more may follow; ``unknown``, it
-            is not known what became of it; ``fail``, it did not happen.
-        process: Who; no two processes have the same name.
-        key: What it is about.
-        token: Token of the claim that it was done under.
-        at_ms: When, on the clock of the process: differences within one process
-            are judged, and else the order of the history.
-        first: First offset; of a claim or a beat, the position after it, and of
+            ``set`` of its position, after which claims are judged independently of
+            earlier claims. An owner's ``seek`` sets the position of its key; once the
+            owner has read ``sought``, no other record can set it.
+        outcome: ``ok``; ``invoke``, begun, more may follow; ``unknown``, the outcome
+            is not known; ``fail``, it did not happen.
+        process: The process; no two processes have the same name.
+        key: The key.
+        token: Token of the claim under which the operation was done.
+        at_ms: Time on the clock of the process. Differences within one process are
+            judged; between processes, the order of the history counts.
+        first: First offset; for a claim or a beat, the position after it, and for
             the invoke of a beat the position that it sends.
         last: Last offset, both ends inclusive.
-        number: Names what a process sent, so that its end is known for its own;
-            None where nobody numbers them.
-        done: Of a beat at most once: everything granted below is done with.
-        renews: Whether a beat renewed the lease, by what its process read back.
-        topic_id: Of a claim that was won, id of the topic that it is of; of a
-            hand-out, of the topic of its records, where known. Offsets of
-            topics with different ids have nothing to do with each other.
+        number: Identifies a record of a process, so that its end can be matched; None
+            if records are not numbered.
+        done: For a beat at most once: everything granted below is processed.
+        renews: Whether a beat renewed the lease, as its process read back.
+        topic_id: For a claim that was won, id of its topic; for a hand-out, id of the
+            topic of its records, if known. Offsets of topics with different ids are
+            unrelated.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def offsets(self) -> range:
-        """Every offset that it is about."""
+        """Every offset that the operation concerns."""
         if self.first is None:
             return range(0)
         return range(self.first, (self.first if self.last is None else self.last) + 1)
@@ -84,15 +84,15 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
 @attrs.frozen
 class Verdict:
-    """What a history comes to.
+    """The result of judging a history.
 
     Attributes:
-        findings: Everything that must not be, in order.
-        handed: Records handed out.
-        processed: Records processed, each counted once.
-        duplicates: Records handed out again.
-        takeovers: Claims after the first of each key.
-        duplicates_max: Most records handed out again under one claim.
+        findings: All broken rules, in order.
+        handed: Number of records handed out.
+        processed: Number of records processed, each counted once.
+        duplicates: Number of records handed out again.
+        takeovers: Number of claims after the first of each key.
+        duplicates_max: Maximum number of records handed out again under one claim.
     """
 
     findings: tuple[Finding, ...]
@@ -105,10 +105,10 @@ class Verdict:
 
 @attrs.define(kw_only=True)
 class TopicHistory:
-    """What is known of the offsets of one key, in one topic of its name."""
+    """The history so far of the offsets of one key, in one topic of its name."""
 
     begun: dict[int, tuple[str, Token | None]] = attrs.field(factory=dict)
-    base: int = 0  # what was set before any claim; nothing below it is asked for
+    base: int = 0  # position set before any claim; nothing below it must be processed
     position: int | None = None
     handed: set[int] = attrs.field(factory=set)
     granted_again: set[tuple[str, Token | None, int]] = attrs.field(factory=set)
@@ -117,14 +117,14 @@ class TopicHistory:
     back: set[int] = attrs.field(factory=set)
     again: dict[Token | None, int] = attrs.field(factory=lambda: defaultdict(int))
     count: int = 0
-    sought: int | None = None  # where the owner seeks to, and has not read yet
+    sought: int | None = None  # target of the owner's seek that it has not read back
     undone: set[int] = attrs.field(factory=set)  # processed before that seek
     ever: set[int] = attrs.field(factory=set)  # processed before any seek or reset
 
 
 @attrs.define(kw_only=True)
 class KeyHistory:
-    """What is known of one key so far."""
+    """The history so far of one key."""
 
     tokens: list[Token] = attrs.field(factory=list)
     owner: str | None = None
@@ -142,11 +142,11 @@ class KeyHistory:
     last: dict[tuple[str, Token], int] = attrs.field(factory=dict)
 
     def topic(self, token: Token | None = None) -> TopicHistory:
-        """Return the history of the topic that a claim is of.
+        """Return the history of a claim's topic.
 
-        Without a token, and for a claim whose end is not known yet, it is the topic of
-        the last claim: a new topic has no position, so nothing is judged by it. Each
-        set position begins another history.
+        Without a token, and for a claim whose outcome is not known yet, this is the
+        topic of the last claim: a new topic has no position, so nothing is judged by
+        it. Each set position begins another history.
         """
         if token is None or token not in self.topic_ids:
             return self.topics[self.topic_id, self.round]
@@ -168,14 +168,14 @@ class OperationJudge:
     """Judges operations one by one, in their order.
 
     Attributes:
-        findings: Everything that must not be, so far.
-        keys: What is known of each key.
+        findings: All broken rules so far.
+        keys: The history of each key.
     """
 
     def __init__(
         self, *, is_at_most_once: bool, h_ms: int | None = None, late_ms: int = 0
     ) -> None:
-        """Begin with no history; see ``check`` for ``h_ms`` and ``late_ms``."""
+        """Begin without a history; see ``check`` for ``h_ms`` and ``late_ms``."""
         self.findings: list[Finding] = []
         self.keys: dict[Key, KeyHistory] = defaultdict(KeyHistory)
         self._is_amo = is_at_most_once
@@ -204,7 +204,7 @@ class OperationJudge:
         )
 
     def take(self, operation: Operation) -> list[Finding]:
-        """Take the next operation; return what must not be."""
+        """Judge the next operation; return the rules that it breaks."""
         before = len(self.findings)
         known = self.keys[operation.key]
         if operation.number is not None:
@@ -213,7 +213,7 @@ class OperationJudge:
         return self.findings[before:]
 
     def _match(self, known: KeyHistory, operation: Operation) -> None:
-        """Know what was begun, and find what ends and never was."""
+        """Match ends with begun operations; report an end without a begin."""
         number = operation.number or 0
         sent = (operation.kind, operation.process, number)
         if operation.outcome == INVOKE:
@@ -223,7 +223,7 @@ class OperationJudge:
             self._find("1.4", operation.key, text)
 
     def _renew(self, known: KeyHistory, operation: Operation) -> None:
-        """Count the lease from when its record was sent (PROTOCOL 5.2)."""
+        """Count the lease from the time at which its record was sent (PROTOCOL 5.2)."""
         sent_ms = known.sent.get(
             (operation.kind, operation.process, operation.number or 0)
         )
@@ -236,7 +236,7 @@ class OperationJudge:
             known.is_paused = operation.kind == PAUSE
 
     def _reset(self, known: KeyHistory, operation: Operation) -> None:
-        """An admin brought a position back, and with it what was granted above it."""
+        """Apply a Reset: a position goes back, and grants above it are taken back."""
         known.owner = None
         for (topic_id, _), topic in known.topics.items():
             head = operation.first if topic_id == operation.topic_id else None
@@ -248,7 +248,7 @@ class OperationJudge:
                 _bring_back(topic, head)
 
     def _set(self, known: KeyHistory, operation: Operation) -> None:
-        """An admin set a position: S3 and 6.1 count from here on."""
+        """Apply a set position: S3 and 6.1 count from here on."""
         if operation.first is None:
             self._find("8.5", operation.key, "set to no position")
             return
@@ -256,7 +256,7 @@ class OperationJudge:
         known.set_position(operation.topic_id, operation.first)
 
     def _seek(self, known: KeyHistory, operation: Operation) -> None:
-        """An owner seeks: all from there on is to be processed once more (6.6)."""
+        """Apply a seek: all from its position on must be processed again (6.6)."""
         key, token, to = operation.key, operation.token, operation.first
         if token is None or to is None or operation.outcome in {UNKNOWN, FAIL}:
             return
@@ -280,18 +280,18 @@ class OperationJudge:
         topic.ever |= above
         topic.processed = set(range(to)) | (topic.processed - above)
         topic.position = known.starts[token] = to
-        # All from there on is asked for again, also what a set position left out.
+        # All from there on must be processed, also offsets a set position left out.
         topic.base = min(topic.base, to)
         if operation.renews:
             self._renew(known, operation)
 
     def _sought(self, known: KeyHistory, operation: Operation) -> None:
-        """Its owner hands out from there on: the log must have that position."""
+        """Judge the end of a seek: the log must have the position sought."""
         token = operation.token
         if token is None or not known.tokens or token != known.tokens[-1]:
             return
         if known.owner is None:
-            return  # overtaken by a set position or a reset, which it has yet to read
+            return  # overtaken by a set position or a reset that it has not read yet
         topic = known.topic(token)
         if topic.position != operation.first:
             text = f"sought to {operation.first}, and the log has {topic.position}"
@@ -314,7 +314,7 @@ class OperationJudge:
         known.rounds[token] = known.round
         topic = known.topic(token)
         if operation.first is not None and topic.sought is not None:
-            # A release had the position of a seek that nobody has read.
+            # A release had the position of a seek that its owner has not read back.
             _pass_over(topic, operation.first)
         known.starts[token] = topic.position
         topic.sought, topic.undone = None, set()
@@ -337,7 +337,7 @@ class OperationJudge:
             self._move(known, operation, position)
 
     def _check_marks(self, known: KeyHistory, operation: Operation) -> None:
-        """What a process reports as done must be done."""
+        """Demand that offsets which a process reports as processed are."""
         who, done = (operation.process, operation.token), operation.done
         topic = known.topic(operation.token)
         early = [
@@ -365,7 +365,7 @@ class OperationJudge:
     def _check_skipped(
         self, known: KeyHistory, operation: Operation, position: int
     ) -> None:
-        """Every offset below a position must be done with, by any process."""
+        """Demand that every offset below a position was processed by some process."""
         topic = known.topic(operation.token)
         skipped = set(range(topic.position or 0, position)) - topic.processed
         if topic.sought is not None:
@@ -408,7 +408,7 @@ class OperationJudge:
         self._hand(known, operation, token)
 
     def _hand(self, known: KeyHistory, operation: Operation, token: Token) -> None:
-        """Take the offsets of a hand-out."""
+        """Judge the offsets of a hand-out."""
         key, who = operation.key, (operation.process, token)
         start, topic = known.starts.get(token), known.topic(token)
         for offset in operation.offsets:
@@ -436,7 +436,7 @@ class OperationJudge:
             if (*who, offset) not in topic.granted_again:
                 self._find("6.2", key, f"{offset} processed, not handed out")
             is_once = self._is_amo and offset not in topic.back
-            # What was begun may have been done, whatever came of it.
+            # A record that was begun may have been processed, whatever its outcome.
             if is_once and topic.begun.setdefault(offset, who) != who:
                 other = topic.begun[offset][0]
                 self._find("S3", key, f"{offset} begun by {other}, and then {who[0]}")
@@ -446,10 +446,10 @@ class OperationJudge:
                 topic.processed.add(offset)
 
     def check_complete(self, ends: Mapping[Key, tuple[int, int]]) -> None:
-        """Find what nobody processed of keys that all work is done of.
+        """Report offsets that no process has processed, of keys whose work is done.
 
         Args:
-            ends: First and next offset of each, in the topic of its last claim.
+            ends: First and next offset of each key, in the topic of its last claim.
         """
         for key, (start, end) in ends.items():
             topic = self.keys[key].topic()
@@ -461,7 +461,7 @@ class OperationJudge:
                 )
 
     def verdict(self) -> Verdict:
-        """Return what the history comes to."""
+        """Return the result for the history so far."""
         keys = self.keys.values()
         topics = [topic for known in keys for topic in known.topics.values()]
         again = [count for topic in topics for count in topic.again.values()]
@@ -476,10 +476,10 @@ class OperationJudge:
 
 
 def _bring_back(topic: TopicHistory, head: int | None) -> None:
-    """Demand that all from a position on is processed once more, and nothing below.
+    """Demand that all from a position on is processed again, and nothing below it.
 
-    Without one, claims begin with the committed offset of the group, below which all
-    was processed or skipped once.
+    Without a position, claims begin with the committed offset of the group, below which
+    everything was processed or skipped once.
     """
     topic.sought, topic.undone = None, set()
     topic.ever |= topic.processed
@@ -487,9 +487,10 @@ def _bring_back(topic: TopicHistory, head: int | None) -> None:
 
 
 def _pass_over(topic: TopicHistory, position: int) -> None:
-    """Move on while a seek is not read: what it skips, or undoes, is as if processed.
+    """Move the position while a seek is not read back.
 
-    A record from before the seek may land after it, and one from after it before it.
+    Offsets that the seek skips or undoes count as processed: records sent before and
+    after the seek may be written in another order.
     """
     topic.processed |= set(range(min(topic.sought or 0, position)))
     topic.processed |= {each for each in topic.undone if each < position}
@@ -506,21 +507,21 @@ def check(
 ) -> Verdict:
     """Judge a history: S1, S3, S4, S7, completeness and the bound on duplicates.
 
-    At least once, what is repeated lies at or beyond the last position that the log
-    had accepted before the claim that repeats it (PROTOCOL 6.1), so one takeover
+    At least once, repeated records lie at or beyond the last position that the log
+    had accepted before the claim that repeats them (PROTOCOL 6.1), so one takeover
     repeats no more than was handled since then.
 
     Args:
         history: All operations, in order.
-        delivery: The guarantee that was asked for.
-        ends: First and next offset of every key that all work is done of, in the
-            topic of its last claim; at least once, each record between them must
-            have been processed.
-        h_ms: The heartbeat interval. With it, hand-outs must be within the leases that
-            the process's own claims and heartbeats gave, which then have numbers
+        delivery: The guarantee of delivery.
+        ends: First and next offset of every key whose work is done, in the topic of
+            its last claim; at least once, each record between them must have been
+            processed.
+        h_ms: The heartbeat interval. With it, hand-outs must be within the leases of
+            the process's own claims and heartbeats, which must have numbers
             (PROTOCOL 5.2).
-        late_ms: How much later than its lease was looked at a hand-out may have been
-            noted; 0 where both are one.
+        late_ms: Maximum time between the check of the lease and the note of the
+            hand-out; 0 if they are one step.
     """
     is_amo = delivery is Delivery.AT_MOST_ONCE
     judge = OperationJudge(is_at_most_once=is_amo, h_ms=h_ms, late_ms=late_ms)

@@ -1,4 +1,4 @@
-"""What a seeded run comes to: a report, or a failure that says how to repeat it."""
+"""Outcomes of seeded runs: a report, or a failure with the way to repeat it."""
 
 import traceback
 from collections.abc import Mapping, Sequence
@@ -10,16 +10,16 @@ from simulator.checkers import HandOuts, LogWatcher, Violation
 
 TRANSCRIPT_TAIL = 60
 UNEXPECTED = "error"
-"""What is named as broken where a run raised anything but a ``Violation``."""
+"""The invariant of a run that raised an error other than a ``Violation``."""
 
 
 class RunFailed(AssertionError):
-    """A run broke an invariant; the message says how to repeat it.
+    """A run broke an invariant; the message shows how to repeat it.
 
     Attributes:
         seed: Repeats the run.
-        invariant: What was broken, such as ``S4`` or ``liveness``.
-        judge: What found it; see ``Violation``.
+        invariant: The broken invariant, such as ``S4`` or ``liveness``.
+        judge: The judge that found it; see ``Violation``.
         finding: What happened, in a line.
         transcript: Everything that happened, one line each.
     """
@@ -39,7 +39,7 @@ class RunFailed(AssertionError):
 
 
 def violation_of(error: Exception) -> Violation:
-    """Return what a run broke: of an unexpected error its last line, and where."""
+    """Return what a run broke; for an unexpected error, its last line and place."""
     if isinstance(error, Violation):
         return error
     line = traceback.format_exception_only(error)[-1].strip()
@@ -50,15 +50,15 @@ def violation_of(error: Exception) -> Violation:
 
 @attrs.frozen(kw_only=True)
 class Report:
-    """What a run that held did.
+    """The report of a run in which all invariants held.
 
     Attributes:
         seed: Its seed.
-        faults: The faults that existed.
-        virtual_ms: How long it took, on virtual time.
-        handed: Records handed out.
-        duplicates: How many of them had been handed out before.
-        claims: Claims and resumes that were accepted.
+        faults: The kinds of faults that existed.
+        virtual_ms: Duration in virtual time.
+        handed: Number of records handed out.
+        duplicates: Number of these that had been handed out before.
+        claims: Number of claims and resumes that were accepted.
         seen: How often each situation was reached, by name.
         transcript: Everything that happened, one line each.
     """
@@ -84,7 +84,7 @@ class Report:
         seen: Mapping[str, int],
         transcript: Sequence[str],
     ) -> "Report":
-        """Sum up a run by what judged it."""
+        """Sum up a run from its judges."""
         return cls(
             seed=seed,
             faults=tuple(faults),

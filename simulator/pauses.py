@@ -11,22 +11,22 @@ OVER_MS = 10**9
 
 
 class Pauses:
-    """Pauses one group, again and again, and ends what it has begun."""
+    """Pauses one group, again and again, and ends the pauses that it began."""
 
     def __init__(self, cluster: Cluster, watcher: LogWatcher, *, group_id: str) -> None:
-        """Begin with none."""
+        """Start without pauses."""
         self._cluster = cluster
         self._watcher = watcher
         self._group_id = group_id
         self._count = 0
 
     def begin(self, for_ms: int) -> None:
-        """Pause the group for so long."""
+        """Pause the group for a time."""
         self._count += 1
         self._write(for_ms, seq=1, operation=self._count)
 
     def end(self) -> None:
-        """End every pause that there was."""
+        """End every pause that was begun."""
         for operation in range(1, self._count + 1):
             self._write(-OVER_MS, seq=2, operation=operation)
 

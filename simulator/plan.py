@@ -1,8 +1,8 @@
-"""What a seed draws: a world, and everything that will go wrong in it, as data.
+"""The plan that a seed draws: a world, and all faults in it, as data.
 
-Faults are drawn before the run and know nothing of it: who is hit is an index
-into those who are there by then. So a run can be repeated with some of them left
-out, which is how a failure is shrunk.
+Faults are drawn before the run, independently of it: the process that a fault hits is
+an index into the processes that exist by then. So a run can be repeated without some of
+its faults, which is how a failure is shrunk.
 """
 
 import random
@@ -22,18 +22,19 @@ CHECKPOINT = "checkpoint"
 KEEP = "keep"
 RESET = "reset"
 KEPT = (CHECKPOINT, KEEP, "tear", RESET)
-"""What concerns kept states; drawn apart, so that the rest stays as it was drawn."""
+"""Faults of kept states; drawn separately, so that other faults stay as drawn."""
 DAMAGE_PRESENT = 1 / 8
 DAMAGE = "damage"
-"""Of the files that hosts keep; drawn apart from all, and it brings ``keep`` along."""
+"""Damage to the files that hosts keep; drawn separately, and implies ``keep``."""
 ABOVE_PRESENT = 1 / 8
 HALT_PRESENT = 1 / 25
 ABOVE = "above"
 LEVEL = "level"
 HALT = "halt"
 LEVELS = (ABOVE, LEVEL, HALT)
-"""What concerns feature levels: records above the one in force, Configs of others that
-all can follow or that are refused, and a last one that nobody can; drawn apart, too."""
+"""Faults of feature levels: records above the level in force, Configs of other levels
+that all can follow or that are refused, and a last one that no process can follow;
+drawn separately, too."""
 _FAULTS = (
     "delay",
     "late",
@@ -56,24 +57,24 @@ _FAULTS = (
     "drift",
 )
 FAULTS = (*_FAULTS, *KEPT, *LEVELS, DAMAGE)
-"""What may go wrong; a seed draws which of these exist in its world."""
+"""Kinds of faults; a seed draws which of these exist in its world."""
 TRUNCATE = "truncate"
-"""Goes wrong only when asked for: it takes back what rules rest on."""
+"""Only on request: logs lose records that were read, on which rules depend."""
 RECREATE = "recreate"
-"""Goes wrong only when asked for: it ends all work on what was written before."""
+"""Only on request: the data topic is replaced, which ends all work on old records."""
 POSITIONS = "positions"
-"""Goes wrong only when asked for: admins set positions, and die at it."""
+"""Only on request: admins set positions, and die during that."""
 FENCES = "fences"
-"""Goes wrong only when asked for: admins fence processes."""
+"""Only on request: admins fence processes."""
 SCHEDULES = "schedules"
-"""Goes wrong only when asked for: admins schedule pauses, and are gone then."""
+"""Only on request: admins schedule pauses, and are gone when these begin."""
 SEEKS = "seeks"
-"""Goes wrong only when asked for: members seek in their own claims."""
+"""Only on request: members seek in their own claims."""
 PLANS = "plans"
-"""Goes wrong only when asked for: the group follows Plans, and some are nonsense."""
+"""Only on request: the group follows Plans, and some are nonsense."""
 RESIZE = "resize"
-"""Goes wrong only when asked for: the number of coordinating partitions changes, and
-the admin that began it may die at each step."""
+"""Only on request: the number of coordinating partitions changes, and the admin that
+began the change may die at each step."""
 RESIZE_STEPS = (
     "add",
     "probe",
@@ -85,41 +86,41 @@ RESIZE_STEPS = (
     "first_final",
     "final",
 )
-"""What an admin does at that: a call that adds Kafka partitions, then records of these
+"""Steps of an admin's change: a call that adds Kafka partitions, then records of these
 kinds; the first fence and the first Final are those of partition 0."""
 RESIZE_COUNTS = {4: (8, 16), 8: (16, 4), 16: (8, 4)}
-"""To which number of coordinating partitions each number changes."""
+"""The numbers of coordinating partitions to which each number may change."""
 OF_ADMINS = (POSITIONS, FENCES, SCHEDULES)
 ASKED_APART = (*OF_ADMINS, SEEKS, PLANS, RESIZE)
-"""What is drawn apart, each kind for itself."""
+"""Kinds of faults that are drawn separately, each by itself."""
 GARBAGE_POLICY = "garbage-policy"
-"""Goes wrong only when asked for: policies advise nonsense, raise, or never return."""
+"""Only on request: policies advise nonsense, raise, or never return."""
 HANDOFFS = "handoffs"
-"""Goes wrong only when asked for: members warm up, late, never, or die at it."""
+"""Only on request: members warm up, late, never, or die during that."""
 STANDBYS = "standbys"
-"""Goes wrong only when asked for: members stand by for the keys of others."""
+"""Only on request: members stand by for the keys of others."""
 ASKED_FOR = (TRUNCATE, RECREATE, *ASKED_APART, GARBAGE_POLICY, HANDOFFS, STANDBYS)
 UNFIT_BESIDE_ADMINS = frozenset({RESET, LEVEL})
-"""What tools refuse to write while an operation is open (PROTOCOL 8.6), and what takes
-back the records of admins or their level."""
+"""Faults that tools refuse to write while an operation is open (PROTOCOL 8.6), or that
+take back the records of admins or their level."""
 UNFIT_BESIDE_RESIZE = frozenset({HALT})
-"""What ends everything, whatever is open."""
+"""Faults that end all work, even if a change is open."""
 CONDITIONS = frozenset({"drift", CHECKPOINT, GARBAGE_POLICY, HANDOFFS, STANDBYS})
-"""What is so all the time, rather than something that happens."""
+"""Kinds that are permanent conditions, not events."""
 
 
 @attrs.frozen(kw_only=True)
 class Fault:
-    """One thing that goes wrong.
+    """One fault.
 
     Attributes:
-        number: Names it, in its run.
-        at_ms: When it strikes, since the start; beyond the duration: once everything
-            has healed.
+        number: Identifies the fault in its run.
+        at_ms: Time at which it strikes, since the start; beyond the duration, it
+            strikes once everything has healed.
         kind: One of ``FAULTS`` or ``ASKED_FOR``.
-        for_ms: How long it lasts, where it lasts.
-        who: Who or what is hit: an index, modulo those who are there.
-        size: What else there is to know, 0 to 99: a chance, a direction.
+        for_ms: Duration of a fault that lasts.
+        who: The process or partition that is hit: an index, modulo those present.
+        size: Any other parameter, 0 to 99, such as a chance or a direction.
     """
 
     number: int
@@ -135,23 +136,23 @@ class Plan:
     """Everything that a seed decides before its run.
 
     Attributes:
-        seed: What it was drawn from.
+        seed: The seed that it was drawn from.
         h_ms: The heartbeat interval.
-        delivery: The guarantee that is asked for.
-        kinds: Faults that exist in this world.
-        faults: When they strike.
-        duration_ms: How long things go wrong.
+        delivery: The guarantee of delivery.
+        kinds: Kinds of faults that exist in this world.
+        faults: The faults, with the times at which they strike.
+        duration_ms: How long faults strike.
         coordinators: Number of coordinating partitions.
         partitions: Number of data partitions.
         clients: Number of clients at the start.
-        policy: Name of their policy.
-        poll_max: Most records of one poll.
-        depth_max: Most granted batches.
+        policy: Name of the clients' policy.
+        poll_max: Maximum number of records of one poll.
+        depth_max: Maximum number of granted batches.
         handling: How long applications take: quick, slow or long.
         gives_up_slow: Whether slow applications give partitions up.
-        latency_ms: Longest ordinary way to the log and back.
+        latency_ms: Maximum ordinary time to the log and back.
         drift_ppm: Largest drift of any clock.
-        ending: What is asked of the fleet at the end: kill or pause.
+        ending: The demand on the fleet at the end: kill or pause.
     """
 
     seed: int
@@ -179,17 +180,17 @@ class Plan:
 
     @property
     def after(self) -> tuple[Fault, ...]:
-        """The faults that strike then."""
+        """The faults that strike after everything is healed."""
         return tuple(each for each in self.faults if each.at_ms >= self.duration_ms)
 
     def keeping(self, numbers: Collection[int]) -> "Plan":
-        """Return the same world, where only these faults strike."""
+        """Return the same world with only these faults."""
         kept = tuple(fault for fault in self.faults if fault.number in numbers)
         return attrs.evolve(self, faults=kept)
 
 
 def chance(seed: int, purpose: str) -> random.Random:
-    """Return chance that depends on a seed and on what it is for, alone."""
+    """Return random numbers that depend only on a seed and a purpose."""
     return random.Random(f"{seed}/{purpose}")  # noqa: S311 - repeatable on purpose
 
 
@@ -205,10 +206,10 @@ def draw(
 
     Args:
         seed: Decides everything.
-        delivery: The guarantee asked for; drawn without it.
-        faults: What may go wrong, of ``FAULTS`` and ``ASKED_FOR``; drawn without it.
-        also: What may go wrong besides.
-        duration_ms: How long things go wrong.
+        delivery: The guarantee of delivery; None: drawn.
+        faults: Kinds of faults, of ``FAULTS`` and ``ASKED_FOR``; None: drawn.
+        also: Additional kinds of faults.
+        duration_ms: How long faults strike.
     """
     rng = chance(seed, "world")
     h_ms = rng.choice([5_000, 10_000, 20_000, 30_000])
@@ -219,7 +220,7 @@ def draw(
     kinds = (*lot, *apart) if faults is None else tuple(faults)
     kinds = (*kinds, *(each for each in also if each not in kinds))
     if not set(ASKED_APART).difference({RESIZE}).isdisjoint(kinds):
-        # Beside seeks and plans alone they stay where they are asked for.
+        # With seeks and plans, but no admins, they stay if requested.
         asked = also if set(OF_ADMINS).isdisjoint(kinds) else ()
         unfit = UNFIT_BESIDE_ADMINS.difference(asked)
         kinds = tuple(each for each in kinds if each not in unfit)
@@ -246,13 +247,13 @@ def draw(
 
 
 def _draw_size(seed: int, kinds: tuple[str, ...], rng: random.Random) -> dict[str, int]:
-    """Draw the numbers of partitions: several of them where positions are set."""
+    """Draw the numbers of partitions: several if positions are set."""
     size = {"coordinators": rng.choice([1, 1, 2, 3]), "partitions": rng.randint(1, 4)}
     if RESIZE in kinds:
         apart = chance(seed, "resize sizes")
         return {"coordinators": 4, "partitions": apart.randint(3, 6)}
     if POSITIONS not in kinds:
-        # Alone, a key has nobody to be handed to.
+        # With handoffs, at least two keys: a single key is never handed off.
         return {**size, "partitions": size["partitions"] + (HANDOFFS in kinds)}
     apart = chance(seed, "position sizes")
     return {
@@ -278,7 +279,7 @@ def _draw_faults(
     ]
     for name in ASKED_APART:
         if name in striking:
-            # An operation takes some intervals: most of them have time to end.
+            # An operation takes some intervals; most have time to end.
             factor = 4 if name == RESIZE else 2
             faults += times(chance(seed, name), [name], h_ms=factor * h_ms)
     if HALT in striking:
@@ -289,7 +290,7 @@ def _draw_faults(
 
 
 def _draw_levels(seed: int) -> tuple[str, ...]:
-    """Draw what there is of feature levels."""
+    """Draw the faults of feature levels."""
     rng = chance(seed, "level kinds")
     has_above, has_halt = rng.random() < ABOVE_PRESENT, rng.random() < HALT_PRESENT
     has_level = rng.random() < PRESENT and (has_above or has_halt)
@@ -298,14 +299,14 @@ def _draw_levels(seed: int) -> tuple[str, ...]:
 
 
 def _draw_damage(seed: int, kept: tuple[str, ...]) -> tuple[str, ...]:
-    """Draw whether files get damaged: something must be kept for that."""
+    """Draw whether files get damaged; that requires ``keep``."""
     if chance(seed, "damage kinds").random() >= DAMAGE_PRESENT:
         return ()
     return (DAMAGE,) if KEEP in kept else (KEEP, DAMAGE)
 
 
 def _draw_halt(rng: random.Random, duration_ms: int) -> Fault:
-    """Draw the Config that nobody can follow: late, or once everything has healed."""
+    """Draw the Config that none can follow: late, or once everything has healed."""
     late_ms = duration_ms - 1 - int(rng.random() * duration_ms / 2)
     at_ms = duration_ms if rng.random() < PRESENT else late_ms
     return Fault(
@@ -319,7 +320,7 @@ def _draw_halt(rng: random.Random, duration_ms: int) -> Fault:
 
 
 def _draw_kept(seed: int) -> tuple[str, ...]:
-    """Draw what there is of kept states; the rest of it rests on checkpoints."""
+    """Draw the faults of kept states; all others of them depend on checkpoints."""
     rng = chance(seed, "kept kinds")
     if rng.random() >= KEPT_PRESENT:
         return ()
@@ -334,7 +335,7 @@ def _draw_kept(seed: int) -> tuple[str, ...]:
 def _draw_times(
     rng: random.Random, striking: Sequence[str], *, h_ms: int, duration_ms: int
 ) -> tuple[Fault, ...]:
-    # Some worlds are left in peace for long, in others troubles come together.
+    # In some worlds faults are rare, in others they come together.
     every_ms = rng.choice([h_ms // 2, h_ms, 2 * h_ms, 4 * h_ms])
     faults: list[Fault] = []
     at_ms = rng.randint(0, 2 * h_ms)
@@ -364,7 +365,7 @@ def can_plan(seed: int, start: int) -> bool:
     """Draw whether a process may plan.
 
     Args:
-        seed: Of the run.
+        seed: Seed of the run.
         start: Number of the process.
     """
     kind = chance(seed, "planners").random()

@@ -1,6 +1,6 @@
-"""Groups that follow Plans, and what writes nonsense as such (PROTOCOL 9.2).
+"""Groups that follow Plans, with nonsensical Plans in between (PROTOCOL 9.2).
 
-Some processes may not plan; in some worlds none may. Somebody outside writes Plans of
+Some processes may not plan; in some worlds none may. An outside writer writes Plans of
 random members, of earlier generations and without their last slices, and settings that
 turn planning off and on again.
 """
@@ -44,7 +44,7 @@ def nonsense(
     """Return the next Plan of the group, of any members for any keys.
 
     Args:
-        rng: Draws it.
+        rng: Draws the Plan.
         clients: Members of the group.
         home: The group's home.
         partitions: Number of data partitions.
@@ -79,10 +79,10 @@ def nonsense(
 
 
 class Plans:
-    """Has a group follow Plans, and writes nonsense among them."""
+    """Lets a group follow Plans, and writes nonsensical Plans in between."""
 
     def __init__(self, world: World, fleet: Fleet) -> None:
-        """Ask for Plans from the start, if this world has them."""
+        """Turn planning on from the start, if this world has Plans."""
         self._world = world
         self._fleet = fleet
         self._seqs = count(1)
@@ -141,7 +141,7 @@ class Plans:
         self._world.trace(f"somebody writes a plan: {kind}")
 
     def on_fold(self, folded: Folded) -> None:
-        """Count what becomes of Plans."""
+        """Count the effects of Plans."""
         transition, note = folded.transition, self._world.coverage.note
         record = transition.record
         if not isinstance(record, Plan) or record.client_id == ADMIN.client_id:
@@ -149,7 +149,7 @@ class Plans:
         note("planned" if transition.effect else "plan_overtaken")
 
     def heal(self) -> None:
-        """Have the group follow Plans from now on."""
+        """Let the group follow Plans from now on."""
         if PLANS in self._world.plan.kinds:
             self.ask()
 

@@ -20,12 +20,12 @@ OF_OPERATION = (ReleaseGroup, StagePosition, DecidePosition, ResolvePosition)
 
 @attrs.define(eq=False)
 class Asked:
-    """A set position that an admin was asked for, and what the log shows of it.
+    """A set position that was requested of an admin, and its effects in the log.
 
     Attributes:
         targets: The positions to set.
         locked: Keys that it has locked.
-        moved: Keys that it has moved, with the position before that.
+        moved: Keys that it has moved, with their earlier positions.
         kept: Keys that it had locked and did not move.
         has_lost: Whether a log has lost a record of it, so that it may be mixed (8.6).
     """
@@ -38,7 +38,7 @@ class Asked:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some keys moved and others never will, though nothing was lost."""
+        """Whether some keys moved and others never will, without a lost record."""
         if self.has_lost:
             return False
         if self.moved and self.kept:
@@ -55,15 +55,15 @@ class PositionJudge:
     """
 
     def __init__(self) -> None:
-        """Start without any."""
+        """Start without operations."""
         self.operations: dict[bytes, Asked] = {}
 
     def ask(self, op_id: bytes, targets: Mapping[Key, int]) -> None:
-        """Take what an admin was asked for; more than once if it is repeated."""
+        """Add an operation that was requested of an admin; repeats change nothing."""
         self.operations.setdefault(op_id, Asked(targets))
 
     def on_lost(self, record: object) -> None:
-        """Take a record that a log has lost."""
+        """Record that a log has lost a record."""
         if isinstance(record, OF_OPERATION) and record.op_id in self.operations:
             self.operations[record.op_id].has_lost = True
 
@@ -103,7 +103,7 @@ class PositionJudge:
 
 
 def unresolved_in(worlds: Iterable[WorldState]) -> list[str]:
-    """Return what keeps a group from going on: locks, and unresolved commits."""
+    """Return what keeps a group from continuing: locks, and unresolved commits."""
     found = []
     for world in worlds:
         found += [f"locks of {name_of(op_id.hex())!r}" for _, op_id in world.locked]

@@ -1,8 +1,8 @@
-"""Admins that set positions of a running group, and die at it (PROTOCOL 8.3 to 8.6).
+"""Admins that set positions of a running group, and may die (PROTOCOL 8.3 to 8.6).
 
-Each is the production operation, as one process of the world: it reads the log, is
-slow at times, and may be killed before any of its records. What it leaves, members
-finish, or another admin with its plan, or without.
+Each admin is the production operation, as one process of the world: it reads the log,
+is slow at times, and may be killed before any of its records. Members finish an
+operation that it leaves, or another admin does, with its plan or without.
 """
 
 import random
@@ -49,7 +49,7 @@ DIES, DIES_IN_TIME, FALLS_ASLEEP = 0.6, 0.1, 0.02
 NAMED, REPROCESSES = 0.7, 0.8
 PAUSE_HS_MAX = 4
 ENDS_HS_MAX = 80
-"""No admin that lives takes longer, in intervals."""
+"""Maximum time that a live admin may take, in heartbeat intervals."""
 DIED: Mapping[type, str] = {
     StagePosition: "admin_died_staging",
     DecidePosition: "admin_died_deciding",
@@ -59,7 +59,7 @@ DIED_BEFORE = "admin_died_pausing"
 
 
 class _Named(Sender):
-    """A sender with an incarnation that repeats with its seed."""
+    """A sender whose incarnation and op_ids are drawn from a seed."""
 
     def __init__(self, admin: "Admin") -> None:
         super().__init__(admin.name)
@@ -67,7 +67,7 @@ class _Named(Sender):
         self._incarnation, self._rng = admin.incarnation, admin.rng
 
     def new_op_id(self) -> bytes:
-        """Return the name of an operation that begins."""
+        """Return the op_id of a new operation."""
         return self._rng.randbytes(OP_ID_BYTES)
 
 
@@ -77,13 +77,13 @@ class Admin:
 
     Attributes:
         name: Its name, unique for ever.
-        rng: Its own chance.
+        rng: Its own random numbers.
         for_ms: Length of its pauses; it never sleeps for longer than two of them.
-        op_id: The operation that it works on, in hex; none if it begins one.
-        records_max: It dies before it sends more; None if it does not.
-        incarnation: Names its process in the log, once that has begun.
+        op_id: The operation that it works on, in hex; empty if it begins one.
+        records_max: Number of records after which it dies; None if it does not.
+        incarnation: Incarnation of its process in the log, once it has begun.
         program: The process.
-        died_before: The kind of record that it died before, if it did.
+        died_before: The kind of record before which it died, if it did.
     """
 
     name: str
@@ -98,11 +98,11 @@ class Admin:
 
 @attrs.frozen(kw_only=True)
 class Tools:
-    """What the process of an admin works with.
+    """The tools of an admin's process.
 
     Attributes:
         follower: Follows the log, which it has read to its end.
-        follow_again: Returns a follower of all Kafka partitions that there are now.
+        follow_again: Returns a follower of all present Kafka partitions.
         clock: Its local time.
         sender: The sender of its records.
         config: The Config of coordinating partition 0.
@@ -178,9 +178,9 @@ def begin(
     """Start the process of an admin, which reads the log to its end first.
 
     Args:
-        admin: What was drawn of it.
-        work: What it does.
-        loop: What it takes turns with.
+        admin: The admin as drawn.
+        work: Its operation.
+        loop: The loop with which it takes turns.
         cluster: The cluster in memory.
         on_append: Called before each record; may raise ``Killed``.
         on_end: Called once it has ended.
@@ -191,7 +191,7 @@ def begin(
     clock = cluster.clock.view(offset_ms=rng.randint(0, 10**6))
 
     def wait(timeout_ms: int) -> None:
-        """Wait for the log; a process is called late at times, or very late."""
+        """Wait for the log; at times a process is called late, or very late."""
         on_wait()
         for_ms = rng.randint(1, max(timeout_ms, h_ms // 20))
         if rng.random() < FALLS_ASLEEP:
@@ -218,7 +218,7 @@ def begin(
         config = follower.replicas[0].world.config
         assert config is not None
         if config.partition_count > len(follower.replicas):
-            # The count has grown since the log was opened.
+            # The partition count has grown since the log was opened.
             follower = follow()
             follower.catch_up(2 * h_ms)
         tools = Tools(
@@ -254,7 +254,7 @@ class Processes:
 
 
 class Admins(Processes):
-    """Has admins set positions of the group, as faults of a plan."""
+    """Lets admins set positions of the group, as faults of a plan."""
 
     def __init__(self, world: World, fleet: Fleet) -> None:
         """Start without any."""
@@ -265,13 +265,13 @@ class Admins(Processes):
 
     @property
     def pause_ms_max(self) -> int:
-        """The longest pause of any."""
+        """The longest pause of any admin."""
         return PAUSE_HS_MAX * self._world.plan.h_ms
 
     # --- what an admin is asked for
 
     def strike(self, fault: Fault) -> None:
-        """Start an admin: on a plan of its own, or on what another one left."""
+        """Start an admin with its own plan, or with an operation that another left."""
         world = self._world
         if world.topic_id is None:
             return
@@ -312,7 +312,7 @@ class Admins(Processes):
         self._world.positions.ask(bytes.fromhex(plan.op_id), targets_of(plan))
 
     def _lose_home(self, fault: Fault) -> None:
-        """Have the home of the group take no records for a while."""
+        """Make the home of the group accept no records for a while."""
         world = self._world
         home = world.home
         window = Window("mute", None, 1.0, home)
@@ -322,7 +322,7 @@ class Admins(Processes):
         world.trace(f"nothing reaches {home}, the home, for {fault.for_ms} ms")
 
     def _let_lag(self, fault: Fault) -> None:
-        """Have a member read one coordinating partition late, and the others not."""
+        """Make a member read one coordinating partition late, but not the others."""
         world, apps = self._world, self._fleet.apps
         if not apps:
             return
@@ -334,7 +334,7 @@ class Admins(Processes):
         world.trace(f"{app.name} reads {number} {fault.for_ms} ms late")
 
     def heal(self) -> None:
-        """Let nobody read late."""
+        """End all delays of reading."""
         for app in self._fleet.apps:
             app.node.log.lags_ms.clear()
 
@@ -392,7 +392,7 @@ class Admins(Processes):
         resolution.finish(2 * self._world.plan.h_ms)
 
     def _undo(self, admin: Admin, tools: Tools, *, undone: str) -> None:
-        """Undo an operation: its plan has exactly what was there before it."""
+        """Undo an operation; the plan must have exactly the positions before it."""
         plan = plan_undo(
             tools.follower.worlds,
             group_id=GROUP,

@@ -1,9 +1,9 @@
-"""What processes have read of Configs that a log may lose (PROTOCOL 10.9).
+"""Tracks which Configs processes have read, if logs may lose them (PROTOCOL 10.9).
 
-A claim may get a token below an earlier one of its key where all logs have lost the
-Config of that one, or its own has, and its sender had not read it when it sent the
-claim; or where that Config came with a fence that partition 0 lost before any other
-partition had it. No other claim may.
+A claim may get a lower token than an earlier claim of its key in two cases. Either all
+logs, or the log of the claim, have lost the Config of the earlier claim, and the sender
+had not read that Config when it sent the claim. Or the Config came with a fence that
+partition 0 lost before any other partition had it. No other claim may.
 """
 
 from collections.abc import Iterable
@@ -17,17 +17,17 @@ from simulator.node import Node
 
 
 class Readings:
-    """The newest era that each process has read, and that it claims by."""
+    """The newest era that each process has read, and had read at each claim."""
 
     def __init__(self) -> None:
         """Start with nothing read."""
         self._read: dict[bytes, int] = {}
         self._claims: dict[tuple[bytes, int], int] = {}
-        # Of fences that partition 0 has lost, and no other partition has.
+        # Eras of fences that partition 0 has lost, and no other partition has.
         self._unbegun: set[int] = set()
 
     def on_lost(self, record: object, others: Iterable[WorldState]) -> None:
-        """Take a record that partition 0 has lost.
+        """Note a record that partition 0 has lost.
 
         Args:
             record: The record.
@@ -41,7 +41,7 @@ class Readings:
             self._unbegun.add(config.era)
 
     def on_step(self, node: Node) -> None:
-        """Take what a process has read; nothing counts before it is ready."""
+        """Note the newest era that a process has read, once it is ready."""
         if not node.engine.is_ready:
             return
         name, replicas = node.owner.incarnation, node.engine.context.replicas
@@ -50,7 +50,7 @@ class Readings:
         self._read[name] = max([self._read.get(name, 0), *eras])
 
     def on_append(self, node: Node, value: bytes) -> None:
-        """Take a record that a process sends."""
+        """Note the era that a process has read when it sends a claim."""
         record = decode(value)
         if isinstance(record, ClaimingPartition):
             self.on_step(node)
@@ -58,7 +58,7 @@ class Readings:
             self._claims[name, record.seq] = self._read.get(name, 0)
 
     def is_excused(self, transition: Transition, latest: Token | None) -> bool:
-        """Return whether the sender of a claim cannot know of a token's Config."""
+        """Return whether the sender of a claim cannot know the Config of a token."""
         record = transition.record
         if latest is None or not isinstance(record, ClaimingPartition):
             return False

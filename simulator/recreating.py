@@ -10,11 +10,11 @@ from simulator.world import World
 PERCENT = 100
 GAP_PARTS = 4
 RECORDS = (0, 5, 40)
-"""How many records the next topic has at once: less or more than the last one."""
+"""Initial numbers of records of the next topic: fewer or more than the last one's."""
 
 
 class Recreations:
-    """Replaces the data topic by another one of its name."""
+    """Replaces the data topic by a new topic of its name."""
 
     def __init__(self, world: World, fleet: Fleet) -> None:
         """Start with the topic that the world was made with."""
@@ -39,7 +39,7 @@ class Recreations:
             world.loop.at(at_ms, partial(self._create, count))
 
     def heal(self) -> None:
-        """Create the topic, if it is not there."""
+        """Create the topic if it does not exist."""
         self._create(0)
 
     def _create(self, count: int) -> None:

@@ -1,8 +1,9 @@
-"""Admins that change the number of coordinating partitions, and die at it.
+"""Admins that change the number of coordinating partitions, and may die.
 
-Each is the production operation, as one process of the world. It is killed before or
-after one of its steps: the call that adds Kafka partitions, or any of its records. What
-it leaves, members complete, or another admin with the same number (PROTOCOL 10).
+Each admin is the production operation, as one process of the world. It is killed before
+or after one of its steps: the call that adds Kafka partitions, or any of its records.
+Members complete a change that it leaves, or another admin with the same number does
+(PROTOCOL 10).
 """
 
 import random
@@ -48,7 +49,7 @@ from simulator.world import World
 CONTINUES = 0.5
 LOSES_PROBES = 0.5
 LATER = (1, 1, 1, 2, 3, 5)
-"""Which of the steps of one kind an admin dies at."""
+"""The step of its kind, counted from 1, at which an admin may die."""
 ONCE = frozenset({"add", "first_fence", "first_final"})
 """Steps that an admin takes once."""
 GROUPS = ("h1", "h2", "h3", "h4")
@@ -59,7 +60,7 @@ FIRST = "first_"
 DEATHS = tuple((step, is_after) for step in RESIZE_STEPS for is_after in (False, True))
 """When an admin may die: before or after a step of each kind."""
 LIVES = 2
-"""As much more of a chance that it does not."""
+"""Additional draws, besides the deaths, with which an admin lives."""
 STEP_OF: dict[type, str] = {
     Member: PROBE,
     LayoutFence: FENCE,
@@ -72,12 +73,12 @@ STEP_OF: dict[type, str] = {
 
 @attrs.frozen
 class Death:
-    """When an admin dies.
+    """The moment at which an admin dies.
 
     Attributes:
-        step: At which of ``RESIZE_STEPS``.
-        number: At which of its own of that kind, from 1.
-        is_after: Whether it has just done it, and learns nothing of that.
+        step: Kind of the step, of ``RESIZE_STEPS``.
+        number: Number of the admin's step of that kind, from 1.
+        is_after: Whether it dies right after the step, before it reads the outcome.
     """
 
     step: str
@@ -86,12 +87,12 @@ class Death:
 
     @property
     def name(self) -> str:
-        """What it is counted as."""
+        """The name of the situation to count."""
         return f"died_{'after' if self.is_after else 'before'}_{self.step}"
 
     @property
     def is_early(self) -> bool:
-        """Whether it comes before the commit point: the change is given up."""
+        """Whether it is before the commit point, so that the change is given up."""
         before = RESIZE_STEPS.index(self.step) < RESIZE_STEPS.index(FIRST + FENCE)
         return before or (self.step == FIRST + FENCE and not self.is_after)
 
@@ -115,11 +116,11 @@ class Mortal:
     """Counts the steps of one admin, and kills it at one of them."""
 
     def __init__(self, death: Death | None, *, begun: set[bytes]) -> None:
-        """Let it live until then.
+        """Let the admin live until its death.
 
         Args:
-            death: When it dies, if it does.
-            begun: Operations whose first fence was written, of all admins.
+            death: The moment of its death, None if it lives.
+            begun: Operations of all admins whose first fence was written.
         """
         self.has_died = False
         self._death = death
@@ -128,10 +129,10 @@ class Mortal:
         self._is_dying = False
 
     def on_append(self, partition: int, value: bytes) -> None:
-        """Take a record that is about to be written.
+        """Count a record that is about to be written.
 
         Raises:
-            Killed: It dies first.
+            Killed: The admin dies before the record is written.
         """
         record = decode(value)
         name = STEP_OF[type(record)]
@@ -143,33 +144,33 @@ class Mortal:
         self.before(name)
         if isinstance(record, LayoutFence):
             self._begun.add(record.op_id)
-        # It writes this one, and dies before it does anything else.
+        # The admin writes this record, and dies before it does anything else.
         self._is_dying = self._is_at(name, is_after=True)
 
     def before(self, name: str) -> None:
-        """Die before a step, if it is the one.
+        """Die before a step, if the plan says so.
 
         Raises:
-            Killed: It is, or the step before was.
+            Killed: The admin dies before this step, or after the previous one.
         """
         self._counts[name] += 1
         if self._is_dying or self._is_at(name, is_after=False):
             self._die()
 
     def after(self, name: str) -> None:
-        """Die after a step, if it is the one.
+        """Die after a step, if the plan says so.
 
         Raises:
-            Killed: It is.
+            Killed: The admin dies after this step.
         """
         if self._is_at(name, is_after=True):
             self._die()
 
     def on_wait(self) -> None:
-        """Die instead of waiting for what it has written.
+        """Die instead of waiting for a record just written, if the plan says so.
 
         Raises:
-            Killed: It does.
+            Killed: The admin dies.
         """
         if self._is_dying:
             self._die()
@@ -188,12 +189,12 @@ class Tool(Resizing):
     def __init__(
         self, tools: Tools, mortal: Mortal, *, add: Callable[[int], None]
     ) -> None:
-        """Take the follower of an admin that has read the log to its end.
+        """Start with the tools of an admin that has read the log to its end.
 
         Args:
-            tools: Those of its process.
-            mortal: What kills it.
-            add: Makes the Kafka partitions as many.
+            tools: The tools of the admin's process.
+            mortal: Kills the admin.
+            add: Adds Kafka partitions up to a count.
         """
         self._sender, self._clock = tools.sender, tools.clock
         self._timeout_ms = 2 * tools.config.heartbeat_interval_ms
@@ -217,7 +218,7 @@ class Tool(Resizing):
 
 
 def add_partitions(cluster: Cluster, count: int) -> None:
-    """Make the Kafka partitions of the log as many; each has a leader of its own."""
+    """Add Kafka partitions to the log up to a count; each has its own leader."""
     kafka = cluster.kafka
     there = len(kafka.topic(COORDINATION_TOPIC).partitions)
     if there < count:
@@ -227,7 +228,7 @@ def add_partitions(cluster: Cluster, count: int) -> None:
 
 
 def fill(cluster: Cluster, *, count: int) -> None:
-    """Write what no member needs to move: settings and free keys of other groups."""
+    """Write state without members that must move: settings and keys of other groups."""
     for number, group_id in enumerate(GROUPS):
         sender: dict[str, Any] = {
             "client_id": ADMIN.client_id,
@@ -274,13 +275,13 @@ def _write_free(
 
 
 class ChangeJudge:
-    """Judges what becomes of each change: completed, or given up with nothing left.
+    """Judges that each change is completed, or given up without a trace.
 
     Attributes:
         may_lose: Whether logs may lose records that were read (PROTOCOL 10.9).
         begun: Operations whose first fence was written.
-        committed: Those that partition 0 has accepted.
-        ended: Those that it has ended.
+        committed: Operations that partition 0 has accepted.
+        ended: Operations that partition 0 has ended.
     """
 
     def __init__(self, watcher: LogWatcher) -> None:
@@ -315,17 +316,17 @@ class ChangeJudge:
             return False
         if not self.may_lose:
             return self.committed == self.ended
-        # What is lost before others follow it was never begun.
+        # A change that is lost before another partition has it never began.
         used = worlds[: used_count(worlds[0])]
         generations = {each.config and each.config.generation for each in used}
         return len(generations) == 1 and None not in generations
 
 
 class ResizeAdmins(Processes):
-    """Has admins change the number of coordinating partitions of any world.
+    """Lets admins change the number of coordinating partitions of any world.
 
     Attributes:
-        changes: What becomes of them.
+        changes: Judges the changes.
     """
 
     def __init__(
@@ -344,7 +345,7 @@ class ResizeAdmins(Processes):
         self.changes = ChangeJudge(world.watcher)
 
     def __repr__(self) -> str:
-        """Return what is open where."""
+        """Return the open changes, by partition."""
         states = self._base.watcher.worlds
         return str({s.partition: s.layout for s in states if s.layout is not None})
 
@@ -353,7 +354,7 @@ class ResizeAdmins(Processes):
         return self.changes.are_over() and self.are_done()
 
     def change_again(self, rng: random.Random) -> None:
-        """Begin a change that nobody interrupts."""
+        """Begin a change that no fault interrupts."""
         self.begin("resizer", rng)
 
     def begin(
@@ -408,15 +409,15 @@ class ResizeAdmins(Processes):
             self._note("resize_refused")
 
     def _lose_probes(self, gone: Admin) -> None:
-        """Delete what was read of partitions that no change has brought into use."""
+        """Delete records that were read in partitions that no change put into use."""
         if self.changes.may_lose:
-            return  # what a log loses at both ends, nobody knows
+            return  # a log that is cut at both ends cannot be recovered
         others = (each.program for each in self._admins if each is not gone)
         if not all(each is None or each.is_done for each in others):
-            return  # it would be the probe of a change that goes on
+            return  # it could be the probe of a change that continues
         cluster, worlds = self._base.cluster, self._base.watcher.worlds
         first = worlds[0].config
-        # The members complete a change whose admin is gone, and need its probes.
+        # Members complete a change whose admin is gone, and need its probes.
         used = 0 if first is None else first.partition_count
         for state in worlds[used:]:
             log = cluster.kafka.log(cluster.place(state.partition))
@@ -426,7 +427,7 @@ class ResizeAdmins(Processes):
                 self._note("probes_lost")
 
     def _on_refusal(self, error: MarshalError) -> None:
-        """Judge why an admin gives up.
+        """Judge the error with which an admin gives up.
 
         Raises:
             Violation: Partitions have two changes of one generation.
@@ -436,7 +437,7 @@ class ResizeAdmins(Processes):
 
 
 class Resizes(ResizeAdmins):
-    """Has admins change the number of coordinating partitions, as faults of a plan."""
+    """Lets admins change the number of coordinating partitions, as faults of a plan."""
 
     def __init__(self, world: World) -> None:
         """Start without any."""
@@ -448,10 +449,10 @@ class Resizes(ResizeAdmins):
             fill(world.cluster, count=world.plan.coordinators)
 
     def on_fold(self, folded: Folded) -> None:
-        """Judge changes, and count what becomes of keys that move.
+        """Judge changes, and count the situations of keys that move.
 
         Raises:
-            Violation: A change does what it must not.
+            Violation: A change breaks a rule.
         """
         transition, note = folded.transition, self._note
         record = transition.record
@@ -482,7 +483,7 @@ class Resizes(ResizeAdmins):
         )
 
     def _on_refusal(self, error: MarshalError) -> None:
-        """Judge it where no log goes back: there two changes may have a generation."""
+        """Judge the error unless logs go back: then changes may share a generation."""
         if not self._world.is_truncating:
             super()._on_refusal(error)
 

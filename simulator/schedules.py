@@ -1,4 +1,4 @@
-"""Admins that schedule pauses, which begin without them (PROTOCOL 4.14)."""
+"""Admins that schedule pauses, which begin after the admins are gone (4.14)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -35,10 +35,10 @@ class ScheduleJudge:
 
     Attributes:
         note: Counts a situation.
-        due: Begin and end of the pauses that are scheduled, by op_id.
-        scoped: Begin and end of the pauses of some partitions, by op_id.
-        waiting: Those of them that were due during another pause.
-        lasting: The pause after the last record, if any.
+        due: Begin and end of the scheduled pauses, by op_id.
+        scoped: Begin and end of the pauses with a scope, by op_id.
+        waiting: Scheduled pauses that were due during another pause.
+        lasting: The active pause after the last record, if any.
     """
 
     note: Callable[[str], None]
@@ -48,7 +48,7 @@ class ScheduleJudge:
     lasting: Pause | None = None
 
     def take(self, folded: Folded, state: WorldState) -> None:
-        """Judge a transition, with the state behind its record.
+        """Judge a transition, with the state after its record.
 
         Raises:
             Violation: A pause lasts too long, begins at a wrong time, or outlives a
@@ -78,7 +78,7 @@ class ScheduleJudge:
                 raise Violation("4.14", text)
 
     def _judge_scoped(self, state: WorldState) -> None:
-        """4.15: pauses of some partitions wait for nothing, and end in time."""
+        """4.15: demand that pauses with a scope do not wait, and end in time."""
         now_ms, group = state.append_time_ms, state.groups.get(GROUP)
         lasting = {} if group is None else {each.op_id: each for each in group.scoped}
         for each in lasting.values():
@@ -119,7 +119,7 @@ class ScheduleJudge:
             self.note("schedule_refused")
 
     def _on_fence(self, state: WorldState) -> None:
-        """10.2: a change of the count ends all pauses, also scheduled ones."""
+        """10.2: demand that a fence ends all pauses, also scheduled ones."""
         group = state.groups.get(GROUP)
         if group is not None and (group.pauses or group.scheduled):
             raise Violation("10.2", f"a fence leaves {group.pauses}, {group.scheduled}")
@@ -135,7 +135,7 @@ class ScheduleJudge:
 
 
 class Schedules:
-    """Has admins schedule, repeat and cancel pauses, as faults of a plan."""
+    """Lets admins schedule, repeat and cancel pauses, as faults of a plan."""
 
     def __init__(self, world: World) -> None:
         """Start without any."""
@@ -144,7 +144,7 @@ class Schedules:
         self._judges: dict[int, ScheduleJudge] = {}
 
     def strike(self, fault: Fault) -> None:
-        """Schedule a pause or two, repeat what was scheduled, or cancel it."""
+        """Schedule one or two pauses, or repeat or cancel a scheduled one."""
         rng = chance(self._world.plan.seed, f"schedules/{fault.number}")
         luck, numbers = rng.random(), list(self._numbers())
         if self._records and luck < CANCELS:
@@ -199,7 +199,7 @@ class Schedules:
             self._cancel(record)
 
     def on_fold(self, folded: Folded) -> None:
-        """Judge what a record did."""
+        """Judge the effect of a record."""
         world = self._world
         if self._records and world.is_judged and not world.is_truncating:
             state = world.watcher.worlds[folded.partition]

@@ -29,11 +29,11 @@ class Sought:
 
 
 class Seeks:
-    """Has members seek back and forward, and watches their seeks end.
+    """Lets members seek back and forward, and watches the ends of their seeks.
 
     Attributes:
-        sought: Incarnations of processes that have sought: what they had sent before
-            must not be written once more, which only late appends may do.
+        sought: Incarnations of processes that have sought. Faults must not write copies
+            of their earlier records; only late appends may.
     """
 
     def __init__(self, world: World, fleet: Fleet) -> None:
@@ -41,13 +41,13 @@ class Seeks:
         self._world = world
         self._fleet = fleet
         self._open: list[Sought] = []
-        # Processes that have sought, and not handed out anything of the key since.
+        # Processes that have sought in a key and handed out no record of it since.
         self._last: dict[Key, Owner] = {}
         self.sought: set[bytes] = set()
         fleet.after_step = self._after_step
 
     def strike(self, fault: Fault) -> None:
-        """Have the application of an owner seek in a partition that it holds."""
+        """Let the application of an owner seek in a partition that it holds."""
         world, plan = self._world, self._world.plan
         rng = chance(plan.seed, f"seeks/{fault.number}")
         found = [
@@ -60,7 +60,7 @@ class Seeks:
             return
         app, key = found[fault.who % len(found)]
         if world.topic_id is None:
-            return  # nobody knows its end
+            return  # the topic does not exist, so its end is unknown
         if plan.delivery is Delivery.AT_MOST_ONCE:
             self._require_refusal(app, key)
             return
@@ -70,7 +70,7 @@ class Seeks:
         self._seek(app, key, _offset(rng, position, end))
 
     def on_fold(self, folded: Folded) -> None:
-        """Count what becomes of keys in which owners have sought."""
+        """Count the situations of keys in which owners have sought."""
         transition, note = folded.transition, self._world.coverage.note
         key, record = transition.key, transition.record
         if key is None or key not in self._last or not transition.effect:
@@ -87,7 +87,7 @@ class Seeks:
     # --- processes
 
     def _apps(self) -> list[App]:
-        """Return the processes whose applications can call something now."""
+        """Return the processes whose applications can make a call now."""
         return [
             app
             for app in self._fleet.apps
@@ -95,7 +95,7 @@ class Seeks:
         ]
 
     def _require_refusal(self, app: App, key: Key) -> None:
-        """At most once a seek is refused, back and forward, and changes nothing."""
+        """Demand that a seek at most once is refused, and changes nothing."""
         assert app.node.consumer is not None
         for offset in (0, self._world.cluster.kafka.log(key.topic_partition).end):
             try:
@@ -103,12 +103,12 @@ class Seeks:
             except InvalidTransition:
                 self._world.coverage.note("seek_refused")
             except MarshalError:
-                return  # it has failed, or its claim is over
+                return  # the process has failed, or its claim is over
             else:
                 raise Violation("6.6", f"{app.name} seeks at most once in {key}")
 
     def _seek(self, app: App, key: Key, offset: int) -> None:
-        """Seek; the log confirms it later, and the application goes on."""
+        """Seek; the log confirms the seek later, and the application continues."""
         world, holding = self._world, app.node.held[key]
         before, token = holding.position or 0, holding.claim.token
         count = holding.seek_count
@@ -127,7 +127,7 @@ class Seeks:
         world.coverage.note("sought_back" if offset < before else "sought_forward")
         if any(each.active_pause(GROUP) for each in world.watcher.worlds):
             world.coverage.note("sought_while_paused")
-        # What it has of the key it can no longer commit.
+        # It can no longer commit the records of the key that it has.
         place = key.topic_partition
         app.hand = [
             each for each in app.hand if (each[0].topic, each[0].partition) != place
@@ -137,7 +137,7 @@ class Seeks:
         self._last[key] = app.node.owner
 
     def _after_step(self, app: App) -> None:
-        """Find the seeks of a process that the log has confirmed in its last step."""
+        """Find the seeks of a process that were confirmed in its last step."""
         for each in [each for each in self._open if each.app is app]:
             claim = each.holding.claim
             if claim.ending is not None:

@@ -13,13 +13,13 @@ Fails = Callable[[Plan], bool]
 def shrink(plan: Plan, fails: Fails, *, runs_max: int = RUNS_MAX) -> Plan:
     """Return a plan with faults left out that still fails.
 
-    None of what is left can be taken away alone, unless the runs were used up.
+    No single remaining fault can be left out, unless the runs were used up.
     See Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input".
 
     Args:
         plan: A plan that fails.
         fails: Runs a plan and returns whether it breaks the same rule.
-        runs_max: Most runs.
+        runs_max: Maximum number of runs.
     """
     kept = [fault.number for fault in plan.faults]
     chunks, runs = 2, 0
@@ -42,7 +42,7 @@ def shrink(plan: Plan, fails: Fails, *, runs_max: int = RUNS_MAX) -> Plan:
 
 
 def _parts(numbers: Sequence[int], count: int) -> list[set[int]]:
-    """Split into so many parts of about the same size, none of them empty."""
+    """Split into ``count`` parts of about the same size, without empty parts."""
     count = min(count, len(numbers))
     ends = [len(numbers) * at // count for at in range(count + 1)]
     return [set(numbers[first:end]) for first, end in itertools.pairwise(ends)]

@@ -2,9 +2,9 @@
 
 Clients with the production engine, session and consumer run over a cluster in
 memory on virtual time, one thread, one call at a time. A seed draws the world and
-everything that goes wrong in it (a swarm); the same seed gives the same run, byte
-for byte. Safety is checked after every call; then everything is healed, and
-liveness is demanded, with its bounds.
+all faults in it (swarm testing); the same seed gives the same run, byte for byte.
+Safety is checked after every call; then everything is healed, and liveness is
+demanded, with its bounds.
 """
 
 from collections.abc import Collection, Sequence
@@ -52,10 +52,10 @@ PRODUCE_MAX = 4
 
 
 class SimulationFailed(RunFailed):
-    """A run broke an invariant; the message says how to repeat it.
+    """A run broke an invariant; the message shows how to repeat it.
 
     Attributes:
-        plan: What was drawn, with the faults that struck.
+        plan: The plan as drawn, with the faults that struck.
     """
 
     def __init__(self, plan: Plan, violation: Violation, transcript: list[str]) -> None:
@@ -75,17 +75,17 @@ class SimulationFailed(RunFailed):
 
 
 def run_plan(plan: Plan, *, by_history: bool = False) -> Report:
-    """Run a plan: break things, heal them, and demand liveness.
+    """Run a plan: let faults strike, heal them, and demand liveness.
 
     Args:
-        plan: What to run.
-        by_history: Judge no step, nor what comes of healing: only the history that
-            of the processes, as that of a real cluster would be.
+        plan: The plan.
+        by_history: Judge neither steps nor liveness, only the history of the processes,
+            as on a real cluster.
 
     Raises:
-        SimulationFailed: An invariant was broken, or something raised an error.
+        SimulationFailed: An invariant was broken, or the run raised an error.
     """
-    # There is next to no garbage in a run, and looking for it costs a fifth.
+    # A run has almost no garbage, and its collection takes a fifth of the time.
     with uncollected(leaves_garbage=True):
         return _run_plan(plan, by_history=by_history)
 
@@ -131,7 +131,7 @@ def _run_plan(plan: Plan, *, by_history: bool) -> Report:
 
 
 def _produce(world: World, rng: Random) -> None:
-    """Let records come, now and then, as long as things go wrong."""
+    """Produce records now and then, as long as faults strike."""
     every_ms = rng.randint(*PRODUCE_EVERY_MS)
 
     def again() -> None:
@@ -156,18 +156,18 @@ def simulate(
 
     Args:
         seed: Decides everything.
-        delivery: The guarantee asked for; drawn without it.
-        faults: What may go wrong, of ``FAULTS`` and ``ASKED_FOR``; drawn without it.
-        also: What may go wrong besides.
-        duration_ms: How long things go wrong, on virtual time.
-        only: Numbers of the faults that strike; all of them without it.
+        delivery: The guarantee of delivery; None: drawn.
+        faults: Kinds of faults, of ``FAULTS`` and ``ASKED_FOR``; None: drawn.
+        also: Additional kinds of faults.
+        duration_ms: How long faults strike, in virtual time.
+        only: Numbers of the faults that strike; None for all.
         by_history: Judge only by the history; see ``run_plan``.
 
     Returns:
-        What happened, where every invariant held.
+        The report, if every invariant held.
 
     Raises:
-        SimulationFailed: One did not; the message repeats it.
+        SimulationFailed: An invariant was broken; the message shows how to repeat it.
     """
     plan = draw(
         seed, delivery=delivery, faults=faults, also=also, duration_ms=duration_ms

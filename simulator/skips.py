@@ -1,4 +1,4 @@
-"""What seeks of owners have skipped, by what each log has of them now (PROTOCOL 6.6).
+"""Offsets that seeks of owners skipped, as far as the logs still show it (6.6).
 
 For worlds whose logs may lose records (7.5); in others the operation judge does this.
 """
@@ -18,31 +18,32 @@ Place = tuple[int, Key, bytes | None]
 class Skips:
     """Offsets that need no processing, because a seek of an owner skipped them.
 
-    An offset is skipped where the owner of a claim has sought across it, and a record
-    of that claim moved the position across it, as long as the log has that record. If
-    the log loses the record, the offset needs processing; so it does once the position
-    goes back to it or before it: by another seek, a set position or a Reset.
+    An offset is skipped if the owner of a claim has sought across it, and a record of
+    that claim moved the position across it, as long as the log has that record. It must
+    be processed after all if the log loses the record, or once the position goes back
+    to it or before it: by another seek, a set position or a Reset.
 
-    An imported key (10.4) has what it had in its source. A key that a log has lost
-    begins with the committed offset (5.6), below which everything counts that any log
-    had as skipped; so does an imported key whose source is read later.
+    An imported key (10.4) keeps its skipped offsets. A key that a log has lost begins
+    with the committed offset (5.6), and below it all offsets are skipped that any log
+    had as skipped. The same holds for an imported key whose source is read later.
     """
 
     def __init__(self, worlds: Sequence[WorldState]) -> None:
         """Start without any.
 
         Args:
-            worlds: The fold of each coordinating partition, as it is at any time.
+            worlds: The current fold of each coordinating partition; the caller updates
+                the list.
         """
         self._worlds = worlds
         self._sought: dict[tuple[Key, Token], set[int]] = defaultdict(set)
         self._skipped: dict[Place, set[int]] = {}
         self._ever: dict[tuple[Key, bytes | None], set[int]] = defaultdict(set)
-        # What a record skipped when it was first read, which later seeks do not change.
+        # Offsets that a record skipped when first read; later seeks do not change them.
         self._first: dict[tuple[int, int, Place], set[int]] = {}
 
     def of(self, place: Place) -> set[int]:
-        """Return what is skipped of a key, by its log as it is now."""
+        """Return the skipped offsets of a key, by the present log."""
         return self._skipped.get(place, set())
 
     def seeking(self, key: Key, token: Token, *, first: int, offset: int) -> None:
@@ -55,18 +56,18 @@ class Skips:
         self._sought[key, token] = {each for each in skipped if each < offset}
 
     def forget(self, partition: int) -> None:
-        """Forget what a partition had, which is folded again from its start."""
+        """Forget the offsets of a partition that is folded again from its start."""
         for place in [each for each in self._skipped if each[0] == partition]:
             del self._skipped[place]
 
     def take(
         self, stored: Stored, transition: Transition, *, partition: int, old: int | None
     ) -> None:
-        """Take a transition that was folded.
+        """Apply a transition that was folded.
 
         Args:
             stored: The record.
-            transition: What it did.
+            transition: Its transition.
             partition: Coordinating partition.
             old: Position of its key before.
         """
@@ -91,7 +92,7 @@ class Skips:
     def _once(
         self, stored: Stored, place: Place, find: Callable[[], set[int]]
     ) -> set[int]:
-        """Return what a record skips, as it was found when it was first read."""
+        """Return the offsets that a record skips, as found when it was first read."""
         read = stored.leader_epoch, stored.offset, place
         if read not in self._first:
             self._first[read] = find()
@@ -99,7 +100,7 @@ class Skips:
         return self._first[read]
 
     def _begin(self, place: Place, transition: Transition) -> set[int]:
-        """Return what a key begins with that had no position, or was not known."""
+        """Return the skipped offsets of a key that had no position, or was unknown."""
         partition, key, topic_id = place
         new = self._worlds[partition].keys[key].position
         if transition.effect == "imported":
@@ -111,7 +112,7 @@ class Skips:
         return below | self._across(place, first=0)
 
     def _across(self, place: Place, *, first: int) -> set[int]:
-        """Return what the owner has sought across, of what its record moved across."""
+        """Return the offsets that both the owner's seek and its record moved across."""
         partition, key, _ = place
         world = self._worlds[partition]
         token, end = world.token(key), world.keys[key].position
@@ -121,7 +122,7 @@ class Skips:
         return {each for each in sought if first <= each < (end or 0)}
 
     def _on_reset(self, partition: int) -> None:
-        """A Reset may take positions back."""
+        """Drop the skipped offsets from the positions of a Reset on."""
         for key, known in self._worlds[partition].keys.items():
             self._keep_below((partition, key, known.topic_id), known.position or 0)
 

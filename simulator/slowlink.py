@@ -29,7 +29,7 @@ class SlowLink:
     """Forwards connections, with a delay one way. A context manager.
 
     Attributes:
-        address: Where it listens, ``host:port``; known before it is entered.
+        address: Address on which it listens, ``host:port``; known before it is entered.
         delivered_bytes: Bytes delivered from the far end so far.
         under_way_bytes: Bytes sent by the far end and not yet delivered.
     """
@@ -53,7 +53,7 @@ class SlowLink:
         )
 
     def lead_to(self, address: str) -> None:
-        """Forward new connections to ``host:port``; others are refused before."""
+        """Forward new connections to ``host:port``; earlier ones are refused."""
         host, _, port = address.rpartition(":")
         self._target = (host, int(port))
 

@@ -13,14 +13,14 @@ def host_of(seed: int, start: int) -> str:
     """Draw the machine of a process.
 
     Args:
-        seed: Of the run.
+        seed: Seed of the run.
         start: Number of the process.
     """
     return chance(seed, f"hosts/{start}").choice(HOSTS)
 
 
 def standing_by(spec: ConsumerSpec, seed: int, *, start: int) -> ConsumerSpec:
-    """Return what a process consumes, with the standbys that are drawn for it."""
+    """Return a process's subscription, with the standbys that are drawn for it."""
     rng = chance(seed, f"standbys/{start}")
     count = rng.choice((0, 1, 1, 2))
     if not count:
@@ -32,14 +32,14 @@ def standing_by(spec: ConsumerSpec, seed: int, *, start: int) -> ConsumerSpec:
 
 
 def hold(node: Node, seed: int, *, start: int) -> None:
-    """Have the application of some processes never end its first call."""
+    """Make the application of some processes never end its first call."""
     node.standing_by.is_held = chance(seed, f"loading/{start}").random() < 1 / 4
 
 
 def _succeed(
     partition: TopicPartition, position: int | None, owner: str | None
 ) -> None:
-    """Have loaded, or forgotten, the state."""
+    """Succeed in loading, or forgetting, the state."""
 
 
 def _fail(partition: TopicPartition, position: int | None, owner: str | None) -> None:

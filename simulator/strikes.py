@@ -1,4 +1,4 @@
-"""Lets faults strike: what each of ``plan.FAULTS`` does to a world."""
+"""Lets faults strike: implements the effect of each of ``plan.FAULTS`` on a world."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -53,14 +53,14 @@ class Strikes:
     """Strikes a fleet with the faults of its plan.
 
     Attributes:
-        admins: Those that set positions.
-        fences: Those that fence processes.
-        schedules: Those that schedule pauses.
-        resizes: Those that change the number of coordinating partitions.
+        admins: Admins that set positions.
+        fences: Admins that fence processes.
+        schedules: Admins that schedule pauses.
+        resizes: Admins that change the number of coordinating partitions.
     """
 
     def __init__(self, world: World, fleet: Fleet) -> None:
-        """Let nothing happen yet."""
+        """Prepare all kinds of faults; none strikes yet."""
         self._world = world
         self._fleet = fleet
         self._pauses = Pauses(world.cluster, world.watcher, group_id=GROUP)
@@ -71,7 +71,7 @@ class Strikes:
         self._seeks = Seeks(world, fleet)
         self._plans = Plans(world, fleet)
         self.resizes = Resizes(world)
-        # Each leader is a machine of its own.
+        # Each leader is another machine.
         self._brokers = BROKERS_PER_EPOCH * (1 + world.is_resizing)
         world.on_folded = self._on_fold
         self._actions: dict[str, Callable[[Fault], None]] = {
@@ -115,7 +115,7 @@ class Strikes:
             self._actions[fault.kind](fault)
 
     def heal(self) -> None:
-        """Mend everything that is broken now."""
+        """Repair everything that is broken now."""
         self._world.fates.heal()
         for app in list(self._fleet.apps):
             if app.wakes_ms > self._world.now_ms:
@@ -144,21 +144,21 @@ class Strikes:
         self._world.trace(f"the group is paused for {for_ms} ms")
 
     def halt(self, fault: Fault) -> None:
-        """Write a Config that nobody can follow; newer programs go on behind it."""
+        """Write a Config that none can follow; newer programs continue behind it."""
         numbers = self._configs.halt(fault)
         self._newer.follow(fault, numbers)
 
     @property
     def is_over(self) -> bool:
-        """Whether there is such a Config."""
+        """Whether a Config that none can follow was written."""
         return self._configs.is_over
 
     def configs_are_over(self) -> bool:
-        """Return whether each Config that an admin was to write has come to all."""
+        """Return whether all partitions have all Configs that admins were to write."""
         return self._configs.are_over()
 
     def end_pauses(self) -> None:
-        """End every pause that there was."""
+        """End every pause that was begun."""
         self._pauses.end()
 
     # --- the network
@@ -182,7 +182,7 @@ class Strikes:
             self._world.trace(f"{app.name} is cut off for {fault.for_ms} ms")
 
     def _deafen(self, fault: Fault) -> None:
-        """Cut one way only: what it sends arrives, but it receives nothing, or late."""
+        """Cut one way only: a process can write, but reads late or nothing."""
         app = self._victim(fault)
         if app is not None:
             is_late = fault.size < PERCENT // 2
@@ -217,12 +217,12 @@ class Strikes:
             self._world.trace(f"{app.name} crashes")
             self._fleet.remove(app)
             is_resuming = fault.size < PERCENT * 2 // 3
-            # A supervisor is quick, a person is not.
+            # A supervisor restarts it quickly, a person slowly.
             after_ms = fault.for_ms // 8 if fault.size % 2 else fault.for_ms
             self._fleet.start_later(app, after_ms, is_resuming=is_resuming)
 
     def _keep(self, fault: Fault) -> None:
-        """Have somebody's host keep its states as they are now."""
+        """Make the host of a process keep its present states."""
         app = self._victim(fault)
         if app is not None:
             self._world.trace(f"{app.name} keeps its states")
@@ -253,7 +253,7 @@ class Strikes:
             self._fleet.start_later(app, fault.for_ms // 8, is_resuming=True)
 
     def _damage(self, fault: Fault) -> None:
-        """Damage what somebody's host keeps; often it starts from that at once."""
+        """Damage a kept state of a host; often a process starts from it at once."""
         app, keeping = self._victim(fault), self._fleet.keeping
         if app is None:
             return
@@ -289,7 +289,7 @@ class Strikes:
                 app.is_leaving = True
                 app.node.leave()
             else:
-                self._fleet.remove(app)  # it never got as far as to have a session
+                self._fleet.remove(app)  # it has no session yet
 
     def _start_twin(self, fault: Fault) -> None:
         app = self._victim(fault)
@@ -330,7 +330,7 @@ class Strikes:
         by_ms = by_ms // 8 if fault.size % 2 else by_ms
         clocks.set_ahead(leader, clocks.ahead_ms(leader) + by_ms)
         if by_ms > 0:
-            # Leases that were given before it may overlap with a claim after it.
+            # Leases from before the step may overlap with a claim after it.
             lasts_ms = world.now_ms + 3 * h_ms
             world.excused[number] = max(lasts_ms, world.excused.get(number, 0))
         world.trace(f"the clock of {leader} steps by {by_ms:+} ms")
@@ -355,7 +355,7 @@ class Strikes:
             app.checked.pop(number, None)
 
     def _format(self) -> None:
-        """Write the Config to partitions that have lost all, as a person would."""
+        """Write the Config to partitions that have lost all, as a person would do."""
         world = self._world
         config = world.watcher.worlds[0].config
         assert config is not None
@@ -364,10 +364,10 @@ class Strikes:
             world.trace(f"{number} is formatted again")
 
     def _kept_of(self, number: int) -> int:
-        """Return how many records of a partition are not lost: up to a Config.
+        """Return how many records a partition must keep: up to a Config.
 
-        Of the changes of the partition count that it follows, it may lose the last one;
-        the Configs of those before are nowhere else (PROTOCOL 10.9).
+        It may lose only the last change of the partition count: the Configs of earlier
+        changes exist nowhere else (PROTOCOL 10.9).
         """
         begun: dict[bytes, int] = {}
         for stored in self._world.log_of(number).records:
@@ -397,13 +397,13 @@ class Strikes:
         app = self._victim(fault)
         deaf = "deaf" in self._world.plan.kinds and fault.size < PERCENT // 2
         if deaf and app is not None:
-            # Troubles come together: an owner may miss all of it.
+            # Combine two faults: an owner may not read the pause at all.
             app.node.log.read_lag_ms = DEAF_MS
             self._mend_later(app, fault.for_ms + 3 * self._world.plan.h_ms)
         self.pause(fault.for_ms)
 
     def _write_hostile(self, fault: Fault) -> None:
-        """Write nonsense, or once more what somebody wrote before."""
+        """Write random bytes, or a copy of an earlier record."""
         rng = chance(self._world.plan.seed, f"hostile/{fault.number}")
         number = self._number(fault)
         place = self._world.cluster.place(number)
@@ -412,11 +412,11 @@ class Strikes:
         if stored and fault.size < PERCENT * 2 // 3:
             value = rng.choice(stored).value
             if getattr(decode(value), "incarnation", None) in self._seeks.sought:
-                return  # PROTOCOL 6.6 holds for what its owner has sent alone
+                return  # PROTOCOL 6.6 holds only for records that the owner sent
             if value and fault.size % 3 == 0:
                 at = rng.randrange(len(value))
                 bent = value[:at] + rng.randbytes(1) + value[at + 1 :]
-                # Bent into a record, it would be a forgery in somebody's name.
+                # If it were a record after the change, it would be a forgery.
                 if isinstance(decode(bent), Undecodable):
                     value = bent
         offset = self._world.cluster.kafka.produce(place, value)
@@ -424,10 +424,10 @@ class Strikes:
         self._world.trace(f"somebody writes {size} bytes at {number}/{offset}")
 
     def _ask_elsewhere(self, fault: Fault) -> None:
-        """Have a process without a claim ask for offsets under one (PROTOCOL 6.2).
+        """Let a process without a claim request offsets under one (PROTOCOL 6.2).
 
-        As a task attempt does: under the owner's incarnation, and with a number
-        that the owner itself may be about to use.
+        As a task attempt does: under the owner's incarnation, and with a sequence
+        number that the owner itself may use next.
         """
         world, app = self._world, self._victim(fault)
         is_amo = world.plan.delivery is Delivery.AT_MOST_ONCE
@@ -438,7 +438,7 @@ class Strikes:
         number, owner = world.place_of(key), app.node.owner
         known = world.watcher.worlds[number].keys[key]
         if known.topic_id != world.topic_id:
-            return  # it reads by the id of the claim, and finds nothing
+            return  # the process reads by the claim's topic id, and finds no records
         first = known.next_unclaimed() or 0
         end = world.cluster.kafka.log(key.topic_partition).end
         if first >= end:
@@ -463,7 +463,7 @@ class Strikes:
         )
 
     def _claim_at_the_edge(self, fault: Fault) -> None:
-        """Claim a key as a stranger when it becomes stale, or 1 ms before."""
+        """Claim a key as an unknown process when it becomes stale, or 1 ms before."""
         places = self._world.places
         key = Key(GROUP, *places[fault.who % len(places)])
         until_ms = self._world.now_ms + fault.for_ms + 3 * self._world.plan.h_ms

@@ -1,7 +1,7 @@
-"""Runs code that waits for the log on virtual time, beside everything else.
+"""Runs code that waits for the log, on virtual time.
 
-A program has a thread of its own, and takes turns with the loop: either the loop runs
-or one program, never two at a time. So a run stays repeatable, byte for byte.
+A program has its own thread, and takes turns with the loop: either the loop runs, or
+one program, never two at a time. So a run stays repeatable, byte for byte.
 """
 
 import threading
@@ -17,14 +17,14 @@ TURN_S_MAX = 600.0
 
 
 class Killed(BaseException):
-    """The process of a program was killed; no code of it may catch this."""
+    """The process of a program was killed; its code must not catch this."""
 
 
 class Program:
     """Production code that waits, as one process of a simulated world.
 
     Attributes:
-        error: What it ended with, None while it runs and if it returned.
+        error: The error with which it ended, None while it runs and if it returned.
         is_done: Whether it has ended.
         is_killed: Whether it was killed, or killed itself.
     """
@@ -35,9 +35,9 @@ class Program:
         """Prepare to call; ``start`` gives it its first turn.
 
         Args:
-            loop: What it takes turns with.
+            loop: The loop with which it takes turns.
             call: Its code.
-            on_end: Called by the loop's thread once that has ended.
+            on_end: Called by the loop's thread once the code has ended.
         """
         self.error: BaseException | None = None
         self.is_done = False
@@ -54,7 +54,7 @@ class Program:
         self._loop.at(at_ms, self._resume)
 
     def sleep(self, for_ms: int) -> None:
-        """Let the loop run for so long; only for its own thread.
+        """Let the loop run for a time; call this only in the program's own thread.
 
         Raises:
             Killed: The process was killed meanwhile.
@@ -64,18 +64,18 @@ class Program:
         self._await_turn()
 
     def kill(self) -> None:
-        """End it where it waits; its appends in flight still land."""
+        """End the program while it waits; its appends in flight still land."""
         self.is_killed = True
         self._resume()
 
     def close(self) -> None:
-        """Kill it if it runs, with nobody to notice, and wait for its thread."""
+        """Kill the program if it runs, without ``on_end``, and wait for its thread."""
         self._on_end = _nothing
         self.kill()
         self._thread.join(TURN_S_MAX)
 
     def _resume(self) -> None:
-        """Let it run until it waits or ends."""
+        """Let the program run until it waits or ends."""
         if not self.is_done:
             self._its_turn.release()
             self._wait(self._our_turn)
@@ -134,16 +134,16 @@ class WaitingLog(LogView):
         return super().append(partition, value)
 
     def poll(self, timeout_ms: int) -> Sequence[tuple[int, LogEntry]]:
-        """Return what came within the timeout."""
+        """Return the entries that arrived within the timeout."""
         self._wait(timeout_ms)
         return super().poll(0)
 
 
 def refusal_of(program: Program) -> MarshalError | None:
-    """Return the error that a program was refused with, None if it went well.
+    """Return the error with which a program was refused, None if it succeeded.
 
     Raises:
-        BaseException: It ended with another error, which is a fault.
+        BaseException: The program ended with another error, which is a bug.
     """
     error = program.error
     if error is None or isinstance(error, MarshalError):
@@ -152,4 +152,4 @@ def refusal_of(program: Program) -> MarshalError | None:
 
 
 def _nothing() -> None:
-    """Nobody is there to notice."""
+    """Do nothing at the end of a program."""

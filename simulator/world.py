@@ -1,4 +1,4 @@
-"""The world that a plan describes: cluster, time, and what is checked of it."""
+"""The world that a plan describes: cluster, virtual time, and checks."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,30 +40,30 @@ class World(BaseWorld):
     """A world of direct members: virtual time and checks.
 
     Attributes:
-        plan: What it was made from.
-        fates: What becomes of appends.
-        loop: What is due.
-        exposures: What was handed out while records may be lost.
-        cuts: How often coordinating partitions lost records, and who knows it.
-        readings: What processes have read of Configs that logs may lose.
-        coverage: Counts what happens.
-        levels: Judges what is above a feature level.
-        chronicle: What processes did, as they would write it down.
-        positions: Judges what admins set (S8).
+        plan: The plan that it was made from.
+        fates: Draws the fates of appends.
+        loop: Makes due calls.
+        exposures: Judges hand-outs if records may be lost.
+        cuts: How often coordinating partitions lost records, and which processes know.
+        readings: The Configs that processes have read, if logs may lose them.
+        coverage: Counts situations.
+        levels: Judges records and Configs above a feature level.
+        chronicle: The operations of processes, as they would note them.
+        positions: Judges set positions (S8).
         names: Names of processes, by incarnation.
         seqs: Largest sequence number read of each process, by incarnation.
-        attempts: Processes that ask for offsets under claims of others.
-        excused: Until when S4 is not demanded, by coordinating partition: a
+        attempts: Processes that request offsets under claims of others.
+        excused: True time until which S4 is not demanded, by coordinating partition: a
             leader's clock stepped by more than leases allow for.
-        is_healed: Whether everything is in order from now on.
-        is_timed: Whether how soon things happen is judged now.
-        is_truncating: Whether records may be lost that were read.
-        is_judged: Whether steps are judged; without, only the history is.
+        is_healed: Whether all faults are healed, so that no more strike.
+        is_timed: Whether bounds of time are judged now.
+        is_truncating: Whether records that were read may be lost.
+        is_judged: Whether steps are judged; otherwise only the history is.
         is_resizing: Whether the number of coordinating partitions may change.
     """
 
     def __init__(self, plan: Plan, *, is_judged: bool = True) -> None:
-        """Make the world, with nobody in it."""
+        """Make the world, without processes."""
         self.plan = plan
         self.fates = Fates(plan.seed, h_ms=plan.h_ms, latency_ms=plan.latency_ms)
         cluster = Cluster(
@@ -107,12 +107,12 @@ class World(BaseWorld):
             for each in range(plan.coordinators)
         ]
         self._producing = chance(plan.seed, "produce")
-        # When something on its way lands or is committed next.
+        # True time at which the next append lands or is committed.
         self._change_ms = FAR_MS
         self._changes = -1
         rng = chance(plan.seed, "brokers")
         for broker in range(plan.coordinators):
-            # Each leader is another machine: its clock does not step for the others.
+            # Each leader is another machine: a step of its clock affects no other one.
             self.log_of(broker).leader = broker
             drift_ppm = rng.randint(-plan.drift_ppm, plan.drift_ppm)
             self.cluster.kafka.clocks.set_drift(broker, drift_ppm)
@@ -124,14 +124,14 @@ class World(BaseWorld):
         return self.loop.run(duration_ms, after=self.settle, is_done=is_done)
 
     def settle(self) -> None:
-        """Check what was committed, and let it be read."""
+        """Check committed records, and let processes read them."""
         kafka = self.cluster.kafka
         if kafka.changes == self._changes and self.now_ms < self._change_ms:
             return
         if self.watcher.catch_up():
             self.on_news()
         self._changes = kafka.changes
-        # Appends on their way land, and are committed, at times of their own.
+        # Appends in flight land, and are committed, at times of their own.
         change_ms = kafka.next_change_ms()
         if change_ms is not None and change_ms != self._change_ms:
             self.loop.at(change_ms, _nothing)
@@ -150,9 +150,9 @@ class World(BaseWorld):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The number of coordinating partitions, and while it changes the one before.
+        """The number of coordinating partitions; during a change also the one before.
 
-        An admin asks the log, and takes the Config that T0 has in force.
+        It is that of the Config in force in partition 0, as an admin reads it.
         """
         if not self.is_resizing:
             return (self.plan.coordinators,)
@@ -179,7 +179,7 @@ class World(BaseWorld):
             return self._numbers[key] in excused
         worlds = self.watcher.worlds
         if self.is_truncating:
-            # A log may have lost that it knows the key.
+            # A log may have lost the records that made it know the key.
             return any(place_under(key, count) in excused for count in RESIZE_COUNTS)
         return any(key in worlds[number].keys for number in excused)
 
@@ -191,15 +191,15 @@ class World(BaseWorld):
         }
 
     def name_of(self, incarnation: bytes) -> str:
-        """Return what a process is called; of none of ours, what it calls itself."""
+        """Return the name of a process; for an unknown one its incarnation."""
         return self.names.get(incarnation) or incarnation.hex()
 
     # --- data
 
     def produce(self, count: int) -> None:
-        """Write so many records to the topic, if it is there.
+        """Write records to the topic, if it exists.
 
-        Each holds the id of the topic that it is written to.
+        The value of each is the id of the topic that it is written to.
         """
         topic_id = self.topic_id
         for _ in range(count if topic_id else 0):
@@ -209,10 +209,10 @@ class World(BaseWorld):
     # --- checks
 
     def check_leases(self, nodes: Sequence[Node]) -> None:
-        """S4, where a step of a clock does not excuse it.
+        """Demand S4, unless a step of a clock excuses it.
 
-        Also, nobody may use a claim that somebody else could win just now, or has
-        won: that is what keeps two from using it, in whatever order they come.
+        Also demand that no process uses a claim that another process could win now, or
+        has won: so two processes cannot use a key, whatever their order.
         """
         if not self.is_judged:
             return
@@ -233,16 +233,16 @@ class World(BaseWorld):
                     self._check_lease(node, key, number, log_ms=log_ms[number])
 
     def has_halted(self, node: Node) -> bool:
-        """S6: return whether a reader has halted, where every reader has to."""
+        """Return whether a reader has halted, and demand S6."""
         try:
             return self.levels.check_reader(node.owner, node.engine)
         except Violation:
             if self.is_judged:
                 raise
-            return True  # somewhere else, but nobody asks
+            return True  # in a wrong place, which is not judged here
 
     def is_torn(self, node: Node) -> bool:
-        """Return whether a start met a Config that some partition lacks (2.2)."""
+        """Return whether a start found a Config that some partition lacks (2.2)."""
         with self._judging():
             self.watcher.check_reader(node.engine, {}, may_lag=self.is_truncating)
         return self.levels.is_torn(node.engine) or bool(self.unformatted)
@@ -256,7 +256,7 @@ class World(BaseWorld):
         return [t for t in range(self.counts[0]) if worlds[t].config is None]
 
     def _unnoticed(self, nodes: Sequence[Node]) -> set[int]:
-        """Return the partitions that were cut back, and not everybody knows."""
+        """Return the partitions that were cut back without all processes knowing."""
         if not self.is_truncating:
             return set()
         return {
@@ -269,7 +269,7 @@ class World(BaseWorld):
         state = self.watcher.worlds[number]
         quiet_ms = state.quiet_until_ms
         if quiet_ms is not None and log_ms < quiet_ms:
-            return  # PROTOCOL 7.6: a Reset took it, and nobody else can have it yet
+            return  # PROTOCOL 7.6: after a Reset, no other process can have the key yet
         known = state.keys.get(key)
         if known is None or known.owner != node.owner:
             name = self.names[node.owner.incarnation]
@@ -316,7 +316,7 @@ class World(BaseWorld):
             self.coverage.note("duplicates")
 
     def _check_topics(self, key: Key, records: Sequence[Record]) -> None:
-        """5.6: under a claim there are records of the topic that it names alone."""
+        """5.6: demand that records under a claim are of the topic that it names."""
         for record in records:
             token = record.token
             assert token is not None
@@ -325,7 +325,7 @@ class World(BaseWorld):
                 raise Violation("5.6", f"{key}: {text}")
 
     def _check_fences(self, node: Node) -> None:
-        """4.13: a process that has read its own fence hands out nothing more."""
+        """4.13: demand that a process that has read its own fence hands out nothing."""
         for replica in node.engine.context.replicas.values():
             if (GROUP, *node.owner) in replica.world.fences:
                 name = self.name_of(node.owner.incarnation)
@@ -350,9 +350,9 @@ class World(BaseWorld):
         self.chronicle.on_sought(name, key, token=token, offset=offset)
 
     def _expose(self, node: Node, key: Key, records: Sequence[Record]) -> None:
-        """Take what is handed out in a world whose log may lose it."""
+        """Record hand-outs in a world whose logs may lose records."""
         if self.plan.delivery is not Delivery.AT_MOST_ONCE or self.is_resizing:
-            return  # PROTOCOL 10.9 lets more be granted twice than anybody can report
+            return  # PROTOCOL 10.9: more may be granted twice than can be reported
         name = self.name_of(node.owner.incarnation)
         cuts = self.cuts.known_to(node, self.place_of(key))
         for record in records:
@@ -368,15 +368,15 @@ class World(BaseWorld):
             )
 
     def _sets_before(self, key: Key, token: Token | None) -> Sets:
-        """Return what had set the position of a key before a claim of it was won."""
+        """Return the set positions of a key before a claim of it was won."""
         assert token is not None
         return self.watcher.sets.get((key, token), ())
 
     def processed(self, key: Key) -> set[int]:
-        """Return what is done with of a key, in the topic that there is now.
+        """Return the offsets of a key that are done, in the present topic.
 
-        That is what was processed, and what a set position or a seek skipped, as far as
-        the log still has that; see ``Exposures.processed`` and ``Skips``.
+        These are offsets that were processed, or that a set position or a seek skipped,
+        as far as the log still has it; see ``Exposures.processed`` and ``Skips``.
         """
         place = key, self.topic_id
         if not self.is_truncating:
@@ -384,8 +384,8 @@ class World(BaseWorld):
         watcher, exposures = self.watcher, self.exposures
         number = self.place_of(key)
         sets = watcher.sets_of(key, watcher.worlds[number])
-        # A key that its log has lost begins with the committed offset, which has what
-        # lost claims have processed, and what lost set positions have left out.
+        # A key that its log has lost begins with the committed offset, which covers
+        # offsets that lost claims processed, or lost set positions skipped.
         start = watcher.starts.get((key, sets), 0)
         before = {*range(watcher.set_to(key)), *exposures.processed_by_any(place)}
         before.intersection_update(range(start))
@@ -398,7 +398,7 @@ class World(BaseWorld):
             self.cuts.on_noticed(node, number)
 
     def on_ended(self, node: Node) -> None:
-        """Record that a process ends: what it has not reported, it never will."""
+        """Record that a process ends: it will report nothing more."""
         name = self.name_of(node.owner.incarnation)
         self.chronicle.on_gone(name)
         if not self.is_truncating:
@@ -411,7 +411,7 @@ class World(BaseWorld):
             is_behind = number in rebuilding or not self.cuts.is_known(node, number)
             for key in self.keys_of(number):
                 known = world.keys.get(key)
-                # An owner has nothing to report: it writes to the log again.
+                # An owner has nothing to report: it repeats its grants in the log.
                 is_owner = known is not None and known.owner == node.owner
                 cuts = self.cuts.count(number) - (is_behind or is_owner)
                 self.exposures.on_ended(name, key, cuts=cuts)
@@ -461,4 +461,4 @@ class World(BaseWorld):
 
 
 def _nothing() -> None:
-    """Only time has to come: what is due happens by itself."""
+    """Do nothing: due changes happen by themselves once time has come."""

@@ -1,8 +1,8 @@
 """A process in memory that works through the sidecar of its machine, step by step.
 
-The session, the ladders, the commands and the consumer are the production ones; in the
-place of threads and HTTP there is one call for each thing that a thread would do.
-Nothing runs by itself, and nothing waits.
+The session, the ladders, the commands and the consumer are production code. Instead of
+threads and HTTP there is one call for each thing that a thread would do. Nothing runs
+by itself, and nothing waits.
 """
 
 from collections.abc import Callable, Mapping
@@ -61,7 +61,7 @@ BEATS_PER_H = 6
 
 
 class _NotYet(Exception):
-    """A call has to be made again later: here, nothing may wait."""
+    """A call must be made again later, because nothing may wait here."""
 
 
 class _Stopped:
@@ -82,7 +82,7 @@ class _Stopped:
 
 @attrs.define(eq=False)
 class _WorkerPool:
-    """Calls that wait to be made."""
+    """A queue of calls to make."""
 
     waiting: list[Callable[[], None]] = attrs.field(factory=list)
 
@@ -91,7 +91,7 @@ class _WorkerPool:
         return True
 
     def step(self) -> None:
-        """Make one call; it stays first where it has to be made again."""
+        """Make one call; it stays first if it must be made again."""
         if self.waiting:
             try:
                 self.waiting[0]()
@@ -102,13 +102,13 @@ class _WorkerPool:
 
 @attrs.define(eq=False, kw_only=True)
 class _GrantCall:
-    """One request for offsets on its way.
+    """One request for offsets in flight.
 
     Attributes:
-        call: What asks; called again once there is an answer.
-        service: Service of the sidecar that was asked, None before.
+        call: The caller of the request; called again once there is an answer.
+        service: Service of the sidecar that got the request, None before.
         pending: The request in flight.
-        until_ms: When it says that there was no verdict.
+        until_ms: Time at which the sidecar responds that there is no verdict.
         answer: The response to the client.
     """
 
@@ -120,11 +120,11 @@ class _GrantCall:
 
 
 class Line:
-    """The way to the sidecar: without HTTP, with its errors.
+    """The connection to the sidecar: without HTTP, but with its errors.
 
     Attributes:
         is_cut: Whether nothing gets through.
-        loses: Says of each answer whether it is lost on the way.
+        loses: Returns for each answer whether it is lost in transit.
     """
 
     def __init__(self, host: Host, who: Caller) -> None:
@@ -140,7 +140,7 @@ class Line:
 
         Raises:
             NotRegistered: The sidecar does not know this process.
-            MarshalError: It refused, or nobody knows what it did.
+            MarshalError: The sidecar refused, or the outcome is unknown.
         """
         service = self.host.service
         if service is None or self.is_cut:
@@ -156,15 +156,15 @@ class Line:
             raise CoordinationError("the connection broke off")
         return answer
 
-    # What a commands needs of ``Connection``.
+    # The part of ``Connection`` that commands need.
 
     is_gone = False
 
     def count_gone_again(self) -> None:
-        """Do nothing: its commands are repeated for as long as it takes."""
+        """Do nothing: commands are repeated until they succeed."""
 
     def path(self, template: str, parts: Mapping[str, object] | None = None) -> str:
-        """Return a name for a path."""
+        """Return the name of a path."""
         name = template.format_map(
             {"group": self.who.group_id, "client": self.who.client_id}
             | dict(parts or {})
@@ -181,7 +181,7 @@ class Line:
         timeout_ms: int = 0,
         query: Mapping[str, str] | None = None,
     ) -> None:
-        """Make a request whose answer says nothing."""
+        """Make a request whose answer has no content."""
         del method, timeout_ms
         template, parts = self._named[path]
         if isinstance(body, api.ReleaseRequest):
@@ -209,7 +209,7 @@ class Line:
 
 
 def _as_received(error: MarshalError) -> MarshalError:
-    """Return an error of the sidecar as its client gets it."""
+    """Return an error of the sidecar as its client receives it."""
     if isinstance(error, ClaimLost) and error.reason in {GONE, UNKNOWN}:
         return NotRegistered(str(error))
     return error_of(to_http_error(error).failure)
@@ -220,15 +220,15 @@ class Hosted:
 
     Attributes:
         host: The machine.
-        name: Its name in the group, known to the sidecar only.
-        pid: Its process; None where nobody can watch it.
-        line: Its way to the sidecar.
+        name: Its name in the group, known only to the sidecar.
+        pid: Its process id; None if the sidecar cannot watch it.
+        line: Its connection to the sidecar.
         session: The production session.
-        consumer: Its consumer, None where it claims partitions one by one.
-        claims: What it claims so.
+        consumer: Its consumer, None if it claims partitions one by one.
+        claims: The keys that it claims one by one.
         mood: How it warms up.
         warming: Its calls of ``on_warm`` that have not ended.
-        failure: Why it can go no further.
+        failure: The error after which it cannot continue.
         has_left: Whether the sidecar has received its leave request.
     """
 
@@ -243,7 +243,7 @@ class Hosted:
         claims: tuple[Key, ...] = (),
         mood: str = COLD,
     ) -> None:
-        """Start a process; it registers when it first gets through."""
+        """Start a process; it registers once it first reaches the sidecar."""
         self.mood = mood
         self.warming = InlineBackground(is_held=True)
         rng = host.rng
@@ -264,7 +264,7 @@ class Hosted:
             ports=ports, heartbeat_interval_ms=self._h, span=LIMIT_DEFAULTS["span"]
         )
         self.engine = RemoteEngine(self.context)
-        # Until it registers it does not know the sidecar's name.
+        # The process does not know the sidecar's name until it registers.
         nobody = Claimant(Owner(host.name, bytes(16)), GROUP, master=b"")
         self.session = RemoteSession(
             self.context, nobody, client_id=name, grantee=rng.randbytes(16)
@@ -356,19 +356,19 @@ class Hosted:
             if holding.claim.is_valid(now_ms)
         }
 
-    # --- what its threads do, one step each
+    # --- steps of its threads
 
     def watch(self) -> None:
-        """Look at deadlines."""
+        """Check deadlines."""
         self.session.tick(self.now_ms)
         if not self.session.failure and self._leaving is None:
             for key in self.claims:
                 if key not in self.session.holdings:
                     self.session.want(key)
-                    self._is_known = False  # and it says so, with all that it wants
+                    self._is_known = False  # register again, with all wanted keys
 
     def follow(self, most: int) -> None:
-        """Take up to so many events; register where that is to be done."""
+        """Handle up to ``most`` events; register first if that is due."""
         if self.session.failure is not None:
             return
         try:
@@ -437,7 +437,7 @@ class Hosted:
         )
 
     def beat(self, phases: int) -> None:
-        """Beat where that is due; a beat has three phases, which may come apart."""
+        """Send a heartbeat if due; it has three phases, which may be far apart."""
         for _ in range(phases):
             if self._response is not None and self._reported is not None:
                 self.session.on_deadlines(self._response, reported=self._reported)
@@ -473,7 +473,7 @@ class Hosted:
             self.has_left = True
 
     def leave(self) -> None:
-        """Begin to leave; carry on until ``has_left``."""
+        """Begin to leave; call ``carry`` until ``has_left``."""
         if self.consumer is not None:
             self.consumer.close(timeout_ms=0)
         returned = self.session.begin_close(release=True)
@@ -488,7 +488,7 @@ class Hosted:
         return True
 
     def _ask(self, ask: api.GrantRequest) -> api.GrantResponse:
-        """Ask, or answer what was asked: nothing may wait in between."""
+        """Send a request, or return its answer: nothing may wait in between."""
         grant_call = self._answering
         assert grant_call is not None
         if isinstance(grant_call.answer, MarshalError):
@@ -503,7 +503,7 @@ class Hosted:
         return grant_call.answer
 
     def grant(self) -> None:
-        """Ask for offsets, and take answers, a few at a time."""
+        """Request offsets, and handle answers, a few at a time."""
         for grant_call in self._grants[:GRANTS_AT_A_TIME]:
             if grant_call.pending is not None:
                 grant_call.answer = self._answer(grant_call, grant_call.pending)

@@ -1,4 +1,4 @@
-"""What goes wrong in a world of sidecars, one thing at a time, as a seed draws it."""
+"""Faults in a world of sidecars, one at a time, as a seed draws them."""
 
 from typing import TYPE_CHECKING
 
@@ -22,22 +22,22 @@ LEADERS = 8
 
 
 class Troubles:
-    """Breaks things in a world.
+    """Lets faults strike in a world.
 
     Attributes:
-        admins: Those that set positions.
-        resizes: Those that change the number of coordinating partitions.
+        admins: Admins that set positions.
+        resizes: Admins that change the number of coordinating partitions.
     """
 
     def __init__(self, world: HostedWorld) -> None:
-        """Take the world as it is."""
+        """Start with a world without faults."""
         self._world = world
         self._rng = world.rng
         self.admins, self.resizes = HostedAdmins(world), HostedResizes(world)
         self._pauses = Pauses(world.cluster, world.watcher, group_id=GROUP)
 
     def strike(self) -> None:
-        """Break one thing, of those that exist in this world."""
+        """Let one fault strike, of those that exist in this world."""
         acts: dict[str, Callable[[], None]] = {
             "cut": self._cut,
             "crash": self._crash_sidecar,
@@ -117,7 +117,7 @@ class Troubles:
         self._world.trace(f"{place.host.name} is stopped for {for_ms} ms")
 
     def _drain(self) -> None:
-        """End it in order, and start it again."""
+        """Shut a sidecar down with a drain, and start it again."""
         place = self._running()
         if (
             place is not None
@@ -134,7 +134,7 @@ class Troubles:
             self._world.trace(f"{place.host.name} is asked to end")
 
     def _suspend(self) -> None:
-        """Stop all of a machine; its boot clock runs on."""
+        """Stop everything on a machine; its boot clock continues."""
         place = self._rng.choice(self._world.hosts)
         until_ms = self._world.now_ms + self._span_ms()
         if place.host.is_up:
@@ -180,7 +180,7 @@ class Troubles:
         world.trace(f"{process.name} leaves")
         work = process.work
         if isinstance(work, Node) and not work.engine.is_ready:
-            world.remove(process)  # it never got as far as to have a session
+            world.remove(process)  # it has no session yet
         else:
             process.is_leaving = True
             work.leave()
@@ -208,7 +208,7 @@ class Troubles:
         number = self._rng.randrange(len(world.watcher.worlds))
         skew_ms = self._rng.randint(-3 * world.h, 3 * world.h)
         place = world.cluster.place(number)
-        # Every term of office has a broker of its own: no clock steps within one.
+        # Each leader epoch has its own broker: no clock steps within an epoch.
         leaders = LEADERS * (1 + world.is_resizing)
         leader = leaders * (world.cluster.kafka.log(place).leader_epoch + 1) + number
         world.cluster.kafka.set_skew(leader, skew_ms)
@@ -220,7 +220,7 @@ class Troubles:
         self.pause(for_ms)
 
     def pause(self, for_ms: int) -> None:
-        """Pause the group for so long."""
+        """Pause the group for a time."""
         self._pauses.begin(for_ms)
         self._world.trace(f"the group is paused for {for_ms} ms")
 

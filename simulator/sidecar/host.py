@@ -30,27 +30,27 @@ class Watched:
     """A process whose death is reported; see ``deathwatch.Watched``."""
 
     def __init__(self, pid: int, *, is_dead: bool, on_dead: Callable[[], None]) -> None:
-        """Watch from now on."""
+        """Start to watch a process."""
         self.pid = pid
         self.is_dead = is_dead
         self.is_closed = False
         self.on_dead = on_dead
 
     def replace(self, pids: object) -> bool:
-        """Take other children: here, they die with the process."""
+        """Do nothing: children of a process die with it here."""
         del pids
         return True
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self.is_closed = True
 
 
 class Deaths:
-    """The death watch of a sidecar that knows of a death once it looks."""
+    """The death watch of a sidecar, which finds deaths only in ``look``."""
 
     def __init__(self) -> None:
-        """Know of nobody."""
+        """Start without watched processes."""
         self._watched: list[Watched] = []
         self._dead: set[int] = set()
 
@@ -62,7 +62,7 @@ class Deaths:
         return found
 
     def note(self, pid: int) -> None:
-        """Record the death of a process; the sidecar learns of it when it looks."""
+        """Record the death of a process; the sidecar finds it in the next ``look``."""
         self._dead.add(pid)
 
     def look(self) -> None:
@@ -88,13 +88,13 @@ class Host:
     Attributes:
         name: Name of the sidecar in the log.
         clock: The boot clock of all of its processes.
-        deaths: Who has died there.
+        deaths: Watches the processes of the machine.
         node: The sidecar's engine, None while it does not run.
         service: The sidecar's service, None until the log was read.
-        rng: Chance of this machine.
-        is_hung: Whether the sidecar is stopped: what is asked waits, and is done
-            later, when nobody waits for it any more.
-        backlog: What was asked meanwhile.
+        rng: Random numbers of this machine.
+        is_hung: Whether the sidecar is stopped: requests wait, and are executed later,
+            after their clients have given up.
+        backlog: Requests that arrived meanwhile.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Host:
 
     @property
     def is_up(self) -> bool:
-        """Whether the sidecar runs, if not serves."""
+        """Whether the sidecar runs, even if it does not serve yet."""
         return self.node is not None
 
     def start(self) -> None:
@@ -170,7 +170,7 @@ class Host:
         self.service = service
 
     def crash(self) -> None:
-        """End the sidecar without a word; its clients live on."""
+        """End the sidecar without a shutdown; its clients continue."""
         if self.service is not None:
             for host in self.service.groups:
                 if host.identity is not None:
@@ -181,12 +181,12 @@ class Host:
         self.node = self.service = None
 
     def end(self) -> None:
-        """End the sidecar in order, without waiting for what the log shows."""
+        """Shut the sidecar down, without waiting for its releases to be read back."""
         if self.service is not None:
             self.service.close(timeout_ms=0)
         self.crash()
 
     def cut(self, *, is_cut: bool) -> None:
-        """Cut the network between the sidecar and the cluster, or mend it."""
+        """Cut the network between the sidecar and the cluster, or restore it."""
         if self.node is not None:
             self.node.cut(is_cut=is_cut)

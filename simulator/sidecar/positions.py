@@ -21,7 +21,7 @@ from simulator.turns import refusal_of
 
 
 class HostedAdmins(Processes):
-    """Has admins set positions, and die at it; members and sidecars finish that."""
+    """Lets admins set positions, and die; members and sidecars finish operations."""
 
     def __init__(self, world: HostedWorld) -> None:
         """Start without any."""

@@ -1,4 +1,4 @@
-"""Admins that change the number of coordinating partitions beside sidecars."""
+"""Admins that change the number of coordinating partitions in worlds of sidecars."""
 
 import random
 
@@ -9,7 +9,7 @@ from simulator.sidecar.world import HostedWorld
 
 
 class HostedResizes(ResizeAdmins):
-    """Has admins change it, and die at it; members and sidecars complete that."""
+    """Lets admins change the number, and die; members and sidecars complete changes."""
 
     def __init__(self, world: HostedWorld) -> None:
         """Start without any."""
@@ -26,7 +26,7 @@ class HostedResizes(ResizeAdmins):
         self.begin(f"resizer{len(self._admins) + 1}", rng, death=death)
 
     def strike_again(self) -> None:
-        """Begin a change that nobody interrupts."""
+        """Begin a change that no fault interrupts."""
         self.change_again(self._draw())
 
     def _draw(self) -> random.Random:

@@ -1,9 +1,9 @@
 """A deterministic simulation of sidecars and their clients (PROTOCOL 11, 12).
 
-Clients of one or two hosts, each by the sidecar of its host, share a group with
-plain consumers. As in ``simulator``, a seed draws the world, what may go wrong in it
-and every choice after that; the same seed gives the same run, byte for byte. Safety
-is checked after every step; then everything is healed, and liveness is demanded.
+Clients of one or two hosts, each through the sidecar of its host, share a group with
+plain consumers. As in ``simulator``, a seed draws the world, its kinds of faults and
+every later choice; the same seed gives the same run, byte for byte. Safety is checked
+after every step; then everything is healed, and liveness is demanded.
 """
 
 import tempfile
@@ -45,12 +45,12 @@ UNANSWERED = frozenset(
         *("delay", "late", "loss", "cut"),
     }
 )
-"""What leaves requests for offsets without an answer: the log does not list what was
-granted then, and to nobody."""
+"""Faults that leave requests for offsets without an answer: their grants are not handed
+out, and the log does not list them."""
 
 
 class HostedSimulation(Liveness):
-    """One seeded run of a world that was drawn; ``run`` does it all."""
+    """One seeded run of a world; ``run`` executes it."""
 
     def __init__(self, world: HostedWorld) -> None:
         super().__init__(world, h_ms=world.h)
@@ -58,7 +58,7 @@ class HostedSimulation(Liveness):
         self._troubles = Troubles(world)
 
     def run(self, *, rounds: int = 200) -> Report:
-        """Break things for so many rounds, heal them, and demand liveness.
+        """Let faults strike for some rounds, heal them, and demand liveness.
 
         Raises:
             RunFailed: An invariant was broken.
@@ -125,7 +125,7 @@ class HostedSimulation(Liveness):
         if not any(self._is_consumer(process) for process in world.processes):
             world.join(world.rng.choice([*world.hosts, None]))
         world.produce(5)
-        # What was on its way still lands.
+        # Appends in flight still land.
         self._troubles.end_pauses()
         self._live(TAKEOVER_HS * world.h)
         if POSITIONS in world.faults:
@@ -138,7 +138,7 @@ class HostedSimulation(Liveness):
         base_ms = TAKEOVER_HS * world.h + 3 * self._garbage_ms
         self._demand_done(base_ms=base_ms, record_ms=WORK_MS)
         if not self._garbage_ms and HANDOFFS not in world.faults:
-            self._demand_rest()  # who warms up slowly gets its keys late
+            self._demand_rest()  # members that warm up slowly get their keys late
         self._check_death()
         self._check_drain()
         if world.delivery is Delivery.AT_MOST_ONCE and not world.faults & UNANSWERED:
@@ -147,7 +147,7 @@ class HostedSimulation(Liveness):
             world.hand_outs.check_losses(most=batches * config.max_poll_records)
 
     def _all_resolved(self) -> None:
-        """8.5: no key stays locked, and no commit unresolved, though admins died."""
+        """8.5: demand that no lock and no commit stays, even if admins died."""
         h, worlds = self.world.h, self.world.watcher.worlds
         if not self._gets(ENDS_HS_MAX * h, self._troubles.admins.are_done):
             raise Violation("8.6", "an admin never ends")
@@ -157,14 +157,14 @@ class HostedSimulation(Liveness):
         self._live(limit_ms)  # pauses run out
 
     def _all_resized(self) -> None:
-        """10: what an admin began and left is ended by members and sidecars."""
+        """10: demand that members and sidecars end the changes that admins left."""
         limit_ms = 2 * FINAL_AFTER_MS + RESIZE_HS * self.world.h
         resizes = self._troubles.resizes
         if not self._gets(limit_ms, resizes.are_over):
             raise Violation("10", f"a change is open for {limit_ms} ms: {resizes}")
 
     def _resize(self) -> None:
-        """10: what was completed or given up is in the way of no other change."""
+        """10: demand that no change, completed or given up, prevents another one."""
         changes = self._troubles.resizes.changes
         before = len(changes.ended)
         self._troubles.resizes.strike_again()
@@ -184,7 +184,7 @@ class HostedSimulation(Liveness):
 
     @property
     def _planning_ms(self) -> int:
-        """Twice the wait of 9.6, and a release to a member that died."""
+        """Bound of planning: twice the wait of 9.6, and a release to a dead member."""
         h = self.world.h
         wait_ms = 2 * min(h, ORPHAN_MS_MAX) + h // 2
         return wait_ms if PLANS in self.world.faults else 0
@@ -238,7 +238,7 @@ class HostedSimulation(Liveness):
     # --- liveness
 
     def _check_death(self) -> None:
-        """L1: what a client had that its sidecar sees die is used in a moment."""
+        """L1: demand that keys of a client whose death is seen are soon in use."""
         world = self.world
         fit = [
             process
@@ -256,7 +256,7 @@ class HostedSimulation(Liveness):
         self._demand_owned("L1", DEATH_MS + self._garbage_ms + self._planning_ms)
 
     def _check_drain(self) -> None:
-        """L3: a paused group is drained after two intervals and a round trip."""
+        """L3: demand that a paused group drains in two intervals and a round trip."""
         world = self.world
         bound_ms = 2 * world.h + 4 * HEALED_STEP_MS
         self._troubles.pause(2 * bound_ms)
@@ -288,16 +288,16 @@ def simulate_hosted(
 
     Args:
         seed: Decides everything.
-        delivery: The guarantee asked for; drawn without it.
-        faults: What may go wrong, of ``FAULTS``; drawn without it.
-        rounds: How long things are broken.
-        span: Limit of the Config; the default without it.
+        delivery: The guarantee of delivery; None: drawn.
+        faults: Kinds of faults, of ``FAULTS``; None: drawn.
+        rounds: Number of rounds in which faults strike.
+        span: Limit of the Config; None for the default.
 
     Returns:
-        What happened, where every invariant held.
+        The report, if every invariant held.
 
     Raises:
-        RunFailed: One did not; the message repeats it.
+        RunFailed: An invariant was broken; the message shows how to repeat it.
     """
     policies = installed(chance(seed, "garbage"))
     with tempfile.TemporaryDirectory(prefix="marshal-hosted-") as folder, policies:

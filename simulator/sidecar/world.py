@@ -1,7 +1,7 @@
-"""A world of hosts, sidecars, clients and plain consumers, and what must hold in it.
+"""A world of hosts, sidecars, clients and plain consumers, with its invariants.
 
-A seed draws it. Every process is called a step at a time; after each call at most
-one process may use a key by its own deadlines, whichever process claims it in the log.
+A seed draws the world. Every process is called one step at a time; after each call at
+most one process may use a key by its own deadlines, whichever claims it in the log.
 """
 
 import random
@@ -53,31 +53,31 @@ FAULTS = (
     "drift",
     "unwatched",
 )
-"""What may go wrong; a seed draws which of these exist in its world."""
+"""Kinds of faults; a seed draws which of these exist in its world."""
 POSITIONS = "positions"
-"""Goes wrong only when asked for: admins set positions, and die at it."""
+"""Only on request: admins set positions, and die during that."""
 RESIZED_FROM = 4
-"""Coordinating partitions at the start, where their number changes."""
+"""Coordinating partitions at the start, if their number changes."""
 ENDS = 0.3
 ENDS_SLOWLY = 0.02
-"""How probably a call of ``on_warm`` ends in a round."""
+"""Probability that a call of ``on_warm`` ends in a round."""
 OF_APPENDS = frozenset({"delay", "late", "loss", "copies"})
 
 
 @attrs.define(eq=False, kw_only=True)
 class Process:
-    """An application, over a sidecar or not.
+    """An application, with a sidecar or without.
 
     Attributes:
         name: Its name, unique for ever.
         client_id: Its name in the group.
-        work: The process: over a sidecar, or with an engine of its own.
+        work: The process: a client of a sidecar, or one with its own engine.
         mood: How its application warms up, if it does.
         hand: Records handed out and not committed.
         wakes_ms: True time until which it is stopped.
         mends_ms: True time until which its connection, or its network, is cut.
         is_leaving: Whether it was asked to end.
-        checked: Up to where its replicas were compared, by partition.
+        checked: Offsets up to which its replicas were compared, by partition.
     """
 
     name: str
@@ -97,22 +97,22 @@ class Process:
 
     @property
     def held(self) -> dict[Key, Holding]:
-        """What it may use now, by its own lease and clock."""
+        """The keys that it may use now, by its own lease and clock."""
         return self.work.held
 
 
 @attrs.define(eq=False, kw_only=True)
 class Place:
-    """A host's sidecar, and what is wrong with it.
+    """A host's sidecar, and the faults that affect it.
 
     Attributes:
-        host: It.
+        host: The host.
         wakes_ms: True time until which the sidecar is stopped.
         mends_ms: True time until which its network is cut.
         starts_ms: True time at which it is started again, None while it runs.
-        drains_ms: True time at which a drain is over, whatever is left.
-        recalls_ms: True time until which it hands off before, None without that.
-        checked: Up to where its replicas were compared, by partition.
+        drains_ms: True time at which a drain is over, even if keys are left.
+        recalls_ms: True time until which it hands keys off first, None without handoff.
+        checked: Offsets up to which its replicas were compared, by partition.
     """
 
     host: Host
@@ -151,7 +151,7 @@ class Fates:
 
 
 class HostedWorld(BaseWorld):
-    """Who is there, and what they do."""
+    """The hosts and processes of a simulated world, and their steps."""
 
     is_broken: bool = True
 
@@ -168,10 +168,10 @@ class HostedWorld(BaseWorld):
 
         Args:
             seed: Decides everything.
-            folder: Where sidecars keep identities and lease journals; empty.
-            delivery: The guarantee asked for; drawn without it.
-            faults: What may go wrong, of ``FAULTS``; drawn without it.
-            span: Limit of the Config; the default without it.
+            folder: Empty folder for identities and lease journals of sidecars.
+            delivery: The guarantee of delivery; None: drawn.
+            faults: Kinds of faults, of ``FAULTS``; None: drawn.
+            span: Limit of the Config; None for the default.
         """
         self.seed = seed
         rng = self.rng = random.Random(seed)  # noqa: S311 - repeatable on purpose
@@ -239,7 +239,7 @@ class HostedWorld(BaseWorld):
     def _set_group(self) -> None:
         """Draw how long successors have to warm up, and for how many keys at once.
 
-        And have the group follow Plans, if these exist in this world.
+        Also lets the group follow Plans, if this world has them.
         """
         rng, count = chance(self.seed, "handoffs"), self.cluster.config.partition_count
         record = GroupSettings(
@@ -265,7 +265,7 @@ class HostedWorld(BaseWorld):
         return mood_of(self.seed, self._starts)
 
     def warm_up(self, process: Process, *, is_calm: bool) -> None:
-        """Let a process end calls of ``on_warm``, or die at them."""
+        """Let a process end calls of ``on_warm``, or die during them."""
         warming = process.work.warming
         if not warming.waiting_count or process.mood == NEVER:
             return
@@ -299,11 +299,11 @@ class HostedWorld(BaseWorld):
         return host
 
     def chance(self, part: float) -> bool:
-        """Draw whether something happens that does in so many cases."""
+        """Draw whether something with this probability happens."""
         return self.rng.random() < part
 
     def pass_time(self, duration_ms: int) -> None:
-        """Let time pass, and end what is over by then."""
+        """Let time pass, and end the faults that are over by then."""
         self.loop.run(duration_ms, after=self._follow)
         now_ms = self.now_ms
         for due_ms, process in list(self.restarts):
@@ -318,7 +318,7 @@ class HostedWorld(BaseWorld):
         self.check()
 
     def _follow(self) -> None:
-        """Fold what an admin wrote in its turn: S8 is of all partitions, in order."""
+        """Fold an admin's records after its turn: S8 needs all partitions in order."""
         self.watcher.catch_up()
 
     def _look_after(self, place: Place, now_ms: int) -> None:
@@ -355,7 +355,7 @@ class HostedWorld(BaseWorld):
             self.trace(f"{host.name} has ended in order")
 
     def drive(self, process: Process, *, is_calm: bool = False) -> None:
-        """Let one process do what it does, unless it is stopped."""
+        """Let one process act once, unless it is stopped."""
         if self.now_ms < process.wakes_ms or process not in self.processes:
             return
         work = process.work
@@ -378,7 +378,7 @@ class HostedWorld(BaseWorld):
         if failure is not None:
             if not isinstance(failure, IdentityConflict):
                 raise Violation("fault", f"{process.name}: {failure!r}")
-            # Its name is not free yet: its supervisor tries again.
+            # Its name is still in use: its supervisor tries again.
             self.trace(f"{process.name} fails: its name is in use")
             self.remove(process)
             self.restarts.append((self.now_ms + self.h // 2, process))
@@ -388,7 +388,7 @@ class HostedWorld(BaseWorld):
         self.work(process, self.rng.randint(0, 4))
 
     def _drive_hosted(self, work: Hosted, *, is_calm: bool) -> None:
-        """Let its threads act, in any order; not each of them comes to its turn."""
+        """Let the threads of a process act, in any order; some may not get a turn."""
         rng = self.rng
         most = 100 if is_calm or "slow" not in self.faults else rng.choice([0, 1, 9])
         phases = 3 if is_calm or "slow" not in self.faults else rng.randint(0, 3)
@@ -435,7 +435,7 @@ class HostedWorld(BaseWorld):
             try:
                 consumer.commit(record)
             except ClaimLost:
-                # What else it got under that claim is somebody else's now.
+                # Other records under that claim belong to another process now.
                 process.hand = [
                     each for each in process.hand if not is_of_one_claim(each, record)
                 ]
@@ -455,7 +455,7 @@ class HostedWorld(BaseWorld):
             if host.node is not None:
                 self._check_reader(host.name, host.node, place.checked)
             for each in () if host.service is None else host.service.groups:
-                # What a dead life of it had sent may land late, and look like a twin.
+                # Late records of an earlier life may look like those of a twin.
                 if not isinstance(each.failure, IdentityConflict | None):
                     raise Violation("fault", f"{host.name}: {each.failure!r}")
 
@@ -465,7 +465,7 @@ class HostedWorld(BaseWorld):
             raise Violation("fault", f"{name}: {node.engine.failure!r}")
 
     def _check_users(self) -> None:
-        """S4: of processes, and of claimants, which may be sidecars."""
+        """Demand S4 of processes, and of claimants, which may be sidecars."""
         users: dict[Key, Process] = {}
         claimants: dict[Key, object] = {}
         for process in self.processes:
@@ -497,18 +497,18 @@ class HostedWorld(BaseWorld):
 
     @property
     def partition_count(self) -> int:
-        """The number of coordinating partitions that is in force."""
+        """The number of coordinating partitions in force."""
         config = self.watcher.worlds[0].config or self.cluster.config
         return config.partition_count
 
     def count(self, what: str) -> None:
-        """Count what has happened."""
+        """Count a situation."""
         self.counts[what] = self.counts.get(what, 0) + 1
 
     # --- processes
 
     def join(self, place: Place | None) -> None:
-        """Start a consumer: by a sidecar, or with an engine of its own."""
+        """Start a consumer: with a sidecar, or with its own engine."""
         self._names += 1
         if place is None:
             self._start_plain(f"c{self._names}")
@@ -578,7 +578,7 @@ class HostedWorld(BaseWorld):
             self._start_hosted(process.client_id, work.host, claims=work.claims)
 
     def remove(self, process: Process) -> None:
-        """End a process without a word; who watches it knows."""
+        """End a process without a shutdown; a watching sidecar finds its death."""
         self.processes.remove(process)
         work = process.work
         if isinstance(work, Hosted) and work.pid is not None:
@@ -586,7 +586,7 @@ class HostedWorld(BaseWorld):
         self.trace(f"{process.name} ends")
 
     def mend(self, process: Process) -> None:
-        """Mend its connection to its sidecar, and to the cluster."""
+        """Restore the connections of a process to its sidecar and to the cluster."""
         process.mends_ms = 0
         work = process.work
         if isinstance(work, Node):

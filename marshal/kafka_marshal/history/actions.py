@@ -1,4 +1,4 @@
-"""What admins did: every record of theirs in the log, as actions.
+"""Joins all records of admins in the log into actions.
 
 An admin's operation has records in every coordinating partition, and a pause is renewed
 again and again. ``ActionLog`` observes the fold of all partitions and joins the records
@@ -83,9 +83,9 @@ COMMITTED, ABORTED, OPEN = "committed", "aborted", "open"
 
 # How a pause ended.
 RESUMED, EXPIRED, TAKEN_BACK = "resumed", "expired", "reset"
-# How a directive did, before its time.
+# How a directive ended before its time.
 ENDED = "ended"
-# How a growth did, whether or not it has grown.
+# How a growth ended, whether or not the topic has grown.
 WITHDRAWN, RECREATED = "withdrawn", "recreated"
 
 
@@ -103,7 +103,7 @@ class ActionRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         outcome: ``accepted``, ``refused``, ``ignored`` or ``halted``.
         effect: Its effect if it was accepted, else the reason why not.
         reason: Reason in the record, for people.
-        until_ms: End of the pause that it asks for; None for the end of one.
+        until_ms: End of the pause that it requests; None if it ends a pause.
     """
 
     partition: int
@@ -126,8 +126,7 @@ class ActionKey(msgspec.Struct, kw_only=True, gc=False):
         key: The key.
         position: Position that it sets, or None.
         before: Position before it, None if unknown.
-        outcome: What became of the key: the effect of the last record about it, or
-            the reason of the refusal.
+        outcome: Effect of the last record about the key, or the reason of its refusal.
     """
 
     key: Key
@@ -137,17 +136,17 @@ class ActionKey(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How a pause ended in one coordinating partition, or a directive or growth.
+    """How a pause, a directive or a growth ended in one coordinating partition.
 
     Attributes:
-        how: ``resumed``, ``expired``, or ``reset`` if the state of a Reset does not
-            have it; of a directive ``ended``, of a growth ``withdrawn``, or
+        how: For a pause ``resumed``, ``expired``, or ``reset`` if the state of a Reset
+            does not have it; for a directive ``ended``; for a growth ``withdrawn``, or
             ``recreated`` once another topic of its name grows.
         partition: The partition.
         offset: Offset of the entry that ended it; None if it is only known that its
             time is over.
         at_ms: Append time of that entry, epoch ms, or the end of the pause.
-        client_id: Who ended it, None if time did.
+        client_id: The client that ended it, None if time did.
         person: Person in the tags of that record.
     """
 
@@ -163,14 +162,14 @@ class ActionStep(msgspec.Struct, kw_only=True, gc=False):
     """One step of a change of the partition count (PROTOCOL 10), or a growth (9.10).
 
     Attributes:
-        name: ``fenced``, ``imported``, ``groups``, ``done`` or ``ended``; of a growth
+        name: ``fenced``, ``imported``, ``groups``, ``done`` or ``ended``; for a growth
             ``announced`` or ``grown``.
-        count: Partitions that were fenced or ended, keys that were imported, settings
-            and directives of groups that were, or pairs of a source and a target that
-            were done; of a growth partitions that were announced, or whose ends were
-            recorded.
-        first_ms: Append time of the first of its records, epoch ms.
-        last_ms: That of the last one.
+        count: Number of partitions that were fenced or ended, of keys, or settings and
+            directives of groups, that were imported, or of pairs of a source and a
+            target that were done; for a growth of partitions that were announced, or
+            whose ends were recorded.
+        first_ms: Append time of the step's first record, epoch ms.
+        last_ms: Append time of its last record, epoch ms.
     """
 
     name: str
@@ -190,26 +189,27 @@ class Action(msgspec.Struct, kw_only=True, gc=False):
         group_id: The group; None if it concerns all groups.
         op_id: The operation, None for records without one.
         first: Its first record, by append time.
-        outcome: ``accepted``, ``refused``, ``partial`` (accepted in some partitions),
-            of a set position ``committed``, ``aborted`` or ``open``; of a change of
-            the partition count ``open`` until it has ended in every partition; of a
-            growth until the ends are known, and ``aborted`` if it has ended before.
+        outcome: ``accepted``, ``refused`` or ``partial`` (accepted in some partitions);
+            for a set position ``committed``, ``aborted`` or ``open``. A change of the
+            partition count is ``open`` until it has ended in every partition; a growth
+            until the ends are known, and ``aborted`` if it ended before.
         refusals: Number of its records that were refused or ignored, by reason.
         reason: The first reason in its records, for people.
         begin_ms: Begin of a scheduled pause, None if it began with its first record.
         topics: Topics that a pause is limited to, like ``orders:0,1``.
         until_ms: End of the pause, as of the last renewal.
-        renewals_count: Accepted records that only extended the pause.
-        renewed_by: Person, else client, of the last of them; None if that is who
-            began it.
-        ended: How the pause ended in the partition where it did last; None while it
-            lasts anywhere. Of a growth, why nothing waits for it any more.
-        lasting: Coordinating partitions where the pause lasts.
-        scheduled: Coordinating partitions where it has not begun.
-        undoes: The operation that an undo sets back, by the tags of its records.
+        renewals_count: Number of accepted records that only extended the pause.
+        renewed_by: Person, else client, of the last of these; None if it also began
+            the pause.
+        ended: How the pause ended in the partition in which it ended last; None while
+            it is active in any. For a growth, why nothing waits for it any more.
+        lasting: Coordinating partitions in which the pause is active.
+        scheduled: Coordinating partitions in which it has not begun.
+        undoes: The operation that an undo reverts, by the tags of its records.
         keys: Keys that it names, with their positions.
-        text: What a Config set, which process was fenced, who is drained or cordoned,
-            from and to which partition count, or the generation of a plan; else None.
+        text: The settings of a Config, the fenced process, the drained or cordoned
+            client or host, the partition counts before and after, or the generation of
+            a plan; else None.
         steps: Steps of a change of the partition count or of a growth, in order of the
             protocol.
         records: Its records, by append time; at most ``RECORDS_PER_ACTION_MAX``.
@@ -261,7 +261,7 @@ class _Operation(msgspec.Struct, gc=False):
     kind: str = ""
     text: str | None = None
     steps: dict[str, ActionStep] = {}
-    # Partitions in which the change of the partition count is open, or has ended.
+    # Partitions that have the fence of the change: it is open there, or has ended.
     changing: set[int] = set()
 
 
@@ -271,9 +271,10 @@ class ActionLog:
     The partitions may be folded in any order; the result is the same.
 
     Attributes:
-        group_id: Only actions on this group, or on all groups; None for every group.
-        records_count: Number of records of admins, of those groups.
-        dropped_count: Actions beyond ``ACTIONS_MAX``, which are not kept.
+        group_id: Keeps only actions on this group, or on all groups; None for every
+            group.
+        records_count: Number of records of admins about these groups.
+        dropped_count: Number of actions beyond ``ACTIONS_MAX``, which are not kept.
     """
 
     def __init__(self, group_id: str | None = None) -> None:
@@ -284,14 +285,13 @@ class ActionLog:
         self._configs: dict[int, Config] = {}
         # By coordinating partition.
         self._pauses: dict[int, Pauses] = {}
-        # Offsets of the announcements of growths that stand, by topic and old count.
+        # Offset of the announcement of each growth in the state, by topic and count.
         self._growths: dict[tuple[str, int], int] = {}
 
     def begin(self, world: WorldState) -> None:
         """Start a partition from the state of a checkpoint.
 
-        Its pauses began before; only their ends can be part of an action. So did its
-        growths.
+        Its pauses and growths began earlier; only their ends can be part of an action.
         """
         if world.partition == 0:
             self._growths = _announced(world)
@@ -339,7 +339,7 @@ class ActionLog:
         operation.count += 1
         operation.records.append(_record(world, entry, transitions[0]))
         if len(operation.records) > RECORDS_PER_ACTION_MAX:
-            del operation.records[1]  # the first one and the last ones matter
+            del operation.records[1]  # keeps the first record and the last ones
         if isinstance(record, StagePosition):
             for key, position in _staged(record):
                 row = _key(operation, key, position)
@@ -363,7 +363,7 @@ class ActionLog:
             self._note_dropped(world, operation)
 
     def _note_dropped(self, world: WorldState, operation: _Operation) -> None:
-        """Note the growths that an operation on another one, or a Reset, has ended."""
+        """Record the growths that another growth of the topic, or a Reset, ended."""
         before, self._growths = self._growths, _announced(world)
         for place, offset in before.items() - self._growths.items():
             dropped = self._operations.get((GROW, None, f"{place}/{offset}"))
@@ -383,7 +383,7 @@ class ActionLog:
     def _name(self, world: WorldState, transition: Transition) -> Name:
         """Return what the records of one operation have in common.
 
-        Those of a growth its announcement; one that was refused has none.
+        Records of a growth have its announcement in common; a refused one has none.
         """
         record = transition.record
         assert isinstance(record, AdminRecord)
@@ -435,7 +435,7 @@ class ActionLog:
     def _note_ends(
         self, world: WorldState, entry: LogEntry, *, record: AdminRecord | None
     ) -> None:
-        """Note the pauses of a partition that ended, and those that never began."""
+        """Record the pauses of a partition that ended, also those that never began."""
         number, pauses = world.partition, self._pauses[world.partition]
         at = Moment(entry.offset, world.now_ms, entry.timestamp_ms)
         ahead = dict(pauses.scheduled)
@@ -455,8 +455,8 @@ class ActionLog:
         """Return the actions, by the append time of their first records.
 
         Args:
-            elapsed: Append time of the next entry of each partition, estimated: a
-                pause whose end is over by then counts as expired.
+            elapsed: Estimated append time of the next entry of each partition: a pause
+                that ends before it counts as expired.
         """
         self._note_pauses()
         found = [
@@ -468,7 +468,7 @@ class ActionLog:
         return found
 
     def _note_pauses(self) -> None:
-        """Note until when the pause of each operation lasts, and where."""
+        """Record in which partitions the pause of each operation lasts, until when."""
         for operation in self._operations.values():
             operation.lasting, operation.scheduled = {}, {}
         for number, pauses in self._pauses.items():
@@ -487,7 +487,7 @@ def _note_layout(
     *,
     transitions: Transitions,
 ) -> None:
-    """Note how far a change of the partition count is."""
+    """Record the progress of a change of the partition count."""
     record = transitions[0].record
     if isinstance(record, LayoutFence):
         count = config_of(record).partition_count
@@ -503,7 +503,7 @@ def _note_layout(
 def _note_growth(
     operation: _Operation, entry: LogEntry, transition: Transition
 ) -> None:
-    """Note how far a growth is."""
+    """Record the progress of a growth."""
     record, effect = transition.record, transition.effect or ""
     assert isinstance(record, DataGrowth)
     old, new = record.old_count, record.new_count
@@ -633,7 +633,7 @@ def _action(
     *,
     records: Iterable[ActionRecord] | None = None,
 ) -> Action:
-    """Return the action of these records, with the outcome that they have in common."""
+    """Return the action that these records form, with its outcome over all of them."""
     named, group_id, op_id = operation.name
     kind = kind or named
     mine = sorted(operation.records if records is None else records, key=_place)
@@ -675,7 +675,7 @@ def _action(
 def _with_pause(
     action: Action, operation: _Operation, now_ms: Mapping[int, int]
 ) -> Action:
-    """Add how far the pause reaches, and how it ended."""
+    """Add the end of the pause, its renewals, and how it ended."""
     renewed = [r for r in action.records if r.effect in {"paused", "scheduled"}]
     firsts = {record.partition for record in renewed}
     action.until_ms = max((r.until_ms or 0 for r in renewed), default=None)
@@ -698,14 +698,14 @@ def _with_pause(
         ),
     ]
     if ends and not action.lasting and not action.scheduled:
-        # Where it was resumed anywhere, an admin ended it, not time.
+        # If it was resumed in any partition, an admin ended it, not time.
         ends.sort(key=lambda end: (end.how != EXPIRED, end.at_ms, end.partition))
         action.ended = ends[-1]
     return action
 
 
 def _with_end(action: Action) -> Action:
-    """Add until when a directive is in force, and who ended it earlier."""
+    """Add the end of a directive, and the client that ended it earlier, if any."""
     directed_until = [r.until_ms for r in action.records if r.until_ms is not None]
     action.until_ms = max(directed_until, default=None)
     action.ended = _last_of(action, "directive_ended", how=ENDED)
@@ -729,7 +729,7 @@ def _last_of(action: Action, effect: str, *, how: str) -> Ended | None:
 
 
 def _growth_action(action: Action, operation: _Operation) -> Action:
-    """Add what became of a growth."""
+    """Add the outcome and the end of a growth."""
     action.ended = _last_of(action, "growth_withdrawn", how=WITHDRAWN)
     if operation.ended:
         action.ended = operation.ended[-1]
@@ -744,7 +744,7 @@ def _growth_action(action: Action, operation: _Operation) -> Action:
 def _pause_actions(
     operation: _Operation, now_ms: Mapping[int, int]
 ) -> Iterator[Action]:
-    """Yield a pause, and each admin's end of it."""
+    """Yield the action of a pause, and the action of each admin that ended it."""
     resumes: dict[bytes | None, list[ActionRecord]] = {}
     pauses: list[ActionRecord] = []
     for record in operation.records:

@@ -1,4 +1,4 @@
-"""Which records admins write, and which of them belong to one operation."""
+"""Identifies the records that admins write, and those of one operation."""
 
 from typing import TypeGuard
 
@@ -49,8 +49,8 @@ AdminRecord = (
     | DataGrowth
     | Plan
 )
-"""Every record kind that admins write; members continue what dead admins began, and
-write Plans themselves."""
+"""Every record kind that admins write. Members also write these kinds, to continue the
+operations of dead admins; and they write Plans."""
 
 
 # Kinds of actions.
@@ -69,7 +69,7 @@ Name = tuple[str, str | None, bytes | str | None]
 
 
 def is_of_admin(record: object) -> TypeGuard[AdminRecord]:
-    """Return whether an admin wrote a record: a Plan that names a person, too."""
+    """Return whether an admin wrote a record; a Plan only if it names a person."""
     if isinstance(record, Plan):
         return person_of(record) is not None
     return isinstance(record, AdminRecord)
@@ -84,7 +84,7 @@ def group_of(record: AdminRecord) -> str | None:
 
 
 def directed(record: Directive) -> str:
-    """Return whom a directive drains or cordons, for people."""
+    """Return the client or host that a directive drains or cordons, for people."""
     return f"host {record.host}" if record.client is None else f"client {record.client}"
 
 
@@ -108,7 +108,7 @@ def name_of(record: AdminRecord) -> Name:
     if isinstance(record, GroupSettings):
         name = f"{record.generation}/{record.incarnation.hex()}/{record.seq}"
         return SETTINGS, record.group_id, name
-    if isinstance(record, Plan):  # its slices are one after the other
+    if isinstance(record, Plan):  # its slices have consecutive sequence numbers
         first = record.seq - record.number
         return REBALANCE, record.group_id, f"{record.incarnation.hex()}/{first}"
     if isinstance(record, Directive):
@@ -119,7 +119,7 @@ def name_of(record: AdminRecord) -> Name:
 
 
 def text_of(record: FencingClient | GroupSettings | Directive | Plan) -> str:
-    """Return whom or what a record names, for people: of settings no defaults."""
+    """Return the subject of a record, for people; settings without defaults."""
     if isinstance(record, FencingClient):
         return f"{record.fenced}, process {record.fenced_incarnation.hex()}"
     if isinstance(record, Directive):

@@ -1,8 +1,8 @@
-"""The records that made one key's state what it is, in log order.
+"""Collects the records that led to one key's state, in log order.
 
 ``KeyChain`` observes the fold of the key's coordinating partition and decides nothing.
 Claims and pauses come from the same ``Historian`` that the audit uses; the chain adds
-the attempts that failed, and what admins did to the key.
+the attempts that failed, and the actions of admins on the key.
 """
 
 from collections import deque
@@ -68,13 +68,13 @@ RENEWED_LATE = "renewed_late"
 PAUSE_EXPIRED = "pause_expired"
 UNSCHEDULED = "unscheduled"
 DROPPED = "dropped"
-# Effects that drop the key as a part of what they do.
+# Effects that include dropping the key.
 _DROPS = frozenset({"forgotten", "reset", "layout_fenced", "layout_final"})
 _MOVES = (LayoutFence, LayoutDone, LayoutFinal)
 
 
 class KeyEvent(msgspec.Struct, kw_only=True, gc=False):
-    """Something that happened to a key, or did not: a refused or ignored record.
+    """Something that happened to a key, or a refused or ignored record about it.
 
     Attributes:
         what: ``claimed``, ``taken_over``, ``resumed``, ``released``, ``stale``,
@@ -83,15 +83,15 @@ class KeyEvent(msgspec.Struct, kw_only=True, gc=False):
             ``decided``, ``position_set``, ``unlocked``, ``forgotten``, ``dropped`` (for
             its silence), ``offered``, ``offer_withdrawn``, ``ready``, ``fenced``,
             ``reset``, ``configured``, ``layout_fenced`` (a change of the partition
-            count moves the key), ``imported``, ``layout_done`` (what is not imported
-            is new), ``layout_final``, or ``restored`` where the history begins at a
+            count moves the key), ``imported``, ``layout_done`` (a key not imported by
+            then is new), ``layout_final``, or ``restored`` if the history begins at a
             checkpoint.
         partition: Coordinating partition of the record.
-        offset: Offset of the record, of the first one if it was repeated; None where
-            time alone did it.
+        offset: Offset of the record, or of the first one if it was repeated; None if
+            time alone caused the event.
         at_ms: Append time of that record, epoch ms; an estimate without an offset.
         record: Name of the record kind, None without a record.
-        client_id: Its sender; of ``stale`` the owner.
+        client_id: Sender of the record; for ``stale`` the owner.
         incarnation: The sender's process.
         person: Person in the tags of an admin's record, or None.
         reason: Reason in the record, or why it was refused or ignored.
@@ -101,17 +101,17 @@ class KeyEvent(msgspec.Struct, kw_only=True, gc=False):
         before: Position before a set position, None if unknown.
         begin_ms: Begin of a scheduled pause.
         until_ms: End of a pause, a reservation or an offer, of the quiet time after a
-            Reset, or of the owner's lease, each on the clock that it is judged by.
+            Reset, or of the owner's lease, each on the clock that judges it.
         op_id: The operation of an admin, None without one.
         topics: Topics that a pause is limited to, like ``orders:0,1``.
         successor: Client that a release or an offer names.
         count: Number of such records until the next change.
-        renewed_by: Person, else client, that renewed a pause last; None if that is
-            who began it.
-        last_offset: Offset of the last one.
-        last_ms: Append time of the last one, epoch ms.
-        move: The last change of the partition count that moves the key, as far as this
-            partition had read; None before the first one.
+        renewed_by: Person, else client, that renewed a pause last; None if it also
+            began the pause.
+        last_offset: Offset of the last such record.
+        last_ms: Append time of the last such record, epoch ms.
+        move: The last change of the partition count that moves the key, as the log of
+            this partition shows it so far; None before the first one.
         is_moved: Whether that move was over here: the key had arrived, or was dropped.
     """
 
@@ -145,7 +145,7 @@ class Move(NamedTuple):
     """A change of the partition count that moves a key.
 
     Attributes:
-        generation: Generation of the Config that it brought.
+        generation: Generation of the Config that the change put in force.
         op_id: The operation.
         source: Coordinating partition that the key moves from.
         target: Coordinating partition that it moves to.
@@ -159,21 +159,21 @@ class Move(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class KeyPath:
-    """The past of a key, joined of the chains of its partitions.
+    """The past of a key, joined from the chains of its partitions.
 
     Attributes:
         key: The key.
-        world: State of its coordinating partition at the moment of the view: while it
-            moves, of the one that it is shown from (see ``World.partition_of``).
+        world: State of its coordinating partition at the moment of the view; while the
+            key moves, of the partition that shows it (see ``World.partition_of``).
         events: The last events, oldest first; at most ``EVENTS_MAX``.
         events_count: Number of all events.
         claims: The last claims, by token; at most ``CLAIMS_MAX``.
         claims_count: Number of all claims.
         refused_count: Number of refused or ignored records about the key.
-        began_at: Next offset of the checkpoint that it begins at, None at the log's
-            start. What came before is not known here. Of several partitions it is of
-            the first one.
-        pause: The active pause of the key that lasts longest, None without one.
+        began_at: Next offset of the checkpoint at which the history begins, None at the
+            log's start. Earlier events are not known here. If the history is of several
+            partitions, this is the offset in the first one.
+        pause: The active pause of the key that ends last, None without one.
     """
 
     key: Key
@@ -188,7 +188,7 @@ class KeyPath:
 
 
 class _Lease(msgspec.Struct, gc=False):
-    """What the state had of the key before an entry."""
+    """The key's owner, lease and position in the state before an entry."""
 
     owner: Owner | None
     renewed_ms: int
@@ -214,8 +214,8 @@ class KeyChain:
         claims: The last ``CLAIMS_MAX`` claims, oldest first; the open one is the last.
         claims_count: Number of all claims.
         refused_count: Number of refused or ignored records about the key.
-        began_at: Offset of the checkpoint's state that it began at, None at the log's
-            start.
+        began_at: Next offset of the checkpoint at which the chain began, None at the
+            log's start.
         moves: Changes of the partition count that move the key, oldest first.
     """
 
@@ -228,7 +228,7 @@ class KeyChain:
         self.refused_count = 0
         self.began_at: int | None = None
         self._historian = Historian()
-        # Earlier epochs, by which ignored heartbeats of batches name the key.
+        # All epochs of the key: ignored heartbeats in batches may name earlier ones.
         self._epochs: dict[int, None] = {}
         self._was = _Lease.of(None)
         self._is_known = False
@@ -238,7 +238,7 @@ class KeyChain:
         self.moves: list[Move] = []
         self._partition = 0
         self._is_moved = False
-        # Repeated events since the last change, by what makes them equal.
+        # Repeated events since the last change, by the fields that make them equal.
         self._repeated: dict[tuple[str | bytes | None, ...], KeyEvent] = {}
 
     @property
@@ -253,7 +253,7 @@ class KeyChain:
 
     @property
     def pause(self) -> PauseRow | None:
-        """The active pause of the key that lasts longest, None without one."""
+        """The active pause of the key that ends last, None without one."""
         return max(self._pauses(), key=attrgetter("until_ms"), default=None)
 
     def _pauses(self) -> list[PauseRow]:
@@ -299,9 +299,9 @@ class KeyChain:
         self._add(begun)
 
     def epoch(self, world: WorldState) -> int:
-        """Return the key's epoch: ``take`` needs no Heartbeats of other keys.
+        """Return the key's epoch: ``take`` needs no Heartbeats of other epochs.
 
-        A Heartbeat that names an earlier epoch of the key has a transition, too.
+        A Heartbeat that names an earlier epoch of the key always has a transition.
         """
         known = world.keys.get(self.key)
         return NO_EPOCH if known is None else known.epoch
@@ -361,11 +361,11 @@ class KeyChain:
         return tuple(found)
 
     def _is_about(self, transition: Transition, index: int) -> bool:
-        """Return whether a transition that names no key, or another, concerns this."""
+        """Return whether a transition without this key concerns it all the same."""
         record = transition.record
         if isinstance(record, BatchHeartbeat):
-            # A heartbeat of a batch names an epoch alone. An earlier one of this key
-            # shows that a former owner still believes to own it.
+            # A heartbeat in a batch names only an epoch. An earlier epoch of this key
+            # shows that a former owner still believes that it owns the key.
             is_mine = record.group_id == self.key.group_id
             has_beats = len(record.beats) > index and transition.reason == "not_owner"
             return is_mine and has_beats and record.beats[index][0] in self._epochs
@@ -392,7 +392,7 @@ class KeyChain:
         return isinstance(record, StagePosition) and self._is_named_by(record)
 
     def _is_moved_by(self, record: LayoutFence | LayoutDone | LayoutFinal) -> bool:
-        """Return whether an accepted record of a change of the count is about it."""
+        """Return whether an accepted record of a change concerns the key."""
         if isinstance(record, LayoutFence):
             move = self._move_by(record, config_of(record))
             return move is not None or self._is_known
@@ -404,7 +404,7 @@ class KeyChain:
         )
 
     def _move_by(self, change: LayoutFence | Layout, config: Config) -> Move | None:
-        """Return how a change of the count moves the key, None if it does not."""
+        """Return how a change of the partition count moves the key, or None."""
         counts = change.from_count, config.partition_count
         source, target = (place_under(self.key, count) for count in counts)
         if source == target:
@@ -497,7 +497,7 @@ class KeyChain:
                 return
 
     def _begun(self, world: WorldState, *, at: Moment) -> None:
-        """Record the begin of a scheduled pause, which no record is."""
+        """Record the begin of a scheduled pause, for which there is no record."""
         for pause in self._pauses():
             if pause.op_id not in self._scheduled:
                 continue
@@ -510,7 +510,7 @@ class KeyChain:
                 event.person, event.incarnation = planned.person, planned.incarnation
 
     def _planned(self, op_id: bytes) -> KeyEvent | None:
-        """Return the event that scheduled a pause, None if it is not known any more."""
+        """Return the event that scheduled a pause, None if it was dropped."""
         for event in reversed(self.events):
             if event.what == "scheduled" and event.op_id == op_id:
                 return event
@@ -578,7 +578,7 @@ class KeyChain:
     def _unsuccessful(
         self, world: WorldState, transition: Transition, *, at: Moment
     ) -> None:
-        """Record a refused or ignored record; equal ones are one event."""
+        """Record a refused or ignored record; repeated ones share an event."""
         record = transition.record
         assert record is not None
         self.refused_count += 1
@@ -600,7 +600,7 @@ class KeyChain:
             event.until_ms = at.append_ms + left_ms
 
     def _note_staleness(self, world: WorldState, at: Moment, *, was: _Lease) -> None:
-        """Record that the owner had gone stale before this entry, once a renewal."""
+        """Record that the owner went stale before this entry, once per renewal."""
         since_ms = self._stale_ms(at, was)
         if since_ms is None or self._is_stale:
             return
@@ -632,7 +632,7 @@ class KeyChain:
     def _change(
         self, world: WorldState, what: str, *, at: Moment, record: Record | None
     ) -> KeyEvent:
-        """Add an event that changes what later attempts meet."""
+        """Add an event after which later attempts may be judged differently."""
         event = self._new(world, what, at=at, record=record)
         self._repeated = {}
         self._add(event)

@@ -1,4 +1,4 @@
-"""Who owned what, when and why: rows derived from the fold.
+"""Derives from the fold who owned which key, when and why, as rows.
 
 The state has the present; a historian keeps the past. It observes transitions and
 decides nothing, so that an audit uses the same fold as the members. It keeps its own
@@ -75,14 +75,14 @@ _WAITING = ("held", "handoff")
 
 
 class Track(msgspec.Struct, gc=False, kw_only=True):
-    """The last claim of a key, and the processes that wait for the next.
+    """The last claim of a key, and the processes that wait to claim the key next.
 
     Attributes:
         interval: The current claim, or the last one.
-        epoch: Its epoch.
+        epoch: Epoch of that claim.
         sample_due_ms: Log time from which the next position row is due.
-        rewinds_count: Rewinds under all claims of the key.
-        kept_ms: Log time until which a release reserves it for its successor.
+        rewinds_count: Number of rewinds under all claims of the key.
+        kept_ms: Log time until which a release reserves the key for its successor.
         waiting: Processes refused since the last renewal, and when, oldest first.
     """
 
@@ -130,7 +130,7 @@ def move(track: Track, position: int | None, *, rewinds: bool) -> None:
 def note_waiting(
     track: Track, incarnation: bytes, *, reason: str | None, at: Moment
 ) -> None:
-    """Record that a process was refused, if it thus waits for the key."""
+    """Record that a process was refused, if it waits for the key from now on."""
     waiting = [each for each in track.waiting if each[0] != incarnation]
     if reason in _WAITING:
         waiting.append((incarnation, at.log_ms))
@@ -138,7 +138,7 @@ def note_waiting(
 
 
 def release(interval: Interval, by: str, *, reason: str | None, at: Moment) -> Interval:
-    """End a claim whose key has no owner then; return it."""
+    """End a claim whose key has no owner afterwards; return the claim."""
     interval.ending, interval.ended_by = RELEASED, by
     interval.reason, interval.end = reason, at
     return interval
@@ -188,13 +188,14 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
 
     Attributes:
         sample_ms: Log time between two samples of a key's position.
-        tracks: Every key of the state.
-        pauses: Its pauses.
-        ages: Ages of claims at their renewals, by group: counts by twentieths of the
-            heartbeat interval, the last one for all above.
-        entries_count: Number of entries.
-        first_offset: Offset of the first entry, or the next one of the start state.
-        resets_count: Resets that took effect, and keys that were forgotten.
+        tracks: The track of every key of the state.
+        pauses: The pauses of the state.
+        ages: Ages of claims at their renewals, by group: the number of renewals in each
+            twentieth of the heartbeat interval, the last number for all above.
+        entries_count: Number of entries observed.
+        first_offset: Offset of the first entry, or next offset of the start state.
+        resets_count: Number of events after which offsets may be granted again: Resets,
+            forgotten keys and committed set positions.
     """
 
     sample_ms: int = SAMPLE_MS_DEFAULT
@@ -264,12 +265,12 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
     def take_run(self, world: WorldState, run: Sequence[LogEntry]) -> Iterator[Row]:
         """Fold entries into a world, up to a halt; yield the rows that they complete.
 
-        They are those of ``apply`` and ``take``. Of ordinary heartbeats no transitions
-        are made.
+        The rows equal those of ``apply`` and ``take``, but ordinary heartbeats are
+        folded without transitions.
         """
         at, is_beat = 0, True
         while at < len(run) and world.halted is None:
-            # Heartbeats follow each other. A pause may begin and end with any entry.
+            # Heartbeats come in runs. A pause may begin and end with any entry.
             if is_beat and not self.pauses:
                 beats: list[Beat] = []
                 at = fold_beats(world, run, start=at, beats=beats)
@@ -290,7 +291,7 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
 
     def _drop_gone(self, world: WorldState) -> None:
         if len(self.tracks) > GONE_KEYS_MIN + len(world.keys) * 9 // 8:
-            # Occasionally, because the fold drops keys without a transition.
+            # The fold drops keys without a transition, so this cleans up in bulk.
             kept = self.tracks.items()
             self.tracks = {key: each for key, each in kept if key in world.keys}
 
@@ -338,9 +339,9 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
         return rows
 
     def _run_of_beats(self, world: WorldState, beats: list[Beat]) -> list[Row]:
-        """Observe ordinary heartbeats; the owners, intervals and epochs are as before.
+        """Observe ordinary heartbeats, which change no owner, interval or epoch.
 
-        The busiest loop of an audit.
+        This is the busiest loop of an audit.
         """
         self._count(beats[0][0], len(beats))
         rows: list[Row] = []
@@ -407,14 +408,14 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
     def _of_state(
         self, world: WorldState, transition: Transition, *, at: Moment
     ) -> Iterator[Row]:
-        """Apply a record that replaces keys, or makes them known."""
+        """Apply a record that replaces, drops or imports keys."""
         record, key = transition.record, transition.key
         if isinstance(record, LayoutFence | LayoutFinal):
             yield from self._moved_away(world, record, at=at)
         elif isinstance(record, Reset) and transition.effect == "reset":
             yield from self._reset(world, record, at=at)
         elif key is not None and isinstance(record, LayoutImport):
-            self.tracks.pop(key, None)  # of an earlier life of this partition
+            self.tracks.pop(key, None)  # from an earlier use of this partition
             yield self._imported(world, record, key=key, at=at)
 
     def _imported(
@@ -437,7 +438,7 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
     def _moved_away(
         self, world: WorldState, record: LayoutFence | LayoutFinal, *, at: Moment
     ) -> Iterator[Row]:
-        """End what a change of the partition count has dropped (PROTOCOL 10)."""
+        """End claims of keys that a change of the partition count dropped (10)."""
         for key in sorted(self.tracks.keys() - world.keys.keys()):
             interval = self.tracks.pop(key).interval
             if interval.ending == OPEN:
@@ -540,7 +541,7 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
         """Apply an admin's record about keys, which may end the claims of owners."""
         record, key = transition.record, transition.key
         if isinstance(record, ResolvePosition):
-            # Like a Reset, a commit lets offsets be granted again.
+            # As after a Reset, offsets may be granted again after a commit.
             self.resets_count += record.commit and key is not None
         if key is None or isinstance(record, ResolvePosition):
             return
@@ -616,7 +617,7 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
         self.resets_count += 1
         quiet_ms = world.quiet_until_ms
         for _, track in sorted(self.tracks.items()):
-            # Log time is now that of the carried state, which may be long ago.
+            # Log time is now that of the carried state, which may be much lower.
             track.sample_due_ms = min(track.sample_due_ms, at.log_ms)
             if track.interval.ending == OPEN:
                 track.kept_ms = at.log_ms if quiet_ms is None else quiet_ms

@@ -1,4 +1,4 @@
-"""Follows the pauses of one coordinating partition: how they begin, last and end."""
+"""Follows the pauses of one coordinating partition from begin to end."""
 
 import msgspec
 from msgspec.structs import replace
@@ -26,11 +26,11 @@ _OF_ALL_GROUPS = (Reset, LayoutFence, LayoutFinal)
 class Pauses(msgspec.Struct, gc=False):
     """The pauses in the states of one coordinating partition.
 
-    A pause that is in a state without its record starts with that state, for an unknown
-    reason: at a checkpoint, or in the state that a Reset carries (PROTOCOL 7.6).
+    A pause whose record was not read starts with the first state that has it, with an
+    unknown reason: that of a checkpoint, or of a Reset (PROTOCOL 7.6).
 
     Attributes:
-        lasting: Pauses that last, by group and op_id.
+        lasting: Active pauses, by group and op_id.
         scheduled: Pauses that have not begun.
     """
 
@@ -49,7 +49,7 @@ class Pauses(msgspec.Struct, gc=False):
         Args:
             world: The state after the entry.
             at: Place and time of the entry.
-            record: Its record if that was accepted, else None.
+            record: Its record if it was accepted, else None.
         """
         ended = []
         for name, row in sorted(self.lasting.items()):
@@ -62,7 +62,7 @@ class Pauses(msgspec.Struct, gc=False):
         for name in sorted(self.scheduled):
             group = world.groups.get(name[0])
             if group is None or group.scheduled_as(name[1]) is None:
-                # It begins before the record is judged (4.14), or it has ended.
+                # The pause begins before the record is judged (4.14), or it has ended.
                 planned, pause = self.scheduled.pop(name), world.lasting_pause(*name)
                 if pause is not None:
                     self._begin(name, pause, at=at, planned=planned)
@@ -73,7 +73,7 @@ class Pauses(msgspec.Struct, gc=False):
         return ended
 
     def restore(self, world: WorldState, *, at: Moment) -> None:
-        """Add the pauses of a state, also those without a record."""
+        """Add the pauses of a state whose records may not have been read."""
         for group_id, group in sorted(world.groups.items()):
             for pause in group.pauses:
                 name = (group_id, pause.op_id)

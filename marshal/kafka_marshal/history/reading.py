@@ -1,4 +1,4 @@
-"""Reads the past from the log, of a key or of admins; read-only, like the views.
+"""Reads the history of a key, or of admins' actions, from the log; read-only.
 
 Each change of the number of coordinating partitions may move a key: its earlier records
 stay in the log of the partition that it came from (PROTOCOL 10).
@@ -41,7 +41,7 @@ from kafka_marshal.views.log_scan import (
 from kafka_marshal.views.past import Since
 from kafka_marshal.views.world import World
 
-# Brokers' clocks are this close together, where a search depends on it.
+# Searches assume that the clocks of brokers differ by at most this.
 CLOCKS_APART_MS_MAX = 60_000
 Chains = Mapping[int, tuple[KeyChain, WorldState]]
 """The chain of a key, and the world at its end, by coordinating partition."""
@@ -50,7 +50,7 @@ Chains = Mapping[int, tuple[KeyChain, WorldState]]
 def places_of(key: Key, chains: Chains) -> set[int]:
     """Return the partitions that a key is or was in, as far as these chains show.
 
-    Where none of them has a Config, partition 0 has the first one.
+    Partition 0 if none of them has a Config: it has the first one.
     """
     found, has_config = set[int](), False
     for chain, world in chains.values():
@@ -72,7 +72,7 @@ def joined(key: Key, chains: Chains, *, at: int | None = None) -> KeyPath:
     Args:
         key: The key.
         chains: The chains.
-        at: The partition of the view, None for the one that knows the key.
+        at: The partition of the view, None for the partition that shows the key.
     """
     worlds = {t: world for t, (_, world) in chains.items()}
     place = partition_of(worlds, key) if at is None else at
@@ -112,17 +112,17 @@ def _operations(moves: Sequence[Move]) -> list[bytes]:
 
 
 def _is_part(chain: KeyChain) -> bool:
-    """Return whether a partition shows anything but that it knew nothing."""
+    """Return whether a partition's events show anything about the key."""
     return any(event.what != "restored" or event.client_id for event in chain.events)
 
 
 def _placed(
     chain: KeyChain, numbers: Mapping[bytes, int]
 ) -> Iterator[tuple[tuple[int, int], KeyEvent]]:
-    """Yield the events of a partition with their places in the order of all.
+    """Yield the events of a partition, with sort keys over all partitions.
 
-    Clocks of leaders differ, so times compare only what the key was between two moves:
-    what its target shows after the import is later than all that its source does.
+    Clocks of leaders differ, so times order only events between two moves of the key:
+    events in its target after the import come after all events in its source.
     """
     times = accumulate((event.at_ms for event in chain.events), max)
     for event, at_ms in zip(chain.events, times, strict=True):
@@ -136,13 +136,14 @@ def _placed(
 class KeyHistory(KeyPath):
     """What happened to one key, and why its state is what it is.
 
-    If the start of the log is gone, it begins at the first remaining checkpoint, and
-    with ``since_offset`` or ``since_ms`` at the newest one before that moment.
+    If the start of the log is gone, the history begins at the first remaining
+    checkpoint; with ``since_offset`` or ``since_ms``, at the newest one before that
+    moment.
 
     Attributes:
         state: ``owned``, ``stale`` (it has an owner that any member may replace),
             ``free``, ``locked``, ``unclaimed`` or ``halted``.
-        why: Why it is so, in one sentence.
+        why: Reason for this state, in one sentence.
         entries_count: Number of entries that were read.
         read_at_ms: Wall time at the end of reading.
     """
@@ -169,18 +170,18 @@ class KeyHistory(KeyPath):
     ) -> "KeyHistory":
         """Read the log of the key's coordinating partition.
 
-        Those that the key was in before are read, too, where the partition count has
-        changed (PROTOCOL 10), and that of the group's home if an operation set the
-        key's position.
+        If the partition count has changed (PROTOCOL 10), the log of each partition that
+        the key was in before is read, too. So is the log of the group's home if an
+        operation set the key's position.
 
         Args:
             bootstrap_servers: Addresses of the cluster.
             key: The key.
-            offset: As of this offset of the key's coordinating partition, or of the
-                one that a mapping names, if the key was there then.
+            offset: As of this offset of the key's coordinating partition; a mapping
+                names another partition, if the key was there then.
             time_ms: As of this time, see ``World.at``; by default now.
-            since_offset: What happened from this offset on is enough: the reading
-                begins at the newest checkpoint before it. By default all.
+            since_offset: Only events from this offset on are needed: the reading begins
+                at the newest checkpoint before it. By default all are read.
             since_ms: As ``since_offset``, but a time, epoch ms.
             coordination_topic: Name of the coordination topic.
             options: Security and connection options.
@@ -220,10 +221,10 @@ class KeyHistory(KeyPath):
 
 @attrs.frozen(kw_only=True)
 class GroupHistory:
-    """What admins did to a group, or to all: every record of theirs in the log.
+    """The actions of admins on a group, or on all, from all their records in the log.
 
-    Where the start of a log is gone, it begins at the first remaining checkpoint of
-    that coordinating partition.
+    If the start of a coordinating partition's log is gone, the history of that
+    partition begins at its first remaining checkpoint.
 
     Attributes:
         group_id: The group, None for all. Actions on all groups are part of both.
@@ -232,8 +233,8 @@ class GroupHistory:
         records_count: Number of records of admins that were read.
         dropped_count: Actions beyond ``ACTIONS_MAX``, the earliest ones.
         world: The world at the moment of the view.
-        began_at: Next offset of the checkpoints that partitions begin at of which
-            earlier entries are missing: retention has deleted them.
+        began_at: For each partition whose earlier entries were deleted by retention,
+            next offset of the checkpoint at which it begins.
     """
 
     group_id: str | None
@@ -262,9 +263,9 @@ class GroupHistory:
             bootstrap_servers: Addresses of the cluster.
             group_id: Only actions on this group, or on all groups.
             time_ms: As of this time, see ``World.at``; by default now.
-            since_ms: Only actions that went on after this time, epoch ms, are needed.
-                The log is read from the newest checkpoint before it at which no
-                action on the group was in progress. By default all.
+            since_ms: Only actions that lasted beyond this time, epoch ms, are needed.
+                The log is read from the newest earlier checkpoint at which no action
+                on the group was in progress. By default all is read.
             coordination_topic: Name of the coordination topic.
             options: Security and connection options.
             transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
@@ -380,12 +381,12 @@ class _Reader:
 
     Args:
         key: The key.
-        opened: Opens a coordinating partition for reading; with None the one that is
-            the key's if all partitions of the topic coordinate.
-        offset: The last offset of the view, in the partition that a mapping names, or
-            None.
+        opened: Opens a coordinating partition for reading; with None the partition of
+            the key if all partitions of the topic coordinate.
+        offset: The last offset of the view; a mapping also names its partition. None
+            without one.
         time_ms: The time of the view, or None.
-        beginning: From when on the past is needed; None for all.
+        beginning: The moment from which on the past is needed; None for all.
     """
 
     def __init__(
@@ -448,7 +449,7 @@ class _Reader:
             return None
         if not isinstance(self._offset, int):
             return next(iter(self._offset))
-        # That of the key now: partition 0 has the newest Config, before its end.
+        # The present partition of the key: partition 0 has the newest Config.
         with self._opened(0) as scan:
             world = scan.restore(first=lambda span: span.end)[0].world
             for _, run in scan.runs():
@@ -477,7 +478,7 @@ class _Reader:
                 )
             offsets = {number: last}
         elif self._offset is not None:
-            time_ms = self._last_ms  # offsets of other partitions are no moments
+            time_ms = self._last_ms  # an offset means nothing in another partition
         scan.until(offset=offsets, time_ms=time_ms)
         restored = scan.restore(since=self._since(number, is_first=is_first))[number]
         if restored.is_log_start_missing:
@@ -497,7 +498,7 @@ class _Reader:
         self._read_at_ms[number] = scan.read_at_ms
 
     def _since(self, number: int, *, is_first: bool) -> Since | None:
-        """Return where to begin; an offset is of the partition that is read first."""
+        """Return where to begin; an offset counts only in the first partition read."""
         beginning = self._beginning
         if beginning is None:
             return None
@@ -543,7 +544,7 @@ class _Reader:
         self, scan: LogScan, world: WorldState, wanted: Collection[bytes | None]
     ) -> Iterator[KeyEvent]:
         """Yield the first commit of each of these operations on the group's home."""
-        # Clocks of leaders differ, so an offset of another partition is no place here.
+        # An offset of another partition means nothing here, so its time is used.
         until_ms = self._last_ms if self._time_ms is None else self._time_ms
         home, found = world.partition, set[bytes]()
         for _, run in scan.runs():
@@ -577,7 +578,7 @@ class Observer(Protocol):
     """Observes the fold of coordinating partitions."""
 
     def epoch(self, world: WorldState) -> int:
-        """Return the epoch whose Heartbeats ``take`` needs, or ``NO_EPOCH``."""
+        """Return the epoch whose Heartbeats ``take`` needs, ``NO_EPOCH`` for none."""
         ...
 
     def take(
@@ -590,7 +591,7 @@ class Observer(Protocol):
 def fold_run(
     observer: Observer, world: WorldState, *, entries: Sequence[LogEntry]
 ) -> None:
-    """Fold entries of one partition, and let the observer see what may concern it.
+    """Fold entries of one partition, and pass on those that may concern the observer.
 
     Runs of Heartbeats that it does not need are folded without transitions, to the same
     state.

@@ -1,9 +1,9 @@
 """The rows of a log's history, which ``historian`` derives from the fold.
 
 Plain data. Offsets are of the coordinating partition, except in positions and grants.
-Times are log time if their name or text says so, else epoch milliseconds. The text at a
-field is the meaning of its column in the tables of an audit, which have the columns of
-these rows, in this order; what is unknown, or is not yet, is None.
+Times are log time if their name or text states that, else epoch milliseconds. The
+tables of an audit have the columns of these rows, in this order; the text at a field is
+the description of its column. Values that are unknown, or not known yet, are None.
 """
 
 from typing import Annotated, NamedTuple
@@ -59,7 +59,7 @@ AT = (
     Column("log_ms", LONG, "log time after it"),
     Column("append_ms", LONG, "time of the record, epoch ms"),
 )
-# The columns of a field, where its name and type do not give them.
+# The columns of fields whose name and type do not determine them.
 _TOKEN = (
     Column("token", STRING, "fencing token, `era.leader_epoch.offset`"),
     Column("token_era", LONG, "its first part"),
@@ -81,7 +81,7 @@ TopicId = Annotated[bytes | None, "Kafka's id of the data topic, hex, if named"]
 class Interval(msgspec.Struct, kw_only=True, gc=False):
     """One claim, from the record that won to the record that ended it.
 
-    A Reset before it (PROTOCOL 7.6) discards earlier grants.
+    A Reset discards earlier grants (PROTOCOL 7.6): compare ``resets_count``.
     """
 
     key: Key
@@ -136,7 +136,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Change of a key from one owner to the next.
 
     The log shows that the next owner waited only if its previous attempt was refused
-    because the key was held or reserved for another.
+    because the key was held, or reserved for another client.
     """
 
     key: Key
@@ -162,7 +162,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class GrantRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A request for offsets at most once.
 
-    A Reset before it (PROTOCOL 7.6) discards earlier grants.
+    A Reset discards earlier grants (PROTOCOL 7.6): compare ``resets_count``.
     """
 
     key: Key

@@ -1,7 +1,7 @@
-"""Sentences: why a key's state is what it is, what happened to it, what admins did.
+"""Sentences that explain a key's state, its events, and the actions of admins.
 
-Pure functions. Texts from the log, such as reasons, are quoted as they are; whatever
-shows them escapes them (PROTOCOL 12).
+Pure functions. Texts from the log, such as reasons, are quoted as they are; the code
+that shows them escapes them (PROTOCOL 12).
 """
 
 from collections import Counter
@@ -199,7 +199,7 @@ def _locked(chain: KeyPath, known: KeyState) -> str:
 
 
 def _free(chain: KeyPath) -> str:
-    """Return who or what ended the last claim, and what was set since."""
+    """Return what ended the last claim, and how the position was set since."""
     ended = next(filter(_ends_claim, reversed(chain.events)), None)
     if ended is None:
         ended = _last(chain, ["reset", RESTORED])
@@ -309,7 +309,7 @@ def _pause(chain: KeyPath, pause: PauseRow) -> str:
 
 
 def outcome_of(action: Action) -> str:
-    """Return what became of an action, and how a pause ended."""
+    """Return the outcome of an action, and how a pause ended."""
     refusals = ", ".join(f"{name} {n}x" for name, n in action.refusals.items())
     text = action.outcome
     if action.outcome == PARTIAL:
@@ -343,7 +343,7 @@ def outcome_of(action: Action) -> str:
 def _steps(steps: Sequence[ActionStep]) -> str:
     """Return how far a change of a partition count is, and how long each step took.
 
-    Times are since its first record.
+    Times count from the first record of the change.
     """
     begin_ms = min(each.first_ms for each in steps)
     return ", ".join(
@@ -385,7 +385,7 @@ def _ending(action: Action) -> str:
         return "it lasts" if action.lasting else "its end is not in the log"
     ended, at = action.ended, instant(action.ended.at_ms)
     if ended.how == EXPIRED:
-        # The record that shows it may come later, where few are written.
+        # The record that shows the expiry may come later, if few are written.
         at_ms = min(ended.at_ms, action.until_ms or ended.at_ms)
         return f"ended by expiry at {instant(at_ms)}"
     person = "" if ended.person is None else f" ({ended.person})"
@@ -397,13 +397,13 @@ def _ending(action: Action) -> str:
 
 
 def text_of(event: KeyEvent) -> str:
-    """Return what an event was, without its place and time."""
+    """Return the text of an event, without its place and time."""
     text = _TEXTS[event.what]
     return text.format_map(_words(event)) if isinstance(text, str) else text(event)
 
 
 def _words(event: KeyEvent) -> dict[str, Any]:
-    """Return what the texts of events are filled with."""
+    """Return the values for the placeholders in the texts of events."""
     op_id, before, source = event.op_id, event.before, event.move
     return {
         "who": _who(event),
@@ -427,7 +427,7 @@ def _words(event: KeyEvent) -> dict[str, Any]:
 def _maybe(
     text: str, value: T | None, shown: Callable[[T], object] = lambda value: value
 ) -> str:
-    """Return a text with a value, nothing without one."""
+    """Return a text with a value, an empty text without one."""
     return "" if value is None else text.format(shown(value))
 
 
@@ -445,7 +445,7 @@ _IMPLIED = {
     TAKEN: "{owner} is stale",
     "resumed": "held by an earlier life",
 }
-"""A part of the reason that the text of an event has already."""
+"""The part of a reason that the text of an event already states, by kind of event."""
 
 
 def _because(event: KeyEvent) -> str:

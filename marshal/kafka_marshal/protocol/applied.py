@@ -1,7 +1,7 @@
 """How far a member has applied the log, in the tags of its Member records (3.10).
 
-For people who look for a member that lags: nothing decides by it. All readers here
-accept any tags.
+It helps people to find a member that lags; no decision depends on it. The functions
+that read tags accept any bytes.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @attrs.frozen(kw_only=True)
 class Applied:
-    """What a member has announced; a partition without an entry is not known.
+    """The offsets that a member announced; it does not know partitions left out.
 
     Attributes:
         applied: By coordinating partition, the next offset to apply.
@@ -36,9 +36,9 @@ class Applied:
 
 
 def applied_to_tags(announced: Applied) -> bytes | UnsetType:
-    """Return the tags of a Member record: lists by partition, nil where not known.
+    """Return the tags of a Member record: lists by partition, nil for an unknown one.
 
-    Where both lists do not fit, ``began`` is left out, and then the last partitions.
+    If both lists do not fit, ``began`` is left out, then the last partitions.
     """
     applied, began = _listed(announced.applied), _listed(announced.began)
     if not applied:
@@ -53,7 +53,7 @@ def applied_to_tags(announced: Applied) -> bytes | UnsetType:
 
 
 def applied_of(record: Record) -> Applied:
-    """Return what the tags of a Member record state. Total, and bounded."""
+    """Return what the tags of a Member record state. Bounded; never raises."""
     tags = record.tags
     found = None if isinstance(tags, UnsetType) else decode_tags(tags)
     found = found or {}

@@ -1,8 +1,8 @@
-"""Checkpoints in the log: split, assembled and compared (PROTOCOL 7.2).
+"""Splits, assembles and compares the checkpoints in the log (PROTOCOL 7.2).
 
-A checkpoint is evidence about a state, never authority over one. A reader that folds
-a Begin has the state that the checkpoint holds, so that a comparison costs one digest
-and no copy of a state.
+A checkpoint is evidence of a state; it never overrides the state of a reader. After
+folding a Begin, a reader has the state that the checkpoint holds, so a comparison costs
+one digest and no copy of a state.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ from kafka_marshal.protocol.state import SKIPPED, Transition, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry
 
 OPEN_MAX = 4
-"""Unfinished checkpoints that one reader remembers, the newest ones."""
+"""Maximum number of unfinished checkpoints that a reader remembers: the newest."""
 
 
 def checkpoint_key(partition: int) -> Key:
@@ -75,12 +75,12 @@ class Comparison(NamedTuple):
 
     @property
     def is_equal(self) -> bool:
-        """Whether both readers have folded the same."""
+        """Whether the writer and this reader had the same state at the Begin."""
         return self.ours == self.theirs
 
 
 class _Seen(NamedTuple):
-    """A Begin without its End so far, with the digest of the reader's state at it."""
+    """A Begin whose End was not read yet, with the reader's own digest at the Begin."""
 
     begin: CheckpointBegin
     offset: int
@@ -93,9 +93,10 @@ class Watch:
     """Follows the checkpoints of one coordinating partition as it is folded.
 
     Attributes:
-        last_offset: Offset of the Begin of the last complete one, or None.
+        last_offset: Offset of the Begin of the last complete checkpoint, or None.
         last_ms: Latest append time at that Begin, epoch ms.
-        news_count: Entries since then that are not of a checkpoint's writer.
+        news_count: Number of entries since that Begin, except checkpoints and records
+            about ``/checkpoint``.
     """
 
     __slots__ = ("_open", "last_ms", "last_offset", "news_count")
@@ -132,7 +133,7 @@ class Watch:
         return None
 
     def pass_beats(self, count: int) -> None:
-        """Count folded heartbeats that are not of a checkpoint's writer."""
+        """Count heartbeats that were folded in a run; none is about ``/checkpoint``."""
         self.news_count += count
 
     def _on_end(self, end: CheckpointEnd) -> Comparison | None:
@@ -183,7 +184,7 @@ class Assembly:
             self._parts.append(record.data)  # a repeated part is skipped
 
     def state(self, partition: int) -> bytes | str:
-        """Return the canonical bytes, or why they are no checkpoint of a partition."""
+        """Return the canonical bytes, or why there is no checkpoint of a partition."""
         end, value = self.end, b"".join(self._parts)
         begin = self._begin
         if begin is None:

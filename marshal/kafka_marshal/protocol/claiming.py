@@ -29,7 +29,7 @@ CLAIMS_IN_FLIGHT_MAX = 64
 
 
 class Phase(Enum):
-    """Where a claim stands."""
+    """The state of a claim."""
 
     WAITING = "waiting"
     CLAIMING = "claiming"
@@ -45,7 +45,7 @@ class Claimant:
         owner: client_id and incarnation, as the log names them.
         group_id: The group.
         master: Secret of this process from which the secrets of keys derive.
-        person: Person for whom it claims, as its claims name them; None for none.
+        person: Person for whom it claims, named in its claims; None if there is none.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Claimant:
 def key_secret(master: bytes, key: Key) -> bytes:
     """Return the 16-byte secret by which a later process may resume ``key``.
 
-    It is derived, so that one stored secret per process start is enough. A resume
-    publishes the secret of one key, never that of another (PROTOCOL 4.4).
+    The secret is derived, so that a process stores only ``master``. A resume publishes
+    the secret of its key, never that of another key (PROTOCOL 4.4).
     """
     name = f"{key.group_id}\0{key.topic}\0{key.partition}".encode()
     return blake2b(name, key=master, digest_size=16).digest()
@@ -85,8 +85,8 @@ def key_secret(master: bytes, key: Key) -> bytes:
 def grant_secret(resume_hash: bytes, key: Key, *, epoch: int) -> bytes:
     """Return the 16-byte secret of one claim, for grant requests to a sidecar.
 
-    It is derived from the claim's record, so that the sidecar of any host can check
-    it. A process that does not read the log receives it (PROTOCOL 12).
+    The secret is derived from the claim's record, so that the sidecar of any host can
+    check it. Clients of a sidecar, which do not read the log, receive it (PROTOCOL 12).
 
     Args:
         resume_hash: From the claim's record.
@@ -110,10 +110,10 @@ class Ending:
     """Why a claim ended.
 
     Attributes:
-        reason: Such as ``released``, ``taken_over``, ``lease_expired``.
+        reason: For example ``released``, ``taken_over``, ``lease_expired``.
         winner: client_id of the new owner, if known.
         at_offset: Log offset of the record that ended it, if one did.
-        was_lost: Whether it was lost rather than released.
+        was_lost: Whether the claim was lost rather than released.
     """
 
     reason: str
@@ -130,7 +130,7 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
         wait_ms: Time until a claim could be accepted; 0 = now; None = only a record
             can end the wait (the key is locked, or owned by this claimant).
         is_named: Whether the last release names this claimant as successor, so that
-            no other one can win the key yet.
+            no other claimant can win the key yet.
     """
 
     known: KeyState | None
@@ -143,9 +143,9 @@ def estimate(
 ) -> Estimate:
     """Estimate when ``key`` can be claimed.
 
-    Log time does not advance while the log is idle, so the local time since its last
-    entry is added, also for the begin and the end of pauses. The append of the claim
-    itself carries the true time.
+    Log time does not advance while the log is idle, so the local time since the last
+    entry is added to it, also for the begin and the end of pauses. The fold judges the
+    claim by the true time, that of its append.
     """
     known = world.keys.get(key)
     wait_ms = 0
@@ -196,7 +196,7 @@ class Sublease:
     """A claim that another process won and renews for this process.
 
     Attributes:
-        claimant: The process that won it; its master secret is not known here.
+        claimant: The process that won the claim; its master secret is not known here.
         epoch: Offset of the winning record.
         token: Fencing token.
         secret: Sent with grant requests.
@@ -220,12 +220,12 @@ class Claim:
     Attributes:
         key: The claimed key.
         phase: Where the claim stands.
-        epoch: Offset of the winning record, None before.
+        epoch: Offset of the winning record, None before it is won.
         token: Fencing token, None before it is won.
         secret: Sent with grant requests to a sidecar; empty before it is won.
         lease: Local deadlines; meaningless before it is won.
         start_position: First position to process, None while unknown.
-        ending: Why it ended, None before.
+        ending: Why the claim ended, None before.
         retry_at_ms: Local time before which no new attempt is made.
         attempt_at_ms: Local time of the next attempt, None if none is due.
     """
@@ -300,8 +300,8 @@ class Claim:
             now_ms: Local time.
             wait_ms: From ``estimate``.
             jitter_ms: A delay drawn by the caller, used once per opportunity.
-            answer_ms: How long to wait for a verdict before sending another;
-                the first may still land, and then counts.
+            answer_ms: How long to wait for a verdict before sending another claim; the
+                first may still be written to the log, and then counts.
         """
         if self.phase is Phase.CLAIMING:
             if now_ms - max(self._sent_ms.values(), default=0) < answer_ms:
@@ -310,7 +310,7 @@ class Claim:
         if self.phase is not Phase.WAITING:
             return False
         if wait_ms is None or wait_ms > 0:
-            # The view is newer than the refusal: the owner may release the key long
+            # ``wait_ms`` is newer than the refusal: the owner may release the key long
             # before the time that the refusal named.
             self.attempt_at_ms = None
             self.retry_at_ms = 0
@@ -391,7 +391,7 @@ class Claim:
             return
         self.refusal = transition
         if transition.reason == "duplicate":
-            return  # an earlier own claim stands, and has a verdict of its own
+            return  # an earlier claim of this process stands, with its own verdict
         self.phase = Phase.WAITING
         detail = transition.detail or {}
         self.retry_at_ms = now_ms + detail.get("remaining_ms", 0)
@@ -402,7 +402,7 @@ class Claim:
         """Start to use a claim that another process won for this one.
 
         Raises:
-            InvalidTransition: This claim was sent by itself, was won or has ended.
+            InvalidTransition: This claim was sent here, was won or has ended.
         """
         if self.phase is not Phase.WAITING:
             raise InvalidTransition(f"{self.key} assigned while {self.phase}")
@@ -410,10 +410,10 @@ class Claim:
         self._take(sublease)
 
     def reassign(self, sublease: Sublease) -> None:
-        """Continue under a later claim of the same process.
+        """Continue under a later claim of the process that won the present one.
 
         Raises:
-            InvalidTransition: Nothing is held, or the claim is not a later one.
+            InvalidTransition: No claim is held, or ``sublease`` is not a later one.
         """
         # Epochs of two coordinating partitions do not compare (PROTOCOL 10).
         is_later = self.token is None or sublease.token > self.token
@@ -438,7 +438,7 @@ class Claim:
             self.lease = lease
 
     def limit(self, lease: Lease) -> None:
-        """Lower the deadlines to these (PROTOCOL S4)."""
+        """Lower each deadline to that of ``lease`` if that is earlier (PROTOCOL S4)."""
         if self.is_owned:
             self.lease = Lease(
                 min(self.lease.soft_until_ms, lease.soft_until_ms),
@@ -459,15 +459,15 @@ class Claim:
     ) -> None:
         """Apply the fold's verdict on an own heartbeat (PROTOCOL 5.2).
 
-        The lease counts from the time of **sending**, and only a heartbeat that is
-        read back as renewing extends it; none ends it earlier. An ignored heartbeat of
-        the current epoch ends the claim at once.
+        The lease counts from the time of **sending**. Only a heartbeat that is read
+        back as ``renewed`` extends it, and no heartbeat shortens it. An ignored
+        heartbeat of the current epoch ends the claim at once.
 
         Args:
             transition: The verdict.
             sent_ms: Local time at which the heartbeat was sent.
-            heartbeat_interval_ms: The interval that the fold renewed the key by; None
-                where the key kept a longer lease (PROTOCOL 4.5).
+            heartbeat_interval_ms: The interval by which the fold renewed the key; None
+                if the key kept a longer lease (PROTOCOL 4.5).
         """
         if not self.is_owned:
             return
@@ -478,7 +478,7 @@ class Claim:
 
     def _renew(self, sent_ms: int, heartbeat_interval_ms: int) -> None:
         lease = Lease.since(sent_ms, heartbeat_interval_ms)
-        # Others may rely on a deadline that they were sent: it never moves back.
+        # Clients of a sidecar rely on the deadline sent to them: it never moves back.
         is_later = lease.hard_until_ms >= self.lease.hard_until_ms
         if sent_ms > self._base_ms and is_later:
             self._base_ms = sent_ms
@@ -488,9 +488,9 @@ class Claim:
     def surplus_ms(self, now_ms: int, *, log_elapsed_ms: int) -> int:
         """Return how much more log time than local time passed since the last renewal.
 
-        The renewal was appended after it was sent, and the last entry before it was
-        read. So a positive difference proves that the leader's clock stepped forward
-        (PROTOCOL S4).
+        The renewal was appended after it was sent, and the last entry was appended
+        before it was read. So a positive difference proves that the leader's clock
+        stepped forward (PROTOCOL S4).
         """
         return max(0, log_elapsed_ms - (now_ms - self._base_ms))
 

@@ -1,4 +1,4 @@
-"""Bytes to records and back (PROTOCOL 3.1 to 3.5). Decoding is total.
+"""Converts bytes to records and back (PROTOCOL 3.1 to 3.5). Decoding never raises.
 
 A frame is ``uvarint frame_version | uvarint type | uvarint version | payload``
 and the payload is one MessagePack array. Integers of the frame use the
@@ -183,11 +183,11 @@ def decode_tags(tags: bytes) -> dict[str, Any] | None:
 BY = "by"
 """The person for whom an admin's record was written, in its tags (PROTOCOL 3.9)."""
 UNDOES = "undoes"
-"""The op_id of the operation that an undo sets back, in the tags of its records."""
+"""The op_id of the operation that an undo reverts, in the tags of its records."""
 OP_ID_BYTES = 16
 PERSON_CHARS_MAX = 200
 PERSON_BYTES_MAX = 600
-"""A part of a Reset leaves room for this much in its frame."""
+"""Maximum size of a person's name in tags. A part of a Reset leaves room for it."""
 
 
 def person_to_tags(
@@ -197,7 +197,7 @@ def person_to_tags(
 
     Args:
         person: The person for whom it is written, cut to the maximum length.
-        undoes: op_id of the operation that it sets back.
+        undoes: op_id of the operation that the record undoes.
     """
     tags: dict[str, Any] = {BY: person_text(person)} if person else {}
     if undoes is not None:
@@ -213,13 +213,13 @@ def person_text(person: str, bytes_max: int = PERSON_BYTES_MAX) -> str:
 
 
 def person_of(record: Record) -> str | None:
-    """Return the person in the tags of a record, or None. Total, and bounded."""
+    """Return the person in the tags of a record, or None. Bounded; never raises."""
     person = _tag(record, BY)
     return person[:PERSON_CHARS_MAX] if isinstance(person, str) else None
 
 
 def undone_of(record: Record) -> bytes | None:
-    """Return the op_id that the tags of a record undo, or None. Total."""
+    """Return the op_id that a record undoes by its tags, or None. Never raises."""
     op_id = _tag(record, UNDOES)
     if isinstance(op_id, bytes) and len(op_id) == OP_ID_BYTES:
         return op_id
@@ -253,7 +253,7 @@ def _are_distinct(record: StagePosition) -> bool:
 
 
 def is_scope(scope: Scope | None) -> bool:
-    """Return whether a scope has the only form of its partitions (PROTOCOL 4.15)."""
+    """Return whether a scope is sorted, without repeats, within bounds (4.15)."""
     if scope is None:
         return True
     return (
@@ -265,7 +265,7 @@ def is_scope(scope: Scope | None) -> bool:
 
 
 def _is_config(frame: bytes) -> bool:
-    # The header first: a fence within a fence would be decoded ever deeper.
+    # Checks the header first: fences nested in fences would be decoded ever deeper.
     is_one = frame.startswith(_HEADERS[Config])
     return is_one and isinstance(decode(frame), Config)
 
@@ -346,17 +346,17 @@ _WHOLE: dict[type, tuple[Callable[[Any], bool], str]] = {
     LayoutGroups: (_names_groups, "it has neither settings nor directives"),
     DataGrowth: (_is_growth, "no growth of these counts"),
 }
-"""What has to hold between the fields of a record, and the reason if it does not."""
+"""Conditions on the fields of a record, each with the reason if it does not hold."""
 
 
 class _Frame(NamedTuple):
     """How to read the payload after a header.
 
     Attributes:
-        parse: Payload to record.
+        parse: Turns the payload into a record.
         header_size: Bytes before the payload.
-        has_plain_names: Whether its names are exactly client, group and topic, and
-            nothing else of it has to be checked.
+        has_plain_names: Whether the names of client, group and topic are all that has
+            to be checked.
     """
 
     parse: Callable[[bytes], Any]

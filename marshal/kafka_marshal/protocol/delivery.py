@@ -1,4 +1,4 @@
-"""Progress of one held claim at least once, as a sans-IO machine (PROTOCOL 6.1).
+"""Progress of a claim with at-least-once delivery, as a sans-IO machine (PROTOCOL 6.1).
 
 It counts offsets only; the fetching code keeps the records. An offset is
 *uncommitted* from its hand-out until its commit. Offsets are kept as runs of
@@ -46,7 +46,7 @@ class AtLeastOnce:
         self._done: list[tuple[int, int]] = []
         self._done_count = 0
         self._last = -1
-        # No record exists between the last uncommitted one and this offset.
+        # No record exists between the last uncommitted offset and this one.
         self._empty_below = 0
 
     @property
@@ -58,7 +58,7 @@ class AtLeastOnce:
         """Record that every offset from ``first`` to ``last`` is handed out.
 
         Raises:
-            InvalidTransition: One is not above the last one handed out.
+            InvalidTransition: An offset is not above the last one handed out.
         """
         if not self._last < first <= last:
             raise InvalidTransition(f"offset {first} handed out twice")
@@ -73,7 +73,8 @@ class AtLeastOnce:
     def put_back(self, first: int) -> int:
         """Undo the hand-out of every offset from ``first`` on: nobody received them.
 
-        Also where ``hand_out`` of them was interrupted. None of them is committed.
+        Call it only if none of them is committed. ``hand_out`` of them may have been
+        interrupted.
 
         Returns:
             Number of offsets taken back.
@@ -120,8 +121,8 @@ class AtLeastOnce:
         """Record that everything handed out so far is processed.
 
         Args:
-            below: Only what lies below this offset, where what follows did not reach
-                the application.
+            below: Only offsets below this one, if later records did not reach the
+                application. None for all.
         """
         if below is not None:
             if self._runs and self._runs[0][0] < below:

@@ -1,9 +1,9 @@
-"""How records that advise members are folded: PROTOCOL 9.2, 9.4 and 9.7.
+"""How Plans, offers and directives change the state (PROTOCOL 9.2, 9.4, 9.7).
 
-Part of the rationalizer: only ``rationalizer.apply`` calls these. A Plan, an offer of a
-key or a directive changes who should have a key, never who may claim one: it can cost
-balance and time, never safety. What a Plan says is soft, and within bounds whatever is
-written; the state remembers only that there was one.
+Part of the rationalizer: only ``rationalizer.apply`` calls these. These records change
+who should have a key, never who may claim it: they can cost balance and time, never
+safety. The content of Plans is soft state, bounded whatever is written; hard state has
+only the number of Plans and the time of the last one.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ from kafka_marshal.protocol.state import (
 from kafka_marshal.protocol.types import OFFSET_MAX, Key
 
 WITHIN_MS_MAX = 3_600_000
-"""Most log time that an offer lasts."""
+"""Maximum duration of an offer, in log time."""
 PLAN_SLICES_MAX = 8
-"""Most slices of a plan that members follow."""
+"""Maximum number of slices of a plan that members follow."""
 PLAN_RECORDS_MAX = 1_024
-"""Most slices of all groups that are remembered; those written first are dropped."""
+"""Maximum number of slices kept, of all groups; the oldest plans are dropped first."""
 
 
 # --- Plans
@@ -50,7 +50,7 @@ def _plan(step: Step, record: Plan) -> Transitions:
 
 
 def _note(state: WorldState, record: Plan, *, offset: int) -> None:
-    """Remember a slice after those before it; nothing if one is missing."""
+    """Add a slice to the earlier slices of its plan; drop all if one is missing."""
     plans = state.soft.plans
     before = plans.pop(record.group_id, None)
     records: tuple[Plan, ...] = ()

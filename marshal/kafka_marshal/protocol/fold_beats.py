@@ -5,11 +5,11 @@ Part of the rationalizer: the resulting state equals that of ``apply``, entry by
 entry, and all other entries are left to it.
 
 An ordinary heartbeat renews by the same interval, is in the same leader epoch, is not
-of a fenced client, and not of a ``/checkpoint`` key: those are not counted as news for
-a checkpoint.
+of a fenced client, and not about a ``/checkpoint`` key: such heartbeats do not count as
+news for a checkpoint.
 
-The loop exists twice: here, and in ``native/beats.c``, which is used where it was
-compiled, and needs no objects of packed entries. Here is the rule; the native one may
+The loop exists twice: here, and in ``native/beats.c``, which is used if it is compiled,
+and needs no objects for packed entries. The loop here is the rule; the native one may
 fold less, never more.
 """
 
@@ -56,7 +56,7 @@ def fold_beats(
         entries: Entries of its partition.
         start: Index of the next one.
         but: Epoch whose heartbeats are not folded, for a caller that observes its key.
-        beats: Extended by what was folded, for a caller that observes all of it.
+        beats: The folded heartbeats are added to it, for a caller that observes all.
 
     Returns: Index of the first entry that was not folded; ``apply`` folds it.
     """
@@ -101,10 +101,10 @@ def fold_in_python(
     interval_ms: int,
     latest_ms: int,
 ) -> tuple[int, Clock]:
-    """Fold into the states of keys; leave the clock of the state to the caller.
+    """Fold heartbeats into the states of keys; the caller sets the state's clock.
 
     ``interval_ms`` is the heartbeat interval, ``latest_ms`` the log time before which
-    only records can change the state; the others are those of ``fold_beats``.
+    only records can change the state; the other arguments are as for ``fold_beats``.
 
     Returns: Index of the first entry that was not folded, and the clock before it.
     """

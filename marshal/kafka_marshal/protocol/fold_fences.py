@@ -1,9 +1,8 @@
 """How clients are fenced (PROTOCOL 4.13).
 
 Part of the rationalizer: only ``rationalizer.apply`` calls these. A fence names one
-process of a client: from that entry on it cannot claim, be granted, announce itself or
-renew, so that its claims run out. Never renewing is always safe, as in a pause.
-As each part of the fold, in a module of its own, whose own tests cover it.
+process of a client. From that entry on the process cannot claim, get grants, announce
+itself or renew, so its claims run out. Not renewing is always safe, as in a pause.
 """
 
 from collections.abc import Callable
@@ -42,7 +41,7 @@ def _fence(step: Step, record: FencingClient) -> Transitions:
 
 
 def _remember(state: WorldState, group_id: str, fence: Fence, *, most: int) -> None:
-    """Keep a fence within the bounds; the oldest ones are forgotten first."""
+    """Keep a fence, within the bounds; the oldest fences are forgotten first."""
     group = state.groups.setdefault(group_id, GroupState())
     group.fences = (*group.fences, fence)
     state.fences[group_id, fence.client_id, fence.incarnation] = fence.offset

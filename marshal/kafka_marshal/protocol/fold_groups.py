@@ -69,7 +69,7 @@ def _release_group(step: Step, record: ReleaseGroup | PauseGroup) -> Transitions
 
 
 def _install(state: WorldState, group_id: str, pause: Pause) -> None:
-    """Let a pause last, in place of an earlier record of its operation."""
+    """Make a pause active, in place of an earlier record of its operation."""
     group = state.groups[group_id]
     state.dirty[group_id] = None
     if pause.scope is None:
@@ -118,9 +118,7 @@ def _unschedule(group: GroupState, op_id: bytes) -> None:
 def move_pauses(state: WorldState, offset: int) -> None:
     """End pauses and directives that are over, begin pauses that are due.
 
-    PROTOCOL 4.8, 4.14, 9.7.
-
-    Called before a record is judged.
+    Called before a record is judged (PROTOCOL 4.8, 4.14, 9.7).
     """
     now_ms = state.append_time_ms
     lapsed = [
@@ -137,7 +135,7 @@ def move_pauses(state: WorldState, offset: int) -> None:
             if each.until_ms <= now_ms:
                 end_operation(state, group_id, op_id=each.op_id, offset=offset)
         for each in group.due:
-            # The first for the whole group lets the others wait.
+            # Once one pause of the whole group has begun, others like it must wait.
             if each.begin_ms <= now_ms and each in group.due:
                 _begin(state, group_id, each)
         for standing in group.directives:
@@ -163,7 +161,7 @@ def _begin(state: WorldState, group_id: str, due: Scheduled) -> None:
 def install_directive(
     state: WorldState, group_id: str, *, standing: StandingDirective
 ) -> None:
-    """Let a directive be in force, in place of an earlier record of its operation."""
+    """Put a directive in force, in place of an earlier record of its operation."""
     group = state.groups.setdefault(group_id, GroupState())
     others = (each for each in group.directives if each.op_id != standing.op_id)
     group.directives = tuple(sorted((*others, standing), key=lambda each: each.op_id))
@@ -190,7 +188,7 @@ def end_operation(
         group.directives = tuple(kept)
     _unschedule(group, op_id)
     if group.lapses_ms is not None:
-        # A scheduled pause that was due has waited for the end of this one.
+        # A scheduled pause that was due may have waited for the end of this one.
         state.note_lapse(group.lapses_ms)
     group.over = (*group.over, (offset, op_id))
     state.over[offset, group_id, op_id] = None
@@ -211,7 +209,7 @@ def _drop_over(state: WorldState, offset: int, group_id: str, op_id: bytes) -> N
 
 
 def drop_if_empty(state: WorldState, group_id: str) -> None:
-    """Drop a group without keys, pauses, and anything to keep (PROTOCOL 4.9)."""
+    """Drop a group that has no keys, no pauses and nothing else to keep (4.9)."""
     group = state.groups[group_id]
     if not _has_nothing_but_a_plan(group):
         return
@@ -229,7 +227,7 @@ def _has_nothing_but_a_plan(group: GroupState) -> bool:
 
 
 def drop_old_plans(state: WorldState) -> None:
-    """Drop groups that had no Plan for too long, and nothing else (PROTOCOL 4.9)."""
+    """Drop groups that have nothing but a Plan that is too old (PROTOCOL 4.9)."""
     assert state.config is not None
     assert state.plans_ms is not None
     latest_ms = state.now_ms - state.config.limit("forget_ms")
@@ -278,8 +276,8 @@ def _config(step: Step, record: Config) -> Transitions:
 
 
 def _is_next(state: WorldState, generation: int, *, after: int) -> bool:
-    # PROTOCOL 4.12: partition 0 decides, and each Config carries everything, so that
-    # another one that missed a generation is not stuck.
+    # PROTOCOL 4.12: partition 0 decides, generation by generation. Each Config carries
+    # everything, so that another partition that missed a generation is not stuck.
     return generation == after + 1 or (state.partition != 0 and generation > after)
 
 
@@ -336,7 +334,7 @@ def _drop_gone_members(state: WorldState) -> None:
 
 
 def forget_soft(state: WorldState) -> None:
-    """Drop what refers to keys and times of another state than the one now."""
+    """Drop soft state that refers to keys and times of a state that was replaced."""
     state.soft.notes.clear()
     state.soft.offered_ms.clear()
     state.soft.members.clear()  # they announce themselves again

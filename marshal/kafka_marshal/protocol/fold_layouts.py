@@ -1,11 +1,11 @@
 """How the number of coordinating partitions changes (PROTOCOL 10).
 
 Part of the rationalizer: only ``rationalizer.apply`` calls these. A fence opens the
-change in each partition: keys that belong elsewhere under the new count take no claims
-any more, and are final once nothing can change them. Their new partition imports them,
+change in each partition: keys that belong elsewhere under the new count accept no more
+claims, and are final once nothing can change them. Their new partition imports them,
 without owner. A Done declares that a source has nothing left for a target, and a Final
-ends the change in its partition. Nothing here knows another partition: what has to hold
-between them, the writers of these records have read.
+ends the change in its partition. Nothing here reads another partition: the writers of
+these records have checked what must hold between partitions.
 """
 
 from collections.abc import Callable
@@ -107,8 +107,9 @@ def _fence(step: Step, record: LayoutFence) -> Transitions:
 def _is_busy(state: WorldState) -> bool:
     """Return whether a fence has to wait (PROTOCOL 10.2).
 
-    Partition 0 decides, so nothing may be open there. In another one that is in use, a
-    fence does what a missed Final would have done, and waits for what that waits for.
+    Partition 0 decides, so no change, pause or set position may be open there. In
+    another partition in use, a fence also does the work of a missed Final, so it waits
+    for the same locks and verdicts.
     """
     if state.partition != 0:
         return state.layout is not None and _is_unresolved(state)
@@ -118,13 +119,13 @@ def _is_busy(state: WorldState) -> bool:
 
 
 def _is_unresolved(state: WorldState) -> bool:
-    """Return whether a lock or verdict of a set position is left, whose home moves."""
+    """Return whether a set position, whose home moves, has a lock or open verdict."""
     groups = state.groups.values()
     return bool(state.locked) or any(group.unresolved for group in groups)
 
 
 def _end_pauses(state: WorldState, offset: int) -> None:
-    """End pauses, also scheduled ones: partition 0 had none any more at its fence."""
+    """End all pauses, also scheduled ones: at its fence, partition 0 had none left."""
     pauses: list[tuple[str, bytes]] = []
     for group_id, group in sorted(state.groups.items()):
         pauses += ((group_id, each.op_id) for each in group.pauses)
@@ -166,7 +167,10 @@ def _may_follow(
 
 
 def _drop_moved(state: WorldState) -> None:
-    """Drop the keys that moved away, and end the change; derived state goes stale."""
+    """Drop the keys that moved away, and end the change.
+
+    The caller rebuilds derived state.
+    """
     moved = [key for key in state.keys if is_moving(state, key)]
     left = [name for name in state.groups if is_home_moving(state, name)]
     for key in moved:
@@ -185,7 +189,7 @@ def _drop_moved(state: WorldState) -> None:
 def _begin(state: WorldState, begun: WorldState) -> None:
     """Drop all that was known of a partition that comes into use (PROTOCOL 10.2).
 
-    So a reader of a log that has lost what stood before comes to the same state.
+    So a reader whose log has lost its start reaches the same state.
     """
     state.become(begun)
     forget_soft(state)
@@ -216,7 +220,7 @@ def _import(step: Step, record: LayoutImport) -> Transitions:
     transitions, count = [], 0
     for key, item in zip(keys, record.items, strict=True):
         if source.imported_count + count >= config.limit("keys"):
-            # PROTOCOL 10.4: no source has more.
+            # PROTOCOL 10.4: no source has more keys.
             transitions.append(step.ignored("limits", key))
             continue
         done = _import_key(step, key, item, h_ms=config.heartbeat_interval_ms)
@@ -322,7 +326,7 @@ def _import_directive(
 def _lacks_source(
     state: WorldState, record: LayoutImport | LayoutGroups | LayoutDone
 ) -> str | None:
-    """Return why a partition takes no record of a source, or None."""
+    """Return why a partition refuses records about a source, or None."""
     layout = state.layout
     if layout is None or layout.op_id != record.op_id:
         return "layout"

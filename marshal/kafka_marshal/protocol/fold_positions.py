@@ -3,8 +3,8 @@
 Part of the rationalizer: only ``rationalizer.apply`` calls these. The positions of an
 operation are set in all coordinating partitions or in none. Each one locks its keys
 first (Stage). A single record on the group's home is the commit (Decide); it is
-accepted only while the pause lasts that every lock was made under. Then each one sets
-the positions or drops them (Resolve).
+accepted only while the pause under which all locks were made is active. Then each
+partition sets the positions or drops them (Resolve).
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ STAGE_REFUSALS = (
 
 
 def _staged(record: StagePosition) -> Iterator[tuple[Key, Lock]]:
-    """Yield each key that a record names, with its lock; the codec has no key twice."""
+    """Yield each key of a record with its lock; the codec refuses repeated keys."""
     for topic in record.topics:
         for partition, position in topic.positions:
             yield (
@@ -87,7 +87,7 @@ def _lock(step: Step, named: Key, lock: Lock) -> Transition:
 
 
 def _not_paused(state: WorldState, group_id: str, *, op_id: bytes) -> str | None:
-    """Return why an operation cannot go on here, None while its pause lasts."""
+    """Return why an operation cannot continue here, None while its pause is active."""
     group = state.groups.get(group_id)
     if group is not None and group.is_over(op_id):
         return "op_over"
@@ -96,7 +96,7 @@ def _not_paused(state: WorldState, group_id: str, *, op_id: bytes) -> str | None
 
 
 def _first_refusal(state: WorldState, locks: dict[Key, Lock]) -> tuple[str, Key] | None:
-    """Return the refusal of any key that comes first in the clause, and that key."""
+    """Return the first reason of the clause that applies to a key, and the key."""
     found = {
         reason: key
         for key in reversed(locks)
@@ -149,7 +149,7 @@ def _decide(step: Step, record: DecidePosition) -> Transitions:
 
 
 def _is_home(state: WorldState, group_id: str, *, config: Config) -> bool:
-    # PROTOCOL 10.2: an operation from before an open change ends at its home of then.
+    # PROTOCOL 10.2: an operation from before an open change ends at its earlier home.
     now = state.layout
     count = config.partition_count if now is None else now.from_count
     home = home_partition(group_id, partition_count=count)
@@ -179,7 +179,7 @@ def _resolve(step: Step, record: ResolvePosition) -> Transitions:
         known = state.keys[key]
         _unlock(known, commits=record.commit)
         if record.commit:
-            # The next claim starts at the new position: it follows none before.
+            # The next claim starts at the new position: it follows no earlier claim.
             state.soft.notes.pop(key, None)
         known.active_ms = state.now_ms
         state.dirty[key] = None

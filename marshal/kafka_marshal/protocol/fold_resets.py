@@ -165,10 +165,10 @@ def _install(
         # Silence counts from here; otherwise keys could be forgotten at once.
         known.active_ms = carried.now_ms
     # PROTOCOL 7.6: an owner may use its key for two heartbeat intervals after its last
-    # heartbeat, even if it does not read this. Until then no claim is accepted.
+    # heartbeat, even if it does not read the Reset. Until then no claim is accepted.
     carried.quiet_until_ms = min(carried.now_ms + 2 * longest_ms + 1, OFFSET_MAX)
     carried.staging = None
-    # As in a new leader epoch, the time in between is not counted.
+    # The time until the next entry does not count, as in a new leader epoch.
     carried.leader_epoch = leader_epoch
     carried.epoch_time_ms = None
     carried.rebuild_derived()

@@ -1,9 +1,9 @@
-"""Grants of one held claim at most once, as a sans-IO machine (PROTOCOL 6.2, 6.3).
+"""Grants of a claim with at-most-once delivery, as a sans-IO machine (PROTOCOL 6.2).
 
 It counts offsets only; the fetching code keeps the records. Several requests may be
-in flight, and the log may have them in another order than they were sent, or lack
-some of them. So only the fold's verdict counts as a grant, never the request: if two
-requests swap places in the log, the one that lands first is granted both ranges.
+in flight (PROTOCOL 6.3), and the log may have them in another order than they were
+sent, or lack some of them. So only the fold's verdict counts as a grant, never the
+request: if two requests swap places, the first one in the log is granted both ranges.
 """
 
 from collections import deque
@@ -18,15 +18,16 @@ from kafka_marshal.protocol.state import ACCEPTED, IGNORED, KeyState, Transition
 from kafka_marshal.protocol.types import Key, OffsetRange, Owner, Token
 
 REQUESTS_IN_FLIGHT_MAX = 64
-# As many as hide a round trip and save requests are used: the time of a few round trips
-# and of WORK_PER_ROUND_US. This bounds what fast handlers may lose in a crash.
+# Upper bound of the batches that a crash may lose with fast handlers. Fewer are used if
+# they are enough to hide a round trip and to fill WORK_PER_ROUND_US.
 DEPTH_MAX_DEFAULT = 64
-# A batch ahead must save at least 1/20 of the time to be worth its risk.
+# A batch is requested ahead only if that saves more than 1/20 of the time.
 GAIN_MIN = 20
 SAMPLES_PER_AVERAGE = 4
 FEWER_IN_A_ROW = 8
-# Requests of all partitions together cover so much more work. Each round of them costs
-# brokers and readers of the log as much as fetching thousands of records.
+# Besides the round trip, the requests of all partitions together cover this much work.
+# Each round of requests costs brokers and readers of the log as much as fetching
+# thousands of records.
 WORK_PER_ROUND_US = 40_000
 US_PER_MS = 1_000
 
@@ -68,7 +69,7 @@ def refusal_of(
         reason: The fold's reason.
         last: Last offset wanted. The request may have ended earlier, because
             ``span`` cut it.
-        head: First offset that is not granted, as of the verdict; None if unknown.
+        head: First offset that is not granted after the verdict; None if unknown.
     """
     refusal = _REFUSALS.get(reason or "", Refusal.UNEXPECTED)
     if refusal is Refusal.TAKEN and head is not None and head <= last:
@@ -99,10 +100,11 @@ class GrantRequest:
         grantee: Id of the process that will process the granted offsets.
         first: First offset wanted.
         last: Last offset wanted.
-        mark: All granted offsets below are processed, for the tags; None if unknown.
-        token: Token of the claim, None if unknown. Not in the record: a process that
-            appends it elsewhere than the claim was read compares it before. Epochs of
-            two coordinating partitions may be equal (PROTOCOL 10).
+        mark: All granted offsets below it are processed, for the tags; None if unknown.
+        token: Token of the claim, None if unknown. It is not in the record: a process
+            that appends a request of another process first compares it with the key's
+            token, because after a move of the key the epoch may be the same
+            (PROTOCOL 12).
     """
 
     key: Key
@@ -170,7 +172,7 @@ class GrantVerdict:
         reason: Why it was not accepted, such as ``nothing_left`` or ``not_owner``.
         granted: Offsets granted, None if none are.
         head: Next offset that is not granted, after this request; None if unknown.
-        offset: Log offset of the request; None if none was appended, because the
+        offset: Log offset of the request; None if it was not appended, because the
             claim had ended before.
     """
 
@@ -224,8 +226,8 @@ class AtMostOnce:
 
     Attributes:
         grantee: The process that may use the grants.
-        next_first: First offset that was not requested.
-        done: Everything granted below it was handed out and processed.
+        next_first: First offset that was not requested yet.
+        done: Everything granted below this offset was handed out and processed.
         is_anchored: Whether the log is known to have a position of the key.
         round_trip_us: Average time from request to verdict; 0 before the first.
         unused_count: Number of offsets granted and not handed out.
@@ -374,7 +376,7 @@ class AtMostOnce:
         self.unused_count += grant.count
         _join(self._grants, grant)
         self.is_anchored = True
-        # A request for less has landed, or can no longer be granted anything.
+        # Requests that end within the grant have landed, or can get no grant any more.
         left = [r for r in self._requests if r.offsets.end > grant.end]
         # A sidecar cuts a request if ``span`` was lowered meanwhile. The next request
         # is granted the rest.
@@ -423,7 +425,7 @@ class AtMostOnce:
     def put_back(self, first: int) -> None:
         """Undo the hand-out of everything from ``first`` on: nobody received it.
 
-        Also where ``hand_out`` was interrupted.
+        ``hand_out`` may have been interrupted.
 
         Args:
             first: Offset of the first of these records.
@@ -451,7 +453,7 @@ class AtMostOnce:
             self.done = self._handed
 
     def _use_up(self, offset: int) -> None:
-        # In an order that ``put_back`` can undo wherever a signal handler raises.
+        # This order lets ``put_back`` undo the steps wherever a signal handler raises.
         grant, end = self._grants[0], offset + 1
         rest = OffsetRange(end, grant.end) if grant.end > end else None
         self._handed = end
@@ -482,9 +484,9 @@ class AtMostOnce:
 
 
 def _join(grants: deque[OffsetRange], grant: OffsetRange) -> None:
-    """Append a grant; one that adjoins the last makes one range with it.
+    """Append a grant, or extend the last one if the grant adjoins it.
 
-    In one step, because the consumer's thread also looks without the lock.
+    In one step, because the consumer's thread also reads ``grants`` without the lock.
     """
     if grants and grants[-1].end == grant.first:
         grants[-1] = OffsetRange(grants[-1].first, grant.end)
@@ -495,12 +497,12 @@ def _join(grants: deque[OffsetRange], grant: OffsetRange) -> None:
 def lead_for(round_trip_us: int, batch_us: int) -> int:
     """Return how many batches to request ahead so that no round trip causes a wait.
 
-    0 if a round trip is short compared with the work of a batch, because a crash loses
-    what was requested ahead.
+    Returns 0 if a round trip is short compared with the work of a batch, because a
+    crash loses what was requested ahead.
 
     Args:
-        round_trip_us: From request to verdict.
-        batch_us: From one batch of the partition to the next, without waits; at
+        round_trip_us: Time from request to verdict.
+        batch_us: Time from one batch of the partition to the next, without waits; at
             least 1.
     """
     if round_trip_us * GAIN_MIN <= batch_us:
@@ -512,35 +514,35 @@ def step_for(batch_us: int) -> int:
     """Return how many batches of a partition to request at once.
 
     Args:
-        batch_us: From one batch of the partition to the next, without waits; at
+        batch_us: Time from one batch of the partition to the next, without waits; at
             least 1.
     """
     return -(-WORK_PER_ROUND_US // batch_us)
 
 
 def averaged(average: int, sample: int) -> int:
-    """Return a running average with one more sample; the first stands alone."""
+    """Return a running average with one more sample; 0 stands for no average yet."""
     if not average:
         return sample
     return max(1, average + (sample - average) // SAMPLES_PER_AVERAGE)
 
 
 FASTER_AT_ONCE = 2
-"""The average work of a batch is at most so many times that of the last sample."""
+"""The average work of a batch is at most this multiple of the last sample."""
 
 
 class Pace:
     """How many batches of a partition to have at risk (PROTOCOL 6.3).
 
-    As many as a round trip lasts, and the partition's part of 40 ms of work; 1 at
-    first, and where a round trip is a twentieth of the time from one batch to the next.
-    It moves up at once, at most to twice as many, and down by one after several samples
-    in a row needed fewer, so that it does not follow single samples.
+    The depth covers a round trip and the partition's part of 40 ms of work. It is 1 at
+    first, and while a round trip is at most a twentieth of the time between batches. It
+    rises at once, at most to twice its value, and falls by one after several samples in
+    a row needed fewer, so that it does not follow single samples.
 
     Attributes:
-        depth: Batches uncommitted, granted and requested, together, of each partition.
+        depth: Batches of each partition that are uncommitted, granted or requested.
         most: Upper bound of the depth.
-        work_us: Average work of a batch, whatever its partition; 0 before the first.
+        work_us: Average work of a batch of any partition; 0 before the first.
     """
 
     __slots__ = ("_fewer", "depth", "most", "work_us")
@@ -562,10 +564,10 @@ class Pace:
         """
         if not round_trip_us:
             return
-        # After a long silence the average must soon follow new work.
+        # Bounded, so that after a long silence the average soon follows new work.
         longest_us = 2 * GAIN_MIN * round_trip_us
         found_us = max(1, min(work_us, longest_us))
-        # And one wait, for a fetch for example, must not slow down what follows.
+        # Bounded again, so that one wait, as for a fetch, does not slow down the next.
         self.work_us = min(averaged(self.work_us, found_us), FASTER_AT_ONCE * found_us)
         batch_us = self.work_us * partitions
         lead = lead_for(round_trip_us, batch_us)

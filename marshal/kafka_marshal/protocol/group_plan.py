@@ -13,10 +13,10 @@ order, it
 5 and 6 choose among equals and never cause a move. The policies in ``planner`` plan for
 one member by its view; this function plans for all members.
 
-Keys whose takers are the same members form a cohort. If there is one cohort, shares
-alone decide, and the result is optimal. Otherwise the function starts with what is
-held, and improves that by the cycles of a min-cost flow, until there are none, or for
-``IMPROVEMENTS_MAX`` arcs in a large group; coverage is always optimal.
+Keys that the same members may take form a cohort. If there is one cohort, shares alone
+decide, and the result is optimal. Otherwise the function starts with the present
+holders, and improves that along the cycles of a min-cost flow, until there are none, or
+for ``IMPROVEMENTS_MAX`` arcs in a large group; coverage is always optimal.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,20 +35,20 @@ TOPICS = "topics"
 LIMITS = "limits"
 FAILING = "failing"
 
-# Arcs to look at for better balance and fewer moves: a few seconds.
+# Maximum number of arcs to examine for balance and fewer moves: takes a few seconds.
 IMPROVEMENTS_MAX = 5_000_000
 # Hosts of a rack that are compared for one key, those with the fewest keys first.
 HOSTS_MAX = 4
 
 
-# Thousands are made at each plan: not tracked by the collector.
+# Thousands are created at each plan: not tracked by the garbage collector.
 class PlanKey(msgspec.Struct, frozen=True, gc=False):
-    """One partition and who has it.
+    """One partition and its present holder.
 
     Attributes:
         key: The partition.
         owner: Member that holds it, or the last owner of a free key; None = nobody.
-            Names of no member count as None.
+            A name that no member has counts as None.
         is_free: Whether it is free or stale, so that somebody must claim it.
     """
 
@@ -64,7 +64,7 @@ class PlanMember:
     Attributes:
         name: client_id, unique.
         topics: Topics that it subscribes to, sorted.
-        limit: Most keys that it may hold, None = any number.
+        limit: Maximum number of keys that it may hold, None = any number.
         target: Number of keys beyond which others are preferred, None = none.
         weight: How many members it counts as.
         host: Its machine, "" = unknown.
@@ -115,9 +115,9 @@ class Uncovered:
     """A key that no member can have, and why.
 
     Attributes:
-        reason: ``no members``: none may take anything. ``topics``: none of those
+        reason: ``no members``: no member takes keys. ``topics``: no such member
             subscribes to the topic. ``failing``: all subscribers are failing or barred.
-            ``limits``: they are full.
+            ``limits``: the others are full.
     """
 
     key: TopicPartition
@@ -164,9 +164,9 @@ class _Cohorts:
     """The input, with members by number and keys grouped by who may take them.
 
     Attributes:
-        members: The members by name, racks and hosts in turn: of equal ones, the
-            first is chosen. A number of a member is its index here.
-        takers: Per cohort, who may take its keys, in order.
+        members: The members, racks and hosts in turn, then by name: among equals, the
+            first is chosen. The number of a member is its index here.
+        takers: Per cohort, the members that may take its keys, in order.
         keys: Per cohort, its keys, in order.
         holders: Per cohort, who holds each of its keys and may keep it; -1 = nobody.
         held: Per cohort, how many of its keys each member has.
@@ -265,13 +265,13 @@ class _Cohorts:
             return False
         if not each.is_free:
             return True
-        # Who had a free key must claim it, as any taker.
+        # The last owner of a free key must claim it, like any other taker.
         return self.can_take(number) and member.name not in self._barred.get(
             each.key, ()
         )
 
     def why_uncovered(self, key: TopicPartition) -> str:
-        """Return why nobody has a key."""
+        """Return why no member can have a key."""
         if not any(self.can_take(number) for number in range(len(self.members))):
             return NO_MEMBERS
         if not self._subscribers(key.topic):
@@ -280,7 +280,7 @@ class _Cohorts:
 
 
 def _interleaved(members: Sequence[PlanMember]) -> list[PlanMember]:
-    """Return members such that any first ones lie in different racks, then hosts."""
+    """Return the members in an order that takes racks in turn, then hosts."""
     hosts: dict[tuple[str, str], int] = {}
     rows = []
     for member in members:
@@ -319,7 +319,7 @@ UNCOVERED = OVER_TARGET << 2
 
 
 def unit_cost(member: PlanMember, count: int) -> int:
-    """Return the cost of the last of ``count`` keys of a member, moves aside.
+    """Return the cost of the last of ``count`` keys of a member, without moves.
 
     A member of weight n counts as n members with equal parts of its keys. The costs
     of a member never fall, so that equal counts have the lowest sum.
@@ -335,8 +335,8 @@ def unit_cost(member: PlanMember, count: int) -> int:
 def _share_one(cohorts: _Cohorts) -> list[dict[int, int]]:
     """Return the counts if all keys may go to the same members.
 
-    The cheapest units of all members are taken; of equal ones those that their members
-    hold already, and then those of members that hold most.
+    The cheapest units of all members are taken. Among equals, units that their members
+    hold already come first, then units of the members that hold most.
     """
     members, held = cohorts.members, cohorts.held[0]
     takers = set(cohorts.takers[0])
@@ -391,7 +391,7 @@ def _common_level(
 class _Flow:
     """Counts per cohort and member, improved until no better ones are found.
 
-    Number ``nobody`` stands for keys that are uncovered.
+    The member number ``_nobody`` stands for having no owner: its keys are uncovered.
     """
 
     def __init__(self, cohorts: _Cohorts) -> None:
@@ -400,7 +400,7 @@ class _Flow:
         self._takers = cohorts.takers
         self._nobody = len(cohorts.members)
         self._load = [0] * (self._nobody + 1)
-        # Whose keys may go elsewhere: in the end only those that nobody has.
+        # Members whose keys may move; at the end only uncovered keys may.
         self._givers: Sequence[int] = range(self._nobody + 1)
         self._counts: list[dict[int, int]] = []
         self._members_of = [
@@ -491,7 +491,7 @@ class _Flow:
         self._load[to] += 1
 
     def _cover(self) -> None:
-        """Give keys that nobody has to takers, those with the fewest takers first."""
+        """Give keys without a holder to takers, keys with the fewest takers first."""
         order = sorted(
             range(len(self._takers)), key=lambda cohort: len(self._takers[cohort])
         )
@@ -504,7 +504,7 @@ class _Flow:
                 self._shift(cohort, self._nobody, found[1])
 
     def _level(self) -> None:
-        """Move keys from who has most to takers that have fewer."""
+        """Move keys from the members that have most to takers that have fewer."""
         heaps = [self._heap(cohort) for cohort in range(len(self._takers))]
         givers = [
             (-self._last(number), -number)
@@ -539,8 +539,8 @@ class _Flow:
     def _improvement(self) -> tuple[list[int], int]:
         """Return a cycle of nodes with a negative cost, and how many arcs were seen.
 
-        Bellman-Ford from the sink. A cycle is found as soon as the nodes from which
-        others were reached form one.
+        Uses Bellman-Ford from the sink. A cycle is found as soon as the predecessors of
+        nodes form one.
         """
         sink = -1
         cost = {sink: 0}
@@ -621,7 +621,7 @@ def cycle_in(before: Mapping[int, int]) -> list[int]:
 def _place(
     cohorts: _Cohorts, counts: Sequence[Mapping[int, int]]
 ) -> dict[TopicPartition, str]:
-    """Choose the keys that stay, and give the others to the members that lack some."""
+    """Choose the keys that stay, and give the others to members that lack keys."""
     spread = _Spread(cohorts.members)
     for keys, holders in zip(cohorts.keys, cohorts.holders, strict=True):
         for key, number in zip(keys, holders, strict=True):
@@ -652,10 +652,10 @@ def _stays(
 ) -> list[int]:
     """Return who keeps each key of a cohort; -1 = it is given to another member.
 
-    A member gives up keys of topics of which most lie in its rack, then on its host;
-    of those, and if neither is known, the last ones. Where some keys of the cohort stay
-    uncovered it gives up the last ones: the members that hold these are asked for them
-    again by the next plan, and the spread differs then.
+    A member gives up keys of the topics with the most keys in its rack, then on its
+    host; among these keys, and if neither is known, the last ones. If some keys of the
+    cohort stay uncovered, it always gives up the last ones: the next plan asks for them
+    again, and the spread is different by then.
     """
     holders = list(cohorts.holders[cohort])
     mine: dict[int, list[int]] = {
@@ -703,7 +703,7 @@ class _Spread:
                 self._counts[at] = self._counts.get(at, 0) + count
 
     def remove(self, topic: str, number: int) -> None:
-        """Count a key no longer."""
+        """Stop counting a key."""
         self.add(topic, number, count=-1)
 
     def count(self, topic: str, place: object) -> int:
@@ -718,7 +718,7 @@ class _Spread:
         number: int,
         count: int,
     ) -> Iterator[int]:
-        """Return the keys that a member gives up; each is removed before the next."""
+        """Yield the keys that a member gives up; the caller removes each at once."""
         if not self._is_known:
             yield from indexes[len(indexes) - count :]
             return
@@ -760,12 +760,10 @@ class _Queue:
             heapify(hosts)
 
     def take(self, topic: str) -> int | None:
-        """Return who gets a key: from rack and host with the fewest of its topic.
+        """Return the member that gets a key, None if no member lacks keys any more.
 
-        Among equals, the member with the fewest keys gets it.
-
-        Returns:
-            None if all have what they lacked.
+        It is in the rack, then on the host, with the fewest keys of the topic. Among
+        equals, the member with the fewest keys gets it.
         """
         if not self._racks:
             return None

@@ -1,4 +1,4 @@
-"""Data topics that grow: what their new partitions wait for (PROTOCOL 9.10).
+"""Growing data topics: what their new partitions wait for (PROTOCOL 9.10).
 
 A producer that hashes keys sends a key of the old partition ``p % old_count`` to the
 new partition ``p`` once it knows the new count. So a new partition is not claimed
@@ -17,15 +17,15 @@ from kafka_marshal.protocol.state import GROWTHS, KeyState, Step, Transitions
 from kafka_marshal.protocol.types import Key
 
 ENDS_KEPT_MAX = 65_536
-"""Most old partitions of all growths together, whose ends are kept."""
+"""Maximum number of ends of old partitions that are kept, for all growths together."""
 
 
 class Source(NamedTuple):
     """What a new partition of a data topic waits for.
 
     Attributes:
-        key: The old partition that had its keys, in the same group.
-        end: The position that it has to reach, None while that is not known.
+        key: The old partition whose record keys may move to the new one, in its group.
+        end: The position that the source must reach, None while unknown.
     """
 
     key: Key
@@ -46,11 +46,11 @@ class Source(NamedTuple):
 
 
 def position_in(known: KeyState | None, *, topic_id: bytes | None) -> int | None:
-    """Return the position of a key in the topic of an id; None if it has none there.
+    """Return the position of a key in the topic with an id; None if it has none there.
 
     Args:
         known: The key, None if it is unknown.
-        topic_id: Kafka's id of the topic, None for any of its name.
+        topic_id: Kafka's id of the topic, None for any topic of its name.
     """
     if known is None or not _is_same(topic_id, known.topic_id):
         return None
@@ -58,17 +58,17 @@ def position_in(known: KeyState | None, *, topic_id: bytes | None) -> int | None
 
 
 def _is_same(one: bytes | None, other: bytes | None) -> bool:
-    """Return whether two ids may be of one topic: None is an unknown id."""
+    """Return whether two ids may name the same topic; None is an unknown id."""
     return None in {one, other} or one == other
 
 
 def growth_of(
     growths: Iterable[Growth], key: Key, *, topic_id: bytes | None
 ) -> Growth | None:
-    """Return the growth that a partition of a topic is new in, or None.
+    """Return the growth that adds a partition of a topic, or None.
 
     Args:
-        growths: Those that partition 0 of the coordination topic knows.
+        growths: The growths that partition 0 of the coordination topic knows.
         key: The partition.
         topic_id: Kafka's id of its topic, None if unknown.
     """
@@ -113,7 +113,7 @@ def with_growth(
 ) -> tuple[Growth, ...]:
     """Return the growths after an accepted DataGrowth.
 
-    Those of an earlier topic of that name are left out.
+    Growths of an earlier topic of that name are dropped.
     """
     topic = record.topic
     mine = growths_of(growths, topic, topic_id=record.topic_id)
@@ -135,12 +135,13 @@ def with_growth(
 def growths_of(
     growths: Iterable[Growth], topic: str, *, topic_id: bytes | None
 ) -> list[Growth]:
-    """Return the growths of a topic by its count, and of no earlier one of its name.
+    """Return the growths of a topic, but not of an earlier topic of its name.
 
     Args:
-        growths: Those that partition 0 of the coordination topic knows.
+        growths: All growths, by topic and count, as partition 0 of the coordination
+            topic knows them; the result has the same order.
         topic: Name of the topic.
-        topic_id: Kafka's id of it, None if unknown.
+        topic_id: Kafka's id of the topic, None if unknown.
     """
     return [
         each
@@ -150,7 +151,7 @@ def growths_of(
 
 
 def ends_count(growths: Iterable[Growth]) -> int:
-    """Return the old partitions of all growths, whose ends are kept or will be."""
+    """Return the number of old partitions whose ends are kept or will be."""
     return sum(each.old_count for each in growths)
 
 

@@ -1,4 +1,4 @@
-"""Offers of keys: when an owner acts on one, and what is open (PROTOCOL 9.5)."""
+"""Offers of keys: when an owner acts on an offer, and its phase (PROTOCOL 9.5)."""
 
 from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.types import Key
@@ -13,7 +13,7 @@ def is_ready_for(known: KeyState, *, epoch: int, living: bytes | None) -> bool:
     Args:
         known: The key, as folded.
         epoch: Epoch of the owner's claim.
-        living: Incarnation of the successor that lives and does not leave, or None.
+        living: Incarnation of the successor if it is live and not leaving, else None.
     """
     offer = known.offer
     if offer is None or known.epoch != epoch or living is None:
@@ -35,7 +35,7 @@ def phase_of(known: KeyState, log_time_ms: int) -> str | None:
 
 
 def offered_since_ms(state: WorldState, key: Key) -> int | None:
-    """Return the log time of a key's offer; None if it was folded elsewhere."""
+    """Return the log time of a key's offer; None if this reader did not fold it."""
     offer, noted = state.keys[key].offer, state.soft.offered_ms.get(key)
     if offer is None or noted is None or noted[0] != offer.offset:
         return None

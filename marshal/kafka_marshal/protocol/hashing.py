@@ -25,7 +25,7 @@ def coordinating_partition(topic: str, partition: int, *, partition_count: int) 
 
 
 def key_partition(topic: str, partition: int, *, partition_count: int) -> int:
-    """Return the coordinating partition of a key, which reserved topics name."""
+    """Return the coordinating partition of a key; a reserved key names its own."""
     if topic in RESERVED_TOPICS:
         return partition
     return coordinating_partition(topic, partition, partition_count=partition_count)

@@ -34,9 +34,9 @@ class Pace(NamedTuple):
 
     Attributes:
         lag: Offsets left at the last sample.
-        consumed: Offsets processed between the first and the last.
+        consumed: Offsets processed between the first and the last sample.
         produced: Offsets written meanwhile.
-        span_ms: Time between the two, at least 1.
+        span_ms: Time between the first and the last sample, at least 1.
     """
 
     lag: int
@@ -110,7 +110,7 @@ class Health:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it lagged for so many cycles that it should be released."""
+        """Whether the partition lagged for enough cycles to be released."""
         return self.bad_cycles >= CYCLES_MAX
 
     def restart(self) -> None:
@@ -123,9 +123,9 @@ class Health:
 def handler_limit_ms(limit_ms: int, *, stuck_count: int) -> int:
     """Return how long a handler may take before its partition is released.
 
-    It doubles with each owner in a row that released at the same position. So work
-    that takes longer than the limit is finished eventually, and a record that hangs
-    every handler moves ever more rarely. 0 = no limit.
+    The limit doubles with each owner in a row that was stuck at the same position. So
+    work that takes longer than the limit is finished eventually, and a record that
+    hangs every handler moves ever more rarely. 0 = no limit.
     """
     return limit_ms << min(stuck_count, DOUBLINGS_MAX)
 
@@ -141,7 +141,7 @@ def is_stuck(
 class Backoff:
     """How long a member that released a partition claims nothing new.
 
-    Each time is twice the last one, unless the member kept up long enough in between.
+    Each wait is twice the last one, unless the member kept up long enough in between.
     So partitions of a slow member move ever more rarely.
 
     Attributes:
@@ -170,7 +170,7 @@ class Backoff:
         self.until_ms = max(self.until_ms, now_ms + self._length_ms)
 
     def hold(self, until_ms: int) -> None:
-        """Claim nothing new until then at least, without counting a release."""
+        """Claim nothing new before ``until_ms``, without counting a release."""
         self.until_ms = max(self.until_ms, until_ms)
 
     def is_on(self, now_ms: int) -> bool:

@@ -1,7 +1,7 @@
-"""Compares imports with their sources, for readers that hold both (PROTOCOL 10.4).
+"""Compares imports with their sources, for readers of both (PROTOCOL 10.4).
 
-Evidence, not authority: the first import of a key wins, whatever it has. A difference
-means that an importer or a replica is wrong, and that a person should look.
+The comparison decides nothing: the first import of a key wins, whatever it carries. A
+difference means that an importer or a replica is wrong, and that a person should look.
 """
 
 from collections import deque
@@ -22,18 +22,18 @@ from kafka_marshal.protocol.types import Key
 
 PENDING_MAX = 100_000
 KEPT_MAX = 1_000
-"""Most sources whose keys are kept beyond the end of a change."""
+"""Maximum number of sources whose keys are kept beyond the end of a change."""
 
 
 class Divergence(NamedTuple):
-    """An import, or the end of the imports from a source, that the source denies.
+    """An import or a LayoutDone that contradicts its source.
 
     Attributes:
         partition: Coordinating partition of the record.
         offset: Its offset.
-        source: The partition that it names as its source.
+        source: The partition that the record names as its source.
         key: The key, None for a LayoutDone.
-        why: What is different, for people.
+        why: The difference, for people.
     """
 
     partition: int
@@ -44,7 +44,7 @@ class Divergence(NamedTuple):
 
 
 class _Stated(NamedTuple):
-    """What a record states about its source as of an offset there."""
+    """What a record states about its source, as of an offset of the source."""
 
     partition: int
     offset: int
@@ -54,14 +54,14 @@ class _Stated(NamedTuple):
 
 
 class _Left(NamedTuple):
-    """What a source has left to its targets: the moving keys; None while not final."""
+    """The moving keys of a source, with None for each key that is not final."""
 
     to_count: int
     items: Mapping[Key, ImportedKey | None]
 
 
 class ImportCheck:
-    """Collects accepted imports, and compares each once its source was read so far."""
+    """Collects accepted imports, compares each once its source was read far enough."""
 
     def __init__(self) -> None:
         self._pending: dict[int, deque[_Stated]] = {}
@@ -88,7 +88,7 @@ class ImportCheck:
 
         Args:
             state: The partition of the entry.
-            transitions: Its transitions; of an import one for each item, in order.
+            transitions: Its transitions; an import has one for each item, in order.
         """
         record = transitions[0].record if transitions else None
         number = state.partition
@@ -110,12 +110,14 @@ class ImportCheck:
         found.append(stated)
 
     def compare(self, worlds: Worlds) -> Iterator[Divergence]:
-        """Yield what differs from sources that were read so far.
+        """Yield the differences from sources that were read far enough.
+
+        Call it before a source is folded much further, unless ``keep`` kept its keys:
+        the source drops them at the end of the change.
 
         Args:
-            worlds: The partitions whose state is known; what names another as its
-                source is not compared. Call it before a source is folded much further,
-                unless its keys were kept: it drops them at the end of the change.
+            worlds: The partitions whose state is known. Records that name another
+                partition as their source are not compared.
         """
         for number, pending in list(self._pending.items()):
             source = worlds.get(number)
@@ -141,7 +143,7 @@ class ImportCheck:
         if config is None or config.generation < stated.generation:
             return "the change had not reached the source"
         if not is_open and left is None:
-            return None  # the change is over here: nothing of its keys is known
+            return None  # the change has ended in the source: its keys are dropped
         if isinstance(record, LayoutDone):
             found = left if left is not None and not is_open else _left(source)
             return _difference_of_all(record, found, target=stated.partition)

@@ -1,4 +1,4 @@
-"""Parts of what a coordinating partition's state remembers of keys and groups.
+"""Parts of the state of keys and groups in a coordinating partition.
 
 PROTOCOL 4 lists their elements in its table of items.
 """
@@ -27,23 +27,22 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.types import OFFSET_MAX, Key
 
 Time = Annotated[int, Meta(ge=-(2**63), le=OFFSET_MAX)]
-"""A time of the log. Elements that a snapshot has state their bounds."""
+"""A time of the log. The types of snapshot elements state their bounds."""
 
 Eras = tuple[tuple[int, int], ...]
 """Eras of earlier Configs, which tokens of standing claims have (PROTOCOL 4.10).
 
-Each is an offset and an era: that of the Config that ended it, and its own; the oldest
-comes first.
+Each item is the offset of the Config that ended the era, and the era; oldest first.
 """
 
 ERAS_MAX = 64
-"""Most eras that a coordinating partition keeps."""
+"""Maximum number of earlier eras that a coordinating partition keeps."""
 
 
 def era_at(eras: Eras, offset: int) -> int | None:
     """Return the era in force at an offset, None if it is that of the present Config.
 
-    For offsets whose era is no longer kept, it is the next one that is.
+    If that era is no longer kept, return the next era that is kept.
     """
     at = _index(eras, offset)
     return eras[at][1] if at < len(eras) else None
@@ -52,13 +51,13 @@ def era_at(eras: Eras, offset: int) -> int | None:
 def end_era(eras: Eras, ended: tuple[int, int], *, epochs: Iterable[int]) -> Eras:
     """Return the eras to keep when a Config has ended one.
 
-    Beyond `ERAS_MAX` the oldest is dropped that has none of the epochs; the oldest of
-    all where each has one.
+    If there are more than `ERAS_MAX`, the oldest era without any of the epochs is
+    dropped; if each era has one, the oldest of all.
 
     Args:
-        eras: Those kept so far.
+        eras: The eras kept so far.
         ended: The offset of the new Config, and the era that it ends.
-        epochs: Epochs of standing claims; read only where one has to be dropped.
+        epochs: Epochs of standing claims; read only if an era has to be dropped.
     """
     found = (*eras, ended)
     if len(found) <= ERAS_MAX:
@@ -75,7 +74,7 @@ def _index(eras: Eras, offset: int) -> int:
 
 @attrs.define(kw_only=True)
 class Pause:
-    """An admin operation that pauses a group until a log time (PROTOCOL 4.8).
+    """An admin operation that pauses a group until an append time (PROTOCOL 4.8).
 
     Attributes:
         op_id: The operation.
@@ -97,10 +96,10 @@ class Pause:
 
 
 class Scheduled(NamedTuple):
-    """A pause that begins at a log time, whatever becomes of its sender.
+    """A pause that begins at an append time, whatever becomes of its sender.
 
     Attributes:
-        begin_ms: It begins with the first entry whose append time reaches this.
+        begin_ms: The pause begins with the first entry whose append time reaches this.
         op_id: The operation.
         client_id: Client that scheduled it.
         incarnation: Process of that client.
@@ -115,14 +114,14 @@ class Scheduled(NamedTuple):
     incarnation: Id
     seq: Offset
     until_ms: Next
-    # Left out where it is empty, so that other pauses keep their digests.
+    # Left out if None, so that pauses without a scope keep their digests.
     scope: Scope | None = None
 
 
 def is_in_scope(scope: Scope | None, key: Key) -> bool:
-    """Return whether a pause with this scope, of the key's group, pauses the key."""
+    """Return whether a pause of the key's group, with this scope, pauses the key."""
     if scope is None:
-        # PROTOCOL 2.3: a group's pause does not touch its planner key.
+        # PROTOCOL 2.3: a group's pause does not affect its planner key.
         return key.topic != PLANNER_TOPIC
     for each in scope:
         if each.topic == key.topic:
@@ -226,8 +225,8 @@ class Planned(NamedTuple):
     """How many Plans of a group were accepted (PROTOCOL 9.2).
 
     Attributes:
-        generation: Their number.
-        log_time_ms: Log time of the last one.
+        generation: Number of accepted Plans.
+        log_time_ms: Log time of the last Plan.
     """
 
     generation: Annotated[int, Meta(ge=1)]
@@ -235,13 +234,13 @@ class Planned(NamedTuple):
 
 
 class PlanNote(NamedTuple):
-    """The Plans of a group that belong together, as far as they were read; soft.
+    """The slices of a group's last plan, as far as they were read; soft.
 
     Attributes:
         records: The slices, in order.
-        generation: Generation of the group with the last one.
-        offset: Offset of the last one.
-        log_time_ms: Log time of the last one.
+        generation: Plan generation of the group after the last slice.
+        offset: Offset of the last slice.
+        log_time_ms: Log time of the last slice.
     """
 
     records: tuple[Plan, ...]
@@ -268,8 +267,8 @@ class LayoutSource(NamedTuple):
 
     Attributes:
         partition: The source.
-        imported_count: Keys of it that were imported here.
-        done_ms: Largest append time at its LayoutDone, None before.
+        imported_count: Number of its keys that were imported here.
+        done_ms: Largest append time at the LayoutDone for this source, None before.
     """
 
     partition: Partition
@@ -282,9 +281,9 @@ class Layout(NamedTuple):
 
     Attributes:
         op_id: The operation.
-        from_count: The count before.
+        from_count: The partition count before.
         offset: Offset of the LayoutFence.
-        sources: Where keys move here from; empty in a source.
+        sources: The partitions from which keys move here; empty in a source.
     """
 
     op_id: bytes
@@ -302,9 +301,9 @@ class Growth(NamedTuple):
 
     Attributes:
         topic: The topic.
-        old_count: Its partitions before.
-        new_count: Its partitions then.
-        topic_id: Kafka's id of it, None if unknown.
+        old_count: Number of partitions before.
+        new_count: Number of partitions after.
+        topic_id: Kafka's id of the topic, None if unknown.
         offset: Offset of the DataGrowth that announced it.
         ends: End of each old partition, None while the growth is only announced.
     """

@@ -70,7 +70,7 @@ def held_up(state: WorldState, key: Key) -> str | None:
 
 
 def elsewhere(state: WorldState) -> str:
-    """Return why a record belongs to another partition (PROTOCOL 2.3, 10.3)."""
+    """Return the reason for a record of another partition (PROTOCOL 2.3, 10.3)."""
     return "retired" if layout.is_retired(state) else "wrong_partition"
 
 
@@ -269,7 +269,7 @@ def judge_ready(state: WorldState, record: HandoffReady, *, key: Key) -> str | N
 def judge_release_group(
     state: WorldState, record: ReleaseGroup | PauseGroup, *, config: Config
 ) -> str | None:
-    """Return why an admin's record is refused, in the order of PROTOCOL 4.8, 4.15."""
+    """Return why a pause or its end is refused, in the order of PROTOCOL 4.8, 4.15."""
     ends = record.msg_expire_time <= state.append_time_ms
     if reason := _refuses_pauses(state, ends=ends):
         return reason
@@ -280,7 +280,7 @@ def judge_release_group(
         return "op_over"
     scheduled, pause = group.scheduled_as(record.op_id), group.lasting(record.op_id)
     if ends and scheduled is not None:
-        return None  # a scheduled pause is cancelled, whatever lasts meanwhile
+        return None  # a scheduled pause is canceled, whatever pause is active
     scope, known = scope_of(record), pause or scheduled
     if not ends and known is not None and known.scope != scope:
         return "busy"
@@ -336,8 +336,9 @@ def judge_pause_group(
 
 
 def _refuses_pauses(state: WorldState, *, ends: bool) -> str | None:
-    # PROTOCOL 10.2: a pause needs every partition, so partition 0 orders both; and the
-    # home of a set position is that of one count in all of them.
+    # PROTOCOL 10.2: no pause begins during a change. A pause needs every partition, so
+    # partition 0 orders pauses and changes; and while a pause lasts, all partitions
+    # place the home of its set position by the same count.
     if layout.is_retired(state):
         return "retired"
     return "busy" if state.layout is not None and not ends else None
@@ -349,7 +350,7 @@ def scope_of(record: ReleaseGroup | PauseGroup) -> Scope | None:
 
 
 def _lacks_room_for_scope(state: WorldState, record: ReleaseGroup | PauseGroup) -> bool:
-    """Return whether no more pauses of some partitions fit (PROTOCOL 4.15)."""
+    """Return whether no more pauses with a scope fit (PROTOCOL 4.15)."""
     assert state.config is not None
     if len(state.scopes) >= state.config.limit("operations"):
         return True
@@ -366,7 +367,7 @@ def judge_next(
         state: The state of the partition.
         group_id: The group.
         is_next: Whether the record follows the last one of its kind.
-        overtaken: The reason if it does not.
+        overtaken: The reason to return if it does not.
     """
     config = state.config
     assert config is not None  # the records need level 2
@@ -419,7 +420,7 @@ def has_all_directives(state: WorldState, group: GroupState, *, config: Config) 
 
 
 def new_place(state: WorldState, key: Key, *, reason: str) -> dict[str, int] | None:
-    """Return generation and partition of a key that a change has moved, or None."""
+    """Return the new generation and partition of a key that has moved, or None."""
     config = state.config
     is_moved = state.layout is not None or layout.is_retired(state)
     names = {"wrong_generation", "wrong_partition", "retired"}

@@ -1,7 +1,7 @@
 """What members announce in the labels of their Member records (PROTOCOL 9.2, 9.5).
 
-Labels rather than fields: they are advice, older releases ignore them, and a member
-without one counts as one with the default. All readers here accept any labels.
+These are labels, not fields, because they are advice: older releases ignore them, and a
+member without a label has the default. All functions here accept any labels.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,19 +14,19 @@ WEIGHT_LABEL = "weight"
 PLANS_LABEL = "plans"
 STANDBYS_LABEL = "standbys"
 LAYOUT_LABEL = "layout"
-"""The Config generation that a member acts on, while their number changes."""
+"""The Config generation that a member acts on, while the partition count changes."""
 TARGET_LABEL = "target"
 RACK_LABEL = "rack"
 REPLACES_LABEL = "replaces"
 REPLACES_ANY = "*"
-"""Text of that label: the member replaces some client, not known beforehand."""
+"""Text of ``replaces``: the member replaces some client, not known beforehand."""
 FAILS_PREFIX = "fails:"
 """Prefix of the labels that name partitions which a member cannot serve, by topic."""
 STANDBYS_MAX = 100
 WEIGHT_MAX = 1_000  # also for the weights that other members announce
 FAILING_MAX = 64
 OWN_LABELS_MAX = 16
-"""Most labels that a user gives a client; the others are left to the engine."""
+"""Maximum number of labels from a user; the others are reserved for the engine."""
 _RESERVED = frozenset(
     {
         LAGGING_LABEL,
@@ -55,7 +55,7 @@ def weight_of(labels: Mapping[str, str]) -> int:
 
 
 def standbys_label(labels: Mapping[str, str]) -> int:
-    """Return how many standbys of a key a member wants to be one of, 0 = none."""
+    """Return up to which rank among a key's standbys a member stands by, 0 = never."""
     return min(number_of(labels, STANDBYS_LABEL) or 0, STANDBYS_MAX)
 
 
@@ -72,7 +72,7 @@ def failing_of(labels: Mapping[str, str]) -> tuple[TopicPartition, ...]:
 
 
 def failing_labels(failing: Iterable[TopicPartition]) -> dict[str, str]:
-    """Return the labels that name these partitions; those beyond the bounds are left.
+    """Return the labels that name these partitions, without those beyond the bounds.
 
     A label holds 255 characters, a Member 64 labels.
     """

@@ -33,7 +33,7 @@ from kafka_marshal.protocol.state import ACCEPTED, KeyState, Transition, WorldSt
 from kafka_marshal.protocol.types import Key
 
 COUNT_MAX = 10_000
-"""Most coordinating partitions that a change begins or ends with."""
+"""Maximum number of coordinating partitions before or after a change."""
 _CONFIGS_MAX = 64
 _PROBES_MAX = 64
 MOVING = "moving"
@@ -42,16 +42,16 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def is_step(from_count: int, to_count: int) -> bool:
-    """Return whether one count is a multiple of the other, and another number.
+    """Return whether two counts differ, and one is a multiple of the other.
 
-    Larger numbers than ``COUNT_MAX`` are none: a partition may have as many sources.
+    Also False for a count above ``COUNT_MAX``: a partition may have as many sources.
     """
     less, more = sorted((from_count, to_count))
     return less != more and more % less == 0 and more <= COUNT_MAX
 
 
 def sources_of(partition: int, *, from_count: int, to_count: int) -> tuple[int, ...]:
-    """Return the partitions whose keys may move to a partition; none in a source."""
+    """Return the partitions whose keys may move to this one; a source has none."""
     if partition >= to_count:
         return ()
     if from_count < to_count:
@@ -85,7 +85,7 @@ def is_retired(state: WorldState) -> bool:
 
 
 def is_moving(state: WorldState, key: Key) -> bool:
-    """Return whether a key of this partition belongs to another by an open change."""
+    """Return whether a key of this partition moves to another by an open change."""
     layout, config = state.layout, state.config
     if layout is None or config is None or key.topic in RESERVED_TOPICS:
         return False
@@ -95,13 +95,13 @@ def is_moving(state: WorldState, key: Key) -> bool:
 
 
 def is_final(state: WorldState, key: Key) -> bool:
-    """Return whether nothing can change a moving key any more (PROTOCOL 10.3)."""
+    """Return whether a key moves and nothing can change it any more (PROTOCOL 10.3)."""
     known = state.keys.get(key)
     return known is not None and is_moving(state, key) and is_settled(state, known)
 
 
 def is_settled(state: WorldState, known: KeyState) -> bool:
-    """Return whether nothing can change a key any more, if it moves (PROTOCOL 10.3)."""
+    """Return whether nothing can change a moving key any more (PROTOCOL 10.3)."""
     if known.lock is not None or state.quiet_until_ms is not None:
         return False
     return known.owner is None or known.freshness(state.now_ms) is Freshness.STALE
@@ -128,7 +128,7 @@ def is_importing_group(state: WorldState, group_id: str) -> bool:
 
 
 def is_home_moving(state: WorldState, group_id: str) -> bool:
-    """Return whether this is the home of a group only before the open change."""
+    """Return whether this partition stops being a group's home by the open change."""
     layout, config = state.layout, state.config
     if layout is None or config is None:
         return False
@@ -144,8 +144,8 @@ def group_items(
 ) -> tuple[list[ImportedSettings], list[ImportedDirective]]:
     """Return the settings and directives that move from a source to a target, sorted.
 
-    Directives of the group that stands for all are in every partition: one that comes
-    into use gets them from its source.
+    Directives of the group ``marshal``, for members of all groups, are in every
+    partition: a partition that comes into use gets them from its source.
     """
     layout, config = state.layout, state.config
     assert layout is not None
@@ -169,7 +169,7 @@ def group_items(
 
 
 def moving_keys(state: WorldState, target: int | None = None) -> list[Key]:
-    """Return the moving keys, sorted; only those of one target, if it is given."""
+    """Return the moving keys, sorted; only those that move to ``target``, if given."""
     assert state.config is not None
     count = state.config.partition_count
     return [
@@ -181,7 +181,7 @@ def moving_keys(state: WorldState, target: int | None = None) -> list[Key]:
 
 
 def item_of(key: Key, known: KeyState) -> ImportedKey:
-    """Return what travels of a key: nothing that is an offset or time of its source."""
+    """Return what an import carries of a key: no offset or time of the source's log."""
     previous = known.previous
     return ImportedKey(
         group_id=key.group_id,
@@ -202,10 +202,10 @@ def digest_of(items: Iterable[ImportedKey]) -> bytes:
 
 
 def used_count(first: WorldState) -> int | None:
-    """Return how many partitions are in use by what partition 0 shows, or None.
+    """Return how many partitions are in use according to partition 0, or None.
 
-    While a change is open there, those of either count. Others, such as those of a
-    change that was given up, hold nothing that anybody needs (PROTOCOL 7.3).
+    While a change is open there, partitions of either count are in use. Others, such as
+    those of a change that was given up, hold nothing that is needed (PROTOCOL 7.3).
     """
     if first.config is None:
         return None
@@ -214,12 +214,13 @@ def used_count(first: WorldState) -> int | None:
 
 
 class Probes:
-    """Finds from where on the state is known of a log whose start is missing.
+    """Finds the record from which on a state is known, if the log's start is missing.
 
-    A partition that comes into use begins with its fence, the first of that change
-    (PROTOCOL 10.2). Its probe, whose incarnation is the op_id of the change, was read
-    back before any fence of the change was written (10.7): a fence behind the probe is
-    the first one. One without may have come again, with imports between the two.
+    A partition that comes into use begins with the first fence of the change (PROTOCOL
+    10.2). A probe, whose incarnation is the op_id of the change, was read back before
+    any fence of the change was written (10.7). So the first fence behind the probe is
+    the first of all. A fence without a probe before it may be a repeated one, with
+    imports between the two.
     """
 
     def __init__(self, partition: int) -> None:
@@ -227,7 +228,7 @@ class Probes:
         self._seen: deque[bytes] = deque(maxlen=_PROBES_MAX)
 
     def take(self, transition: Transition) -> bool:
-        """Return whether the state is known from this record of the partition on."""
+        """Return whether the state of the partition is known from this record on."""
         record = transition.record
         if isinstance(record, Member) and record.group_id == CHECKPOINT_GROUP:
             self._seen.append(record.incarnation)

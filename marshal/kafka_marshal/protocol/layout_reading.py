@@ -1,7 +1,7 @@
 """What a reader knows of an open change of the partition count (PROTOCOL 10).
 
-A reader that does not know the whole state of a partition names it ``unread``; nothing
-is concluded from it. What is written next is in ``layout_steps``.
+A partition whose whole state the reader does not know is ``unread``: nothing is
+concluded from what was read of it. ``layout_steps`` has the records to write next.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -30,12 +30,12 @@ Worlds = Mapping[int, WorldState]
 
 @attrs.frozen(kw_only=True)
 class Change:
-    """A change of the partition count, as its fence has it.
+    """A change of the partition count, as its fence states it.
 
     Attributes:
         op_id: The operation.
-        from_count: The count before.
-        config: The Config that it brings.
+        from_count: The partition count before.
+        config: The Config that it puts in force.
     """
 
     op_id: bytes
@@ -44,12 +44,12 @@ class Change:
 
     @property
     def to_count(self) -> int:
-        """The count after it."""
+        """The partition count after the change."""
         return self.config.partition_count
 
     @property
     def generation(self) -> int:
-        """The Config generation that it brings."""
+        """The Config generation that the change puts in force."""
         return self.config.generation
 
     @property
@@ -80,10 +80,10 @@ class Change:
 
 
 def change_of(worlds: Worlds) -> Change | None:
-    """Return the change that is open in any partition, None without one.
+    """Return the open change, None if no partition has one.
 
-    That of partition 0 if it has one, as partition 0 decides; else the newest; else one
-    that a partition has lost.
+    Partition 0 decides: its open change comes first. Without one, return the newest
+    change that is open in another partition, or that a partition has lost.
     """
     found = [
         Change(
@@ -105,8 +105,8 @@ def change_of(worlds: Worlds) -> Change | None:
 def is_over(worlds: Worlds, change: Change) -> bool:
     """Return whether partition 0 has ended a change (PROTOCOL 10.6).
 
-    It refuses another Config and another fence before. So it is not over where
-    partition 0 has an earlier generation: then its log has lost the fence.
+    Partition 0 refuses any other Config or fence before. If it has an earlier
+    generation, its log has lost the fence, and the change is not over.
     """
     first = worlds.get(0)
     if first is None or first.config is None or change.is_open_in(first):
@@ -115,7 +115,7 @@ def is_over(worlds: Worlds, change: Change) -> bool:
 
 
 def is_torn(worlds: Worlds, change: Change) -> bool:
-    """Return whether two changes, or Configs, have the generation of this one."""
+    """Return whether another change or Config has the generation of this one."""
     others = [
         state
         for t in change.partitions
@@ -126,11 +126,11 @@ def is_torn(worlds: Worlds, change: Change) -> bool:
     ops = {change.op_id} | {
         each.layout.op_id
         for each in others
-        # A Config behind its fence has another generation than its change.
+        # After a Config that follows the fence, the generation is not the change's.
         if each.layout and (not each.eras or each.eras[-1][0] <= each.layout.offset)
     }
     if len(ops) > 1:
-        ops.discard(restored_op(change.config))  # it is of no other change
+        ops.discard(restored_op(change.config))  # op_id of a restored fence
     return len(ops) > 1 or any(each.config != change.config for each in others)
 
 
@@ -138,10 +138,10 @@ def is_torn(worlds: Worlds, change: Change) -> bool:
 
 
 class Moving:
-    """Remembers the moving keys of each source by target, which a fence settles.
+    """Remembers the moving keys of each source by target, which its fence determines.
 
-    For one thread. Without it a reader of many keys would place each of them again for
-    each step.
+    Use it in one thread only. Without it, a reader of many keys would place each key
+    again for each step.
     """
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class Moving:
     def of(self, state: WorldState) -> Mapping[int, list[Key]]:
         """Return the moving keys of a source by their target, each list sorted.
 
-        A change must be open there.
+        A change must be open in the source.
         """
         layout, config = state.layout, state.config
         assert layout is not None
@@ -174,8 +174,8 @@ def members_of(
 ) -> dict[MemberName, MemberState]:
     """Return the live members that have not announced their end.
 
-    Of one that announces itself to two homes, as members do while a change is open
-    (PROTOCOL 10.2), the newest announcement counts.
+    While a change is open, members announce themselves to two homes (PROTOCOL 10.2):
+    the newest announcement of each member counts.
 
     Args:
         worlds: The coordinating partitions.
@@ -209,10 +209,10 @@ class Reading:
 
     Attributes:
         change: The change.
-        known: The coordinating partitions of which it knows the state.
+        known: The coordinating partitions whose state it knows.
         elapsed_ms: Local time since the last entry of each (PROTOCOL 4.11).
         moving: Remembers moving keys from one reading to the next.
-        unknown: What it has read of the others.
+        unknown: The other partitions, as far as they were read.
     """
 
     change: Change
@@ -235,7 +235,7 @@ class Reading:
         return generations_of(self.known.values(), self.elapsed_ms)
 
     def is_done(self, source: int, target: int) -> bool | None:
-        """Return whether a target is done with a source; None where it is not open."""
+        """Return whether a target is done with a source; None if not open in it."""
         state = self.open(target)
         layout = None if state is None else state.layout
         found = None if layout is None else layout.source(source)
@@ -244,8 +244,8 @@ class Reading:
     def has_ended(self, partition: int) -> bool:
         """Return whether a partition has a Final of the change, or a later fence.
 
-        Both follow the Final of partition 0. If the change is open there, its log has
-        lost that (PROTOCOL 10.9).
+        Both follow the Final of partition 0. If the change is still open in partition
+        0, its log has lost that Final (PROTOCOL 10.9).
         """
         state = self.known.get(partition)
         if state is None or state.config is None or self.change.is_open_in(state):
@@ -253,15 +253,15 @@ class Reading:
         return state.config.generation >= self.change.generation
 
     def lacks_done(self, partition: int) -> bool:
-        """Return whether a pair of a partition is not done where it is open."""
+        """Return whether a pair with this partition is not done in an open target."""
         pairs = (pair for pair in self.change.pairs if partition in pair)
         return any(self.is_done(*pair) is False for pair in pairs)
 
     def undone(self) -> Iterator[tuple[WorldState, WorldState, list[Key]]]:
         """Yield source, target and moving keys of each pair that is not done.
 
-        Only where the change is open in both: a source that has ended it has dropped
-        its keys, and would look as if it had none.
+        Only pairs in which the change is open in both: a source that has ended it has
+        dropped its keys, and would look as if it had none.
         """
         for one, other in self.change.pairs:
             source, target = self.open(one), self.open(other)
@@ -281,8 +281,8 @@ def read(
 
     Args:
         worlds: The coordinating partitions as read.
-        unread: Those of which the state is not known, as their logs have lost it.
-        elapsed_ms: Local time since the last entry of each.
+        unread: The partitions whose state is unknown, as their logs have lost it.
+        elapsed_ms: Local time since the last entry of each partition.
         moving: Remembers moving keys from one call to the next.
     """
     known = {
@@ -306,15 +306,16 @@ class Progress:
 
     Attributes:
         partition_count: Coordinating partitions that take part.
-        fenced_count: Those that have the fence.
-        ended_count: Those in which the change has ended.
-        moving_count: Keys that move, of the sources in which it has not ended.
-        final_count: Those of them that nothing can change any more.
+        fenced_count: Partitions that have the fence.
+        ended_count: Partitions in which the change has ended.
+        moving_count: Keys that move, in sources in which the change has not ended.
+        final_count: Moving keys that nothing can change any more.
         imported_count: Keys that were imported.
         pair_count: Pairs of a source and a target.
-        done_count: Those of them that are done.
-        floor: Least generation that a live member acts on, None if none reports any.
-        lagging: Group and client of members that act on an earlier one, sorted.
+        done_count: Pairs that are done.
+        floor: Least generation that a live member acts on; None if no member reports
+            any.
+        lagging: Group and client of members that act on an earlier generation, sorted.
     """
 
     partition_count: int

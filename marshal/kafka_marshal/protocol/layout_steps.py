@@ -1,16 +1,17 @@
 """The next records of an open change of the partition count (PROTOCOL 10).
 
 Any process may write them: an admin, a member that needs one, a member after a while.
-All are judged again where they stand, and all may come twice. So only three things must
-hold of what a reader knows when it writes one, and the functions here see to these:
+Each record is judged again where it stands, and may come twice. So only three things
+must hold for what a process has read before it writes one, and the functions here
+ensure them:
 
 - An import carries keys that are final in the source as read. Nothing changes a final
   key any more (10.3), so it does not matter how old that reading is.
-- A LayoutDone follows imports that were read back of every key that moves from that
-  source to this target, and of settings and directives of groups whose home moves
-  there. From the source's fence on it gets no new ones.
-- A LayoutFinal of partition 0 follows every LayoutDone, and one of another partition
-  follows that of partition 0. Both were read back.
+- A LayoutDone follows imports, read back, of every key that moves from that source to
+  this target, and of settings and directives of groups whose home moves there. After
+  its fence, the source gets no new ones.
+- A LayoutFinal of partition 0 follows every LayoutDone, and a LayoutFinal of another
+  partition follows that of partition 0. The earlier records were read back.
 
 A reader may be ahead in one partition and behind in another: then some of the steps are
 superfluous, and refused.
@@ -66,9 +67,9 @@ Fields = Mapping[str, Any]
 Item = TypeVar("Item", ImportedKey, ImportedSettings, ImportedDirective)
 
 FINAL_AFTER_MS = 30_000
-"""How long after the last LayoutDone the change ends though members lag behind it."""
+"""Time after the last LayoutDone from which the change no longer waits for members."""
 _ITEMS_BYTES_MAX = FRAME_BYTES_MAX - 2_048
-"""What the items of an import may have; the rest is for its sender and tags."""
+"""Maximum size of the items of an import; the rest is for its sender and tags."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -77,10 +78,10 @@ class Import(NamedTuple):
 
     Attributes:
         target: The partition that the record goes to.
-        source: Where the keys are final.
-        source_offset: Offset up to which it was read.
+        source: The partition in which the keys are final.
+        source_offset: Offset up to which the source was read.
         keys: The keys.
-        items: What travels of them, in the same order.
+        items: What the record carries of each key, in the same order.
     """
 
     target: int
@@ -127,7 +128,7 @@ class Done(NamedTuple):
 
 
 class Final(NamedTuple):
-    """The end of a change in one partition; maybe of an earlier change.
+    """The end of a change in one partition, possibly of an earlier change.
 
     Attributes:
         partition: The partition that the record goes to.
@@ -149,8 +150,8 @@ class Wait(NamedTuple):
             records that the fence follows).
         partition: The partition.
         client_id: The owner, None for other reasons.
-        key_count: Keys that wait for it.
-        left_ms: How long at most, by an estimate; None if that is unknown.
+        key_count: Number of keys that wait for it.
+        left_ms: Estimate of the longest time left; None if unknown.
     """
 
     reason: str
@@ -169,7 +170,7 @@ class Steps:
 
     Attributes:
         change: The change.
-        is_over: Whether partition 0 has ended it, so that only Finals are left.
+        is_over: Whether partition 0 has ended the change, so that only Finals are left.
         is_torn: Whether partitions have Configs of two changes of one generation. Then
             there are no steps, nobody may claim, and a person decides.
         fences: Partitions that lack the fence; only partition 0, if that lacks it.
@@ -177,10 +178,10 @@ class Steps:
         imports: Imports of final keys.
         groups: Imports of settings and directives, which are final from the fence on.
         dones: Sources with nothing left for a target.
-        finals: Where a change ends.
+        finals: The partitions in which a change ends.
         nudges: Partitions whose log time must move before anything else can happen
             there; appending the fence again moves it, and is refused.
-        waits: What the rest waits for.
+        waits: What the other steps wait for.
     """
 
     change: Change
@@ -200,8 +201,8 @@ def next_steps(reading: Reading, *, wanted: Collection[Key] = ()) -> Steps:
     """Return the next steps of a change.
 
     Args:
-        reading: What is known of it.
-        wanted: Keys that are imported before others.
+        reading: What is known of the change.
+        wanted: Keys to import before others.
     """
     change, known = reading.change, reading.known
     if is_torn(known, change):
@@ -209,7 +210,7 @@ def next_steps(reading: Reading, *, wanted: Collection[Key] = ()) -> Steps:
     over = is_over(known, change)
     fences = fences_of(reading)
     if 0 not in known or (not over and reading.open(0) is None):
-        # Partition 0 decides: without it, nothing else is done.
+        # Partition 0 decides: until it has the change, nothing else is written.
         lost = () if fences else (Wait("behind" if 0 in known else "unread", 0),)
         return Steps(change=change, fences=fences, waits=lost)
     waits = list(waits_of(reading))
@@ -231,9 +232,10 @@ def next_steps(reading: Reading, *, wanted: Collection[Key] = ()) -> Steps:
 def fences_of(reading: Reading) -> tuple[int, ...]:
     """Return the partitions to which the fence is appended.
 
-    Once it was read in partition 0, which decides: all others without it. Where others
-    have it and partition 0 has not, the log of partition 0 was truncated. One that
-    comes into use begins with the fence: its state before is no matter (PROTOCOL 10.2).
+    If partition 0, which decides, has the fence: all other partitions without it. If
+    only others have it, the log of partition 0 was truncated: partition 0, once it has
+    all before the fence. The state of a partition that comes into use need not be
+    known: the partition begins with the fence (PROTOCOL 10.2).
     """
     change, known = reading.change, reading.known
     if 0 not in known:
@@ -293,7 +295,7 @@ def groups_of(reading: Reading) -> Iterator[GroupImport]:
 def _lacking_groups(
     source: WorldState, target: WorldState
 ) -> tuple[list[ImportedSettings], list[ImportedDirective]]:
-    """Return settings and directives that a target is to have and does not know."""
+    """Return settings and directives that move to a target and are unknown there."""
     settings, directives = group_items(source, target.partition)
     config, none = target.config, GroupState()
     assert config is not None
@@ -315,11 +317,11 @@ def _lacking_groups(
 
 
 def dones_of(reading: Reading) -> Iterator[Done]:
-    """Yield the sources that are read as final and imported, for each target.
+    """Yield, for each target, the sources whose moving keys are final and imported.
 
-    While a source is quiet, a Reset may have made keys unknown that are owned. One that
-    has ended the change has no keys any more: its target has lost the LayoutDone, and
-    maybe imports (PROTOCOL 10.9).
+    A quiet source is not done: a Reset may have removed keys that still have owners. If
+    a source has ended the change, it has no moving keys any more, and its target has
+    lost the LayoutDone, and maybe imports (PROTOCOL 10.9).
     """
     for source, target, keys in reading.undone():
         is_imported = source.quiet_until_ms is None and all(
@@ -344,9 +346,10 @@ def dones_of(reading: Reading) -> Iterator[Done]:
 
 
 def lost_dones_of(reading: Reading) -> Iterator[tuple[int, WorldState]]:
-    """Yield targets that are not done with a source which has ended the change.
+    """Yield targets that are not done with a source in which the change has ended.
 
-    Or has lost it, and does not get it back, once partition 0 has ended it.
+    Also with a source that lost the fence and gets it no more, because partition 0 has
+    ended the change. Each target comes with the state of the source.
     """
     change, known = reading.change, reading.known
     over, due = is_over(known, change), fences_of(reading)
@@ -358,9 +361,9 @@ def lost_dones_of(reading: Reading) -> Iterator[tuple[int, WorldState]]:
 
 
 def finals_of(reading: Reading) -> Iterator[Final]:
-    """Yield where changes end: in partition 0 first, then in all others.
+    """Yield the Finals that are due: in partition 0 first, then in all others.
 
-    Also of earlier changes, in partitions that this one does not concern.
+    Includes Finals of earlier changes, in partitions that are not part of this one.
     """
     change, known = reading.change, reading.known
     if reading.open(0) is not None and not list(final_waits_of(reading)):
@@ -385,7 +388,7 @@ def grouped(
 
     Args:
         source: The source; all keys are final there.
-        keys: The keys, those that are needed first in front.
+        keys: The keys, in the order in which they are needed.
         target: The partition that all of them move to.
     """
     for some in _fitting(item_of(key, source.keys[key]) for key in keys):
@@ -417,7 +420,7 @@ def _fitting(items: Iterable[Item]) -> Iterator[tuple[Item, ...]]:
 
 
 def waits_of(reading: Reading) -> Iterator[Wait]:
-    """Yield what the change waits for; with no time left, only log time must move."""
+    """Yield what the change waits for; after ``left_ms``, only log time must move."""
     known, change = reading.known, reading.change
     for t in change.partitions:
         if t not in known:
@@ -449,8 +452,9 @@ def waits_of(reading: Reading) -> Iterator[Wait]:
 def final_waits_of(reading: Reading) -> Iterator[Wait]:
     """Yield what the LayoutFinal of partition 0 waits for (PROTOCOL 10.6).
 
-    The change must be open there. It may be written where nothing is yielded. No safety
-    rests on adoption: a member that lags behind is refused.
+    The change must be open there. If nothing is yielded, the LayoutFinal may be
+    written. Safety does not depend on adoption: claims of members that act on an
+    earlier generation are refused.
     """
     change, known = reading.change, reading.known
     ended = {target for _, target in change.pairs if reading.has_ended(target)}
@@ -484,10 +488,11 @@ def final_waits_of(reading: Reading) -> Iterator[Wait]:
 
 
 def is_adopted(floor: int | None, *, generation: int, waited_ms: int) -> bool:
-    """Return whether members follow a change, or it waits no longer for them.
+    """Return whether members act on a change, or it waits no longer for them.
 
     Args:
-        floor: Least generation that a live member acts on, None if none reports any.
+        floor: Least generation that a live member acts on; None if no member reports
+            any.
         generation: Generation of the change.
         waited_ms: Append time of partition 0 since the last LayoutDone.
     """

@@ -1,7 +1,7 @@
 """How fresh an owner is in the log, and how long it may act by its own clock.
 
-Freshness judges owners in log time (PROTOCOL 4.2). The lease limits an owner in
-elapsed time, and so that it ends before the owner can be stale (PROTOCOL 5.2).
+Freshness judges owners in log time (PROTOCOL 4.2). The lease limits an owner in local
+time, and ends before the owner can be stale (PROTOCOL 5.2).
 """
 
 from enum import Enum
@@ -21,9 +21,9 @@ class Freshness(Enum):
 def freshness(age_ms: int, heartbeat_interval_ms: int) -> Freshness:
     """Return how fresh an owner is at an age.
 
-    Fresh is below one heartbeat interval, stale above two, unknown between them,
-    both ends included. Exactly two intervals are not stale: an owner may rely on
-    all of them. A negative age (a clock that went back) is fresh.
+    An owner is fresh below one heartbeat interval, stale above two, and unknown in
+    between, both ends included. At exactly two intervals it is not stale, because it
+    may rely on both. It is fresh at a negative age (a clock that went back).
     """
     if age_ms < heartbeat_interval_ms:
         return Freshness.FRESH
@@ -42,7 +42,7 @@ MARGIN_MS_MIN = 50
 
 @attrs.frozen
 class Lease:
-    """Local deadlines in ms: of hand-outs (soft), and of all work (hard)."""
+    """Local deadlines in ms: for hand-outs (soft), and for all work (hard)."""
 
     soft_until_ms: int
     hard_until_ms: int
@@ -53,8 +53,9 @@ class Lease:
         """Return the lease of a renewal that was **sent** at ``base_ms``.
 
         PROTOCOL 5.2: two heartbeat intervals, less 0.1 % for drift, less a margin
-        for a step of the leader's clock. Hand-outs may end a little earlier: late
-        enough that no outage of a coordinating partition below an interval interrupts.
+        for a step of the leader's clock. Hand-outs may end a little earlier, but late
+        enough that outages of a coordinating partition shorter than one interval do
+        not interrupt them.
         """
         span_ms = 2 * heartbeat_interval_ms
         drift_ms = -(-span_ms // 1000)

@@ -7,7 +7,7 @@ _LOG_APPEND_TIME = int(TimestampType.LOG_APPEND_TIME)
 
 
 def move_clock(state: WorldState, entry: LogEntry) -> None:
-    """Move the clocks by an entry: time counts only within one leader epoch."""
+    """Advance the clocks by an entry. Log time grows only within a leader epoch."""
     if state.log_time_ms is None:
         state.log_time_ms = min(entry.timestamp_ms, OFFSET_MAX)
     if entry.leader_epoch != state.leader_epoch:
@@ -30,7 +30,7 @@ def move_clock(state: WorldState, entry: LogEntry) -> None:
 
 
 def begun_by(partition: int, entry: LogEntry) -> WorldState:
-    """Return the state of a partition that begins with an entry, but for its record."""
+    """Return the state of a partition whose log begins with an entry not yet folded."""
     state = WorldState(partition)
     move_clock(state, entry)
     return state

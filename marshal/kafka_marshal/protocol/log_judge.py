@@ -1,8 +1,8 @@
-"""What must hold of a log (PROTOCOL 11), judged record by record as it is folded.
+"""Checks the invariants of a log (PROTOCOL 11), record by record as it is folded.
 
 The judge keeps its own account of each key and compares it with the fold's result for
-the next record, which detects a fold that breaks a rule. It judges the log alone; the
-judge of operations checks what applications did with their claims.
+the next record. This detects a fold that breaks a rule. It judges the log alone; the
+simulator's judge of operations checks what applications did with their claims.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ another id, and its offsets start again."""
 CLAIMS = frozenset({"claimed", "resumed"})
 SETS = frozenset({"staged", "position_set", "unlocked"})
 FORBIDDEN = CLAIMS | {"granted", "renewed"}
-"""Effects that no record of a fenced process has."""
+"""Effects that no record of a fenced process may have."""
 
 
 class Finding(NamedTuple):
@@ -41,7 +41,7 @@ class Finding(NamedTuple):
 
     Attributes:
         invariant: Its name, such as ``S3``.
-        message: Where, and what happened.
+        message: What happened, and where.
     """
 
     invariant: str
@@ -81,8 +81,8 @@ class LogJudge:
     Attributes:
         known: Every key after the last record about it.
         granted: First offset above all granted ones, by key and topic.
-        tokens: The greatest token of each key. They survive a truncation of the log
-            (PROTOCOL 4.10), so the caller may pass them on to a judge of the rest.
+        tokens: The greatest token of each key. Tokens grow across a truncation of the
+            log (PROTOCOL 4.10), so the caller may pass them to the judge of the rest.
     """
 
     def __init__(self, world: WorldState) -> None:
@@ -95,7 +95,7 @@ class LogJudge:
         self.known: dict[Key, Known] = {}
         self.granted: dict[Place, int] = {}
         self.tokens: dict[Key, Token] = {}
-        # Fenced processes, those fenced first first.
+        # Fenced processes, in the order of their fences.
         self._fenced = _fenced_in(world)
         self._planned = _planned_in(world)
         for key, state in world.keys.items():
@@ -113,7 +113,7 @@ class LogJudge:
         if isinstance(transition.record, Plan) and transition.effect:
             return self._check_plan(transition.record, transition.offset)
         if transition.effect in {"layout_fenced", "layout_final"}:
-            # PROTOCOL 10: what moved away, or was of an earlier life, is gone.
+            # PROTOCOL 10: keys that moved away, or are from before the fence, are gone.
             self._fenced = _fenced_in(self._world)
             self._planned = _planned_in(self._world)
             for gone in [each for each in self.known if each not in self._world.keys]:
@@ -177,7 +177,7 @@ class LogJudge:
             self._fenced.pop(name, None)
 
     def _import(self, key: Key, state: KeyState) -> None:
-        """Trust a key as its source left it; another judge has followed that one."""
+        """Trust a key as its source left it; another judge has followed the source."""
         self._forget(key)
         self.known[key] = Known.of(state)
         self.granted[key, state.topic_id] = state.next_unclaimed() or 0

@@ -36,7 +36,7 @@ from kafka_marshal.protocol.state import (
 from kafka_marshal.protocol.types import OFFSET_MAX, Key, LogEntry, OffsetRange, Owner
 
 MARK = "done"
-# A pair of index and offset takes 12 bytes at most; with the head, 1 KiB holds these.
+# A pair of index and offset takes at most 12 bytes: 1 KiB of tags holds this many.
 MARKS_PER_BATCH_MAX = 84
 
 LIVE = "live"
@@ -79,7 +79,7 @@ def marks_to_tags(marks: Sequence[tuple[int, int]]) -> bytes | UnsetType:
 def marks_of(record: Record) -> dict[int, int]:
     """Return the marks of a record, by index in a batch, else at index 0.
 
-    Total: an unreadable mark counts as absent.
+    Never raises: an unreadable mark counts as absent.
     """
     tags = record.tags
     found = None if isinstance(tags, UnsetType) else decode_tags(tags)
@@ -117,11 +117,11 @@ class Loss:
         reason: Reason in the release; ``reset``, ``forgotten`` or ``position_set`` if
             an admin replaced the state, dropped the key or set its position, so that
             the offsets may be granted again; ``moved`` if the key of a stale owner went
-            to another coordinating partition; None elsewhere.
+            to another coordinating partition; None in all other cases.
         winner: client_id of the next owner, None if there is none.
         partition: Coordinating partition.
-        at_offset: Offset there of the record that ended the claim, or of the last
-            grant if it has not ended.
+        at_offset: Offset in that partition: of the record that ended the claim, or of
+            the last grant if the claim has not ended.
         at_ms: Time of that record, epoch ms.
     """
 
@@ -194,8 +194,8 @@ class LossBook:
 
         Args:
             partition: The coordinating partition.
-            group_id: Only this group.
-            topic: Only this data topic.
+            group_id: Follow only this group, None for all.
+            topic: Follow only this data topic, None for all.
             begun: State before the first entry. Earlier grants of its owners are
                 unknown and not listed.
         """
@@ -217,7 +217,7 @@ class LossBook:
         Args:
             entry: The entry.
             transitions: Its transitions.
-            keys: The keys that the partition has after it.
+            keys: The keys that the partition has after the entry.
         """
         losses: list[Loss] = []
         for index, transition in enumerate(transitions):
@@ -237,7 +237,7 @@ class LossBook:
 
         Args:
             world: The fold of the same entries.
-            elapsed_ms: Time since the last of them (PROTOCOL 4.11).
+            elapsed_ms: Time since the last entry (PROTOCOL 4.11).
         """
         losses = []
         for key, tenure in sorted(self._tenures.items()):

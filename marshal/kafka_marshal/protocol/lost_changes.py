@@ -1,10 +1,10 @@
 """Configs and changes of the partition count that a partition has lost (PROTOCOL 10.9).
 
-While the change is open anywhere, its fence is known from there. Once it has ended
-everywhere, what is left of it is the Config that it brought: a partition in use with an
-earlier one, of another count, gets a fence with that Config again. Where the next
-change is open already, that Config is the one before in partition 0. Where the count
-is the same, the Config itself is written again.
+While a lost change is open in any partition, its fence is known from there. Once it has
+ended everywhere, only its Config is left: a partition in use that has an earlier Config
+of another count gets a fence with that Config again. If the next change is already
+open, that Config is the one before it in partition 0. If the count is the same, the
+Config itself is written again.
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ from kafka_marshal.protocol.state import WorldState
 
 
 class LostChange(NamedTuple):
-    """A change that a partition has lost, as the fence that restores it has it.
+    """A change that a partition has lost, as the fence that restores it states it.
 
     Attributes:
         op_id: The operation; the same in all fences that restore the change.
         from_count: The count of the partition.
-        config: The Config that it lacks.
+        config: The Config that the partition lacks.
     """
 
     op_id: bytes
@@ -37,8 +37,8 @@ class LostChange(NamedTuple):
 def lost_change(worlds: Mapping[int, WorldState]) -> LostChange | None:
     """Return the change that a partition in use has lost, None without one.
 
-    Of several partitions that with the largest count is first: others have followed it
-    from there.
+    If several partitions have lost one, the largest of their counts comes first: the
+    others have followed the change from that count.
     """
     lost = lost_by(worlds)
     if not lost:
@@ -51,7 +51,7 @@ def lost_change(worlds: Mapping[int, WorldState]) -> LostChange | None:
 def lost_by(worlds: Mapping[int, WorldState]) -> dict[int, int]:
     """Return the partitions in use that have lost a change, with their counts.
 
-    While a change is open in partition 0, others may not have it yet.
+    Empty while a change is open in partition 0: others may not have it yet.
     """
     first, newest = worlds.get(0), _newest(worlds)
     if first is None or first.config is None or first.layout is not None:
@@ -63,15 +63,15 @@ def lost_by(worlds: Mapping[int, WorldState]) -> dict[int, int]:
 def unclaimed(
     worlds: Mapping[int, WorldState], read: Config | None = None
 ) -> frozenset[int]:
-    """Return the partitions in use that have an earlier Config than another one.
+    """Return the partitions in use that lack the newest Config: nobody claims there.
 
-    They may have lost the newest one, and claims under it: a claim would get a token
-    below those.
+    They may have lost that Config, and claims under it. A new claim would get a token
+    below the tokens of those claims.
 
     Args:
         worlds: The coordinating partitions.
-        read: The newest Config that the process has ever read, which all of them may
-            have lost.
+        read: The newest Config that the process has ever read, which all partitions
+            may have lost.
     """
     first, newest = worlds.get(0), _newest(worlds)
     if newest is None or (read is not None and _follows(read, newest)):
@@ -93,7 +93,7 @@ def unclaimed(
 
 
 def _is_opening(first: WorldState, newest: Config) -> bool:
-    """Return whether partition 0 has the newest Config, by a change that is open."""
+    """Return whether partition 0 has the newest Config, and a change is open there."""
     config = first.config
     is_newest = config is not None and config.generation >= newest.generation
     return is_newest and first.layout is not None
@@ -104,9 +104,9 @@ def lost_configs(
 ) -> dict[int, Config]:
     """Return the Configs that partitions lack and get next.
 
-    That is the newest one where a partition keeps its count, or has no Config. Others
-    get one with their own count before a fence that they would refuse or ignore. No key
-    moves by any of these.
+    A partition that keeps its count, or has no Config, gets the newest one. Others get
+    a Config with their own count, before a fence that they would otherwise refuse or
+    ignore. None of these Configs moves a key.
 
     Args:
         worlds: The coordinating partitions.
@@ -138,9 +138,9 @@ def lost_configs(
 
 
 def _first_of(worlds: Mapping[int, WorldState], *, newest: Config) -> Config:
-    """Return the Config that partition 0 gets, which has lost all of its log.
+    """Return the Config that partition 0 gets if it has lost all of its log.
 
-    Where a change is open elsewhere, that before it: its fence is next.
+    If a change is open elsewhere, that is the Config before it: its fence is next.
     """
     for state in worlds.values():
         if state.layout is not None and state.config == newest:
@@ -156,10 +156,10 @@ def _first_of(worlds: Mapping[int, WorldState], *, newest: Config) -> Config:
 def _next_of_first(
     worlds: Mapping[int, WorldState], first: WorldState, *, newest: Config
 ) -> Config | None:
-    """Return the Config that partition 0 gets, which is behind the newest one.
+    """Return the next Config of partition 0 if it is behind the newest one.
 
-    It accepts the next generation alone, so what is between them is written again. None
-    where a fence or a Final is next, or no single step leads to the newest count.
+    Partition 0 accepts only the next generation, so all in between are written again.
+    None if a fence or a Final is next, or no single step leads to the newest count.
     """
     config = first.config
     assert config is not None
@@ -183,9 +183,9 @@ def _next_of_first(
 def _before_fence(
     partition: int, config: Config | None, *, newest: Config
 ) -> Config | None:
-    """Return the Config with which a partition judges a fence, None if it does.
+    """Return the Config that a partition needs to judge a fence, None if it needs none.
 
-    It has lost that of a higher level, and ignores fences (PROTOCOL 3.3).
+    A partition that has lost the Config of level 2 ignores fences (PROTOCOL 3.3).
     """
     if config is None or config.feature_level >= SECOND_LEVEL:
         return None
@@ -197,7 +197,7 @@ def _before_fence(
 def _between(config: Config, newest: Config) -> Config | None:
     """Return the next Config of a partition, with its own count, before the newest one.
 
-    It has what the newest one has besides. None where there is none between the two.
+    All else is as in the newest one. None if there is no generation between the two.
     """
     between = msgspec.structs.replace(
         newest,
@@ -214,7 +214,7 @@ def _between(config: Config, newest: Config) -> Config | None:
 
 
 def _follows(newest: Config, config: Config) -> bool:
-    """Return whether a partition accepts a Config behind the one that it has (4.12)."""
+    """Return whether a partition that has ``config`` accepts ``newest`` (4.12)."""
     return (
         newest.generation > config.generation
         and newest.era > config.era
@@ -230,8 +230,9 @@ def _follows(newest: Config, config: Config) -> bool:
 def lost_before(worlds: Mapping[int, WorldState]) -> dict[int, LostChange]:
     """Return the partitions that lack the change before the one open in partition 0.
 
-    They refuse the fence of the open one, and get that of the change before first. Of
-    its Config partition 0 has what differs: the count, and the era.
+    They refuse the fence of the open change, and first get that of the change before.
+    Its Config differs from the present one only in what partition 0 knows: generation,
+    count and era.
     """
     first = worlds.get(0)
     if first is None or first.config is None or first.layout is None:
@@ -250,11 +251,12 @@ def lost_before(worlds: Mapping[int, WorldState]) -> dict[int, LostChange]:
 
 
 def _lacking(worlds: Mapping[int, WorldState], config: Config) -> dict[int, int]:
-    """Return the partitions in use that a fence leads to a Config, with their counts.
+    """Return the partitions in use that a fence leads to a Config, each with its count.
 
-    One that the change brought into use may have an earlier life, of any other count.
-    It begins again: the count is the one before the change. One with the same count
-    keeps its state: it may lack nothing but other settings.
+    A partition that the change brought into use may be left from earlier use, under any
+    other count. It begins again, so its count is the one before the change. A partition
+    with the count of the Config keeps its state: it may lack nothing but other
+    settings.
     """
     begun = _begun_from(worlds, config)
     found: dict[int, int] = {}
@@ -272,9 +274,10 @@ def _lacking(worlds: Mapping[int, WorldState], config: Config) -> dict[int, int]
 
 
 def _begun_from(worlds: Mapping[int, WorldState], config: Config) -> int | None:
-    """Return the count before a change that brought partitions into use.
+    """Return the partition count before the change that added partitions.
 
-    They have no earlier era, and all others have one. None where they do not show it.
+    Added partitions have no earlier era, all others have one. None if the partitions
+    that have the Config do not show the count.
     """
     begun: list[int] = []
     before = [-1]
@@ -294,10 +297,11 @@ def _begun_from(worlds: Mapping[int, WorldState], config: Config) -> int | None:
 def _newest(
     worlds: Mapping[int, WorldState], read: Config | None = None
 ) -> Config | None:
-    """Return the newest Config of the log of partition 0, of any if that has none.
+    """Return the newest Config with the ``format_id`` of partition 0.
 
-    One that was read, and that all have lost since, counts once partition 0 has all
-    before it: it comes next there.
+    If partition 0 has no Config, the first partition that has one counts instead. A
+    Config ``read`` that all have lost since counts once partition 0 has all before it,
+    so that it comes next there.
     """
     configs = (state.config for _, state in sorted(worlds.items()))
     config = next((each for each in configs if each is not None), None)
@@ -309,7 +313,7 @@ def _newest(
 
 
 def restored_op(config: Config) -> bytes:
-    """Return the operation of fences that restore what has brought a Config."""
+    """Return the op_id of fences that restore the change which brought a Config."""
     return blake2b(encode(config), digest_size=16).digest()
 
 
@@ -322,14 +326,14 @@ def count_before(
 ) -> int | None:
     """Return the count from which a fence leads a partition to the newest Config.
 
-    None where it has lost no change, or several with no single step between; also
-    without any Config, where formatting again writes one (PROTOCOL 2.2).
+    None if it has lost no change, or several with no single step between; also if it
+    has no Config, because formatting again writes one (PROTOCOL 2.2).
 
     Args:
         partition: The partition.
-        config: What it has.
+        config: The Config that it has.
         newest: The newest Config.
-        from_count: With what count it begins again; None where it keeps its state.
+        from_count: The count with which it begins again; None if it keeps its state.
     """
     if config is None or partition >= newest.partition_count:
         return None
@@ -343,9 +347,9 @@ def count_before(
 
 
 def keeps_state(partition: int, config: Config | None, *, from_count: int) -> bool:
-    """Return whether a partition without a fence has keys that it would not move.
+    """Return whether a partition has keys that a fence which it lacks would not move.
 
-    It is in use by its own Config, and that has another count than the fence.
+    That is so if its own Config has it in use, with another count than the fence.
     """
     if config is None or config.partition_count == from_count:
         return False

@@ -1,8 +1,8 @@
-"""Entries that stay in the bytes of their fetch until one of them is looked at.
+"""Log entries that stay in fetched bytes until one of them is read.
 
-Most entries of a long log are heartbeats that are folded in runs, as they were fetched
-(``fold_beats``): nobody needs objects of them. ``native/batches.c`` finds where each
-entry is; without the compiled functions there are no packed entries.
+Most entries of a long log are heartbeats, which are folded in runs as fetched
+(``fold_beats``), so that no objects of them are needed. ``native/batches.c`` finds
+where each entry is; without the compiled functions there are no packed entries.
 """
 
 import operator
@@ -13,8 +13,8 @@ from kafka_marshal.native import compiled
 from kafka_marshal.protocol.types import OFFSET_MAX, LogEntry
 
 PLACE_BYTES = 8
-# Entries that are made at once for a reader that needs one after another: as many as
-# stay in the processor's cache.
+# Number of entries that are decoded at once for a sequential reader: as many as stay in
+# the processor's cache.
 AT_ONCE = 500
 
 
@@ -23,7 +23,7 @@ class PackedEntries(Sequence[LogEntry]):
 
     Attributes:
         data: Record batches, which nobody changes.
-        places: Where each entry is in them, as ``native/batches.c`` writes it.
+        places: Where each entry is in ``data``, as ``native/batches.c`` writes it.
     """
 
     __slots__ = ("_made", "_made_from", "data", "places")
@@ -31,7 +31,7 @@ class PackedEntries(Sequence[LogEntry]):
     def __init__(self, data: "bytes | memoryview", places: bytes) -> None:
         self.data = data
         self.places = places
-        # Entries made last, and the number of the first of them.
+        # The entries decoded last, and the number of the first of them.
         self._made: list[LogEntry] = []
         self._made_from = 0
 
@@ -57,7 +57,7 @@ class PackedEntries(Sequence[LogEntry]):
             raise IndexError(number)
         end = self._made_from + len(self._made)
         if not self._made_from <= number < end:
-            # Another entry than the next one is looked at alone.
+            # Only the next entry in order is decoded with those after it.
             count = AT_ONCE if number == end else 1
             self._made = self._read(number, min(number + count, len(self)))
             self._made_from = number
@@ -76,7 +76,7 @@ class PackedEntries(Sequence[LogEntry]):
     def first_later(self, time_ms: int) -> int:
         """Return the number of the first entry that was appended after a time.
 
-        The number of all entries if there is none, or the time is beyond all.
+        The number of all entries if no entry is later.
         """
         assert compiled is not None
         if time_ms >= OFFSET_MAX:

@@ -1,9 +1,10 @@
-"""Where each key stands, over all coordinating partitions (PROTOCOL 10).
+"""Which coordinating partition each key is shown from (PROTOCOL 10).
 
-While the partition count changes, a key that moves may be known twice: to its source,
-which changes it no more, and to its target. Readers show it once: from the target once
-that knows it, else from the source. Pure functions of the worlds of one view, which may
-have been read at slightly different moments, and may lack partitions.
+While the partition count changes, two partitions may know a moving key: its source,
+which no longer changes it, and its target. Readers show the key once: from the target
+as soon as the target knows it, otherwise from the source. Pure functions of the worlds
+of one view, which may have been read at slightly different moments, and may lack
+partitions.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,8 +22,8 @@ Worlds = Mapping[int, WorldState]
 def leading(worlds: Worlds) -> WorldState | None:
     """Return the partition whose Config is the newest one in force, or None.
 
-    Partition 0 decides. Where it is behind, after a loss of its last entries or in a
-    view of a past moment, one that it has in use shows the newer Config.
+    Partition 0 decides. If it is behind, after a loss of its last entries or in a view
+    of a past moment, another partition in use shows the newer Config.
     """
     first = worlds.get(0)
     config = None if first is None else first.config
@@ -34,7 +35,7 @@ def leading(worlds: Worlds) -> WorldState | None:
             world.partition >= config.partition_count
             or world.config.format_id != config.format_id
         ):
-            continue  # what an unused partition has decides nothing
+            continue  # the Config of an unused partition decides nothing
         if found is None or world.config.generation > _generation(found):
             found = world
     return found
@@ -47,8 +48,8 @@ def _generation(world: WorldState) -> int:
 def newest(config: Config, worlds: Iterable[WorldState]) -> Config:
     """Return the Config with the highest generation, of the same log.
 
-    That of partition 0, unless its log has lost the end: others may have more, also
-    those that it does not have in use any more.
+    Usually that of partition 0. If its log has lost the end, other partitions may have
+    a newer one, also partitions that it no longer has in use.
     """
     for world in worlds:
         other = world.config
@@ -91,9 +92,9 @@ def progress_of(worlds: Worlds, key: Key, *, state: WorldState) -> str | None:
 
 
 def is_shown(worlds: Worlds, key: Key, *, state: WorldState) -> bool:
-    """Return whether what a partition knows of a key is what the key is.
+    """Return whether readers show a key from this partition.
 
-    It is not where the key has moved away: its target knows it, or has nothing left to
+    They do not if the key has moved away: its target knows it, or has nothing left to
     import from here.
     """
     place = target_of(state, key)
@@ -110,7 +111,7 @@ def is_shown(worlds: Worlds, key: Key, *, state: WorldState) -> bool:
 
 def _is_after(target: Config | None, source: Config | None) -> bool:
     """Return whether a target was fenced by the change that is open in its source."""
-    # One that was not has another count: that of its earlier life, or none.
+    # A target that was not fenced has another count, from earlier use, or none.
     return (
         target is not None
         and source is not None
@@ -126,7 +127,7 @@ def standing_keys(worlds: Worlds) -> dict[Key, WorldState]:
             other = found.get(key)
             if not is_shown(worlds, key, state=state):
                 continue
-            # Two only where partitions were read at different moments.
+            # Two show it only if they were read at different moments.
             if other is None or _generation(state) > _generation(other):
                 found[key] = state
     return found

@@ -15,11 +15,11 @@ from kafka_marshal.protocol.types import Key
 SURPLUS = "surplus"
 DRAINED = "drained"
 PLANNED = "planned"
-"""Why a key is released: the member has more than its share, an admin drains it, or the
-Plan of the group names another member."""
+"""Why a key is released: the member has more than its share, an admin drains the
+member, or the Plan of the group names another member."""
 
 
-# Created for every wanted partition at each plan: not tracked by the collector.
+# Created for every wanted partition at each plan: not tracked by the garbage collector.
 class KeyView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One wanted key in the view of a member.
 
@@ -60,7 +60,7 @@ class MemberView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         client_id: Its name.
         topics: Topics it subscribes to.
         is_draining: Whether it is leaving, and claims nothing new.
-        claims_max: Most keys it will hold, 0 = no limit.
+        claims_max: Maximum number of keys it will hold, 0 = no limit.
         held: How many keys it holds, also of topics that this member does not read.
         is_behind: Whether it announced that it does not keep up.
         weight: How many members it counts as: a sidecar counts as one for each of its
@@ -114,7 +114,7 @@ class View:
         me: Own client_id.
         keys: Every key of the subscribed topics, in order.
         members: Live members, self included, in order of client_id.
-        claims_max: Most keys to hold, 0 = no limit.
+        claims_max: Maximum number of keys to hold, 0 = no limit.
         weight: How many members this one counts as.
         is_drained: Whether an admin drains this member (PROTOCOL 9.7).
         is_cordoned: Whether an admin lets it take nothing new.
@@ -168,10 +168,10 @@ class Plan:
 
 
 def planned(view: View) -> Plan:
-    """Claim what the Plan of the group names this member for, release what it does not.
+    """Claim the keys for which the group's Plan names this member, release the others.
 
-    A key goes to another member only while that lives and takes keys. What a Plan does
-    not name stays where it is; free keys that it does not name are not claimed.
+    A key goes to another member only while that member is live and takes keys. Keys
+    that the Plan does not name stay where they are; if free, they are not claimed.
     """
     takers = {
         member.client_id: member.topics for member in view.members if member.can_take
@@ -236,10 +236,10 @@ def targets(
     """Return how many of ``count`` keys each member should hold.
 
     Every member gets the floor; the remainder goes to the members that hold more than
-    that, so that as few keys as possible move, then by name: members that claim their
-    shares one after the other do not change those of others. A member of weight n
-    counts as n members that hold equal parts of its keys. A member with a cap gets no
-    more than that, and the others share the rest.
+    the floor, so that as few keys as possible move, then by name. So members that claim
+    their shares one after the other do not change the shares of others. A member of
+    weight n counts as n members that hold equal parts of its keys. A member with a cap
+    gets no more than that, and the others share the rest.
     """
     share: dict[str, int] = {}
     open_members = sorted(members)
@@ -265,9 +265,9 @@ def _ranked(
 ) -> list[tuple[int, str, int]]:
     """Return members in the order in which the remainder goes to them.
 
-    Those that hold more than ``base`` come first, most held first. Each member is
-    listed twice: for its parts that hold one more key than the others, and for those
-    others.
+    Members that hold more than ``base`` come first, most held first. Each member is
+    listed twice: for its parts that hold one more key than its other parts, and for
+    these others.
     """
     rows = []
     for name, weight in weighed:
@@ -345,10 +345,10 @@ def _turns_of_others(
 ) -> set[Key]:
     """Return the keys of members that are gone which other members should claim.
 
-    They become claimable one after the other. Which member claims which depends neither
-    on that order nor on what was claimed already, so nobody races for them, and a
-    simulation knows it: a member first gets keys whose number falls to it, then, by
-    name, what is left.
+    The keys become claimable one after the other. Which member claims which key depends
+    neither on that order nor on earlier claims, so nobody races for them, and a
+    simulation can predict it: a member first gets keys whose number falls to it; then
+    members get the rest, by name.
     """
     live = {member.client_id for member in view.members} | {view.me}
     left = {name: lacks.get(name, 0) for name in members}
@@ -410,8 +410,8 @@ def _give_up(
 ) -> tuple[Release, ...]:
     """Release surplus, in turn to each member that lacks keys.
 
-    A key goes back to its previous owner if possible; of the others, the last ones go.
-    Keys that are being released already count.
+    A key goes back to its previous owner if possible; of the other keys, the last ones
+    are released. Keys that are being released already count.
     """
     turns = sorted((turn, name) for name, lack in lacks.items() for turn in range(lack))
     leaving = sum(key.is_mine and key.is_leaving for key in keys)
@@ -436,7 +436,7 @@ def _give_up(
 def _pick(view: View, keys: Sequence[KeyView], *, room: int) -> tuple[Key, ...]:
     """Choose free keys, own earlier ones first; each member starts at another key.
 
-    Keys that another live member held last come last: it may be about to resume them.
+    Keys that another live member held last come last: that member may resume them.
     """
     if room <= 0:
         return ()

@@ -1,7 +1,8 @@
-"""From the log to a planner's input, and from its result to Plans (PROTOCOL 9.2).
+"""Builds a planner's input from the log, and Plans from its result (PROTOCOL 9.2).
 
-Pure functions of what one reader has folded at one moment, a ``Reading``. A reading is
-an estimate where log time does not move; a Plan names it, so that others can repeat it.
+Pure functions of a ``Reading``: what one reader has folded at one moment. A reading is
+an estimate while log time does not move; the ``vector`` of a Plan identifies it, so
+that others can repeat it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,16 +54,17 @@ from kafka_marshal.protocol.state import (
 from kafka_marshal.protocol.types import Key, TopicPartition
 
 RESTART = "restart"
-"""Why a key is released by a member that returns soon."""
+"""The reason of a release by a member that returns soon."""
 SPREAD = "spread"
 PLANNERS_MAX = 3
 TURN_MS = 2_000
 
 _DIGEST_BYTES = 16
 _ENCODER = msgspec.msgpack.Encoder()
-# Bytes of a Plan beside vector, topics and moves; of a name in them; of a partition.
+# Maximum bytes of a Plan without vector, topics and moves; of each topic or member
+# besides its name; of each partition.
 _HEAD_BYTES, _ROW_BYTES, _PARTITION_BYTES = 1_536, 12, 5
-# What a slice needs for anything to move.
+# The room that a slice needs for at least one move.
 _ROOM_BYTES_MIN = 1_024
 
 Entries = Mapping[TopicPartition, str]
@@ -70,7 +72,7 @@ Entries = Mapping[TopicPartition, str]
 
 
 class Standing(NamedTuple):
-    """What the whole Plan of a group says, valid or not.
+    """The content of a group's whole Plan, whether its entries are valid or not.
 
     Attributes:
         entries: The member named for each key.
@@ -87,7 +89,7 @@ NO_PLAN = Standing({}, {}, ())
 
 
 def standing_of(note: PlanNote | None) -> Standing:
-    """Return what a Plan says; nothing where slices are missing. Total."""
+    """Return the content of a Plan, empty if slices are missing. Never raises."""
     if note is None or not note.is_whole:
         return NO_PLAN
     records = note.records
@@ -98,7 +100,7 @@ def standing_of(note: PlanNote | None) -> Standing:
 
 
 def entries_of(slices: "Sequence[Plan | Slice]") -> dict[TopicPartition, str]:
-    """Return the member that a Plan in slices names for each key. Total."""
+    """Return the member that a Plan in slices names for each key. Never raises."""
     topics = [each.topic for one in slices for each in one.topics]
     return {
         TopicPartition(topics[number], partition): member.client_id
@@ -111,11 +113,11 @@ def entries_of(slices: "Sequence[Plan | Slice]") -> dict[TopicPartition, str]:
 
 
 def is_valid_for(known: KeyState | None, next_offset: int) -> bool:
-    """Return whether an entry of a key counts: nobody has claimed the key since.
+    """Return whether a key's entry in a Plan is valid: nobody claimed the key since.
 
     Args:
         known: The key, None if nobody has claimed it.
-        next_offset: That of its coordinating partition in the vector of the Plan.
+        next_offset: Next offset of the key's coordinating partition, in the vector.
     """
     return known is None or known.epoch < next_offset
 
@@ -181,12 +183,12 @@ class Reading:
         return valid
 
     def members(self, *, has_stale: bool = True) -> dict[str, MemberState]:
-        """Return the members that live, by name.
+        """Return the live members, by name.
 
-        They announced themselves within an interval, and since any key of theirs went
-        stale: the keys of a process that died go stale one after the other. Of several
-        processes of a client the last counts. ``has_stale`` is False if the caller
-        knows that no key of the group is stale.
+        A live member announced itself within a heartbeat interval, and after the last
+        of its stale keys went stale: the keys of a process that died go stale one after
+        the other. If a client has several processes, the last one counts.
+        ``has_stale`` is False if the caller knows that no key of the group is stale.
         """
         now_ms, limit_ms = self.now_ms(self.home), self.config.heartbeat_interval_ms
         stale_ms = self._stale_ms() if has_stale else {}
@@ -202,7 +204,7 @@ class Reading:
         return dict(sorted(found.items()))
 
     def _stale_ms(self) -> dict[str, int]:
-        """Return for how long each owner of a stale key has been that, at least."""
+        """Return, for each owner of stale keys, the time since the last went stale."""
         found: dict[str, int] = {}
         for number, world in enumerate(self.worlds):
             now_ms = self.now_ms(number)
@@ -217,7 +219,7 @@ class Reading:
 
 
 class _Place(NamedTuple):
-    """A key for the planner, and who has it now (None: it must be claimed)."""
+    """A key for the planner, and its present holder (None: it must be claimed)."""
 
     key: PlanKey
     holder: str | None
@@ -229,7 +231,7 @@ class Situation:
 
     Attributes:
         given: The planner's input.
-        holders: Who has each key now; None where it must be claimed.
+        holders: The present holder of each key; None if the key must be claimed.
         standing: The valid entries of the Plan in force about these keys.
         counts: Number of partitions of each topic that a member wants.
     """
@@ -257,12 +259,12 @@ class Situation:
 
 
 def situation_of(reading: Reading, states: Mapping[str, MemberState]) -> Situation:
-    """Return what a planner has to decide for the members that live.
+    """Return what a planner has to decide for the live members.
 
-    A key counts as that of the member which is to have it: named by a valid entry of
-    the Plan in force, by an open offer or by the release; else as that of its owner,
-    or of the last owner where it is free; where its owner has gone, as that of its
-    first standby. So what is under way is not planned again.
+    A key counts as held by the member that should get it: the member that a valid entry
+    of the Plan in force, an open offer or the release names. Otherwise it counts as
+    held by its owner, or by the last owner if it is free; if the owner has gone, by its
+    first standby. So changes that have begun are not planned again.
     """
     home = reading.worlds[reading.home]
     standing = reading.standing()
@@ -297,7 +299,7 @@ def situation_of(reading: Reading, states: Mapping[str, MemberState]) -> Situati
         barred=tuple(sorted(reader.barred)),
     )
     holders = {row.key.key: row.holder for row in rows}
-    # Other planners may know more partitions: what they name is not missing here.
+    # Other planners may know more partitions: their entries for these are left out.
     ours = {place: name for place, name in standing.items() if place in holders}
     return Situation(given=given, holders=holders, standing=ours, counts=counts)
 
@@ -310,7 +312,7 @@ def _action(home: WorldState, member: MemberState) -> str | None:
 
 
 def _member(home: WorldState, member: MemberState, *, is_early: bool) -> PlanMember:
-    """Return a member; one that is early takes nothing."""
+    """Return a member for the planner; an early member takes nothing."""
     record = member.record
     labels = record.labels
     action = _action(home, member)
@@ -331,7 +333,7 @@ class Standbys:
     """Who stands by for the keys of a group, by one reading (PROTOCOL 9.9)."""
 
     def __init__(self, reading: Reading, states: Mapping[str, MemberState]) -> None:
-        """Read the members that live."""
+        """Read the live members."""
         home = reading.worlds[reading.home]
         self._able = [
             (frozenset(each.record.topics), Candidate(name, each.record.host, count))
@@ -339,7 +341,7 @@ class Standbys:
             if (count := standbys_label(each.record.labels))
             and _action(home, each) is None
         ]
-        # Also of members that are gone.
+        # Hosts of all members, also of those that are gone.
         self._hosts = {
             each.record.client_id: each.record.host
             for each in home.soft.members.values()
@@ -347,7 +349,7 @@ class Standbys:
         }
 
     def of(self, key: Key, owner: str) -> tuple[str, ...]:
-        """Return who stands by for a key of this owner, in order."""
+        """Return the standbys for a key of this owner, in order."""
         if not self._able:
             return ()
         able = [each for topics, each in self._able if key.topic in topics]
@@ -359,8 +361,9 @@ class _Replacing(NamedTuple):
     """Members that take the place of others after a restart.
 
     Attributes:
-        replacements: By the client that is replaced: it has gone, or is drained.
-        early: Those that take nothing yet.
+        replacements: New members, by the client that each one replaces, which has gone
+            or is drained.
+        early: New members that take nothing yet.
     """
 
     replacements: Mapping[str, str]
@@ -404,7 +407,7 @@ def _replacing(
         for name, replaced in labels.items()
         if replaced in states and replaced not in leaving
     }
-    if willing != states.keys():  # else a group that begins: none is there to leave
+    if willing != states.keys():  # else the group is new: no client leaves it
         early |= set(new) - set(replacements.values())
     return _Replacing(replacements, frozenset(early))
 
@@ -412,7 +415,7 @@ def _replacing(
 def _leaving(
     reading: Reading, states: Mapping[str, MemberState]
 ) -> tuple[set[str], dict[str, list[TopicPartition]]]:
-    """Return who owns anything; and the keys of the drained, and of the restarted."""
+    """Return all owners, and the keys of each client that is drained or restarts."""
     home, group_id = reading.worlds[reading.home], reading.group_id
     owned: dict[str, list[TopicPartition]] = {}
     waiting: dict[str, list[TopicPartition]] = {}
@@ -437,7 +440,7 @@ def _leaving(
 
 
 def _counts(reading: Reading, topics: Iterable[str]) -> dict[str, int]:
-    """Return the number of partitions of topics, for unknown ones as far as claimed."""
+    """Return the partition counts of topics; if unknown, up to the last claimed one."""
     counts = {topic: reading.counts.get(topic, 0) for topic in topics}
     for world in reading.worlds:
         for key in world.keys:
@@ -448,10 +451,10 @@ def _counts(reading: Reading, topics: Iterable[str]) -> dict[str, int]:
 
 
 class _KeyReader:
-    """Reads keys one by one.
+    """Reads keys one by one, for the planner's input.
 
     Attributes:
-        barred: Pairs whose offer ended without Ready, not long ago.
+        barred: Pairs of member and key whose offer ended without Ready, not long ago.
     """
 
     def __init__(
@@ -475,7 +478,7 @@ class _KeyReader:
         self.barred: set[tuple[str, TopicPartition]] = set()
 
     def read(self, place: TopicPartition) -> _Place | None:
-        """Return a key, None for one that is not to be planned now."""
+        """Return a key and its holder, None if the key is not planned now."""
         reading = self._reading
         key = Key(reading.group_id, *place)
         partition = reading.partition_of(key)
@@ -506,7 +509,7 @@ class _KeyReader:
         return _Place(PlanKey(place, owner), holder)
 
     def _standby(self, key: Key, known: KeyState) -> str | None:
-        """Return the first standby of a key whose owner has gone, None if none is."""
+        """Return the first standby of a key whose owner has gone, or None."""
         assert known.owner is not None
         return next(iter(self._standbys.of(key, known.owner.client_id)), None)
 
@@ -589,7 +592,7 @@ def turn_of(members: Mapping[str, MemberState], me: str) -> int | None:
     """Return the turn of a member among those that plan, from 0; None if it has none.
 
     Args:
-        members: The members that live.
+        members: The live members.
         me: Name of the member.
     """
     names = [
@@ -608,7 +611,7 @@ def digest_of(given: PlanInput, *, is_spread: bool = False) -> bytes:
 
     Args:
         given: The input.
-        is_spread: Whether a person asked for spread: the result is another one then.
+        is_spread: Whether a person asked for spread, which changes the result.
     """
     parts = [given.keys, given.members, given.failing, given.barred]
     value = _ENCODER.encode([*parts, SPREAD] if is_spread else parts)
@@ -628,10 +631,10 @@ def slices_of(
     *,
     vector: Sequence[tuple[int, int]],
 ) -> list[Slice]:
-    """Return what to write into each slice of a Plan.
+    """Return the content of each slice of a Plan.
 
-    What is more than ``PLAN_SLICES_MAX`` slices is left for the next Plan: first the
-    topics that nothing moves of, with which others only repeat the planner's input.
+    Content beyond ``PLAN_SLICES_MAX`` slices is left for the next Plan. Topics without
+    moves are left out first: others need them only to repeat the planner's input.
 
     Args:
         counts: Number of partitions of each topic.
@@ -662,7 +665,7 @@ def _packed(
     counts: Mapping[str, int],
     bytes_max: int,
 ) -> list[Slice]:
-    """Return slices with these topics, and with the moves and their topics."""
+    """Return slices with these topics, the moves, and the topics of the moves."""
     packer = _Packer(counts, bytes_max)
     for topic in topics:
         packer.number_of(topic)
@@ -717,7 +720,7 @@ class _Packer:
         return 0 if number in mine else _ROW_BYTES
 
     def slices(self) -> list[Slice]:
-        """Return the slices; one at least."""
+        """Return the slices, at least one."""
         return [
             Slice(
                 tuple(topics),

@@ -47,7 +47,7 @@ LEVEL_MIN = 1  # in force even before a Config: most records need no more
 def apply(state: WorldState, entry: LogEntry) -> Transitions:
     """Fold one coordination record into the world state, in place.
 
-    Total on purpose: a replica that stopped at a bad record would disagree
+    Accepts every record: a replica that stopped at a bad one would disagree
     with those that continued (PROTOCOL 1.5). The state belongs to the caller;
     to keep an earlier one, take a snapshot first.
 
@@ -56,8 +56,9 @@ def apply(state: WorldState, entry: LogEntry) -> Transitions:
         entry: The next entry of the same partition; offsets may have gaps.
 
     Returns:
-        One transition per heartbeat of a batch, else one. None if the state was
-        halted before (PROTOCOL 3.3).
+        One transition per heartbeat of a batch, and per key of records that stage,
+        unlock or import keys; else one. Empty if the state was halted before
+        (PROTOCOL 3.3).
 
     Raises:
         LogTruncated: Offset or leader epoch went back; the state is unchanged.

@@ -30,15 +30,15 @@ ShortText = Annotated[str, Meta(max_length=255)]
 Host = Annotated[str, Meta(min_length=1, max_length=255)]
 Beats = Annotated[tuple[tuple[Offset, Offset | None], ...], Meta(min_length=1)]
 Next = Annotated[int, Meta(ge=0)]
-"""An offset after another one, which may be the largest offset."""
+"""The offset after another one, also after the largest offset."""
 ConfigFrame = Annotated[bytes, Meta(min_length=1, max_length=4096)]
 """The frame of a Config; the codec checks that it is one."""
 IMPORTED_MAX = 200
-"""Most keys of a LayoutImport, and most settings and directives of a LayoutGroups."""
+"""Maximum number of keys of a LayoutImport, and of each list of a LayoutGroups."""
 ENDS_MAX = 4096
-"""Most partitions of a data topic before it grows: their ends fit one record."""
+"""Maximum partitions of a data topic before it grows: their ends fit one record."""
 CHUNK_BYTES_MAX = 47 * 1024
-"""Most bytes of a state in one record; a frame has at most 48 KiB."""
+"""Maximum bytes of a state in one record; a frame has at most 48 KiB."""
 Data = Annotated[bytes, Meta(min_length=1, max_length=CHUNK_BYTES_MAX)]
 TopicNames = Annotated[tuple[Name, ...], Meta(max_length=1000)]
 Labels = Annotated[dict[ShortText, ShortText], Meta(max_length=64)]
@@ -162,7 +162,7 @@ class ForgettingPartition(SenderFields, frozen=True, kw_only=True):
 
 
 class ReleaseGroup(SenderFields, frozen=True, kw_only=True):
-    """Pauses a group until a log time, or ends the pause (PROTOCOL 4.8)."""
+    """Pauses a group until an append time, or ends the pause (PROTOCOL 4.8)."""
 
     op_id: Id
     msg_expire_time: Offset
@@ -171,7 +171,7 @@ class ReleaseGroup(SenderFields, frozen=True, kw_only=True):
 
 
 class ScopedTopic(Fields, frozen=True):
-    """Partitions of one topic, ascending; all of them where none is listed."""
+    """Partitions of one topic, ascending; all of them if none is listed."""
 
     topic: Name
     partitions: tuple[Partition, ...]
@@ -179,7 +179,7 @@ class ScopedTopic(Fields, frozen=True):
 
 SCOPE_TOPICS_MAX = 16
 SCOPE_PARTITIONS_MAX = 256
-"""Most partitions that a scope lists, of all its topics together."""
+"""Maximum number of partitions that a scope lists, over all its topics."""
 Scope = Annotated[
     tuple[ScopedTopic, ...], Meta(min_length=1, max_length=SCOPE_TOPICS_MAX)
 ]
@@ -187,7 +187,7 @@ Scope = Annotated[
 
 
 class PauseGroup(SenderFields, frozen=True, kw_only=True):
-    """Pauses a group or some of its partitions, also later (PROTOCOL 4.14, 4.15)."""
+    """Pauses a group or some partitions, now or later (PROTOCOL 4.14, 4.15)."""
 
     op_id: Id
     begin_time: Offset
@@ -243,7 +243,7 @@ class FencingClient(SenderFields, frozen=True, kw_only=True):
 
 
 class GroupSettings(SenderFields, frozen=True, kw_only=True):
-    """How the members of a group share and hand off partitions (PROTOCOL 9.1).
+    """Sets how the members of a group share and hand off partitions (PROTOCOL 9.1).
 
     None stands for the default of a setting.
     """
@@ -289,7 +289,7 @@ Action = Literal["drain", "cordon"]
 
 
 class Directive(SenderFields, frozen=True, kw_only=True):
-    """Drains or cordons a client or a host until a log time (PROTOCOL 9.7).
+    """Drains or cordons a client or a host until an append time (PROTOCOL 9.7).
 
     It names either a client or a host.
     """
@@ -320,8 +320,8 @@ class PlannedMember(Fields, frozen=True):
 class Plan(SenderFields, frozen=True, kw_only=True):
     """Names members for the keys that should change hands (PROTOCOL 9.2).
 
-    ``vector`` has for each coordinating partition the next offset that the planner had
-    folded, and the milliseconds of its estimate since the last entry.
+    ``vector`` has, for each coordinating partition, the next offset that the planner
+    would have folded, and its estimate of the milliseconds since the last entry.
     """
 
     follows: Offset
@@ -424,13 +424,13 @@ class ImportedDirective(Fields, frozen=True, kw_only=True):
 
 
 class DataGrowth(SenderFields, frozen=True, kw_only=True):
-    """Announces that a data topic grows, then ends its old partitions (PROTOCOL 9.10).
+    """Announces that a data topic grows, later the ends of its partitions (9.10).
 
     Attributes:
         topic: The topic.
-        topic_id: Kafka's id of it, None if unknown.
-        old_count: Partitions before.
-        new_count: Partitions then, a multiple; ``old_count`` withdraws the growth.
+        topic_id: Kafka's id of the topic, None if unknown.
+        old_count: Number of partitions before.
+        new_count: Number after, a multiple; ``old_count`` withdraws the growth.
         ends: End of each old partition once every producer knows the new count; None
             in an announcement.
         reason: For people.
@@ -464,7 +464,7 @@ class BatchHeartbeat(SenderFields, frozen=True, kw_only=True):
 
 
 class Config(Fields, frozen=True, kw_only=True):
-    """Settings of the topic: first record of each partition (PROTOCOL 2.2)."""
+    """Settings of the coordination topic, first in each partition (PROTOCOL 2.2)."""
 
     generation: Counting
     format_id: Id
@@ -477,7 +477,7 @@ class Config(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
     def limit(self, name: str) -> int:
-        """Return the limit ``name``, its default where the record leaves it out."""
+        """Return the limit ``name``, its default if the record leaves it out."""
         value: int | None = getattr(self.limits, name)
         return LIMIT_DEFAULTS[name] if value is None else value
 
@@ -616,7 +616,7 @@ KINDS = (
 """Every kind this release reads, with the feature level that introduced it."""
 
 SECOND_LEVEL = 2
-"""It brought these kinds, and Configs that lower the heartbeat interval."""
+"""The feature level of the kinds marked 2; lowering the heartbeat interval needs it."""
 
 SUPPORTED_LEVEL = 2
 """The highest feature level that this release can follow (PROTOCOL 3.3)."""

@@ -53,8 +53,8 @@ def in_order(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the partitions to resolve, in steps.
 
-    The records of a step are read back before those of the next are sent. A commit
-    reaches the home last: the others are resolved by what the home shows.
+    The records of a step are read back before those of the next step are sent. A commit
+    reaches the home last: other partitions are resolved by what the home shows.
     """
     others = tuple(t for t in partitions if t != home)
     if outcome == COMMITTED:
@@ -76,10 +76,10 @@ def unresolved(worlds: Iterable[WorldState]) -> frozenset[PositionOperation]:
 def home_of(
     worlds: Mapping[int, WorldState], operation: PositionOperation, *, home: int
 ) -> int:
-    """Return the partition that shows what becomes of an operation.
+    """Return the partition that shows the outcome of an operation.
 
-    That is the home of its group, but where another partition has its commit: the home
-    has moved since, and a log has lost a record that resolved it (PROTOCOL 8.5).
+    That is the home of its group, unless another partition has its commit: then the
+    home has moved since, and a log has lost a record that resolved it (PROTOCOL 8.5).
     """
     having = (
         t for t, each in worlds.items() if decided_at(each, operation) is not None
@@ -90,7 +90,7 @@ def home_of(
 def may_be_decided(
     home: WorldState, operation: PositionOperation, *, elapsed_ms: int
 ) -> bool:
-    """Return whether the admin may still commit or abort: its pause lasts at home.
+    """Return whether the admin may still commit or abort: its pause is active at home.
 
     Args:
         home: The home of the group.

@@ -19,7 +19,7 @@ class Settings(NamedTuple):
         planner_version_max: Highest planner version to use.
         debounce_ms: How long members must stay the same before surplus is released.
         handoff_ms: Log time that a successor has to warm up.
-        handoffs_max: Most keys that a member offers, or warms up for, at a time.
+        handoffs_max: Maximum number of keys that a member offers, or warms up for.
         grace_ms: How long a key waits for an owner that restarts, under ``planner``.
     """
 
@@ -32,7 +32,7 @@ class Settings(NamedTuple):
     grace_ms: Offset | None = None
 
     def value(self, name: str) -> int:
-        """Return a setting of ``TUNABLES``, its default where it is None."""
+        """Return a setting of ``TUNABLES``, its default if it is None."""
         tunable = TUNABLES[name]
         found: int | None = getattr(self, name)
         if found is None:

@@ -1,4 +1,4 @@
-"""State to canonical bytes and back, and the digest that replicas compare.
+"""Converts a state to canonical bytes and back; the digest that replicas compare.
 
 Canonical tuples (PROTOCOL 4, "Digest"; docs/PROTOCOL.md lists them with a
 golden digest). All are MessagePack arrays with integers in their shortest
@@ -90,15 +90,14 @@ _DIRECTIVE_BYTES_MAX = 1_400
 _GROWTH_BYTES_MAX = 320
 _END_BYTES_MAX = 9
 _REST_BYTES_MAX = 8_192
-"""Most bytes of each key, of each group without what follows, of each ended operation,
-of each fence, of each pause of some partitions, of each directive, of each growth of a
-data topic without its ends, of each end, and of all the rest (without the parts of a
-Reset)."""
+"""Maximum bytes of each key; of each group without the following parts; of each ended
+operation, fence, pause with a scope and directive; of each growth of a data topic
+without its ends; of each end; and of all the rest (without the parts of a Reset)."""
 
 KEYS_PER_PIECE = 1_000
 _encode = msgspec.msgpack.Encoder().encode
-# In the order of the canonical tuple, which is that of the class. The offer follows in
-# one more element, which most keys lack.
+# The fields in the order of the canonical tuple, which is that of the class. The offer
+# follows in one more element, which most keys lack.
 _fields_of = attrgetter(
     *(field.name for field in attrs.fields(KeyState) if field.name != "offer")
 )
@@ -138,7 +137,7 @@ class _Key(Fields, frozen=True, kw_only=True):
     lock: Lock | None
     previous: tuple[Id, Next | None, Next | None] | None
     handoff: tuple[Name, Time] | None
-    # Left out where it is empty, so that other keys keep their digests.
+    # Left out if empty, so that keys without an offer keep their digests.
     more: Annotated[tuple[_Offer, ...], Meta(max_length=1)] = ()
 
 
@@ -194,7 +193,7 @@ class _Group(Fields, frozen=True, kw_only=True):
     group_id: Name
     pause: _Pause | None
     over: tuple[tuple[Offset, Id], ...]
-    # Left out where it is empty, so that other groups keep their digests.
+    # Left out if empty, so that groups without these keep their digests.
     more: Annotated[
         tuple[
             _Verdict
@@ -346,15 +345,15 @@ def freeze(state: WorldState) -> Frozen:
 
 
 def to_bytes(state: WorldState) -> bytes:
-    """Return the canonical bytes of the hard state; errors as of ``freeze``."""
+    """Return the canonical bytes of the hard state; raises as ``freeze`` does."""
     return b"".join(freeze(state).pieces())
 
 
 def from_bytes(value: bytes) -> WorldState:
-    """Return the state of canonical bytes; its soft state is empty.
+    """Return the state that canonical bytes hold; its soft state is empty.
 
     Raises:
-        MalformedRecord: The bytes are no canonical state.
+        MalformedRecord: The bytes are not those of a canonical state.
     """
     try:
         state = _read(_decode(value))
@@ -405,7 +404,7 @@ class Outline(NamedTuple):
     def digest(self) -> str:
         """Return the digest of the state, if the bytes are canonical.
 
-        It costs a small part of reading the state.
+        This takes a small part of the time to read the state.
         """
         header, *lists = self.parts
         rows = chain.from_iterable(map(_decode_rows, lists))
@@ -416,8 +415,8 @@ def outline(value: bytes) -> Outline:
     """Read the parts of canonical bytes that are cheap to read.
 
     Raises:
-        MalformedRecord: They are not canonical, or the state has an unfinished Reset.
-            Bytes that raise nothing may still be malformed.
+        MalformedRecord: The bytes are not canonical, or the state has an unfinished
+            Reset. Bytes that raise nothing may still be malformed.
     """
     try:
         parts = _decode_parts(value)
@@ -495,7 +494,7 @@ def _are_of_a_log(state: WorldState) -> bool:
 
 
 def _are_fences_of_a_log(state: WorldState) -> bool:
-    """Return whether fences name a process of a group once, oldest first."""
+    """Return whether fences name each process of a group once, oldest first."""
     rows = [group.fences for group in state.groups.values()]
     if len(state.fences) != sum(map(len, rows)):
         return False
@@ -537,7 +536,7 @@ def _operations(state: WorldState | Frozen) -> list[list[Any]]:
 
 
 def _digested(state: WorldState | Frozen) -> list[list[Any]]:
-    """Return the operations with the running hash in place of the parts."""
+    """Return the operations, with the running hash in place of the parts of a Reset."""
     rows, staging = _operations(state), state.staging
     return rows if staging is None else [*rows[:-1], [*rows[-1][:-1], staging.chain]]
 

@@ -1,15 +1,15 @@
-"""Spread the keys of a group over racks and hosts, by as few moves as that takes.
+"""Spreads the keys of a group over racks and hosts, with as few moves as possible.
 
 ``group_plan.plan`` moves nothing for the sake of spread: it chooses among equals only.
-This function does, where a person asks for it. Its result has as few uncovered keys,
-and as equal counts, as that plan; then the keys of each topic lie as evenly as possible
-over racks, then over hosts; then as few move as possible. So that plan leaves it as it
-is.
+``spread`` does, if a person asks for it. Its result has as few uncovered keys, and as
+equal counts, as the result of ``plan``; then the keys of each topic lie as evenly as
+possible over racks, then over hosts; then as few keys as possible move. So ``plan``
+leaves the result as it is.
 
 Counts of each topic per member are improved along the cycles of a min-cost flow, from
 topics over racks, hosts and members to a sink, until there are none, or for
-``ARCS_MAX`` arcs in a large group. Keys that not all members of their topic may have
-stay where the plan puts them, as those of drained and cordoned members do.
+``ARCS_MAX`` arcs in a large group. Keys that some members of their topic must not have
+stay where ``plan`` puts them, and so do keys of drained and cordoned members.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ from kafka_marshal.protocol.group_plan import (
 )
 from kafka_marshal.protocol.types import TopicPartition
 
-# Arcs to look at: a few seconds.
+# Maximum number of arcs to examine: takes a few seconds.
 ARCS_MAX = 3_000_000
 # Costs of a unit, each far above any sum of those before it.
 MOVE = 1
@@ -93,7 +93,7 @@ class _Flow:
             if owners.get(each.key) in takers and each.key not in pairs
         ]
         topics = sorted({each.key.topic for each in given.keys})
-        # Who may take keys of a topic, by host; hosts by rack.
+        # Members that may take keys of a topic, by host; such hosts by rack; racks.
         self._takers: dict[Node, list[str]] = {}
         self._hosts: dict[Node, list[Node]] = {}
         self._racks: dict[Node, list[Node]] = {}
@@ -101,7 +101,7 @@ class _Flow:
             for name in sorted(takers):
                 if topic in self._members[name].topics:
                     self._add_taker(topic, name)
-        # Keys that lie in a rack or on a host; and those of them that may move.
+        # Number of keys in each rack and on each host; and how many of them may move.
         self._counts: dict[Node, int] = {}
         self._movable: dict[Node, int] = {}
         self._load = dict.fromkeys(self._members, 0)
@@ -149,7 +149,7 @@ class _Flow:
     def solve(self) -> None:
         """Improve the counts."""
         if len({node.at for node in self._takers}) <= 1:
-            return  # one place, or unknown ones
+            return  # all members are in one place, or places are unknown
         seen = 0
         while seen <= ARCS_MAX:
             cycle, arcs = self._improvement()
@@ -259,7 +259,7 @@ class _Flow:
     # --- which keys
 
     def owners(self) -> dict[TopicPartition, str]:
-        """Return who has each key: a member gives up the last ones of a topic."""
+        """Return the owner of each key; a member gives up the last keys of a topic."""
         left = {name: dict(has) for name, has in self._has.items()}
         rest: list[PlanKey] = []
         for each in self._free:

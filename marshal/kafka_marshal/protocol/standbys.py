@@ -18,7 +18,7 @@ class Candidate(NamedTuple):
     Attributes:
         name: client_id.
         host: Its machine, "" = unknown.
-        number: How many standbys of a key it wants to be one of, at least 1.
+        number: Rank among a key's standbys up to which it stands by, at least 1.
     """
 
     name: str
@@ -29,15 +29,15 @@ class Candidate(NamedTuple):
 def standbys_of(
     key: Key, *, owner: str, host: str, candidates: Iterable[Candidate]
 ) -> tuple[str, ...]:
-    """Return who stands by for a key, the first to take it over first.
+    """Return the standbys of a key, in the order in which they take it over.
 
-    One member of each host comes first, then the others; those on the owner's host come
-    last. Among equals, digests of key and member decide.
+    One member of each host comes first, then the others; members on the owner's host
+    come last. Among equals, digests of key and member decide.
 
     Args:
         key: The key.
-        owner: Its owner, which is no standby of its own.
-        host: Host of the owner, "" = unknown; such a host is one like any other.
+        owner: Its owner, which is no standby of its own key.
+        host: Host of the owner, "" = unknown, which counts as a host like any other.
         candidates: Members that subscribe to the topic, and may take keys.
     """
     rows = sorted(

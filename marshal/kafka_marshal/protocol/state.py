@@ -55,13 +55,13 @@ RING_ENTRIES_MAX = 32
 RING_VALUE_BYTES = 64
 RETIRED_TOPIC_IDS_MAX = 4
 SCHEDULED_MAX = 4
-"""Most pauses of a group that are scheduled at a time."""
+"""Maximum number of scheduled pauses of a group."""
 SCOPED_MAX = 8
-"""Most pauses of some partitions that a group has, lasting or scheduled."""
+"""Maximum number of pauses with a scope of a group, active or scheduled."""
 FENCES_MAX = 64
-"""Most fenced processes that a group remembers."""
+"""Maximum number of fenced processes that a group remembers."""
 DIRECTIVES_MAX = 64
-"""Most directives of a group that are in force."""
+"""Maximum number of directives in force of a group."""
 QUIET, STAGING, ERAS, LAYOUT = "/quiet", "/reset", "/eras", "/layout"
 GROWTHS = "/growths"
 OPERATIONS = (QUIET, STAGING, ERAS, LAYOUT, GROWTHS)
@@ -69,7 +69,7 @@ OPERATIONS = (QUIET, STAGING, ERAS, LAYOUT, GROWTHS)
 
 
 class Previous(NamedTuple):
-    """What a set position replaced, for its undo (PROTOCOL 8.6).
+    """What a set position replaced in a key, for its undo (PROTOCOL 8.6).
 
     Attributes:
         op_id: The operation that set the position.
@@ -153,10 +153,7 @@ class KeyState:
         return _larger(self.position, self.granted)
 
     def repeats_from(self, position: int) -> bool:
-        """Return whether offsets that were granted are granted again from a position.
-
-        The key is set to the position then. Only keys at most once have grants.
-        """
+        """Return whether setting this position grants offsets again (at most once)."""
         return self.granted is not None and position < (self.next_unclaimed() or 0)
 
     def before(self, op_id: bytes) -> Previous | None:
@@ -181,7 +178,7 @@ class GroupState:
         over: Operations that ended: offset at which the end was recorded, and op_id.
         verdict: The last set position that was committed, on the group's home.
         scheduled: Pauses that have not begun, by begin and op_id.
-        scoped: Pauses of some partitions that last, by op_id (PROTOCOL 4.15).
+        scoped: Active pauses with a scope, by op_id (PROTOCOL 4.15).
         fences: Fenced processes of clients, oldest first.
         directives: Directives in force, by op_id (PROTOCOL 9.7).
         settings: The settings in force, on the group's home, or None.
@@ -210,21 +207,21 @@ class GroupState:
 
     @property
     def pauses(self) -> tuple[Pause, ...]:
-        """The pauses that last: that of the whole group first."""
+        """The active pauses: that of the whole group first."""
         return self.scoped if self.pause is None else (self.pause, *self.scoped)
 
     @property
     def scoped_operations(self) -> tuple[Pause | Scheduled, ...]:
-        """The pauses of some partitions, lasting or scheduled."""
+        """The pauses with a scope, active or scheduled."""
         later = (each for each in self.scheduled if each.scope is not None)
         return (*self.scoped, *later)
 
     def lasting(self, op_id: bytes) -> Pause | None:
-        """Return the pause of an operation that lasts, or None."""
+        """Return the active pause of an operation, or None."""
         return next((each for each in self.pauses if each.op_id == op_id), None)
 
     def directive(self, op_id: bytes) -> StandingDirective | None:
-        """Return the directive of an operation that is in force, or None."""
+        """Return the directive in force of an operation, or None."""
         return next((each for each in self.directives if each.op_id == op_id), None)
 
     @property
@@ -236,7 +233,7 @@ class GroupState:
 
     @property
     def lapses_ms(self) -> int | None:
-        """Append time at which the next pause or directive changes, or None."""
+        """Append time at which the next pause or directive begins or ends, or None."""
         ends = [each.until_ms for each in self.pauses]
         ends += [each.until_ms for each in self.directives]
         return min([*ends, *(each.begin_ms for each in self.due)], default=None)
@@ -255,8 +252,8 @@ class MemberState:
     Attributes:
         record: The announcement.
         since_offset: Offset of the first announcement of this incarnation.
-        offset: Offset of the last one.
-        seen_ms: Log time of the last one.
+        offset: Offset of the last announcement.
+        seen_ms: Log time of the last announcement.
     """
 
     record: Member
@@ -299,11 +296,11 @@ class KeyNote(NamedTuple):
         offset: Offset of that record.
         reason: Reason in the record.
         before: The owner before that client, None if unknown.
-        stuck: Position at which the last owners released it because they were stuck,
-            and how many of them in a row.
+        stuck: Position at which the last owners released the key because they were
+            stuck, and how many owners in a row did so.
         follows: Epoch of the claim before the last one, of any client; None if there
-            was none, after a release, and where a set position was in between, or
-            may have been.
+            was none, after a release, and if a set position was in between, or may
+            have been.
     """
 
     client_id: str
@@ -334,7 +331,7 @@ class SoftState:
 
 @attrs.define
 class WorldState:
-    """The world of one coordinating partition, with its provenance.
+    """The world of one coordinating partition, and how far its log was folded.
 
     Attributes:
         partition: Number of the coordinating partition.
@@ -359,18 +356,20 @@ class WorldState:
         epochs: Keys by their current epoch (derived).
         over: Ended operations of all groups: offset, group and op_id (derived).
         fences: Fenced processes of all groups, with the offset of each fence (derived).
-        scopes: Group and op_id of the pauses of some partitions that last or are
-            scheduled (derived).
+        scopes: Group and op_id of the pauses with a scope, active or scheduled
+            (derived).
+        directed: Group and op_id of the directives in force (derived).
         locked: Keys that each operation of a group has locked (derived).
         ends_ms: Log time at which staging or quiet time ends, or None (derived).
-        plans_ms: No group has only a Plan from before this log time (derived).
-        lapses_ms: No pause begins or ends by itself before the append time reaches it;
-            None if there is none (derived).
-        forgettable: Heap of (earlier last activity, key): an entry for each key that
-            may be forgotten, and possibly for keys that no longer may, or that are
-            dropped (derived).
-        awaiting: The keys in that heap (derived).
-        stale_count: Entries of that heap beyond one for each of these (derived).
+        plans_ms: Groups with nothing but a Plan have none from before this log time
+            (derived).
+        lapses_ms: Append time before which no pause or directive begins or ends by
+            itself; None if there is none (derived).
+        forgettable: Heap of keys that may be forgotten, each with the log time of its
+            last activity when it was added; possibly also keys that no longer may be,
+            or that were dropped (derived).
+        awaiting: The keys in that heap that were not dropped (derived).
+        stale_count: Number of entries of dropped keys in that heap (derived).
         dirty: Keys and groups changed since the last digest (derived).
         item_hashes: Hashes of keys and groups as of the last digest (derived).
         item_sum: Their sum (derived).
@@ -421,12 +420,12 @@ class WorldState:
         return 1 if self.config is None else self.config.feature_level
 
     def settings_of(self, group_id: str) -> Settings:
-        """Return the settings of a group, of which this partition is the home."""
+        """Return the settings of a group whose home is this partition."""
         group = self.groups.get(group_id)
         return (None if group is None else group.settings) or NO_SETTINGS
 
     def plan_generation(self, group_id: str) -> int:
-        """Return how many Plans of a group were accepted; this must be its home."""
+        """Return the number of accepted Plans of a group; this must be its home."""
         group = self.groups.get(group_id)
         planned = None if group is None else group.planned
         return 0 if planned is None else planned.generation
@@ -437,12 +436,12 @@ class WorldState:
         return None if group is None else group.pause
 
     def lasting_pause(self, group_id: str, op_id: bytes) -> Pause | None:
-        """Return the pause of an operation that lasts, or None."""
+        """Return the active pause of an operation, or None."""
         group = self.groups.get(group_id)
         return None if group is None else group.lasting(op_id)
 
     def pause_of(self, key: Key) -> Pause | None:
-        """Return the pause of a key that lasts longest, or None (PROTOCOL 4.15)."""
+        """Return the active pause of a key that ends last, or None (PROTOCOL 4.15)."""
         if self.lapses_ms is None:
             return None  # the common case: no group is paused
         group = self.groups.get(key.group_id)
@@ -451,8 +450,8 @@ class WorldState:
         return max(found, key=attrgetter("until_ms"), default=None)
 
     def is_set_aside(self, key: Key, append_ms: int) -> bool:
-        """Return whether only a pause of some partitions has a key, by an estimate."""
-        # Seldom has a pause a scope.
+        """Return whether only pauses with a scope pause a key, by an estimate."""
+        # Few pauses have a scope.
         group = self.groups.get(key.group_id) if self.scopes else None
         if group is None or group.pause is not None:
             return False
@@ -466,7 +465,7 @@ class WorldState:
         )
 
     def estimated_pause_end(self, key: Key, append_ms: int) -> int | None:
-        """Return until when a key is paused, by an estimated append time, or None."""
+        """Return when a key's pause ends, by an estimated append time, or None."""
         group = self.groups.get(key.group_id)
         if group is None or not (group.pause or group.scoped or group.scheduled):
             return None
@@ -477,7 +476,7 @@ class WorldState:
             for each in every
             if append_ms < each.until_ms and is_in_scope(each.scope, key)
         ]
-        # Those of the whole group follow each other; those with a scope overlap.
+        # Pauses of the whole group follow each other; pauses with a scope overlap.
         whole = [each.until_ms for each in found if each.scope is None][:1]
         scoped = (each.until_ms for each in found if each.scope is not None)
         return max([*whole, *scoped], default=None)
@@ -522,7 +521,7 @@ class WorldState:
         return self.config.era if earlier is None else earlier
 
     def end_era(self, offset: int) -> None:
-        """Keep the era of the Config in force, which another one at ``offset`` ends."""
+        """Keep the era of the Config in force, which a Config at ``offset`` ends."""
         assert self.config is not None
         epochs = (key.epoch for key in self.keys.values() if key.owner is not None)
         self.eras = end_era(self.eras, (offset, self.config.era), epochs=epochs)
@@ -551,7 +550,7 @@ class WorldState:
         return log_ms - member.seen_ms <= 2 * self.config.heartbeat_interval_ms
 
     def become(self, other: "WorldState") -> None:
-        """Adopt another state, except for its place in the log and its soft state.
+        """Adopt another state, but keep the own place in the log and soft state.
 
         The other state must not be used afterwards, because its parts are shared.
         """
@@ -628,7 +627,7 @@ class WorldState:
         self.lapses_ms = min((ms for ms in every if ms is not None), default=None)
 
     def note_plan(self, log_time_ms: int) -> None:
-        """Record that a group may have nothing but a Plan with this log time."""
+        """Record that a group with a Plan of this log time may have nothing else."""
         now_ms = self.plans_ms
         self.plans_ms = log_time_ms if now_ms is None else min(log_time_ms, now_ms)
 
@@ -666,8 +665,8 @@ class WorldState:
 
     def note_forgettable(self, key: Key, state: KeyState) -> None:
         """Record that a key may be dropped once it has been silent long enough."""
-        # One entry a key, however often it is released: its due time only grows, so
-        # an old entry is popped too early at worst, and is put back.
+        # One entry per key, however often it is released: its due time only grows, so
+        # an old entry is at worst popped too early, and put back.
         if is_forgettable(state) and key not in self.awaiting:
             self.awaiting.add(key)
             heappush(self.forgettable, (state.active_ms, key))
@@ -704,11 +703,11 @@ class Transition(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         offset: Offset of the entry.
         outcome: accepted, refused, ignored, undecodable, skipped or halted.
         effect: Effect of an accepted record, else None.
-        reason: Why any other record had no effect: the name of its counter, else None.
+        reason: Why another record had no effect, also the name of its counter; or None.
         key: The key that the record names, or None.
         epoch: The key's epoch after the record, None without a key.
         detail: Figures for the sender: time left or the granted range.
-        record: The record itself, None if the value is none.
+        record: The record itself, None if the value is not a record.
     """
 
     offset: int
@@ -734,34 +733,34 @@ class Step(msgspec.Struct, gc=False):
     def accepted(
         self, effect: str, key: Key | None = None, *, detail: Detail | None = None
     ) -> Transition:
-        """Count and return: the record took effect."""
+        """Count the effect; return the transition of a record that took effect."""
         count(self.state, effect)
         return self._make(ACCEPTED, (effect, None), key=key, detail=detail)
 
     def refused(
         self, reason: str, key: Key | None = None, *, detail: Detail | None = None
     ) -> Transition:
-        """Count and return: a request was refused."""
+        """Count the reason; return the transition of a refused request."""
         count(self.state, reason)
         return self._make(REFUSED, (None, reason), key=key, detail=detail)
 
     def ignored(self, reason: str, key: Key | None = None) -> Transition:
-        """Count and return: the record does not apply."""
+        """Count the reason; return the transition of a record that does not apply."""
         count(self.state, reason)
         return self._make(IGNORED, (None, reason), key=key)
 
     def undecodable(self) -> Transition:
-        """Count and return: the value is not a record."""
+        """Count it; return the transition of a value that is not a record."""
         count(self.state, UNDECODABLE)
         return self._make(UNDECODABLE, (None, UNDECODABLE))
 
     def skipped(self) -> Transition:
-        """Count and return: the record is of a checkpoint, and changes nothing."""
+        """Count it; return the transition of a checkpoint's record, without effect."""
         count(self.state, SKIPPED)
         return self._make(SKIPPED, (None, None))
 
     def halted(self) -> Transition:
-        """Count and return: this reader cannot follow the log any further."""
+        """Count it; return the transition of a record too new for this reader."""
         count(self.state, HALTED)
         return self._make(HALTED, (None, HALTED))
 
@@ -790,7 +789,7 @@ class Step(msgspec.Struct, gc=False):
 
 
 def count(state: WorldState, name: str, *, times: int = 1) -> None:
-    """Add to a counter of the soft state; adding 0 creates none."""
+    """Add to a counter of the soft state; adding 0 does not create the counter."""
     if times:
         counters = state.soft.counters
         counters[name] = counters.get(name, 0) + times
@@ -801,7 +800,7 @@ def count(state: WorldState, name: str, *, times: int = 1) -> None:
 STUCK = "stuck"
 WHY = "why"
 WHY_CHARS_MAX = 200
-CLAIM_TAGS_BYTES_MAX = 1_000  # of the text; tags have 1,024 bytes
+CLAIM_TAGS_BYTES_MAX = 1_000  # of the texts; tags have up to 1,024 bytes
 
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -821,7 +820,7 @@ def why_to_tags(why: str, person: str | None = None) -> bytes:
 
 
 def why_of(record: ClaimingPartition) -> str | None:
-    """Return the reason in the tags of a claim, or None. Total, and bounded."""
+    """Return the reason in the tags of a claim, or None. Bounded; never raises."""
     tags = record.tags
     found = None if isinstance(tags, UnsetType) else decode_tags(tags)
     why = (found or {}).get(WHY)

@@ -1,7 +1,7 @@
 """Text form of the log and the world: JSON objects (PROTOCOL 3.7, 3.8).
 
-A log has one object a line: ``dump`` writes them, ``replay`` and the transcripts read
-them. Bytes are hex; an absent optional field is null or left out.
+A log has one object per line: ``dump`` writes the lines, ``replay`` and the transcripts
+read them. Bytes are hex; an absent optional field is null or left out.
 """
 
 import base64
@@ -116,7 +116,7 @@ def object_to_entry(line: Any) -> tuple[int, LogEntry]:  # noqa: ANN401 - any JS
 
     Raises:
         MalformedRecord: The object is no entry. A payload that the codec could
-            not have produced is an entry all the same: an undecodable one.
+            not have produced raises nothing: it gives an undecodable entry.
     """
     if not isinstance(line, dict):
         raise MalformedRecord("a line must hold a JSON object")
@@ -257,7 +257,7 @@ def _object_to_fields(fields: type[Fields], data: Any) -> list[Any]:  # noqa: AN
 
 @cache
 def _names(fields: type[Fields]) -> dict[str, str]:
-    """Return the names of fields by those in the text form."""
+    """Return the names of fields by their names in the text form."""
     return {_RENAMED.get(name, name): name for name in fields.__struct_fields__}
 
 
@@ -351,7 +351,7 @@ def offer_to_object(offer: Offer) -> dict[str, Any]:
 
 
 NAMED_MAX = 5
-"""Most names that a message lists."""
+"""Maximum number of names that a message lists."""
 
 
 def abbreviated(names: Iterable[object]) -> str:

@@ -20,7 +20,7 @@ _WHOLE = re.compile(r"[0-9]{1,19}")
 
 
 def whole_number(text: str, *, most: int = OFFSET_MAX) -> int | None:
-    """Return the number that up to 19 ASCII digits write, None for all other text.
+    """Return the number written as up to 19 ASCII digits, None for all other text.
 
     ``int()`` also takes signs, spaces, underscores and digits of Unicode, and raises
     for too many digits.
@@ -143,7 +143,7 @@ class TokenAfterSeek(Token):
 
     @classmethod
     def of(cls, token: Token, seek_count: int) -> Self:
-        """Return the token after so many seeks under its claim."""
+        """Return a claim's token for records fetched after ``seek_count`` seeks."""
         made = cls(*token)
         made.seek_count = seek_count
         return made
