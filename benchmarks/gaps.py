@@ -86,7 +86,7 @@ class Unsettled(Exception):
 # --- a member, in a process of its own
 
 
-class Pen:
+class HandoutLog:
     """Writes the time and the partitions of each hand-out to a file, one per line."""
 
     def __init__(self, path: str) -> None:
@@ -99,16 +99,20 @@ class Pen:
         os.write(self._file, line.encode() + b"\n")
 
 
-def follow_by_marshal(consumer: Consumer, pen: Pen, is_over: threading.Event) -> None:
+def follow_by_marshal(
+    consumer: Consumer, handouts: HandoutLog, is_over: threading.Event
+) -> None:
     """Note and commit the records of a consumer until stopped."""
     while not is_over.is_set():
         handed = consumer.poll(POLL_MS)
         if handed:
-            pen.write([place.partition for place in handed])
+            handouts.write([place.partition for place in handed])
             consumer.commit()
 
 
-def by_marshal(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -> None:
+def by_marshal(
+    options: Mapping[str, Any], handouts: HandoutLog, is_over: threading.Event
+) -> None:
     """Consume by claims until stopped."""
     with Marshal(
         options["servers"],
@@ -121,11 +125,11 @@ def by_marshal(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -
         state_dir="",
     ) as marshal:
         consumer = marshal.consumer(options["topic"])
-        follow_by_marshal(consumer, pen, is_over)
+        follow_by_marshal(consumer, handouts, is_over)
 
 
 def by_kafka_python(
-    options: Mapping[str, Any], pen: Pen, is_over: threading.Event
+    options: Mapping[str, Any], handouts: HandoutLog, is_over: threading.Event
 ) -> None:
     """Consume in a classic group until stopped."""
     assignors = {}
@@ -145,12 +149,12 @@ def by_kafka_python(
     while not is_over.is_set():
         handed = consumer.poll(timeout_ms=POLL_MS)
         if handed:
-            pen.write([place.partition for place in handed])
+            handouts.write([place.partition for place in handed])
     consumer.close()
 
 
 def follow_by_confluent(
-    consumer: ConfluentConsumer, pen: Pen, is_over: threading.Event
+    consumer: ConfluentConsumer, handouts: HandoutLog, is_over: threading.Event
 ) -> None:
     """Note the records of a subscribed consumer until stopped, then close it."""
     while not is_over.is_set():
@@ -159,12 +163,12 @@ def follow_by_confluent(
         messages = [] if first is None else [first, *consumer.consume(499, 0)]
         handed = [each.partition() for each in messages if each.error() is None]
         if handed:
-            pen.write(handed)
+            handouts.write(handed)
     consumer.close()
 
 
 def by_confluent(
-    options: Mapping[str, Any], pen: Pen, is_over: threading.Event
+    options: Mapping[str, Any], handouts: HandoutLog, is_over: threading.Event
 ) -> None:
     """Consume in a group under KIP-848 until stopped."""
     consumer = ConfluentConsumer(
@@ -176,25 +180,25 @@ def by_confluent(
         }
     )
     consumer.subscribe([options["topic"]])
-    follow_by_confluent(consumer, pen, is_over)
+    follow_by_confluent(consumer, handouts, is_over)
 
 
 def member(options: Mapping[str, Any]) -> None:
     """Wait for the command to begin, then consume until SIGTERM."""
     is_over = threading.Event()
     signal.signal(signal.SIGTERM, lambda _number, _frame: is_over.set())
-    pen = Pen(options["path"])
+    handouts = HandoutLog(options["path"])
     print("ready", flush=True)
     sys.stdin.readline()
     if options["kind"].startswith("marshal"):
-        by_marshal(options, pen, is_over)
+        by_marshal(options, handouts, is_over)
     elif options["kind"] == "KIP-848":
-        by_confluent(options, pen, is_over)
+        by_confluent(options, handouts, is_over)
     else:
-        by_kafka_python(options, pen, is_over)
+        by_kafka_python(options, handouts, is_over)
 
 
-# --- the stage
+# --- the scenario
 
 
 class Member:
@@ -272,7 +276,7 @@ def producing(
         producer.flush(SETTLE_S)
 
 
-class Stage:
+class Scenario:
     """One topic, one group, three members of one kind."""
 
     def __init__(
@@ -350,7 +354,7 @@ class Stage:
         time.sleep(self.window_s)
         return self.gaps(start, start + self.window_s)
 
-    def play(self) -> dict[str, list[float]]:
+    def run(self) -> dict[str, list[float]]:
         """Let members join, leave and be killed; return the gaps of each phase."""
         a, b, c = self.members
         a.begin()
@@ -377,17 +381,17 @@ def longest(kind: str, servers: str, window_s: float, kept: dict[str, Any]) -> f
     A group that does not settle is reported and left out of the round.
     """
     with TemporaryDirectory() as folder:
-        stage = Stage(kind, servers, Path(folder), window_s=window_s)
+        scenario = Scenario(kind, servers, Path(folder), window_s=window_s)
         try:
-            with producing(servers, stage.topic):
-                gaps = stage.play()
+            with producing(servers, scenario.topic):
+                gaps = scenario.run()
         except Unsettled as error:
             show_progress(str(error))
             kept["unsettled"] = kept.get("unsettled", 0) + 1
             kept.setdefault("rounds", []).append({})
             return math.nan
         finally:
-            stage.close()
+            scenario.close()
     kept.setdefault("rounds", []).append(gaps)
     for phase, found in gaps.items():
         if not found:

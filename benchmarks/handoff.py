@@ -28,8 +28,8 @@ from confluent_kafka import Consumer as ConfluentConsumer
 from gaps import (
     SESSION_MS,
     SETTLE_S,
+    HandoutLog,
     Member,
-    Pen,
     Unsettled,
     follow_by_confluent,
     follow_by_marshal,
@@ -76,13 +76,15 @@ class Load:
     drained: int
 
 
-IN_EARNEST = Load(partitions=8, load_s=5.0, drained=100)
+FULL = Load(partitions=8, load_s=5.0, drained=100)
 QUICK = Load(partitions=2, load_s=0.1, drained=4)
 
 # --- a member, in a process of its own
 
 
-def by_marshal(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -> None:
+def by_marshal(
+    options: Mapping[str, Any], handouts: HandoutLog, is_over: threading.Event
+) -> None:
     """Consume by claims until stopped."""
     load_s = options["load_s"]
     settings: dict[str, Any] = {}
@@ -100,11 +102,11 @@ def by_marshal(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -
         state_dir="",
     ) as marshal:
         consumer = marshal.consumer(options["topic"], **settings)
-        follow_by_marshal(consumer, pen, is_over)
+        follow_by_marshal(consumer, handouts, is_over)
 
 
 def by_confluent(
-    options: Mapping[str, Any], pen: Pen, is_over: threading.Event
+    options: Mapping[str, Any], handouts: HandoutLog, is_over: threading.Event
 ) -> None:
     """Consume in a cooperative group until stopped."""
     consumer = ConfluentConsumer(
@@ -121,18 +123,18 @@ def by_confluent(
         [options["topic"]],
         on_assign=lambda _, places: time.sleep(options["load_s"] * len(places)),
     )
-    follow_by_confluent(consumer, pen, is_over)
+    follow_by_confluent(consumer, handouts, is_over)
 
 
 def member(options: Mapping[str, Any]) -> None:
     """Wait for the command to begin, then consume until SIGTERM."""
     is_over = threading.Event()
     signal.signal(signal.SIGTERM, lambda _number, _frame: is_over.set())
-    pen = Pen(options["path"])
+    handouts = HandoutLog(options["path"])
     print("ready", flush=True)
     sys.stdin.readline()
     run = by_confluent if options["kind"] == COOPERATIVE else by_marshal
-    run(options, pen, is_over)
+    run(options, handouts, is_over)
 
 
 # --- two members
@@ -311,7 +313,7 @@ def main() -> None:
     broker_argument(parser)
     options = parser.parse_args()
     rounds = options.rounds or (1 if options.quick else 3)
-    load = QUICK if options.quick else IN_EARNEST
+    load = QUICK if options.quick else FULL
     properties = {"group.min.session.timeout.ms": str(SESSION_MS)}
     with cluster(options.bootstrap_servers, properties) as servers:
         figures = measure(servers, rounds, load)

@@ -60,7 +60,7 @@ class Load:
     window_s: float
 
 
-IN_EARNEST = Load(counts=(0, 60, 1_000), partitions=60, settle_s=4.0, window_s=15.0)
+FULL = Load(counts=(0, 60, 1_000), partitions=60, settle_s=4.0, window_s=15.0)
 QUICK = Load(counts=(0, 5), partitions=5, settle_s=0.5, window_s=2.0)
 
 
@@ -249,7 +249,7 @@ def main() -> None:
     broker_argument(parser)
     options = parser.parse_args()
     rounds = options.rounds or (1 if options.quick else 3)
-    load = QUICK if options.quick else IN_EARNEST
+    load = QUICK if options.quick else FULL
     with cluster(options.bootstrap_servers) as servers:
         figures = measure(servers, rounds, load)
     show_figures(figures)

@@ -29,7 +29,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
-from gaps import Member, Pen, Unsettled, follow_by_marshal, producing, unique
+from gaps import HandoutLog, Member, Unsettled, follow_by_marshal, producing, unique
 from support import (
     arguments,
     at_most,
@@ -81,13 +81,15 @@ class Load:
     processes: int
 
 
-IN_EARNEST = Load(partitions=16, after_s=3.0, members=100, held=100, processes=4)
+FULL = Load(partitions=16, after_s=3.0, members=100, held=100, processes=4)
 QUICK = Load(partitions=4, after_s=1.0, members=10, held=4, processes=1)
 
 # --- processes of their own
 
 
-def consume(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -> None:
+def consume(
+    options: Mapping[str, Any], handouts: HandoutLog, is_over: threading.Event
+) -> None:
     """Consume by claims until stopped."""
     with Marshal(
         options["servers"],
@@ -98,14 +100,16 @@ def consume(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -> N
     ) as marshal:
         consumer = marshal.consumer(options["topic"], delivery=options["delivery"])
         if options["delivery"] == "alo":
-            follow_by_marshal(consumer, pen, is_over)
+            follow_by_marshal(consumer, handouts, is_over)
         while not is_over.is_set():
             handed = consumer.poll(POLL_MS)
             if handed:
-                pen.write([place.partition for place in handed])
+                handouts.write([place.partition for place in handed])
 
 
-def hold(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -> None:
+def hold(
+    options: Mapping[str, Any], handouts: HandoutLog, is_over: threading.Event
+) -> None:
     """Hold partitions for several members until stopped; note their number."""
     with ExitStack() as stack:
         held = []
@@ -133,18 +137,18 @@ def hold(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -> None
             while len(held[-1].held()) < options["held"] and not is_over.wait(NOTE_S):
                 pass
         while not is_over.wait(NOTE_S):
-            pen.write([sum(len(each.held()) for each in held)])
+            handouts.write([sum(len(each.held()) for each in held)])
 
 
 def child(options: Mapping[str, Any]) -> None:
     """Wait for the command to begin, then work until SIGTERM."""
     is_over = threading.Event()
     signal.signal(signal.SIGTERM, lambda _number, _frame: is_over.set())
-    pen = Pen(options["path"])
+    handouts = HandoutLog(options["path"])
     print("ready", flush=True)
     sys.stdin.readline()
     work = hold if "members" in options else consume
-    work(options, pen, is_over)
+    work(options, handouts, is_over)
 
 
 def formatted(servers: str) -> str:
@@ -411,7 +415,7 @@ def main() -> None:
     broker_argument(parser)
     options = parser.parse_args()
     rounds = options.rounds or (1 if options.quick else 3)
-    load = QUICK if options.quick else IN_EARNEST
+    load = QUICK if options.quick else FULL
     with cluster(options.bootstrap_servers) as servers:
         figures = measure(servers, load, rounds=rounds)
     show_figures(figures)

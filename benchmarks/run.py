@@ -29,7 +29,7 @@ OUT = ROOT / "build" / "bench"
 # File with the benchmarks that a full run has not measured yet.
 PENDING = "pending.json"
 NOT_BENCHMARKS = {"support", "run", "pages"}
-IN_EARNEST = {"growth": ("--plot", str(ROOT / "docs" / "growth.svg"))}
+FULL_ARGUMENTS = {"growth": ("--plot", str(ROOT / "docs" / "growth.svg"))}
 TIMEOUT_S = 3_600
 
 
@@ -139,7 +139,7 @@ def run_full(chosen: Sequence[str], out: Path) -> list[str]:
     for number, name in enumerate(todo, 1):
         show_progress(f"== {name}, {number} of {len(todo)}")
         try:
-            found = run(name, IN_EARNEST.get(name, ()))
+            found = run(name, FULL_ARGUMENTS.get(name, ()))
         except Failed as error:
             failures.append(str(error))
             show_progress(failures[-1])

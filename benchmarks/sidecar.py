@@ -62,7 +62,7 @@ class Load:
     window_s: float
 
 
-IN_EARNEST = Load(partitions=100, few=1, many=50, settle_s=2.0, window_s=30.0)
+FULL = Load(partitions=100, few=1, many=50, settle_s=2.0, window_s=30.0)
 QUICK = Load(partitions=10, few=1, many=5, settle_s=0.5, window_s=2.0)
 
 # --- the clients, in a process of their own
@@ -239,7 +239,7 @@ def main() -> None:
     broker_argument(parser)
     options = parser.parse_args()
     rounds = options.rounds or (1 if options.quick else ROUNDS)
-    load = QUICK if options.quick else IN_EARNEST
+    load = QUICK if options.quick else FULL
     with cluster(options.bootstrap_servers) as servers:
         figures = measure(servers, rounds, load)
     show_figures(figures)

@@ -414,7 +414,7 @@ def test_the_documented_examples_work(kit, domain, unique):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"subcribe": "t"}, "the nearest is subscribe"),
+        ({"subcribe": "t"}, r"did you mean subscribe\?"),
         ({"subscribe": "t", "subscribePattern": "t"}, "exactly one of"),
         ({"subscribe": "t", "transport": "slow"}, "transport is 'slow'"),
     ],

@@ -225,7 +225,7 @@ def test_the_options_of_sparks_own_source_read_it_all(job, name):
     [
         (
             "wrong-store",
-            "truststore.location: the store cannot be opened; is its password right?",
+            "truststore.location: the store cannot be opened; check its password",
         ),
         ("wrong-login", "the broker refused the login"),
         ("jks", "keytool -importkeystore -srckeystore"),

@@ -58,14 +58,17 @@ BY_CLAIM = "reading continues at the position of the next claim"
 WITHOUT = "reading continues without it"
 DELETED = "its topic was deleted"
 NOT_READ = (
-    "the checkpoint has it, and the query does not read it: the topic was deleted, or "
-    "has fewer partitions, or the options no longer name it"
+    "the checkpoint has this partition, but the query does not read it: the topic was "
+    "deleted, or has fewer partitions, or the options no longer name it"
 )
 CUT_OFF = (
     "Records were deleted by retention or by hand, the log was cut off, or the topic "
     "was recreated. "
 )
-GRANTED_ONCE = "at most once, nothing below it is granted again, so reading waits there"
+GRANTED_ONCE = (
+    "with delivery = amo no offset below the position is granted again, so the query "
+    "waits until the log has passed it"
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -170,10 +173,10 @@ class Claims:
             return
         if count := len(self.ranges.partitions()):
             LOGGER.warning(
-                "no_partition_held of %d: other members hold them, such as another "
-                "source of this query with the same group, or the group is paused or "
-                "locked, or claims cannot be renewed, and so the query reads nothing "
-                "now; see: marshal groups describe",
+                "no_partition_held: the query holds 0 of %d partitions and reads "
+                "nothing now. Other members hold them (for example another source of "
+                "this query with the same group), or the group is paused or locked, "
+                "or claims cannot be renewed; see: marshal groups describe",
                 count,
             )
 
@@ -442,7 +445,7 @@ class Claims:
         causes: str = CUT_OFF,
     ) -> None:
         """Raise for a lost position; log it once with ``failOnDataLoss = false``."""
-        message = f"position {position} of {partition} is gone: {why}"
+        message = f"position {position} of {partition} cannot be read: {why}"
         if self.rules.fails_on_data_loss:
             remedy = "Start the query with a new checkpointLocation"
             if there is not UNKNOWN:
@@ -516,11 +519,12 @@ class Claims:
                 break
             if self._now() >= until:
                 raise CoordinationError(
-                    f"the checkpoint has offsets {undecided[0].first} to "
-                    f"{undecided[0].end - 1} of {undecided[0].partition} in an "
-                    "unfinished batch, and nobody holds that partition now: is the "
-                    "group paused, or are its claims limited? See: marshal groups "
-                    "describe; then start the query again"
+                    "the unfinished batch of the checkpoint (offsets "
+                    f"{undecided[0].first} to {undecided[0].end - 1} of "
+                    f"{undecided[0].partition}) cannot continue, because no member "
+                    "holds this partition; check with marshal groups describe whether "
+                    "the group is paused or its claims are limited, then start the "
+                    "query again"
                 )
             self.ranges.wait_for_change(WAIT_MS)
         return sorted(found, key=_order)

@@ -150,7 +150,7 @@ def _name_of_task() -> str:
     context = TaskContext.get()
     if context is None:
         raise ConfigurationError(
-            "this is not a Spark task, which would have a name; set one by name",
+            "no Spark task runs here, which would have a name; set the argument name",
             setting="name",
         )
     return f"task-{context.partitionId()}"
@@ -225,7 +225,11 @@ def _keep_claims_beyond_worker(
     except ConfigurationError as error:
         if error.setting != "pids":
             raise
-        LOGGER.warning("executor_unwatched by the sidecar of this host: %s", error)
+        LOGGER.warning(
+            "executor_unwatched: the sidecar of this host cannot watch the executor "
+            "of this task: %s. Its claims stay until the sidecar's deadline",
+            error,
+        )
     finally:
         connection.close()
 

@@ -182,11 +182,11 @@ class _Guard:
 
     def __call__(self, batches: Iterator["pa.RecordBatch"]) -> Iterator[Any]:
         for batch in batches:
-            standing = self._standing(batch)
-            if standing.num_rows:
-                yield standing
+            current = self._current_rows(batch)
+            if current.num_rows:
+                yield current
 
-    def _standing(self, batch: "pa.RecordBatch") -> "pa.RecordBatch":
+    def _current_rows(self, batch: "pa.RecordBatch") -> "pa.RecordBatch":
         for topic, partition, token in _distinct(batch):
             if self.fence.holds(topic, partition, token=token):
                 continue

@@ -53,7 +53,7 @@ def read(
         CoordinationError: The cluster or the sidecar did not answer.
     """
     checked_ms = _clock.now_ms()
-    for span in spans(task, options):
+    for span in allowed_ranges(task, options):
         for batch in _rows(task, span, options=options, schema=schema):
             now_ms = _clock.now_ms()
             if not options.config.is_at_most_once and now_ms - checked_ms >= CHECK_MS:
@@ -78,7 +78,7 @@ def _freeze_heap() -> None:
     gc.freeze()
 
 
-def spans(task: Task, options: Options) -> list[OffsetRange]:
+def allowed_ranges(task: Task, options: Options) -> list[OffsetRange]:
     """Return the offsets that this attempt may read.
 
     Raises:
@@ -128,8 +128,9 @@ def _granted(
         if granted is None:
             LOGGER.warning(
                 "range_not_granted %s-%d offsets %d to %d, which this task does not "
-                "read: an earlier attempt at it was granted them, or an earlier action "
-                "on this batch, which persist() spares; or the claim has ended",
+                "read: they were granted to an earlier attempt of this task, or to an "
+                "earlier action on this batch (persist() a batch that is used twice), "
+                "or the claim has ended",
                 *(claim.topic, claim.partition, wanted.first, wanted.last),
             )
             break
@@ -197,15 +198,15 @@ def _after_loss(error: PositionError, span: OffsetRange, *, options: Options) ->
     first, end = span.first, span.end
     is_replaced = isinstance(error, TopicReplaced)
     known = (
-        f"its log has {error.log_start} to {error.log_end - 1}"
+        f"its log has offsets {error.log_start} to {error.log_end - 1}"
         if error.log_start >= 0
         else "the start of its log is unknown"
     )
     why = str(error) if is_replaced else known
-    what = f"offset {error.requested} of {error.partition} is to be read, and {why}"
+    what = f"offset {error.requested} of {error.partition} cannot be read: {why}"
     if options.fails_on_data_loss:
         raise PositionError(
-            f"{what}: records were deleted by retention or by hand, the log was cut "
+            f"{what}. Records were deleted by retention or by hand, the log was cut "
             "off, or the topic was recreated; set failOnDataLoss to false to "
             "continue without them",
             partition=error.partition,

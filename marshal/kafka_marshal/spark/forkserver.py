@@ -99,7 +99,7 @@ def run(connection: socket.socket) -> None:
     count = int.from_bytes(head)
     body = connection.recv(count, socket.MSG_WAITALL)
     if len(streams) != len(_STREAMS) or len(body) < count or not count:
-        raise ConnectionResetError("the launcher ended before it had asked")
+        raise ConnectionResetError("the launcher ended before it sent its request")
     module, *lines = body.split(b"\0")
     _replace_streams(*streams)
     os.environ.clear()

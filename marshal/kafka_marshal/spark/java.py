@@ -85,7 +85,11 @@ def python_options(connection: Mapping[str, str]) -> dict[str, str]:
     more |= _trusted(given) | _key_and_certificate(given, found.get("ssl.key.password"))
     for name in more.keys() & found.keys():
         if name != "ssl.key.password":
-            raise _wrong(name, "a login or keystore of Java says the same; keep one")
+            raise _wrong(
+                name,
+                "kafka.sasl.jaas.config, or an option of a keystore or truststore, "
+                "sets this, too; keep one",
+            )
     return found | more
 
 
@@ -132,7 +136,8 @@ def _login(text: str, mechanism: str) -> dict[str, str]:
     if found is None:
         raise _wrong(
             JAAS,
-            "it is no login such as org.apache.kafka.common.security.plain."
+            "it cannot be parsed; write for example "
+            "org.apache.kafka.common.security.plain."
             'PlainLoginModule required username="NAME" password="SECRET";',
         )
     module = found[1].rpartition(".")[2]
@@ -149,9 +154,9 @@ def _login(text: str, mechanism: str) -> dict[str, str]:
         return _by_credentials(pairs)
     raise _wrong(
         JAAS,
-        f"{module} has no counterpart here; PlainLoginModule, ScramLoginModule, "
-        "OAuthBearerLoginModule, Krb5LoginModule and IAMLoginModule have. Use one of "
-        "them, or mutual TLS (kafka.ssl.keystore.location)",
+        f"{module} is not supported; use PlainLoginModule, ScramLoginModule, "
+        "OAuthBearerLoginModule, Krb5LoginModule or IAMLoginModule, or mutual TLS "
+        "(kafka.ssl.keystore.location)",
     )
 
 
@@ -193,10 +198,11 @@ def _by_ticket(pairs: Mapping[str, str]) -> dict[str, str]:
     if "keyTab" in pairs or pairs.get("useKeyTab", "false").lower() == "true":
         raise _wrong(
             JAAS,
-            "a keytab is used by kinit here, on the driver and on each executor: run "
+            "a login cannot name a keytab, only kinit reads it: run "
             f"kinit -kt {pairs.get('keyTab', 'KEYTAB')} "
-            f"{pairs.get('principal', 'PRINCIPAL')} before the job (and again before "
-            "the ticket ends), and give kafka.sasl.kerberos.service.name",
+            f"{pairs.get('principal', 'PRINCIPAL')} on the driver and on each executor "
+            "before the job (and again before the ticket ends), and set "
+            "kafka.sasl.kerberos.service.name",
         )
     name = pairs.get("serviceName")
     return {"sasl.kerberos.service.name": name} if name else {}
@@ -237,7 +243,9 @@ def _key_and_certificate(
     path = given.get(name)
     if (chain is None) != (key is None):
         raise _wrong(
-            "ssl.keystore.key", "it goes with kafka.ssl.keystore.certificate.chain"
+            "ssl.keystore.key",
+            "set kafka.ssl.keystore.key and kafka.ssl.keystore.certificate.chain "
+            "together",
         )
     if chain is not None and key is not None:
         if path is not None:
@@ -319,9 +327,7 @@ def _read_pkcs12(
     try:
         store = pkcs12.load_pkcs12(data, secret)
     except ValueError as error:
-        raise _wrong(
-            name, "the store cannot be opened; is its password right?"
-        ) from error
+        raise _wrong(name, "the store cannot be opened; check its password") from error
     pem = form.Encoding.PEM
     key = None
     if store.key is not None:

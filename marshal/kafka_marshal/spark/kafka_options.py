@@ -52,7 +52,7 @@ KAFKA_OPTIONS = {
     **_all(SAME, "default 120000", "kafkaConsumer.pollTimeoutMs"),
     **_all(
         SAME,
-        "ignored at most once: a range is granted as a whole",
+        "ignored with delivery = amo: a range is granted as a whole",
         "minPartitions",
         "maxRecordsPerPartition",
     ),
@@ -72,7 +72,7 @@ KAFKA_OPTIONS = {
     **_all(REFUSED, "use startingOffsets", "kafka.auto.offset.reset"),
     **_all(
         REFUSED,
-        "positions follow committed batches",
+        "a query commits positions with its batches; omit it",
         "kafka.enable.auto.commit",
     ),
     **_all(
@@ -175,7 +175,7 @@ KAFKA_OPTIONS = {
     ),
     **_all(
         IGNORED,
-        "positions follow committed batches",
+        "a query commits positions with its batches; omit it",
         "kafka.auto.commit.interval.ms",
     ),
     **_all(IGNORED, "checksums are always compared", "kafka.check.crcs"),

@@ -71,7 +71,9 @@ def run_forked(module: str) -> None:
             send_request(connection, module)
             received = connection.recv(PID_BYTES, socket.MSG_WAITALL)
             if len(received) < PID_BYTES:
-                raise ConnectionResetError("the fork ended before it ran")
+                raise ConnectionResetError(
+                    "the forked process ended before it sent its id"
+                )
             pid = int.from_bytes(received)
 
             def end(*_: object) -> None:

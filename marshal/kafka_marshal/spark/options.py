@@ -79,8 +79,8 @@ _UNITS_MS = {
 _DURATION = re.compile(r"([0-9]{1,12})\s*([a-z]*)")
 # Options that Spark itself adds, for features that this format does not have.
 _OF_SPARK = {
-    "checkpointlocation": f"it belongs to writeStream, and {ONLY_READS}",
-    "path": "topics are named by subscribe; call load() without",
+    "checkpointlocation": f"it is an option of writeStream, and {ONLY_READS}",
+    "path": "the option subscribe names the topics; call load() without a path",
     "provider": "Spark sets it for CREATE TABLE, and passes no options of a table to a "
     "Python data source that reads it; write CREATE TEMPORARY VIEW ... USING marshal "
     "OPTIONS (...)",
@@ -196,15 +196,16 @@ class Options:
         if self.group is not None:
             raise _wrong(
                 "group",
-                "a batch read holds no claims, for nothing of it lives while its job "
-                "runs; leave it out to read on nobody's behalf, or use readStream "
-                "with trigger(availableNow=True) to read the group's part",
+                "a batch read holds no claims, because it has no process that runs as "
+                "long as its job; omit group to read without claims, or use "
+                "readStream with trigger(availableNow=True) to read as a member of "
+                "the group",
             )
         if self.start == Bound(LATEST):
             raise _wrong(
                 "startingOffsets",
                 "a batch read from the latest offsets has no rows; use earliest or "
-                "JSON, or readStream for what comes later",
+                "JSON, or readStream for later records",
             )
         for name, value in (
             ("maxOffsetsPerTrigger", self.max_offsets),
@@ -221,8 +222,8 @@ class Options:
         if self.group is None:
             raise _wrong(
                 "group",
-                "a stream shares its topics with others of its group by claims; name "
-                "the group",
+                "a stream shares its topics with other members of its group by "
+                "claims; name the group",
             )
         if self.end is not None:
             raise _wrong(
@@ -340,7 +341,9 @@ class _Reader:
         path = self._take("sidecarTokenFile", _text, None)
         sidecar = self._take("sidecar", _sidecar, None)
         if path is not None and sidecar is None:
-            raise _wrong("sidecarTokenFile", "it is for option sidecar, over TCP")
+            raise _wrong(
+                "sidecarTokenFile", "it needs the option sidecar with a TCP address"
+            )
         if path is None and sidecar is not None and not sidecar.startswith(UNIX):
             raise _wrong(
                 "sidecarTokenFile",
@@ -360,7 +363,11 @@ class _Reader:
         if found["group"] is None:
             for name in CLAIMS:
                 if name in self._given and name != "group":
-                    raise _wrong(name, "it is about claims, which need option group")
+                    raise _wrong(
+                        name,
+                        "it configures claims; set the option group of a stream, or "
+                        "omit this one in a batch read",
+                    )
         return found
 
     def _limits(self) -> dict[str, Any]:
@@ -399,9 +406,8 @@ class _Reader:
         if len(found) > 1:
             what = "exactly one" if must else "at most one"
             raise ConfigurationError(
-                f"{what} of {', '.join(names)} may be given, and "
-                f"{' and '.join(found)} are; a job that gave several would "
-                "read other topics, or from elsewhere, than it says",
+                f"{what} of {', '.join(names)} may be set, but "
+                f"{' and '.join(found)} are set and contradict each other; keep one",
                 setting=found[-1],
             )
 
@@ -445,8 +451,12 @@ def _wrong(name: str, why: str) -> ConfigurationError:
 def _unknown(name: str) -> ConfigurationError:
     known = {low: own for own in (*NAMES, SERVERS) for low in (own.lower(),)}
     near = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f"the nearest is {known[near[0]]}" if near else f"there are {_listed(known)}"
-    return _wrong(name, f"there is none of that name; {hint}")
+    hint = (
+        f"did you mean {known[near[0]]}?"
+        if near
+        else f"the options are {_listed(known)}"
+    )
+    return _wrong(name, f"unknown option; {hint}")
 
 
 def _listed(known: Mapping[str, str]) -> str:
@@ -548,7 +558,8 @@ def _identifier(name: str, text: str) -> str:
     if not is_identifier(text):
         raise _wrong(
             name,
-            f"{text!r} is no name: 1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
+            f"{text!r} is not a valid name: use 1 to 200 of A-Z a-z 0-9 . _ : -, "
+            "not . or ..",
         )
     return text
 

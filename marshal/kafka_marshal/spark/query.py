@@ -41,7 +41,7 @@ LOGGER = logging.getLogger("kafka_marshal")
 CLOSE_MS_MAX = 5_000
 # Time within which an earlier process with the same client_id has closed, and the
 # pause between attempts.
-TURN_S, REST_S = 6.0, 0.2
+OPEN_S_MAX, RETRY_S = 6.0, 0.2
 OUTCOME_MS = 10_000
 RANDOM_BYTES = 4
 ASK_MS_MAX = 15_000
@@ -107,8 +107,9 @@ class Cluster:
         for place, offset in self._offsets.at_times(times_ms, ASK_MS_MAX).items():
             if offset is None and bound.is_strict and bound.option in STARTS:
                 raise ConfigurationError(
-                    f"option {bound.option}: {place} has no record as young as "
-                    f"{times_ms[place]}; choose an earlier time, or set "
+                    f"option {bound.option}: {place} has no record with a "
+                    f"timestamp of {times_ms[place]} ms or later; choose an earlier "
+                    "time, or set "
                     "startingOffsetsByTimestampStrategy to latest",
                     setting=bound.option,
                 )
@@ -211,8 +212,8 @@ class Query:
             options.min_partitions or options.max_task_offsets
         ):
             LOGGER.warning(
-                "minPartitions and maxRecordsPerPartition are ignored at most once: a "
-                "range is granted as a whole, to one task"
+                "minPartitions and maxRecordsPerPartition are ignored with "
+                "delivery = amo: a range is granted as a whole, to one task"
             )
         claims = Claims(ranges=ranges, logs=cluster, rules=rules)
         return cls(
@@ -235,7 +236,7 @@ def _opened_in_turn(options: Options) -> Marshal:
         IdentityConflict: That process does not close: the name belongs to another
             query, or to another source of this query.
     """
-    until = time.monotonic() + TURN_S
+    until = time.monotonic() + OPEN_S_MAX
     while True:
         with ExitStack() as held:
             try:
@@ -255,7 +256,7 @@ def _opened_in_turn(options: Options) -> Marshal:
             else:
                 marshal.call_on_close(held.pop_all().close)
                 return marshal
-        time.sleep(REST_S)
+        time.sleep(RETRY_S)
 
 
 def _opened(options: Options) -> Marshal:

@@ -111,15 +111,15 @@ class KafkaSink:
         require_columns(df, SINK_COLUMNS)
         if "value" not in df.columns:
             raise ConfigurationError(
-                "the batch has no column value, which is what is written",
+                "the batch has no column value, which KafkaSink writes; add it",
                 setting="value",
             )
         types = dict(df.dtypes)
         for name in ("key", "value"):
             if types.get(name, "").startswith(_NESTED):
                 raise ConfigurationError(
-                    f"the column {name} has the type {types[name]}, which has no one "
-                    "form as bytes; choose one, as by to_json",
+                    f"the column {name} has the type {types[name]}, which has no "
+                    "standard form as bytes; convert it, for example with to_json",
                     setting=name,
                 )
         if "headers" in df.columns and (found := types["headers"]) != _HEADERS:

@@ -258,11 +258,11 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Raise if a batch is planned twice: Spark does so if a frame is used twice."""
         if end == self._planned_once:
             raise ConfigurationError(
-                "at most once each row is granted to one reader, and the query reads "
-                "one load() in two places, as in a union of two filters: each would "
-                "miss what the other reads. Call load() for each of them, with a group "
-                "of its own, or persist the batch in foreachBatch and use it twice "
-                "there, or set delivery to alo",
+                "with delivery = amo each row is granted to one reader only, and the "
+                "query reads one load() in two places, for example in a union of two "
+                "filters: each would miss what the other reads. Call load() for each "
+                "of them, with a group of its own, or persist the batch in "
+                "foreachBatch and use it twice there, or set delivery to alo",
                 setting="delivery",
             )
         self._planned_once = end
@@ -292,11 +292,11 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(error, JSONDecodeError):
             raise ConfigurationError(
                 f"the checkpoint has {error.doc[-80:]!r} as the end of an offset: the "
-                "last file in its folder offsets was not written as a whole, as where "
-                "a disk is full or fails. Delete that file, that of the same number in "
-                "the folder commits if there is one, and their .crc files, and start "
-                "the query again: it plans that batch again, at least once with rows "
-                "that it may have written already",
+                "last file in its folder offsets was written only in part, for "
+                "example because a disk was full or failed. Delete that file, that of "
+                "the same number in the folder commits if there is one, and their .crc "
+                "files, and start the query again: it plans that batch again, with "
+                "delivery = alo including rows that it may have written already",
                 setting="checkpointLocation",
             ) from error
 

@@ -204,17 +204,17 @@ class Prefix:
                 setting="time_ms",
             )
 
-    def begin_again(
-        self, partition: int, *, forget: Collection[PauseName] | None = None
+    def forget(
+        self, partition: int, *, pauses: Collection[PauseName] | None = None
     ) -> None:
         """Forget the end and the notes of a partition, to read it again.
 
         Args:
             partition: The coordinating partition.
-            forget: Forget only the reasons of these pauses; None for all.
+            pauses: Forget only the reasons of these pauses; None for all.
         """
         self._ended.discard(partition)
-        self._notes.setdefault(partition, PauseNotes()).forget(forget)
+        self._notes.setdefault(partition, PauseNotes()).forget(pauses)
 
     def notes_of(self, partition: int) -> dict[PauseName, PauseNote]:
         """Return the notes on pauses in a partition, by group and op_id."""
@@ -532,7 +532,7 @@ class PastReader:
         again = {t: each for t, each in again.items() if t not in self.missing}
         self.missing = missing
         for t in again:
-            self._prefix.begin_again(t)
+            self._prefix.forget(t)
         self._fold(again)
         return again
 
@@ -564,7 +564,7 @@ class PastReader:
             windows[t] = LogRange(kept[t].offset if t in kept else first, end + 1)
         later = {t: self._prefix.notes_of(t) for t in wanted}
         for t, names in wanted.items():
-            self._prefix.begin_again(t, forget=names)  # these are from renewals
+            self._prefix.forget(t, pauses=names)  # these are from renewals
         for t, entry in entries_in(self._log, windows, timeout_ms=self._left_ms()):
             self._prefix.note(t, entry, wanted=wanted[t])
         for t, names in wanted.items():

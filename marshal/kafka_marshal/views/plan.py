@@ -229,26 +229,26 @@ def explain_key(
     if found is not None and found.state == OPEN:
         have = found.holder or "nobody"
         return (
-            f"{place} is to go from {have} to {found.planned}, by generation "
-            f"{view.generation} of {view.author}"
+            f"{place} is to go from {have} to {found.planned}, by plan generation "
+            f"{view.generation}, written by {view.author}"
         )
     key = Key(group_id, *place)
     state = reading.worlds[reading.partition_of(key)]
     note, now_ms = state.soft.notes.get(key), reading.now_ms(state.partition)
     if is_reserved(state.keys.get(key), note, now_ms=now_ms, grace_ms=reading.grace_ms):
         who = "its owner" if note is None else note.client_id
-        return f"{place} waits for {who}, which restarts"
+        return f"{place} is reserved for {who}, which is restarting"
     if place not in known:
         raise ClaimRejected(
-            f"{place} is no partition that a live member of group {group_id} wants; "
-            f"see: marshal groups describe {group_id}",
+            f"{place} is no partition of a topic to which a live member of group "
+            f"{group_id} subscribes; see: marshal groups describe {group_id}",
             reason="unknown_key",
         )
     holder = situation.holders[place]
     to = plan(situation.given).owners.get(place)
     if to is None:
         why = next(each.reason for each in view.uncovered if each.key == place)
-        return f"{place} is left to nobody: {why}"
+        return f"{place} stays without an owner: {why}"
     if to == holder:
         return f"{place} stays with {to}: no move would improve the balance"
     return f"{place} would go from {holder or 'nobody'} to {to} by the next plan"
@@ -300,7 +300,7 @@ def verify_plan(
     before = past({t: at - 1 for t, (at, _) in enumerate(standing.vector)})
     before.require_known()
     if len(before.partitions) != len(standing.vector):
-        raise LogUnreadable("the plan names other coordinating partitions than exist")
+        raise _of_other_count(len(standing.vector), len(before.partitions))
     reading = attrs.evolve(
         _reading(before, group_id, standing.counts),
         elapsed_ms=tuple(elapsed for _, elapsed in standing.vector),
@@ -516,6 +516,13 @@ def _unknown(group_id: str, generation: int, whole: list[int]) -> ClaimRejected:
     )
 
 
+def _of_other_count(planned: int, now: int) -> LogUnreadable:
+    return LogUnreadable(
+        f"the plan was made for {planned} coordinating partitions, but the topic has "
+        f"{now}: it cannot be compared"
+    )
+
+
 def plan_changes(
     world: World,
     view: PlanView,
@@ -541,7 +548,7 @@ def plan_changes(
     """
     standing = standing_of(since)
     if len(standing.vector) != len(world.partitions):
-        raise LogUnreadable("the plan names other coordinating partitions than exist")
+        raise _of_other_count(len(standing.vector), len(world.partitions))
     before = past({t: at - 1 for t, (at, _) in enumerate(standing.vector)})
     before.require_known()
     then = {**_owners(before, view.group_id), **standing.entries}

@@ -232,7 +232,8 @@ def test_a_query_that_holds_nothing_at_its_start_reports_it(caplog):
     query = Query(cluster, [], outcome_ms=0)
     assert query.batch() is None
     assert query.batch() is None
-    (reported,) = [r for r in caplog.records if "no_partition_held of 2" in r.message]
+    found = "no_partition_held: the query holds 0 of 2 partitions"
+    (reported,) = [r for r in caplog.records if found in r.message]
     assert "marshal groups describe" in reported.message
     assert "another source of this query with the same group" in reported.message
 
@@ -246,14 +247,14 @@ def test_a_running_query_that_loses_all_partitions_reports_it_once(caplog):
     for _ in range(3):
         cluster.run(2 * H)
         query.plan()
-    assert caplog.text.count("no_partition_held of 2") == 1
+    assert caplog.text.count("no_partition_held: the query holds 0 of 2") == 1
     cluster.run_until(query.ranges.held, 20 * H)
     query.plan()
     pause_for(cluster, 10 * H, op=b"2" * 16, seq=2)
     for _ in range(3):
         cluster.run(2 * H)
         query.plan()
-    assert caplog.text.count("no_partition_held of 2") == 2
+    assert caplog.text.count("no_partition_held: the query holds 0 of 2") == 2
 
 
 def test_a_query_with_a_partition_reports_nothing(caplog):
@@ -705,7 +706,7 @@ def test_at_most_once_a_truncated_log_is_awaited(caplog):
     assert query.batch() is None
     assert query.batch() is None
     (reported,) = jumps(caplog)
-    assert "nothing below it is granted again" in reported.message
+    assert "no offset below the position is granted again" in reported.message
     fill(cluster, 17)
     assert query.batch() == {0: [20, 21]}
 

@@ -220,7 +220,7 @@ def test_a_wrong_delivery_raises():
 
 
 def test_without_a_task_a_name_is_needed():
-    with pytest.raises(ConfigurationError, match="set one by name"):
+    with pytest.raises(ConfigurationError, match="set the argument name"):
         next(consume_in_task("t", sidecar=WHO[0], group_id="g"))
 
 

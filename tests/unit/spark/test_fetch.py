@@ -212,7 +212,7 @@ def test_lost_offsets_fail_or_are_skipped(world):
 
 def test_offsets_behind_the_log_end_fail_or_are_left_to_the_next_batch(world, caplog):
     world(reader=Reader(end=4))
-    with pytest.raises(PositionError, match="its log has 0 to 3"):
+    with pytest.raises(PositionError, match="its log has offsets 0 to 3"):
         offsets(task_of(T0, 2, 9))
     assert offsets(task_of(T0, 2, 9), failOnDataLoss="false") == [2, 3]
     assert offsets(task_of(T0, 6, 9), failOnDataLoss="false") == []

@@ -198,12 +198,13 @@ def test_partitions_by_name():
 )
 def test_an_unknown_option_names_the_nearest(name, near):
     assert (
-        refused(f"the nearest is {near}$", BASE | {"subscribe": "t", name: "x"}) == name
+        refused(rf"did you mean {near}\?$", BASE | {"subscribe": "t", name: "x"})
+        == name
     )
 
 
 def test_an_unrelated_option_is_refused_without_a_guess():
-    refused("there are .*, subscribe, ", BASE | {"subscribe": "t", "zzzz": "x"})
+    refused("the options are .*, subscribe, ", BASE | {"subscribe": "t", "zzzz": "x"})
 
 
 def test_an_unknown_connection_option_names_the_nearest():
@@ -244,9 +245,9 @@ def test_an_unknown_connection_option_names_the_nearest():
         ("minPartitions", "many", "no whole number"),
         ("maxTriggerDelay", "1m", "needs minOffsetsPerTrigger"),
         ("transport", "slow", "transport is 'slow'"),
-        ("delivery", "amo", "need option group"),
-        ("sidecar", "unix:/x", "need option group"),
-        ("sidecarTokenFile", "/x", "it is for option sidecar"),
+        ("delivery", "amo", "set the option group"),
+        ("sidecar", "unix:/x", "set the option group"),
+        ("sidecarTokenFile", "/x", "it needs the option sidecar"),
     ],
 )
 def test_impossible_options_raise(name, value, expected):
@@ -256,7 +257,7 @@ def test_impossible_options_raise(name, value, expected):
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("group", "no good", "is no name"),
+        ("group", "no good", "is not a valid name"),
         ("delivery", "exactly once", "neither 'alo'"),
         ("policy", "best", "policy"),
         ("claimsMax", "-1", "no whole number"),
@@ -264,7 +265,7 @@ def test_impossible_options_raise(name, value, expected):
         ("sidecar", "unix:s", "must be absolute"),
         ("sidecar", "http://far:80", "not this machine"),
         ("sidecar", "http://localhost:80", "requires a token; name its file"),
-        ("clientId", "", "is no name"),
+        ("clientId", "", "is not a valid name"),
     ],
 )
 def test_impossible_options_of_claims_raise(name, value, expected):

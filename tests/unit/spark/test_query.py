@@ -222,7 +222,7 @@ def opened(monkeypatch, tmp_path):
     """Open a client by options, until it has its turn."""
     monkeypatch.setattr(query, "Marshal", Opened)
     monkeypatch.setattr(Opened, "conflicts", 0)
-    monkeypatch.setattr(query, "REST_S", 0)
+    monkeypatch.setattr(query, "RETRY_S", 0)
     monkeypatch.setattr(query.tempfile, "gettempdir", lambda: str(tmp_path))
 
     def open_in_turn(**more):
@@ -248,7 +248,7 @@ def test_a_query_waits_for_an_earlier_process_of_its_name(opened, monkeypatch):
 
 
 def test_a_name_that_stays_in_use_ends_the_query(opened, monkeypatch):
-    monkeypatch.setattr(query, "TURN_S", 0)
+    monkeypatch.setattr(query, "OPEN_S_MAX", 0)
     monkeypatch.setattr(Opened, "conflicts", 1)
     with pytest.raises(IdentityConflict, match="two sources need a clientId") as error:
         opened(clientId="c")
@@ -256,7 +256,7 @@ def test_a_name_that_stays_in_use_ends_the_query(opened, monkeypatch):
 
 
 def test_a_name_without_an_identity_is_locked_too(opened, monkeypatch):
-    monkeypatch.setattr(query, "TURN_S", 0)
+    monkeypatch.setattr(query, "OPEN_S_MAX", 0)
     client = opened(clientId="c", stateDir="")
     with pytest.raises(IdentityConflict, match="clientId each"):
         opened(clientId="c", stateDir="")

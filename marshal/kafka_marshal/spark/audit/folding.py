@@ -236,7 +236,8 @@ def runs_of(
     if log.end_offsets(timeout_ms)[number] < work.end:
         raise LogTruncated(
             f"coordinating partition {number} ends before offset {work.end}, which "
-            "it had reached; audit the log again into another directory"
+            "it had when this run was planned; audit the log again into another "
+            "directory"
         )
     ends, clock = {number: work.end}, SystemClock()
     for _, run in runs_to(log, ends, clock=clock, timeout_ms=timeout_ms):

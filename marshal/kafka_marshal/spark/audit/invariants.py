@@ -83,7 +83,7 @@ WHERE claim.reason IS DISTINCT FROM 'moved'
 )
 TOKENS_GROW = Invariant(
     "tokens_grow",
-    "a claim whose token is not above the one before",
+    "a claim whose token is not above that of the claim before",
     "S1, S7",
     """
 SELECT * FROM (
@@ -127,7 +127,7 @@ WHERE ending = 'taken_over' AND gap_ms <= 2 * heartbeat_interval_ms
 )
 GAPS = Invariant(
     "gap_bound",
-    "a key stayed without owner though the next one was seen waiting for it",
+    "a key stayed without owner although its next owner was waiting for it",
     "L1",
     """
 SELECT * FROM handoffs
@@ -136,7 +136,7 @@ WHERE late_ms > COALESCE(CAST(:tolerance_ms AS BIGINT), heartbeat_interval_ms)
 )
 GRANTS_DISJOINT = Invariant(
     "grants_disjoint",
-    "offsets that were granted before",
+    "offsets were granted twice",
     "S3",
     """
 SELECT * FROM (
@@ -174,7 +174,7 @@ WHERE given.outcome = 'granted'
 )
 STALE_TOKEN = Invariant(
     "stale_token",
-    "a record was accepted under a token whose claim did not stand then",
+    "a record was accepted under a token whose claim was not in force",
     "4.5 to 4.7",
     """
 SELECT used.* FROM (
@@ -232,7 +232,7 @@ FROM intervals WHERE steps_back_count > 0
 )
 END_STATE = Invariant(
     "end_state",
-    "the claims that are open are not those that the end state has",
+    "the open claims differ from those of the end state",
     "S2",
     """
 SELECT state.coordinating_partition, state.owned_count,
@@ -248,8 +248,8 @@ WHERE state.owned_count <> COALESCE(found.open_count, 0)
 
 IMPORTS_AGREE = Invariant(
     "imports_agree",
-    "a key came to a coordinating partition with another position than the one before "
-    "had left",
+    "a key moved to a coordinating partition with another position than it had in the "
+    "one before",
     "10.3, 10.4",
     """
 SELECT * FROM (

@@ -229,8 +229,8 @@ def _last(store: Store, bounds: Bounds, *, incremental: bool) -> Run | None:
     """Return the run to continue, None without one."""
     if incremental and bounds != Bounds():
         raise ConfigurationError(
-            "a range and incremental exclude each other: each run reports what was "
-            "appended since the last one",
+            "a range and incremental exclude each other: an incremental run reports "
+            "all that was appended since the last run",
             setting="incremental",
         )
     runs = store.runs()

@@ -182,8 +182,8 @@ pre { background: #f5f5f5; padding: .6rem; overflow-x: auto; font-size: .8rem; }
 <p>Cluster {{ facts.cluster_id }}, as of {{ facts.as_of.time_ms | instant }};
 {{ entries_count }} records of {{ partitions | length }} coordinating
 partitions, {{ claims_count }} claims, {{ handoffs_count }} handoffs.
-{% if ranged %}The report is of a range: {{ ranged }}. The fold began at the log's start
-all the same.{% endif %}</p>
+{% if ranged %}The report is of a range: {{ ranged }}. The fold still began at the
+log's start.{% endif %}</p>
 
 <h2>Invariants</h2>
 {% if findings %}
@@ -236,7 +236,7 @@ log's start.</p>
 {{ grid(clients_refused, ["client_id", "reason", "count"]) }}
 {% endif %}
 
-<h2>Grants at most once</h2>
+<h2>Grants (delivery amo)</h2>
 <p class="note"><code>marshal grants losses --group GROUP</code> lists what was never
 processed.</p>
 {{ grid(grants, ["group_id", "outcome", "count", "offsets_count"]) }}

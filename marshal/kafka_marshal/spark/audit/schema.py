@@ -86,7 +86,7 @@ def _of_field(name: str, hint: object) -> tuple[Column, ...]:
 
 INTERVALS = Table(
     "intervals",
-    "one claim, from the record that won to the record that ended it",
+    "one claim, from the record that won it to the record that ended it",
     _columns(Interval),
     row=Interval,
     has_open_rows=True,
@@ -101,7 +101,10 @@ HANDOFFS = Table(
     row=Handoff,
 )
 GRANTS = Table(
-    "grants", "one request for a grant, at most once", _columns(GrantRow), row=GrantRow
+    "grants",
+    "one request for a grant, with delivery amo",
+    _columns(GrantRow),
+    row=GrantRow,
 )
 PAUSES = Table(
     "pauses",
@@ -112,7 +115,7 @@ PAUSES = Table(
 )
 REFUSED = Table(
     "refused",
-    "a record without effect, or one beat of it",
+    "a record, or one heartbeat of a record, without effect",
     _columns(Rejected),
     row=Rejected,
 )
@@ -151,7 +154,7 @@ PARTITIONS = Table(
         Column(
             "first_offset",
             LONG,
-            "first folded entry; above 0 if the start of the log is gone",
+            "first folded entry; above 0 if the log's start was deleted",
         ),
         Column("next_offset", LONG, "offset after the last one"),
         Column("leader_epoch", INT, "leader epoch of the last one"),
@@ -163,7 +166,7 @@ PARTITIONS = Table(
         Column("heartbeat_interval_ms", LONG, "heartbeat interval of that Config"),
         Column("keys_count", LONG, "known keys"),
         Column("owned_count", LONG, "keys with an owner"),
-        Column("resets_count", LONG, "Resets before it"),
+        Column("resets_count", LONG, "Resets before next_offset"),
         Column("halted_offset", LONG, "offset of a Config that needs a newer release"),
         Column("halted_level", INT, "the feature level that it needs"),
     ),
