@@ -130,7 +130,7 @@ class Side:
         self._number = 0
         self._producing = Producing(servers, self.topic, partitions=PARTITIONS)
         self._producing.fill(PARTITIONS)
-        self._producing.go_on(per_second=PER_SECOND)
+        self._producing.start(per_second=PER_SECOND)
         self._marshal = survivor
         self._survivor = Survivor(survivor, self.topic)
 

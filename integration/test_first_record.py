@@ -6,7 +6,7 @@ import pytest
 from domain import opened
 
 from kafka_marshal.kafka_io import reader as module
-from kafka_marshal.kafka_io.fast.coordination import FastOutlet
+from kafka_marshal.kafka_io.fast.coordination import FastProducerHandle
 from kafka_marshal.kafka_io.patches import Admin
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionConfig
@@ -80,7 +80,7 @@ def test_a_client_opens_by_few_connections(broker, unique, monkeypatch, h_ms, wr
     """One for look-ups of both logs; the usual writer's connects while it reads."""
     with opened(broker, unique, transport="fast", partitions=2, h_ms=h_ms) as domain:
         topic = domain.data_topic(1, 1)
-        counted = Counted(monkeypatch, Admin, FastOutlet)
+        counted = Counted(monkeypatch, Admin, FastProducerHandle)
         with domain.marshal("g", "one") as marshal, marshal.consumer(topic):
-            assert counted.last["FastOutlet"][1] == writer_timeouts(h_ms)
-            assert counted.made == {"Admin": 1, "FastOutlet": writers}
+            assert counted.last["FastProducerHandle"][1] == writer_timeouts(h_ms)
+            assert counted.made == {"Admin": 1, "FastProducerHandle": writers}

@@ -165,7 +165,7 @@ static int add_room(const Piece *piece, Filled *filled) {
         find_record(&piece->fetch, piece->stop - 1, &batch, &last) < 0)
         return FAILED;
     Py_ssize_t most = last.headers - first.key.at;
-    if (most < 0 || filled->values.size > DATA_BYTES_MAX - most) return LEFT;
+    if (most < 0 || filled->values.size > DATA_BYTES_MAX - most) return NOT_READ;
     filled->count += piece->stop - piece->start;
     filled->values.size += most;
     if (piece->fields & KEYS) filled->keys.size += most;
@@ -181,7 +181,7 @@ static int copy_piece(const Piece *piece, Filled *filled) {
         if (find_record(&piece->fetch, i, &batch, &record) < 0) return FAILED;
         if (!add_part(&filled->keys, at, &record.key) ||
             !add_part(&filled->values, at, &record.value))
-            return LEFT;
+            return NOT_READ;
         filled->offset[at] = record.offset;
         filled->time_ms[at] = record.time_ms;
     }
@@ -218,7 +218,7 @@ PyObject *export_records(PyObject *module, PyObject *args) {
     (void)module;
     int result = each_piece(args, &filled, add_room);
     if (result == FAILED) return NULL;
-    if (result == LEFT) Py_RETURN_NONE; /* more bytes than a column can have */
+    if (result == NOT_READ) Py_RETURN_NONE; /* more bytes than a column can have */
     Block *block = new_block(&filled);
     if (block == NULL) return PyErr_NoMemory();
     result = each_piece(args, &filled, copy_piece);

@@ -24,12 +24,12 @@ static uint64_t big_endian(const unsigned char *at, int size) {
     return found;
 }
 
-/* Read the fields of a header; LEFT if its offsets are invalid. */
+/* Read the fields of a header; NOT_READ if its offsets are invalid. */
 static int read_fields(const unsigned char *at, Batch *batch) {
     int32_t last_delta = (int32_t)big_endian(at + 23, 4);
     batch->base = (int64_t)big_endian(at, 8);
     if (batch->base < 0 || last_delta < 0 || batch->base > INT64_MAX - last_delta - 1)
-        return LEFT;
+        return NOT_READ;
     batch->next = batch->base + last_delta + 1;
     batch->epoch = (int32_t)big_endian(at + 12, 4);
     batch->attributes = (int)big_endian(at + 21, 2);
@@ -40,16 +40,17 @@ static int read_fields(const unsigned char *at, Batch *batch) {
     return READ;
 }
 
-/* Read the header of a batch; LEFT if it is damaged, compressed or of an old format. */
+/* Read the header of a batch; NOT_READ if it is damaged, compressed or of an old
+ * format. */
 static int read_header(const unsigned char *at, const unsigned char *end, int is_checked,
                        Batch *batch) {
-    if (end - at < HEADER_BYTES) return LEFT;
+    if (end - at < HEADER_BYTES) return NOT_READ;
     int32_t length = (int32_t)big_endian(at + 8, 4);
     if (length < HEADER_BYTES - LENGTH_BYTES || length > end - at - LENGTH_BYTES)
-        return LEFT;
+        return NOT_READ;
     if (!read_fields(at, batch) || at[16] != MAGIC || batch->attributes & COMPRESSION ||
         batch->count < 0)
-        return LEFT;
+        return NOT_READ;
     batch->end = at + LENGTH_BYTES + length;
     if (!is_checked) return READ;
     return crc32c(at + CHECKED_FROM, batch->end) == (uint32_t)big_endian(at + 17, 4);
@@ -61,9 +62,9 @@ int read_place(const Fetch *fetch, Py_ssize_t number, Batch *batch, Record *reco
     Py_ssize_t size = fetch->end - fetch->begin;
     if (place.batch < 0 || place.batch > size - HEADER_BYTES || place.record < 0 ||
         place.record > size)
-        return LEFT;
+        return NOT_READ;
     const unsigned char *at = fetch->begin + place.batch;
-    if (batch->records != at + HEADER_BYTES && !read_fields(at, batch)) return LEFT;
+    if (batch->records != at + HEADER_BYTES && !read_fields(at, batch)) return NOT_READ;
     Reader in = {fetch->begin + place.record, fetch->end};
     return read_record(&in, batch, record);
 }
@@ -81,7 +82,8 @@ static int make_room(Index *index, Py_ssize_t more) {
     return READ;
 }
 
-/* Add the records of a batch from offset ``first`` on; all of them, or none if LEFT. */
+/* Add the records of a batch from offset ``first`` on: all of them, or none and
+ * NOT_READ. */
 static int add_batch(const unsigned char *begin, const Batch *batch, int64_t first,
                      Index *index) {
     Reader in = {batch->records, batch->end};
@@ -89,7 +91,7 @@ static int add_batch(const unsigned char *begin, const Batch *batch, int64_t fir
     int64_t last = index->last;
     Record record;
     /* A record has at least seven bytes. */
-    if (batch->count > (batch->end - batch->records) / 7) return LEFT;
+    if (batch->count > (batch->end - batch->records) / 7) return NOT_READ;
     if (make_room(index, batch->count) != READ) return FAILED;
     for (int32_t i = 0; i < batch->count; i++) {
         Place place = {(int32_t)(batch->records - HEADER_BYTES - begin),
@@ -97,7 +99,7 @@ static int add_batch(const unsigned char *begin, const Batch *batch, int64_t fir
         if (!read_record(&in, batch, &record) || record.offset <= last ||
             (index->is_dense && last >= 0 && record.offset != last + 1)) {
             index->count = before;
-            return LEFT;
+            return NOT_READ;
         }
         last = record.offset;
         if (last < first) continue;
@@ -108,7 +110,7 @@ static int add_batch(const unsigned char *begin, const Batch *batch, int64_t fir
     }
     if (in.at != in.end) {
         index->count = before;
-        return LEFT;
+        return NOT_READ;
     }
     index->last = last;
     return READ;
@@ -123,9 +125,9 @@ int index_next(const unsigned char *begin, const unsigned char *end, Walk *walk,
                Index *index) {
     Batch batch;
     int result = read_header(walk->at, end, walk->is_checked, &batch);
-    if (result != READ || batch.epoch < walk->epoch_min) return LEFT;
+    if (result != READ || batch.epoch < walk->epoch_min) return NOT_READ;
     if (walk->next >= 0 && (batch.epoch != walk->epoch || batch.base < walk->next))
-        return LEFT;
+        return NOT_READ;
     /* Skip control records, which are Kafka's own. */
     if (!(batch.attributes & CONTROL))
         result = add_batch(begin, &batch, walk->first, index);
@@ -151,7 +153,7 @@ static int index_from(const Py_buffer *data, Py_ssize_t *start, Walk *walk,
     const unsigned char *begin = data->buf, *end = begin + data->len;
     int result;
     begin_index(begin, walk, index);
-    if (*start < 0 || *start > data->len || data->len > INT32_MAX) return LEFT;
+    if (*start < 0 || *start > data->len || data->len > INT32_MAX) return NOT_READ;
     walk->at += *start;
     /* Nobody changes the bytes, so other threads, such as those that fetch, can run. */
     Py_BEGIN_ALLOW_THREADS

@@ -40,8 +40,8 @@ static void drop_buffers(Buffers *buffers) {
 /* Read the bytes of a record's key or value; add them if they are wanted. */
 static int read_part(Reader *in, Column *column, Py_ssize_t index, int is_wanted) {
     Part part;
-    if (!read_varint(in, &part.size) || part.size < -1) return LEFT;
-    if (part.size > in->end - in->at) return LEFT;
+    if (!read_varint(in, &part.size) || part.size < -1) return NOT_READ;
+    if (part.size > in->end - in->at) return NOT_READ;
     part.at = in->at;
     if (part.size > 0) in->at += part.size;
     return is_wanted ? add_part(column, index, &part) : READ;
@@ -108,21 +108,22 @@ static int read_batch(const Whole *batch, Columns *columns) {
     Reader in = {batch->data.buf, (unsigned char *)batch->data.buf + batch->data.len};
     for (int64_t i = 0; i < batch->size; i++) {
         int64_t size, delta_ms, delta;
-        if (!read_varint(&in, &size) || size < 1 || size > in.end - in.at) return LEFT;
+        if (!read_varint(&in, &size) || size < 1 || size > in.end - in.at)
+            return NOT_READ;
         Reader record = {in.at + 1, in.at + size}; /* skip the attributes */
         in.at += size;
         if (!read_varint(&record, &delta_ms) || !read_varint(&record, &delta))
-            return LEFT;
+            return NOT_READ;
         int64_t offset = add(batch->base, delta);
-        if (offset < 0 || offset <= columns->last) return LEFT;
+        if (offset < 0 || offset <= columns->last) return NOT_READ;
         columns->last = offset;
         int is_wanted = columns->first <= offset && offset < columns->end;
         Py_ssize_t at = columns->count;
-        if (is_wanted && at >= columns->count_max) return LEFT;
+        if (is_wanted && at >= columns->count_max) return NOT_READ;
         if (!read_part(&record, &columns->keys, at, is_wanted) ||
             !read_part(&record, &columns->values, at, is_wanted))
-            return LEFT;
-        if (record.at == record.end) return LEFT; /* no number of headers */
+            return NOT_READ;
+        if (record.at == record.end) return NOT_READ; /* no number of headers */
         if (!is_wanted) continue;
         columns->count++;
         if (columns->offset == NULL) continue;
@@ -131,10 +132,10 @@ static int read_batch(const Whole *batch, Columns *columns) {
             batch->is_appended ? batch->append_ms : add(batch->first_ms, delta_ms);
         columns->kind[at] = batch->is_appended;
     }
-    return in.at == in.end ? READ : LEFT;
+    return in.at == in.end ? READ : NOT_READ;
 }
 
-/* Read a number of a batch; LEFT if it has more than 64 bits. */
+/* Read a number of a batch; NOT_READ if it has more than 64 bits. */
 static int read_number(PyObject *batch, const char *name, int64_t *found,
                        int *is_none) {
     PyObject *value = PyObject_GetAttrString(batch, name);
@@ -145,7 +146,7 @@ static int read_number(PyObject *batch, const char *name, int64_t *found,
     if (is_none == NULL || !*is_none)
         *found = PyLong_AsLongLongAndOverflow(value, &overflows);
     Py_DECREF(value);
-    if (overflows) return LEFT;
+    if (overflows) return NOT_READ;
     return *found == -1 && PyErr_Occurred() ? FAILED : READ;
 }
 
@@ -179,16 +180,16 @@ static int make_columns(const Whole *batches, Py_ssize_t count, Columns *columns
     int64_t bytes = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         bytes += batches[i].data.len;
-        if (batches[i].base < 0 || batches[i].size < 0) return LEFT;
+        if (batches[i].base < 0 || batches[i].size < 0) return NOT_READ;
     }
-    if (bytes > DATA_BYTES_MAX) return LEFT;
+    if (bytes > DATA_BYTES_MAX) return NOT_READ;
     columns->count_max = PY_SSIZE_T_MAX;
     int result = read_batches(batches, count, columns);
     if (result != READ) return result;
     Py_ssize_t found = columns->count_max = columns->count;
     if (begin_columns(columns, found) < 0) return FAILED;
     result = read_batches(batches, count, columns);
-    if (result != READ || columns->count != found) return LEFT;
+    if (result != READ || columns->count != found) return NOT_READ;
     *made = end_columns(columns, found);
     return *made == NULL ? FAILED : READ;
 }

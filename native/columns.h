@@ -30,7 +30,7 @@ static inline int add_part(Column *column, Py_ssize_t index, const Part *part) {
         column->null_count++;
     } else {
         if (column->bytes != NULL) {
-            if (part->size > column->size_max - column->size) return LEFT;
+            if (part->size > column->size_max - column->size) return NOT_READ;
             memcpy(column->bytes + column->size, part->at, (size_t)part->size);
             column->is_valid[index / 8] |= (unsigned char)(1 << index % 8);
         }

@@ -12,8 +12,8 @@
 
 #include <stdint.h>
 
-/* Results: left to Python, read, and failed with an exception. */
-enum { LEFT = 0, READ = 1, FAILED = -1 };
+/* Results: not read, and left to Python; read; failed with an exception. */
+enum { NOT_READ = 0, READ = 1, FAILED = -1 };
 
 typedef struct {
     const unsigned char *at, *end;

@@ -6,12 +6,12 @@
 
 #include <string.h>
 
-/* Read a length, and skip the bytes that follow it; LEFT if they are missing, or fewer
- * than ``size_min``. */
+/* Read a length, and skip the bytes that follow it; NOT_READ if they are missing, or
+ * fewer than ``size_min``. */
 static inline int read_part(Reader *in, int64_t size_min, Part *part) {
     if (!read_varint(in, &part->size) || part->size < size_min ||
         part->size > in->end - in->at)
-        return LEFT;
+        return NOT_READ;
     part->at = in->at;
     if (part->size > 0) in->at += part->size;
     return READ;
@@ -19,27 +19,27 @@ static inline int read_part(Reader *in, int64_t size_min, Part *part) {
 
 int read_record(Reader *in, const Batch *batch, Record *record) {
     int64_t size, delta_ms, delta;
-    if (!read_varint(in, &size) || size < 1 || size > in->end - in->at) return LEFT;
+    if (!read_varint(in, &size) || size < 1 || size > in->end - in->at) return NOT_READ;
     Reader body = {in->at, in->at + size};
     in->at += size;
-    if (*body.at++ > 127) return LEFT; /* attributes; no producer sets any */
+    if (*body.at++ > 127) return NOT_READ; /* attributes; no producer sets any */
     if (!read_varint(&body, &delta_ms) || !read_varint(&body, &delta) || delta < 0 ||
         delta >= batch->next - batch->base)
-        return LEFT;
+        return NOT_READ;
     record->offset = batch->base + delta;
     if (batch->attributes & APPENDED)
         record->time_ms = batch->max_ms;
     else if (__builtin_add_overflow(batch->first_ms, delta_ms, &record->time_ms))
-        return LEFT;
+        return NOT_READ;
     if (!read_part(&body, -1, &record->key) || !read_part(&body, -1, &record->value) ||
         !read_varint(&body, &record->header_count) || record->header_count < 0)
-        return LEFT;
+        return NOT_READ;
     record->headers = body.at;
     Part ignored;
     for (int64_t left = record->header_count; left > 0; left--)
         if (!read_part(&body, 0, &ignored) || !read_part(&body, -1, &ignored))
-            return LEFT;
-    return body.at == body.end ? READ : LEFT;
+            return NOT_READ;
+    return body.at == body.end ? READ : NOT_READ;
 }
 
 PyObject *new_part(const Part *part) {

@@ -29,7 +29,7 @@ typedef struct {
     const unsigned char *headers; /* where the first header begins */
 } Record;
 
-/* Read a whole record; LEFT if any field is malformed. */
+/* Read a whole record; NOT_READ if any field is malformed. */
 int read_record(Reader *in, const Batch *batch, Record *record);
 
 /* Where a record is in a fetch: its batch and itself, in bytes from the beginning. */
@@ -49,7 +49,7 @@ typedef struct {
 int get_fetch(PyObject *data, PyObject *places, Fetch *fetch);
 
 /* Read a record by its number. Read the header of its batch as well, unless ``batch`` has
- * it from before. LEFT if there is no such record. */
+ * it from before. NOT_READ if there is no such record. */
 int read_place(const Fetch *fetch, Py_ssize_t number, Batch *batch, Record *record);
 
 /* Set a fetch, and check that it has records ``start`` to ``stop``; -1 on an error. */
@@ -85,7 +85,7 @@ typedef struct {
 void begin_index(const unsigned char *at, Walk *walk, Index *index);
 
 /* Add the next batch if it is sound and has the leader epoch of the others; otherwise
- * return LEFT. Without memory return FAILED, but set no exception: this takes no
+ * return NOT_READ. Without memory return FAILED, but set no exception: this takes no
  * interpreter lock. */
 int index_next(const unsigned char *begin, const unsigned char *end, Walk *walk,
                Index *index);

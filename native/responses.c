@@ -14,10 +14,10 @@ enum { FIRST = 4, LOG_START = 5, SESSION = 7, REPLICA = 11, FLEXIBLE = 12, TOPIC
 #define ABORTED_BYTES 16 /* of an aborted transaction, without its tags */
 #define RUNS_MAX 100000
 
-/* --- fields; each is LEFT if it is not there --------------------------------------- */
+/* --- fields; NOT_READ if one is not there ----------------------------------------- */
 
 static int skip(Reader *in, int64_t size) {
-    if (size < 0 || size > in->end - in->at) return LEFT;
+    if (size < 0 || size > in->end - in->at) return NOT_READ;
     in->at += size;
     return READ;
 }
@@ -25,12 +25,12 @@ static int skip(Reader *in, int64_t size) {
 static int read_unsigned(Reader *in, int64_t *found) {
     *found = 0;
     for (int shift = 0; shift < 35; shift += 7) {
-        if (in->at >= in->end) return LEFT;
+        if (in->at >= in->end) return NOT_READ;
         unsigned char byte = *in->at++;
         *found |= (int64_t)(byte & 127) << shift;
         if (byte < 128) return READ;
     }
-    return LEFT;
+    return NOT_READ;
 }
 
 /* Read a length or a number of elements: it has ``bytes`` bytes in ordinary versions, and
@@ -41,7 +41,7 @@ static int read_size(Reader *in, int version, int bytes, int64_t *found) {
         *found -= 1;
         return result;
     }
-    if (in->end - in->at < bytes) return LEFT;
+    if (in->end - in->at < bytes) return NOT_READ;
     uint32_t number = 0;
     for (int i = 0; i < bytes; i++) number = number << 8 | *in->at++;
     *found = bytes == 2 ? (int16_t)number : (int32_t)number;
@@ -51,10 +51,10 @@ static int read_size(Reader *in, int version, int bytes, int64_t *found) {
 static int skip_tags(Reader *in, int version) {
     int64_t count, size;
     if (version < FLEXIBLE) return READ;
-    if (!read_unsigned(in, &count)) return LEFT;
+    if (!read_unsigned(in, &count)) return NOT_READ;
     while (count-- > 0)
         if (!read_unsigned(in, &size) || !read_unsigned(in, &size) || !skip(in, size))
-            return LEFT;
+            return NOT_READ;
     return READ;
 }
 
@@ -73,11 +73,12 @@ static Run *add_run(Response *self) {
     return &self->runs[self->count++];
 }
 
-/* Index the batches of a partition; LEFT if it was stopped, or has no memory for more. */
+/* Index the batches of a partition; NOT_READ if it was stopped, or has no memory for
+ * more. */
 static int read_run(Reader *in, int64_t size, Response *self, const atomic_int *is_stopped) {
     const unsigned char *begin = in->at;
     Run *run = skip(in, size) ? add_run(self) : NULL;
-    if (run == NULL) return LEFT;
+    if (run == NULL) return NOT_READ;
     *run = (Run){
         .begin = begin,
         .end = in->at,
@@ -96,12 +97,12 @@ static int read_partition(Reader *in, int version, Response *self,
     int64_t aborted, size;
     /* Index, error, high watermark, last stable offset, log start. */
     if (!skip(in, version >= LOG_START ? 30 : 22) || !read_size(in, version, 4, &aborted))
-        return LEFT;
+        return NOT_READ;
     while (aborted-- > 0)
-        if (!skip(in, ABORTED_BYTES) || !skip_tags(in, version)) return LEFT;
+        if (!skip(in, ABORTED_BYTES) || !skip_tags(in, version)) return NOT_READ;
     if ((version >= REPLICA && !skip(in, 4)) || !read_size(in, version, 4, &size))
-        return LEFT;
-    if (size > 0 && !read_run(in, size, self, is_stopped)) return LEFT;
+        return NOT_READ;
+    if (size > 0 && !read_run(in, size, self, is_stopped)) return NOT_READ;
     return skip_tags(in, version);
 }
 
@@ -110,9 +111,9 @@ static int read_topic(Reader *in, int version, Response *self,
     int64_t size = UUID_BYTES, partitions;
     if ((version < TOPIC_ID && !read_size(in, version, 2, &size)) || !skip(in, size) ||
         !read_size(in, version, 4, &partitions))
-        return LEFT;
+        return NOT_READ;
     while (partitions-- > 0)
-        if (!read_partition(in, version, self, is_stopped)) return LEFT;
+        if (!read_partition(in, version, self, is_stopped)) return NOT_READ;
     return skip_tags(in, version);
 }
 

@@ -286,7 +286,7 @@ class Stage(Closing):
             Producing(self._servers, plan.topic, partitions=options.partitions)
         )
         self._producing.fill(options.records)
-        self._producing.go_on(per_second=PER_SECOND)
+        self._producing.start(per_second=PER_SECOND)
         self._show.step(
             f"Topic {plan.topic}: {options.partitions} partitions, "
             f"{options.records:,} "

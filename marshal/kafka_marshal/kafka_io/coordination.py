@@ -41,7 +41,7 @@ from kafka_marshal.kafka_io.translate import Access, translate_error
 from kafka_marshal.kafka_io.writer import (
     LINGER_MS,
     OVERDUE_GRACE_MS,
-    Outlet,
+    ProducerHandle,
     no_answer,
 )
 from kafka_marshal.protocol.types import TopicPartition
@@ -50,7 +50,7 @@ from kafka_marshal.protocol.types import TopicPartition
 _SEND_BLOCK_MS = 50
 
 
-class KafkaOutlet(Outlet):
+class KafkaProducerHandle(ProducerHandle):
     """One connected producer that has the topic's metadata."""
 
     is_outdated = False  # kafka-python loads files of TLS for each connection
@@ -115,7 +115,7 @@ class KafkaOutlet(Outlet):
 
     @property
     def connection_error(self) -> Exception | None:
-        """See ``Outlet``."""
+        """See ``ProducerHandle``."""
         return self._watch.last
 
     def send(
@@ -125,7 +125,7 @@ class KafkaOutlet(Outlet):
         *,
         report: Callable[[int | Exception], None],
     ) -> None:
-        """Start sending one record; see ``Outlet``."""
+        """Start sending one record; see ``ProducerHandle``."""
 
         def written(sent: Any) -> None:
             self._watch.last = None
@@ -170,8 +170,10 @@ class KafkaCoordinationLog(TopicLog):
     _reader: EntryReader | None = None
     _querier: KafkaOffsets | None = None
 
-    def _new_outlet(self, timeouts: Mapping[str, int], timeout_ms: int) -> Outlet:
-        return KafkaOutlet(
+    def _new_producer_handle(
+        self, timeouts: Mapping[str, int], timeout_ms: int
+    ) -> ProducerHandle:
+        return KafkaProducerHandle(
             self._settings, timeouts, lingers=self._lingers, timeout_ms=timeout_ms
         )
 

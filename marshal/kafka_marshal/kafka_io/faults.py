@@ -66,7 +66,7 @@ def _fault(
 
 FORBIDDEN = _fault(
     (LogUnreadable, LogUnwritable),
-    why="this principal is not allowed to",
+    why="this principal is not authorized",
     next_step="Have an admin grant {needs}; SECURITY.md lists the rights of each role.",
 )
 NOT_AUTHENTICATED = _fault(
@@ -76,25 +76,25 @@ NOT_AUTHENTICATED = _fault(
 )
 NO_LOGIN = _fault(
     (LogUnreadable, LogUnwritable),
-    why="the port at {addresses} takes no login (SASL)",
+    why="the listener at {addresses} does not use SASL",
     next_step="Use the port of a SASL listener; where the cluster has none, set "
     "security_protocol to PLAINTEXT or SSL and leave out the sasl options.",
 )
 NO_TOKEN = _fault(
     CoordinationError,  # retriable: the server of tokens may be back soon
-    why="there is no token, or none that the broker accepts",
+    why="no token could be obtained, or the broker does not accept it",
     next_step="Check sasl_oauth_token_provider, or the sasl.oauthbearer options, and "
-    "the server that tokens come from.",
+    "the token endpoint.",
 )
 NO_TLS = _fault(
     CoordinationError,  # retriable: a broker that starts behaves like this, too
-    why="the port at {addresses} takes no TLS",
+    why="the listener at {addresses} does not use TLS",
     next_step="Use the port of a TLS listener; where the cluster has none, set "
     "security_protocol to PLAINTEXT or SASL_PLAINTEXT.",
 )
 ONLY_TLS = _fault(
     CoordinationError,
-    why="the port at {addresses} closes connections without TLS",
+    why="the listener at {addresses} closes connections without TLS",
     next_step="Set security_protocol to SSL or SASL_SSL, or use the port of a listener "
     "without TLS.",
 )
@@ -106,18 +106,19 @@ NOT_TRUSTED = _fault(
 )
 CERTIFICATE_REFUSED = _fault(
     CoordinationError,  # retriable, as above
-    why="the broker does not accept the certificate of this client, or misses one",
+    why="the broker does not accept the certificate of this client, or requires one "
+    "and received none",
     next_step=f"Set {BOTH_NAMES['ssl_certfile']} to a certificate that the brokers "
     f"trust and that has not expired, and {BOTH_NAMES['ssl_keyfile']} to its key.",
 )
 GONE = _fault(
     LogTruncated,
-    why="records that existed are gone",
+    why="the log no longer has records that it had",
     next_step="Read the log again from its start.",
 )
 REFUSED_RECORD = _fault(
     LogUnwritable,
-    why="the broker refuses a record like this",
+    why="the broker refuses records of this kind or size",
     # A compacted topic refuses records without a key, so all records of this package,
     # and its cleaner deletes existing ones. A retry would write to a log that loses
     # records.
@@ -132,7 +133,7 @@ UNDECODABLE = _fault(
 )
 TOO_OLD = _fault(
     (LogUnreadable, LogUnwritable),
-    why="the broker is too old for this",
+    why="the broker is too old for this request",
     next_step="Use brokers of Apache Kafka 3.1 or later.",
 )
 REFUSED_TOPIC = _fault(
@@ -142,8 +143,8 @@ REFUSED_TOPIC = _fault(
 )
 NO_SUCH_TOPIC = _fault(
     CoordinationError,
-    why="the topic or partition does not exist (or may not be seen)",
-    next_step="Check its name, and that it was created.",
+    why="the topic or partition does not exist, or this principal cannot describe it",
+    next_step="Check its name, that it was created, and the rights of this principal.",
 )
 GROUP_IN_USE = _fault(
     CoordinationError,
@@ -160,9 +161,9 @@ BAD_SETTINGS = _fault(
     why="{client} does not accept the settings",
     next_step="Correct the connection options.",
 )
-OUT_OF_TURN = _fault(
+WRONG_STATE = _fault(
     InvalidTransition,
-    why="the client is closed or was used out of turn",
+    why="the client is closed or was called in the wrong state",
     next_step="Open a new one.",
 )
 UNREACHABLE = _fault(
@@ -170,7 +171,8 @@ UNREACHABLE = _fault(
     why="no broker answered at {addresses}",
     next_step="Check the addresses, the network, that the brokers run, their limits of "
     "connections (max.connections.per.ip; a member has up to 8 to a broker), and "
-    "security_protocol: a port for logins (SASL) or TLS does not answer without them.",
+    "security_protocol: a SASL or TLS listener does not answer clients that do not "
+    "use it.",
 )
 UNLISTED = _fault(
     CoordinationError,
@@ -199,12 +201,13 @@ NO_LEADER = _fault(
 NO_OPEN_FILES = _fault(
     CoordinationError,  # retriable: other parts of the process may close some
     why="this process or its machine has too many open files",
-    next_step=f"If it needs that many (lsof), {RAISE_OPEN_FILES} and start it again.",
+    next_step=f"If it needs that many (see lsof), {RAISE_OPEN_FILES} and start it "
+    "again.",
 )
 OTHER = _fault(
     CoordinationError,
-    why="Kafka reported a fault",
-    next_step="If it does not pass, look at the brokers' logs.",
+    why="Kafka reported an error",
+    next_step="If it continues, look at the brokers' logs.",
 )
 
 

@@ -105,7 +105,7 @@ class FetchedBatches:
             if self._fetch.is_checked and not has_checksum(batch, header):
                 raise CorruptRecordError(
                     f"the batch at offset {header.base_offset} of "
-                    f"{self.topic_partition} does not have its checksum"
+                    f"{self.topic_partition} has a wrong checksum"
                 )
             self.leader_epoch = header.leader_epoch
             if self._is_visible(batch, header):

@@ -40,7 +40,7 @@ Make = Callable[[Origin, Sequence[Any]], Iterable[Any]]
 # counts. The collector starts at 700 more new objects than released ones, and now and
 # then visits all objects of the process, which would take twice as long as everything
 # else. Items made from parsed records should have no such objects.
-AT_ONCE = 100
+RECORDS_AT_ONCE = 100
 # Loading aiokafka takes as long as parsing this much in Python. Topics with little
 # traffic never need it, and a short log is read sooner without.
 COMPILED_FROM_BYTES = 65_536
@@ -147,7 +147,7 @@ class FetchedRecords(FetchedBatches):
                 if self._packed is not None:
                     found.add_piece(self._cut(self._packed, most))
                     continue
-                rows = self._read(min(most, AT_ONCE))
+                rows = self._read(min(most, RECORDS_AT_ONCE))
                 found.add_made(len(rows), self._make(self._origin, rows))
         except Exception as error:
             self._error = error

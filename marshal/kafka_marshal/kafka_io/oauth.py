@@ -128,7 +128,8 @@ class ClientCredentials:
             life_s = float(answer.get("expires_in") or TOKEN_LIFE_S)
         except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise CoordinationError(
-                f"{urlsplit(self._url).netloc} gave no token: {_reason(error)}"
+                f"The token endpoint {urlsplit(self._url).netloc} returned no token: "
+                f"{_reason(error)}"
             ) from error
         self._token = str(token)
         self._renewed_at_s = sent_s + _RENEWED_AT * life_s

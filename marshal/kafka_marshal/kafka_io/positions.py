@@ -20,7 +20,10 @@ def outside_error(
     """
     known = "" if start < 0 else f", which has offsets {start} to {end}"
     if requested < start:
-        why = f"Retention, or somebody, deleted the records {requested} to {start - 1}."
+        why = (
+            f"Records {requested} to {start - 1} were deleted, by retention or with "
+            "kafka-delete-records."
+        )
     else:
         topic, number = partition
         why = (
@@ -41,9 +44,9 @@ def outside_error(
 def unknown_topic_error(partition: TopicPartition) -> UnknownTopicId:
     """Return the error for a partition whose topic id no broker knows."""
     return UnknownTopicId(
-        f"{partition} was not read: its brokers have no topic of the id that it is "
-        "claimed under. The topic was deleted, or deleted and created again, or a "
-        "broker has yet to learn of it.",
+        f"{partition} was not read: its brokers have no topic with the id that its "
+        "claim names. The topic was deleted, or deleted and created again, or a "
+        "broker does not know it yet.",
         partition=partition,
     )
 
@@ -92,7 +95,9 @@ class Positions:
                 f"Cannot seek in {partition}: it is not assigned. Assign it first."
             )
         if offset < 0:
-            raise InvalidTransition(f"Cannot seek to {offset} in {partition}.")
+            raise InvalidTransition(
+                f"Cannot seek to {offset} in {partition}: an offset is at least 0."
+            )
         self.next[partition] = offset
         self.tokens[partition] = token
         self.topic_ids[partition] = topic_id

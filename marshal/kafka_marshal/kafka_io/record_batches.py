@@ -185,7 +185,7 @@ def old_records(batch: memoryview, *, is_checked: bool) -> Iterator[Any]:
     """Yield the records of a batch in a format before 2.
 
     Raises:
-        CorruptRecordError: A message does not have its checksum.
+        CorruptRecordError: A message has a wrong checksum.
     """
     found = LegacyRecordBatch(batch, batch[_MAGIC_AT])
     if is_checked and not found.validate_crc():

@@ -273,7 +273,7 @@ class ProgressTimeout:
             return
         raise DeadlineExceeded(
             f"{self._partition} returned no records from offset {at} on within "
-            f"{self._timeout_ms} ms, and is to be read up to offset {self._end}; check "
+            f"{self._timeout_ms} ms, and must be read up to offset {self._end}; check "
             "that this task can reach the brokers and, with read_committed, that no "
             "transaction is left open"
         )
@@ -405,7 +405,7 @@ class SliceReader(KafkaDataReader):
             return
         # A follower's end may be late: ask the leader.
         error = self._position_error(
-            KafkaTopicPartition(*partition), at, "is to be read on"
+            KafkaTopicPartition(*partition), at, "must be read further"
         )
         if -1 < error.log_end < end:
             raise error

@@ -40,6 +40,7 @@ _WANTED = {
     ),
     "unclean.leader.election.enable": ("false", "acknowledged claims could be lost"),
 }
+_DELETED = "records of claims that are still held would be deleted"
 _DANGEROUS = (
     "cleanup.policy",
     "message.timestamp.type",
@@ -230,11 +231,11 @@ def problems(
     if not is_enough:
         shown = configs.get("retention.ms", "not known")
         rule = f"-1 or at least {WEEK_MS}" if has_checkpoints else "-1"
-        text = f"retention.ms is {shown}, must be {rule}: long-held claims would expire"
+        text = f"retention.ms is {shown}, must be {rule}: {_DELETED}"
         found.append(Problem(text, "retention.ms", "-1"))
     size = _number(configs, "retention.bytes")
     if size is not None and size != -1:
-        text = f"retention.bytes is {size}, must be -1: long-held claims would expire"
+        text = f"retention.bytes is {size}, must be -1: {_DELETED}"
         found.append(Problem(text, "retention.bytes", "-1"))
     largest = _number(configs, "max.message.bytes")
     if largest is not None and largest < MESSAGE_BYTES_MIN:

@@ -31,7 +31,12 @@ from kafka_marshal.kafka_io.settings import (
 )
 from kafka_marshal.kafka_io.single_flight import SingleFlight
 from kafka_marshal.kafka_io.topic_rules import TopicDescription
-from kafka_marshal.kafka_io.writer import FailedAppend, Outlet, Writer, no_answer
+from kafka_marshal.kafka_io.writer import (
+    FailedAppend,
+    ProducerHandle,
+    Writer,
+    no_answer,
+)
 from kafka_marshal.ports import Append, CoordinationLog, Run
 from kafka_marshal.protocol.packed_entries import PackedEntries
 from kafka_marshal.protocol.types import LogEntry
@@ -155,7 +160,9 @@ class TopicLog(CoordinationLog):
         """Start appending one record; see ``ports.CoordinationLog``."""
         self._require_process("Appending")
         if self.writer is None:
-            why = f"Appending to {self._topic} failed: it is open for reading only."
+            why = (
+                f"Appending to {self._topic} failed: this log is open only for reading."
+            )
             return FailedAppend(InvalidTransition(why))
         return self.writer.append(partition, value)
 
@@ -241,7 +248,7 @@ class TopicLog(CoordinationLog):
             # In Kafka negative times have special meanings: -1 is the end of the log.
             return self._query_time(max(0, time_ms), max(1, timeout_ms))
         except Exception as error:
-            doing = f"Querying the offsets of a time of {self._topic}"
+            doing = f"Querying offsets by time in {self._topic}"
             raise self._translate(error, doing, Access.READ) from error
 
     def end_offsets(
@@ -402,7 +409,9 @@ class TopicLog(CoordinationLog):
     # Implemented by a transport.
 
     @abstractmethod
-    def _new_outlet(self, timeouts: Mapping[str, int], timeout_ms: int) -> Outlet:
+    def _new_producer_handle(
+        self, timeouts: Mapping[str, int], timeout_ms: int
+    ) -> ProducerHandle:
         """Connect a producer; see ``Connect``."""
 
     def _prepare(self) -> None:
@@ -442,7 +451,7 @@ class TopicLog(CoordinationLog):
 
         The last entry of each run is always returned: positions follow it.
         """
-        return [(t, sought(run, head)) for t, run in self._fetch(timeout_ms)]
+        return [(t, entries_with_head(run, head)) for t, run in self._fetch(timeout_ms)]
 
     @abstractmethod
     def _fetch_positions(self, partitions: Collection[int]) -> Mapping[int, int]:
@@ -481,7 +490,7 @@ class TopicLog(CoordinationLog):
     def _new_writer(self, heartbeat_interval_ms: int, timeout_ms: int) -> Writer:
         return Writer(
             self._settings,
-            connect=self._new_outlet,
+            connect=self._new_producer_handle,
             translate=self._translate,
             heartbeat_interval_ms=heartbeat_interval_ms,
             timeout_ms=timeout_ms,
@@ -606,14 +615,16 @@ class TopicLog(CoordinationLog):
 
     def _require_open(self, doing: str = "Reading") -> None:
         if self._is_closed:
-            raise InvalidTransition(f"{doing} {self._topic} failed: it is closed.")
+            raise InvalidTransition(
+                f"{doing} {self._topic} failed: this log is closed."
+            )
 
     def _require_process(self, doing: str) -> None:
         if os.getpid() != self._pid:
             raise forked_error(f"{doing} {self._topic}")
 
 
-def sought(run: Sequence[LogEntry], head: bytes) -> Sequence[LogEntry]:
+def entries_with_head(run: Sequence[LogEntry], head: bytes) -> Sequence[LogEntry]:
     """Return the entries of a run whose value begins with a head, and the last entry.
 
     A run that is not packed is returned whole.

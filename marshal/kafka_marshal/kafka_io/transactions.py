@@ -134,7 +134,7 @@ class KafkaTransactions(Closing):
         self._is_under_way = False
         # Whether a request was repeated: the first copy may still arrive, and end the
         # next transaction too early.
-        self._is_doubtful = False
+        self._has_repeated_request = False
         self._topics: dict[str, _Topic] = {}
         self._coordinators: dict[CoordinatorType, Any] = {}
         self._sequences: dict[TopicPartition, int] = {}
@@ -204,11 +204,11 @@ class KafkaTransactions(Closing):
         deadline = Deadline(self._timeout_ms)
         topics = dict.fromkeys(record.topic for record in records)
         doing = f"Writing to {', '.join(topics) or 'no topic'}"
-        if self._is_doubtful:
+        if self._has_repeated_request:
             # The caller must open it, because it checks its claim afterwards.
             raise ClaimLost(
-                f"{doing} as {self._id} needs another producer: a response of the "
-                "broker was lost, and the request may still arrive",
+                f"{doing} as {self._id} failed: a response of the broker was lost, and "
+                "its request may still arrive; open another producer",
                 reason="fenced",
             )
         placed = self._placed(records, doing=doing, deadline=deadline)
@@ -249,7 +249,7 @@ class KafkaTransactions(Closing):
             return _Producer(response.producer_id, response.producer_epoch)
 
         found = self._send(request, read, doing="Beginning", deadline=deadline)
-        self._is_doubtful = False
+        self._has_repeated_request = False
         return found
 
     def _add_partitions(
@@ -282,7 +282,7 @@ class KafkaTransactions(Closing):
     def _keep(
         self, progress: Progress, partition: TopicPartition, deadline: Deadline
     ) -> None:
-        doing = f"Keeping the position of {partition}"
+        doing = f"Adding the position of {partition} to a transaction"
 
         def add() -> Any:
             return AddOffsetsToTxnRequest(
@@ -568,7 +568,7 @@ class KafkaTransactions(Closing):
         def attempt(admin: Any) -> T:
             nonlocal has_begun
             if has_begun:  # and its response was lost
-                self._is_doubtful = True
+                self._has_repeated_request = True
                 self._forget_places()
             has_begun = True
             wait_s = _WAIT_S_MIN

@@ -33,7 +33,7 @@ _OWN = (
     (faults.UNDECODABLE, (kafka_errors.UnsupportedCodecError, UnicodeDecodeError)),
     (faults.TOO_OLD, (kafka_errors.UnrecognizedBrokerVersion,)),
     (faults.BAD_SETTINGS, (kafka_errors.KafkaConfigurationError,)),
-    (faults.OUT_OF_TURN, (kafka_errors.IllegalStateError,)),
+    (faults.WRONG_STATE, (kafka_errors.IllegalStateError,)),
     (faults.UNLISTED, (kafka_errors.UnknownBrokerIdError,)),
     (
         faults.UNREACHABLE,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kafka_marshal.kafka_io.topiclog import TopicLog
 
 _LOGGER = logging.getLogger("kafka_marshal")
+_SELECTED = "the setting transport selects it"
 
 
 @attrs.frozen
@@ -63,7 +64,7 @@ def choose(settings: ConnectionConfig) -> Choice:
             option.
     """
     if settings.transport == KAFKA_PYTHON:
-        return Choice(KAFKA_PYTHON, "it is set")
+        return Choice(KAFKA_PYTHON, _SELECTED)
     missing = _missing()
     if settings.transport == FAST:
         if missing is not None:
@@ -73,11 +74,13 @@ def choose(settings: ConnectionConfig) -> Choice:
                 setting="transport",
             )
         fast_config(settings)
-        return Choice(FAST, "it is set")
+        return Choice(FAST, _SELECTED)
     if missing is not None:
         return Choice(KAFKA_PYTHON, f"{missing}; pip install 'kafka-marshal[fast]'")
     for option, reason in impossible(settings).items():
-        return Choice(KAFKA_PYTHON, f"option {option} rules the other out: {reason}")
+        return Choice(
+            KAFKA_PYTHON, f"librdkafka cannot be used with option {option}: {reason}"
+        )
     return Choice(FAST, "confluent-kafka is installed")
 
 

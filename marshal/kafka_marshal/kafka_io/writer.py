@@ -20,7 +20,7 @@ The simulator also lets abandoned appends land late and in any order.
 While the producer is replaced, appends are queued for up to a quarter of the heartbeat
 interval.
 
-``Outlet`` hides the differences between client libraries.
+``ProducerHandle`` hides the differences between client libraries.
 """
 
 import threading
@@ -51,7 +51,7 @@ RENEW_INTERVAL_MS = 1_000
 QUEUE_MAX = 10_000
 
 
-class Outlet(Protocol):
+class ProducerHandle(Protocol):
     """One producer of a client library, bound to the coordination topic."""
 
     @property
@@ -101,9 +101,9 @@ class Outlet(Protocol):
         ...
 
 
-# Connects an outlet: gets its timeouts and the limit of the call in milliseconds. If it
-# raises, the error's cause is the error of the last connection, if that is known.
-Connect = Callable[[Mapping[str, int], int], Outlet]
+# Connects a producer: gets its timeouts and the limit of the call in milliseconds. If
+# it raises, the error's cause is the error of the last connection, if that is known.
+Connect = Callable[[Mapping[str, int], int], ProducerHandle]
 # Translates an error of a client library: gets the error, the operation, and whether
 # the operation read or wrote.
 Translate = Callable[[Exception, str, Access], MarshalError]
@@ -150,10 +150,10 @@ class FailedAppend(Append):
 
 
 class _Sender:
-    """One outlet with its pending appends."""
+    """One producer with its pending appends."""
 
-    def __init__(self, outlet: Outlet, delivery_timeout_ms: int) -> None:
-        self.outlet = outlet
+    def __init__(self, producer: ProducerHandle, delivery_timeout_ms: int) -> None:
+        self.producer = producer
         self.limit_ms = delivery_timeout_ms + OVERDUE_GRACE_MS
         self.is_broken = False
         # Pending appends by partition, oldest first.
@@ -174,24 +174,26 @@ class _Sender:
             if self.has_pending(number)
         }
 
-    def send(self, held: "_Queued") -> bool:
-        """Send a record; return whether the outlet accepted it."""
-        held.append.begin(self)
+    def send(self, queued: "_Queued") -> bool:
+        """Send a record; return whether the producer accepted it."""
+        queued.append.begin(self)
         try:
-            self.outlet.send(held.partition, held.value, report=held.append.report)
+            self.producer.send(
+                queued.partition, queued.value, report=queued.append.report
+            )
         except Exception as error:  # noqa: BLE001 - reported by the Append
-            held.append.fail(error)
+            queued.append.fail(error)
             return False
-        self.pending.setdefault(held.partition, deque()).append(held.append)
+        self.pending.setdefault(queued.partition, deque()).append(queued.append)
         return True
 
     def abandon(self) -> None:
-        """Fail pending appends, and drop the outlet."""
+        """Fail pending appends, and drop the producer."""
         for waiting in self.pending.values():
             for append in waiting:
-                append.fail(TimeoutError("abandoned with its connection"))
+                append.fail(TimeoutError("abandoned when its producer was replaced"))
         self.pending = {}
-        self.outlet.drop()
+        self.producer.drop()
 
 
 class _SentAppend(Append):
@@ -232,13 +234,13 @@ class _SentAppend(Append):
         self._deadline = Deadline(sender.limit_ms)
 
     def report(self, outcome: int | Exception) -> None:
-        """Set the outcome; any thread. An error marks the outlet as broken."""
+        """Set the outcome; any thread. An error marks the producer as broken."""
         self._add(outcome)
         if self._sender is not None and not isinstance(outcome, int):
             self._sender.is_broken = True
 
     def fail(self, error: Exception) -> None:
-        """Set an error that does not mark the outlet as broken."""
+        """Set an error that does not mark the producer as broken."""
         self._add(error)
 
     def _add(self, outcome: int | Exception) -> None:
@@ -278,7 +280,7 @@ class _SentAppend(Append):
 
 @attrs.frozen
 class _Queued:
-    """A record that waits for an outlet."""
+    """A record that waits for a producer."""
 
     partition: int
     value: bytes
@@ -301,8 +303,8 @@ class Writer:
 
         Args:
             settings: Connection and name of the topic.
-            connect: Factory of outlets.
-            translate: Translates errors of an outlet.
+            connect: Connects producers.
+            translate: Translates errors of a producer.
             heartbeat_interval_ms: Heartbeat interval in force.
             timeout_ms: Limit for the connection.
 
@@ -318,9 +320,9 @@ class Writer:
         self._is_closed = False
         self._may_renew = Deadline(RENEW_INTERVAL_MS)
         self._wake = threading.Event()
-        # Healthy outlets that were replaced and still have pending appends.
+        # Healthy producers that were replaced and still have pending appends.
         self._stale: list[_Sender] = []
-        self._held = deque[_Queued]()
+        self._queued = deque[_Queued]()
         self._is_renewing = False
         # Why the last attempt at a new producer failed, until one succeeds.
         self._connect_error: Exception | None = None
@@ -332,8 +334,10 @@ class Writer:
         with self._lock:
             self._watch()
             if self._is_closed:
-                return FailedAppend(InvalidTransition(f"{doing} failed: it is closed."))
-            if len(self._held) >= QUEUE_MAX:
+                return FailedAppend(
+                    InvalidTransition(f"{doing} failed: this log is closed.")
+                )
+            if len(self._queued) >= QUEUE_MAX:
                 return FailedAppend(
                     CoordinationError(
                         f"{doing} failed: {QUEUE_MAX} records wait for the connection "
@@ -349,7 +353,7 @@ class Writer:
                 translate=self._translate,
                 explain=self._explain,
             )
-            self._held.append(_Queued(partition, value, append))
+            self._queued.append(_Queued(partition, value, append))
             self._release()
         return append
 
@@ -393,17 +397,17 @@ class Writer:
             if self._is_closed:
                 return
             self._is_closed = True
-            for held in self._held:
-                held.append.fail(TimeoutError("closed before it was sent"))
-            self._held.clear()
+            for queued in self._queued:
+                queued.append.fail(TimeoutError("closed before it was sent"))
+            self._queued.clear()
         self._wake.set()
-        closer = self._sender.outlet.end()
+        closer = self._sender.producer.end()
         closer.join(timeout=deadline.left_s)
 
     def _watch(self) -> None:
         """Start a renewal if one is due (with the lock held)."""
         self._sender.sweep()
-        self._sender.is_broken |= self._sender.outlet.is_outdated
+        self._sender.is_broken |= self._sender.producer.is_outdated
         for sender in self._stale:
             sender.sweep()
         self._stale = [sender for sender in self._stale if sender.pending]
@@ -418,28 +422,28 @@ class Writer:
         """Send queued records (with the lock held).
 
         In order: no record overtakes an append to its partition that is pending in a
-        healthy outlet.
+        healthy producer.
         """
-        while self._held and self._held[0].append.is_done():
-            self._held.popleft()
+        while self._queued and self._queued[0].append.is_done():
+            self._queued.popleft()
         if self._sender.is_broken:
             return
-        waiting, self._held = self._held, deque()
+        waiting, self._queued = self._queued, deque()
         kept: set[int] = set()
         is_accepting = True
-        for held in waiting:
-            number = held.partition
+        for queued in waiting:
+            number = queued.partition
             if (
                 not is_accepting
                 or number in kept
                 or any(sender.has_pending(number) for sender in self._stale)
             ):
                 kept.add(number)
-                self._held.append(held)
-            elif not held.append.is_done():
+                self._queued.append(queued)
+            elif not queued.append.is_done():
                 # A refused send, for instance without a leader, may have blocked for a
                 # moment: the next call sends the other records.
-                is_accepting = self._sender.send(held)
+                is_accepting = self._sender.send(queued)
 
     def _renew(self) -> None:
         """Connect a new producer; retry until success or close()."""
@@ -465,21 +469,21 @@ class Writer:
         """Replace the producer."""
         with self._lock:
             if self._is_closed:
-                fresh.outlet.end()
+                fresh.producer.end()
                 return
             old, self._sender = self._sender, fresh
             if old.is_broken:
                 old.abandon()
             else:
                 self._stale.append(old)
-                old.outlet.end()
+                old.producer.end()
             self._connect_error = None
             self._release()
 
     def _explain(self, sender: _Sender | None) -> Exception | None:
         """Return why connections fail, as far as it is known."""
-        return self._connect_error or (sender or self._sender).outlet.connection_error
+        return self._connect_error or (sender or self._sender).producer.connection_error
 
     def _new_sender(self, timeout_ms: int) -> _Sender:
-        outlet = self._connect(self._timeouts, timeout_ms)
-        return _Sender(outlet, self._timeouts["delivery_timeout_ms"])
+        producer = self._connect(self._timeouts, timeout_ms)
+        return _Sender(producer, self._timeouts["delivery_timeout_ms"])

@@ -15,7 +15,7 @@ from kafka_marshal.protocol.types import OFFSET_MAX, LogEntry
 PLACE_BYTES = 8
 # Number of entries that are decoded at once for a sequential reader: as many as stay in
 # the processor's cache.
-AT_ONCE = 500
+ENTRIES_AT_ONCE = 500
 
 
 class PackedEntries(Sequence[LogEntry]):
@@ -58,14 +58,14 @@ class PackedEntries(Sequence[LogEntry]):
         end = self._made_from + len(self._made)
         if not self._made_from <= number < end:
             # Only the next entry in order is decoded with those after it.
-            count = AT_ONCE if number == end else 1
+            count = ENTRIES_AT_ONCE if number == end else 1
             self._made = self._read(number, min(number + count, len(self)))
             self._made_from = number
         return self._made[number - self._made_from]
 
     def __iter__(self) -> Iterator[LogEntry]:
-        for start in range(0, len(self), AT_ONCE):
-            yield from self._read(start, min(start + AT_ONCE, len(self)))
+        for start in range(0, len(self), ENTRIES_AT_ONCE):
+            yield from self._read(start, min(start + ENTRIES_AT_ONCE, len(self)))
 
     def with_head(self, head: bytes) -> list[LogEntry]:
         """Return the entries whose value begins with these bytes."""

@@ -211,7 +211,7 @@ def _resolve(java: Java, root: Path) -> list[Path]:
             if not jars or broken:
                 why = f"damaged files: {', '.join(broken) or 'none arrived'}"
             elif unlike := _unlike_locked(jars):
-                why = f"these are not the files that are locked: {', '.join(unlike)}"
+                why = f"these files differ from the locked hashes: {', '.join(unlike)}"
             else:
                 return jars
         else:

@@ -22,7 +22,7 @@ import msgspec
 from kafka_marshal.policies import KeyView, MemberView, Plan, Policy, View
 from kafka_marshal.protocol.types import Key
 
-__all__ = ["CHECKS", "Check", "Counts", "Room", "Subject", "check_policy"]
+__all__ = ["CHECKS", "Check", "Counts", "SimulatedGroup", "Subject", "check_policy"]
 
 GROUP = "g"
 ROUNDS_MAX = 60
@@ -61,7 +61,7 @@ def _key(topic: str, number: int) -> Key:
     return Key(GROUP, topic, number)
 
 
-class Room:
+class SimulatedGroup:
     """Members that follow a policy, all at once, until nothing moves.
 
     A key that was released to a successor waits a round for it, as in the log; a key
@@ -169,15 +169,20 @@ class Room:
     def _check_plan(self, me: MemberView, plan: Plan) -> None:
         seen = {key.key: key for key in self.view(me).keys}
         live = {m.client_id for m in self.members if not m.is_draining}
-        assert isinstance(plan, Plan), f"{plan!r} is no Plan"
+        assert isinstance(plan, Plan), f"the policy returned {plan!r}, not a Plan"
         for key in plan.claim:
             assert key in seen, f"{me.client_id} claims {key}, which it does not see"
-            assert seen[key].is_claimable, f"{me.client_id} claims {key}, not free"
+            assert seen[key].is_claimable, (
+                f"{me.client_id} claims {key}, which is held, or released to another"
+            )
         for release in plan.release:
-            assert release.key in seen, f"{me.client_id} gives up unseen {release.key}"
-            assert seen[release.key].is_mine, f"{release.key} is not {me.client_id}'s"
+            what = f"{me.client_id} releases {release.key}"
+            assert release.key in seen, f"{what}, which it does not see"
+            assert seen[release.key].is_mine, f"{what}, which it does not hold"
             names = {None, *live} - {me.client_id}
-            assert release.successor in names, f"{release.successor!r} is not there"
+            assert release.successor in names, (
+                f"{what} to {release.successor!r}, which is no other live member"
+            )
 
     def _give_up(self, key: Key) -> None:
         owner = self.owners[key]
@@ -205,14 +210,19 @@ class Room:
             )
             if not acted and not waiting:
                 return count
-        raise AssertionError(f"never quiet: {self.owners}, {self.members}")
+        raise AssertionError(
+            f"the group did not converge within {rounds_max} rounds: the owners are "
+            f"{self.owners}, the members {self.members}"
+        )
 
 
 def _topics(rng: random.Random) -> dict[str, int]:
     return {f"t{n}": rng.randint(1, 9) for n in range(rng.randint(1, 4))}
 
 
-def random_room(rng: random.Random, subject: Subject, *, is_used: bool = True) -> Room:
+def random_group(
+    rng: random.Random, subject: Subject, *, is_used: bool = True
+) -> SimulatedGroup:
     """Return a random group, with keys held by random members that may hold them."""
     topics = _topics(rng)
     members = [
@@ -223,31 +233,35 @@ def random_room(rng: random.Random, subject: Subject, *, is_used: bool = True) -
         )
         for n in range(rng.randint(1, 6))
     ]
-    room = Room(topics, members, subject=subject)
+    group = SimulatedGroup(topics, members, subject=subject)
     owners: dict[str, str] = {}
-    for key in room.owners:
-        able = [m for m in members if _is_able(m, key, room)]
+    for key in group.owners:
+        able = [m for m in members if _is_able(m, key, group)]
         owner = rng.choice(able).client_id if able and rng.random() < 0.7 else None
         if subject.counts is Counts.TOPICS and owner is not None:
             owner = owners.setdefault(key.topic, owner)
         if is_used:
-            room.owners[key] = owner
-    return room
+            group.owners[key] = owner
+    return group
 
 
-def _is_able(member: MemberView, key: Key, room: Room) -> bool:
-    load = room.load(member.client_id)
+def _is_able(member: MemberView, key: Key, group: SimulatedGroup) -> bool:
+    load = group.load(member.client_id)
     has_room = not member.claims_max or load < member.claims_max
     return key.topic in member.topics and has_room
 
 
-def _check_covered(room: Room) -> None:
+def _check_covered(group: SimulatedGroup) -> None:
     """Require that all limits are kept, and all keys held that members may hold."""
-    for key, owner in room.owners.items():
-        able = [m for m in room.members if not m.is_draining and _is_able(m, key, room)]
-        assert owner is not None or not able, f"{key} is left to nobody"
-    for member in room.members:
-        load = room.load(member.client_id)
+    for key, owner in group.owners.items():
+        able = [
+            m for m in group.members if not m.is_draining and _is_able(m, key, group)
+        ]
+        assert owner is not None or not able, (
+            f"{key} is held by nobody, although a member may hold it"
+        )
+    for member in group.members:
+        load = group.load(member.client_id)
         within = not member.claims_max or load <= member.claims_max
         assert within, f"{member.client_id} holds {load} of at most {member.claims_max}"
 
@@ -264,17 +278,17 @@ def _peers(count: int, topics: Mapping[str, int]) -> list[MemberView]:
 def one_member_takes_everything(subject: Subject) -> None:
     """Alone, without a limit, a member holds every key."""
     topics = {"t": 8, "u": 1}
-    room = Room(topics, _peers(1, topics), subject=subject)
-    room.settle()
-    assert set(room.owners.values()) == {"c00"}
+    group = SimulatedGroup(topics, _peers(1, topics), subject=subject)
+    group.settle()
+    assert set(group.owners.values()) == {"c00"}
 
 
 def twenty_members_share_twenty_keys(subject: Subject) -> None:
     """The group converges within ten rounds, with one topic or with twenty."""
     for topics in ({"t": 20}, {f"t{n:02}": 1 for n in range(20)}):
-        room = Room(topics, _peers(20, topics), subject=subject)
-        assert room.settle() <= 10
-        assert None not in room.owners.values()
+        group = SimulatedGroup(topics, _peers(20, topics), subject=subject)
+        assert group.settle() <= 10
+        assert None not in group.owners.values()
 
 
 def any_group_comes_to_rest(subject: Subject) -> None:
@@ -283,25 +297,25 @@ def any_group_comes_to_rest(subject: Subject) -> None:
     Then every key that a member may hold is held.
     """
     for seed in range(WORLDS):
-        room = random_room(random.Random(seed), subject)
-        room.settle()
-        _check_covered(room)
+        group = random_group(random.Random(seed), subject)
+        group.settle()
+        _check_covered(group)
 
 
 def limits_are_never_exceeded(subject: Subject) -> None:
     """No member exceeds its limit, even before the group converges; 0 is no limit."""
     for seed in range(WORLDS):
-        room = random_room(random.Random(seed), subject, is_used=False)
+        group = random_group(random.Random(seed), subject, is_used=False)
         for _ in range(10):
-            room.round()
-            for member in room.members:
-                load = room.load(member.client_id)
+            group.round()
+            for member in group.members:
+                load = group.load(member.client_id)
                 assert not member.claims_max or load <= member.claims_max
     topics = {f"t{n}": 2 for n in range(5)}
     capped = [MemberView(client_id="a", topics=frozenset(topics), claims_max=2)]
-    room = Room(topics, capped, subject=subject)
-    room.settle()
-    assert room.load("a") == 2
+    group = SimulatedGroup(topics, capped, subject=subject)
+    group.settle()
+    assert group.load("a") == 2
 
 
 def nothing_moves_where_nothing_changes(subject: Subject) -> None:
@@ -309,35 +323,35 @@ def nothing_moves_where_nothing_changes(subject: Subject) -> None:
     if not subject.keeps:
         return
     for seed in range(WORLDS):
-        room = random_room(random.Random(seed), subject)
-        room.settle()
-        owners, moves = dict(room.owners), room.moves
+        group = random_group(random.Random(seed), subject)
+        group.settle()
+        owners, moves = dict(group.owners), group.moves
         for _ in range(5):
-            assert not room.round()
-        assert (room.owners, room.moves) == (owners, moves)
+            assert not group.round()
+        assert (group.owners, group.moves) == (owners, moves)
 
 
 def keys_of_a_leaving_member_are_claimed(subject: Subject) -> None:
     """After a member leaves, every key is held again."""
     topics = {"t": 7, "u": 3, "v": 1}
-    room = Room(topics, _peers(4, topics), subject=subject)
-    room.settle()
+    group = SimulatedGroup(topics, _peers(4, topics), subject=subject)
+    group.settle()
     for name in ("c02", "c00", "c03"):
-        room.leave(name)
-        room.settle()
-        assert None not in room.owners.values()
-    assert set(room.owners.values()) == {"c01"}
+        group.leave(name)
+        group.settle()
+        assert None not in group.owners.values()
+    assert set(group.owners.values()) == {"c01"}
 
 
 def newcomers_do_no_harm(subject: Subject) -> None:
     """After members join one after the other, every key is held."""
     topics = {f"t{n}": 3 for n in range(6)}
-    room = Room(topics, _peers(1, topics), subject=subject)
+    group = SimulatedGroup(topics, _peers(1, topics), subject=subject)
     for count in range(2, 7):
-        room.settle()
-        room.members = _peers(count, topics)
-    room.settle()
-    assert None not in room.owners.values()
+        group.settle()
+        group.members = _peers(count, topics)
+    group.settle()
+    assert None not in group.owners.values()
 
 
 def draining_members_get_nothing(subject: Subject) -> None:
@@ -346,10 +360,10 @@ def draining_members_get_nothing(subject: Subject) -> None:
     stay = MemberView(client_id="a", topics=frozenset(topics))
     gone = MemberView(client_id="b", topics=frozenset(topics), is_draining=True)
     owners = {_key("u", n): "b" for n in range(2)}
-    room = Room(topics, [stay, gone], owners, subject=subject)
-    room.settle()
-    assert {room.owners[_key("t", n)] for n in range(6)} == {"a"}
-    assert {room.owners[_key("u", n)] for n in range(2)} == {"b"}
+    group = SimulatedGroup(topics, [stay, gone], owners, subject=subject)
+    group.settle()
+    assert {group.owners[_key("t", n)] for n in range(6)} == {"a"}
+    assert {group.owners[_key("u", n)] for n in range(2)} == {"b"}
 
 
 def fresh_claims_are_left_alone(subject: Subject) -> None:
@@ -357,19 +371,19 @@ def fresh_claims_are_left_alone(subject: Subject) -> None:
     topics = {"t": 4, "u": 4}
     members = _peers(3, topics)
     owners = {_key(topic, n): "c00" for topic in topics for n in range(4)}
-    room = Room(topics, members, owners, subject=subject)
+    group = SimulatedGroup(topics, members, owners, subject=subject)
     for member in members[1:]:
-        assert room.plan(member).claim == ()
+        assert group.plan(member).claim == ()
 
 
 def the_same_view_gives_the_same_plan(subject: Subject) -> None:
     """Only the view decides: no random numbers, no clock, no order of calls."""
     for seed in range(WORLDS):
-        room = random_room(random.Random(seed), subject)
-        twin = random_room(random.Random(seed), subject)
-        for member in room.members:
-            first = room.plan(member)
-            assert first == room.plan(member)
+        group = random_group(random.Random(seed), subject)
+        twin = random_group(random.Random(seed), subject)
+        for member in group.members:
+            first = group.plan(member)
+            assert first == group.plan(member)
             assert first == twin.plan(member)
 
 

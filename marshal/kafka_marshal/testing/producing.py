@@ -39,7 +39,7 @@ class Producing(Closing):
     """Writes numbered records to the partitions of a topic in turn. A context manager.
 
     Record ``n`` has its number in decimal as value, and goes to partition ``n mod
-    partitions``. Used by one thread; ``go_on`` starts another, which writes until
+    partitions``. Used by one thread; ``start`` starts another, which writes until
     ``finish``.
     """
 
@@ -72,7 +72,7 @@ class Producing(Closing):
         self._send(count)
         self._writer.flush(timeout_ms)
 
-    def go_on(self, *, per_second: int) -> None:
+    def start(self, *, per_second: int) -> None:
         """Continue writing at a steady rate, in the background, until ``finish``."""
         if self._thread is not None:
             raise InvalidTransition("records are being written already")

@@ -142,7 +142,7 @@ def test_a_provider_of_tokens_that_fails_explains_a_failure(watch, network):
     made = translate_error(
         watch.explained(), doing="Describing", access=Access.READ, addresses="a:1"
     )
-    assert "there is no token" in str(made)
+    assert "no token could be obtained" in str(made)
     assert "OSError: 503" in str(made)
 
 

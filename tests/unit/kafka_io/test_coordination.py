@@ -8,7 +8,7 @@ from kafka import errors as kafka_errors
 from kafka.future import Future
 
 from kafka_marshal.kafka_io import coordination as module
-from kafka_marshal.kafka_io.coordination import KafkaOutlet
+from kafka_marshal.kafka_io.coordination import KafkaProducerHandle
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.writer import writer_timeouts
 
@@ -67,13 +67,15 @@ def producers(monkeypatch):
     return Producer.made
 
 
-def outlet(timeout_ms=1_000, lingers=True):
+def producer(timeout_ms=1_000, lingers=True):
     timeouts = writer_timeouts(2_000)
-    return KafkaOutlet(SETTINGS, timeouts, lingers=lingers, timeout_ms=timeout_ms)
+    return KafkaProducerHandle(
+        SETTINGS, timeouts, lingers=lingers, timeout_ms=timeout_ms
+    )
 
 
 def test_producer_is_idempotent_and_in_order(producers):
-    config = outlet().config
+    config = producer().config
     assert config is producers[0].config
     assert config["enable_idempotence"] is True
     assert config["linger_ms"] <= 5
@@ -81,14 +83,14 @@ def test_producer_is_idempotent_and_in_order(producers):
     assert config["allow_auto_create_topics"] is False
     assert (config["request_timeout_ms"], config["delivery_timeout_ms"]) == (500, 1_000)
     assert not {"retries", "max_in_flight_requests_per_connection"} & set(config)
-    assert outlet(lingers=False).config == config | {"linger_ms": 0}
+    assert producer(lingers=False).config == config | {"linger_ms": 0}
     # Else it would use a whole processor while a partition has no leader.
     assert producers[0]._metadata.request_update is not print
 
 
 def test_outcomes_are_reported(producers):
     outcomes = []
-    made = outlet()
+    made = producer()
     made.send(1, b"x", report=outcomes.append)
     made.send(0, b"y", report=outcomes.append)
     (*first, well), (*second, badly) = producers[0].futures
@@ -102,7 +104,7 @@ def test_outcomes_are_reported(producers):
 
 def test_an_append_without_an_answer_is_reported_as_such(producers):
     outcomes = []
-    made = outlet()
+    made = producer()
     made.send(1, b"x", report=outcomes.append)
     late = kafka_errors.KafkaTimeoutError("late")
     producers[0].futures[0][2].failure(late)
@@ -113,7 +115,7 @@ def test_an_append_without_an_answer_is_reported_as_such(producers):
 
 
 def test_the_last_error_of_a_connection_counts_until_a_record_is_written(producers):
-    made = outlet()
+    made = producer()
     assert made.connection_error is None
     failed = kafka_errors.KafkaConnectionError("certificate expired")
     made._watch.note(None, failed)
@@ -132,20 +134,20 @@ def test_who_cannot_connect_names_the_last_connection(producers, monkeypatch):
 
     monkeypatch.setattr(module, "new_client", connect)
     with pytest.raises(kafka_errors.KafkaTimeoutError) as raised:
-        outlet()
+        producer()
     assert raised.value.__cause__ is failed
 
 
 def test_a_refused_record_raises(producers):
     Producer.faults = {"send": [ValueError("Unrecognized partition")]}
     with pytest.raises(ValueError, match="Unrecognized"):
-        outlet().send(9, b"x", report=pytest.fail)
+        producer().send(9, b"x", report=pytest.fail)
 
 
 def test_metadata_is_awaited(producers):
     late = kafka_errors.KafkaTimeoutError("late")
     Producer.faults = {"partitions_for": [late, late]}
-    outlet()
+    producer()
     assert producers[0].closed == []
 
 
@@ -159,18 +161,18 @@ def test_metadata_is_awaited(producers):
 def test_producer_without_metadata_is_closed(producers, error):
     Producer.faults = {"partitions_for": [error]}
     with pytest.raises(type(error)):
-        outlet(timeout_ms=0)
+        producer(timeout_ms=0)
     assert len(producers) == 1
 
 
 def test_a_dropped_producer_is_closed_by_force_at_once(producers):
-    outlet().drop().join(timeout=60)
+    producer().drop().join(timeout=60)
     assert producers[0]._sender.is_forced
     assert max(producers[0].closed) <= 1
 
 
 def test_a_producer_that_does_not_close_is_closed_by_force(producers):
-    made = outlet()
+    made = producer()
     Producer.faults = {"close": [kafka_errors.KafkaTimeoutError("held")]}
     made.end().join(timeout=60)
     assert producers[0]._sender.is_forced

@@ -112,7 +112,7 @@ def test_the_error_shows_what_the_endpoint_answered(
     endpoint.answers.append((status, answer))
     with pytest.raises(CoordinationError, match=words) as caught:
         tokens.token()
-    assert "gave no token" in str(caught.value)
+    assert "returned no token" in str(caught.value)
     assert "ecret" not in str(caught.value)
 
 
@@ -120,7 +120,7 @@ def test_an_endpoint_that_is_down_is_named(endpoint):
     endpoint.server_close()
     netloc = f"127.0.0.1:{endpoint.server_port}"
     tokens = ClientCredentials(f"http://{netloc}", client_id="a", client_secret="b")
-    with pytest.raises(CoordinationError, match=f"{netloc} gave no token.*refused"):
+    with pytest.raises(CoordinationError, match=f"{netloc} returned no token.*refused"):
         tokens.token()
 
 
@@ -134,7 +134,7 @@ def test_certificates_of_the_cluster_are_trusted_too(endpoint, tmp_path):
         client_secret="b",
         cafile=str(nothing),
     )
-    with pytest.raises(CoordinationError, match="gave no token"):
+    with pytest.raises(CoordinationError, match="returned no token"):
         tokens.token()
     assert endpoint.requests == []
 

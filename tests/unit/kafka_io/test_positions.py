@@ -29,7 +29,7 @@ def test_a_position_outside_the_log_names_the_range_and_the_command(span, expect
 
 def test_a_position_before_the_log_names_the_records_that_are_gone():
     error = outside_error(A, 2, what="is outside its log", start=7, end=9)
-    assert "deleted the records 2 to 6" in str(error)
+    assert "Records 2 to 6 were deleted" in str(error)
     assert "groups reset" not in str(error)
 
 

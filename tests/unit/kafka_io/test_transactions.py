@@ -421,7 +421,7 @@ def test_an_absent_source_is_named_not_the_target(broker, monkeypatch):
     broker.faults["TxnOffsetCommit"] = [3]
     with begun(broker) as some, pytest.raises(CoordinationError) as refused:
         write(some, records(1))
-    assert "Keeping the position of t-0" in str(refused.value)
+    assert "Adding the position of t-0" in str(refused.value)
     assert "out" not in str(refused.value)
 
 

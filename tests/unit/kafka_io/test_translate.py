@@ -147,7 +147,7 @@ def test_every_error_is_translated(access):
 def test_a_port_without_sasl_is_not_reported_as_a_wrong_password():
     made = translated(kafka_errors.IllegalSaslStateError())
     assert type(made) is LogUnreadable
-    assert "the port at a:1, b:2 takes no login" in str(made)
+    assert "the listener at a:1, b:2 does not use SASL" in str(made)
     assert "security_protocol" in str(made)
 
 
@@ -174,9 +174,12 @@ def test_fault_messages_are_impersonal():
         ("[SSL: TLSV1_ALERT_UNKNOWN_CA] (_ssl.c:1)", "ssl_certfile"),
         (
             "Handshake failed: [SSL: UNEXPECTED_EOF_WHILE_READING] EOF (_ssl.c:1)",
-            "takes no TLS",
+            "does not use TLS",
         ),
-        ("Handshake failed: [SSL: WRONG_VERSION_NUMBER] (_ssl.c:1)", "takes no TLS"),
+        (
+            "Handshake failed: [SSL: WRONG_VERSION_NUMBER] (_ssl.c:1)",
+            "does not use TLS",
+        ),
         ("Invalid frame length: 352518912", "set security_protocol to SSL"),
         ("Invalid frame length: 1195725856", "no broker answered"),
         ("Connection reset", "no broker answered"),

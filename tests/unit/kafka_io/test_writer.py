@@ -1,4 +1,4 @@
-"""The writer over outlets that do what real producers were seen to do."""
+"""The writer over producers that do what real ones were seen to do."""
 
 import threading
 
@@ -14,7 +14,7 @@ from kafka_marshal.kafka_io.translate import translate_error
 from kafka_marshal.kafka_io.writer import Writer, no_answer, writer_timeouts
 
 
-class Outlet:
+class FakeProducer:
     """Takes what is sent, and leaves the outcome to the test."""
 
     def __init__(self, timeouts):
@@ -45,8 +45,8 @@ class Outlet:
         self.sent[number][2](outcome)
 
 
-class Outlets(list):
-    """All outlets that were made; a few more attempts may fail."""
+class FakeProducers(list):
+    """All producers that were made; a few more attempts may fail."""
 
     unreachable = 0
     cause = None
@@ -56,7 +56,7 @@ class Outlets(list):
         if self.unreachable:
             self.unreachable -= 1
             raise kafka_errors.KafkaTimeoutError("nobody there") from self.cause
-        self.append(Outlet(timeouts))
+        self.append(FakeProducer(timeouts))
         return self[-1]
 
 
@@ -71,14 +71,14 @@ def haste(monkeypatch):
 
 
 @pytest.fixture
-def outlets():
-    return Outlets()
+def producers():
+    return FakeProducers()
 
 
-def new_writer(outlets, *, heartbeat_interval_ms):
+def new_writer(producers, *, heartbeat_interval_ms):
     return Writer(
         ConnectionConfig("a:1"),
-        connect=outlets.connect,
+        connect=producers.connect,
         translate=translated,
         heartbeat_interval_ms=heartbeat_interval_ms,
         timeout_ms=60_000,
@@ -86,8 +86,8 @@ def new_writer(outlets, *, heartbeat_interval_ms):
 
 
 @pytest.fixture
-def writer(outlets):
-    made = new_writer(outlets, heartbeat_interval_ms=10_000)
+def writer(producers):
+    made = new_writer(producers, heartbeat_interval_ms=10_000)
     yield made
     made.close(1_000)
 
@@ -111,17 +111,17 @@ def test_timeouts_follow_the_protocol(heartbeat_interval_ms, request_ms, deliver
     assert delivery_ms >= request_ms + module.LINGER_MS
 
 
-def test_acknowledged_append(writer, outlets):
+def test_acknowledged_append(writer, producers):
     append = writer.append(1, b"x")
-    assert outlets[0].sent[0][:2] == (1, b"x")
+    assert producers[0].sent[0][:2] == (1, b"x")
     assert (append.is_done(), append.offset(), append.error()) == (False, None, None)
-    outlets[0].finish(0, 7)
+    producers[0].finish(0, 7)
     assert (append.is_done(), append.offset(), append.error()) == (True, 7, None)
 
 
-def test_unknown_offset_is_none(writer, outlets):
+def test_unknown_offset_is_none(writer, producers):
     append = writer.append(1, b"x")
-    outlets[0].finish(0, -1)
+    producers[0].finish(0, -1)
     assert (append.is_done(), append.offset(), append.error()) == (True, None, None)
 
 
@@ -132,46 +132,46 @@ def test_unknown_offset_is_none(writer, outlets):
         (kafka_errors.TopicAuthorizationFailedError("t"), LogUnwritable),
     ],
 )
-def test_failed_append_replaces_the_producer(writer, outlets, error, kind):
+def test_failed_append_replaces_the_producer(writer, producers, error, kind):
     append = writer.append(0, b"x")
-    outlets[0].finish(0, error)
+    producers[0].finish(0, error)
     assert type(append.error()) is kind
     held = writer.append(0, b"y")
-    until(lambda: len(outlets) == 2 and outlets[0].is_dropped)
+    until(lambda: len(producers) == 2 and producers[0].is_dropped)
     writer.append(0, b"z")
-    until(lambda: [sent[1] for sent in outlets[1].sent] == [b"y", b"z"])
-    assert len(outlets[0].sent) == 1
-    outlets[1].finish(0, 5)
+    until(lambda: [sent[1] for sent in producers[1].sent] == [b"y", b"z"])
+    assert len(producers[0].sent) == 1
+    producers[1].finish(0, 5)
     assert held.offset() == 5
 
 
-def test_overdue_append_fails_for_good_and_replaces_the_producer(outlets):
-    writer = new_writer(outlets, heartbeat_interval_ms=20)
+def test_overdue_append_fails_for_good_and_replaces_the_producer(producers):
+    writer = new_writer(producers, heartbeat_interval_ms=20)
     append = writer.append(0, b"x")
     until(append.is_done)
     assert isinstance(append.error(), CoordinationError)
-    outlets[0].finish(0, 3)
+    producers[0].finish(0, 3)
     assert append.offset() is None
     assert append.error() is not None
     writer.watch()
-    until(lambda: len(outlets) == 2)
+    until(lambda: len(producers) == 2)
     writer.close(1_000)
 
 
 def test_an_outdated_producer_is_replaced_before_its_appends_are_overdue(
-    writer, outlets
+    writer, producers
 ):
     pending = writer.append(0, b"x")
-    outlets[0].is_outdated = True
+    producers[0].is_outdated = True
     writer.watch()
     held = writer.append(0, b"y")
-    until(lambda: len(outlets) == 2 and outlets[0].is_dropped)
+    until(lambda: len(producers) == 2 and producers[0].is_dropped)
     assert pending.error() is not None, "it may be written, and may not"
-    until(lambda: outlets[1].sent)
-    outlets[1].finish(0, 5)
+    until(lambda: producers[1].sent)
+    producers[1].finish(0, 5)
     assert held.offset() == 5
     writer.watch()
-    assert len(outlets) == 2
+    assert len(producers) == 2
 
 
 REFUSED = kafka_errors.KafkaConnectionError("sslv3 alert certificate expired")
@@ -187,33 +187,33 @@ NO_LOGIN = kafka_errors.SaslAuthenticationFailedError("wrong password")
     ],
 )
 def test_an_append_without_an_answer_names_why_connections_fail(
-    writer, outlets, cause, words
+    writer, producers, cause, words
 ):
     """As an error that the next attempt may not meet: it does not end the engine."""
     append, other = writer.append(0, b"x"), writer.append(1, b"x")
-    outlets[0].connection_error = cause
-    outlets[0].finish(0, TimeoutError("late"))
-    outlets[0].connection_error = None
-    outlets[0].finish(1, TimeoutError("late"))
+    producers[0].connection_error = cause
+    producers[0].finish(0, TimeoutError("late"))
+    producers[0].connection_error = None
+    producers[0].finish(1, TimeoutError("late"))
     assert type(append.error()) is CoordinationError
     assert words in str(append.error())
     assert "confirmed it in time (late)" in str(other.error())
 
 
-def test_a_queued_append_names_why_no_producer_connects(outlets):
-    writer = new_writer(outlets, heartbeat_interval_ms=100)
+def test_a_queued_append_names_why_no_producer_connects(producers):
+    writer = new_writer(producers, heartbeat_interval_ms=100)
     first = writer.append(0, b"x")
-    outlets.unreachable, outlets.cause = 1_000_000, REFUSED
-    outlets[0].finish(0, kafka_errors.NotLeaderForPartitionError())
+    producers.unreachable, producers.cause = 1_000_000, REFUSED
+    producers[0].finish(0, kafka_errors.NotLeaderForPartitionError())
     assert "certificate" not in str(first.error())
-    before = outlets.unreachable
+    before = producers.unreachable
     writer.watch()
-    until(lambda: outlets.unreachable < before - 1)
+    until(lambda: producers.unreachable < before - 1)
     queued = writer.append(0, b"y")
     until(queued.is_done)
     assert "does not accept the certificate" in str(queued.error())
-    outlets.unreachable = 0
-    until(lambda: len(outlets) == 2)
+    producers.unreachable = 0
+    until(lambda: len(producers) == 2)
     until(lambda: not writer._is_renewing)
     last = writer.append(0, b"z")
     until(last.is_done)
@@ -221,71 +221,71 @@ def test_a_queued_append_names_why_no_producer_connects(outlets):
     writer.close(1_000)
 
 
-def test_abandoned_appends_name_why_their_producer_failed(writer, outlets):
+def test_abandoned_appends_name_why_their_producer_failed(writer, producers):
     appends = [writer.append(partition, b"x") for partition in range(2)]
-    outlets[0].connection_error = REFUSED
-    outlets[0].finish(0, kafka_errors.KafkaTimeoutError("late"))
+    producers[0].connection_error = REFUSED
+    producers[0].finish(0, kafka_errors.KafkaTimeoutError("late"))
     writer.watch()
     until(appends[1].is_done)
     assert "does not accept the certificate" in str(appends[1].error())
 
 
-def test_pending_appends_of_a_failed_producer_are_abandoned(writer, outlets):
+def test_pending_appends_of_a_failed_producer_are_abandoned(writer, producers):
     """Whatever becomes of it, its successor does not wait, and is not spoilt."""
     slow = writer.append(0, b"slow")
     writer.append(1, b"failed")
-    outlets[0].finish(1, kafka_errors.KafkaTimeoutError("late"))
+    producers[0].finish(1, kafka_errors.KafkaTimeoutError("late"))
     writer.watch()
-    until(lambda: writer._sender.outlet is not outlets[0])
+    until(lambda: writer._sender.producer is not producers[0])
     assert slow.is_done()
     assert "abandoned" in str(slow.error())
-    outlets[0].finish(0, kafka_errors.KafkaTimeoutError("purged"))
+    producers[0].finish(0, kafka_errors.KafkaTimeoutError("purged"))
     assert not writer.append(0, b"on").is_done()
-    outlets[0].finish(0, 3)
+    producers[0].finish(0, 3)
     assert slow.offset() is None
     writer.watch()
-    assert [sent[1] for sent in outlets[1].sent] == [b"on"]
-    assert len(outlets) == 2
+    assert [sent[1] for sent in producers[1].sent] == [b"on"]
+    assert len(producers) == 2
 
 
-def test_nothing_overtakes_an_append_of_a_healthy_producer(writer, outlets):
+def test_nothing_overtakes_an_append_of_a_healthy_producer(writer, producers):
     slow = writer.append(0, b"slow")
     writer.configure(12_000, timeout_ms=60_000)
     # Partition 1 goes on at once, partition 0 when its append has an outcome.
     assert not writer.append(1, b"on").is_done()
     early = [writer.append(0, b"early"), writer.append(0, b"next")]
     writer.watch()
-    assert [sent[1] for sent in outlets[1].sent] == [b"on"]
+    assert [sent[1] for sent in producers[1].sent] == [b"on"]
     assert not any(append.is_done() for append in early)
-    outlets[0].finish(0, 0)
+    producers[0].finish(0, 0)
     assert slow.offset() == 0
     writer.watch()
-    assert [sent[1] for sent in outlets[1].sent] == [b"on", b"early", b"next"]
-    assert not outlets[0].is_dropped
+    assert [sent[1] for sent in producers[1].sent] == [b"on", b"early", b"next"]
+    assert not producers[0].is_dropped
 
 
-def test_an_append_queued_for_too_long_is_never_sent(outlets):
-    writer = new_writer(outlets, heartbeat_interval_ms=200)
-    outlets.unreachable = 10_000
+def test_an_append_queued_for_too_long_is_never_sent(producers):
+    writer = new_writer(producers, heartbeat_interval_ms=200)
+    producers.unreachable = 10_000
     writer.append(0, b"x")
-    outlets[0].finish(0, kafka_errors.KafkaConnectionError("gone"))
+    producers[0].finish(0, kafka_errors.KafkaConnectionError("gone"))
     held = writer.append(0, b"held")
     assert not held.is_done()
     until(held.is_done)
     assert "no broker answered" in str(held.error())
-    outlets.unreachable = 0
-    until(lambda: len(outlets) == 2)
-    until(lambda: writer._sender.outlet is outlets[1])
+    producers.unreachable = 0
+    until(lambda: len(producers) == 2)
+    until(lambda: writer._sender.producer is producers[1])
     writer.append(0, b"new")
-    assert [sent[1] for sent in outlets[1].sent] == [b"new"]
+    assert [sent[1] for sent in producers[1].sent] == [b"new"]
     writer.close(1_000)
 
 
-def test_the_queue_is_bounded(writer, outlets, monkeypatch):
+def test_the_queue_is_bounded(writer, producers, monkeypatch):
     monkeypatch.setattr(module, "QUEUE_MAX", 2)
-    outlets.unreachable = 10_000
+    producers.unreachable = 10_000
     writer.append(0, b"x")
-    outlets[0].finish(0, kafka_errors.KafkaConnectionError("gone"))
+    producers[0].finish(0, kafka_errors.KafkaConnectionError("gone"))
     held = [writer.append(0, b"held") for _ in range(3)]
     assert [append.is_done() for append in held] == [False, False, True]
     assert "wait for the connection" in str(held[2].error())
@@ -293,16 +293,16 @@ def test_the_queue_is_bounded(writer, outlets, monkeypatch):
     assert all("closed" in str(append.error()) for append in held[:2])
 
 
-def test_renewal_retries_until_the_cluster_answers(writer, outlets):
-    outlets.unreachable = 3
+def test_renewal_retries_until_the_cluster_answers(writer, producers):
+    producers.unreachable = 3
     writer.append(0, b"x")
-    outlets[0].finish(0, kafka_errors.KafkaConnectionError("gone"))
+    producers[0].finish(0, kafka_errors.KafkaConnectionError("gone"))
     writer.watch()
-    until(lambda: len(outlets) == 2)
-    assert outlets.unreachable == 0
+    until(lambda: len(producers) == 2)
+    assert producers.unreachable == 0
 
 
-def test_renewal_waits_until_a_thread_can_be_started(writer, outlets, monkeypatch):
+def test_renewal_waits_until_a_thread_can_be_started(writer, producers, monkeypatch):
     """As with too little memory, or at a limit of processes; calls do not raise."""
 
     def refuse(call, *, name):
@@ -311,67 +311,67 @@ def test_renewal_waits_until_a_thread_can_be_started(writer, outlets, monkeypatc
     with monkeypatch.context() as patched:
         patched.setattr(module, "in_background", refuse)
         writer.append(0, b"x")
-        outlets[0].finish(0, kafka_errors.KafkaConnectionError("gone"))
+        producers[0].finish(0, kafka_errors.KafkaConnectionError("gone"))
         writer.watch()
         held = writer.append(0, b"held")
     writer.watch()
-    until(lambda: len(outlets) == 2 and outlets[1].sent)
+    until(lambda: len(producers) == 2 and producers[1].sent)
     assert not held.is_done()
 
 
-def test_renewal_begins_again_after_one_that_failed(writer, outlets, monkeypatch):
+def test_renewal_begins_again_after_one_that_failed(writer, producers, monkeypatch):
     """The old producer could not be closed, for want of a thread."""
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
-    monkeypatch.setattr(outlets[0], "drop", lambda: 1 / 0)
+    monkeypatch.setattr(producers[0], "drop", lambda: 1 / 0)
     writer.append(0, b"x")
-    outlets[0].finish(0, kafka_errors.KafkaConnectionError("gone"))
+    producers[0].finish(0, kafka_errors.KafkaConnectionError("gone"))
     writer.watch()
-    until(lambda: len(outlets) == 2 and writer.append(0, b"y") and outlets[1].sent)
-    outlets[1].finish(0, kafka_errors.KafkaConnectionError("gone"))
-    until(lambda: writer.watch() or len(outlets) == 3)
+    until(lambda: len(producers) == 2 and writer.append(0, b"y") and producers[1].sent)
+    producers[1].finish(0, kafka_errors.KafkaConnectionError("gone"))
+    until(lambda: writer.watch() or len(producers) == 3)
 
 
-def test_send_that_is_refused_does_not_raise(writer, outlets):
-    outlets[0].refusal = ValueError("Unrecognized partition")
+def test_send_that_is_refused_does_not_raise(writer, producers):
+    producers[0].refusal = ValueError("Unrecognized partition")
     append = writer.append(9, b"x")
     assert isinstance(append.error(), CoordinationError)
-    outlets[0].refusal = None
+    producers[0].refusal = None
     assert not writer.append(0, b"y").is_done()
-    assert len(outlets) == 1
+    assert len(producers) == 1
 
 
-def test_a_refused_append_does_not_block_the_others(writer, outlets):
+def test_a_refused_append_does_not_block_the_others(writer, producers):
     writer.append(0, b"slow")
     writer.configure(12_000, timeout_ms=60_000)
     held = [writer.append(0, b"%d" % number) for number in range(3)]
-    outlets[1].refusal = ValueError("no leader")
-    outlets[0].finish(0, 0)
+    producers[1].refusal = ValueError("no leader")
+    producers[0].finish(0, 0)
     writer.watch()
     assert [append.is_done() for append in held] == [True, False, False]
     assert "no leader" in str(held[0].error())
-    outlets[1].refusal = None
+    producers[1].refusal = None
     writer.watch()
-    assert [sent[1] for sent in outlets[1].sent] == [b"1", b"2"]
+    assert [sent[1] for sent in producers[1].sent] == [b"1", b"2"]
 
 
-def test_configure_swaps_once(writer, outlets):
+def test_configure_swaps_once(writer, producers):
     writer.configure(10_000, timeout_ms=60_000)
-    assert len(outlets) == 1
+    assert len(producers) == 1
     writer.configure(2_000, timeout_ms=60_000)
-    assert outlets[-1].config["delivery_timeout_ms"] == 1_000
-    until(lambda: outlets[0].is_closed)
-    outlets.unreachable = 1
+    assert producers[-1].config["delivery_timeout_ms"] == 1_000
+    until(lambda: producers[0].is_closed)
+    producers.unreachable = 1
     with pytest.raises(kafka_errors.KafkaTimeoutError):
         writer.configure(4_000, timeout_ms=10)
-    assert len(outlets) == 2
+    assert len(producers) == 2
     writer.configure(4_000, timeout_ms=60_000)
-    assert outlets[-1].config["delivery_timeout_ms"] == 2_000
+    assert producers[-1].config["delivery_timeout_ms"] == 2_000
 
 
-def test_closed_writer_refuses(writer, outlets):
+def test_closed_writer_refuses(writer, producers):
     writer.close(1_000)
     writer.close(0)
-    until(lambda: outlets[0].is_closed)
+    until(lambda: producers[0].is_closed)
     append = writer.append(0, b"x")
     assert append.is_done()
     assert isinstance(append.error(), InvalidTransition)

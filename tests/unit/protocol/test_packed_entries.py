@@ -44,7 +44,7 @@ def test_a_slice_is_packed_too():
 
 
 def test_entries_in_order_are_made_several_at_once(monkeypatch):
-    monkeypatch.setattr(module, "AT_ONCE", 4)
+    monkeypatch.setattr(module, "ENTRIES_AT_ONCE", 4)
     entries = written(12)
     found = packed(entries)
     made = []

@@ -20,7 +20,7 @@ from kafka_marshal.protocol.planner import (
     why_uncovered,
 )
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.testing.policies import Room, Subject, random_room
+from kafka_marshal.testing.policies import SimulatedGroup, Subject, random_group
 
 T = frozenset({"t"})
 
@@ -521,9 +521,9 @@ def test_a_key_that_another_member_should_claim_is_taken_once_it_is_an_orphan():
 
 def test_twenty_clients_share_twenty_partitions():
     members = [MemberView(client_id=f"c{n:02}", topics=T) for n in range(20)]
-    room = Room({"t": 20}, members, subject=Subject(fair))
-    assert room.settle() <= 10
-    assert set(Counter(room.owners.values()).values()) == {1}
+    group = SimulatedGroup({"t": 20}, members, subject=Subject(fair))
+    assert group.settle() <= 10
+    assert set(Counter(group.owners.values()).values()) == {1}
 
 
 @pytest.mark.parametrize("owners", [0, 1, 3])
@@ -531,42 +531,42 @@ def test_a_newcomer_gets_its_share_and_no_more_moves_than_needed(owners):
     names = [f"c{n}" for n in range(owners + 1)]
     held = {key(n): names[n % max(1, owners)] for n in range(24)} if owners else {}
     members = [MemberView(client_id=name, topics=T) for name in names]
-    room = Room({"t": 24}, members, held, subject=Subject(fair))
-    room.settle()
-    counts = Counter(room.owners.values())
+    group = SimulatedGroup({"t": 24}, members, held, subject=Subject(fair))
+    group.settle()
+    counts = Counter(group.owners.values())
     assert set(counts.values()) == {24 // (owners + 1)}
-    assert room.moves == (24 // (owners + 1) if owners else 0)
+    assert group.moves == (24 // (owners + 1) if owners else 0)
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_every_assignment_converges(seed):
     """Bounded rounds, never oscillating; covered where anybody may cover it."""
-    room = random_room(random.Random(seed), Subject(fair))
-    room.settle()
-    before = dict(room.owners)
+    group = random_group(random.Random(seed), Subject(fair))
+    group.settle()
+    before = dict(group.owners)
     for _ in range(5):
-        assert not room.round()
-    assert room.owners == before
-    for item, owner in room.owners.items():
-        able = [m for m in room.members if item.topic in m.topics]
+        assert not group.round()
+    assert group.owners == before
+    for item, owner in group.owners.items():
+        able = [m for m in group.members if item.topic in m.topics]
         has_room = [
             m
             for m in able
-            if not m.claims_max or len(room.held(m.client_id)) < m.claims_max
+            if not m.claims_max or len(group.held(m.client_id)) < m.claims_max
         ]
         assert owner is not None or not has_room, item
-    for member in room.members:
+    for member in group.members:
         assert (
             not member.claims_max
-            or len(room.held(member.client_id)) <= member.claims_max
+            or len(group.held(member.client_id)) <= member.claims_max
         )
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_greedy_assignment_converges_at_once(seed):
-    room = random_room(random.Random(seed), Subject(greedy))
-    assert room.settle() <= 10
-    assert room.moves == 0
+    group = random_group(random.Random(seed), Subject(greedy))
+    assert group.settle() <= 10
+    assert group.moves == 0
 
 
 # --- topic policy

@@ -391,9 +391,9 @@ def test_an_error_survives_the_way(error):
 @pytest.mark.parametrize("kind", [errors.LogUnreadable, errors.LogUnwritable])
 def test_a_refusal_of_the_sidecar_is_not_one_of_this_process(kind):
     """Each of the two has a principal of its own, and rights of its own."""
-    found = error_of(to_http_error(kind("this principal is not allowed to")).failure)
+    found = error_of(to_http_error(kind("this principal is not authorized")).failure)
     assert type(found) is kind
-    assert str(found) == "In the sidecar: this principal is not allowed to"
+    assert str(found) == "In the sidecar: this principal is not authorized"
 
 
 @pytest.mark.parametrize(

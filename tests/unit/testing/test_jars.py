@@ -109,7 +109,7 @@ def changed(jar):
 
 def test_an_unlocked_jar_is_refused_and_deleted(cache, jgo):
     jgo(JGO.replace(CONTENT, "of whoever"))
-    with pytest.raises(CoordinationError, match=r"not the files .* locked: kafka\.jar"):
+    with pytest.raises(CoordinationError, match=r"differ from .* hashes: kafka\.jar"):
         jars.kafka_jars(JAVA)
     assert not (cache / "jgo").exists()
 

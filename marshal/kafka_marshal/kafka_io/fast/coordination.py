@@ -48,9 +48,9 @@ from kafka_marshal.kafka_io.topiclog import (
     READER_REQUEST_TIMEOUT_MS,
     Runs,
     TopicLog,
-    sought,
+    entries_with_head,
 )
-from kafka_marshal.kafka_io.writer import OVERDUE_GRACE_MS, Outlet
+from kafka_marshal.kafka_io.writer import OVERDUE_GRACE_MS, ProducerHandle
 from kafka_marshal.ports import runs_of
 from kafka_marshal.protocol.codec import FRAME_BYTES_MAX
 from kafka_marshal.protocol.types import LogEntry
@@ -78,7 +78,7 @@ _OUT_OF_PLACE = (
 # that start Python's garbage collector. With thousands at once, a cold start spent a
 # quarter of its time in the collector, and read each message from memory instead of the
 # processor's cache.
-AT_ONCE = 300
+MESSAGES_AT_ONCE = 300
 # Least backlog, in entries, that is read over kafka-python. Loading and connecting
 # kafka-python takes as long as it saves for this many entries.
 BACKLOG = 200_000
@@ -123,7 +123,7 @@ def writer_config(timeouts: Mapping[str, int], *, lingers: bool) -> dict[str, An
     }
 
 
-class FastOutlet(Outlet):
+class FastProducerHandle(ProducerHandle):
     """One producer with a thread that polls for outcomes.
 
     Attributes:
@@ -177,12 +177,12 @@ class FastOutlet(Outlet):
 
     @property
     def is_outdated(self) -> bool:
-        """See ``Outlet``."""
+        """See ``ProducerHandle``."""
         return self._client.is_outdated
 
     @property
     def connection_error(self) -> Exception | None:
-        """See ``Outlet``."""
+        """See ``ProducerHandle``."""
         return self._client.last
 
     def send(
@@ -192,7 +192,7 @@ class FastOutlet(Outlet):
         *,
         report: Callable[[int | Exception], None],
     ) -> None:
-        """Start sending one record; see ``Outlet``."""
+        """Start sending one record; see ``ProducerHandle``."""
 
         def delivered(error: Any, message: Any) -> None:
             if error is None:
@@ -263,8 +263,10 @@ class FastCoordinationLog(TopicLog):
     _querier: Client | None = None
     _bulk: "EntryReader | None" = None
 
-    def _new_outlet(self, timeouts: Mapping[str, int], timeout_ms: int) -> Outlet:
-        return FastOutlet(
+    def _new_producer_handle(
+        self, timeouts: Mapping[str, int], timeout_ms: int
+    ) -> ProducerHandle:
+        return FastProducerHandle(
             self._settings, timeouts, lingers=self._lingers, timeout_ms=timeout_ms
         )
 
@@ -426,12 +428,12 @@ class FastCoordinationLog(TopicLog):
 
     def _fetch_heads(self, timeout_ms: int, head: bytes) -> Runs:
         def add(messages: Iterable[Any], entries: _Entries) -> None:
-            self._add_messages(self._sought(messages, head), entries)
+            self._add_messages(self._with_head(messages, head), entries)
 
         found = self._fetch_bulk(timeout_ms)
         if found is None:
             return self._fetch_by(add, timeout_ms)
-        return [(t, sought(run, head)) for t, run in found]
+        return [(t, entries_with_head(run, head)) for t, run in found]
 
     def _fetch_bulk(self, timeout_ms: int) -> Runs | None:
         """Return new entries over kafka-python; None if librdkafka must read them.
@@ -453,7 +455,10 @@ class FastCoordinationLog(TopicLog):
                     return found
                 self._can_read_bulk = False
         except Exception as error:  # noqa: BLE001 - librdkafka reports what lasts
-            _LOGGER.debug("reading a backlog over librdkafka: %s", error)
+            _LOGGER.debug(
+                "kafka-python cannot read the backlog, so librdkafka reads it: %s",
+                error,
+            )
             self._can_read_bulk = False
         self._end_bulk()
         return None
@@ -485,7 +490,7 @@ class FastCoordinationLog(TopicLog):
             in_background(bulk.close)  # it may wait for a fetch
 
     @staticmethod
-    def _sought(messages: Iterable[Any], head: bytes) -> Iterator[Any]:
+    def _with_head(messages: Iterable[Any], head: bytes) -> Iterator[Any]:
         """Yield errors, messages whose value has a head, and each partition's last.
 
         To make an entry of every message takes several times as long.
@@ -525,7 +530,7 @@ class FastCoordinationLog(TopicLog):
             if first is None:
                 break
             add((first,), entries)
-            add(handle.consume(AT_ONCE - 1, 0), entries)
+            add(handle.consume(MESSAGES_AT_ONCE - 1, 0), entries)
         if not entries and self._errors:
             self._raise_error(timeout_ms)
         return list(runs_of(entries))
@@ -590,8 +595,8 @@ class FastCoordinationLog(TopicLog):
             found = client.handle.list_topics(self._topic, timeout=limit_s)
         if not found.topics[self._topic].partitions.keys() >= {*partitions}:
             raise CoordinationError(
-                f"{self._topic} does not show the partitions "
-                f"{[*partitions]} yet; try again."
+                f"The brokers do not list partitions {[*partitions]} of "
+                f"{self._topic} yet; try again."
             )
         return self._query_with_retries(partitions, timeout_ms, which=OFFSET_BEGINNING)
 

@@ -82,7 +82,7 @@ KEPT_BYTES = FETCH_BYTES
 SEEKS_MAX = 200
 # Messages taken at once: below the 700 new objects that start Python's garbage
 # collector.
-AT_ONCE = 500
+MESSAGES_AT_ONCE = 500
 # Bytes of messages retained beyond the last poll; estimated from some messages.
 SPARE_BYTES = 16 * FETCH_BYTES
 SIZED_EACH = 64
@@ -518,7 +518,7 @@ class FastDataReader(DataReader):
         handle = self._handle()
         left = most
         while left > 0:
-            asked = min(left, AT_ONCE)
+            asked = min(left, MESSAGES_AT_ONCE)
             messages: list[Any] = handle.consume(asked, 0)
             self._add_messages(messages, found)
             if self._has_no_client():
@@ -539,9 +539,9 @@ class FastDataReader(DataReader):
         if not messages:
             return
         spare = 0
-        if self._most > AT_ONCE:
+        if self._most > MESSAGES_AT_ONCE:
             size = max(1, *map(len, messages[::SIZED_EACH]))
-            spare = min(self._most + 2 * AT_ONCE, SPARE_BYTES // size)
+            spare = min(self._most + 2 * MESSAGES_AT_ONCE, SPARE_BYTES // size)
         self._retained += messages
         del self._retained[: -(self._most + spare)]
 

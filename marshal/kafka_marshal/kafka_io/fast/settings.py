@@ -76,7 +76,11 @@ class TokenCallback:
             self.failure = error
             if self._last is None or self._last[1] <= time.time() + _LEFT_S_MIN:
                 raise
-            _LOGGER.warning("no new token: %s: %s", type(error).__name__, error)
+            _LOGGER.warning(
+                "cannot get a new token, so the last one stays in use: %s: %s",
+                type(error).__name__,
+                error,
+            )
         return self._last
 
 

@@ -186,7 +186,10 @@ class SwitchingReader(DataReader):
         try:
             return self._bulk.connect()
         except MarshalError as error:
-            _LOGGER.debug("reading a backlog over librdkafka: %s", error)
+            _LOGGER.debug(
+                "kafka-python cannot read the backlog, so librdkafka reads it: %s",
+                error,
+            )
             self._can_switch = False
             self._bulk.close(0)
             self._bulk = None

@@ -195,7 +195,7 @@ class Transactions(Closing):
             self._is_under_way = True
             for record in records:
                 self._produce(record, deadline)
-            doing = f"Keeping the position of {partition}"
+            doing = f"Adding the position of {partition} to a transaction"
             handle.send_offsets_to_transaction(
                 [TopicPartition(*partition, position, metadata)],
                 self._consumer.handle.consumer_group_metadata(),

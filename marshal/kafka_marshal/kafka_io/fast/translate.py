@@ -20,7 +20,7 @@ _NAMES: Mapping[Fault, str] = {
     faults.NO_SUCH_TOPIC: "_UNKNOWN_PARTITION _UNKNOWN_TOPIC",
     faults.TOO_FEW_REPLICAS: "_ISR_INSUFF",
     faults.BAD_SETTINGS: "_INVALID_ARG _NOT_CONFIGURED",
-    faults.OUT_OF_TURN: "_STATE _DESTROY",
+    faults.WRONG_STATE: "_STATE _DESTROY",
     faults.UNCONFIRMED: "_MSG_TIMED_OUT",
     faults.UNREACHABLE: (
         "_ALL_BROKERS_DOWN _RESOLVE _TIMED_OUT _TIMED_OUT_QUEUE "
@@ -140,7 +140,7 @@ def translate_error(
         # A closed client raises a bare RuntimeError.
         is_closed = type(error) is RuntimeError
         cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        fault = faults.OUT_OF_TURN if is_closed else faults.OTHER
+        fault = faults.WRONG_STATE if is_closed else faults.OTHER
         if isinstance(error, OSError):
             fault = faults.fault_of_text(cause) or fault
     failure = Failure(

@@ -195,7 +195,7 @@ def test_a_listener_that_closes_at_once_may_want_tls(state, has_tls, is_guessed)
         error = translate_error(
             client.last, doing="Reading", access=Access.READ, addresses="a:1"
         )
-        assert "the port at a:1 closes connections without TLS" in str(error)
+        assert "the listener at a:1 closes connections without TLS" in str(error)
 
 
 def test_lines_of_a_quiet_client_are_for_debugging(caplog):
@@ -289,7 +289,7 @@ def test_a_client_without_a_token_fails_with_the_reason(monkeypatch):
 
     with pytest.raises(CoordinationError, match="ZeroDivisionError") as raised:
         clients._new_client(new, ConnectionConfig("a", options=options), {})
-    assert "there is no token" in str(raised.value)
+    assert "no token could be obtained" in str(raised.value)
     assert raised.value.retriable
 
 

@@ -20,10 +20,10 @@ from kafka_marshal.kafka_io.fast import clients
 from kafka_marshal.kafka_io.fast import coordination as module
 from kafka_marshal.kafka_io.fast.clients import Client
 from kafka_marshal.kafka_io.fast.coordination import (
-    AT_ONCE,
     BACKLOG,
+    MESSAGES_AT_ONCE,
     FastCoordinationLog,
-    FastOutlet,
+    FastProducerHandle,
     writer_config,
 )
 from kafka_marshal.kafka_io.settings import ConnectionConfig
@@ -98,9 +98,9 @@ def client(monkeypatch):
 
 
 @pytest.fixture
-def outlet(client):
+def producer(client):
     timeouts = writer_timeouts(2_000)
-    made = FastOutlet(NOBODY, timeouts, lingers=True, timeout_ms=1_000)
+    made = FastProducerHandle(NOBODY, timeouts, lingers=True, timeout_ms=1_000)
     yield made
     made.end().join(timeout=30)
     made.collector.join(timeout=30)  # type: ignore[attr-defined]
@@ -131,7 +131,7 @@ def test_librdkafka_accepts_the_configuration(heartbeat_interval_ms):
     before = set(clients._live)
     timeouts = writer_timeouts(heartbeat_interval_ms)
     with pytest.raises(KafkaException) as caught:
-        FastOutlet(NOBODY, timeouts, lingers=True, timeout_ms=1)
+        FastProducerHandle(NOBODY, timeouts, lingers=True, timeout_ms=1)
     assert caught.value.args[0].name() in {"_TRANSPORT", "_TIMED_OUT"}
     for thread in threading.enumerate():
         if thread.name == "marshal-deliveries":
@@ -139,10 +139,10 @@ def test_librdkafka_accepts_the_configuration(heartbeat_interval_ms):
     assert set(clients._live) <= before
 
 
-def test_outcomes_are_reported(outlet, client):
+def test_outcomes_are_reported(producer, client):
     outcomes = []
-    outlet.send(1, b"x", report=outcomes.append)
-    outlet.send(0, b"y", report=outcomes.append)
+    producer.send(1, b"x", report=outcomes.append)
+    producer.send(0, b"y", report=outcomes.append)
     well, badly = client.handle.outcomes
     assert client.handle.produced == [("__marshal", b"x", 1), ("__marshal", b"y", 0)]
     well(None, Delivered(7))
@@ -151,22 +151,22 @@ def test_outcomes_are_reported(outlet, client):
     assert outcomes[1].args[0].name() == "INVALID_RECORD"
 
 
-def test_an_append_without_an_answer_is_reported_as_such(outlet, client):
+def test_an_append_without_an_answer_is_reported_as_such(producer, client):
     outcomes = []
-    outlet.send(0, b"x", report=outcomes.append)
+    producer.send(0, b"x", report=outcomes.append)
     client.handle.outcomes.pop()(KafkaError(KafkaError._MSG_TIMED_OUT), Delivered(-1))
     assert [type(each) for each in outcomes] == [TimeoutError]
     assert "_MSG_TIMED_OUT" in str(outcomes[0])
 
 
 def test_the_last_error_of_a_connection_counts_until_a_record_is_written(
-    outlet, client
+    producer, client
 ):
     client.on_error(KafkaError(KafkaError._TRANSPORT, "certificate expired"))
-    assert "certificate expired" in str(outlet.connection_error)
-    outlet.send(0, b"x", report=lambda _: None)
+    assert "certificate expired" in str(producer.connection_error)
+    producer.send(0, b"x", report=lambda _: None)
     client.handle.outcomes.pop()(None, Delivered(7))
-    assert outlet.connection_error is None
+    assert producer.connection_error is None
 
 
 def test_who_cannot_connect_names_the_last_connection(client, monkeypatch):
@@ -177,49 +177,49 @@ def test_who_cannot_connect_names_the_last_connection(client, monkeypatch):
     monkeypatch.setattr(client.handle, "list_topics", fail)
     timeouts = writer_timeouts(2_000)
     with pytest.raises(KafkaException) as raised:
-        FastOutlet(NOBODY, timeouts, lingers=True, timeout_ms=1_000)
+        FastProducerHandle(NOBODY, timeouts, lingers=True, timeout_ms=1_000)
     assert "certificate expired" in str(raised.value.__cause__)
 
 
-def test_a_fatal_error_fails_pending_and_later_sends(outlet, client):
+def test_a_fatal_error_fails_pending_and_later_sends(producer, client):
     """Reported, so that the writer makes a fresh producer."""
     outcomes = []
-    outlet.send(0, b"x", report=outcomes.append)
+    producer.send(0, b"x", report=outcomes.append)
     fatal = KafkaException(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED))
     client.handle.faults.append(fatal)
     assert client.handle.purged.wait(timeout=30)
     until(lambda: outcomes, "an outcome is reported")
     client.handle.refusal = KafkaError._FATAL
-    outlet.send(0, b"y", report=outcomes.append)
+    producer.send(0, b"y", report=outcomes.append)
     assert outcomes == [fatal, fatal]
 
 
-def test_drop_abandons_pending_sends(outlet, client):
+def test_drop_abandons_pending_sends(producer, client):
     outcomes = []
-    outlet.send(0, b"x", report=outcomes.append)
+    producer.send(0, b"x", report=outcomes.append)
     handle = client.handle
-    outlet.drop().join(timeout=30)
+    producer.drop().join(timeout=30)
     assert handle.purged.is_set()
     assert [each.args[0].name() for each in outcomes] == ["_PURGE_INFLIGHT"]
     assert client.handle is None
 
 
-def test_the_producer_requests_leaders_after_the_loss_of_a_broker(outlet, client):
+def test_the_producer_requests_leaders_after_the_loss_of_a_broker(producer, client):
     at_first = len(client.handle.asked)
     client.on_error(KafkaError(KafkaError._TRANSPORT))
     until(lambda: len(client.handle.asked) > at_first, "leaders are asked for again")
 
 
-def test_a_refused_record_raises(outlet, client):
+def test_a_refused_record_raises(producer, client):
     client.handle.refusal = KafkaError._UNKNOWN_PARTITION
     with pytest.raises(KafkaException):
-        outlet.send(99, b"x", report=pytest.fail)
+        producer.send(99, b"x", report=pytest.fail)
 
 
-def test_unsent_records_are_purged_at_the_deadline(outlet, client):
+def test_unsent_records_are_purged_at_the_deadline(producer, client):
     client.handle.unsent = 1
     handle = client.handle
-    outlet.end().join(timeout=30)
+    producer.end().join(timeout=30)
     assert handle.purged.is_set()
 
 
@@ -378,15 +378,15 @@ def test_the_reader_requests_leaders_after_the_loss_of_a_broker(log):
 
 def test_a_poll_does_not_start_the_garbage_collector(log):
     """A message and an entry each, while the world that is kept is large."""
-    count = 3 * AT_ONCE
+    count = 3 * MESSAGES_AT_ONCE
     log.handle.queue = [Message(0, offset) for offset in range(count)]
     taken = []
     while len(taken) < count:
         polled = log.poll(0)
-        assert len(polled) == AT_ONCE
+        assert len(polled) == MESSAGES_AT_ONCE
         taken += polled
     assert [entry.offset for _, entry in taken] == list(range(count))
-    assert PYTHONS_NEWEST_MAX > 2 * AT_ONCE
+    assert PYTHONS_NEWEST_MAX > 2 * MESSAGES_AT_ONCE
 
 
 def test_positions_behind_control_records(log):
@@ -501,10 +501,10 @@ def outdate(client):
     client.on_error(KafkaError(KafkaError._SSL, "certificate expired"))
 
 
-def test_the_producer_reports_that_it_is_outdated(outlet, client):
-    assert not outlet.is_outdated
+def test_the_producer_reports_that_it_is_outdated(producer, client):
+    assert not producer.is_outdated
     outdate(client)
-    assert outlet.is_outdated
+    assert producer.is_outdated
 
 
 def test_an_outdated_reader_is_replaced_and_continues(log, closed):

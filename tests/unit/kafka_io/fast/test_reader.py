@@ -726,7 +726,7 @@ def test_records_held_for_long_do_not_start_the_garbage_collector(
 
 def test_fewer_large_messages_are_retained(reader, handle, monkeypatch):
     monkeypatch.setattr(module, "SPARE_BYTES", 10_000)
-    monkeypatch.setattr(module, "AT_ONCE", 8)
+    monkeypatch.setattr(module, "MESSAGES_AT_ONCE", 8)
 
     def kept(size):
         for _ in range(20):
@@ -745,7 +745,7 @@ def test_retained_messages_are_bounded(reader, handle):
 
 
 def test_a_large_poll_consumes_in_parts(reader, handle, monkeypatch):
-    monkeypatch.setattr(module, "AT_ONCE", 4)
+    monkeypatch.setattr(module, "MESSAGES_AT_ONCE", 4)
     handle.made(*of(A, *range(6)), *of(B, *range(5)))
     assert {p: offsets(r) for p, r in reader.poll(0, 100).items()} == {
         A: [*range(6)],

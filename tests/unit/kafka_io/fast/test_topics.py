@@ -174,7 +174,7 @@ def test_the_deadline_ends_it_with_the_last_error_of_a_connection(describe):
         (
             "_AUTHENTICATION",
             f"x: {KafkaError(KafkaError.ILLEGAL_SASL_STATE).str()}: y",
-            "takes no login",
+            "does not use SASL",
         ),
         (
             "_SSL",

@@ -217,7 +217,7 @@ def test_an_absent_source_is_named_not_the_target(handle):
     handle.fails["offsets"] = translated(KafkaError.UNKNOWN_TOPIC_OR_PART)
     with begun() as some, pytest.raises(CoordinationError) as refused:
         write(some)
-    assert "Keeping the position of t-0" in str(refused.value)
+    assert "Adding the position of t-0" in str(refused.value)
     assert "out" not in str(refused.value)
 
 

@@ -136,14 +136,14 @@ def test_every_error_is_translated(access):
 def test_a_port_without_sasl_is_not_reported_as_a_wrong_password():
     made = translated(KafkaException(KafkaError(CODES["ILLEGAL_SASL_STATE"], "why")))
     assert type(made) is LogUnreadable
-    assert "the port at a:1, b:2 takes no login" in str(made)
+    assert "the listener at a:1, b:2 does not use SASL" in str(made)
     assert "security_protocol" in str(made)
 
 
 def test_the_response_of_such_a_port_is_known_by_its_text():
     text = KafkaError(CODES["ILLEGAL_SASL_STATE"]).str()
     error = KafkaException(KafkaError(CODES["_AUTHENTICATION"], f"a:1: {text}"))
-    assert "takes no login" in str(translated(error))
+    assert "does not use SASL" in str(translated(error))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_the_response_of_such_a_port_is_known_by_its_text():
                 "SSL handshake failed: Disconnected: SSL connection closed by peer: "
                 "connecting to a PLAINTEXT broker listener?"
             ),
-            "takes no TLS",
+            "does not use TLS",
         ),
         (
             (
@@ -195,8 +195,14 @@ CUT_OFF = (
     ("text", "words"),
     [
         (CUT_OFF, "no broker answered"),
-        ('SASL authentication error: {"status":"invalid_token"}', "there is no token"),
-        ("Failed to acquire SASL OAUTHBEARER token: raised", "there is no token"),
+        (
+            'SASL authentication error: {"status":"invalid_token"}',
+            "no token could be obtained",
+        ),
+        (
+            "Failed to acquire SASL OAUTHBEARER token: raised",
+            "no token could be obtained",
+        ),
     ],
 )
 def test_a_login_that_another_attempt_may_pass_is_retriable(text, words):
