@@ -138,7 +138,7 @@ def test_properties_of_java(tmp_path):
     [
         (
             {"sasl.jaas.config": "org.apache.kafka.OtherLoginModule required;"},
-            "^option sasl.jaas.config: OtherLoginModule has no counterpart",
+            "^option sasl.jaas.config: OtherLoginModule is not supported",
         ),
         (
             {"ssl.truststore.location": "/none", "ssl.truststore.type": "JKS"},
