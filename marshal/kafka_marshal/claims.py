@@ -43,10 +43,10 @@ class HeldClaim:
         session: ClaimSession,
         *,
         holding: Holding,
-        ask: Callable[[Key], Glance | None],
+        glance: Callable[[Key], Glance | None],
     ) -> None:
         self._engine = engine
-        self._ask = ask
+        self._glance = glance
         self._session = session
         self._holding = holding
         self._clock = engine.context.ports.clock
@@ -203,7 +203,7 @@ class HeldClaim:
     def _rejected(self) -> ClaimRejected:
         key = self._holding.key
         refusal = self._holding.claim.refusal
-        seen = self._ask(key) or Glance(None)
+        seen = self._glance(key) or Glance(None)
         reason = "held" if refusal is None else (refusal.reason or "held")
         if self._engine.context.is_key_paused(key):
             reason = "paused"

@@ -29,7 +29,7 @@ from kafka_marshal.errors import (
 
 def claim_of(node):
     session, glance = node.session, node.engine.context.glance
-    return HeldClaim(node.engine, session, holding=session.want(KEY), ask=glance)
+    return HeldClaim(node.engine, session, holding=session.want(KEY), glance=glance)
 
 
 def wanting(cluster, client_id="a"):
