@@ -127,7 +127,7 @@ class GrowthPlan:
         return max(0, self.growth.new_count - self.partition_count)
 
     @property
-    def takes_ms(self) -> int:
+    def duration_ms(self) -> int:
         """How long the remaining steps take, apart from a few requests."""
         return self.settle_ms if SETTLE in self.steps else 0
 

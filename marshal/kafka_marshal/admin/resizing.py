@@ -33,8 +33,8 @@ from kafka_marshal.protocol.labels import LAYOUT_LABEL
 from kafka_marshal.protocol.layout import COUNT_MAX, is_step, place_of
 from kafka_marshal.protocol.layout_reading import (
     Change,
+    LayoutProgress,
     Moving,
-    Progress,
     Reading,
     is_over,
     is_torn,
@@ -70,7 +70,7 @@ IN_FLIGHT_MAX = 64
 SHOW_MS = 1_000
 """How often progress is shown."""
 WAITS_SHOWN_MAX = 5
-OnResize = Callable[[Progress], None]
+OnResize = Callable[[LayoutProgress], None]
 
 
 @attrs.frozen(kw_only=True)
@@ -496,7 +496,7 @@ def wait_text(wait: Wait) -> str:
     return f"partition {wait.partition}: {what}{left}"
 
 
-def ignore_resize(_progress: Progress) -> None:
+def ignore_resize(_progress: LayoutProgress) -> None:
     """Ignore progress."""
 
 

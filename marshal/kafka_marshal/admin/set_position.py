@@ -16,7 +16,7 @@ import msgspec
 
 from kafka_marshal.admin.finishing import (
     OnProgress,
-    Progress,
+    ResetProgress,
     ResetResult,
     Resolution,
     ignore_progress,
@@ -352,7 +352,7 @@ class SetPosition:
         self._plan = plan
         self._config = config
         self._on_progress = on_progress
-        self._reported: Progress | None = None
+        self._reported: ResetProgress | None = None
         self._op_id = bytes.fromhex(plan.op_id)
         self._group_id = plan.group_id
         count = config.partition_count
@@ -591,7 +591,7 @@ class SetPosition:
 
     def _report(self, step: str, left_count: int) -> None:
         """Report progress if it has changed."""
-        progress = Progress(step=step, left_count=left_count)
+        progress = ResetProgress(step=step, left_count=left_count)
         if progress != self._reported:
             self._reported = progress
             self._on_progress(progress)
