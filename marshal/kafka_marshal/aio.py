@@ -608,7 +608,10 @@ class AsyncMarshal:
         """
         self._require_not_closed()
         if self._marshal is None:
-            raise InvalidTransition("open it first, with: async with AsyncMarshal(...)")
+            raise InvalidTransition(
+                "this AsyncMarshal is not open; open it with: async with "
+                "AsyncMarshal(...)"
+            )
         return self._marshal
 
     def adopt(self, make: Callable[[], Consumer]) -> AsyncConsumer:

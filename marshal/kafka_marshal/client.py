@@ -431,7 +431,8 @@ class Marshal(Closing):
         is_name = isinstance(name, str) and is_topic(name)
         if not is_name or not 0 <= number <= PARTITION_MAX:
             raise ConfigurationError(
-                f"{topic!r} partition {partition!r} is no data partition",
+                f"topic {topic!r} partition {partition!r} is invalid: give the name of "
+                "a topic, and a partition number from 0",
                 setting="topic",
             )
         backend = self._backend
@@ -560,7 +561,8 @@ class Marshal(Closing):
     def _require_open(self) -> None:
         if os.getpid() != self._pid:
             raise InvalidTransition(
-                "this Marshal belongs to the parent process; open one after fork"
+                "this Marshal belongs to the parent process; open another one after "
+                "the fork"
             )
         if self._is_closed:
             raise InvalidTransition("the Marshal is closed")

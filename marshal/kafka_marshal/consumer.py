@@ -412,8 +412,9 @@ class Consumer(Closing):
 
         if self._config.is_at_most_once:
             raise InvalidTransition(
-                "a consumer at most once has no use for transactions: what was granted "
-                "is never handed out again; use delivery=Delivery.AT_LEAST_ONCE"
+                "transactions need delivery at least once: under at most once, granted "
+                "records are never handed out again; use "
+                "delivery=Delivery.AT_LEAST_ONCE"
             )
         with self._turn:
             self._require_all_committed()
@@ -444,8 +445,8 @@ class Consumer(Closing):
         """
         if self._output is not None:
             raise InvalidTransition(
-                "this consumer hands out and commits by its transactions, or their "
-                "output could be lost; open another consumer to read without them"
+                "this consumer has transactions: to read or commit without them could "
+                "lose output; open another consumer for that"
             )
 
     # --- committing
@@ -643,8 +644,8 @@ class Consumer(Closing):
             group_id, first = self._subscription.group_id, next(iter(wanted), None)
             topic = "TOPIC" if first is None else first.topic
             raise InvalidTransition(
-                "a consumer at most once cannot seek, as what was granted is not "
-                "handed out again; to have it repeated all the same: marshal groups "
+                "a consumer cannot seek under at most once: granted records are not "
+                "handed out again; to repeat them all the same, run: marshal groups "
                 f"reset {group_id} --topic {topic} --to-earliest --allow-reprocess"
             )
         deadline = Deadline(timeout_ms, self._clock.now_ms)
@@ -688,8 +689,8 @@ class Consumer(Closing):
         place = self._places.get(partition)
         if place is None:
             raise InvalidTransition(
-                f"{partition} is not held by this consumer, so it cannot seek there; "
-                "assignment() has what it holds"
+                f"{partition} is not held by this consumer: only held partitions can "
+                "be sought; list them with assignment()"
             )
         self._require_valid(place, self._clock.now_ms())
         return place
@@ -859,8 +860,8 @@ class Consumer(Closing):
         if self._pid != _Process.pid:
             # PROTOCOL 1.7: a forked child inherits no claims.
             raise InvalidTransition(
-                "this consumer belongs to the parent process; open a Marshal of its "
-                "own after fork"
+                "this consumer belongs to the parent process; open a Marshal after the "
+                "fork and consume there"
             )
         failure = self._engine.failure or self._session.failure
         if failure is not None:

@@ -380,8 +380,8 @@ class RangeConsumer(Closing):
         if self._pid != os.getpid():
             # PROTOCOL 1.7: a forked child inherits no claims.
             raise InvalidTransition(
-                "these ranges belong to the parent process; open a Marshal of your "
-                "own after fork"
+                "these ranges belong to the parent process; open a Marshal after the "
+                "fork"
             )
         failure = self._engine.failure or self._session.failure
         if failure is not None:

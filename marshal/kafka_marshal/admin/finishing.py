@@ -131,9 +131,9 @@ class ResetResult:
         """
         if self.outcome == UNKNOWN:
             raise ClaimRejected(
-                f"operation {self.op_id} ended before, and later ones have replaced "
-                "what the log's state has of it; nothing was written; whether it had "
-                f"set positions shows: marshal groups history {self.group_id}",
+                f"operation {self.op_id} ended before, and later operations have "
+                "replaced its outcome in the log's state; nothing was written; to see "
+                f"whether it set positions: marshal groups history {self.group_id}",
                 reason=self.outcome,
             )
         if self.outcome != COMMITTED:

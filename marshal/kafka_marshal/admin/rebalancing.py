@@ -107,8 +107,8 @@ class Rebalancing(AdminConnection):
                 raise refused.unwritable(f"the plan of group {group_id!r}")
         raise ClaimRejected(
             f"{ATTEMPTS_MAX} plans of group {group_id} were overtaken by those of its "
-            f"planners, so members are changing; try again, or see: marshal plan show "
-            f"{group_id}",
+            "planners, as happens while members join or leave; try again, or see: "
+            f"marshal plan show {group_id}",
             reason="plan_overtaken",
         )
 
