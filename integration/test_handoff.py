@@ -167,8 +167,8 @@ def test_records_that_were_fetched_before_the_claim_need_no_fetch(
             on_warm=lambda *_: may_end.wait(60),
         )
         fetcher = second._subscription.warm_fetcher
-        slow = second._reader = second._hands._reader = SlowReader(second._reader)
-        second._hands._pipeline._reader = slow
+        slow = second._reader = second._dispatcher._reader = SlowReader(second._reader)
+        second._dispatcher._pipeline._reader = slow
         eventually(lambda: observer.named("warming"), "it warms up")
         eventually(lambda: fetcher.held_bytes > 0, "it fetches meanwhile")
         assert not second.poll(0)

@@ -10,7 +10,7 @@ from kafka_marshal.errors import (
     PositionError,
     UnknownTopicId,
 )
-from kafka_marshal.outgoing import Outgoing, Progress, TransactionalWriter
+from kafka_marshal.outgoing import Outgoing, SourceProgress, TransactionalWriter
 from kafka_marshal.ports import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
@@ -162,7 +162,7 @@ class FakeWriter(TransactionalWriter):
 
     def progress(
         self, partition: TopicPartition, *, timeout_ms: int
-    ) -> Progress | None:
+    ) -> SourceProgress | None:
         """Return what the last committed transaction wrote, None before the first."""
         del timeout_ms
         return self._cluster.progress.get((self._group_id, partition))
@@ -182,7 +182,7 @@ class FakeWriter(TransactionalWriter):
             for each in records:
                 place = TopicPartition(each.topic, each.partition or 0)
                 self._cluster.produce(place, each.value, key=each.key)
-            found = Progress(position, metadata)
+            found = SourceProgress(position, metadata)
             self._cluster.progress[self._group_id, partition] = found
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ from simulator.fakestore import (
 )
 
 if TYPE_CHECKING:
-    from kafka_marshal.outgoing import Progress
+    from kafka_marshal.outgoing import SourceProgress
     from simulator.fakedata import FakeDataLog
 
 __all__ = ["AppendFate", "FakeCoordinationLog", "FakeKafka", "FatePolicy"]
@@ -86,7 +86,7 @@ class FakeKafka:
         self.groups: dict[str, dict[TopicPartition, int]] = {}
         # Transactions: the last producer of each id, and committed progress.
         self.writers: dict[str, object] = {}
-        self.progress: dict[tuple[str, TopicPartition], Progress] = {}
+        self.progress: dict[tuple[str, TopicPartition], SourceProgress] = {}
         self.busy_groups: set[str] = set()
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)

@@ -349,7 +349,8 @@ class AsyncConsumer:
 
     async def commit(self, records: Processed | None = None) -> None:
         """Mark records as processed; see ``Consumer.commit``."""
-        (await self._opened()).commit(records)
+        # Not ``_opened``: this thread need not be the event loop's.
+        (await self._made()).commit(records)
 
     async def flush(self, timeout_ms: int = CLOSE_MS_MAX) -> None:
         """Wait until every position is in the log; see ``Consumer.flush``."""
@@ -490,6 +491,12 @@ class AsyncConsumer:
             await self._hop.settle()
 
     async def _opened(self) -> Consumer:
+        """Return the open consumer, which calls callbacks on this thread alone."""
+        consumer = await self._made()
+        consumer.report_here()
+        return consumer
+
+    async def _made(self) -> Consumer:
         if self._consumer is None:
             await self._hop.settle()
         if self._consumer is None:
@@ -497,7 +504,6 @@ class AsyncConsumer:
                 raise InvalidTransition("the consumer is closed")
             await self._hop.run(self._open)
         assert self._consumer is not None
-        self._consumer.report_here()
         return self._consumer
 
     def _open(self) -> None:
@@ -602,7 +608,10 @@ class AsyncMarshal:
         """
         self._require_not_closed()
         if self._marshal is None:
-            raise InvalidTransition("open it first, with: async with AsyncMarshal(...)")
+            raise InvalidTransition(
+                "this AsyncMarshal is not open; open it with: async with "
+                "AsyncMarshal(...)"
+            )
         return self._marshal
 
     def adopt(self, make: Callable[[], Consumer]) -> AsyncConsumer:

@@ -200,7 +200,7 @@ def to_partition(given: object) -> TopicPartition:
         if isinstance(topic, str) and hasattr(type(partition), "__index__"):
             return TopicPartition(topic, int(partition))
     raise TypeError(
-        f"{given!r} is no partition; give partitions one by one, like "
+        f"{given!r} is not a partition; give partitions one by one, like "
         "TopicPartition('orders', 0)"
     )
 

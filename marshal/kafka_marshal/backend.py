@@ -29,7 +29,7 @@ MIRROR_CLOSE_MS_MAX = 1_000
 
 
 @attrs.frozen(kw_only=True)
-class Terms:
+class ClientOptions:
     """Options of a client with its own engine.
 
     Attributes:
@@ -63,7 +63,7 @@ class LocalBackend:
     """Claims held by an engine of this process, which all its clients share."""
 
     def __init__(
-        self, settings: ConnectionConfig, terms: Terms, *, observer: Observer
+        self, settings: ConnectionConfig, options: ClientOptions, *, observer: Observer
     ) -> None:
         """Connect, or share the existing connection, and read the log to its end.
 
@@ -71,7 +71,7 @@ class LocalBackend:
             ConfigurationError: The checkpoint interval is invalid.
             MarshalError: Opening failed; nothing is left open.
         """
-        self._terms = terms
+        self._options = options
         self._observer = observer
         self._identity: Identity | None = None
         self._runtime = runtimes.acquire(
@@ -80,16 +80,16 @@ class LocalBackend:
                 runtimes.Runtime.open,
                 settings,
                 observer,
-                timeout_ms=terms.timeout_ms,
-                state_home=home_of(terms.state_dir),
+                timeout_ms=options.timeout_ms,
+                state_home=home_of(options.state_dir),
                 checkpoint_interval_ms=checked_interval_ms(
-                    terms.checkpoint_interval_ms, setting="checkpoint_interval_ms"
+                    options.checkpoint_interval_ms, setting="checkpoint_interval_ms"
                 ),
             ),
         )
         self._runtime.observers.add(observer)
         try:
-            if terms.check_topic:
+            if options.check_topic:
                 self._runtime.require_safe_topic()
             self._require_interval()
             self._session = self._open_session()
@@ -98,21 +98,21 @@ class LocalBackend:
             raise
 
     def _open_session(self) -> Session:
-        engine, terms = self._runtime.engine, self._terms
+        engine, options = self._runtime.engine, self._options
         entropy = self._runtime.ports.entropy
         owner, master = (
-            Owner(terms.client_id, entropy.random_bytes(16)),
+            Owner(options.client_id, entropy.random_bytes(16)),
             entropy.random_bytes(32),
         )
         lives = self._take_identity(owner.incarnation, master)
         session = Session(
             engine.context,
-            Claimant(owner, terms.group_id, master=master, person=terms.person),
+            Claimant(owner, options.group_id, master=master, person=options.person),
             host=socket.gethostname(),
             lives=lives,
-            mirrors_offsets=terms.mirror_offsets,
-            can_plan=terms.can_plan,
-            labels=terms.labels,
+            mirrors_offsets=options.mirror_offsets,
+            can_plan=options.can_plan,
+            labels=options.labels,
         )
         with engine.changed:
             engine.add_session(session)
@@ -122,7 +122,7 @@ class LocalBackend:
         self, incarnation: bytes, master: bytes
     ) -> tuple[PreviousLife, ...]:
         """Lock the identity, store this incarnation in it, return the earlier ones."""
-        state_dir = self._terms.state_dir
+        state_dir = self._options.state_dir
         home = home_of(state_dir)
         context = self._runtime.engine.context
         if home is None:
@@ -134,8 +134,8 @@ class LocalBackend:
             self._identity = Identity.take(
                 home,
                 domain=context.settled.format_id.hex(),
-                group_id=self._terms.group_id,
-                client_id=self._terms.client_id,
+                group_id=self._options.group_id,
+                client_id=self._options.client_id,
             )
             lives = self._identity.lives
             self._identity.remember(incarnation, master=master)
@@ -154,7 +154,7 @@ class LocalBackend:
         return lives
 
     def _require_interval(self) -> None:
-        expected_ms = self._terms.heartbeat_interval_ms
+        expected_ms = self._options.heartbeat_interval_ms
         actual_ms = self._runtime.engine.context.heartbeat_interval_ms
         if expected_ms is not None and expected_ms != actual_ms:
             raise ConfigurationError(
@@ -190,7 +190,7 @@ class LocalBackend:
             self._session.subscribe(subscription)
             self.engine.act(self._session)
 
-    def want(self, key: Key) -> Holding:
+    def contend_for(self, key: Key) -> Holding:
         """Contend for one key, at once."""
         is_known = key in self._session.holdings
         try:
@@ -211,7 +211,7 @@ class LocalBackend:
             if holding is not None:
                 self._session.unwant(holding)
 
-    def ask(self, key: Key) -> Glance | None:
+    def glance(self, key: Key) -> Glance | None:
         """Return the state of a key in the log as folded so far."""
         with self.engine.changed:
             return self.engine.context.glance(key)
@@ -230,7 +230,7 @@ class LocalBackend:
             return {
                 key.topic_partition: None if known.owner is None else known.owner[0]
                 for key, known, _ in self._keys()
-                if (key.group_id, key.topic) == (self._terms.group_id, topic)
+                if (key.group_id, key.topic) == (self._options.group_id, topic)
             }
 
     def _keys(self) -> Iterator[tuple[Key, KeyState, Token | None]]:
@@ -254,7 +254,7 @@ class LocalBackend:
                     token=token,
                 )
                 for key, known, token in self._keys()
-                if key.group_id == self._terms.group_id
+                if key.group_id == self._options.group_id
             }
 
     def restart(self) -> None:

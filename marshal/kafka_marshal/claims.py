@@ -43,10 +43,10 @@ class HeldClaim:
         session: ClaimSession,
         *,
         holding: Holding,
-        ask: Callable[[Key], Glance | None],
+        glance: Callable[[Key], Glance | None],
     ) -> None:
         self._engine = engine
-        self._ask = ask
+        self._glance = glance
         self._session = session
         self._holding = holding
         self._clock = engine.context.ports.clock
@@ -93,7 +93,10 @@ class HeldClaim:
             InvalidTransition: Called in a forked child (PROTOCOL 1.7).
         """
         if os.getpid() != self._pid:
-            raise InvalidTransition("this claim belongs to the parent process")
+            raise InvalidTransition(
+                "this claim belongs to the parent process; open a Marshal after the "
+                "fork and claim there"
+            )
         if not self.is_valid():
             ending = self._holding.claim.ending
             reason = "lease_expiring" if ending is None else ending.reason
@@ -203,15 +206,21 @@ class HeldClaim:
     def _rejected(self) -> ClaimRejected:
         key = self._holding.key
         refusal = self._holding.claim.refusal
-        seen = self._ask(key) or Glance(None)
+        seen = self._glance(key) or Glance(None)
         reason = "held" if refusal is None else (refusal.reason or "held")
         if self._engine.context.is_key_paused(key):
             reason = "paused"
-        who = "nobody" if seen.holder is None else repr(seen.holder)
+        if seen.holder is not None:
+            why = f" ({reason}): it is held by {seen.holder!r} ({seen.freshness})"
+        elif reason == "paused":
+            why = " (paused): it has no owner, and claims of it are paused"
+        elif refusal is not None:
+            why = f" ({reason}): it has no owner; the claim was refused"
+        else:
+            why = ": it has no owner; the log did not confirm the claim"
         return ClaimRejected(
-            f"{self.partition} was not claimed in time ({reason}): it is held by "
-            f"{who} ({seen.freshness}); see: marshal claims who {key.group_id} "
-            f"{key.topic} {key.partition}",
+            f"{self.partition} was not claimed in time{why}; see: marshal claims who "
+            f"{key.group_id} {key.topic} {key.partition}",
             holder=seen.holder,
             freshness=seen.freshness,
             at_offset=None if refusal is None else refusal.offset,
@@ -240,7 +249,7 @@ def _offset(position: SupportsIndex) -> int:
         offset = -1
     if not 0 <= offset <= OFFSET_MAX:
         raise ConfigurationError(
-            f"position is {position!r}, which is no offset; give one from 0 on",
+            f"position is {position!r}, which is not an offset; give a number from 0",
             setting="position",
         )
     return offset

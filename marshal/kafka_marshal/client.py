@@ -147,7 +147,7 @@ class Marshal(Closing):
         can_plan: bool = True,
         timeout_ms: int = OPEN_MS_MAX,
     ) -> None:
-        from kafka_marshal.backend import LocalBackend, Terms
+        from kafka_marshal.backend import ClientOptions, LocalBackend
         from kafka_marshal.remote.backend import ConnectOptions, open_backend
 
         names = _names(group_id=group_id, client_id=client_id)
@@ -167,7 +167,7 @@ class Marshal(Closing):
         observer = _one_observer(observer)
         if sidecar is None:
             _require_none(sidecar_token_file, sidecar_instance)
-            terms = Terms(
+            local = ClientOptions(
                 **names,
                 heartbeat_interval_ms=heartbeat_interval_ms,
                 state_dir=state_dir,
@@ -179,7 +179,7 @@ class Marshal(Closing):
                 labels=checked_labels(labels or {}),
                 can_plan=can_plan,
             )
-            self._backend = LocalBackend(settings, terms, observer=observer)
+            self._backend = LocalBackend(settings, local, observer=observer)
         else:
             _require_defaults(mirror_offsets, person=person, labels=labels)
             remote = ConnectOptions(
@@ -376,7 +376,7 @@ class Marshal(Closing):
                 self.engine,
                 self.session,
                 subscription=subscription,
-                ask=self._backend.last_claims,
+                last_claims=self._backend.last_claims,
             )
             self._keep(ranges)
         except BaseException:
@@ -431,16 +431,17 @@ class Marshal(Closing):
         is_name = isinstance(name, str) and is_topic(name)
         if not is_name or not 0 <= number <= PARTITION_MAX:
             raise ConfigurationError(
-                f"{topic!r} partition {partition!r} is no data partition",
+                f"topic {topic!r} partition {partition!r} is invalid: give the name of "
+                "a topic, and a partition number from 0",
                 setting="topic",
             )
         backend = self._backend
         key = Key(self.group_id, to_text(topic), number)
-        holding = backend.want(key)
+        holding = backend.contend_for(key)
         try:
             note_unknown_partition(backend.engine.context, key.topic_partition)
             claim = HeldClaim(
-                backend.engine, backend.session, holding=holding, ask=backend.ask
+                backend.engine, backend.session, holding=holding, glance=backend.glance
             )
             claim.wait_held(timeout_ms)
         except BaseException:
@@ -560,7 +561,8 @@ class Marshal(Closing):
     def _require_open(self) -> None:
         if os.getpid() != self._pid:
             raise InvalidTransition(
-                "this Marshal belongs to the parent process; open one after fork"
+                "this Marshal belongs to the parent process; open another one after "
+                "the fork"
             )
         if self._is_closed:
             raise InvalidTransition("the Marshal is closed")

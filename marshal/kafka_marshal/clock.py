@@ -261,9 +261,9 @@ class ThreadBackground(Background):
             else:
                 future.set_exception(
                     CoordinationError(
-                        f"{QUEUE_CALLS_MAX} look-ups are queued, so the cluster does "
-                        "not answer. Check the addresses, the network and that the "
-                        "brokers run."
+                        f"{QUEUE_CALLS_MAX} look-ups are queued, because the cluster "
+                        "does not respond. Check the addresses, the network and that "
+                        "the brokers run."
                     )
                 )
         return future

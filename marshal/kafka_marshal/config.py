@@ -104,7 +104,7 @@ def pattern_text(pattern: str | re.Pattern[str] | None) -> str | None:
     text = getattr(pattern, "pattern", None)
     if not isinstance(text, str):
         raise ConfigurationError(
-            f"pattern {pattern!r} is no regular expression for text; give a str",
+            f"pattern {pattern!r} is not a regular expression for text; give a str",
             setting="pattern",
         )
     # Topic names are ASCII, so these two flags have no effect.
@@ -266,8 +266,8 @@ class ConsumerConfig:
         for topic in self.topics:
             if not isinstance(topic, str):
                 raise ConfigurationError(
-                    f"{topic!r} is no name of a topic; give names one by one, like "
-                    "consumer('orders', 'invoices')",
+                    f"{topic!r} is not the name of a topic; give names one by one, "
+                    "like consumer('orders', 'invoices')",
                     setting="topics",
                 )
             if not is_topic(topic):

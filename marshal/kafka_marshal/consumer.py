@@ -93,15 +93,15 @@ class Consumer(Closing):
         self._reader = reader
         self._config = subscription.config
         self._clock = engine.context.ports.clock
-        self._hands = Dispatcher(
+        self._dispatcher = Dispatcher(
             engine,
             session,
             subscription=subscription,
             reader=reader,
             callbacks=callbacks,
         )
-        self._turn = self._hands.turn
-        self._places = self._hands.places
+        self._turn = self._dispatcher.turn
+        self._places = self._dispatcher.places
         # The same dict: plain tuples are equal to TopicPartition, and cheaper to make.
         self._places_by_name = cast("dict[tuple[str, int], FetchState]", self._places)
         self._output: TransactionalOutput | None = None
@@ -167,31 +167,31 @@ class Consumer(Closing):
         self, timeout_ms: int, most: int, *, partitions_max: int | None = None
     ) -> dict[TopicPartition, Sequence[Record]]:
         deadline = Deadline(timeout_ms, self._clock.now_ms)
-        hands = self._hands
+        dispatcher = self._dispatcher
         if self.is_closed:  # by another thread, just before
             return {}
-        hands.take_back()
+        dispatcher.take_back()
         while True:
             # While this call waits, the application counts as polling.
             self._subscription.back_at_ms = self._clock.now_ms()
             self._sync()
-            handed = hands.hand_out(most, partitions_max=partitions_max)
+            handed = dispatcher.hand_out(most, partitions_max=partitions_max)
             if handed:
                 if not self._is_stopped:
-                    hands.read_ahead()
+                    dispatcher.read_ahead()
                 return handed
             try:
                 if self._is_stopped:
-                    if not hands.fetch_granted(deadline.left_ms):
+                    if not dispatcher.fetch_granted(deadline.left_ms):
                         return handed
                 else:
-                    hands.fetch(deadline.left_ms)
+                    dispatcher.fetch(deadline.left_ms)
             except MarshalError:
                 if not self._is_closed:
                     raise
             if self._is_closed:  # by a signal handler, or another thread
                 return handed
-            handed = hands.hand_out(most, partitions_max=partitions_max)
+            handed = dispatcher.hand_out(most, partitions_max=partitions_max)
             if handed or deadline.is_over:
                 return handed
 
@@ -236,10 +236,10 @@ class Consumer(Closing):
     def _hand_out_fetched(
         self, max_records: int | None, partitions_max: int | None
     ) -> dict[TopicPartition, Sequence[Record]]:
-        self._hands.take_back()
+        self._dispatcher.take_back()
         self._sync()
         most = self._most(max_records)
-        return self._hands.hand_out(most, partitions_max=partitions_max)
+        return self._dispatcher.hand_out(most, partitions_max=partitions_max)
 
     def prefetch(self, timeout_ms: int) -> None:
         """Fetch, or wait for fetches in flight, without handing anything out.
@@ -253,23 +253,25 @@ class Consumer(Closing):
         """
         self._require_usable()
         if not self._is_stopped:
-            self._hands.fetch(timeout_ms)
-        elif not self._hands.fetch_granted(timeout_ms):
-            self._hands.wait(timeout_ms)
+            self._dispatcher.fetch(timeout_ms)
+        elif not self._dispatcher.fetch_granted(timeout_ms):
+            self._dispatcher.wait(timeout_ms)
 
     def report_here(self) -> None:
         """Apply changes of the claims, and call callbacks, on this thread alone."""
-        self._hands.thread = threading.get_ident()
+        self._dispatcher.thread = threading.get_ident()
 
     def report_closed(self) -> None:
         """Report to ``on_topics`` that no topic is held any more, after the close."""
-        self._hands.notify_topics(())
+        self._dispatcher.notify_topics(())
 
     @property
     def is_finished(self) -> bool:
         """Whether iteration is over: stopped, and no granted records are left."""
         # No other process gets the granted records, so a stop still hands them out.
-        return self._is_stopped and (self._is_closed or not self._hands.holds_grants())
+        return self._is_stopped and (
+            self._is_closed or not self._dispatcher.holds_grants()
+        )
 
     def __iter__(self) -> Iterator[Record]:
         """Iterate over records, one hand-out at a time, until ``stop``.
@@ -303,7 +305,7 @@ class Consumer(Closing):
     def _take_fetched(self) -> Record | None:
         if self._is_stopped or self._pid != _Process.pid:
             return None
-        return self._hands.hand_out_one()
+        return self._dispatcher.hand_out_one()
 
     def batches(self, max_records: int | None = None) -> Iterator[Batch]:
         """Iterate over batches of one partition each, until ``stop``.
@@ -333,7 +335,7 @@ class Consumer(Closing):
     def is_handed_out_again(self, batch: Batch) -> bool:
         """Return whether the hand-out of a batch was interrupted and is repeated."""
         return any(
-            place.partition == batch.partition for place in self._hands.taken or ()
+            place.partition == batch.partition for place in self._dispatcher.taken or ()
         )
 
     def batch_of(self, partition: TopicPartition, records: Sequence[Record]) -> Batch:
@@ -410,8 +412,9 @@ class Consumer(Closing):
 
         if self._config.is_at_most_once:
             raise InvalidTransition(
-                "a consumer at most once has no use for transactions: what was granted "
-                "is never handed out again; use delivery=Delivery.AT_LEAST_ONCE"
+                "transactions need delivery at least once: under at most once, granted "
+                "records are never handed out again; use "
+                "delivery=Delivery.AT_LEAST_ONCE"
             )
         with self._turn:
             self._require_all_committed()
@@ -423,7 +426,7 @@ class Consumer(Closing):
             return self._output
 
     def _require_all_committed(self) -> None:
-        self._hands.recover()
+        self._dispatcher.recover()
         with self._engine.lock:
             for partition, place in self._places.items():
                 progress = place.holding.progress
@@ -442,8 +445,8 @@ class Consumer(Closing):
         """
         if self._output is not None:
             raise InvalidTransition(
-                "this consumer hands out and commits by its transactions, or their "
-                "output could be lost; open another consumer to read without them"
+                "this consumer has transactions: to read or commit without them could "
+                "lose output; open another consumer for that"
             )
 
     # --- committing
@@ -531,7 +534,7 @@ class Consumer(Closing):
     def _commit_everything(self) -> None:
         now_ms = self._clock.now_ms()
         with self._engine.lock:
-            taken = self._hands.taken or ()
+            taken = self._dispatcher.taken or ()
             for place in list(self._places.values()):
                 progress = place.holding.progress
                 if isinstance(progress, AtLeastOnce) and progress.tracked_count:
@@ -540,8 +543,8 @@ class Consumer(Closing):
                         below=place.taken_at if place in taken else None
                     )
                     self._session.end_drain(place.holding)
-            if self._hands.lost:
-                raise self._hands.lost.pop(0)
+            if self._dispatcher.lost:
+                raise self._dispatcher.lost.pop(0)
 
     def _require_valid(self, place: "FetchState", now_ms: int) -> None:
         claim = place.holding.claim
@@ -635,14 +638,14 @@ class Consumer(Closing):
         choose: Callable[[LogRange], int],
         timeout_ms: int,
     ) -> None:
-        self._hands.recover()
+        self._dispatcher.recover()
         self._look()
         if self._config.is_at_most_once:
             group_id, first = self._subscription.group_id, next(iter(wanted), None)
             topic = "TOPIC" if first is None else first.topic
             raise InvalidTransition(
-                "a consumer at most once cannot seek, as what was granted is not "
-                "handed out again; to have it repeated all the same: marshal groups "
+                "a consumer cannot seek under at most once: granted records are not "
+                "handed out again; to repeat them all the same, run: marshal groups "
                 f"reset {group_id} --topic {topic} --to-earliest --allow-reprocess"
             )
         deadline = Deadline(timeout_ms, self._clock.now_ms)
@@ -651,7 +654,7 @@ class Consumer(Closing):
         with self._engine.changed:
             places = [self._held_place(each) for each in offsets]
             for place in places:
-                self._hands.seek(place, offsets[place.partition])
+                self._dispatcher.seek(place, offsets[place.partition])
         held = [place.holding for place in places]
         self._await(
             lambda: all(h.rewind is None or h.claim.ending is not None for h in held),
@@ -686,8 +689,8 @@ class Consumer(Closing):
         place = self._places.get(partition)
         if place is None:
             raise InvalidTransition(
-                f"{partition} is not held by this consumer, so it cannot seek there; "
-                "assignment() has what it holds"
+                f"{partition} is not held by this consumer: only held partitions can "
+                "be sought; list them with assignment()"
             )
         self._require_valid(place, self._clock.now_ms())
         return place
@@ -714,7 +717,7 @@ class Consumer(Closing):
         place = self._places.get(to_partition(partition))
         if place is None:
             return None
-        is_back = place in (self._hands.taken or ()) and place.taken_at is not None
+        is_back = place in (self._dispatcher.taken or ()) and place.taken_at is not None
         return place.taken_at if is_back else place.next_offset
 
     def committed(self, partition: TopicPartition) -> int | None:
@@ -763,16 +766,16 @@ class Consumer(Closing):
     def pause(self, *partitions: TopicPartition) -> None:
         """Stop handing out records of these partitions; the claims are kept."""
         self._require_usable()
-        self._hands.pause([to_partition(each) for each in partitions])
+        self._dispatcher.pause([to_partition(each) for each in partitions])
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Undo ``pause``."""
         self._require_usable()
-        self._hands.resume([to_partition(each) for each in partitions])
+        self._dispatcher.resume([to_partition(each) for each in partitions])
 
     def paused(self) -> set[TopicPartition]:
         """Return the partitions that ``pause`` holds back."""
-        return set(self._hands.paused)
+        return set(self._dispatcher.paused)
 
     # --- ending
 
@@ -786,7 +789,7 @@ class Consumer(Closing):
 
         Under at most once, the log then counts them as not processed (PROTOCOL 6.3).
         """
-        self._hands.let_go(is_done=False)
+        self._dispatcher.let_go(is_done=False)
 
     @property
     def is_closed(self) -> bool:
@@ -840,13 +843,13 @@ class Consumer(Closing):
         self.report_closed()
 
     def _unsubscribe(self, *, release: bool) -> list[int]:
-        self._hands.recover()
-        self._hands.pass_over()
+        self._dispatcher.recover()
+        self._dispatcher.pass_over()
         with self._engine.changed:
             # On an error, the uncommitted records are not finished.
             error = sys.exc_info()[1]
             is_done = error is None or error is self._caught_before
-            self._hands.let_go(is_done=is_done)
+            self._dispatcher.let_go(is_done=is_done)
             # Set only now: after an earlier exception ``close`` can be repeated.
             self._is_closed = True
             return self._session.unsubscribe(self._subscription, release=release)
@@ -857,8 +860,8 @@ class Consumer(Closing):
         if self._pid != _Process.pid:
             # PROTOCOL 1.7: a forked child inherits no claims.
             raise InvalidTransition(
-                "this consumer belongs to the parent process; open a Marshal of its "
-                "own after fork"
+                "this consumer belongs to the parent process; open a Marshal after the "
+                "fork and consume there"
             )
         failure = self._engine.failure or self._session.failure
         if failure is not None:
@@ -869,16 +872,16 @@ class Consumer(Closing):
     def _sync(self) -> None:
         """Apply changes of the claims; called while reading."""
         self._require_usable()
-        self._hands.follow()
-        if self._hands.lost:
-            raise self._hands.lost.pop(0)
+        self._dispatcher.follow()
+        if self._dispatcher.lost:
+            raise self._dispatcher.lost.pop(0)
 
     def _look(self) -> None:
         """Apply changes of the claims, unless a thread that reads now does it."""
         self._require_usable()
         with self._turn.if_free() as is_free:
             if is_free:
-                self._hands.follow()
+                self._dispatcher.follow()
 
     def _await(self, is_done: Callable[[], bool], timeout_ms: int) -> None:
         from kafka_marshal.engine.waits import await_news

@@ -36,7 +36,7 @@ class Outgoing(NamedTuple):
     partition: int | None = None
 
 
-class Progress(NamedTuple):
+class SourceProgress(NamedTuple):
     """How far the transactions of a transactional id have processed a partition.
 
     Attributes:
@@ -61,7 +61,7 @@ class TransactionalWriter(Protocol):
 
     def progress(
         self, partition: TopicPartition, *, timeout_ms: int
-    ) -> Progress | None:
+    ) -> SourceProgress | None:
         """Return what the last committed transaction wrote, None before the first.
 
         Args:

@@ -80,10 +80,10 @@ class RangeConsumer(Closing):
         session: ClaimSession,
         *,
         subscription: Subscription,
-        ask: Callable[[int], dict[TopicPartition, LastClaim]],
+        last_claims: Callable[[int], dict[TopicPartition, LastClaim]],
     ) -> None:
         self._engine = engine
-        self._ask = ask
+        self._last_claims = last_claims
         self._session = session
         self._subscription = subscription
         self._clock = engine.context.ports.clock
@@ -183,7 +183,7 @@ class RangeConsumer(Closing):
             DeadlineExceeded: The log was not read to its end in time.
         """
         self._require_usable()
-        return self._ask(timeout_ms)
+        return self._last_claims(timeout_ms)
 
     def leaving(self) -> set[TopicPartition]:
         """Return the held partitions that are being drained."""
@@ -380,8 +380,8 @@ class RangeConsumer(Closing):
         if self._pid != os.getpid():
             # PROTOCOL 1.7: a forked child inherits no claims.
             raise InvalidTransition(
-                "these ranges belong to the parent process; open a Marshal of your "
-                "own after fork"
+                "these ranges belong to the parent process; open a Marshal after the "
+                "fork"
             )
         failure = self._engine.failure or self._session.failure
         if failure is not None:

@@ -157,9 +157,9 @@ class Runtime:
         problems = dangers(found)
         if problems:
             raise TopicMisconfigured(
-                f"coordination topic {found.name} cannot be relied on: "
-                f"{'; '.join(problems)}. See: marshal topic info; check_topic=False "
-                "skips this check",
+                f"coordination topic {found.name} has settings that break the "
+                f"guarantees of claims: {'; '.join(problems)}. See: marshal topic "
+                "info; check_topic=False skips this check",
                 problems=problems,
             )
 

@@ -329,7 +329,8 @@ def read_to_end(
         if store is None or not keep_read(follower, store):
             raise
         raise DeadlineExceeded(
-            f"{error}; what was read is kept, and the same again continues there"
+            f"{error}; what was read is stored; repeat the command to continue from "
+            "there"
         ) from error
 
 

@@ -27,7 +27,7 @@ from kafka_marshal.batches import Batch
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.holding import Holding
 from kafka_marshal.errors import ClaimLost, ConfigurationError, InvalidTransition
-from kafka_marshal.outgoing import Outgoing, Progress, TransactionalWriter
+from kafka_marshal.outgoing import Outgoing, SourceProgress, TransactionalWriter
 from kafka_marshal.ports import Record
 from kafka_marshal.protocol.types import Token, TopicPartition, seek_count_of
 
@@ -223,7 +223,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
             seeks=seek_count_of(batch.token),
         )
 
-    def written(self, progress: Progress | None) -> int:
+    def written(self, progress: SourceProgress | None) -> int:
         """Return the offset below which all output is written; 0 if none is known.
 
         The progress is valid if its topic, and the operation that last set the

@@ -29,7 +29,8 @@ def connect(path: str, timeout_s: float) -> socket.socket:
             except BlockingIOError as error:
                 if time.monotonic() >= until_s:
                     raise TimeoutError(
-                        f"the queue of connections was full for {timeout_s:g} s"
+                        f"the sidecar accepted no connection for {timeout_s:g} s: "
+                        "its listen queue was full"
                     ) from error
                 time.sleep(RETRY_S)
             else:

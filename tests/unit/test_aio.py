@@ -56,59 +56,6 @@ def test_records_come_in_order_and_are_committed(cluster):
     assert fold(cluster).keys[KEY].position == 10
 
 
-CALLS = {
-    "lag": lambda it: it.lag(),
-    "seek": lambda it: it.seek(T0, 3),
-    "transactions": lambda it: anext(it.transactions()),
-}
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_claims_and_topics_are_reported_on_the_loop(name):
-    cluster = world()
-    reported = []
-
-    def note(*_):
-        reported.append(asyncio.get_running_loop())
-
-    node = stepping(cluster, on_claimed=note, on_topics=note)
-    node.engine.changed = Stepping(cluster)
-
-    async def work():
-        consumer = face(node)
-        await CALLS[name](consumer)
-        assert len(reported) == 2
-        await consumer.close()
-        assert len(reported) == 3, "no topic is held"
-
-    run(work)
-
-
-def test_what_changes_while_a_thread_works_is_reported_on_the_loop(cluster):
-    reported = []
-    node = stepping(cluster, on_lost=lambda *_: reported.append(threading.get_ident()))
-    data = node.engine.context.ports.data
-    plain = data.ranges
-
-    def ranges(*given, **rest):
-        found = plain(*given, **rest)
-        node.cut(is_cut=True)
-        cluster.run(2 * H)
-        return found
-
-    async def work():
-        consumer = face(node)
-        await taken(consumer, 1)
-        data.ranges = ranges
-        with pytest.raises(ClaimLost):
-            await consumer.seek(T0, 3)
-        assert reported == []
-        assert await consumer.assignment() == set()
-        assert reported == [threading.get_ident()]
-
-    run(work)
-
-
 def test_seeking(cluster):
     node = stepping(cluster, most=4)
 

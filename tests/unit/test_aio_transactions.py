@@ -103,7 +103,9 @@ def test_transactions_alone_hand_out():
             consumer.commit,
             lambda: anext(consumer.batches()),
         ):
-            with pytest.raises(InvalidTransition, match="by its transactions"):
+            with pytest.raises(
+                InvalidTransition, match="this consumer has transactions"
+            ):
                 await call()
 
     run(work)

@@ -1,6 +1,8 @@
 """Claims without consumption, over whole nodes in memory."""
 
 import os
+import re
+from types import SimpleNamespace
 
 import pytest
 from enginekit import (
@@ -29,7 +31,7 @@ from kafka_marshal.errors import (
 
 def claim_of(node):
     session, glance = node.session, node.engine.context.glance
-    return HeldClaim(node.engine, session, holding=session.want(KEY), ask=glance)
+    return HeldClaim(node.engine, session, holding=session.want(KEY), glance=glance)
 
 
 def wanting(cluster, client_id="a"):
@@ -90,7 +92,7 @@ def test_a_seek_that_the_log_does_not_confirm_has_a_deadline(cluster):
 def test_a_position_that_is_no_offset_is_refused(cluster, position):
     node, claim = winning(cluster)
     for move in (claim.seek, claim.set_position):
-        with pytest.raises(ConfigurationError, match="no offset"):
+        with pytest.raises(ConfigurationError, match="not an offset"):
             move(position)
     cluster.run(H)
     assert claim.position is None
@@ -127,6 +129,7 @@ def test_a_claim_not_won_in_time_names_who_holds_it(cluster):
         claim.wait_held(H)
     assert (caught.value.holder, caught.value.freshness) == ("b", "fresh")
     assert caught.value.reason == "held"
+    assert "in time (held): it is held by 'b' (fresh); see: " in str(caught.value)
     assert holders(cluster) == ["b"]
 
 
@@ -155,6 +158,24 @@ def test_a_paused_group_is_named_as_the_reason(cluster):
     with pytest.raises(ClaimRejected) as caught:
         claim.wait_held(H)
     assert (caught.value.reason, caught.value.holder) == ("paused", None)
+    assert "(paused): it has no owner, and claims of it are" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        ("limits", "in time (limits): it has no owner; the claim was refused; see: "),
+        (None, "in time: it has no owner; the log did not confirm the claim; see: "),
+    ],
+)
+def test_a_claim_not_won_in_time_without_an_owner_names_none(cluster, reason, text):
+    node, claim = wanting(cluster)
+    node.step()
+    if reason is not None:
+        claim._holding.claim.refusal = SimpleNamespace(reason=reason, offset=5)
+    with pytest.raises(ClaimRejected, match=re.escape(text)) as caught:
+        claim.wait_held(0)
+    assert caught.value.holder is None
 
 
 def test_a_claim_that_was_taken_names_the_winner(cluster):

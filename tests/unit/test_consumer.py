@@ -112,7 +112,7 @@ def test_partitions_are_given_one_by_one(cluster, given):
     consumer = owning(cluster).consumer
     calls = [consumer.pause, consumer.resume, consumer.position, consumer.committed]
     for call in (*calls, consumer.seek_to_end, lambda each: consumer.seek(each, 1)):
-        with pytest.raises(TypeError, match="is no partition; give partitions one by"):
+        with pytest.raises(TypeError, match="is not a partition; give partitions"):
             call(given)
     assert consumer.paused() == set()
 

@@ -41,7 +41,10 @@ def planning(cluster, client_id="a", **rest):
     node.engine.changed = Stepping(cluster)
     (subscription,) = node.session.subscriptions
     ranges = RangeConsumer(
-        node.engine, node.session, subscription=subscription, ask=LOG.__getitem__
+        node.engine,
+        node.session,
+        subscription=subscription,
+        last_claims=LOG.__getitem__,
     )
     return node, ranges
 

@@ -416,7 +416,7 @@ def test_a_read_that_is_cut_off_continues_where_it_was(long, folder):
         follower, message = reading(long, folder, 100)
         attempts += 1
         assert not message or message.endswith(
-            "what was read is kept, and the same again continues there"
+            "what was read is stored; repeat the command to continue from there"
         )
         assert attempts < 9
     assert attempts > 2

@@ -16,7 +16,7 @@ from kafka_marshal.errors import (
     CoordinationError,
     InvalidTransition,
 )
-from kafka_marshal.outgoing import Progress
+from kafka_marshal.outgoing import SourceProgress
 from kafka_marshal.protocol.types import Token, TokenAfterSeek, TopicPartition
 from kafka_marshal.transactions import Mark, TransactionalOutput
 
@@ -153,7 +153,7 @@ def test_a_batch_that_is_written_in_part_is_handed_out_for_the_rest(cluster):
     node = owning(cluster)
     mark = Mark(topic_id="", set_by="", token="1.0.2", seeks=0)
     metadata = msgspec.json.encode(mark).decode()
-    cluster.kafka.progress[GROUP, T0] = Progress(2, metadata)
+    cluster.kafka.progress[GROUP, T0] = SourceProgress(2, metadata)
     assert run(node, 1) == [[2, 3]]
     assert node.consumer.committed(T0) == 4
 
@@ -209,7 +209,7 @@ def claimed(*, topic_id=b"\x01", set_by="aa"):
 
 
 def written(mine, other):
-    return mine.written(Progress(7, msgspec.json.encode(other).decode()))
+    return mine.written(SourceProgress(7, msgspec.json.encode(other).decode()))
 
 
 def test_progress_counts_for_the_topic_and_set_position_that_it_counts_on():
@@ -218,8 +218,8 @@ def test_progress_counts_for_the_topic_and_set_position_that_it_counts_on():
     later = Mark.of(claimed(), batch(new))
     assert written(later, mark) == 7
     assert later.written(None) == 0
-    assert later.written(Progress(7, "another tool")) == 0
-    assert later.written(Progress(7, "")) == 0
+    assert later.written(SourceProgress(7, "another tool")) == 0
+    assert later.written(SourceProgress(7, "")) == 0
     assert written(Mark.of(claimed(topic_id=b"\x02"), batch(new)), mark) == 0
     assert written(Mark.of(claimed(topic_id=None), batch(new)), mark) == 7
     assert written(later, Mark.of(claimed(topic_id=None), batch(old))) == 7
@@ -267,7 +267,9 @@ def test_nothing_else_hands_out_or_commits(cluster):
             node.consumer.poll,
             partial(iter, node.consumer),
         ):
-            with pytest.raises(InvalidTransition, match="by its transactions"):
+            with pytest.raises(
+                InvalidTransition, match="this consumer has transactions"
+            ):
                 call()
         transaction.send("out", b"x")
     assert transaction.is_committed
@@ -328,7 +330,7 @@ class Writer:
     def write(self, records, *, partition, position, metadata):
         fails, self.fails = self.fails, None
         if fails is None or self.writes_first:
-            self.kept[partition] = Progress(position, metadata)
+            self.kept[partition] = SourceProgress(position, metadata)
             self.events.append(position)
         if fails is not None:
             raise fails

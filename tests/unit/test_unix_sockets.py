@@ -43,7 +43,9 @@ def test_a_connection_waits_for_room_in_a_full_queue(listener):
 
 
 def test_a_queue_that_stays_full_is_named(listener):
-    with pytest.raises(TimeoutError, match=r"queue of connections was full for 0\.05"):
+    with pytest.raises(
+        TimeoutError, match=r"no connection for 0\.05 s: its listen queue"
+    ):
         connect(listener[1], 0.05)
 
 

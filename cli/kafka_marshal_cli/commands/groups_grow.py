@@ -115,7 +115,7 @@ def grow(
     found = growth_facts(plan) | {"is_executed": execute and bool(plan.steps)}
     rows = presenters.growth_source_rows(sources)
     section = Section("sources", rows, presenters.GROWTH_SOURCE_COLUMNS)
-    shown = {"settle_ms": duration(plan.takes_ms)}
+    shown = {"settle_ms": duration(plan.duration_ms)}
     call.answer(Answer(presenters.as_of(call.world()), found, (section,), shown))
     for each in _notes(plan, execute=execute):
         notify(each)
@@ -130,7 +130,7 @@ def growth_facts(plan: GrowthPlan) -> presenters.Row:
         "partitions_count": plan.partition_count,
         "added_count": plan.added_count,
         "steps": list(plan.steps),
-        "settle_ms": plan.takes_ms,
+        "settle_ms": plan.duration_ms,
     }
 
 

@@ -15,7 +15,7 @@ from kafka_marshal import (
     PositionSpec,
     World,
 )
-from kafka_marshal.admin.finishing import Progress, ResetResult
+from kafka_marshal.admin.finishing import ResetProgress, ResetResult
 from kafka_marshal.admin.group_reset import (
     PLANS_FOLDER,
     PartitionReset,
@@ -384,7 +384,7 @@ class Printer:
         self._step = ""
         self._at_s = 0.0
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: ResetProgress) -> None:
         """Show progress, unless this step was shown less than a second ago."""
         now_s = time.monotonic()
         is_new = progress.step != self._step

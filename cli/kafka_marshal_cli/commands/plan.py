@@ -355,7 +355,7 @@ def rebalance(
     call.answer(Answer(presenters.as_of(call.world()), facts, (section,)))
     if not found.moves:
         notify("nothing was written; no move would improve the spread")
-    elif not found.is_missing:
+    elif not found.is_needed:
         notify("nothing was written; the plan in force names these moves already")
     elif not execute:
         notify("nothing was written; --execute writes it")

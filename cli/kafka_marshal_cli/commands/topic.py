@@ -17,7 +17,7 @@ from kafka_marshal.admin.resizing import ResizePlan, wait_text
 from kafka_marshal.clock import duration
 from kafka_marshal.defaults import format_command
 from kafka_marshal.protocol.layout import is_final, moving_keys
-from kafka_marshal.protocol.layout_reading import Progress, progress_of, read
+from kafka_marshal.protocol.layout_reading import LayoutProgress, progress_of, read
 from kafka_marshal.protocol.layout_steps import next_steps
 from kafka_marshal.protocol.placement import by_partition, leading
 from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config
@@ -282,7 +282,7 @@ def resize_facts(call: Call, plan: ResizePlan) -> presenters.Row:
     }
 
 
-def show_progress(progress: Progress) -> None:
+def show_progress(progress: LayoutProgress) -> None:
     """Write the progress of a change to stderr."""
     notify(
         f"fences {progress.fenced_count}/{progress.partition_count}, "

@@ -339,6 +339,7 @@ class Altering(AdminConnection):
             self._write((t, config))
             if worlds[t].config != config:
                 raise LogUnwritable(
-                    f"coordinating partition {t} has another Config now; see: "
-                    "marshal topic info, then repeat the change"
+                    f"coordinating partition {t} does not have this Config: another "
+                    "admin may have changed it meanwhile; see: marshal topic info, "
+                    "then repeat the change"
                 )

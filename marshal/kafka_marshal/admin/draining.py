@@ -182,9 +182,10 @@ def held_by(
 
 _WHY = {
     "op_over": "that operation is over; leave --operation out to begin another one",
-    "busy": "that operation asks for something else; repeat it as it was",
-    "expired": "it was over before it was read; choose a longer one, or check the "
-    "clock of this host",
+    "busy": "that operation was begun with other arguments; repeat it with the same "
+    "ones",
+    "expired": "its end had passed when the log recorded it; choose a longer time, or "
+    "check the clock of this host",
     "importing": "directives are being moved to other coordinating partitions; see: "
     "marshal topic info, then repeat it",
     "limits": "there are too many directives; list them with: marshal clients list; "
@@ -199,7 +200,7 @@ def _refusal(item: Awaited, op_id: bytes) -> Exception:
             f"operation {op_id.hex()} was refused ({reason}): {_WHY[reason]}",
             reason=reason,
         )
-    return item.unwritable("the directive", left="others may have it")
+    return item.unwritable("the directive", left="other partitions may have it")
 
 
 def standing_in(world: WorldState) -> list[tuple[str, StandingDirective]]:

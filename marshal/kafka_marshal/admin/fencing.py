@@ -317,7 +317,7 @@ class Fencing(AdminConnection):
                 if not item.is_accepted:
                     raise item.unwritable(
                         f"the fence of client {client_id!r}",
-                        left="others may have it, and fencing again is harmless",
+                        left="other partitions may have it; fencing again is harmless",
                     )
         return bool(places)
 

@@ -131,9 +131,9 @@ class ResetResult:
         """
         if self.outcome == UNKNOWN:
             raise ClaimRejected(
-                f"operation {self.op_id} ended before, and later ones have replaced "
-                "what the log's state has of it; nothing was written; whether it had "
-                f"set positions shows: marshal groups history {self.group_id}",
+                f"operation {self.op_id} ended before, and later operations have "
+                "replaced its outcome in the log's state; nothing was written; to see "
+                f"whether it set positions: marshal groups history {self.group_id}",
                 reason=self.outcome,
             )
         if self.outcome != COMMITTED:
@@ -145,7 +145,7 @@ class ResetResult:
 
 
 @attrs.frozen(kw_only=True)
-class Progress:
+class ResetProgress:
     """How far an operation that sets positions is.
 
     Attributes:
@@ -159,10 +159,10 @@ class Progress:
     left_count: int
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[ResetProgress], None]
 
 
-def ignore_progress(progress: Progress) -> None:
+def ignore_progress(progress: ResetProgress) -> None:
     """Ignore progress."""
     del progress
 
@@ -298,7 +298,7 @@ class Resolution:
         self, partitions: Iterable[int], timeout_ms: int, *, commit: bool
     ) -> None:
         waiting = [t for t in partitions if not self._is_resolved(t)]
-        self._on_progress(Progress(step="resolve", left_count=len(waiting)))
+        self._on_progress(ResetProgress(step="resolve", left_count=len(waiting)))
         sent = []
         for t in waiting:
             # The present home, which has no verdict, refuses a commit (PROTOCOL 8.5).

@@ -151,8 +151,8 @@ def format_log(
     torn = [t for t in range(config.partition_count) if not _agrees(worlds, t)]
     if torn:
         raise TopicMisconfigured(
-            f"torn_format: coordinating partitions {torn} have another format; "
-            "delete the topic and format it again"
+            f"torn_format: coordinating partitions {torn} disagree with partition 0 on "
+            "the format; delete the topic and format it again"
         )
     return config
 

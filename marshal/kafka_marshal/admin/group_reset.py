@@ -476,7 +476,7 @@ def describe_plan(
             choice = "partial=True leaves it out"
             if positions.undoes is None:  # the plan of a reset, stored before
                 finish = f"marshal groups finish {positions.group_id}"
-                choice = f"end what is open of it with: {finish}; then plan it again"
+                choice = f"end the open operation with: {finish}; then plan it again"
             raise ClaimRejected(
                 f"{place} is not the partition that had this position: its topic was "
                 f"deleted or created again; {choice}",
@@ -484,9 +484,9 @@ def describe_plan(
             )
         if target.position > log_range.end:
             choice = (
-                "its log has lost its end since; choose another one with: marshal "
-                f"groups reset {positions.group_id} --topic {place.topic}:"
-                f"{place.partition} --to-latest"
+                "records at the end of its log were lost since; choose another "
+                f"position with: marshal groups reset {positions.group_id} --topic "
+                f"{place.topic}:{place.partition} --to-latest"
             )
             raise _outside(target.position, place, log_range, choice)
         targets.append(target)
@@ -590,8 +590,8 @@ def group_of_operation(worlds: Iterable[WorldState], op_id: str) -> str:
             if known.before(wanted) is not None:
                 return key.group_id
     raise ClaimRejected(
-        f"no partition shows what it was before operation {op_id}: it was not "
-        "committed, or later ones have set its partitions; see: marshal groups "
+        f"the log has no positions from before operation {op_id}: the operation was "
+        "not committed, or later ones have set its partitions; see: marshal groups "
         "history",
         reason="unknown_operation",
     )

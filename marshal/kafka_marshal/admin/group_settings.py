@@ -73,7 +73,9 @@ def _check(name: str, value: int | str | None) -> None:
             f"unknown setting {name!r}; known are: {known}", setting=name
         )
     if isinstance(value, str):
-        raise ConfigurationError(f"{name} is {value!r}, no number", setting=name)
+        raise ConfigurationError(
+            f"{name} must be a number, not {value!r}", setting=name
+        )
     if value is not None and not tunable.least <= value <= tunable.most:
         raise ConfigurationError(
             f"{name} is {value}; it must be {tunable.least} to {tunable.most}, and is "

@@ -127,7 +127,7 @@ class GrowthPlan:
         return max(0, self.growth.new_count - self.partition_count)
 
     @property
-    def takes_ms(self) -> int:
+    def duration_ms(self) -> int:
         """How long the remaining steps take, apart from a few requests."""
         return self.settle_ms if SETTLE in self.steps else 0
 
@@ -190,8 +190,8 @@ def _known(known: Iterable[Growth], count: int, info: TopicInfo) -> Growth | Non
         if info.partition_count < reached:
             raise ClaimRejected(
                 f"topic {each.topic!r} has {info.partition_count} partitions, and the "
-                f"log knows its growth from {each.old_count} to {each.new_count}: of "
-                "an earlier topic of that name; to withdraw it, run: "
+                f"log knows its growth from {each.old_count} to {each.new_count}, "
+                "which is of an earlier topic of that name; to withdraw it, run: "
                 f"{command(each)} --withdraw --execute",
                 reason="growth",
             )
@@ -491,7 +491,8 @@ class Growing(AdminConnection):
             )
         if not 0 <= settle_ms <= SETTLE_MS_MAX:
             raise ConfigurationError(
-                f"producers get 0 to {SETTLE_MS_MAX} ms, not {settle_ms}",
+                f"settle_ms (--settle) must be 0 to {SETTLE_MS_MAX} ms, not "
+                f"{settle_ms}",
                 setting="settle_ms",
             )
         require_level(self._settled(), "the growth of a topic")

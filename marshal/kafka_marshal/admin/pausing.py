@@ -463,9 +463,9 @@ def refusal(
         and not (group and len(group.scheduled) >= SCHEDULED_MAX)
     ):
         return ClaimRejected(
-            f"group {group_id!r} has {SCOPED_MAX} pauses of some topics, or all groups "
-            "have as many as the log remembers operations; end one with: marshal "
-            f"groups resume {group_id} --operation ID",
+            f"group {group_id!r} has {SCOPED_MAX} pauses of some topics, the most of a "
+            "group, or all groups together have the most that the log keeps; end one "
+            f"with: marshal groups resume {group_id} --operation ID",
             reason="limits",
         )
     if reason == "limits" and group and len(group.scheduled) >= SCHEDULED_MAX:
@@ -504,7 +504,7 @@ def refusal(
 
 def _held_by_another(group_id: str, pause: Pause, reason: str | None) -> GroupPaused:
     return GroupPaused(
-        f"group {group_id!r} is held by another operation of "
+        f"group {group_id!r} is paused by another operation of "
         f"{pause.client_id!r} until {instant(pause.until_ms)}, or longer if that one "
         f"renews it ({reason}); wait until it is over, or end it with: marshal groups "
         f"resume {group_id}",

@@ -34,7 +34,7 @@ class Rebalance:
         follows: Generation of the Plan in force when this one was made.
         moves: Partitions that move; ``source`` is None for a free partition.
         uncovered: Partitions that no member can have.
-        is_missing: Whether these moves differ from those of the Plan in force.
+        is_needed: Whether these moves differ from those of the Plan in force.
         is_written: Whether the log accepted it as the next Plan.
     """
 
@@ -42,7 +42,7 @@ class Rebalance:
     follows: int
     moves: tuple[Move, ...]
     uncovered: tuple[Uncovered, ...]
-    is_missing: bool
+    is_needed: bool
     is_written: bool = False
 
 
@@ -107,8 +107,8 @@ class Rebalancing(AdminConnection):
                 raise refused.unwritable(f"the plan of group {group_id!r}")
         raise ClaimRejected(
             f"{ATTEMPTS_MAX} plans of group {group_id} were overtaken by those of its "
-            f"planners, so members are changing; try again, or see: marshal plan show "
-            f"{group_id}",
+            "planners, as happens while members join or leave; try again, or see: "
+            f"marshal plan show {group_id}",
             reason="plan_overtaken",
         )
 
@@ -144,9 +144,9 @@ class Rebalancing(AdminConnection):
                 for key, to in sorted(entries.items())
             ),
             uncovered=result.uncovered,
-            is_missing=entries != situation.standing,
+            is_needed=entries != situation.standing,
         )
-        if not has_records or not found.is_missing:
+        if not has_records or not found.is_needed:
             return found, []
         slices = slices_of(situation.counts, entries, vector=reading.vector)
         digest = digest_of(situation.given, is_spread=True)

@@ -88,7 +88,8 @@ class Resetting(AdminConnection):
         require_name("group_id", group_id)
         if not isinstance(spec, PositionSpec):
             raise ConfigurationError(
-                f"{spec!r} is no PositionSpec; give one, like PositionSpec.earliest()",
+                f"{spec!r} is not a PositionSpec; give one, like "
+                "PositionSpec.earliest()",
                 setting="spec",
             )
         self._settled()

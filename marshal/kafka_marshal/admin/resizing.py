@@ -33,8 +33,8 @@ from kafka_marshal.protocol.labels import LAYOUT_LABEL
 from kafka_marshal.protocol.layout import COUNT_MAX, is_step, place_of
 from kafka_marshal.protocol.layout_reading import (
     Change,
+    LayoutProgress,
     Moving,
-    Progress,
     Reading,
     is_over,
     is_torn,
@@ -70,7 +70,7 @@ IN_FLIGHT_MAX = 64
 SHOW_MS = 1_000
 """How often progress is shown."""
 WAITS_SHOWN_MAX = 5
-OnResize = Callable[[Progress], None]
+OnResize = Callable[[LayoutProgress], None]
 
 
 @attrs.frozen(kw_only=True)
@@ -267,8 +267,9 @@ def _torn(worlds: Mapping[int, WorldState], change: Change) -> list[Obstacle]:
     if not is_torn(worlds, change):
         return []
     text = (
-        "coordinating partitions have the Configs of two changes of one generation "
-        "(torn_layout): nobody can claim safely; compare them with: marshal topic info"
+        "coordinating partitions disagree on the layout (torn_layout): they have the "
+        "Configs of two changes of one generation, and nobody can claim safely; "
+        "compare them with: marshal topic info"
     )
     return [Obstacle(reason="torn", text=text)]
 
@@ -340,15 +341,15 @@ def _config_obstacles(
             below.append(t)
     if torn:
         text = (
-            f"torn_format: coordinating partitions {torn} do not have the format of "
-            f"partition 0; run: {format_command(topic)}"
+            f"torn_format: coordinating partitions {torn} disagree with partition 0 "
+            f"on the format; run: {format_command(topic)}"
         )
         yield Obstacle(reason="torn", text=text)
     if ahead:
         text = (
             f"coordinating partitions {ahead} have a later Config than partition 0, "
-            "whose log has lost its end: a change would be a second one of that "
-            "generation; compare them with: marshal topic info"
+            "which has lost records at the end of its log: a change would be a second "
+            "one of that generation; compare them with: marshal topic info"
         )
         yield Obstacle(reason="torn", text=text)
     if below:
@@ -484,11 +485,11 @@ def wait_text(wait: Wait) -> str:
         case "owned":
             what = f"{wait.key_count} keys of client {wait.client_id!r}"
         case "unresolved":
-            what = f"a set position ({wait.key_count} locked keys)"
+            what = f"positions that are being set ({wait.key_count} locked keys)"
         case "quiet":
             what = "the quiet time of a reset"
         case "adoption":
-            what = "members that act on the number before"
+            what = "members that act on the previous number of partitions"
         case "behind":
             what = "records that its log has lost"
         case _:
@@ -496,7 +497,7 @@ def wait_text(wait: Wait) -> str:
     return f"partition {wait.partition}: {what}{left}"
 
 
-def ignore_resize(_progress: Progress) -> None:
+def ignore_resize(_progress: LayoutProgress) -> None:
     """Ignore progress."""
 
 
@@ -637,8 +638,9 @@ class Resizing(AdminConnection):
             steps = next_steps(reading)
             if steps.is_torn:
                 raise LogUnreadable(
-                    "coordinating partitions have the Configs of two changes of one "
-                    "generation (torn_layout); compare them with: marshal topic info"
+                    "coordinating partitions disagree on the layout (torn_layout): "
+                    "they have the Configs of two changes of one generation; compare "
+                    "them with: marshal topic info"
                 )
             now_ms = clock.now_ms()
             if on_progress is not ignore_resize and (

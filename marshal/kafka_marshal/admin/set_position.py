@@ -16,7 +16,7 @@ import msgspec
 
 from kafka_marshal.admin.finishing import (
     OnProgress,
-    Progress,
+    ResetProgress,
     ResetResult,
     Resolution,
     ignore_progress,
@@ -148,7 +148,8 @@ class PositionPlan(msgspec.Struct, frozen=True, kw_only=True):
             bytes.fromhex(plan.op_id)
         except (msgspec.MsgspecError, ValueError) as error:
             raise ConfigurationError(
-                f"the file is no plan of a set position: {error}", setting="plan"
+                f"the file is not a plan of marshal groups reset: {error}",
+                setting="plan",
             ) from error
         if plan.version != PLAN_VERSION:
             raise ConfigurationError(
@@ -249,7 +250,7 @@ def _require_every_key(
         raise ClaimRejected(
             f"operation {op_id} set {count} partitions, and {found} of them can be set "
             "back: a topic was created again, or keys were forgotten; partial=True "
-            "sets back the others",
+            "sets back only these",
             reason="partial",
         )
     if count is None and others:
@@ -257,8 +258,8 @@ def _require_every_key(
         raise ClaimRejected(
             f"{found} partitions can be set back to before operation {op_id}, and "
             f"other operations were the last to set {named}; whether it had "
-            "set some of these is not known any more; partial=True sets back those "
-            "that can be",
+            "set some of these is not known any more; partial=True sets back only "
+            "those that can be",
             reason="partial",
         )
 
@@ -352,7 +353,7 @@ class SetPosition:
         self._plan = plan
         self._config = config
         self._on_progress = on_progress
-        self._reported: Progress | None = None
+        self._reported: ResetProgress | None = None
         self._op_id = bytes.fromhex(plan.op_id)
         self._group_id = plan.group_id
         count = config.partition_count
@@ -591,7 +592,7 @@ class SetPosition:
 
     def _report(self, step: str, left_count: int) -> None:
         """Report progress if it has changed."""
-        progress = Progress(step=step, left_count=left_count)
+        progress = ResetProgress(step=step, left_count=left_count)
         if progress != self._reported:
             self._reported = progress
             self._on_progress(progress)
@@ -646,8 +647,8 @@ class SetPosition:
 
         if not self._pause.hold_until(have_all, max(0, timeout_ms)):
             raise DeadlineExceeded(
-                "the coordination log did not answer in time; the operation is neither "
-                "committed nor given up: run it again with its plan"
+                "the coordination log did not respond in time; the operation is "
+                "neither committed nor aborted: run it again with its plan"
             )
 
     # --- commit and resolve
@@ -666,7 +667,7 @@ class SetPosition:
             verdict = sent.transition
             reason = "unknown" if verdict is None else verdict.reason
             raise ClaimRejected(
-                f"the set position of group {self._group_id!r} was not committed "
+                f"the new positions of group {self._group_id!r} were not committed "
                 f"({reason}); nothing is set; run it again",
                 reason=reason or "unknown",
             )

@@ -341,9 +341,10 @@ class Overriding(AdminConnection):
         config = self._settled()
         topics = topics_of(self._follow().worlds, group_id, topic=topic)
         if not topics:
+            of_topic = "" if topic is None else f" of topic {topic!r}"
             raise ClaimRejected(
-                f"group {group_id!r} has no such keys in the log; see: marshal claims "
-                f"list --group {group_id}",
+                f"group {group_id!r} has no keys{of_topic} in the log; see: marshal "
+                f"claims list --group {group_id}",
                 reason="unknown_key",
             )
         existing = []

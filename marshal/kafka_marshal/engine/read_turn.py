@@ -27,13 +27,13 @@ class ReadTurn:
         depth: How often it is entered; changed from 0 under the engine's lock.
     """
 
-    __slots__ = ("_engine_lock", "_hands", "_lock", "depth")
+    __slots__ = ("_dispatcher", "_engine_lock", "_lock", "depth")
 
     def __init__(
-        self, hands: "Dispatcher", engine_lock: AbstractContextManager[bool]
+        self, dispatcher: "Dispatcher", engine_lock: AbstractContextManager[bool]
     ) -> None:
         self.depth = 0
-        self._hands = hands
+        self._dispatcher = dispatcher
         self._engine_lock = engine_lock
         self._lock = threading.RLock()
 
@@ -61,15 +61,15 @@ class ReadTurn:
         trace: TracebackType | None,
     ) -> None:
         """End reading."""
-        hands = self._hands
-        taken = hands.taken
+        dispatcher = self._dispatcher
+        taken = dispatcher.taken
         try:
             self.depth -= 1
             if kind is None:
-                hands.taken = None
+                dispatcher.taken = None
             self._lock.release()
         except BaseException:
-            hands.taken = taken
+            dispatcher.taken = taken
             raise
 
     @contextmanager

@@ -41,7 +41,7 @@ from kafka_marshal.kafka_io.clients import AdminClient
 from kafka_marshal.kafka_io.faults import Access, fenced_error, refused_error
 from kafka_marshal.kafka_io.patches import network_of
 from kafka_marshal.kafka_io.topics import described
-from kafka_marshal.outgoing import Outgoing, Progress
+from kafka_marshal.outgoing import Outgoing, SourceProgress
 from kafka_marshal.protocol.types import TopicPartition
 
 T = TypeVar("T")
@@ -142,7 +142,7 @@ class KafkaTransactions(Closing):
 
     def progress(
         self, partition: TopicPartition, *, timeout_ms: int
-    ) -> Progress | None:
+    ) -> SourceProgress | None:
         """Return what the last committed transaction wrote, None before the first.
 
         Raises:
@@ -162,14 +162,16 @@ class KafkaTransactions(Closing):
                 max_version=_OFFSET_FETCH_VERSION,
             )
 
-        def read(response: Any) -> Progress | None:
+        def read(response: Any) -> SourceProgress | None:
             (group,) = response.groups
             _check(group.error_code)
             for topic in group.topics:
                 for each in topic.partitions:
                     _check(each.error_code)
                     if each.committed_offset >= 0:
-                        return Progress(each.committed_offset, each.metadata or "")
+                        return SourceProgress(
+                            each.committed_offset, each.metadata or ""
+                        )
             return None
 
         return self._send(
@@ -216,7 +218,7 @@ class KafkaTransactions(Closing):
         if placed:
             self._add_partitions(placed.keys(), doing=doing, deadline=deadline)
             self._produce(placed, doing=doing, deadline=deadline)
-        self._keep(Progress(position, metadata), partition, deadline)
+        self._keep(SourceProgress(position, metadata), partition, deadline)
         self._end(doing=doing, deadline=deadline, is_committed=True)
         self._is_under_way = False
 
@@ -280,7 +282,7 @@ class KafkaTransactions(Closing):
         self._send(request, read, doing=doing, deadline=deadline)
 
     def _keep(
-        self, progress: Progress, partition: TopicPartition, deadline: Deadline
+        self, progress: SourceProgress, partition: TopicPartition, deadline: Deadline
     ) -> None:
         doing = f"Adding the position of {partition} to a transaction"
 

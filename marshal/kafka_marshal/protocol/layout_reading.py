@@ -301,7 +301,7 @@ def read(
 
 
 @attrs.frozen(kw_only=True)
-class Progress:
+class LayoutProgress:
     """How far a change is, as far as its partitions were read.
 
     Attributes:
@@ -330,7 +330,7 @@ class Progress:
     lagging: tuple[tuple[str, str], ...]
 
 
-def progress_of(reading: Reading) -> Progress:
+def progress_of(reading: Reading) -> LayoutProgress:
     """Return how far a change is."""
     change = reading.change
     states = [reading.known[t] for t in change.partitions if t in reading.known]
@@ -352,7 +352,7 @@ def progress_of(reading: Reading) -> Progress:
     lagging = {name[:2] for name, at in acting.items() if at < change.generation}
     pairs = [reading.is_done(*pair) for pair in change.pairs]
     has_ended = {state.partition for state in ended}
-    return Progress(
+    return LayoutProgress(
         partition_count=len(change.partitions),
         fenced_count=len(opened) + len(ended),
         ended_count=len(ended),

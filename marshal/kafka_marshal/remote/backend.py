@@ -210,7 +210,7 @@ class SidecarBackend:
             "PUT", path, answer=api.SubscribeResponse, body=spec, timeout_ms=ASK_MS_MAX
         )
 
-    def want(self, key: Key) -> Holding:
+    def contend_for(self, key: Key) -> Holding:
         """Contend for one key without consuming it.
 
         Raises:
@@ -235,7 +235,7 @@ class SidecarBackend:
         path = self._connection.path(paths.CLAIM, parts)
         self._connection.send("PUT", path, query={"request": str(number)})
 
-    def ask(self, key: Key) -> Glance | None:
+    def glance(self, key: Key) -> Glance | None:
         """Return the state of a key by the log, None if it is not known."""
         try:
             found = self._group(ASK_MS_MAX)

@@ -25,7 +25,7 @@ from kafka_marshal.engine.interfaces import ClaimPorts
 from kafka_marshal.engine.subscription import SubscriptionSet
 from kafka_marshal.errors import InvalidTransition, MarshalError
 from kafka_marshal.observability import LoggingObserver
-from kafka_marshal.outgoing import Outgoing, Progress, TransactionalWriter
+from kafka_marshal.outgoing import Outgoing, SourceProgress, TransactionalWriter
 from kafka_marshal.ports import (
     FAR_MS,
     Clock,
@@ -85,7 +85,7 @@ class _Topics(DataReader, TransactionalWriter, Clock):
         self.changed: _Changed
         self.ms = 0
         self.sent: list[Outgoing] = []
-        self._done: dict[TopicPartition, Progress] = {}
+        self._done: dict[TopicPartition, SourceProgress] = {}
         self._places: dict[TopicPartition, tuple[int, Token | None]] = {}
         self._paused: set[TopicPartition] = set()
 
@@ -146,7 +146,7 @@ class _Topics(DataReader, TransactionalWriter, Clock):
 
     def progress(
         self, partition: TopicPartition, *, timeout_ms: int
-    ) -> Progress | None:
+    ) -> SourceProgress | None:
         del timeout_ms
         return self._done.get(partition)
 
@@ -159,7 +159,7 @@ class _Topics(DataReader, TransactionalWriter, Clock):
         metadata: str = "",
     ) -> None:
         self.sent += records
-        self._done[partition] = Progress(position, metadata)
+        self._done[partition] = SourceProgress(position, metadata)
 
     def close(self, timeout_ms: int = 0) -> None:
         del timeout_ms

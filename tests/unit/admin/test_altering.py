@@ -99,7 +99,7 @@ def test_another_admin_that_was_faster_is_an_error():
     found = admin.follower
     plan = plan_of(found, 2 * H)
     write(cluster, msgspec.structs.replace(cluster.config, generation=2, era=2))
-    with pytest.raises(LogUnwritable, match="partition 0 has another"):
+    with pytest.raises(LogUnwritable, match="partition 0 does not have this"):
         admin._write_config(plan.config, plan.partitions)
 
 
@@ -198,7 +198,7 @@ def test_a_partition_with_another_config_is_an_error():
     era = found.wall_s + 1_000
     other = msgspec.structs.replace(cluster.config, generation=2, era=era)
     write(cluster, other, 1)
-    with pytest.raises(LogUnwritable, match="partition 1 has another"):
+    with pytest.raises(LogUnwritable, match="partition 1 does not have this"):
         admin._write_config(plan.config, plan.partitions)
 
 

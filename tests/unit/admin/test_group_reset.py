@@ -286,7 +286,7 @@ def test_positions_are_read_from_csv_and_plans(cluster, tmp_path):
         (b"t,0,1\nt,0,2", "names t-0 again"),
         (b"\n", "no positions"),
         (b"t,0,\xff", "cannot be used"),
-        (b"{}", "no plan"),
+        (b"{}", "not a plan"),
     ],
 )
 def test_a_file_without_positions_is_refused(tmp_path, text, why):
@@ -326,7 +326,7 @@ def test_a_rule_has_numbers_of_python():
     spec = PositionSpec.from_offsets({("t", np.int64(0)): np.int64(7)})
     ((place, offset),) = spec.offsets.items()
     assert (type(place), place, type(offset)) == (TopicPartition, PLACE, int)
-    with pytest.raises(TypeError, match="is no partition"):
+    with pytest.raises(TypeError, match="is not a partition"):
         PositionSpec.from_offsets({"t": 7})
 
 

@@ -71,7 +71,7 @@ def test_a_group_too_many_is_refused(cluster):
         pytest.param({"handoff_ms": 0}, "must be 1 to 3600000", id="too small"),
         pytest.param({"handoffs_max": 1_001}, "must be 1 to 1000", id="too large"),
         pytest.param({"policy": "greedy"}, "must be fair or planner", id="policy"),
-        pytest.param({"grace_ms": "5m"}, "no number", id="text"),
+        pytest.param({"grace_ms": "5m"}, "must be a number", id="text"),
     ],
 )
 def test_a_bad_value_names_the_setting(changes, text):

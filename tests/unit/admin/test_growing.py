@@ -38,7 +38,7 @@ def test_a_topic_grows():
     plan = tool.grow(on_progress=steps.append)
     require_grown(cluster)
     assert plan.steps == ("announce", "add", "settle", "end")
-    assert (plan.added_count, plan.takes_ms) == (4, SHORT_MS)
+    assert (plan.added_count, plan.duration_ms) == (4, SHORT_MS)
     assert tool.done == ["log", "topic", "log"]
     assert cluster.clock.now_ms() - began_ms >= SHORT_MS
     shown = [(each.step, each.left_ms) for each in steps]
@@ -62,7 +62,7 @@ def test_nothing_is_written_without_execute():
     tool = Tool(cluster)
     plan = tool.grow_topic("t", 8)
     assert (tool.done, growths(cluster), partitions(cluster)) == ([], (), 4)
-    assert plan.settle_ms == plan.takes_ms == SETTLE_MS
+    assert plan.settle_ms == plan.duration_ms == SETTLE_MS
 
 
 def test_ends_are_those_after_producers_had_their_time():
@@ -197,7 +197,7 @@ def test_a_growth_is_withdrawn():
         Tool(cluster, left=1).grow()
     steps = []
     plan = Tool(cluster).grow(None, withdraw=True, on_progress=steps.append)
-    assert (plan.steps, plan.takes_ms, plan.added_count) == (("withdraw",), 0, 0)
+    assert (plan.steps, plan.duration_ms, plan.added_count) == (("withdraw",), 0, 0)
     assert [each.step for each in steps] == ["withdraw"]
     assert (growths(cluster), partitions(cluster)) == ((), 4)
     Tool(cluster).grow(12)

@@ -105,7 +105,7 @@ def test_topics_are_spread_and_planners_leave_it_so(cluster, nodes):
     admin = Admin(cluster)
     before = owners(nodes)
     found = admin.spread(execute=False)
-    assert (len(found.moves), found.is_missing, found.is_written) == (4, True, False)
+    assert (len(found.moves), found.is_needed, found.is_written) == (4, True, False)
     generation = fold(cluster, HOME).plan_generation("g")
     assert found.follows == generation
     assert owners(nodes) == before
@@ -117,7 +117,7 @@ def test_topics_are_spread_and_planners_leave_it_so(cluster, nodes):
     }
     # While members carry it out, it is not asked for again.
     again = admin.spread()
-    assert (again.is_missing, again.is_written) == (False, False)
+    assert (again.is_needed, again.is_written) == (False, False)
     cluster.run_until(lambda: places(nodes) == SPREAD, 20 * H)
     cluster.run(10 * H)
     after = owners(nodes)

@@ -797,9 +797,12 @@ def change_steps(before, after):
     ("wait", "text"),
     [
         (Wait("owned", 1, "c1", 2, 9), "partition 1: 2 keys of client 'c1', for up to"),
-        (Wait("unresolved", 1, key_count=3), "a set position (3 locked keys)"),
+        (
+            Wait("unresolved", 1, key_count=3),
+            "positions that are being set (3 locked keys)",
+        ),
         (Wait("quiet", 1, left_ms=4), "the quiet time of a reset, for up to 4 ms"),
-        (Wait("adoption", 0, left_ms=4), "members that act on the number before"),
+        (Wait("adoption", 0, left_ms=4), "members that act on the previous number"),
         (Wait("behind", 0), "records that its log has lost"),
         (Wait("unread", 5), "partition 5: its state, which is not known here"),
     ],

@@ -92,8 +92,8 @@ def test_the_digest_covers_every_position_in_any_order():
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (b"{", "no plan"),
-        (b'{"op_id":"xx","group_id":"g","targets":[]}', "no plan|no position"),
+        (b"{", "not a plan"),
+        (b'{"op_id":"xx","group_id":"g","targets":[]}', "not a plan|no position"),
         (plan().to_bytes().replace(b'"version":1', b'"version":9'), "version 9"),
     ],
 )

@@ -246,14 +246,14 @@ def test_a_partition_with_fetched_records_waits_for_the_others(monkeypatch, isol
     rest = {"max_fetched": 10, "isolation_level": isolation}
     node = cluster.node("a", spec=spec(delivery=AMO, most=10, **rest))
     cluster.run_until(lambda: len(node.held) == 2, 4 * H)
-    reader, hands = node.consumer._reader, node.consumer._hands
+    reader, dispatcher = node.consumer._reader, node.consumer._dispatcher
     reader.fetched_max = 30
     pauses = []
     plain = reader.poll
 
     def poll(timeout_ms, max_records):
         found = plain(timeout_ms, max_records)
-        pauses.append((set(hands._reader_paused), set(found)))
+        pauses.append((set(dispatcher._reader_paused), set(found)))
         return found
 
     monkeypatch.setattr(reader, "poll", poll)
@@ -271,7 +271,7 @@ def test_small_polls_look_for_grants_once_in_a_millisecond(monkeypatch):
     cluster = world(records=(40,))
     node = owning(cluster, delivery=AMO, most=20)
     looks = []
-    pipeline = node.consumer._hands._pipeline
+    pipeline = node.consumer._dispatcher._pipeline
     plain = pipeline.request_grants
 
     def request_grants(places):
@@ -294,25 +294,25 @@ def test_records_that_are_granted_are_waited_for_though_verdicts_are_pending(
 ):
     cluster = world(records=(40,))
     node = owning(cluster, delivery=AMO, most=10)
-    hands = node.consumer._hands
-    hands.follow()
-    (place,) = hands.places.values()
+    dispatcher = node.consumer._dispatcher
+    dispatcher.follow()
+    (place,) = dispatcher.places.values()
     progress = place.holding.progress
     progress._grants.append(OffsetRange(0, 5))
     progress.request(1, 9)
     reads, waits = [], []
-    monkeypatch.setattr(hands, "_read", lambda wait_ms, *_: reads.append(wait_ms))
-    monkeypatch.setattr(hands, "_wait", waits.append)
-    hands.fetch(1_000)
+    monkeypatch.setattr(dispatcher, "_read", lambda wait_ms, *_: reads.append(wait_ms))
+    monkeypatch.setattr(dispatcher, "_wait", waits.append)
+    dispatcher.fetch(1_000)
     assert (reads, waits) == ([FETCH_SLICE_MS], [])
-    hands.fetch(0)
+    dispatcher.fetch(0)
     assert (reads[1:], waits) == ([0], [0])
     place.fetched = [SimpleNamespace(offset=9)]
-    hands.fetch(1_000)
+    dispatcher.fetch(1_000)
     assert (reads[2:], waits[1:]) == ([0], [WAIT_SLICE_MS])
     place.fetched = []
-    hands.pause([place.partition])
-    hands.fetch(1_000)
+    dispatcher.pause([place.partition])
+    dispatcher.fetch(1_000)
     assert FETCH_SLICE_MS not in reads[3:]
 
 

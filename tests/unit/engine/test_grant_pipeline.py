@@ -655,11 +655,11 @@ def grant_of(first, end):
 def test_an_end_counts_only_after_a_fetch_under_the_claim():
     cluster = world(records=(10,))
     node = owning(cluster, delivery=AMO, most=3)
-    hands = node.consumer._hands
-    hands.follow()
-    (place,) = hands.places.values()
-    hands._reader._ends[T0] = 1_000  # that of an earlier topic of this name
-    hands._pipeline.request_grants([place])
+    dispatcher = node.consumer._dispatcher
+    dispatcher.follow()
+    (place,) = dispatcher.places.values()
+    dispatcher._reader._ends[T0] = 1_000  # that of an earlier topic of this name
+    dispatcher._pipeline.request_grants([place])
     assert place.log_end == 0
     assert asked(cluster) == []
     assert consumed(node, cluster) == list(range(10))
@@ -672,7 +672,7 @@ def test_a_position_outside_the_log_forgets_its_end(eager):
     consumed(node, cluster, 3)
     (place,) = node.consumer._places.values()
     assert place.log_end == 40
-    node.consumer._hands._seek(place, place.next_offset)
+    node.consumer._dispatcher._seek(place, place.next_offset)
     assert (place.is_read, place.log_end) == (False, 0)
 
 
@@ -778,7 +778,7 @@ def test_a_drain_fetches_what_is_granted(eager, ahead):
 def test_ungranted_records_do_not_keep_granted_ones_from_being_fetched(eager, ahead):
     cluster = world(records=(60,))
     node, got = with_unfetched(cluster)
-    node.consumer._hands._pipeline.fetched_max = 0
+    node.consumer._dispatcher._pipeline.fetched_max = 0
     pause_for(cluster, 10 * H)
     got += consumed(node, cluster, 40)
     assert got == list(range(fold(cluster).keys[KEY].granted))

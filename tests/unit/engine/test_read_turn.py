@@ -68,12 +68,12 @@ def test_a_close_waits_for_the_reader_but_not_longer_than_it_may(turn):
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
 def test_only_the_end_of_a_call_leaves_records_with_the_caller(turn, error):
-    hands = turn._hands
-    hands.taken = taken = [object()]
+    dispatcher = turn._dispatcher
+    dispatcher.taken = taken = [object()]
     if error is None:
         enter(turn)
     else:
         with pytest.raises(error), turn:
             raise error
-    assert hands.taken is (None if error is None else taken)
+    assert dispatcher.taken is (None if error is None else taken)
     assert in_thread(lambda: is_free(turn))

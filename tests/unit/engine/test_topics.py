@@ -266,7 +266,7 @@ def test_a_range_of_the_new_topic_does_not_judge_a_position_in_the_old_one():
     cluster = world(records=[20])
     node = cluster.node("a", spec=spec(metadata_refresh_ms=100 * H))
     taken(cluster, node, 20)
-    reader = node.consumer._hands._reader
+    reader = node.consumer._dispatcher._reader
     poll, refused = reader.poll, []
 
     def outside(timeout_ms, most):

@@ -441,7 +441,7 @@ def test_a_seek_after_the_claim_drops_what_was_fetched():
     place = b.consumer._places[partition]
     assert place.buffered_count == 6
     with b.engine.changed:
-        b.consumer._hands.seek(place, 4)
+        b.consumer._dispatcher.seek(place, 4)
     assert not b.consumer.poll(0)
     cluster.run(100)
     b.data.cut = False

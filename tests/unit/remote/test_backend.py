@@ -395,8 +395,8 @@ def test_a_refused_subscription_raises_and_is_forgotten(linked):
 
 def held_claim(linked):
     link = linked.link
-    holding = link.want(KEY)
-    claim = HeldClaim(link.engine, link.session, holding=holding, ask=link.ask)
+    holding = link.contend_for(KEY)
+    claim = HeldClaim(link.engine, link.session, holding=holding, glance=link.glance)
     linked.stream.push(linked.assigned(name="", position=None))
     claim.wait_held(WAIT_S * 1_000)
     return claim
@@ -419,9 +419,9 @@ def test_a_claim_without_consumption(linked):
 def test_a_claim_is_not_won_by_the_answer_to_one_that_was_interrupted(linked):
     """The answer is on its way while the wait is given up and begun again."""
     link = linked.link
-    link.session.unwant(link.want(KEY))
-    holding = link.want(KEY)
-    claim = HeldClaim(link.engine, link.session, holding=holding, ask=link.ask)
+    link.session.unwant(link.contend_for(KEY))
+    holding = link.contend_for(KEY)
+    claim = HeldClaim(link.engine, link.session, holding=holding, glance=link.glance)
     late = linked.assigned(name="", position=None)
     linked.stream.push(replace(late, request=1))
     answer = linked.assigned(name="", position=None, epoch=6)
@@ -443,18 +443,18 @@ def test_a_claim_that_somebody_holds_is_rejected_with_its_holder(linked):
         GroupNow(as_of=AS_OF, group="g", claims=(row,), pauses=())
     ]
     link = linked.link
-    holding = link.want(KEY)
-    claim = HeldClaim(link.engine, link.session, holding=holding, ask=link.ask)
+    holding = link.contend_for(KEY)
+    claim = HeldClaim(link.engine, link.session, holding=holding, glance=link.glance)
     with pytest.raises(ClaimRejected, match="held by 'b'") as caught:
         claim.wait_held(20)
     assert caught.value.freshness == "fresh"
-    assert link.ask(KEY) is None
+    assert link.glance(KEY) is None
 
 
 def test_a_claim_of_another_client_is_refused(linked):
     linked.sidecar.answers["PUT", "0"] = [(409, failure("InvalidTransition"))]
     with pytest.raises(InvalidTransition):
-        linked.link.want(KEY)
+        linked.link.contend_for(KEY)
     assert linked.link.session.holdings == {}
 
 
@@ -680,15 +680,15 @@ def test_a_key_of_a_neighbour_names_the_neighbour(sidecar, queries):
     report(sidecar, claim(HERE), count=3)
     nobody = ClientsNow(as_of=AS_OF, clients=())
     sidecar.answers["GET", "clients"] = [row_of("b", "t-0"), nobody, UNKNOWN]
-    asked = [queries.ask(KEY).holder for _ in range(3)]
+    asked = [queries.glance(KEY).holder for _ in range(3)]
     assert asked == ["b", "host-a", "host-a"]
 
 
 def test_what_is_not_known_is_no_glance(sidecar, queries):
     report(sidecar, claim(HERE, partition=1))
-    assert queries.ask(KEY) is None
+    assert queries.glance(KEY) is None
     sidecar.answers["GET", "g"] = [UNKNOWN]
-    assert queries.ask(KEY) is None
+    assert queries.glance(KEY) is None
 
 
 @pytest.mark.parametrize(

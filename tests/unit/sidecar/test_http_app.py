@@ -544,7 +544,7 @@ def test_actions_wait_for_a_service():
 @pytest.mark.parametrize(
     ("fault", "status"),
     [
-        (errors.GroupPaused("held by another operation", until_ms=9), 423),
+        (errors.GroupPaused("paused by another operation", until_ms=9), 423),
         (errors.ClaimRejected("no positions", reason="unknown_group"), 409),
         (errors.PositionError("outside", requested=9, log_start=0, log_end=5), 409),
         (errors.ConfigurationError("no such topic", setting="--topic"), 400),

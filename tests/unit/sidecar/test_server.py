@@ -144,7 +144,7 @@ def test_an_error_at_the_start_is_raised(world):
 
 
 def test_a_topic_that_is_wrong_is_raised_and_closed(world):
-    world.topic_fault = TopicMisconfigured("cannot be relied on")
+    world.topic_fault = TopicMisconfigured("settings that break the guarantees")
     with pytest.raises(TopicMisconfigured):
         server.run(world.settings, NullObserver())
     assert world.done[-1] == "stop"

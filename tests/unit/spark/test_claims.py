@@ -65,7 +65,7 @@ class Query:
             self.node.engine,
             self.node.session,
             subscription=subscription,
-            ask=self.last_claims,
+            last_claims=self.last_claims,
         )
         settings = {
             "is_at_most_once": is_amo,

@@ -28,7 +28,7 @@ from kafka_marshal.kafka_io.fast.translate import (
 )
 from kafka_marshal.kafka_io.faults import fenced_error, refused_error
 from kafka_marshal.kafka_io.settings import ConnectionConfig
-from kafka_marshal.outgoing import MURMUR2_RANDOM, Outgoing, Progress
+from kafka_marshal.outgoing import MURMUR2_RANDOM, Outgoing, SourceProgress
 from kafka_marshal.ports import READ_COMMITTED
 from kafka_marshal.protocol import types
 
@@ -141,7 +141,7 @@ class Transactions(Closing):
 
     def progress(
         self, partition: types.TopicPartition, *, timeout_ms: int
-    ) -> Progress | None:
+    ) -> SourceProgress | None:
         """Return what the last committed transaction wrote, None before the first.
 
         Raises:
@@ -160,7 +160,7 @@ class Transactions(Closing):
             raise self._translate(KafkaException(found.error), doing)
         if found.offset < 0:
             return None
-        return Progress(int(found.offset), found.metadata or "")
+        return SourceProgress(int(found.offset), found.metadata or "")
 
     def write(
         self,

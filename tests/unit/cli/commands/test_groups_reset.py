@@ -20,7 +20,7 @@ from kafka_marshal import (
     TopicPartition,
     World,
 )
-from kafka_marshal.admin.finishing import Progress, ResetResult
+from kafka_marshal.admin.finishing import ResetProgress, ResetResult
 from kafka_marshal.admin.group_reset import (
     PartitionReset,
     ResetPlan,
@@ -86,7 +86,7 @@ class FakeAdmin(Opened):
         write_plan(plan_file, planned.positions)
         self.stored = plan_file
         self.asked.append(options)
-        on_progress(Progress(step="drain", left_count=3))
+        on_progress(ResetProgress(step="drain", left_count=3))
         if self.error is not None:
             raise self.error
         return ResetResult(
@@ -413,10 +413,10 @@ def test_progress_is_shown_once_a_second(capsys, monkeypatch):
     monkeypatch.setattr(groups_reset, "time", now)
     show = Printer()
     for count in (9, 8):
-        show(Progress(step="drain", left_count=count))
+        show(ResetProgress(step="drain", left_count=count))
     now.monotonic = lambda: 3.0
     for step, count in (("drain", 7), ("drain", 0), ("lock", 2)):
-        show(Progress(step=step, left_count=count))
+        show(ResetProgress(step=step, left_count=count))
     assert capsys.readouterr().err.splitlines() == [
         "waiting until 9 partitions are released",
         "waiting until 7 partitions are released",

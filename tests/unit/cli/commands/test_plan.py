@@ -273,12 +273,12 @@ MOVE = Move(TopicPartition("t", 1), "a", "b")
 @pytest.mark.parametrize(
     ("options", "found", "message"),
     [
-        ((), {"moves": (MOVE,), "is_missing": True}, "--execute writes it"),
-        (("--dry-run",), {"moves": (), "is_missing": False}, "no move would improve"),
-        (("--execute",), {"moves": (MOVE,), "is_missing": False}, "names these moves"),
+        ((), {"moves": (MOVE,), "is_needed": True}, "--execute writes it"),
+        (("--dry-run",), {"moves": (), "is_needed": False}, "no move would improve"),
+        (("--execute",), {"moves": (MOVE,), "is_needed": False}, "names these moves"),
         (
             ("--execute",),
-            {"moves": (MOVE,), "is_missing": True, "is_written": True},
+            {"moves": (MOVE,), "is_needed": True, "is_written": True},
             None,
         ),
     ],

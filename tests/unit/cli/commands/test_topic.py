@@ -26,7 +26,7 @@ from kafka_marshal.admin.altering import UpgradePlan, plan_alter
 from kafka_marshal.admin.formatting import TopicReport
 from kafka_marshal.admin.resizing import Move, Obstacle, ResizePlan
 from kafka_marshal.kafka_io.topic_rules import ClusterInfo, Problem, TopicDescription
-from kafka_marshal.protocol.layout_reading import Progress
+from kafka_marshal.protocol.layout_reading import LayoutProgress
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.topic import (
     _sections,
@@ -215,8 +215,8 @@ def test_a_topic_is_altered_only_with_execute(monkeypatch, words, expected):
 
 
 def progress(**changes):
-    zero = dict.fromkeys(attrs.fields_dict(Progress), 0)
-    return Progress(**(zero | {"floor": None, "lagging": ()} | changes))
+    zero = dict.fromkeys(attrs.fields_dict(LayoutProgress), 0)
+    return LayoutProgress(**(zero | {"floor": None, "lagging": ()} | changes))
 
 
 @pytest.mark.parametrize("words", [[], ["--execute"], ["--timeout", "9s"]], ids=str)
