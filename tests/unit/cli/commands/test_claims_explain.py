@@ -212,7 +212,7 @@ def test_what_a_new_partition_of_a_topic_that_has_grown_waits_for(monkeypatch):
     assert invoke("explain", "g", "t:4").stderr == ""
     log.append(growth(8, 4))
     waits = (
-        "it waits until partition 0, which had its keys, is processed to "
+        "this partition waits until partition 0, which had its keys, is processed to "
     )
     note = invoke("explain", "g", "t:4").stderr
     assert note.startswith(f"{waits}its end, which is not known yet; see: marshal")

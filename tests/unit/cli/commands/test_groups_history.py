@@ -87,8 +87,8 @@ def test_an_open_growth_is_named_with_the_command_that_continues_it(monkeypatch)
     log.append(growth())
     monkeypatch.setattr(reading, "LogScan", lambda *_, **__: FakeScan(log))
     assert invoke().stderr == (
-        "topic 't' grows from 4 to 8 partitions; to continue that, run: marshal groups "
-        "grow --topic t --partitions 8 --execute\n"
+        "topic 't' grows from 4 to 8 partitions; to continue the growth, run: marshal "
+        "groups grow --topic t --partitions 8 --execute\n"
     )
     log.append(growth(ends=(1, 2, 3, 4)))
     assert invoke().stderr == ""
