@@ -387,8 +387,9 @@ def _check(group_id: str, from_topic: str | None, *, coordination_topic: str) ->
         )
     if from_topic == coordination_topic:
         raise ConfigurationError(
-            f"{from_topic!r} cannot be the coordination topic of both: give ours "
-            "another name with coordination_topic, and format it",
+            f"{from_topic!r} cannot be the coordination topic of the Go original and "
+            "of kafka-marshal: name another topic for kafka-marshal with "
+            "coordination_topic, and format that topic",
             setting="from_topic",
         )
 

@@ -125,7 +125,8 @@ def state_folder(find: Callable[[], Path]) -> Check:
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=place) as folder:
             if not _locks_exclude(Path(folder, "lock")):
                 found = (
-                    f"two processes can hold one lock in {place}: locks do not exclude"
+                    f"two processes can hold one lock in {place}: locks there do not "
+                    "exclude other processes"
                 )
                 return Check(name, Result.FAILED, found, remedy)
             _replace_durably(Path(folder))
@@ -133,7 +134,9 @@ def state_folder(find: Callable[[], Path]) -> Check:
         found = f"{place} cannot be used: {error.strerror or error}"
         return Check(name, Result.FAILED, found, remedy)
     return Check(
-        name, Result.OK, f"{home}: locks exclude, files are replaced atomically"
+        name,
+        Result.OK,
+        f"{home}: locks exclude other processes, files are replaced atomically",
     )
 
 
@@ -221,10 +224,10 @@ def rights(report: TopicReport) -> Iterator[Check]:
     if not report.topic.can_write:
         name = report.topic.name
         found = (
-            f"this principal may not write to {name}: a member with its login ends by "
-            "LogUnwritable, and commands that change something fail"
+            f"this principal may not write to {name}: a member with this login ends "
+            "with LogUnwritable, and commands that change something fail"
         )
-        run = f"for them, grant WRITE on topic {name}"
+        run = f"to run members or such commands, grant WRITE on topic {name}"
         yield Check("rights", Result.NOTE, found, run)
 
 
@@ -235,7 +238,7 @@ def copies(report: TopicReport, *, servers: str) -> Iterator[Check]:
     if topic.in_sync < needed:
         found = (
             f"partitions {abbreviated(topic.behind)} have fewer copies in sync than "
-            f"min.insync.replicas={needed}: nothing can be written there"
+            f"min.insync.replicas={needed}: no client can write to them"
         )
         yield Check(name, Result.FAILED, found, "bring the missing brokers back")
     elif topic.behind:
@@ -252,7 +255,7 @@ def copies(report: TopicReport, *, servers: str) -> Iterator[Check]:
         run = "add brokers, then kafka-reassign-partitions"
         yield Check(name, Result.NOTE, found, run)
     else:
-        found = f"{topic.replication} of each partition, all in sync"
+        found = f"{topic.replication} copies of each partition, all in sync"
         yield Check(name, Result.OK, found)
 
 
@@ -288,8 +291,8 @@ def round_trips(
         )
     if read_ms > heartbeat_interval_ms * 3 // 2:
         found += (
-            f"; a connection that breaks unnoticed is given up after "
-            f"{duration(read_ms)}, when all claims are lost"
+            f"; a broken connection may be noticed only after {duration(read_ms)}; all "
+            "claims are lost by then"
         )
         run = "marshal topic alter --heartbeat 2s --execute"
         return Check(name, Result.NOTE, found, run)
@@ -305,7 +308,8 @@ def quota(longest_ms: int) -> Iterator[Check]:
     if longest_ms:
         found = (
             f"a broker delayed requests by {duration(longest_ms)}, for a quota of this "
-            "user or client id: members with the same quota lose claims by it"
+            "user or client id: such delays can make members with the same quota lose "
+            "claims"
         )
         run = "kafka-configs --describe --entity-type users (and clients)"
         yield Check("quota", Result.NOTE, found, run)
@@ -417,8 +421,10 @@ def growths(world: World) -> Iterator[Check]:
             if each.ends is None:
                 found = (
                     f"topic {each.topic} grows from {each.old_count} to "
-                    f"{each.new_count} partitions, and nobody claims the new ones "
-                    "before the command has ended"
+                    f"{each.new_count} partitions, and no member claims the new "
+                    "partitions until the command `groups grow` has ended"
                 )
-                run = f"{command(each)} --execute, if that does not run any more"
+                run = (
+                    f"{command(each)} --execute, if that command does not run any more"
+                )
                 yield Check("growths", Result.NOTE, found, run)

@@ -34,8 +34,8 @@ def require(name: str, *, effect: str, yes: bool) -> None:
         return
     if sys.stdin is None or not sys.stdin.isatty():
         raise ConfigurationError(
-            f"{effect}; nothing was written, because nobody can confirm it: standard "
-            "input is no terminal. Add --yes to do it all the same",
+            f"{effect}; nothing was written, because this needs a confirmation and "
+            "standard input is not a terminal. Add --yes to proceed",
             setting="--yes",
         )
     notify(f"{effect}.")

@@ -482,8 +482,8 @@ class ExecLoop:
 
     def _consequence(self) -> str:
         if self._options.at_most_once:
-            return "it will not be processed again"
-        return "it stays uncommitted"
+            return "the records will not be processed again"
+        return "the records stay uncommitted"
 
     def _commit(self, job: Job) -> None:
         self._remove(job)
@@ -642,7 +642,7 @@ class ExecForm:
         int,
         _option(
             min=1,
-            help="Most processes at a time; each partition has at most one, in order.",
+            help="Maximum processes; each partition has one at most, in order.",
         ),
     ] = 1
 

@@ -54,7 +54,7 @@ def shown_facts(facts: Row) -> dict[str, str]:
         shown["began_at"] = "the log's start"
     else:
         shown["began_at"] = (
-            f"the checkpoint at offset {facts['began_at'] - 1}; what came before is "
+            f"the checkpoint at offset {facts['began_at'] - 1}; earlier records are "
             "not shown"
         )
     return shown

@@ -145,7 +145,7 @@ class Conversion:
                 return found[0]
             names = ", ".join(each.value for each in kind)
             raise typer.BadParameter(
-                f"{value!r} is none of {names}", ctx=ctx, param=param
+                f"{value!r} is not one of {names}", ctx=ctx, param=param
             )
         elif kind is int and type(value) is str:
             wrong = self._wrong_number(value)
@@ -159,7 +159,7 @@ class Conversion:
     def _wrong_number(self, text: str) -> str | None:
         """Return why text is not a number in the range; None if it is one."""
         if not _WHOLE.fullmatch(text):
-            return f"{text!r} is no whole number"
+            return f"{text!r} is not a whole number"
         if self._least is not None and int(text) < self._least:
             return f"{text} is less than {self._least}"
         if self._most is not None and int(text) > self._most:

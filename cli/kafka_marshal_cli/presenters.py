@@ -700,9 +700,9 @@ RESET_COLUMNS = (
     column("PARTITION", "partition"),
     column("CHANGE", "change"),
     column("POSITION", "position"),
-    column("THEN", "position_then"),
+    column("POSITION AFTER", "position_then"),
     column("GRANTED", "granted"),
-    column("THEN", "granted_then"),
+    column("GRANTED AFTER", "granted_then"),
     column("REPEATS", "repeats"),
 )
 FENCED_COLUMNS = (

@@ -92,7 +92,7 @@ def _short_enough(reason: str | None) -> str | None:
     count = len(reason or "")
     if count > REASON_CHARS_MAX:
         raise typer.BadParameter(
-            f"it has {count} characters, at most {REASON_CHARS_MAX}"
+            f"the reason has {count} characters, more than {REASON_CHARS_MAX}"
         )
     return reason
 
@@ -399,8 +399,8 @@ def note_clock_ahead(world: "World", *, written_ms: int) -> None:
     if ahead_ms > CLOCK_AHEAD_MS_MAX:
         notify(
             f"the clock of this machine is {duration(ahead_ms)} ahead of the "
-            "brokers, so this lasts as much longer; set the clock, end this, and "
-            "repeat it"
+            "brokers, so the pause lasts that much longer; set the clock, resume the "
+            "group, and pause it again"
         )
 
 
@@ -463,8 +463,8 @@ AT: Mapping[str, OptionGroup] = {
                     str | None,
                     typer.Option(
                         metavar="TIME|T:OFFSET",
-                        help="A moment of the past: an ISO time, a time ago like -5m, "
-                        "or the last offset of a coordinating partition, like 3:100.",
+                        help="A past moment: an ISO time, a time ago like -5m, "
+                        "or a coordinating partition's last offset, like 3:100.",
                     ),
                 ],
                 None,

@@ -341,7 +341,7 @@ def _options(arguments: Sequence[str], name: str) -> tuple[list[str], dict[str, 
 def _whole(name: str, text: str) -> int:
     found = whole_number(text)
     if found is None:
-        raise ShellError(f"{name} is {text!r}, and not a whole number")
+        raise ShellError(f"{name} is {text!r}, which is not a whole number")
     return found
 
 

@@ -215,7 +215,7 @@ class Truth:
             assert word == "unclaimed", text
         elif state["lock"] is not None:
             assert word == "locked"
-            assert f"operation {state['lock']['op_id']} sets its position" in text
+            assert f"operation {state['lock']['op_id']} sets the position" in text
         elif state["owner"] is None:
             assert word == "free"
             assert text.startswith("free since ")

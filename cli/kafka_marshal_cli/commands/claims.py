@@ -135,7 +135,7 @@ def who(
                     shown[name] = duration(row[name])
     else:
         found["owner"] = None
-        shown["owner"] = "nobody, the partition was not claimed then"
+        shown["owner"] = "none: the partition was not claimed at that time"
     call.answer(Answer(presenters.as_of(world, at), found, (), shown))
     if at is None:
         note_unknown_group(world, group)
@@ -148,12 +148,12 @@ def _confirm_forgetting(
     existing = plan.existing if force else ()
     if existing:
         effect = (
-            f"topics of group {group} exist ({', '.join(existing)}); dropping their "
-            "claims has the group process them again from where it starts"
+            f"topics of group {group} exist ({', '.join(existing)}); without their "
+            "claims the group processes these topics again from the start position"
         )
     elif plan.held:
         effect = (
-            f"group {group} is at work: {len(plan.held)} of its claims have live "
+            f"group {group} is active: {len(plan.held)} of its claims have live "
             "owners and stay; the others are dropped with their positions"
         )
     else:
@@ -174,7 +174,8 @@ def forget(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Also for existing topics, whose records are repeated."
+            "--force",
+            help="Also drop claims of existing topics; their records are repeated.",
         ),
     ] = False,
     yes: confirmation.Yes = False,

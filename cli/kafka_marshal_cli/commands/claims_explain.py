@@ -36,8 +36,8 @@ Since = Annotated[
     str | None,
     typer.Option(
         metavar="OFFSET|TIME",
-        help="Only rows from an offset, an ISO time, or a time ago like -1h. The log "
-        "is read from the newest checkpoint before that.",
+        help="Only rows from an offset, an ISO time, or a time ago like -1h. Reads "
+        "from the newest checkpoint before that.",
     ),
 ]
 
@@ -207,8 +207,8 @@ def _notify_waiting(world: World, key: Key) -> None:
         if each.end is not None:
             end = f"offset {each.end}"
         notify(
-            f"it waits until partition {each.partition}, which had its keys, is "
-            f"processed to {end}; see: marshal groups grow --topic {key.topic}"
+            f"this partition waits until partition {each.partition}, which had its "
+            f"keys, is processed to {end}; see: marshal groups grow --topic {key.topic}"
         )
 
 

@@ -105,7 +105,7 @@ def fence(
 
     Fencing a sidecar ends the claims of all its clients in this group. The command asks
     you to type the client_id if the client is alive by the log. Log time moves only
-    with records: if nobody writes any more, a dead client also counts as alive.
+    with records: if no client writes any more, a dead client also counts as alive.
     """
     _require_names(group, client)
     with call.admin() as admin:
@@ -151,7 +151,7 @@ def _confirm_fence(
             # Log time would show the silence only after the next append.
             state = (
                 "has been silent for more than two heartbeat intervals by the clock of "
-                "this machine, though not yet by the log, where nobody has written "
+                "this machine, though not yet by the log, where no client has written "
                 "since: it may be alive"
             )
         confirmation.require(
@@ -210,7 +210,8 @@ Host = Annotated[
     typer.Option(metavar="HOST", help="All clients on this host, instead of CLIENT."),
 ]
 For = Annotated[
-    str, typer.Option("--for", metavar="DURATION", help="How long, at most.")
+    str,
+    typer.Option("--for", metavar="DURATION", help="Maximum duration."),
 ]
 Repeated = Annotated[
     str | None,
@@ -257,9 +258,9 @@ def drain(
     _answer_directive(call, result, dry_run=dry_run)
     if wait and result.held and not dry_run:
         raise DeadlineExceeded(
-            f"{len(result.held)} partitions are still held: nobody else may take them, "
-            "or their records are not handled yet; wait with the same command and "
-            f"--operation {result.operation}"
+            f"{len(result.held)} partitions are still held: no other member may "
+            "take them, or their records are not handled yet; wait with the same "
+            f"command and --operation {result.operation}"
         )
 
 
@@ -371,8 +372,9 @@ def _answer_directive(call: Call, result: DirectiveResult, *, dry_run: bool) -> 
     elif not result.members:
         notify(
             f"no live member matches {result.subject}, so nothing is handed off; "
-            "others take its partitions over once it is stale; end this with: marshal "
-            f"clients uncordon --operation {result.operation}"
+            "other members take over the partitions of a client once it is stale; end "
+            f"the {result.action} with: marshal clients uncordon --operation "
+            f"{result.operation}"
         )
 
 

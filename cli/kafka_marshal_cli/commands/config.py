@@ -106,7 +106,7 @@ def show(
     columns = (*COLUMNS, ORIGIN) if origin else COLUMNS
     found = {
         "config": str(profile.path),
-        "is_there": profile.path.exists(),
+        "exists": profile.path.exists(),
         "profile": profile.name,
         "profiles": list(profile.names),
     }

@@ -313,7 +313,7 @@ class Summary:
         if self.held and not is_confirmed:
             released = (
                 f"the log did not confirm the release of {abbreviated(self.held)}; "
-                "others take over after two heartbeat intervals"
+                "other members take them over after two heartbeat intervals"
             )
         count = self.count()
         return f"consumed {count} record{'s' * (count != 1)}, {released}"
@@ -344,7 +344,7 @@ ClaimsMax = Annotated[
     int,
     typer.Option(
         min=LEAST["claims_max"],
-        help="Most partitions, or topics with policy topic; 0 for no limit.",
+        help="Maximum partitions, or topics with policy topic; 0 for no limit.",
     ),
 ]
 MaxRecords = Annotated[
@@ -373,7 +373,7 @@ MaxPollRecords = Annotated[
     typer.Option(
         min=LEAST["max_poll_records"],
         metavar="N",
-        help="Most records of a batch; at most once, a crash can lose these per "
+        help="Maximum records of a batch; at most once, a crash can lose these per "
         "partition. By default 500; 1 for --exec of single records at most once.",
     ),
 ]

@@ -24,7 +24,7 @@ HeartbeatInterval = Annotated[
     typer.Option(
         "--heartbeat-interval",
         metavar="DURATION",
-        help="Interval; a dead consumer is replaced after two.",
+        help="A killed consumer is replaced after two intervals.",
     ),
 ]
 Partitions = Annotated[

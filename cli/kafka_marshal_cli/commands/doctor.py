@@ -44,8 +44,8 @@ _OLD_BROKERS = (
 def doctor(call: Call) -> None:
     """Check this machine, the brokers, the coordination topic and its log.
 
-    Writes nothing to the cluster. Ends with exit code 1 if a check failed; a note is no
-    failure. To compare this machine's clock with the brokers' clocks, the command
+    Writes nothing to the cluster. Ends with exit code 1 if a check failed; a note is
+    not a failure. To compare this machine's clock with the brokers' clocks, the command
     waits up to 5 seconds for a new record if the last one is too old; it waits a third
     of a heartbeat interval if live members seem to have written none for so long.
     """
@@ -130,8 +130,8 @@ def compiled_part() -> Check:
     return Check(
         name,
         Result.NOTE,
-        "missing: everything works, reading a long log is slower; pip compiles it if "
-        "there are gcc or clang and the headers of Python",
+        "missing: everything works, but reading a long log is slower; pip compiles "
+        "the module if gcc or clang and the headers of Python are installed",
         f"pip install --force-reinstall --no-deps --no-binary {package} {package}",
     )
 
@@ -282,8 +282,9 @@ class ClusterChecks:
         unused = self.world.unused
         if unused:
             found = (
-                f"partitions {list(unused)} are not in use: a change that was given up "
-                "has added them, and its records are deleted; a later one begins them"
+                f"partitions {list(unused)} are not in use: an abandoned change of the "
+                "partition count added them, and its records are deleted; a later "
+                "change starts them"
             )
             yield Check("unused", Result.NOTE, found)
         gone = [t for t in gone if t not in unused]
@@ -368,14 +369,17 @@ class ClusterChecks:
                     hidden.append(topic)
         if hidden:
             text = f"not checked: this principal may not describe {abbreviated(hidden)}"
-            run = "grant DESCRIBE on them, or run it as a principal that has it"
+            run = (
+                "grant DESCRIBE on these topics, or run marshal doctor as a principal "
+                "with that right"
+            )
             yield Check("data topics", Result.NOTE, text, run)
         risks = [f"{topic} ({risk})" for topic, risk in found.items() if risk]
         name, count = "data topics", f"{len(found)} checked"
         if risks:
-            text = f"{count}; records may be lost of {abbreviated(risks)}"
+            text = f"{count}; records may be lost from {abbreviated(risks)}"
             unclean = [topic for topic, risk in found.items() if risk == UNCLEAN]
-            run = "bring back the brokers that have them"
+            run = "bring back the brokers that have copies of these topics"
             if unclean:
                 servers = self._call.bootstrap_servers
                 first = unclean[0]  # likewise for the others
@@ -391,7 +395,8 @@ _OWN_ADVICE = re.compile(
     re.IGNORECASE,
 )
 _REMEDIES = {
-    "broker": "correct what FOUND names; the settings: marshal config show --origin",
+    "broker": "correct what column FOUND names; show the settings with: marshal config "
+    "show --origin",
     "log": "check the brokers and their log",
     "clock": "check this machine's clock",
 }

@@ -380,7 +380,7 @@ HandoffsMax = Annotated[
     str | None,
     _tunable(
         "handoffs_max",
-        "Most partitions that a member offers, or warms up for, at a time",
+        "Maximum partitions that a member offers, or warms up for, at a time",
     ),
 ]
 GraceMs = Annotated[

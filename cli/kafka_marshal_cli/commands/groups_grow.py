@@ -174,8 +174,8 @@ def _notes(plan: GrowthPlan, *, execute: bool) -> list[str]:
         return [f"{text} to do"]
     if plan.is_withdrawal:
         notes.append(
-            "note: new partitions are claimed at once then, and records of a key may "
-            "be processed in another order"
+            "note: after the withdrawal members claim new partitions at once, and may "
+            "process records of a key in another order"
         )
     elif plan.settle_ms < SETTLE_MS:
         notes.append(
@@ -185,7 +185,8 @@ def _notes(plan: GrowthPlan, *, execute: bool) -> list[str]:
     if (plan.partition_count or 0) > growth.new_count:
         notes.append(
             f"note: the topic has {plan.partition_count} partitions; those from "
-            f"{growth.new_count} on are in no growth, and wait for nothing"
+            f"{growth.new_count} on belong to no growth, and members claim them "
+            "without waiting"
         )
     if not execute:
         notes.append("nothing was written; --execute writes it")

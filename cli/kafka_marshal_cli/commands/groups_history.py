@@ -40,7 +40,7 @@ def _notify_open(found: GroupHistory, group: str | None) -> None:
         if growth.ends is None:
             notify(
                 f"topic {growth.topic!r} grows from {growth.old_count} to "
-                f"{growth.new_count} partitions; to continue that, run: "
+                f"{growth.new_count} partitions; to continue the growth, run: "
                 f"{command_of(growth)} --execute"
             )
 

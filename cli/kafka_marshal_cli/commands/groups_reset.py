@@ -49,6 +49,10 @@ app = typer.Typer()
 _rule: Any = partial(typer.Option, rich_help_panel="New positions (one of them)")
 PROGRESS_S = 1.0
 STDIN = Path("/dev/stdin")
+STORED_PLAN = (
+    "--continue executes a stored plan, which other options cannot change; to use "
+    "them, omit --continue and plan again"
+)
 STEPS = {
     "pause": "pausing the group in {} coordinating partitions",
     "drain": "waiting until {} partitions are released",
@@ -218,13 +222,10 @@ def reset(
     with call.admin() as admin:
         if continued is not None:
             others = (spec, topics, all_topics, clamp, allow_reprocess, plan_file)
-            _refuse(
-                any(others),
-                "--continue has a plan, which other options do not change; without it, "
-                "plan it again with them",
-            )
+            _refuse(any(others), STORED_PLAN)
             plan = admin.describe_plan(read_plan(continued))
-            _refuse(plan.group_id != group, f"{continued} is of {plan.group_id!r}")
+            other = plan.group_id
+            _refuse(other != group, f"the plan in {continued} is for group {other!r}")
         else:
             try:
                 plan = admin.plan_reset(
@@ -266,7 +267,7 @@ def undo(
         bool,
         typer.Option(
             "--partial",
-            help="Also if some partitions cannot be set back.",
+            help="Undo even if some partitions cannot be set back.",
         ),
     ] = False,
     allow_reprocess: AllowReprocess = False,
@@ -320,7 +321,9 @@ def finish(call: Call, group: Group, *, reason: Reason = None) -> None:
         # The command of a reset may have died before it locked anything.
         pauses = (each.active_pause(group) for each in world.partitions)
         if any(pause and pause.until_ms > wall_ms() for pause in pauses):
-            text += f", and is paused; to end that, run: marshal groups resume {group}"
+            text += (
+                f", and is paused; to end the pause, run: marshal groups resume {group}"
+            )
         notify(text)
 
 
@@ -406,7 +409,10 @@ def _show(
 ) -> None:
     result = None
     for topic, partition in plan.positions.left_out:
-        notify(f"{topic}-{partition} had no position then, and stays as it is")
+        notify(
+            f"{topic}-{partition} had no position at that moment; its position is not "
+            "changed"
+        )
     if execute:
         file = plan_file or state_home() / PLANS_FOLDER / f"{plan.op_id}.json"
         is_kept = plan_file is not None

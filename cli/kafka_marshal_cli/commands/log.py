@@ -145,13 +145,15 @@ def reset(
     execute: Execute = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Also if keys of the partition have owners."),
+        typer.Option(
+            "--force", help="Reset even if keys of the partition have owners."
+        ),
     ] = False,
     allow_reprocess: Annotated[
         bool,
         typer.Option(
             "--allow-reprocess",
-            help="Also if processed records are handed out again.",
+            help="Reset even if processed records are repeated.",
         ),
     ] = False,
 ) -> None:

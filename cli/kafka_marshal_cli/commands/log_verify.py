@@ -170,8 +170,8 @@ class Verifier:
         if not found.is_equal:
             self.report(
                 f"S2: checkpoint {found.checkpoint_id.hex()} of {found.client_id} at "
-                f"offset {found.begin_offset} says {found.theirs}, and the log folds "
-                f"to {found.ours}"
+                f"offset {found.begin_offset} has digest {found.theirs}, but the log "
+                f"folds to {found.ours}"
             )
 
     def _restore(self) -> None:

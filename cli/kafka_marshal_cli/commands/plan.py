@@ -167,7 +167,7 @@ def show_plan(
     world = call.formatted_world(at, has_members=at is not None)
     if world.is_partial:
         raise ConfigurationError(
-            "--at names not all coordinating partitions, and a plan is about all; "
+            "--at does not name all coordinating partitions, but a plan needs all; "
             "write a time, or an offset of each, like 0:100,1:120",
             setting="--at",
         )
@@ -303,9 +303,9 @@ def verify_plan_(call: Call, *, group: Group) -> None:
     call.answer(Answer(presenters.as_of(world), facts, (section,)))
     if found.outcome == DIVERGED:
         raise ClaimRejected(
-            f"the plan of group {group} is not what its input gives; its writer "
-            f"{found.author} runs another release, or is broken; see: marshal clients "
-            f"list --group {group}",
+            f"the plan of group {group} differs from the plan that its input "
+            f"gives; its writer {found.author} runs another release, or has a bug; "
+            f"see: marshal clients list --group {group}",
             reason=DIVERGED,
         )
 
@@ -334,8 +334,8 @@ def rebalance(
     """
     if not spread:
         raise ConfigurationError(
-            "say what to improve: --spread; counts of members need no command, as "
-            "planners keep them equal",
+            "give --spread; planners keep the number of partitions per member equal "
+            "without a command",
             setting="--spread",
         )
     with call.admin() as admin:

@@ -288,8 +288,8 @@ def _socket_path(given: Path | None) -> Path:
 
 
 VERDICTS = (
-    column("QUESTION", "check"),
-    Column("ANSWER", lambda row: "yes" if row["ok"] else "no"),
+    column("CHECK", "check"),
+    Column("PASSED", lambda row: "yes" if row["ok"] else "no"),
     Column("REASONS", lambda row: "; ".join(row["reasons"])),
 )
 CLIENTS = (
@@ -297,9 +297,9 @@ CLIENTS = (
     column("CLIENT", "client_id"),
     column("STATE", "state"),
     column("PROCESS", "pid"),
-    column("BEAT", "beat_age_ms", as_text=duration),
+    column("LAST HEARTBEAT", "beat_age_ms", as_text=duration),
     Column("SUBSCRIPTIONS", lambda row: ", ".join(row["subscriptions"]) or NOTHING),
-    Column("HAS", lambda row: ", ".join(row["assigned"]) or NOTHING),
+    Column("PARTITIONS", lambda row: ", ".join(row["assigned"]) or NOTHING),
     Column("WARMS UP", lambda row: ", ".join(row["warming"]) or NOTHING),
 )
 

@@ -87,7 +87,10 @@ def format_topic(
     for name, value in given.items():
         actual = getattr(config, name)
         if value != actual:
-            notify(f"note: it was already formatted with {name} {actual}, not {value}")
+            notify(
+                f"note: the topic was already formatted with {name} {actual}, not "
+                f"{value}"
+            )
     world = call.world()
     call.answer(Answer(presenters.as_of(world), config_facts(call, config)))
 
@@ -118,7 +121,7 @@ def upgrade(
         bool,
         typer.Option(
             "--ignore-members",
-            help="Also if live members are too old, and will stop.",
+            help="Upgrade even if live members are too old, and stop.",
         ),
     ] = False,
 ) -> None:
@@ -234,7 +237,7 @@ def resize(
         bool,
         typer.Option(
             "--ignore-members",
-            help="Also if live members cannot follow, and will claim nothing more.",
+            help="Resize even if live members cannot follow, and claim nothing more.",
         ),
     ] = False,
 ) -> None:

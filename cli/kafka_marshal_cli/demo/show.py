@@ -68,7 +68,7 @@ def changes(
     for name, holder in after.items():
         old = before.get(name)
         if old != holder:
-            moves.setdefault((old or "nobody", holder or "nobody"), []).append(name)
+            moves.setdefault((old or "no owner", holder or "no owner"), []).append(name)
     return [
         f"{', '.join(names)}: {old} -> {new}" for (old, new), names in moves.items()
     ]
@@ -106,7 +106,7 @@ def board_table(board: Board) -> RenderableType:
 
 def _painted(name: str | None, names: Sequence[str]) -> Text:
     if name is None:
-        return Text("nobody", style="dim italic")
+        return Text("no owner", style="dim italic")
     colour = COLOURS[names.index(name) % len(COLOURS)] if name in names else ""
     return Text(name, style=colour)
 

@@ -369,7 +369,7 @@ class Stage(Closing):
             self._show.step(
                 f"{each.after.client_id} took over {each.after.key.topic_partition} "
                 f"from {each.before.client_id}, {each.took_ms / 1000:.2f} s after its "
-                f"last beat (two intervals are {self._options.stale_s:.1f} s)."
+                f"last heartbeat (two intervals are {self._options.stale_s:.1f} s)."
             )
 
     def _pause_group(self) -> None:
@@ -494,7 +494,7 @@ class Stage(Closing):
 
     def _wait_for(self, seconds: float) -> None:
         pause = Deadline(int(seconds * 1_000))
-        self._wait(lambda: pause.is_over, seconds + 1, "The clock stood")
+        self._wait(lambda: pause.is_over, seconds + 1, "The wait did not end")
 
     def _update(self) -> None:
         for folded in self._watch.read(POLL_MS):

@@ -166,7 +166,7 @@ def _something_happened(
     """Fail if nothing was produced, or unknown records were processed."""
     strange = [place for place in counts if place not in known]
     if strange:
-        text = f"{len(strange)} records were processed that nobody had produced."
+        text = f"{len(strange)} records were processed but never produced."
     elif not produced or not counts:
         text = "Nothing was produced, or nothing was processed: nothing is proved."
     else:
@@ -320,9 +320,9 @@ def _lost_amo(evidence: Evidence, lost: tuple[tuple[int, int], ...]) -> Check:
     strange = sorted(missing - allowed)
     bound = evidence.batch * len(ended)
     text = (
-        f"{len(lost)} lost: exactly what the dead had been granted and had not "
-        f"processed ({_places(lost)}); allowed is a batch of {evidence.batch} for each "
-        f"claim that ended unreleased ({len(ended)})."
+        f"{len(lost)} lost: exactly the records that were granted to killed "
+        f"consumers and not processed ({_places(lost)}); allowed is a batch of "
+        f"{evidence.batch} for each claim that ended unreleased ({len(ended)})."
     )
     if not lost:
         text = "Nothing was lost."
@@ -330,8 +330,8 @@ def _lost_amo(evidence: Evidence, lost: tuple[tuple[int, int], ...]) -> Check:
         text = f"More than a batch of {evidence.batch} was lost: {', '.join(crowded)}."
     if strange:
         text = (
-            f"{len(strange)} of {len(lost)} lost records were not granted to a dead "
-            f"consumer: {_places(strange)}."
+            f"{len(strange)} of {len(lost)} lost records were not granted to a "
+            f"killed consumer: {_places(strange)}."
         )
     held = not strange and not crowded
     name = "Losses stay within their bound"
@@ -368,7 +368,7 @@ def _takeovers(evidence: Evidence) -> list[Check]:
     h_ms = evidence.heartbeat_interval_ms
     round_trip_ms = max(1, evidence.round_trip_ms)
     bound_ms = 2 * h_ms + evidence.jitter_ms + ROUND_TRIPS * round_trip_ms
-    name = "The dead are replaced in time"
+    name = "Killed consumers are replaced in time"
     after = {place_of(each.before): each for each in evidence.log.takeovers()}
     held_by_dead = [
         claim
@@ -389,7 +389,7 @@ def _takeovers(evidence: Evidence) -> list[Check]:
         took_ms = each.took_ms
         is_early = took_ms <= 2 * h_ms
         text = (
-            f"Partition {partition}: {each.after.client_id} took it "
+            f"Partition {partition}: {each.after.client_id} took it over "
             f"{_seconds(took_ms)} after {claim.client_id}'s last heartbeat; allowed "
             f"are {_seconds(bound_ms)}: two intervals, jitter of "
             f"{_seconds(evidence.jitter_ms)} and 3 round trips of "
@@ -416,7 +416,7 @@ def _takeovers(evidence: Evidence) -> list[Check]:
 
 
 def _pause(evidence: Evidence, works: list[Work]) -> list[Check]:
-    name = "A paused group rests"
+    name = "A paused group processes nothing"
     pause = evidence.pause
     if pause is None:
         text = "The group was not paused, drained and resumed."
@@ -434,7 +434,7 @@ def _pause(evidence: Evidence, works: list[Work]) -> list[Check]:
     )
     is_soon = drain_ms <= bound_ms
     resumed = any(work.at_ms >= pause.ended_at_ms for work in works)
-    went_on = "Work went on after the pause."
+    went_on = "The group processed records again after the pause."
     if not resumed:
         went_on = "Nothing was processed after the pause."
     return [
@@ -445,7 +445,7 @@ def _pause(evidence: Evidence, works: list[Work]) -> list[Check]:
             bad=f"{len(busy)} records were processed during the pause: {places}.",
         ),
         Check(
-            name="A pause comes soon",
+            name="A pause takes effect in time",
             held=is_soon,
             measured=drain_ms,
             bound=bound_ms,

@@ -43,49 +43,52 @@ from kafka_marshal.protocol.types import Key
 
 REFUSALS = {
     "busy": "a change of the number of coordinating partitions was open",
-    "cas": "it named another claim, or another topic, than the key's",
-    "duplicate": "its process owns the key already",
-    "handoff": "the key was reserved for another client",
-    "done": "its source had ended the imports",
-    "held": "the key had an owner",
+    "cas": "the record named another claim, or another topic, than the partition's",
+    "duplicate": "the sender's process owns the partition already",
+    "handoff": "the partition was reserved for another client",
+    "done": "the imports from that coordinating partition had ended",
+    "held": "the partition had an owner",
     "importing": (
-        "the coordinating partition that it moves from may still have it: it is "
-        "claimed here once it is imported, or nothing is left to import"
+        "the coordinating partition that the partition moves from may still have it: "
+        "members claim it here once it is imported, or nothing is left to import"
     ),
-    "known": "it had been imported already, and the first import counts",
-    "layout": "no change of this operation was open",
+    "known": "the partition had been imported already, and the first import counts",
+    "layout": (
+        "no change of the number of coordinating partitions by this operation was open"
+    ),
     "late": "the offer had ended",
     "level": "the record is above the feature level in force",
     "limits": "a limit of the Config was reached",
-    "locked": "a set position had locked the key",
+    "locked": "an operation that sets positions had locked the partition",
     "moving": (
-        "it moves to another coordinating partition: its owner releases it, and it is "
-        "claimed there"
+        "the partition moves to another coordinating partition: its owner releases it, "
+        "and members claim it there"
     ),
     "no_config": "the coordinating partition has no Config",
-    "no_offer": "the key was not offered",
-    "not_owner": "its process does not own the key",
-    "not_paused": "the pause of its operation did not last",
-    "not_successor": "the key was offered to another client",
-    "nothing_left": "everything up to there was granted before",
-    "old_epoch": "it named another claim than the key's",
-    "old_topic": "it named an earlier topic of this name",
-    "op_over": "its operation had ended",
+    "no_offer": "the partition was not offered",
+    "not_owner": "the sender's process does not own the partition",
+    "not_paused": "the pause of the record's operation was not in force",
+    "not_successor": "the partition was offered to another client",
+    "nothing_left": "all of the requested offsets were granted before",
+    "old_epoch": "the record named another claim than the partition's",
+    "old_topic": "the record named an earlier topic of this name",
+    "op_over": "the record's operation had ended",
     "paused": "the group was paused",
-    "plan_mismatch": "its operation had locked something else",
+    "plan_mismatch": "the record's operation had locked other partitions or positions",
     "quiet": "a Reset was less than two heartbeat intervals ago",
-    "resume_mismatch": "the claim that it resumes is not the key's",
-    "resume_not_fresh": "the claim that it resumes was too old",
+    "resume_mismatch": "the claim that the record resumes is not the partition's",
+    "resume_not_fresh": "the claim that the record resumes was too old",
     "retired": (
-        "this coordinating partition is not in use any more: it is claimed where the "
-        "present number of coordinating partitions places it"
+        "this coordinating partition is not in use any more: members claim the "
+        "partition where the present number of coordinating partitions places it"
     ),
-    "sender_fenced": "its process is fenced",
-    "span": "it asked for more offsets than the limit",
-    "unknown_key": "there was no such key",
-    "wrong_generation": "it named another Config than the one in force",
+    "sender_fenced": "the sender's process is fenced",
+    "span": "the record requested more offsets than the limit",
+    "unknown_key": "the log had no state of the partition",
+    "wrong_generation": "the record named another Config than the one in force",
     "wrong_partition": (
-        "it belongs to another coordinating partition, where it is claimed from now on"
+        "the partition belongs to another coordinating partition, where members claim "
+        "it from now on"
     ),
 }
 """Why a record about a key was refused or ignored, by its reason."""
@@ -177,7 +180,7 @@ def _unclaimed(chain: KeyPath) -> str:
     if chain.began_at is not None:
         since = f"the {_beginning(chain)}"
     if gone is None:
-        text = f"unclaimed: nobody has won it since {since}"
+        text = f"unclaimed: no claim has been accepted since {since}"
     else:
         text = f"unclaimed since {_place(gone)}: {text_of(gone)}"
     refused = chain.events[-1] if chain.events else None
@@ -192,9 +195,9 @@ def _locked(chain: KeyPath, known: KeyState) -> str:
     staged = _last(chain, ["staged"])
     since = "" if staged is None else f" since {_place(staged)}, by {_who(staged)}"
     return (
-        f"locked{since}: operation {op_id} sets its position to "
-        f"{known.lock.position}, and is neither committed nor aborted here; nobody "
-        "can claim it until then"
+        f"locked{since}: operation {op_id} sets the position to "
+        f"{known.lock.position}, and is neither committed nor aborted here yet; until "
+        "then no member can claim the partition"
     )
 
 
@@ -223,7 +226,8 @@ def _ends_claim(event: KeyEvent) -> bool:
 
 def _restored_free(chain: KeyPath) -> str:
     return (
-        f"it had no owner at the {_beginning(chain)}, and what came before was not read"
+        f"the partition had no owner at the {_beginning(chain)}, and earlier records "
+        "were not read"
     )
 
 
@@ -242,13 +246,13 @@ def _owned(chain: KeyPath, world: WorldState, *, elapsed_ms: int) -> str:
     age_ms = known.age_ms(world.now_ms) + elapsed_ms
     is_stale = freshness(age_ms, known.heartbeat_interval_ms) is Freshness.STALE
     if is_fenced(world, known.owner, group_id=chain.key.group_id):
-        text = f"{text}; its process is fenced, and can renew it no more"
+        text = f"{text}; the owner's process is fenced, and cannot renew the claim"
     if not is_stale:
         return f"{text}; renewed {_seconds(age_ms)} ago"
     return (
         f"{text}; stale: not renewed for {_seconds(age_ms)}, which is more than two "
         f"intervals of {_seconds(known.heartbeat_interval_ms)}, so any member may "
-        "take it over"
+        "take over the partition"
     )
 
 
@@ -258,13 +262,15 @@ def _barriers(chain: KeyPath, world: WorldState, known: KeyState | None) -> list
     if chain.pause is not None and is_paused(world, chain.key):
         by = chain.pause.renewed_by
         renewed = "" if by is None else f"; renewed by {by}"
-        text = f"nobody can claim it: {_pause(chain, chain.pause)}{renewed}"
+        text = (
+            f"no member can claim the partition: {_pause(chain, chain.pause)}{renewed}"
+        )
         found.append(text)
     if world.quiet_until_ms is not None:
         left_ms = world.quiet_until_ms - world.now_ms
         found.append(
-            "nobody can claim anything here for another "
-            f"{_seconds(left_ms)} after the Reset"
+            "no member can claim a partition in this coordinating partition for "
+            f"another {_seconds(left_ms)} after the Reset"
         )
     found += _moving(world, chain.key)
     handoff = None if known is None or known.owner is not None else known.handoff
@@ -279,20 +285,22 @@ def _moving(world: WorldState, key: Key) -> Iterable[str]:
     target = target_of(world, key)
     if target is not None and is_final(world, key):
         yield (
-            f"it moves to coordinating partition {target}: nothing changes it here any "
-            "more, and it is claimed there once it is imported"
+            f"the partition moves to coordinating partition {target}: nothing changes "
+            "it here any more, and members claim it there once it is imported"
         )
     elif target is not None:
         yield (
-            f"it moves to coordinating partition {target}: nobody can claim it here; "
-            "it is imported there once its owner has released it, or has gone stale"
+            f"the partition moves to coordinating partition {target}: no member can "
+            "claim it here; it is imported there once its owner has released it, or "
+            "has gone stale"
         )
     elif key not in world.keys and is_importing(world, key):
         assert world.layout is not None  # else nothing is imported
         source = place_under(key, world.layout.from_count)
         yield (
-            f"it may exist in coordinating partition {source}, which it moves from: it "
-            "is claimed here once it is imported, or nothing is left to import"
+            f"the partition may exist in coordinating partition {source}, which it "
+            "moves from: members claim it here once it is imported, or nothing is left "
+            "to import"
         )
 
 
@@ -301,7 +309,7 @@ def _pause(chain: KeyPath, pause: PauseRow) -> str:
     is_shown = begun is not None and begun.op_id == pause.op_id
     who = pause.client_id if begun is None or not is_shown else _who(begun)
     reason = "" if pause.reason is None else f": {pause.reason}"
-    what = "the group is" if pause.scope is None else "it is"
+    what = "the group is" if pause.scope is None else "the partition is"
     return f"{what} paused until {instant(pause.until_ms)} by {who}{reason}"
 
 
@@ -380,9 +388,9 @@ _HOW = {
 
 def _ending(action: Action) -> str:
     if action.ended is None and action.scheduled and not action.lasting:
-        return "it has not begun"
+        return "not begun yet"
     if action.ended is None:
-        return "it lasts" if action.lasting else "its end is not in the log"
+        return "still in force" if action.lasting else "the end is not in the log"
     ended, at = action.ended, instant(action.ended.at_ms)
     if ended.how == EXPIRED:
         # The record that shows the expiry may come later, if few are written.
@@ -463,15 +471,15 @@ def _renewed(count: int, by: str | None) -> str:
 
 def _unsuccessful(event: KeyEvent) -> str:
     if event.record == "ClaimingPartition":
-        asked = f"{_who(event)} asked for it and was {event.what}"
+        asked = f"a claim by {_who(event)} was {event.what}"
     else:
         asked = f"a {event.record} of {_who(event)} was {event.what}"
     reason = event.reason or ""
     text = REFUSALS.get(reason, "see the table of reasons in the protocol")
     if reason == "held" and event.owner is not None:
-        text = f"{event.owner} owned it"
+        text = f"{event.owner} owned the partition"
     elif reason == "not_owner" and event.owner is not None:
-        text = f"{event.owner} owns it now"
+        text = f"{event.owner} owns the partition now"
     times = "" if event.count == 1 else f" {event.count} times"
     return f"{asked}{times} as {reason}: {text}"
 
@@ -485,10 +493,11 @@ def _layout_fenced(event: KeyEvent) -> str:
     if move is None or move.op_id != event.op_id:
         return text
     if move.target == event.partition:
-        return f"{text}: it moves here from coordinating partition {move.source}"
+        source = move.source
+        return f"{text}: the partition moves here from coordinating partition {source}"
     return (
-        f"{text}: it moves to coordinating partition {move.target}; nobody claims it "
-        "here any more"
+        f"{text}: the partition moves to coordinating partition {move.target}; members "
+        "cannot claim it here any more"
     )
 
 
@@ -498,28 +507,30 @@ def _layout_final(event: KeyEvent) -> str:
     if move is None or move.target == event.partition:
         return text
     return (
-        f"{text}: it had moved to coordinating partition {move.target}, and is dropped "
-        "here"
+        f"{text}: the partition had moved to coordinating partition {move.target}, and "
+        "is dropped here"
     )
 
 
 def _restored(event: KeyEvent) -> str:
-    text = "what came before was not read; at this checkpoint "
+    text = "earlier records were not read; at this checkpoint "
     if event.op_id is not None:
-        return f"{text}operation {event.op_id.hex()} had locked it"
+        return f"{text}operation {event.op_id.hex()} had locked the partition"
     if event.client_id is None:
-        return f"{text}nobody owned it"
-    return f"{text}{_who(event)} owned it{_at(event.position)}"
+        return f"{text}the partition had no owner"
+    return f"{text}{_who(event)} owned the partition{_at(event.position)}"
 
 
 _TEXTS: dict[str, str | Callable[[KeyEvent], str]] = {
     "claimed": "{who} claimed the free partition{at}{because}",
-    TAKEN: "{who} took it over{at} from {owner}, which had gone stale{because}",
+    TAKEN: "{who} took over the partition{at} from {owner}, which had gone stale"
+    "{because}",
     "resumed": "{who} restarted and resumed its claim{at}{because}",
-    "released": "{who} released it{at}{reserved}{because}",
-    STALE: "{who} had not renewed it for two heartbeat intervals; any member may take "
-    "it over",
-    RENEWED_LATE: "{who} renewed it again, before anyone else claimed it",
+    "released": "{who} released the partition{at}{reserved}{because}",
+    STALE: "{who} had not renewed the claim for two heartbeat intervals; any member "
+    "may take over the partition",
+    RENEWED_LATE: "{who} renewed the claim again, before another member claimed the "
+    "partition",
     "refused": _unsuccessful,
     "ignored": _unsuccessful,
     "scheduled": "{who} scheduled a pause of {of}{from}{until}{because}",
@@ -527,29 +538,33 @@ _TEXTS: dict[str, str | Callable[[KeyEvent], str]] = {
     "paused": "{who} paused {of}{until}{renewed}{because}",
     "unpaused": "{who} ended the pause of {of}{because}",
     PAUSE_EXPIRED: "the pause of {of} reached its end",
-    "staged": "{who} locked it, to set its position to {position}{operation}",
-    "decided": "{who} committed the set position{operation}, on coordinating partition "
+    "staged": "{who} locked the partition, to set its position to "
+    "{position}{operation}",
+    "decided": "{who} committed the set position{operation}, in coordinating partition "
     "{partition}",
-    "position_set": "{who} set its position to {position}, which was {was}{operation}"
-    "{because}",
-    "unlocked": "{who} unlocked it, its position unchanged: the set position was "
-    "aborted{operation}{because}",
-    "forgotten": "{who} forgot it, with its position {was} and what was granted; the "
-    "next claim begins as the first one did",
-    DROPPED: "it was dropped because it had been without an owner and silent for long",
-    "offered": "{who} offered it{to}, to warm up before it is released",
-    "offer_withdrawn": "{who} withdrew its offer",
-    "ready": "{who} has warmed up, and is ready to own it",
-    "fenced": "{who} fenced the process of {owner}, which owned it and can renew it no "
-    "more{because}",
+    "position_set": "{who} set the position to {position} (before: "
+    "{was}){operation}{because}",
+    "unlocked": "{who} unlocked the partition, its position unchanged: the set "
+    "position was aborted{operation}{because}",
+    "forgotten": "{who} forgot the partition, with its position {was} and granted "
+    "offsets; the next claim begins as a first claim does",
+    DROPPED: "the state of the partition was dropped, because it had had no owner and "
+    "no change for long",
+    "offered": "{who} offered the partition{to}; the successor warms up before the "
+    "release",
+    "offer_withdrawn": "{who} withdrew its offer of the partition",
+    "ready": "{who} has warmed up, and is ready to own the partition",
+    "fenced": "{who} fenced the process of {owner}, which owned the partition and "
+    "cannot renew its claim{because}",
     "reset": "{who} reset the state of coordinating partition {partition}{operation}: "
-    "no key has an owner any more",
+    "none of its partitions has an owner any more",
     "configured": "a Config came into force{because}",
     "layout_fenced": _layout_fenced,
-    "imported": "{who} imported it{at} from coordinating partition{source}, without an "
-    "owner{reserved}; its earlier claims are in the log of that",
-    "layout_done": "{who} ended the imports from coordinating partition{source}: it "
-    "was not among them, so the next claim is the first one",
+    "imported": "{who} imported the partition{at} from coordinating partition{source}, "
+    "without an owner{reserved}; its earlier claims are in the log of that "
+    "coordinating partition",
+    "layout_done": "{who} ended the imports from coordinating partition{source}: the "
+    "partition was not among them, so the next claim is the first one",
     "layout_final": _layout_final,
     RESTORED: _restored,
 }

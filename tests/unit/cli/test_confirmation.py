@@ -46,6 +46,6 @@ def test_without_an_answer_the_command_ends(terminal, monkeypatch):
 def test_without_a_terminal_nobody_is_asked(monkeypatch, has_stdin):
     with Path(os.devnull).open(encoding="utf-8") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin if has_stdin else None)
-        with pytest.raises(ConfigurationError, match=r"alive.*no terminal.*--yes"):
+        with pytest.raises(ConfigurationError, match=r"alive.*not a terminal.*--yes"):
             confirmation.require("c1", effect=EFFECT, yes=False)
         confirmation.require("c1", effect=EFFECT, yes=True)

@@ -222,7 +222,9 @@ def test_a_stop_ends_the_process_and_commits_nothing(run, capsys):
     one("note('on'); time.sleep(600)")
     assert one.consumer.committed == []
     output = capsys.readouterr().err
-    assert "the command was stopped), try 1 of 1; it stays uncommitted" in output
+    assert (
+        "the command was stopped), try 1 of 1; the records stay uncommitted" in output
+    )
     assert one.noted == ["on"]
 
 
@@ -253,7 +255,7 @@ def test_at_most_once_what_is_in_hand_is_finished(run):
 
 def test_at_most_once_a_failure_is_reported_as_lost(run):
     one = run(record(0))
-    with pytest.raises(ExecFailed, match="it will not be processed again"):
+    with pytest.raises(ExecFailed, match="the records will not be processed again"):
         one("sys.exit(1)", at_most_once=True)
 
 

@@ -181,7 +181,7 @@ def test_every_path_that_find_prints_can_be_used(bench):
         pytest.param("cat 'x", "no closing quotation: cat 'x", id="quote"),
         pytest.param("tree -L", "tree: -L needs a value", id="option"),
         pytest.param(
-            "tree -L x", "tree: -L is 'x', and not a whole number", id="value"
+            "tree -L x", "tree: -L is 'x', which is not a whole number", id="value"
         ),
         pytest.param("history -1", "history: history is '-1'", id="count"),
         pytest.param("help me", "help: me: no such command", id="help"),

@@ -98,7 +98,7 @@ def test_a_pause_in_all_partitions_with_its_renewals_is_one_action():
     assert (action.renewals_count, action.records_count) == (3, 6)
     assert (action.lasting, action.ended) == ((0, 1, 2), None)
     assert outcome_of(action) == (
-        "accepted until 1970-01-01T00:17:30.009Z, renewed 3 times; it lasts"
+        "accepted until 1970-01-01T00:17:30.009Z, renewed 3 times; still in force"
     )
 
 
@@ -111,7 +111,7 @@ def test_a_pause_that_another_person_renews_names_both():
             bench.append(record, t=t, after=1)
     action = bench.one()
     assert (action.first.person, action.renewed_by) == ("alice", "bob")
-    assert "renewed 2 times, last by bob; it lasts" in outcome_of(action)
+    assert "renewed 2 times, last by bob; still in force" in outcome_of(action)
     assert action_to_object(action)["renewed_by"] == "bob"
 
 
@@ -238,12 +238,12 @@ def test_a_scheduled_pause_begins_and_ends_without_a_record():
     assert (action.begin_ms, action.until_ms) == (BEGIN, UNTIL)
     assert (action.scheduled, action.lasting, action.ended) == ((0, 1), (), None)
     assert outcome_of(action) == (
-        f"accepted from 1970-01-01T00:16:50.000Z until {UNTIL_AT}; it has not begun"
+        f"accepted from 1970-01-01T00:16:50.000Z until {UNTIL_AT}; not begun yet"
     )
     bench.append(b"?", at=BEGIN)
     assert (bench.one().scheduled, bench.one().lasting) == ((1,), (0,))
     bench.append(b"?", t=1, at=BEGIN)
-    assert outcome_of(bench.one()).endswith("; it lasts")
+    assert outcome_of(bench.one()).endswith("; still in force")
     for t in range(2):
         offset = bench.append(b"?", t=t, at=UNTIL)
     ended = bench.one().ended

@@ -263,15 +263,17 @@ def test_a_key_is_explained_at_every_step_of_a_change(monkeypatch, before, after
     assert target.outcome_of(claim(key=key, generation=2)) == "importing"
     state, place, why = explained()
     assert (state, place) == ("owned", s)
-    assert f"moves to coordinating partition {t}: nobody can claim it here" in why
+    assert f"moves to coordinating partition {t}: no member can claim it here" in why
     change.released(key, position=7)
     state, place, why = explained()
     assert (state, place) == ("free", s)
-    assert "claimed there once it is imported" in why
+    assert "members claim it there once it is imported" in why
     change.imported(key)
     state, place, why = explained()
     assert (state, place) == ("free", t)
-    assert f"imported it at position 7 from coordinating partition {s}" in why
+    assert (
+        f"imported the partition at position 7 from coordinating partition {s}" in why
+    )
     change.reclaimed(key)
     change.done()
     assert explained()[:2] == ("owned", t)
@@ -292,11 +294,11 @@ def test_a_key_that_may_exist_elsewhere_is_explained(monkeypatch):
     found = KeyHistory.open(key=key)
     assert found.state == "unclaimed"
     source = change.place(key).state.partition
-    assert f"it may exist in coordinating partition {source}" in found.why
+    assert f"the partition may exist in coordinating partition {source}" in found.why
     change.done()
     found = KeyHistory.open(key=key)
     assert "may exist" not in found.why
-    assert "it was not among them" in text_of(found.events[-1])
+    assert "the partition was not among them" in text_of(found.events[-1])
 
 
 def test_the_log_of_a_leader_whose_clock_is_behind_is_in_order(monkeypatch):

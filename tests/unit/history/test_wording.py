@@ -64,12 +64,12 @@ def replaced(record, **fields):
 def test_a_key_that_nobody_ever_claimed():
     bench = Bench()
     assert bench.state() == "unclaimed"
-    assert bench.why() == "unclaimed: nobody has won it since the log began"
+    assert bench.why() == "unclaimed: no claim has been accepted since the log began"
     bench.append(claim(generation=9))
     assert bench.why() == (
-        "unclaimed: nobody has won it since the log began; the last attempt: c1 asked "
-        "for it and was refused as wrong_generation: it named another Config than the "
-        "one in force"
+        "unclaimed: no claim has been accepted since the log began; the last attempt: "
+        "a claim by c1 was refused as wrong_generation: the record named another "
+        "Config than the one in force"
     )
 
 
@@ -89,7 +89,7 @@ def test_an_owner_that_is_stale_by_now():
     assert bench.state(elapsed_ms=2 * H + 1) == "stale"
     assert bench.why(elapsed_ms=2 * H + 1).endswith(
         "; stale: not renewed for 2.0 s, which is more than two intervals of 1.0 s, so "
-        "any member may take it over"
+        "any member may take over the partition"
     )
 
 
@@ -97,8 +97,9 @@ def test_a_key_that_was_taken_over():
     bench = Bench()
     bench.append(beat(bench.append(claim()), 5))
     bench.append(claim("c2"), after=2 * H + 1)
-    assert ": c2 took it over at position 5 from c1, which had gone stale; " in (
-        bench.why()
+    assert (
+        ": c2 took over the partition at position 5 from c1, which had gone stale; "
+        in (bench.why())
     )
 
 
@@ -107,7 +108,7 @@ def test_an_owner_whose_process_is_fenced():
     bench.append(claim())
     bench.append(fence())
     assert bench.why().endswith(
-        "; its process is fenced, and can renew it no more; renewed 0.0 s ago"
+        "; the owner's process is fenced, and cannot renew the claim; renewed 0.0 s ago"
     )
 
 
@@ -117,8 +118,8 @@ def test_a_released_key_and_its_successor():
     bench.append(replaced(release(epoch, 7, successor="c2"), reason="surplus"))
     assert bench.state() == "free"
     assert bench.why() == (
-        f"free since {AT} (offset 2): c1 released it at position 7, reserved for c2: "
-        "surplus; reserved for c2 for another 0.5 s"
+        f"free since {AT} (offset 2): c1 released the partition at position 7, "
+        "reserved for c2: surplus; reserved for c2 for another 0.5 s"
     )
     bench.append(b"?", after=H)
     assert not bench.why().endswith("another 0.5 s")
@@ -130,8 +131,8 @@ def test_a_paused_group_is_named_with_the_person_and_the_reason():
     tags = person_to_tags("alice")
     bench.append(replaced(pause(UNTIL), reason="deploy", tags=tags))
     assert bench.why().endswith(
-        f"; nobody can claim it: the group is paused until {UNTIL_AT} by admin "
-        "(alice): deploy"
+        "; no member can claim the partition: the group is paused until "
+        f"{UNTIL_AT} by admin (alice): deploy"
     )
 
 
@@ -142,8 +143,9 @@ def test_a_locked_key_names_its_operation():
     bench.append(stage((0, 4)))
     assert bench.state() == "locked"
     assert bench.why().startswith(
-        f"locked since {AT} (offset 4), by admin: operation {OP.hex()} sets its "
-        "position to 4, and is neither committed nor aborted here; nobody can claim it"
+        f"locked since {AT} (offset 4), by admin: operation {OP.hex()} sets the "
+        "position to 4, and is neither committed nor aborted here yet; until then no "
+        "member can claim the partition"
     )
 
 
@@ -153,7 +155,10 @@ def test_a_free_key_whose_position_was_set_names_both():
     bench.append(pause(UNTIL))
     bench.append(stage((0, 4)))
     bench.append(resolve(commit=False))
-    assert bench.why() == f"free since {AT} (offset 2): c1 released it at position 9"
+    assert (
+        bench.why()
+        == f"free since {AT} (offset 2): c1 released the partition at position 9"
+    )
 
 
 def test_a_commit_is_named_after_the_release(monkeypatch):
@@ -167,8 +172,8 @@ def test_a_commit_is_named_after_the_release(monkeypatch):
     log.append(stage((0, 4)))
     log.append(resolve(commit=True))
     assert log.why() == (
-        f"free since {AT} (offset 2): c1 released it at position 9; admin set its "
-        f"position to 4, which was 9 by operation {OP.hex()} at {AT} (offset 5)"
+        f"free since {AT} (offset 2): c1 released the partition at position 9; admin "
+        f"set the position to 4 (before: 9) by operation {OP.hex()} at {AT} (offset 5)"
     )
 
 
@@ -179,12 +184,12 @@ def test_a_forgotten_and_a_dropped_key():
     bench.append(forgetting(epoch))
     assert bench.state() == "unclaimed"
     assert bench.why() == (
-        f"unclaimed since {AT} (offset 3): admin forgot it, with its position 9 and "
-        "what was granted; the next claim begins as the first one did"
+        f"unclaimed since {AT} (offset 3): admin forgot the partition, with its "
+        "position 9 and granted offsets; the next claim begins as a first claim does"
     )
     bench.append(release(bench.append(claim())))
     bench.append(b"?", after=11)
-    assert "(offset 6): it was dropped because" in bench.why()
+    assert "(offset 6): the state of the partition was dropped, because" in bench.why()
 
 
 def test_a_reset_and_the_quiet_time_behind_it():
@@ -196,7 +201,8 @@ def test_a_reset_and_the_quiet_time_behind_it():
         bench.why()
     )
     assert bench.why().endswith(
-        "; nobody can claim anything here for another 2.0 s after the Reset"
+        "; no member can claim a partition in this coordinating partition for another "
+        "2.0 s after the Reset"
     )
 
 
@@ -208,7 +214,9 @@ def test_a_reset_that_restores_a_free_key():
     bench.append(forgetting(epoch))
     for record in resets(value, name):
         bench.append(record)
-    assert bench.why().startswith(f"free since {AT} (offset 2): c1 released it")
+    assert bench.why().startswith(
+        f"free since {AT} (offset 2): c1 released the partition"
+    )
 
 
 def test_a_halted_partition_is_unknown_from_there_on():
@@ -233,7 +241,7 @@ def begun(log):
 def test_claims_and_keys_from_before_the_checkpoint():
     log = Log()
     assert why(begun(log), log.state) == (
-        "unclaimed: nobody has won it since the checkpoint at offset 0"
+        "unclaimed: no claim has been accepted since the checkpoint at offset 0"
     )
     epoch = log.claimed()
     assert why(begun(log), log.state).startswith(
@@ -242,8 +250,8 @@ def test_claims_and_keys_from_before_the_checkpoint():
     )
     log.append(release(epoch))
     assert why(begun(log), log.state) == (
-        "free: it had no owner at the checkpoint at offset 2, and what came before was "
-        "not read"
+        "free: the partition had no owner at the checkpoint at offset 2, and earlier "
+        "records were not read"
     )
 
 
@@ -289,13 +297,13 @@ def test_every_event_has_a_text(what):
     [
         pytest.param(
             {"what": "refused", "record": "ClaimingPartition", "owner": "c1"},
-            "c2 asked for it and was refused 3 times as held: c1 owned it",
+            "a claim by c2 was refused 3 times as held: c1 owned the partition",
             id="held",
         ),
         pytest.param(
             {"what": "ignored", "record": "Heartbeat", "reason": "not_owner"},
-            "a Heartbeat of c2 was ignored 3 times as not_owner: its process does not "
-            "own the key",
+            "a Heartbeat of c2 was ignored 3 times as not_owner: the sender's process "
+            "does not own the partition",
             id="free",
         ),
         pytest.param(
@@ -305,7 +313,8 @@ def test_every_event_has_a_text(what):
                 "reason": "not_owner",
                 "owner": "c1",
             },
-            "a Heartbeat of c2 was ignored 3 times as not_owner: c1 owns it now",
+            "a Heartbeat of c2 was ignored 3 times as not_owner: c1 owns the partition "
+            "now",
             id="zombie",
         ),
         pytest.param(
@@ -342,23 +351,24 @@ def test_every_event_has_a_text(what):
         ),
         pytest.param(
             {"what": "taken_over", "owner": "c1", "reason": "c1 is stale"},
-            "c2 took it over from c1, which had gone stale",
+            "c2 took over the partition from c1, which had gone stale",
             id="taken",
         ),
         pytest.param(
             {"what": "taken_over", "owner": "c1", "reason": "planned; c1 is stale"},
-            "c2 took it over from c1, which had gone stale: planned",
+            "c2 took over the partition from c1, which had gone stale: planned",
             id="taken-for-a-reason",
         ),
         pytest.param(
             {"what": "restored", "position": 4},
-            "what came before was not read; at this checkpoint c2 owned it "
+            "earlier records were not read; at this checkpoint c2 owned the partition "
             "at position 4",
             id="restored",
         ),
         pytest.param(
             {"what": "restored", "client_id": None},
-            "what came before was not read; at this checkpoint nobody owned it",
+            "earlier records were not read; at this checkpoint the partition had no "
+            "owner",
             id="restored-free",
         ),
     ],

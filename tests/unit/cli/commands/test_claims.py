@@ -107,7 +107,7 @@ def test_a_group_that_the_log_does_not_know_is_noted(asked, words):
 def test_who_of_a_key_without_claims(asked):
     outcome = invoke("claims", "who", "g", "u", "0")
     assert outcome.exit_code == 0
-    assert "nobody, the partition was not claimed then" in outcome.stdout
+    assert "none: the partition was not claimed at that time" in outcome.stdout
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_who_of_a_missing_topic_or_partition_is_refused(
 def test_who_without_the_right_to_describe_the_topic(asked):
     outcome = invoke("claims", "who", "g", "secret", "0")
     assert outcome.exit_code == 0
-    assert "nobody" in outcome.stdout
+    assert "none: the partition" in outcome.stdout
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_explain_for_people(log):
         "1970-01-01T00:17:30.000Z: deploy"
     )
     assert table[5].endswith(
-        "c2 asked for it and was refused 2 times as paused: the group was paused"
+        "a claim by c2 was refused 2 times as paused: the group was paused"
     )
 
 
@@ -183,7 +183,7 @@ def test_a_partition_that_does_not_exist_is_refused(log, monkeypatch):
     assert (outcome.exit_code, outcome.stdout) == (2, "")
     assert "has 2 partitions, 0 to 1" in outcome.stderr
     outcome = invoke("explain", "g", "u:1")
-    assert "unclaimed: nobody has won it since the log began" in outcome.stdout
+    assert "unclaimed: no claim has been accepted since the log began" in outcome.stdout
 
 
 @pytest.mark.parametrize("command", ["explain", "history"])
@@ -211,7 +211,9 @@ def test_what_a_new_partition_of_a_topic_that_has_grown_waits_for(monkeypatch):
     monkeypatch.setattr(Admin, "partition_count", lambda *_: 8)
     assert invoke("explain", "g", "t:4").stderr == ""
     log.append(growth(8, 4))
-    waits = "it waits until partition 0, which had its keys, is processed to "
+    waits = (
+        "this partition waits until partition 0, which had its keys, is processed to "
+    )
     note = invoke("explain", "g", "t:4").stderr
     assert note.startswith(f"{waits}its end, which is not known yet; see: marshal")
     assert invoke("explain", "g", "t:0").stderr == ""

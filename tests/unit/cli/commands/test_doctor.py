@@ -207,7 +207,7 @@ def test_a_principal_that_may_not_write_is_noted(cluster):
     check = examined()["rights"]
     assert (check["result"], check["run"]) == (
         "note",
-        "for them, grant WRITE on topic __marshal",
+        "to run members or such commands, grant WRITE on topic __marshal",
     )
 
 
@@ -385,7 +385,9 @@ def test_topics_that_may_lose_records_are_named(cluster):
         "--entity-name orders --add-config unclean.leader.election.enable=false"
     )
     cluster.risks = {"orders": "partition 1 has no leader"}
-    assert examined()["data topics"]["run"] == "bring back the brokers that have them"
+    assert examined()["data topics"]["run"] == (
+        "bring back the brokers that have copies of these topics"
+    )
 
 
 def test_topics_that_this_principal_may_not_describe_are_no_failure(cluster):

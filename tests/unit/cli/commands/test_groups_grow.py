@@ -130,7 +130,9 @@ def test_a_growth_is_withdrawn(cluster):
     with pytest.raises(Died):
         Tool(cluster, left=1).grow()
     done = invoke("--topic", "t", "--withdraw")
-    assert "note: new partitions are claimed at once then" in done.stderr
+    assert (
+        "note: after the withdrawal members claim new partitions at once" in done.stderr
+    )
     assert "nothing was written" in done.stderr
     assert growths(cluster) != ()
     done = invoke("--topic", "t", "--withdraw", "--execute", "-o", "json")

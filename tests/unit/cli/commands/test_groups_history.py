@@ -87,8 +87,8 @@ def test_an_open_growth_is_named_with_the_command_that_continues_it(monkeypatch)
     log.append(growth())
     monkeypatch.setattr(reading, "LogScan", lambda *_, **__: FakeScan(log))
     assert invoke().stderr == (
-        "topic 't' grows from 4 to 8 partitions; to continue that, run: marshal groups "
-        "grow --topic t --partitions 8 --execute\n"
+        "topic 't' grows from 4 to 8 partitions; to continue the growth, run: marshal "
+        "groups grow --topic t --partitions 8 --execute\n"
     )
     log.append(growth(ends=(1, 2, 3, 4)))
     assert invoke().stderr == ""
@@ -155,7 +155,7 @@ def test_the_last_actions_since_a_time_and_as_of_one(log):
     assert kinds == ["pause", "pause", "forget"]
     found = read("h", "--at", since)["actions"][-1]
     assert (found["outcome"], found["lasting_partitions"]) == ("accepted", [0])
-    assert found["text"].endswith("; it lasts")
+    assert found["text"].endswith("; still in force")
 
 
 def test_a_pause_that_lasts_is_shown_whenever_it_began(log):

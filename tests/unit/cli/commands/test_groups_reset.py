@@ -180,7 +180,9 @@ def test_a_fence_has_to_name_the_partitions_that_know_the_topic(monkeypatch, adm
     assert "--to-fence names no offset of coordinating partition 0" in refused.stderr
     admin.plan = plan(left_out=(("t", 0),))
     done = invoke(*fence)
-    assert "t-0 had no position then, and stays as it is" in done.stderr
+    assert (
+        "t-0 had no position at that moment; its position is not changed" in done.stderr
+    )
 
 
 def test_two_rules_are_refused():
@@ -195,10 +197,13 @@ def test_two_rules_are_refused():
         (["--to-latest"], "--all-topics"),
         (["--to-latest", "--topic", "t", "--all-topics"], "--all-topics"),
         (["--from-file", "FILE", "--all-topics"], "--from-file names"),
-        (["--continue", "FILE", "--to-latest"], "--continue has a plan"),
-        (["--continue", "FILE", "--clamp"], "--continue has a plan"),
-        (["--continue", "FILE", "--allow-reprocess"], "plan it again with them"),
-        (["--continue", "FILE", "--plan-file", "OTHER"], "--continue has a plan"),
+        (["--continue", "FILE", "--to-latest"], "--continue executes a stored plan"),
+        (["--continue", "FILE", "--clamp"], "--continue executes a stored plan"),
+        (["--continue", "FILE", "--allow-reprocess"], "omit --continue and plan again"),
+        (
+            ["--continue", "FILE", "--plan-file", "OTHER"],
+            "--continue executes a stored plan",
+        ),
     ],
 )
 def test_options_that_do_not_fit(admin, tmp_path, arguments, message):
@@ -269,7 +274,7 @@ def test_a_dry_run_may_store_the_plan(admin, tmp_path):
     assert (outcome.exit_code, admin.stored) == (0, file)
     assert file.exists()
     other = invoke("reset", "h", "--continue", str(file), "--execute")
-    assert (other.exit_code, "is of 'g'" in other.stderr) == (2, True)
+    assert (other.exit_code, "is for group 'g'" in other.stderr) == (2, True)
 
 
 def test_what_stays_is_named_like_partitions(admin):
@@ -377,7 +382,7 @@ def test_undo(admin):
         (OTHER, {"partial": True, "allow_reprocess": False}),
         {"reason": "oops", "drain_ms": None},
     ]
-    assert "t-3 had no position then" in outcome.stderr
+    assert "t-3 had no position at that moment" in outcome.stderr
 
 
 def test_without_a_reset_to_finish_the_pause_that_its_command_left_is_named(
@@ -391,8 +396,8 @@ def test_without_a_reset_to_finish_the_pause_that_its_command_left_is_named(
     monkeypatch.setattr(groups_reset, "wall_ms", lambda: until_ms - 1)
     text = invoke("finish", "g").stderr
     assert text == (
-        "group 'g' has no reset to finish, and is paused; to end that, run: marshal "
-        "groups resume g\n"
+        "group 'g' has no reset to finish, and is paused; to end the pause, run: "
+        "marshal groups resume g\n"
     )
     assert invoke("finish", "h").stderr == "group 'h' has no reset to finish\n"
     monkeypatch.setattr(groups_reset, "wall_ms", lambda: until_ms)

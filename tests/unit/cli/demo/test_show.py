@@ -43,11 +43,13 @@ def shown(*, is_terminal):
         pytest.param(
             {},
             {"t-0": "a", "t-1": "a", "t-2": "b"},
-            ["t-0, t-1: nobody -> a", "t-2: nobody -> b"],
+            ["t-0, t-1: no owner -> a", "t-2: no owner -> b"],
             id="first",
         ),
         pytest.param({"t-0": "a"}, {"t-0": "b"}, ["t-0: a -> b"], id="taken"),
-        pytest.param({"t-0": "a"}, {"t-0": None}, ["t-0: a -> nobody"], id="released"),
+        pytest.param(
+            {"t-0": "a"}, {"t-0": None}, ["t-0: a -> no owner"], id="released"
+        ),
     ],
 )
 def test_changes_of_hands(before, after, lines):
@@ -62,7 +64,7 @@ def test_off_a_terminal_only_changes_are_lines():
             show.update(board(*holders))
     lines = [line.strip() for line in text.getvalue().splitlines()]
     assert lines[0].endswith("s  Begin.")
-    assert lines[1:] == ["t-0: nobody -> a", "t-1: nobody -> b"]
+    assert lines[1:] == ["t-0: no owner -> a", "t-1: no owner -> b"]
     assert "\x1b" not in text.getvalue()
 
 
@@ -70,7 +72,7 @@ def test_a_terminal_gets_the_table():
     text, show = shown(is_terminal=True)
     with show:
         show.update(board("a", None))
-    for part in ("t-0", "nobody", "killed", "process 77", "1,234 records"):
+    for part in ("t-0", "no owner", "killed", "process 77", "1,234 records"):
         assert part in text.getvalue()
 
 

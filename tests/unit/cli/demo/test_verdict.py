@@ -168,8 +168,8 @@ LOST = "No record is lost"
 DUPLICATES = "Duplicates stay within their bound"
 TWICE = "No record is processed twice"
 LOSSES = "Losses stay within their bound"
-REPLACED = "The dead are replaced in time"
-RESTS = "A paused group rests"
+REPLACED = "Killed consumers are replaced in time"
+RESTS = "A paused group processes nothing"
 CLAIMED = "All work is done under a claim"
 REAL = "Real records, real work"
 RAN = "The round ran as planned"
@@ -234,7 +234,7 @@ BROKEN_BOTH = [
     pytest.param({"produced": {0: 19}}, REAL, id="record-from-nowhere"),
     pytest.param(
         {"pause": Pause(5_000, 5_000 + 2 * H + 61, 9_100)},
-        "A pause comes soon",
+        "A pause takes effect in time",
         id="slow-drain",
     ),
     pytest.param(
