@@ -473,7 +473,7 @@ class Session(ClaimSession):
             return
         if self._offers.takes(holding, release, now_ms=now_ms):
             return
-        self._context.observe("given_up", attrs.asdict(release, recurse=False))
+        self._context.observe("release_planned", attrs.asdict(release, recurse=False))
         drain = Drain(
             reason=release.reason,
             successor=release.successor,
