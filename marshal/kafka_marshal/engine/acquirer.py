@@ -229,7 +229,7 @@ class Acquirer:
         if known is None:
             state = "never claimed before"
         elif resumes:
-            state = "held by an earlier life"
+            state = "held by an earlier process of this client"
         elif known.owner is not None:
             state = f"{known.owner.client_id} is stale"
         else:

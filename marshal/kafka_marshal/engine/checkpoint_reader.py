@@ -359,8 +359,8 @@ def entries_in(
         silent = silent + 1 if at == before else 0
         if silent > silent_max:
             raise CoordinationError(
-                f"the coordinating partitions {sorted(left)} sent nothing before "
-                "their ends; check the brokers with: marshal doctor"
+                f"the coordinating partitions {sorted(left)} sent nothing more before "
+                "they were read to their ends; check the brokers with: marshal doctor"
             )
         left = {t: window for t, window in left.items() if at[t] < window.end}
         before = {t: at[t] for t in left}

@@ -19,7 +19,7 @@ from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.import_check import ImportCheck
 from kafka_marshal.protocol.placement import newest
 from kafka_marshal.protocol.records import ClaimingMessages, Config, LayoutImport
-from kafka_marshal.protocol.state import ACCEPTED, SKIPPED, Transition
+from kafka_marshal.protocol.state import ACCEPTED, SKIPPED, KeyState, Transition
 from kafka_marshal.protocol.types import Key, LogEntry, Owner
 
 from .checkpointing import Checkpointer, CheckpointRule
@@ -369,8 +369,8 @@ class Engine:
                 ours = known is not None and known.owner == owner
                 if not ours or known is None or known.epoch != holding.claim.epoch:
                     raise InvalidTransition(
-                        f"{key} is in use under epoch {holding.claim.epoch} and the "
-                        f"log says otherwise: {known}"
+                        f"{key} is in use under epoch {holding.claim.epoch}, but the "
+                        f"log has {_owner_in(known)}"
                     )
 
     def _fold(self, runs: Iterable[Run]) -> None:
@@ -700,11 +700,17 @@ class Engine:
             self.changed.notify_all()
 
 
+def _owner_in(known: KeyState | None) -> str:
+    if known is None or known.owner is None:
+        return "no owner"
+    return f"owner {known.owner.client_id!r} with epoch {known.epoch}"
+
+
 def _broken(error: Exception) -> MarshalError:
     """Return the failure that reports a bug in the engine."""
     failure = InvalidTransition(
-        f"the engine stopped on an internal error: {error!r}; everything it held is "
-        "fenced; please report it with the output of: marshal log dump"
+        f"the engine of kafka-marshal stopped on an internal error: {error!r}; it has "
+        "fenced all its claims; please report it with the output of: marshal log dump"
     )
     failure.__cause__ = error
     return failure

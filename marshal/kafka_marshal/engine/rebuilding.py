@@ -371,7 +371,7 @@ class Rebuilder:
             if replica.is_known:
                 del self.log_start_missing[t]
                 at = {"partition": t, "offset": replica.world.next_offset}
-                source = "the fence that brought it into use"
+                source = "fence of a partition count change"
                 self._context.observe("restored", at | {"source": source})
 
     def _missing(self) -> list[int]:
@@ -411,10 +411,10 @@ class Rebuilder:
         missing = self.missing()
         if missing:
             raise LogUnreadable(
-                "the log of coordinating partitions "
-                f"{missing} begins above offset 0, and no "
-                "checkpoint or snapshot leads up to it: records that decide who owns "
-                "what may be gone, so nothing is claimed; see: marshal doctor"
+                f"the log of coordinating partitions {missing} begins above offset 0, "
+                "and no checkpoint or snapshot replaces the missing records, which may "
+                "decide who owns a partition, so nothing is claimed; see: marshal "
+                "doctor"
             )
 
     # --- truncation

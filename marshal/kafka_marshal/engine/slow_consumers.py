@@ -195,6 +195,6 @@ class SlowConsumerPolicy:
 
 def _figures(pace: Pace) -> str:
     return (
-        f"lag {pace.lag}, consumes {pace.consumed_per_s}/s, {pace.produced_per_s}/s "
-        f"arrive, {CYCLES_MAX} cycles"
+        f"lag {pace.lag} records, consumed {pace.consumed_per_s}/s, produced "
+        f"{pace.produced_per_s}/s, behind in {CYCLES_MAX} checks in a row"
     )

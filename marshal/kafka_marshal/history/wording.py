@@ -443,7 +443,7 @@ def _at(position: int | None) -> str:
 _IMPLIED = {
     "claimed": "free",
     TAKEN: "{owner} is stale",
-    "resumed": "held by an earlier life",
+    "resumed": "held by an earlier process of this client",
 }
 """A part of the reason that the text of an event has already."""
 
