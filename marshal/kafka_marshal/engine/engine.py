@@ -549,17 +549,17 @@ class Engine:
         """
         deadline = Deadline(timeout_ms, self.context.ports.clock.now_ms)
         with self.changed:
-            places = self._places_of(keys)
-        if places is not None:
-            self.catch_up(timeout_ms, partitions=places)
+            partitions = self._partitions_of(keys)
+        if partitions is not None:
+            self.catch_up(timeout_ms, partitions=partitions)
             with self.changed:
-                if self._places_of(keys) == places:
+                if self._partitions_of(keys) == partitions:
                     return
         self.catch_up(deadline.left_ms)
 
-    def _places_of(self, keys: Collection[Key]) -> frozenset[int] | None:
+    def _partitions_of(self, keys: Collection[Key]) -> frozenset[int] | None:
         """Return the partitions that alone know keys; None if others may, too."""
-        if not self.is_ready or self.context.places.has_layouts:
+        if not self.is_ready or self.context.placement.has_layouts:
             return None
         return frozenset(map(self.context.partition_of, keys))
 
@@ -631,13 +631,13 @@ class Engine:
         first.
         """
         context = self.context
-        has_changed = context.places.follow(context.settled)
+        has_changed = context.placement.follow(context.settled)
         count = context.settled.partition_count
-        count = max(count, context.places.from_count or 0)
+        count = max(count, context.placement.from_count or 0)
         for t in range(len(context.replicas), count):
             context.replicas[t] = Replica(t, now_ms=context.now_ms)
             self.rebuilder.add(t)
-        if has_changed or context.places.has_layouts:
+        if has_changed or context.placement.has_layouts:
             for session in self._sessions.values():
                 session.on_layout(is_new=has_changed)
 

@@ -158,7 +158,7 @@ def restore(
     partitions: Iterable[int],
     *,
     sources: Sequence[KeptStates],
-    places: Mapping[int, int] | None = None,
+    from_offsets: Mapping[int, int] | None = None,
     on_unfit: Callable[[KeptState, str], None],
     aside: list[tuple[int, LogEntry]] | None = None,
     discards: bool = True,
@@ -173,8 +173,8 @@ def restore(
         log: The log. Only the read offsets of these partitions change.
         partitions: The coordinating partitions to restore.
         sources: Sources of kept states, in order of preference.
-        places: Offsets at which to read partitions without a kept state, instead of
-            their starts.
+        from_offsets: Offsets at which to read partitions without a kept state,
+            instead of their starts.
         on_unfit: Called with each state that does not fit, and why (``WentBack`` if
             the log has lost entries).
         aside: Receives entries of other partitions that are read meanwhile, also if
@@ -213,7 +213,7 @@ def restore(
                 found[t] = Restored(world, state.source, starts[t], notes)
     for t in ranges.keys() - found.keys():
         found[t] = Restored(WorldState(t), None, starts[t])
-    first_offsets = dict(starts) | dict(places or {})
+    first_offsets = dict(starts) | dict(from_offsets or {})
     log.read_from(
         {
             t: first_offsets[t] if each.source is None else each.world.next_offset

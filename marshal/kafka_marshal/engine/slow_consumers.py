@@ -108,7 +108,9 @@ class SlowConsumerPolicy:
             sub.backoff.strike(now_ms, interval_ms=interval_ms)
             for holding in held:
                 self._watch(holding).health.restart()
-        self._check_at_ms = max(self._check_at_ms, self._context.rested_ms(since_ms))
+        self._check_at_ms = max(
+            self._check_at_ms, self._context.next_check_ms(since_ms)
+        )
         return drains
 
     def _may_be_away(self, sub: Subscription, now_ms: int) -> bool:

@@ -728,7 +728,7 @@ def test_a_config_that_all_partitions_have_lost_is_written_again(count):
 
 def claim_in_between(patch):
     """A key that moves is claimed before it is imported."""
-    patch.setattr(Placement, "is_between", lambda *_: False)
+    patch.setattr(Placement, "awaits_import", lambda *_: False)
 
 
 def keep_what_moves(patch):
