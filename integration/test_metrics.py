@@ -150,7 +150,7 @@ def test_a_consumer_is_scraped_while_it_works(domain, unique, scrape):
             for place in places:
                 own = {"group": group, **labels[place]}
                 assert found("marshal_claim_state", **own, state="held") == 1
-                assert found("marshal_claim_fence", **own) == tokens[place].offset
+                assert found("marshal_claim_epoch", **own) == tokens[place].offset
                 age = found("marshal_heartbeat_age_seconds", **own)
                 lease = found("marshal_lease_remaining_seconds", **own)
                 h = found("marshal_heartbeat_interval_seconds", group=group)

@@ -194,7 +194,7 @@ def is_refused(worker):
     assert worker.wait() != 0
     (why,) = worker.journal.of("failed")
     assert why["kind"] == "LogUnreadable"
-    return "no checkpoint or snapshot leads up to it" in why["says"]
+    return "no checkpoint or snapshot replaces the missing records" in why["says"]
 
 
 def mending(cli):

@@ -295,7 +295,7 @@ def test_every_metric_is_on_the_dashboard_or_left_out_on_purpose():
     reported = {re.sub(r"_(bucket|count|sum)$", "", name) for name in shown} | shown
     assert ours - reported == {
         "marshal_build_info",
-        "marshal_claim_fence",
+        "marshal_claim_epoch",
         "marshal_plan_generation",  # what a plan moves is shown
         "marshal_consumer_lag_records",  # kafka_consumergroup_lag is shown
         "marshal_records_committed_total",

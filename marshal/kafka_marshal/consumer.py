@@ -101,9 +101,11 @@ class Consumer(Closing):
             callbacks=callbacks,
         )
         self._turn = self._dispatcher.turn
-        self._places = self._dispatcher.places
+        self._fetch_states = self._dispatcher.fetch_states
         # The same dict: plain tuples are equal to TopicPartition, and cheaper to make.
-        self._places_by_name = cast("dict[tuple[str, int], FetchState]", self._places)
+        self._states_by_name = cast(
+            "dict[tuple[str, int], FetchState]", self._fetch_states
+        )
         self._output: TransactionalOutput | None = None
         self._is_stopped = False
         self._is_closed = False
@@ -335,7 +337,7 @@ class Consumer(Closing):
     def is_handed_out_again(self, batch: Batch) -> bool:
         """Return whether the hand-out of a batch was interrupted and is repeated."""
         return any(
-            place.partition == batch.partition for place in self._dispatcher.taken or ()
+            state.partition == batch.partition for state in self._dispatcher.taken or ()
         )
 
     def batch_of(self, partition: TopicPartition, records: Sequence[Record]) -> Batch:
@@ -428,8 +430,8 @@ class Consumer(Closing):
     def _require_all_committed(self) -> None:
         self._dispatcher.recover()
         with self._engine.lock:
-            for partition, place in self._places.items():
-                progress = place.holding.progress
+            for partition, state in self._fetch_states.items():
+                progress = state.holding.progress
                 if isinstance(progress, AtLeastOnce) and progress.uncommitted_count:
                     raise InvalidTransition(
                         f"records of {partition} were handed out and not committed; "
@@ -515,47 +517,47 @@ class Consumer(Closing):
         self, partition: tuple[str, int], token: Token | None, first: int
     ) -> "Holding":
         """Return the claim under which an offset was handed out, if it is valid."""
-        place = self._places_by_name.get(partition)
-        if place is None or place.holding.claim.token != token:
+        state = self._states_by_name.get(partition)
+        if state is None or state.holding.claim.token != token:
             raise ClaimLost(
                 f"{TopicPartition(*partition)} offset {first} was handed out under "
                 f"token {token}, which has ended; do not count it as processed",
                 reason="stale_token",
             )
-        if place.holding.seek_count != seek_count_of(token):
+        if state.holding.seek_count != seek_count_of(token):
             raise ClaimLost(
                 f"{TopicPartition(*partition)} offset {first} was handed out "
                 "before a seek; do not count it as processed",
                 reason="seek",
             )
-        self._require_valid(place, self._clock.now_ms())
-        return place.holding
+        self._require_valid(state, self._clock.now_ms())
+        return state.holding
 
     def _commit_everything(self) -> None:
         now_ms = self._clock.now_ms()
         with self._engine.lock:
             taken = self._dispatcher.taken or ()
-            for place in list(self._places.values()):
-                progress = place.holding.progress
+            for state in list(self._fetch_states.values()):
+                progress = state.holding.progress
                 if isinstance(progress, AtLeastOnce) and progress.tracked_count:
-                    self._require_valid(place, now_ms)
+                    self._require_valid(state, now_ms)
                     progress.commit_all(
-                        below=place.taken_at if place in taken else None
+                        below=state.taken_at if state in taken else None
                     )
-                    self._session.end_drain(place.holding)
+                    self._session.end_drain(state.holding)
             if self._dispatcher.lost:
                 raise self._dispatcher.lost.pop(0)
 
-    def _require_valid(self, place: "FetchState", now_ms: int) -> None:
-        claim = place.holding.claim
+    def _require_valid(self, state: "FetchState", now_ms: int) -> None:
+        claim = state.holding.claim
         if not claim.is_valid(now_ms):
             from kafka_marshal.engine.dispatcher import lost_claim
 
             # End the claim: otherwise a heartbeat that is read back later would revive
             # it, and the records reported as lost would never be committed.
             with self._engine.changed:
-                self._session.check_lease(place.holding, now_ms)
-            raise lost_claim(place.partition, claim.ending or Ending("lease_expired"))
+                self._session.check_lease(state.holding, now_ms)
+            raise lost_claim(state.partition, claim.ending or Ending("lease_expired"))
 
     def flush(self, timeout_ms: int = CLOSE_MS_MAX) -> None:
         """Write every position to the log and wait until it is read back.
@@ -568,13 +570,13 @@ class Consumer(Closing):
         wait_ms = to_ms("timeout_ms", timeout_ms)
         self._require_usable()
         with self._engine.changed:
-            held = list(self._places.values())
+            held = list(self._fetch_states.values())
             seqs = self._session.beat_now()
         self._await(lambda: not self._session.is_pending(seqs), wait_ms)
         now_ms = self._clock.now_ms()
-        for place in held:
-            if place.holding.drain is None:
-                self._require_valid(place, now_ms)
+        for state in held:
+            if state.holding.drain is None:
+                self._require_valid(state, now_ms)
 
     # --- seeking
 
@@ -652,20 +654,20 @@ class Consumer(Closing):
         offsets = self._chosen(wanted, choose, timeout_ms)
         self._look()
         with self._engine.changed:
-            places = [self._held_place(each) for each in offsets]
-            for place in places:
-                self._dispatcher.seek(place, offsets[place.partition])
-        held = [place.holding for place in places]
+            states = [self._held_state(each) for each in offsets]
+            for state in states:
+                self._dispatcher.seek(state, offsets[state.partition])
+        held = [state.holding for state in states]
         self._await(
             lambda: all(h.rewind is None or h.claim.ending is not None for h in held),
             deadline.left_ms,
         )
-        for place in places:
-            if place.holding.rewind is not None:
+        for state in states:
+            if state.holding.rewind is not None:
                 from kafka_marshal.engine.dispatcher import lost_claim
 
-                ending = place.holding.claim.ending or Ending("lease_expired")
-                raise lost_claim(place.partition, ending)
+                ending = state.holding.claim.ending or Ending("lease_expired")
+                raise lost_claim(state.partition, ending)
 
     def _chosen(
         self,
@@ -677,7 +679,7 @@ class Consumer(Closing):
         data, level = self._engine.context.ports.data, self._config.isolation_level
         with self._engine.changed:
             for each in wanted:
-                self._held_place(each)
+                self._held_state(each)
         ranges = data.ranges(wanted, timeout_ms, isolation_level=level)
         found = {each: ranges.get(each) for each in wanted}
         return {
@@ -685,51 +687,52 @@ class Consumer(Closing):
             for each, log in found.items()
         }
 
-    def _held_place(self, partition: TopicPartition) -> "FetchState":
-        place = self._places.get(partition)
-        if place is None:
+    def _held_state(self, partition: TopicPartition) -> "FetchState":
+        state = self._fetch_states.get(partition)
+        if state is None:
             raise InvalidTransition(
                 f"{partition} is not held by this consumer: only held partitions can "
                 "be sought; list them with assignment()"
             )
-        self._require_valid(place, self._clock.now_ms())
-        return place
+        self._require_valid(state, self._clock.now_ms())
+        return state
 
     # --- questions
 
     def assignment(self) -> set[TopicPartition]:
         """Return the partitions that this consumer holds now."""
         self._look()
-        return set(self._places)
+        return set(self._fetch_states)
 
     def tokens(self) -> dict[TopicPartition, Token]:
         """Return the fencing token of every partition held."""
         self._look()
+        states = self._fetch_states.copy()  # another thread reads
         return {
-            partition: place.holding.claim.token
-            for partition, place in self._places.copy().items()  # another thread reads
-            if place.holding.claim.token is not None
+            partition: state.holding.claim.token
+            for partition, state in states.items()
+            if state.holding.claim.token is not None
         }
 
     def position(self, partition: TopicPartition) -> int | None:
         """Return the next offset to hand out, None if the partition is not held."""
         self._look()
-        place = self._places.get(to_partition(partition))
-        if place is None:
+        state = self._fetch_states.get(to_partition(partition))
+        if state is None:
             return None
-        is_back = place in (self._dispatcher.taken or ()) and place.taken_at is not None
-        return place.taken_at if is_back else place.next_offset
+        is_back = state in (self._dispatcher.taken or ()) and state.taken_at is not None
+        return state.taken_at if is_back else state.next_offset
 
     def committed(self, partition: TopicPartition) -> int | None:
         """Return the position of the partition: all offsets below are processed."""
         self._look()
-        place = self._places.get(to_partition(partition))
-        if place is None:
+        state = self._fetch_states.get(to_partition(partition))
+        if state is None:
             return None
-        progress = place.holding.progress
+        progress = state.holding.progress
         if isinstance(progress, AtLeastOnce):
             return progress.position
-        glance = self._engine.context.glance(place.holding.key)
+        glance = self._engine.context.glance(state.holding.key)
         return None if glance is None else glance.position
 
     def lag(self, timeout_ms: int = ASK_MS_MAX) -> dict[TopicPartition, int]:
@@ -751,8 +754,8 @@ class Consumer(Closing):
         }
         data = self._engine.context.ports.data
         level = self._config.isolation_level
-        places = list(positions)
-        ranges = data.ranges(places, timeout_ms, isolation_level=level)
+        partitions = list(positions)
+        ranges = data.ranges(partitions, timeout_ms, isolation_level=level)
         return {
             partition: max(0, ranges[partition].end - position)
             for partition, position in positions.items()
@@ -789,7 +792,7 @@ class Consumer(Closing):
 
         Under at most once, the log then counts them as not processed (PROTOCOL 6.3).
         """
-        self._dispatcher.let_go(is_done=False)
+        self._dispatcher.end_polling(is_done=False)
 
     @property
     def is_closed(self) -> bool:
@@ -838,7 +841,7 @@ class Consumer(Closing):
                 timeout_ms=timeout_ms,
             )
         finally:
-            self._places.clear()
+            self._fetch_states.clear()
             self._reader.close(timeout_ms)
         self.report_closed()
 
@@ -849,7 +852,7 @@ class Consumer(Closing):
             # On an error, the uncommitted records are not finished.
             error = sys.exc_info()[1]
             is_done = error is None or error is self._caught_before
-            self._dispatcher.let_go(is_done=is_done)
+            self._dispatcher.end_polling(is_done=is_done)
             # Set only now: after an earlier exception ``close`` can be repeated.
             self._is_closed = True
             return self._session.unsubscribe(self._subscription, release=release)

@@ -272,7 +272,7 @@ _LOSSES = ("lease_expired", "taken_over")
 _COUNTED = (known.WON, known.LOST, known.RELEASED)
 _IN_SECONDS = ((known.AGE, "age_ms"), (known.LEASE, "remaining_ms"))
 _AS_THEY_ARE = (
-    (known.FENCE, "epoch"),
+    (known.EPOCH, "epoch"),
     (known.LAG, "lag"),
     (known.GROUP_LAG, "group_lag"),
     (known.UNCONFIRMED, "unconfirmed"),

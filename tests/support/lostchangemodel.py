@@ -210,9 +210,9 @@ class LostChangeModel:
         replicas = {t: Replica(t, now_ms=0) for t in worlds}
         for t, replica in replicas.items():
             replica.world = worlds[t]
-        places = Placement(replicas)
-        places.follow(newest(worlds[0].config, worlds.values()))
-        return None if places.is_between(KEY) else worlds[PLACE].config.generation
+        placement = Placement(replicas)
+        placement.follow(newest(worlds[0].config, worlds.values()))
+        return None if placement.awaits_import(KEY) else worlds[PLACE].config.generation
 
     def _worlds(self, entries, others):
         return {**self.elsewhere(others), PLACE: self.fold(entries)}
@@ -285,13 +285,13 @@ def _fold(entries):
 
 def claim_where_the_fence_is_lost(patch):
     """A key that stays is claimed while its partition lacks the open change."""
-    between = Placement.is_between
+    between = Placement.awaits_import
 
-    def trusting(places, key):
-        is_open = places.from_count is not None
-        return between(places, key) and not (is_open and key == KEY)
+    def trusting(placement, key):
+        is_open = placement.from_count is not None
+        return between(placement, key) and not (is_open and key == KEY)
 
-    patch.setattr(Placement, "is_between", trusting)
+    patch.setattr(Placement, "awaits_import", trusting)
 
 
 def claim_where_a_config_is_lost(patch):

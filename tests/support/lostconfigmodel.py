@@ -56,7 +56,7 @@ class LostConfigModel:
 
     def __init__(self):
         self.fold = cache(_fold)
-        self.places = cache(self._places)
+        self.placement = cache(self._placement)
 
     def start(self):
         return World()
@@ -91,15 +91,16 @@ class LostConfigModel:
         if not world.is_altered:
             altered = _appended(world, CONFIGS[2])
             yield "an admin writes a Config", altered._replace(is_altered=True)
-        places, state = self.places(world.seen, world.read), self.fold(world.entries)
+        placement = self.placement(world.seen, world.read)
+        state = self.fold(world.entries)
         read = {0: self.fold(world.seen)}
-        for record in lost_changes.lost_configs(read, places.read).values():
+        for record in lost_changes.lost_configs(read, placement.read).values():
             if record.generation > state.config.generation:  # not refused
                 yield "the member writes a Config", _appended(world, record)
 
     def _claims(self, world):
         if world.sent is None:
-            if not self.places(world.seen, world.read).is_between(KEY):
+            if not self.placement(world.seen, world.read).awaits_import(KEY):
                 sent = self.fold(world.seen).config.generation, world.read
                 yield "the member sends a claim", world._replace(sent=sent)
             return
@@ -122,14 +123,14 @@ class LostConfigModel:
         best = Best(token, generation) if has_grown else best
         return after._replace(best=best, sent=None)
 
-    def _places(self, seen, read):
+    def _placement(self, seen, read):
         """Return the placement of a member that has read this, and that at any time."""
         replica = Replica(0, now_ms=0)
-        places = Placement({0: replica})
+        placement = Placement({0: replica})
         for entries in (((0, encode(CONFIGS[read])),) if read > 1 else (), seen):
             replica.world = self.fold(entries)
-            places.follow(replica.world.config)
-        return places
+            placement.follow(replica.world.config)
+        return placement
 
 
 def _appended(world, *records):

@@ -82,7 +82,7 @@ def test_a_claim_that_was_won(cluster, registry, scrape):
     states = found.named("marshal_claim_state")
     assert len(states) == len(known.STATES)
     assert sum(states.values()) == 1
-    assert found("marshal_claim_fence", T0) == claim_of(node).token.offset
+    assert found("marshal_claim_epoch", T0) == claim_of(node).token.offset
     assert found("marshal_claims_won_total", T, reason="claimed") == 1
     assert found("marshal_up", GROUP) == 1
     assert found("marshal_members", GROUP) == 1
@@ -100,7 +100,7 @@ def test_a_claim_that_waits(cluster, registry, scrape):
     exported(other, registry)
     found = scrape()
     assert state_of(found) == "waiting"
-    assert found("marshal_claim_fence", T0) is None
+    assert found("marshal_claim_epoch", T0) is None
     assert found("marshal_lease_remaining_seconds", T0) is None
     assert found("marshal_records_handed_out_total", T0) == 0
     assert found("marshal_members", GROUP) == 2
@@ -133,7 +133,7 @@ def test_without_beats_a_claim_ages_and_its_lease_runs_out(cluster, registry, sc
     lost = scrape()
     assert lost("marshal_claims_lost_total", T, reason="lease_expired") == 1
     assert lost("marshal_lease_remaining_seconds", T0) is None
-    assert lost("marshal_claim_fence", T0) is None
+    assert lost("marshal_claim_epoch", T0) is None
 
 
 def test_a_handoff_is_counted_by_phase_and_its_gap_timed(registry, scrape):
@@ -252,7 +252,7 @@ def test_a_pause_is_seen_and_the_release_has_its_reason(cluster, registry, scrap
     cluster.run(100)
     released = scrape()
     assert released("marshal_claims_released_total", T, reason="paused") == 1
-    assert released("marshal_claim_fence", T0) is None
+    assert released("marshal_claim_epoch", T0) is None
     cluster.run_until(held_by(node, 1), 6 * H)
     after = scrape()
     assert after("marshal_group_paused", GROUP) == 0

@@ -111,8 +111,8 @@ def format_log(
     if missing:
         raise LogUnreadable(
             f"the log of coordinating partitions {missing} begins "
-            "above offset 0, and no checkpoint leads up to it: whether they are "
-            "formatted is unknown; delete the topic and format it again"
+            "above offset 0, and no checkpoint replaces the missing records, so it is "
+            "unknown whether they are formatted; delete the topic and format it again"
         )
     worlds = follower.worlds
     if len(worlds) < wanted.partition_count and worlds[0].config is None:

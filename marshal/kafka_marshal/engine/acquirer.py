@@ -133,7 +133,7 @@ class Acquirer:
         replica = context.replica_of(claim.key)
         if replica.world.partition in context.rebuilding:
             return  # the owner is not known yet
-        if context.places.is_between(claim.key) or context.places.is_torn:
+        if context.placement.awaits_import(claim.key) or context.placement.is_torn:
             return  # the log will show the import of the key, or the missing fence
         if awaited(context, claim.key, topic_id=topic_id) is not None:
             return  # PROTOCOL 9.10: another partition has its earlier records
@@ -229,7 +229,7 @@ class Acquirer:
         if known is None:
             state = "never claimed before"
         elif resumes:
-            state = "held by an earlier life"
+            state = "held by an earlier process of this client"
         elif known.owner is not None:
             state = f"{known.owner.client_id} is stale"
         else:

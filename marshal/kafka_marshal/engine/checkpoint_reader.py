@@ -353,14 +353,14 @@ def entries_in(
             window = left.get(t)
             if window is not None and window.start <= entry.offset < window.end:
                 yield t, entry
-        places = log.positions()
+        positions = log.positions()
         # Other partitions may send entries all the time.
-        at = {t: places.get(t, 0) for t in left}
+        at = {t: positions.get(t, 0) for t in left}
         silent = silent + 1 if at == before else 0
         if silent > silent_max:
             raise CoordinationError(
-                f"the coordinating partitions {sorted(left)} sent nothing before "
-                "their ends; check the brokers with: marshal doctor"
+                f"the coordinating partitions {sorted(left)} sent nothing more before "
+                "they were read to their ends; check the brokers with: marshal doctor"
             )
         left = {t: window for t, window in left.items() if at[t] < window.end}
         before = {t: at[t] for t in left}

@@ -172,8 +172,8 @@ def require_newest(worlds: Mapping[int, WorldState], topic: str) -> None:
     found = newest(first, worlds.values())
     if found.generation > first.generation:
         raise ClaimRejected(
-            f"partition 0 has lost the newest Config (generation {found.generation}), "
-            "which another partition has; to write it again, run: "
+            "coordinating partition 0 has lost the newest Config (generation "
+            f"{found.generation}), which another one has; to write it again, run: "
             + format_command(topic),
             reason="busy",
         )
@@ -218,7 +218,7 @@ def unformatted(
     if count:
         return TopicMisconfigured(
             f"this is not a coordination topic: it has no Config, and {count} of its "
-            "records are not of the protocol; check the name of the coordination topic",
+            "records are not kafka-marshal's; check the name of the coordination topic",
             problems=(problem,),
         )
     return TopicMisconfigured(

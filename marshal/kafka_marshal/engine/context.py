@@ -88,7 +88,7 @@ class Context:
             log went back is absent. Replaced in each round under the engine's lock.
         start_requests: Pending requests for start positions, of all sessions.
         failed_append: The last append that failed, None before there is one.
-        places: Finds the coordinating partitions of keys and groups.
+        placement: Finds the coordinating partitions of keys and groups.
     """
 
     ports: Ports
@@ -103,7 +103,7 @@ class Context:
     folded: Mapping[int, int] = attrs.field(factory=dict)
     start_requests: list[Pending[Any]] = attrs.field(factory=list)
     failed_append: FailedAppend | None = None
-    places: Placement = attrs.field(
+    placement: Placement = attrs.field(
         init=False,
         default=attrs.Factory(lambda self: Placement(self.replicas), takes_self=True),
     )
@@ -113,7 +113,7 @@ class Context:
         """The local time of the clock port."""
         return self.ports.clock.now_ms()
 
-    def rested_ms(self, since_ms: int) -> int:
+    def next_check_ms(self, since_ms: int) -> int:
         """Return when a check that began then, and ends now, may run again.
 
         Checks of all held partitions take at most a tenth of the time: with thousands
@@ -140,11 +140,11 @@ class Context:
 
     def partition_of(self, key: Key) -> int:
         """Return the coordinating partition of a key; see ``Placement``."""
-        return self.places.partition_of(key)
+        return self.placement.partition_of(key)
 
     def replica_of(self, key: Key) -> Replica:
         """Return the replica that judges a key."""
-        return self.replicas[self.places.partition_of(key)]
+        return self.replicas[self.placement.partition_of(key)]
 
     def is_written_to(self, partition: int) -> bool:
         """Return whether the log client has a partition: one may have been added."""
@@ -168,19 +168,19 @@ class Context:
 
         Also if a change has ended, and a partition has lost it since.
         """
-        return self.places.from_count is not None or bool(self.places.lost)
+        return self.placement.from_count is not None or bool(self.placement.lost)
 
     def home_of(self, group_id: str) -> int:
         """Return the coordinating partition with a group's Member records."""
-        return self.places.homes_of(group_id)[0]
+        return self.placement.homes_of(group_id)[0]
 
     def homes_of(self, group_id: str) -> tuple[int, ...]:
         """Return the homes of a group: while the count changes, under both counts."""
-        return self.places.homes_of(group_id)
+        return self.placement.homes_of(group_id)
 
     def settings_of(self, group_id: str) -> Settings:
         """Return the settings of a group, as folded."""
-        for home in self.places.homes_of(group_id):
+        for home in self.placement.homes_of(group_id):
             found = self.replicas[home].world.settings_of(group_id)
             if found.generation:
                 return found
@@ -191,7 +191,7 @@ class Context:
         group_id, owner = claimant.group_id, claimant.owner
         return any(
             self.replicas[home].world.has_other_member(group_id, owner)
-            for home in self.places.homes_of(group_id)
+            for home in self.placement.homes_of(group_id)
         )
 
     def living(self, group_id: str) -> list[MemberState]:
@@ -201,7 +201,7 @@ class Context:
         """
         now_ms = self.now_ms
         found: dict[tuple[str, bytes], MemberState] = {}
-        for home in self.places.homes_of(group_id):
+        for home in self.placement.homes_of(group_id):
             replica = self.replicas[home]
             world, log_ms = replica.world, replica.log_ms(now_ms)
             for member in world.live_members(group_id):

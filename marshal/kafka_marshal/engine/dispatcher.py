@@ -58,11 +58,11 @@ class Dispatcher:
     """The partitions of one consumer: fetched, granted and handed-out records.
 
     Attributes:
-        places: Fetch state of every held partition.
+        fetch_states: Fetch state of every held partition.
         paused: Partitions that the application has paused.
         lost: Losses not yet raised to the application.
         turn: Held by the thread that reads.
-        taken: Places with records that the call in progress has handed out; None if no
+        taken: States with records that the call in progress has handed out; None if no
             call is in progress. The turn sets it to None as its last step: if a signal
             handler, or another thread, raises in the application's thread before that,
             the records are handed out again.
@@ -79,7 +79,7 @@ class Dispatcher:
         reader: DataReader,
         callbacks: Callbacks,
     ) -> None:
-        self.places: dict[TopicPartition, FetchState] = {}
+        self.fetch_states: dict[TopicPartition, FetchState] = {}
         self.paused = subscription.paused
         self.lost: list[ClaimLost] = []
         self.taken: list[FetchState] | None = None
@@ -102,7 +102,7 @@ class Dispatcher:
             is_end_readable=config.isolation_level == READ_UNCOMMITTED,
         )
         self._is_at_most_once = config.is_at_most_once
-        # Places with fetched records; the first is served next.
+        # Those with fetched records; the first is served next.
         self._ready: deque[FetchState] = deque()
         # At most once: holdings with records handed out since the last poll.
         self._polled: list[Holding] = []
@@ -144,7 +144,7 @@ class Dispatcher:
             self.taken = taken
             while self._reports:
                 self._reports.popleft()()
-            self.notify_topics(self.places)
+            self.notify_topics(self.fetch_states)
         except BaseException:
             self._version = _NONE_APPLIED
             raise
@@ -160,32 +160,34 @@ class Dispatcher:
                     held[key.topic_partition] = holding
             self._has_drains = any(h.drain is not None for h in held.values())
         self._is_stale = True
-        for partition, place in list(self.places.items()):
-            if held.get(partition) is not place.holding:
-                del self.places[partition]
-                self._on_gone(place)
+        for partition, state in list(self.fetch_states.items()):
+            if held.get(partition) is not state.holding:
+                del self.fetch_states[partition]
+                self._on_gone(state)
         for partition, holding in held.items():
-            if partition not in self.places:
+            if partition not in self.fetch_states:
                 gained.append(FetchState(partition, holding, start_of(holding)))
-        for place in gained:
-            self.places[place.partition] = place
-        self._ready = deque(p for p in self._ready if self.places.get(p.partition) is p)
-        self._reader.assign(list(self.places))
-        self._reader_paused.intersection_update(self.places)
+        for state in gained:
+            self.fetch_states[state.partition] = state
+        self._ready = deque(
+            p for p in self._ready if self.fetch_states.get(p.partition) is p
+        )
+        self._reader.assign(list(self.fetch_states))
+        self._reader_paused.intersection_update(self.fetch_states)
         room = self._room() if gained else 0
-        for place in gained:
-            place.begin(self._reader, room=room)
-            room -= place.buffered_count
-            self._note_fetched(place)
-            token, on_claimed = place.holding.claim.token, self._callbacks.on_claimed
+        for state in gained:
+            state.begin(self._reader, room=room)
+            room -= state.buffered_count
+            self._note_fetched(state)
+            token, on_claimed = state.holding.claim.token, self._callbacks.on_claimed
             if on_claimed is not None and token is not None:
-                self._reports.append(partial(on_claimed, place.partition, token))
+                self._reports.append(partial(on_claimed, state.partition, token))
 
     def _room(self) -> int:
         """Return how many more records may be fetched before others are handed out."""
         is_granted = self._is_at_most_once
         most = self._pipeline.fetched_max if is_granted else self._config.max_fetched
-        return most - sum(place.buffered_count for place in self.places.values())
+        return most - sum(state.buffered_count for state in self.fetch_states.values())
 
     def notify_topics(self, partitions: Iterable[TopicPartition]) -> None:
         """Call ``on_topics`` if the set of held topics has changed."""
@@ -195,16 +197,16 @@ class Dispatcher:
     def _is_foreign(self) -> bool:
         return self.thread is not None and self.thread != threading.get_ident()
 
-    def _on_gone(self, place: FetchState) -> None:
-        ending = place.holding.claim.ending or Ending("replaced")
-        had_work = place.holding.uncommitted_count > 0
+    def _on_gone(self, state: FetchState) -> None:
+        ending = state.holding.claim.ending or Ending("replaced")
+        had_work = state.holding.uncommitted_count > 0
         if not self._is_at_most_once:
-            had_work = had_work or place.buffered_count > 0
+            had_work = had_work or state.buffered_count > 0
         if self._callbacks.on_lost is not None:
-            report = partial(self._callbacks.on_lost, place.partition, ending)
+            report = partial(self._callbacks.on_lost, state.partition, ending)
             self._reports.append(report)
         elif ending.was_lost and had_work:
-            self.lost.append(lost_claim(place.partition, ending))
+            self.lost.append(lost_claim(state.partition, ending))
 
     def _observe(self, name: str, fields: Mapping[str, object]) -> None:
         self._engine.context.observe(name, fields)
@@ -234,39 +236,41 @@ class Dispatcher:
         with self._engine.lock:
             now_ms = self._clock.now_ms()
             subscription.back_at_ms = now_ms
-            was_away = bool(self._polled)
+            had_records = bool(self._polled)
             for holding in self._polled:
                 holding.take_back()
                 self._session.end_drain(holding)
             self._polled.clear()
             if not self._has_drains and self._version == subscription.version:
                 return
-            for place in self.places.values():
-                drain = place.holding.drain
+            for state in self.fetch_states.values():
+                drain = state.holding.drain
                 if drain is not None and drain.until_ms is None:
-                    until_ms = self._drained_until_ms(place, now_ms, was_away=was_away)
-                    place.holding.drain = attrs.evolve(drain, until_ms=until_ms)
+                    until_ms = self._drained_until_ms(
+                        state, now_ms, had_records=had_records
+                    )
+                    state.holding.drain = attrs.evolve(drain, until_ms=until_ms)
 
     def _drained_until_ms(
-        self, place: FetchState, now_ms: int, *, was_away: bool
+        self, state: FetchState, now_ms: int, *, had_records: bool
     ) -> int | None:
         """Return when to release a draining partition even with unfinished records.
 
         With at-most-once delivery, None while granted records will be handed out in
-        their turn, however slow the application is (``was_away``: it was busy with
+        their turn, however slow the application is (``had_records``: it was busy with
         records of any partition). They are given up after a heartbeat interval of calls
         in which no fetch brought them, or the application had the partition paused.
         """
         interval_ms = self._engine.context.heartbeat_interval_ms
         if not self._is_at_most_once:
             return now_ms + interval_ms
-        is_coming = is_served(place) or (was_away and has_unfetched(place))
-        if is_coming and place.partition not in self.paused:
-            place.rest_since_ms = None
+        is_coming = is_served(state) or (had_records and has_unfetched(state))
+        if is_coming and state.partition not in self.paused:
+            state.rest_since_ms = None
             return None
-        if place.rest_since_ms is None:
-            place.rest_since_ms = now_ms
-        return now_ms if now_ms - place.rest_since_ms >= interval_ms else None
+        if state.rest_since_ms is None:
+            state.rest_since_ms = now_ms
+        return now_ms if now_ms - state.rest_since_ms >= interval_ms else None
 
     def hand_out(
         self, most: int, *, partitions_max: int | None = None
@@ -286,21 +290,21 @@ class Dispatcher:
         with self._engine.lock:
             now_ms = self._clock.now_ms()
             for _ in range(len(ready)):
-                # A served place goes to the end of the queue: no partition starves.
-                place = ready.popleft()
-                if place.partition not in self.paused:
-                    records = self._hand_out_from(place, left, now_ms)
+                # A served partition goes to the end of the queue: no partition starves.
+                state = ready.popleft()
+                if state.partition not in self.paused:
+                    records = self._hand_out_from(state, left, now_ms)
                     if records:
-                        handed[place.partition] = records
+                        handed[state.partition] = records
                         left -= len(records)
-                place.is_ready = place.buffered_count > 0
-                if place.is_ready:
-                    ready.append(place)
+                state.is_ready = state.buffered_count > 0
+                if state.is_ready:
+                    ready.append(state)
                 if left <= 0 or len(handed) == partitions_max:
                     break
             if self._is_at_most_once:
-                count, places = most - left, self.places.values()
-                self._pipeline.measure(count, places, now_ms=now_ms)
+                count, states = most - left, self.fetch_states.values()
+                self._pipeline.measure(count, states, now_ms=now_ms)
         if not handed:
             self.taken = None
         return handed
@@ -314,23 +318,23 @@ class Dispatcher:
         """
         if not self._ready or self.taken is not None:
             return None
-        place = self._ready[0]
-        place.taken_at = None
+        state = self._ready[0]
+        state.taken_at = None
         try:
-            return self._hand_out_from_first(place)
+            return self._hand_out_from_first(state)
         except BaseException:  # the caller does not get the record
-            self.taken = [place]
+            self.taken = [state]
             raise
 
-    def _hand_out_from_first(self, place: FetchState) -> Record | None:
-        holding = place.holding
+    def _hand_out_from_first(self, state: FetchState) -> Record | None:
+        holding = state.holding
         progress = holding.progress
-        if not isinstance(progress, AtLeastOnce) or place.partition in self.paused:
+        if not isinstance(progress, AtLeastOnce) or state.partition in self.paused:
             return None
         subscription = self._subscription
         with self._engine.lock:
             now_ms = self._clock.now_ms()
-            if self._version != subscription.version or not place.fetched:
+            if self._version != subscription.version or not state.fetched:
                 return None
             if not holding.may_hand_out(now_ms) or now_ms >= self._ahead.due_ms:
                 return None
@@ -338,57 +342,57 @@ class Dispatcher:
                 return None
             if self.turn.depth:
                 return None
-            record = place.fetched[place.at]
-            place.taken_at = offset = record.offset
+            record = state.fetched[state.at]
+            state.taken_at = offset = record.offset
             progress.hand_out(offset, offset)
-            place.at += 1
-            place.next_offset = offset + 1
+            state.at += 1
+            state.next_offset = offset + 1
             holding.handed_count += 1
             subscription.back_at_ms = now_ms
-            if place.at == len(place.fetched):
-                place.drop()
-                place.is_ready = False
+            if state.at == len(state.fetched):
+                state.drop()
+                state.is_ready = False
                 self._ready.popleft()
-        if progress.tracked_count > self._watched_count or place.has_warned:
-            self._watch_backlog(place, progress)
+        if progress.tracked_count > self._watched_count or state.has_warned:
+            self._watch_backlog(state, progress)
         return record
 
     def _hand_out_from(
-        self, place: FetchState, most: int, now_ms: int
+        self, state: FetchState, most: int, now_ms: int
     ) -> Sequence[Record]:
-        holding = place.holding
+        holding = state.holding
         progress = holding.progress
         if isinstance(progress, AtMostOnce):
             if not holding.claim.may_hand_out(now_ms):
                 return []
-            self._take_from(place, None)
-            records = self._pipeline.take(place, progress, most=most)
+            self._take_from(state, None)
+            records = self._pipeline.take(state, progress, most=most)
             if records:
                 holding.unfinished_count += len(records)
                 self._polled.append(holding)
         else:
             if not holding.may_hand_out(now_ms):
-                place.put_back(self._reader)
+                state.put_back(self._reader)
                 return []
             if progress is None:
                 return []
             room = self._config.max_uncommitted - progress.tracked_count
-            self._take_from(place, place.next_offset)
-            records = place.take(min(most, room)) if room > 0 else []
+            self._take_from(state, state.next_offset)
+            records = state.take(min(most, room)) if room > 0 else []
             if records:
                 for first, last in runs_of(records):
                     progress.hand_out(first, last)
-                self._watch_backlog(place, progress)
+                self._watch_backlog(state, progress)
         if records:
-            place.next_offset = offset_at(records, -1) + 1
+            state.next_offset = offset_at(records, -1) + 1
             holding.handed_count += len(records)
         return records
 
-    def _take_from(self, place: FetchState, first: int | None) -> None:
-        """Record that records of a place are about to be handed out."""
+    def _take_from(self, state: FetchState, first: int | None) -> None:
+        """Record that records of a partition are about to be handed out."""
         assert self.taken is not None, "a call hands out"
-        place.taken_at = first
-        self.taken.append(place)
+        state.taken_at = first
+        self.taken.append(state)
 
     def recover(self) -> None:
         """Take back the records of a call that raised instead of returning them.
@@ -400,39 +404,39 @@ class Dispatcher:
         if self.taken is None:
             return
         with self._engine.lock:
-            for place in self.taken:
-                place.take_back()
-                self._session.end_drain(place.holding)
+            for state in self.taken:
+                state.take_back()
+                self._session.end_drain(state.holding)
             self._polled = [each for each in self._polled if each.unfinished_count]
         self._ready.clear()
-        self._reader.assign(list(self.places))
-        self._reader.resume(list(self.places))
+        self._reader.assign(list(self.fetch_states))
+        self._reader.resume(list(self.fetch_states))
         self._reader_paused = set()
-        for place in self.places.values():
-            place.is_ready = False
-            place.put_back(self._reader)
+        for state in self.fetch_states.values():
+            state.is_ready = False
+            state.put_back(self._reader)
         self._is_stale = True
         self.taken = None
 
-    def _watch_backlog(self, place: FetchState, progress: AtLeastOnce) -> None:
+    def _watch_backlog(self, state: FetchState, progress: AtLeastOnce) -> None:
         count = progress.tracked_count
         if count >= self._config.max_uncommitted:
             self._is_stale = True
-        if count > self._backlog and not place.has_warned:
-            place.has_warned = True
-            fields = {"key": place.holding.key, "uncommitted": count}
+        if count > self._backlog and not state.has_warned:
+            state.has_warned = True
+            fields = {"key": state.holding.key, "uncommitted": count}
             self._observe("uncommitted_backlog", fields)
         elif count <= self._backlog:
-            place.has_warned = False
+            state.has_warned = False
 
-    def seek(self, place: FetchState, position: int) -> None:
+    def seek(self, state: FetchState, position: int) -> None:
         """Continue at a position once the log confirms it; called under the lock.
 
         At least once only. Records fetched or handed out before are forgotten.
         """
-        self._session.seek(place.holding, position)
-        place.restart(self._reader, position)
-        place.has_warned = False
+        self._session.seek(state.holding, position)
+        state.restart(self._reader, position)
+        state.has_warned = False
         self._is_stale = True
 
     # --- fetching
@@ -447,7 +451,7 @@ class Dispatcher:
         )
         slice_ms = min(left_ms, WAIT_SLICE_MS)
         self._pause_reader()
-        if len(self._reader_paused) == len(self.places):
+        if len(self._reader_paused) == len(self.fetch_states):
             self._serve_reader()
             self._wait(slice_ms)
         elif is_requested or self._subscription.expects_claim:
@@ -476,7 +480,9 @@ class Dispatcher:
         """Return whether granted records must be fetched and no records are fetched."""
         if self._subscription.expects_claim or not self._is_at_most_once:
             return False
-        is_any_fetched = any(place.buffered_count for place in self.places.values())
+        is_any_fetched = any(
+            state.buffered_count for state in self.fetch_states.values()
+        )
         return not is_any_fetched and bool(self._unfetched())
 
     def _request_fetched(self) -> None:
@@ -508,9 +514,9 @@ class Dispatcher:
         """Return the partitions with granted records to fetch and hand out now."""
         now_ms = self._clock.now_ms()
         return {
-            place.partition
-            for place in self.unpaused()
-            if has_unfetched(place) and place.holding.claim.may_hand_out(now_ms)
+            state.partition
+            for state in self.unpaused()
+            if has_unfetched(state) and state.holding.claim.may_hand_out(now_ms)
         }
 
     def _read_any(self, timeout_ms: int) -> bool:
@@ -524,7 +530,7 @@ class Dispatcher:
         Fetched records may never be granted if their partition drains or the consumer
         stops: they must not keep granted records from being fetched.
         """
-        self._pause_at_reader(self.places.keys() - self._unfetched())
+        self._pause_at_reader(self.fetch_states.keys() - self._unfetched())
         self._is_stale = True
         most = self._config.max_poll_records
         return self._store(self._reader.poll(timeout_ms, most))
@@ -607,21 +613,21 @@ class Dispatcher:
         """
         self._pass_due_ms = self._clock.now_ms() + PASS_MS
         reached = self._reader.positions()
-        places = [
-            place
-            for partition, place in self.places.items()
+        states = [
+            state
+            for partition, state in self.fetch_states.items()
             # At most once, offsets that were passed may be granted later.
-            if self._is_at_most_once or reached.get(partition, 0) > place.next_offset
+            if self._is_at_most_once or reached.get(partition, 0) > state.next_offset
         ]
-        if not places:
+        if not states:
             return
         with self._engine.changed:
-            for place in places:
-                if place.buffered_count:
+            for state in states:
+                if state.buffered_count:
                     continue
-                first = place.next_offset
-                place.next_offset = max(first, reached.get(place.partition, first))
-                place.holding.skip(first, place.next_offset - 1)
+                first = state.next_offset
+                state.next_offset = max(first, reached.get(state.partition, first))
+                state.holding.skip(first, state.next_offset - 1)
 
     def _read_for_grants(self, timeout_ms: int) -> bool:
         """Read as many records as may be fetched before they are granted.
@@ -638,7 +644,7 @@ class Dispatcher:
                 return self._store(self._reader.poll(timeout_ms, at_once))
             self._wait(min(timeout_ms, WAIT_SLICE_MS))
             return False
-        fetched = sum(place.buffered_count for place in self.unpaused())
+        fetched = sum(state.buffered_count for state in self.unpaused())
         room = self._pipeline.fetched_max - fetched
         if room < least or not is_needed:
             if room < least and self._unfetched():
@@ -656,7 +662,7 @@ class Dispatcher:
         """Read what the reader has; wait only if it has nothing."""
         ahead = self._ahead
         ready = (p for p in self._ready if p.partition not in self.paused)
-        most = ahead.most(sum(place.buffered_count for place in ready))
+        most = ahead.most(sum(state.buffered_count for state in ready))
         # Only partitions without fetched records are read, however many others have.
         most = self._reader.fetched_max or most
         if most <= 0:
@@ -678,19 +684,19 @@ class Dispatcher:
     def _store(self, fetched: Mapping[TopicPartition, Sequence[Record]]) -> bool:
         """Store records from the reader; return whether there were any."""
         for partition, records in fetched.items():
-            place = self.places.get(partition)
-            if place is None or not records:
+            state = self.fetch_states.get(partition)
+            if state is None or not records:
                 continue
-            place.add(records)
-            place.is_read = True
+            state.add(records)
+            state.is_read = True
             self._pipeline.note_fetched()
-            self._note_fetched(place)
+            self._note_fetched(state)
         return bool(fetched)
 
-    def _note_fetched(self, place: FetchState) -> None:
-        if place.buffered_count and not place.is_ready:
-            place.is_ready = True
-            self._ready.append(place)
+    def _note_fetched(self, state: FetchState) -> None:
+        if state.buffered_count and not state.is_ready:
+            state.is_ready = True
+            self._ready.append(state)
 
     def _pause_reader(self) -> None:
         """Pause at the reader all partitions whose records cannot be handed out now.
@@ -705,8 +711,8 @@ class Dispatcher:
         self._leased_until_ms = now_ms + RECHECK_MS
         enough = self._enough_fetched()
         wanted = set()
-        for partition, place in self.places.items():
-            holding = place.holding
+        for partition, state in self.fetch_states.items():
+            holding = state.holding
             progress = holding.progress
             if (
                 isinstance(progress, AtLeastOnce)
@@ -714,7 +720,7 @@ class Dispatcher:
             ):
                 self._is_stale = True  # until a commit, on any thread
                 wanted.add(partition)
-            elif place.buffered_count >= enough:
+            elif state.buffered_count >= enough:
                 self._is_stale = True  # until a hand-out
                 wanted.add(partition)
             elif partition in self.paused:
@@ -722,7 +728,7 @@ class Dispatcher:
             else:
                 until_ms = holding.claim.lease.soft_until_ms
                 self._leased_until_ms = min(self._leased_until_ms, until_ms)
-                if self._is_rest(place, now_ms):
+                if self._is_rest(state, now_ms):
                     self._is_stale = True  # until all that is granted is fetched
                 elif not holding.may_hand_out(now_ms):
                     wanted.add(partition)
@@ -747,72 +753,72 @@ class Dispatcher:
             self._reader.resume(list(self._reader_paused - wanted))
             self._reader_paused = wanted
 
-    def _is_rest(self, place: FetchState, now_ms: int) -> bool:
+    def _is_rest(self, state: FetchState, now_ms: int) -> bool:
         """Return whether a partition that drains has granted records to fetch."""
-        if place.holding.drain is None or not has_unfetched(place):
+        if state.holding.drain is None or not has_unfetched(state):
             return False
-        return place.holding.claim.may_hand_out(now_ms)
+        return state.holding.claim.may_hand_out(now_ms)
 
     def unpaused(self) -> list[FetchState]:
-        """Return the places that the application has not paused."""
-        places = self.places.values()
-        return [place for place in places if place.partition not in self.paused]
+        """Return the states of partitions that the application has not paused."""
+        states = self.fetch_states.values()
+        return [state for state in states if state.partition not in self.paused]
 
     def _on_out_of_range(self, error: PositionError) -> None:
         partition = TopicPartition(*(error.partition or ("", 0)))
-        place = self.places.get(partition)
-        if place is None:
+        state = self.fetch_states.get(partition)
+        if state is None:
             return
-        fields: dict[str, object] = {"key": place.holding.key, "error": error}
+        fields: dict[str, object] = {"key": state.holding.key, "error": error}
         if error.log_start < 0:
             # The log's range is unknown: try again.
             self._observe("range_unknown", fields)
-            self._seek(place, error.requested)
+            self._seek(state, error.requested)
             return
-        if self._is_in_doubt(place):
-            self._seek(place, error.requested)
+        if self._is_in_doubt(state):
+            self._seek(state, error.requested)
             self._wait(WAIT_SLICE_MS)
             return
         if error.requested < error.log_start:
             # PROTOCOL 5.6: retention deleted the records; continue at log start.
             self._observe("position_jumped", fields)
-            self._seek(place, error.log_start)
+            self._seek(state, error.log_start)
             with self._engine.changed:
-                progress = place.holding.progress
+                progress = state.holding.progress
                 if isinstance(progress, AtLeastOnce) and not progress.tracked_count:
                     progress.jump(error.log_start)
             return
         self._observe("position_out_of_range", fields)
         with self._engine.changed:
-            self._subscription.exclude(place.holding.key)
-            self._session.release(place.holding, reason="position_out_of_range")
+            self._subscription.exclude(state.holding.key)
+            self._session.release(state.holding, reason="position_out_of_range")
         raise error
 
-    def _is_in_doubt(self, place: FetchState) -> bool:
+    def _is_in_doubt(self, state: FetchState) -> bool:
         """Return whether the topic must be looked up before its range counts.
 
         The range may belong to a topic that was created again under the same name.
         Then the look-up ends the claim; otherwise the next fetch reports the position
         as out of range again.
         """
-        topic = place.partition.topic
+        topic = state.partition.topic
         with self._engine.changed:
-            if not place.is_in_doubt and place.holding.topic_id is not None:
+            if not state.is_in_doubt and state.holding.topic_id is not None:
                 self._subscription.doubt(topic)
-                place.is_in_doubt = True
+                state.is_in_doubt = True
             else:
-                place.is_in_doubt = self._subscription.is_doubted(topic)
-            return place.is_in_doubt
+                state.is_in_doubt = self._subscription.is_doubted(topic)
+            return state.is_in_doubt
 
-    def _seek(self, place: FetchState, offset: int) -> None:
+    def _seek(self, state: FetchState, offset: int) -> None:
         if self._is_at_most_once:
             # Records fetched before may be granted: keep them, do not fetch them twice.
-            place.is_read, place.log_end = False, 0
-            place.seek(self._reader, offset)
+            state.is_read, state.log_end = False, 0
+            state.seek(self._reader, offset)
         else:
-            place.restart(self._reader, offset)
+            state.restart(self._reader, offset)
 
-    def let_go(self, *, is_done: bool) -> None:
+    def end_polling(self, *, is_done: bool) -> None:
         """Record that the application will not poll again.
 
         Args:

@@ -19,7 +19,7 @@ from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.import_check import ImportCheck
 from kafka_marshal.protocol.placement import newest
 from kafka_marshal.protocol.records import ClaimingMessages, Config, LayoutImport
-from kafka_marshal.protocol.state import ACCEPTED, SKIPPED, Transition
+from kafka_marshal.protocol.state import ACCEPTED, SKIPPED, KeyState, Transition
 from kafka_marshal.protocol.types import Key, LogEntry, Owner
 
 from .checkpointing import Checkpointer, CheckpointRule
@@ -369,8 +369,8 @@ class Engine:
                 ours = known is not None and known.owner == owner
                 if not ours or known is None or known.epoch != holding.claim.epoch:
                     raise InvalidTransition(
-                        f"{key} is in use under epoch {holding.claim.epoch} and the "
-                        f"log says otherwise: {known}"
+                        f"{key} is in use under epoch {holding.claim.epoch}, but the "
+                        f"log has {_owner_in(known)}"
                     )
 
     def _fold(self, runs: Iterable[Run]) -> None:
@@ -549,17 +549,17 @@ class Engine:
         """
         deadline = Deadline(timeout_ms, self.context.ports.clock.now_ms)
         with self.changed:
-            places = self._places_of(keys)
-        if places is not None:
-            self.catch_up(timeout_ms, partitions=places)
+            partitions = self._partitions_of(keys)
+        if partitions is not None:
+            self.catch_up(timeout_ms, partitions=partitions)
             with self.changed:
-                if self._places_of(keys) == places:
+                if self._partitions_of(keys) == partitions:
                     return
         self.catch_up(deadline.left_ms)
 
-    def _places_of(self, keys: Collection[Key]) -> frozenset[int] | None:
+    def _partitions_of(self, keys: Collection[Key]) -> frozenset[int] | None:
         """Return the partitions that alone know keys; None if others may, too."""
-        if not self.is_ready or self.context.places.has_layouts:
+        if not self.is_ready or self.context.placement.has_layouts:
             return None
         return frozenset(map(self.context.partition_of, keys))
 
@@ -631,13 +631,13 @@ class Engine:
         first.
         """
         context = self.context
-        has_changed = context.places.follow(context.settled)
+        has_changed = context.placement.follow(context.settled)
         count = context.settled.partition_count
-        count = max(count, context.places.from_count or 0)
+        count = max(count, context.placement.from_count or 0)
         for t in range(len(context.replicas), count):
             context.replicas[t] = Replica(t, now_ms=context.now_ms)
             self.rebuilder.add(t)
-        if has_changed or context.places.has_layouts:
+        if has_changed or context.placement.has_layouts:
             for session in self._sessions.values():
                 session.on_layout(is_new=has_changed)
 
@@ -700,11 +700,17 @@ class Engine:
             self.changed.notify_all()
 
 
+def _owner_in(known: KeyState | None) -> str:
+    if known is None or known.owner is None:
+        return "no owner"
+    return f"owner {known.owner.client_id!r} with epoch {known.epoch}"
+
+
 def _broken(error: Exception) -> MarshalError:
     """Return the failure that reports a bug in the engine."""
     failure = InvalidTransition(
-        f"the engine stopped on an internal error: {error!r}; everything it held is "
-        "fenced; please report it with the output of: marshal log dump"
+        f"the engine of kafka-marshal stopped on an internal error: {error!r}; it has "
+        "fenced all its claims; please report it with the output of: marshal log dump"
     )
     failure.__cause__ = error
     return failure

@@ -35,7 +35,7 @@ class FetchState:
         self.has_warned = False
         # Whether its topic is being looked up because a position is outside the log.
         self.is_in_doubt = False
-        # Whether it is in the dispatcher's queue of places with fetched records.
+        # Whether it is in the dispatcher's queue of states with fetched records.
         self.is_ready = False
         # At most once: local time of the last request for grants.
         self.requested_ms = 0
@@ -45,7 +45,7 @@ class FetchState:
         # delivery, the end of the log as of the last look-up after that; 0 before.
         self.is_read = False
         self.log_end = 0
-        # For a place in ``Dispatcher.taken``: the first offset that the call in
+        # For a state in ``Dispatcher.taken``: the first offset that the call in
         # progress has handed out. None if unknown: then nothing is handed out yet.
         self.taken_at: int | None = None
 

@@ -118,7 +118,7 @@ class GrantPipeline:
         # Until when a fetch is expected to bring granted records, None if unchecked.
         self._rest_until_ms: int | None = None
 
-    def needs_records(self, places: Sequence[FetchState]) -> bool:
+    def needs_records(self, states: Sequence[FetchState]) -> bool:
         """Return whether to fetch more records: to request or to hand them out.
 
         A reader that fetches ahead by itself need not be polled for records below the
@@ -127,32 +127,32 @@ class GrantPipeline:
         has a few records left.
         """
         if self._reader.fetched_max:
-            if not any(map(is_served, places)):
+            if not any(map(is_served, states)):
                 return True
-            enough = self.enough_fetched(places)
-            return enough > 1 and any(each.buffered_count < enough for each in places)
+            enough = self.enough_fetched(states)
+            return enough > 1 and any(each.buffered_count < enough for each in states)
         wanted, fetched = self._pace.depth * self._most, 0
         is_ahead = self._reader.fetches_ahead
         is_short = False
-        for place in places:
-            count = place.buffered_count
+        for state in states:
+            count = state.buffered_count
             fetched += count
-            known = place.log_end - place.next_offset if is_ahead else 0
+            known = state.log_end - state.next_offset if is_ahead else 0
             if count < wanted and known < wanted:
                 is_short = True
         if is_short:
             return self.fetched_max - fetched >= self._most
         if fetched < self._most:
             return True
-        return _served_count(places) < self._most and any(map(has_unfetched, places))
+        return _served_count(states) < self._most and any(map(has_unfetched, states))
 
-    def enough_fetched(self, places: Sequence[FetchState]) -> int:
+    def enough_fetched(self, states: Sequence[FetchState]) -> int:
         """Return how many fetched records of a partition are enough.
 
         If the end of the log is readable, records can be requested before they are
         fetched, so one is enough. Otherwise they must be fetched first.
         """
-        fetched = sum(place.buffered_count for place in places)
+        fetched = sum(state.buffered_count for state in states)
         if self._is_end_readable or self.fetched_max - fetched < self._most:
             return 1
         return self._pace.depth * self._most
@@ -167,7 +167,7 @@ class GrantPipeline:
 
     # --- requesting
 
-    def _look_at_ends(self, places: Sequence[FetchState]) -> None:
+    def _look_at_ends(self, states: Sequence[FetchState]) -> None:
         """Look up which records are in the logs and not fetched yet.
 
         Only for partitions of which a fetch under the claim has brought records: before
@@ -176,25 +176,25 @@ class GrantPipeline:
         now_ms = self._clock.now_ms()
         if not self._is_end_readable or now_ms < self._look_ms:
             return
-        read = [place for place in places if place.is_read]
+        read = [state for state in states if state.is_read]
         if not read:
             return
-        each_ms = len(places) * LOOK_EACH_US // US_PER_MS
+        each_ms = len(states) * LOOK_EACH_US // US_PER_MS
         self._look_ms = now_ms + max(LOOK_MS, each_ms)
         ends = self._reader.ends()
-        for place in read:
-            place.log_end = ends.get(place.partition, 0)
+        for state in read:
+            state.log_end = ends.get(state.partition, 0)
 
-    def request_ahead(self, places: Sequence[FetchState]) -> None:
+    def request_ahead(self, states: Sequence[FetchState]) -> None:
         """Request more grants, unless the present ones last for a while."""
         if not self._is_quiet():
-            self.request_grants(places)
+            self.request_grants(states)
 
     def _is_quiet(self) -> bool:
         """Return whether the grants of all partitions last for a while."""
         return self._clock.now_ms() < self._quiet_until_ms
 
-    def request_grants(self, places: Sequence[FetchState]) -> bool:
+    def request_grants(self, states: Sequence[FetchState]) -> bool:
         """Request grants for known records; return whether a verdict is pending.
 
         Each request costs every reader of the log a little, and requests that are sent
@@ -203,118 +203,116 @@ class GrantPipeline:
         that it may.
         """
         with self._engine.changed:
-            if self._is_quiet() and not _is_unserved(places):
-                return self.awaits(places)
-        self._look_at_ends(places)
-        ladders = [
-            (place, progress)
-            for place in places
-            if isinstance(progress := place.holding.progress, AtMostOnce)
+            if self._is_quiet() and not _is_unserved(states):
+                return self.awaits(states)
+        self._look_at_ends(states)
+        pairs = [
+            (state, progress)
+            for state in states
+            if isinstance(progress := state.holding.progress, AtMostOnce)
         ]
         with self._engine.changed:
             now_ms = self._clock.now_ms()
-            self._round_trip_us = longest_round_trip_us(places)
-            self._sharing_count = max(
-                1, sum(has_records(place) for place, _ in ladders)
-            )
-            is_due = self._is_due(ladders, now_ms)
-            is_busy = any(progress.outstanding_count for _, progress in ladders)
-            for place, progress in ladders:
-                if not has_records(place):
-                    self._request_gap(place, progress, now_ms)
+            self._round_trip_us = longest_round_trip_us(states)
+            self._sharing_count = max(1, sum(has_records(state) for state, _ in pairs))
+            is_due = self._is_due(pairs, now_ms)
+            is_busy = any(progress.outstanding_count for _, progress in pairs)
+            for state, progress in pairs:
+                if not has_records(state):
+                    self._request_gap(state, progress, now_ms)
                 elif is_due:
-                    self._request(place, progress, now_ms, is_busy=is_busy)
-            return any(progress.outstanding_count for _, progress in ladders)
+                    self._request(state, progress, now_ms, is_busy=is_busy)
+            return any(progress.outstanding_count for _, progress in pairs)
 
     def _is_due(
-        self, ladders: Sequence[tuple[FetchState, AtMostOnce]], now_ms: int
+        self, pairs: Sequence[tuple[FetchState, AtMostOnce]], now_ms: int
     ) -> bool:
         """Return whether the grants that can be used now are nearly used up.
 
         Also if the fetched and the granted records are of different partitions.
         """
-        ahead = _usable_count(ladders)
+        ahead = _usable_count(pairs)
         lasts_us = ahead * self._pace.work_us // self._most
         spare_us = lasts_us - self._round_trip_us * ROUND_TRIPS_AHEAD
         self._quiet_until_ms = now_ms
         if not ahead or spare_us < 0:
             return True
-        if _is_unserved([place for place, _ in ladders]):
+        if _is_unserved([state for state, _ in pairs]):
             return True
         # An application may become faster, but hardly twice as fast.
         self._quiet_until_ms += spare_us // (2 * US_PER_MS)
         return False
 
     def _request(
-        self, place: FetchState, progress: AtMostOnce, now_ms: int, *, is_busy: bool
+        self, state: FetchState, progress: AtMostOnce, now_ms: int, *, is_busy: bool
     ) -> None:
-        holding = place.holding
-        if is_busy and now_ms - place.requested_ms < GROW_MS:
+        holding = state.holding
+        if is_busy and now_ms - state.requested_ms < GROW_MS:
             return  # let the request grow for a moment, while verdicts are pending
         is_idle = progress.granted is None and not progress.outstanding_count
-        end = max(place.fetched_end, place.log_end)
+        end = max(state.fetched_end, state.log_end)
         if not is_idle and end <= progress.next_first:
             return  # all known records are requested
         self._session.grants.update_anchor(holding)
         if not progress.may_request(self._pace.depth):
             return
-        fresh = place.find(progress.next_first)
-        if is_idle and fresh > place.at:
-            self._drop_foreign(place, progress, fresh - place.at)
-            fresh = place.at
+        fresh = state.find(progress.next_first)
+        if is_idle and fresh > state.at:
+            self._drop_foreign(state, progress, fresh - state.at)
+            fresh = state.at
         if not holding.may_hand_out(now_ms):
             return
-        unfetched = max(0, progress.next_first - place.fetched_end)
+        unfetched = max(0, progress.next_first - state.fetched_end)
         bound = self._pace.depth * self._most
-        room = bound - holding.unfinished_count - (fresh - place.at) - unfetched
+        room = bound - holding.unfinished_count - (fresh - state.at) - unfetched
         if room < self._most:
             return
-        last = last_known(place, fresh, room=room, first=progress.next_first)
+        last = last_known(state, fresh, room=room, first=progress.next_first)
         if last >= progress.next_first:
-            place.requested_ms = now_ms
+            state.requested_ms = now_ms
             self._session.grants.request(holding, last)
 
     def _request_gap(
-        self, place: FetchState, progress: AtMostOnce, now_ms: int
+        self, state: FetchState, progress: AtMostOnce, now_ms: int
     ) -> None:
         """Request the offsets without records after the last one (PROTOCOL 6.2).
 
         This moves the position to the log's end. It is delayed, so that the next
         records are requested together with these offsets.
         """
-        holding = place.holding
+        holding = state.holding
         wait_ms = self._engine.context.heartbeat_interval_ms // INTERVALS_PER_H
         if (
-            place.next_offset > progress.next_first
+            state.next_offset > progress.next_first
             and not progress.outstanding_count
-            and now_ms - place.requested_ms >= wait_ms
+            and now_ms - state.requested_ms >= wait_ms
             and holding.may_hand_out(now_ms)
         ):
-            place.requested_ms = now_ms
+            state.requested_ms = now_ms
             self._session.grants.update_anchor(holding)
-            self._session.grants.request(holding, place.next_offset - 1)
+            self._session.grants.request(holding, state.next_offset - 1)
 
     def _drop_foreign(
-        self, place: FetchState, progress: AtMostOnce, count: int
+        self, state: FetchState, progress: AtMostOnce, count: int
     ) -> None:
         """Drop records that were granted to others; this owner never gets them."""
-        if count < place.buffered_count:
-            place.take(count)
+        if count < state.buffered_count:
+            state.take(count)
         else:
-            place.restart(self._reader, progress.next_first)
+            state.restart(self._reader, progress.next_first)
 
     # --- using
 
     def take(
-        self, place: FetchState, progress: AtMostOnce, *, most: int
+        self, state: FetchState, progress: AtMostOnce, *, most: int
     ) -> Sequence[Record]:
         """Return records that are both fetched and granted, in log order."""
         records: Sequence[Record] = []
-        while most > 0 and (fetched_count := place.buffered_count):
+        while most > 0 and (fetched_count := state.buffered_count):
             grant = progress.granted
             if grant is None:
                 break
-            fetched, at = place.fetched, place.at
+            fetched, at = state.fetched, state.at
             first = offset_at(fetched, at)
             if first >= grant.end:
                 progress.skip_through(grant.last)
@@ -323,32 +321,32 @@ class GrantPipeline:
                 if records:
                     break  # the ends of a batch must describe one whole range
                 # Granted to an earlier owner; this owner never gets them.
-                start = place.find(grant.first)
-                place.next_offset = max(place.next_offset, grant.first)
-                place.take(start - at)
+                start = state.find(grant.first)
+                state.next_offset = max(state.next_offset, grant.first)
+                state.take(start - at)
                 continue
             count = min(fetched_count, most)
             last = offset_at(fetched, at + count - 1)
             if last >= grant.end:
-                count = place.find(grant.end) - at
+                count = state.find(grant.end) - at
                 last = offset_at(fetched, at + count - 1)
             if not records:
-                place.taken_at = first
-            chunk = place.take(count)
+                state.taken_at = first
+            chunk = state.take(count)
             progress.hand_out(last)
             most -= count
             records = [*records, *chunk] if records else chunk
         return records
 
-    def measure(self, count: int, places: Iterable[FetchState], *, now_ms: int) -> None:
+    def measure(self, count: int, states: Iterable[FetchState], *, now_ms: int) -> None:
         """Record that records were fetched, and ``count`` of them handed out."""
-        round_trip_us = self._round_trip_us or longest_round_trip_us(places)
+        round_trip_us = self._round_trip_us or longest_round_trip_us(states)
         meter = self._meter
         if meter is None:
             self._meter = _Meter(now_ms) if count else None
             return
         if not count:
-            if self.awaits(places):
+            if self.awaits(states):
                 meter.starve(now_ms)
             return
         meter.take(count, now_ms, round_trip_us=round_trip_us)
@@ -358,7 +356,7 @@ class GrantPipeline:
                 work_us, round_trip_us=round_trip_us, partitions=self._sharing_count
             )
 
-    def await_grant(self, places: Iterable[FetchState], timeout_ms: int) -> None:
+    def await_grant(self, states: Iterable[FetchState], timeout_ms: int) -> None:
         """Wait for the engine's next round, unless there are records to hand out.
 
         Records under a lease that is too old for hand-outs do not count: the lease is
@@ -367,21 +365,21 @@ class GrantPipeline:
         with self._engine.changed:
             now_ms = self._clock.now_ms()
             can_hand_out = any(
-                is_served(place) and place.holding.claim.may_hand_out(now_ms)
-                for place in places
+                is_served(state) and state.holding.claim.may_hand_out(now_ms)
+                for state in states
             )
             if timeout_ms > 0 and not can_hand_out:
                 self._engine.changed.wait(timeout_ms / 1000)
 
-    def awaits(self, places: Iterable[FetchState]) -> bool:
+    def awaits(self, states: Iterable[FetchState]) -> bool:
         """Return whether a verdict on requested offsets is pending."""
         return any(
-            isinstance(place.holding.progress, AtMostOnce)
-            and place.holding.progress.outstanding_count > 0
-            for place in places
+            isinstance(state.holding.progress, AtMostOnce)
+            and state.holding.progress.outstanding_count > 0
+            for state in states
         )
 
-    def holds(self, places: Sequence[FetchState]) -> bool:
+    def holds(self, states: Sequence[FetchState]) -> bool:
         """Return whether granted records wait for hand-out, or may still be granted.
 
         True while a verdict is pending: it may grant records that are not fetched yet,
@@ -389,10 +387,10 @@ class GrantPipeline:
         is handed out, granted records that no fetch brings within a heartbeat interval
         do not count.
         """
-        if any(map(is_served, places)) or self.awaits(places):
+        if any(map(is_served, states)) or self.awaits(states):
             self._rest_until_ms = None
             return True
-        return any(map(has_unfetched, places)) and self._is_rest_expected()
+        return any(map(has_unfetched, states)) and self._is_rest_expected()
 
     def _is_rest_expected(self) -> bool:
         now_ms = self._clock.now_ms()
@@ -407,22 +405,22 @@ class GrantPipeline:
         self._quiet_until_ms = 0  # the grants may be of other partitions
 
 
-def is_served(place: FetchState) -> bool:
+def is_served(state: FetchState) -> bool:
     """Return whether a partition has fetched records and a grant."""
-    progress = place.holding.progress
+    progress = state.holding.progress
     if not isinstance(progress, AtMostOnce):
         return False
-    return place.buffered_count > 0 and progress.granted is not None
+    return state.buffered_count > 0 and progress.granted is not None
 
 
-def _served_count(places: Iterable[FetchState]) -> int:
+def _served_count(states: Iterable[FetchState]) -> int:
     """Return how many records are both fetched and granted."""
     return sum(
-        min(place.buffered_count, place.holding.granted_count) for place in places
+        min(state.buffered_count, state.holding.granted_count) for state in states
     )
 
 
-def _usable_count(ladders: Iterable[tuple[FetchState, AtMostOnce]]) -> int:
+def _usable_count(pairs: Iterable[tuple[FetchState, AtMostOnce]]) -> int:
     """Return the number of granted or requested offsets that can be used now.
 
     If a partition has fetched records that are neither granted nor requested, offsets
@@ -430,52 +428,52 @@ def _usable_count(ladders: Iterable[tuple[FetchState, AtMostOnce]]) -> int:
     """
     count = usable = 0
     is_short = False
-    for place, progress in ladders:
-        ahead, fetched = progress.ahead_count, place.buffered_count
+    for state, progress in pairs:
+        ahead, fetched = progress.ahead_count, state.buffered_count
         count += ahead
         usable += min(ahead, fetched)
         is_short = is_short or ahead < fetched
     return usable if is_short else count
 
 
-def _is_unserved(places: Iterable[FetchState]) -> bool:
+def _is_unserved(states: Iterable[FetchState]) -> bool:
     """Return whether records are fetched, and none of their partitions has grants."""
-    fetched = [place for place in places if place.buffered_count]
+    fetched = [state for state in states if state.buffered_count]
     return bool(fetched) and not any(map(is_served, fetched))
 
 
-def longest_round_trip_us(places: Iterable[FetchState]) -> int:
+def longest_round_trip_us(states: Iterable[FetchState]) -> int:
     """Return the longest average time from request to verdict, 0 if none is known."""
-    ladders = (place.holding.progress for place in places)
-    found = (each.round_trip_us for each in ladders if isinstance(each, AtMostOnce))
+    progresses = (state.holding.progress for state in states)
+    found = (each.round_trip_us for each in progresses if isinstance(each, AtMostOnce))
     return max(found, default=0)
 
 
-def has_unfetched(place: FetchState) -> bool:
+def has_unfetched(state: FetchState) -> bool:
     """Return whether a partition has granted offsets that are not fetched yet.
 
     Called on the consumer's thread, with or without the engine's lock.
     """
-    progress = place.holding.progress
-    return isinstance(progress, AtMostOnce) and progress.granted_end > place.fetched_end
+    progress = state.holding.progress
+    return isinstance(progress, AtMostOnce) and progress.granted_end > state.fetched_end
 
 
-def has_records(place: FetchState) -> bool:
+def has_records(state: FetchState) -> bool:
     """Return whether a partition has records that are not handed out."""
-    return place.buffered_count > 0 or place.log_end > place.next_offset
+    return state.buffered_count > 0 or state.log_end > state.next_offset
 
 
-def last_known(place: FetchState, fresh: int, *, room: int, first: int) -> int:
+def last_known(state: FetchState, fresh: int, *, room: int, first: int) -> int:
     """Return the last offset to request, of a record that is fetched or in the log.
 
     Args:
-        place: The partition.
+        state: The partition.
         fresh: Index of the first fetched record that is not requested.
         room: Most records to request; an offset that is not fetched counts as one.
         first: First offset that is not requested.
     """
-    unrequested = len(place.fetched) - fresh
+    unrequested = len(state.fetched) - fresh
     if unrequested >= room:
-        return offset_at(place.fetched, fresh + room - 1)
-    behind = max(first, place.fetched_end)
-    return min(max(place.log_end, behind), behind + room - unrequested) - 1
+        return offset_at(state.fetched, fresh + room - 1)
+    behind = max(first, state.fetched_end)
+    return min(max(state.log_end, behind), behind + room - unrequested) - 1

@@ -98,7 +98,7 @@ class Offers:
             ready += holding is not None and holding.drain is not None
         return {OFFERED: len(self._open), READY: ready}
 
-    def takes(self, holding: Holding, release: Release, *, now_ms: int) -> bool:
+    def offer(self, holding: Holding, release: Release, *, now_ms: int) -> bool:
         """Offer a key that a policy releases; return False to release it at once."""
         key, successor = release.key, release.successor
         if key in self._open:

@@ -125,23 +125,29 @@ def world_of(kept: KeptState, log_range: LogRange) -> WorldState | str:
     """
     if not log_range.start <= kept.offset <= log_range.end:
         why = (
-            f"it ends at offset {kept.offset}, and the log has {log_range.start} "
-            f"to {log_range.end}"
+            f"it ends at offset {kept.offset}, and the log has the offsets from "
+            f"{log_range.start} to {log_range.end}"
         )
         return WentBack(why) if kept.offset > log_range.end else why
     if not kept.is_in_log and kept.offset <= log_range.start:
-        return f"the entry before its offset {kept.offset} is gone: it proves nothing"
+        return (
+            f"the log no longer has the entry before offset {kept.offset}, so the "
+            "state cannot be verified"
+        )
     try:
         world = from_bytes(kept.state)
     except MalformedRecord as error:
         return str(error)
     names = (world.partition, world.next_offset, world.leader_epoch)
     if names != (kept.partition, kept.offset, kept.leader_epoch):
-        return f"its header does not name its state, which is {names}"
+        return "its header and its content differ in partition, offset or leader epoch"
     if digest(world) != kept.digest:
-        return f"its digest is {digest(world)}, and not {kept.digest}"
+        return f"its content has digest {digest(world)}, its header {kept.digest}"
     if world.feature_level > SUPPORTED_LEVEL:
-        return f"it is of feature level {world.feature_level}, unknown here"
+        return (
+            f"it needs feature level {world.feature_level}, which this release does "
+            "not know"
+        )
     if kept.soft is not None:
         world.soft = soft_from_bytes(kept.soft)
     return world
@@ -152,7 +158,7 @@ def restore(
     partitions: Iterable[int],
     *,
     sources: Sequence[KeptStates],
-    places: Mapping[int, int] | None = None,
+    from_offsets: Mapping[int, int] | None = None,
     on_unfit: Callable[[KeptState, str], None],
     aside: list[tuple[int, LogEntry]] | None = None,
     discards: bool = True,
@@ -167,8 +173,8 @@ def restore(
         log: The log. Only the read offsets of these partitions change.
         partitions: The coordinating partitions to restore.
         sources: Sources of kept states, in order of preference.
-        places: Offsets at which to read partitions without a kept state, instead of
-            their starts.
+        from_offsets: Offsets at which to read partitions without a kept state,
+            instead of their starts.
         on_unfit: Called with each state that does not fit, and why (``WentBack`` if
             the log has lost entries).
         aside: Receives entries of other partitions that are read meanwhile, also if
@@ -207,7 +213,7 @@ def restore(
                 found[t] = Restored(world, state.source, starts[t], notes)
     for t in ranges.keys() - found.keys():
         found[t] = Restored(WorldState(t), None, starts[t])
-    first_offsets = dict(starts) | dict(places or {})
+    first_offsets = dict(starts) | dict(from_offsets or {})
     log.read_from(
         {
             t: first_offsets[t] if each.source is None else each.world.next_offset
@@ -258,15 +264,16 @@ def _unproven(
             at = (entry.offset, entry.leader_epoch)
             if at != (state.offset - 1, state.leader_epoch):
                 why = (
-                    f"it follows offset {state.offset - 1} of leader epoch "
-                    f"{state.leader_epoch}, and the log has {at[0]} of {at[1]}"
+                    f"its last entry is offset {state.offset - 1} of leader epoch "
+                    f"{state.leader_epoch}; the log has offset {at[0]} of leader "
+                    f"epoch {at[1]}"
                 )
                 unproven.append((t, WentBack(why)))
         if not awaited:
             return unproven
     raise CoordinationError(
-        f"the coordinating partitions {sorted(awaited)} sent nothing before their "
-        "ends; check the brokers with: marshal doctor"
+        f"the coordinating partitions {sorted(awaited)} sent nothing more before "
+        "they were read to their ends; check the brokers with: marshal doctor"
     )
 
 
@@ -374,7 +381,7 @@ class RestoreLog(LogView):
         except LogTruncated as error:
             if error.partition not in self._partitions:
                 raise
-            raise CoordinationError(f"during the restore: {error}") from error
+            raise CoordinationError(f"while a state is restored: {error}") from error
         mine = [each for each in entries if each[0] in self._partitions]
         self.entries += [each for each in entries if each[0] not in self._partitions]
         return mine

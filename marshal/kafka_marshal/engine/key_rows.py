@@ -66,7 +66,7 @@ class RowInputs:
     topics: Mapping[str, TopicInfo]
 
 
-class _Place:
+class _PartitionRows:
     """The wanted keys of one coordinating partition.
 
     Attributes:
@@ -192,7 +192,7 @@ class KeyRows:
         self.waiting: dict[Key, Source] = {}
         self._wanted: Sequence[Key] | None = None
         self._by_key: dict[Key, KeyView | None] = {}
-        self._places: dict[int, _Place] = {}
+        self._partitions: dict[int, _PartitionRows] = {}
         self._basis: object = None
         self._read = NOT_READ
         self._claimable_since: dict[Key, int] = {}
@@ -213,11 +213,11 @@ class KeyRows:
         self.waiting.clear()
         self.has_orphans = False
         has_changed = self._follow(wanted, inputs)
-        for place in self._places.values():
-            place.begin_round(inputs.now_ms)
+        for part in self._partitions.values():
+            part.begin_round(inputs.now_ms)
         self._reopen_held(inputs)
-        for place in self._places.values():
-            has_changed |= self._compute(place, inputs)
+        for part in self._partitions.values():
+            has_changed |= self._compute(part, inputs)
         if has_changed:
             rows = self._by_key.values()
             self.rows = tuple(row for row in rows if row is not None)
@@ -229,7 +229,7 @@ class KeyRows:
         """
         context = inputs.context
         basis = (
-            context.places.counts,
+            context.placement.counts,
             context.heartbeat_interval_ms,
             inputs.owner,
             inputs.plans.standing,
@@ -240,60 +240,60 @@ class KeyRows:
             return False
         self._wanted, self._basis = wanted, basis
         self._by_key = dict.fromkeys(wanted)
-        self._places = {}
+        self._partitions = {}
         for key in wanted:
             partition = context.partition_of(key)
-            place = self._places.get(partition)
-            if place is None:
-                place = _Place(context.replicas[partition])
-                self._places[partition] = place
-            place.keys.append(key)
+            part = self._partitions.get(partition)
+            if part is None:
+                part = _PartitionRows(context.replicas[partition])
+                self._partitions[partition] = part
+            part.keys.append(key)
         return True
 
     def _reopen_held(self, inputs: RowInputs) -> None:
         changed = inputs.changes.since(self._read)
         self._read = inputs.changes.end
         if changed is None:
-            for place in self._places.values():
-                place.reopen(None)
+            for part in self._partitions.values():
+                part.reopen(None)
             return
         for key in changed:
             if key in self._by_key:
-                self._places[inputs.context.partition_of(key)].reopen((key,))
+                self._partitions[inputs.context.partition_of(key)].reopen((key,))
 
-    def _compute(self, place: _Place, inputs: RowInputs) -> bool:
-        """Compute the open rows of a place; return whether any has changed."""
+    def _compute(self, part: _PartitionRows, inputs: RowInputs) -> bool:
+        """Compute the open rows of a partition; return whether any has changed."""
         has_changed = False
-        for key in list(place.open):
-            row = self._row(key, place, inputs)
+        for key in list(part.open):
+            row = self._row(key, part, inputs)
             if row != self._by_key[key]:
                 self._by_key[key] = row
                 has_changed = True
         return has_changed
 
-    def _row(self, key: Key, place: _Place, inputs: RowInputs) -> KeyView | None:
+    def _row(self, key: Key, part: _PartitionRows, inputs: RowInputs) -> KeyView | None:
         """Return the row of a key; None while the key is in the scope of a pause.
 
         Then members share the other keys (PROTOCOL 4.15).
         """
-        world, owner = place.replica.world, inputs.owner
-        elapsed_ms = place.log_ms - world.now_ms
+        world, owner = part.replica.world, inputs.owner
+        elapsed_ms = part.log_ms - world.now_ms
         guess = estimate(world, key, elapsed_ms=elapsed_ms, claimant=owner)
         known, wait_ms = guess.known, guess.wait_ms
         note = world.soft.notes.get(key)
-        is_between = inputs.context.places.is_between(key)
-        is_claimable = self._is_claimable(key, guess, inputs, is_between=is_between)
+        is_awaiting = inputs.context.placement.awaits_import(key)
+        is_claimable = self._is_claimable(key, guess, inputs, is_awaiting=is_awaiting)
         who = None if known is None or known.owner is None else known.owner
         if who is not None and is_claimable:
             self.suspects.add(who.client_id)
             who = None
         if wait_ms:
             self.claimable_at_ms = min(self.claimable_at_ms, inputs.now_ms + wait_ms)
-        if world.is_set_aside(key, place.append_ms):
+        if world.is_set_aside(key, part.append_ms):
             return None
         named, is_free = inputs.plans.named(key, world), is_claimable
         if is_claimable and inputs.plans.is_in_force:
-            kept_for = _kept_for(known, note, inputs, log_ms=place.log_ms)
+            kept_for = _kept_for(known, note, inputs, log_ms=part.log_ms)
             if kept_for is not None:
                 is_mine_again = named is None and kept_for in inputs.may_replace
                 named = owner.client_id if is_mine_again else named
@@ -305,12 +305,12 @@ class KeyRows:
             self._claimable_since.pop(key, None)
         holding = inputs.holdings.get(key)
         is_ours_before = bool(inputs.lives) and _is_ours_before(
-            known, inputs.lives, owner, log_ms=place.log_ms
+            known, inputs.lives, owner, log_ms=part.log_ms
         )
         owner_name = None if who is None else who.client_id
-        if known is not None and known.handoff is not None and (wait_ms or is_between):
+        if known is not None and known.handoff is not None and (wait_ms or is_awaiting):
             owner_name = known.handoff[0]  # the key is reserved for this successor
-        self._keep_row(key, place, inputs, known)
+        self._keep_row(key, part, inputs, known)
         return KeyView(
             key=key,
             owner=owner_name,
@@ -325,7 +325,7 @@ class KeyRows:
         )
 
     def _is_claimable(
-        self, key: Key, guess: Estimate, inputs: RowInputs, *, is_between: bool
+        self, key: Key, guess: Estimate, inputs: RowInputs, *, is_awaiting: bool
     ) -> bool:
         """Return whether a claim of this client is likely to be accepted now.
 
@@ -336,7 +336,7 @@ class KeyRows:
         source = awaited(inputs.context, key, topic_id=topic_id)
         if source is not None:
             self.waiting[key] = source
-        return guess.wait_ms == 0 and not is_between and source is None
+        return guess.wait_ms == 0 and not is_awaiting and source is None
 
     def _claim_terms(
         self, key: Key, guess: Estimate, named: str | None, inputs: RowInputs
@@ -374,20 +374,20 @@ class KeyRows:
         return is_orphan
 
     def _keep_row(
-        self, key: Key, place: _Place, inputs: RowInputs, known: KeyState | None
+        self, key: Key, part: _PartitionRows, inputs: RowInputs, known: KeyState | None
     ) -> None:
         """Keep the row of a key with a live owner until something may change it."""
         if known is None or known.owner is None:
             return
-        if key in inputs.lost or key in self.waiting or not place.is_calm:
+        if key in inputs.lost or key in self.waiting or not part.is_calm:
             return
         holding = inputs.holdings.get(key)
         if known.owner == inputs.owner:
             if holding is not None and holding.claim.is_owned:
-                place.keep(key, known, early_ms=0)
+                part.keep(key, known, early_ms=0)
         elif known.owner.client_id != inputs.owner.client_id and holding is None:
             # Computed again an interval before it may be stale: policies run in time.
-            place.keep(key, known, early_ms=inputs.context.heartbeat_interval_ms)
+            part.keep(key, known, early_ms=inputs.context.heartbeat_interval_ms)
 
 
 def _is_mine(holding: Holding | None) -> bool:

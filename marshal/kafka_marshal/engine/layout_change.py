@@ -50,7 +50,7 @@ READ_ADDED_MS_MAX = 10_000
 RETRY_MS = 500
 COST_FACTOR = 4  # steps are computed in a fifth of the time at most
 
-_Place = tuple[str, int, int]
+_StepId = tuple[str, int, int]
 """Kind of a step, the partition that it is written to, and its source or -1."""
 _Make = Callable[..., Record]
 
@@ -85,7 +85,7 @@ class LayoutChange:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._moving = Moving()
-        self._tasks: dict[_Place, _Task] = {}
+        self._tasks: dict[_StepId, _Task] = {}
         # Keys that this process has released and not seen imported.
         self._released: set[Key] = set()
         # Local time at which this process wrote an import of each key.
@@ -112,8 +112,8 @@ class LayoutChange:
             now_ms: Local time.
             sessions: The sessions of the engine; if all have failed, writes nothing.
         """
-        places = self._context.places
-        if not places.has_layouts:
+        placement = self._context.placement
+        if not placement.has_layouts:
             if self._seen:
                 self._forget()
             return
@@ -134,7 +134,7 @@ class LayoutChange:
         self._released.clear()
         self._imported_ms.clear()
         self._seen = ()
-        self._context.places.is_torn = False
+        self._context.placement.is_torn = False
 
     def _is_due(self, now_ms: int) -> bool:
         """Return whether to look for steps: a log has grown, or time has passed."""
@@ -160,27 +160,27 @@ class LayoutChange:
             elapsed_ms={t: each.elapsed_ms(now_ms) for t, each in replicas.items()},
             moving=self._moving,
         )
-        found: dict[_Place, tuple[_Need, list[_Make]]] = {}
+        found: dict[_StepId, tuple[_Need, list[_Make]]] = {}
         if reading is not None:
             found = self._steps(reading, sessions, now_ms)
         known = {t: each.world for t, each in replicas.items() if t not in rebuilding}
-        for t, config in lost_configs(known, self._context.places.read).items():
+        for t, config in lost_configs(known, self._context.placement.read).items():
             found["config", t, -1] = _Need.LATER, [partial(_config_of, config)]
         self._tasks = {
-            place: self._task(place, need, makes, now_ms=now_ms)
-            for place, (need, makes) in found.items()
+            step_id: self._task(step_id, need, makes, now_ms=now_ms)
+            for step_id, (need, makes) in found.items()
         }
 
     def _steps(
         self, reading: Reading, sessions: Sequence[Session], now_ms: int
-    ) -> dict[_Place, tuple[_Need, list[_Make]]]:
+    ) -> dict[_StepId, tuple[_Need, list[_Make]]]:
         """Return the next steps of a change, and how much this process needs each."""
-        is_between = self._context.places.is_between
-        self._released = {key for key in self._released if is_between(key)}
+        awaits_import = self._context.placement.awaits_import
+        self._released = {key for key in self._released if awaits_import(key)}
         steps = next_steps(reading, wanted=self._released)
         self._note_torn(steps)
         change = steps.change
-        found: dict[_Place, tuple[_Need, list[_Make]]] = {}
+        found: dict[_StepId, tuple[_Need, list[_Make]]] = {}
         for t in steps.fences:
             found["fence", t, -1] = _Need.LATER, [partial(fence_of, change)]
         for t, lost in steps.earlier:
@@ -188,15 +188,15 @@ class LayoutChange:
         for t in steps.nudges:
             found["nudge", t, -1] = _Need.LATER, [partial(fence_of, change)]
         for group in steps.groups:
-            place = ("groups", group.target, group.source)
-            _, makes = found.setdefault(place, (_Need.LATER, []))
+            step_id = ("groups", group.target, group.source)
+            _, makes = found.setdefault(step_id, (_Need.LATER, []))
             makes.append(partial(groups_import_of, change, group))
         for done in steps.dones:
-            place = ("done", done.target, done.source)
-            found[place] = _Need.LATER, [partial(done_of, change, done)]
+            step_id = ("done", done.target, done.source)
+            found[step_id] = _Need.LATER, [partial(done_of, change, done)]
         for final in steps.finals:
-            place = ("final", final.partition, -1)
-            found[place] = _Need.REST, [partial(final_of, final)]
+            step_id = ("final", final.partition, -1)
+            found[step_id] = _Need.REST, [partial(final_of, final)]
         for (target, source), keys in self._fresh(steps.imports, now_ms).items():
             state = reading.known[source]
             need = min(self._need(key, state, sessions) for key in keys)
@@ -210,10 +210,10 @@ class LayoutChange:
         return found
 
     def _task(
-        self, place: _Place, need: _Need, makes: Sequence[_Make], *, now_ms: int
+        self, step_id: _StepId, need: _Need, makes: Sequence[_Make], *, now_ms: int
     ) -> _Task:
         """Return the task of a step; its time is drawn when the step is first found."""
-        before = self._tasks.get(place)
+        before = self._tasks.get(step_id)
         if before is not None and before.need <= need:
             return attrs.evolve(before, makes=makes)
         return _Task(need, now_ms + self._delay_ms(need), makes)
@@ -268,8 +268,8 @@ class LayoutChange:
         return import_of(change, step, sender=sender)
 
     def _note_torn(self, steps: Steps) -> None:
-        places, op_id = self._context.places, steps.change.op_id
-        places.is_torn = steps.is_torn
+        placement, op_id = self._context.placement, steps.change.op_id
+        placement.is_torn = steps.is_torn
         if steps.is_torn and self._torn != op_id:
             self._torn = op_id
             fields = {"op_id": op_id.hex(), "generation": steps.change.generation}
@@ -277,13 +277,13 @@ class LayoutChange:
 
     def _write_due(self, now_ms: int, client_id: str) -> None:
         again_ms = now_ms + max(1, self._context.heartbeat_interval_ms // 2)
-        for place, task in self._tasks.items():
-            if now_ms < task.due_ms or not self._context.is_written_to(place[1]):
+        for step_id, task in self._tasks.items():
+            if now_ms < task.due_ms or not self._context.is_written_to(step_id[1]):
                 continue
-            self._tasks[place] = attrs.evolve(task, due_ms=again_ms)
+            self._tasks[step_id] = attrs.evolve(task, due_ms=again_ms)
             for make in task.makes:
                 record = make(sender=self._sender(client_id))
-                self._context.ports.log.append(place[1], encode(record))
+                self._context.ports.log.append(step_id[1], encode(record))
 
     def _sender(self, client_id: str) -> Fields:
         if not self._incarnation:

@@ -228,7 +228,7 @@ class Announcer:
         if before is not None and before.client_id == self._client_id:
             self._succeeded.add(before.incarnation)
 
-    def is_succeeded(self, transition: Transition, *, partition: int) -> bool:
+    def is_replaced(self, transition: Transition, *, partition: int) -> bool:
         """Return whether a claim shows that a process of our client_id replaced us.
 
         A process that was stopped for long ends its claims before it reads who owns

@@ -89,7 +89,7 @@ class Mirror:
         since_ms = self._context.now_ms
         self._sending = self._wanted()
         between_ms = self._context.heartbeat_interval_ms // CHECKS_PER_H
-        self._due_ms = max(now_ms + between_ms, self._context.rested_ms(since_ms))
+        self._due_ms = max(now_ms + between_ms, self._context.next_check_ms(since_ms))
         if self._sending:
             self._due_ms = now_ms + self._context.heartbeat_interval_ms // 3
             data, group_id = self._context.ports.data, self._claimant.group_id

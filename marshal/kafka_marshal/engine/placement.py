@@ -111,7 +111,7 @@ class Placement:
         is_there = replica is not None and key in replica.world.keys
         return source if is_there else place
 
-    def is_between(self, key: Key) -> bool:
+    def awaits_import(self, key: Key) -> bool:
         """Return whether nobody can claim a key until it is imported (PROTOCOL 10.3).
 
         Or until its target has nothing left to import from the source. Also while its

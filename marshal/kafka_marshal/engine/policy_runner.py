@@ -127,7 +127,7 @@ class PolicyRunner:
 def _problem(plan: object, view: View) -> str | None:
     """Return why a plan is invalid, None for a valid one."""
     if not isinstance(plan, Plan):
-        return f"it returned {type(plan).__name__}, no Plan"
+        return f"it returned {type(plan).__name__}, not a Plan"
     # Custom policies may not follow the type hints.
     claim: Any = plan.claim
     release: Any = plan.release
@@ -149,15 +149,20 @@ def _problem(plan: object, view: View) -> str | None:
 
 def _release_problem(release: object, mine: Mapping[Key, bool]) -> str | None:
     if not isinstance(release, Release) or not mine.get(release.key):
-        return f"it releases {release!r}, which is not held"
+        return f"it releases {release!r}, which is not held by this client"
     successor: Any = release.successor
     reason: Any = release.reason
     detail: Any = release.detail
     if successor is not None and not _is_name(successor):
-        return f"{successor!r} cannot be a successor"
+        return f"successor must be a client_id or None, not {successor!r}"
     if not _is_name(reason) or len(reason) > REASON_CHARS_MAX:
-        return f"{reason!r} cannot be a reason"
-    return None if isinstance(detail, str) else f"{detail!r} is no text"
+        return (
+            f"reason must be one word of at most {REASON_CHARS_MAX} characters, not "
+            f"{reason!r}"
+        )
+    if not isinstance(detail, str):
+        return f"detail must be a string, not {detail!r}"
+    return None
 
 
 def _is_name(value: object) -> bool:

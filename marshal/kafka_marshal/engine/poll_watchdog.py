@@ -69,8 +69,9 @@ class Stuck:
         """Return a drain that is due at once: it does not wait for a stuck handler."""
         lag = "unknown" if self.lag is None else str(self.lag)
         detail = (
-            f"the application is away for {self.quiet_ms} ms of at most "
-            f"{self.limit_ms}, {self.uncommitted_count} uncommitted, lag {lag}"
+            f"the application has neither polled nor committed for {self.quiet_ms} ms "
+            f"(limit {self.limit_ms} ms), {self.uncommitted_count} uncommitted, "
+            f"lag {lag}"
         )
         return Drain(
             reason=STUCK, successor=self.taker or None, until_ms=now_ms, detail=detail

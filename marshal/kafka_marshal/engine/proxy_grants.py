@@ -109,7 +109,7 @@ class ProxyGrants:
         if len(self._pending) >= PENDING_MAX:
             raise CoordinationError(
                 f"{PENDING_MAX} requests for offsets await the log's verdict; check "
-                "that the brokers answer, and ask again"
+                "the brokers with: marshal doctor, and try again"
             )
         seq = draw_seq(self._context.ports.entropy)
         span = self._context.settled.limit("span")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .dispatcher import Dispatcher
 
 # How long a query on another thread may delay a read: it may run callbacks.
-QUESTION_S_MAX = 60.0
+QUERY_WAIT_S_MAX = 60.0
 
 
 class ReadTurn:
@@ -44,7 +44,7 @@ class ReadTurn:
             InvalidTransition: Another thread reads.
         """
         if not self._lock.acquire(blocking=False) and (
-            self.depth or not self._lock.acquire(timeout=QUESTION_S_MAX)
+            self.depth or not self._lock.acquire(timeout=QUERY_WAIT_S_MAX)
         ):
             raise InvalidTransition(
                 "another thread is reading from this consumer: poll, iterate and seek "

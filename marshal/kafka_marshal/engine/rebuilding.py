@@ -142,7 +142,7 @@ class _ForeignGrant:
     reached: int
 
 
-_Place = tuple[Key, bytes | None]
+_TopicKey = tuple[Key, bytes | None]
 
 
 class _Granted(NamedTuple):
@@ -174,26 +174,26 @@ class _Truncated:
 
     leader_epoch: int
     is_kept: bool = False
-    keys: dict[_Place, _Granted] = attrs.field(factory=dict)
-    own: dict[_Place, int] = attrs.field(factory=dict)
-    taken: dict[_Place, int] = attrs.field(factory=dict)
+    keys: dict[_TopicKey, _Granted] = attrs.field(factory=dict)
+    own: dict[_TopicKey, int] = attrs.field(factory=dict)
+    taken: dict[_TopicKey, int] = attrs.field(factory=dict)
 
-    def remember(self, place: _Place, owner: Owner | None, granted: int) -> None:
+    def remember(self, topic_key: _TopicKey, owner: Owner | None, granted: int) -> None:
         """Record grants; the first owner and the highest offset count."""
-        before = self.keys.get(place, _Granted(owner, 0))
-        self.keys[place] = _Granted(before.owner, max(before.granted, granted))
+        before = self.keys.get(topic_key, _Granted(owner, 0))
+        self.keys[topic_key] = _Granted(before.owner, max(before.granted, granted))
 
     def remember_own(self, keys: Mapping[Key, KeyState], own: OwnGrants) -> None:
         """Record the ends of the grants to this process, by the keys of a state."""
         for key, known in keys.items():
-            place, end = (key, known.topic_id), own.end(key, known)
-            if end > self.own.get(place, 0):
-                self.own[place] = end
+            topic_key, end = (key, known.topic_id), own.end(key, known)
+            if end > self.own.get(topic_key, 0):
+                self.own[topic_key] = end
 
-    def granted(self, place: _Place) -> int:
+    def granted(self, topic_key: _TopicKey) -> int:
         """Return the end of the grants before the truncation."""
-        granted = self.keys[place].granted if place in self.keys else 0
-        return max(granted, self.own.get(place, 0))
+        granted = self.keys[topic_key].granted if topic_key in self.keys else 0
+        return max(granted, self.own.get(topic_key, 0))
 
     def skip_to(self, world: WorldState) -> None:
         """Start from a state; a takeover in skipped entries counts from offset 0."""
@@ -285,7 +285,7 @@ class Rebuilder:
             log,
             self._unplaced | self.log_start_missing.keys(),
             sources=self.sources,
-            places={t: positions[t] for t in self.log_start_missing},
+            from_offsets={t: positions[t] for t in self.log_start_missing},
             on_unfit=self._on_unfit,
             aside=self._aside,
         )
@@ -371,7 +371,7 @@ class Rebuilder:
             if replica.is_known:
                 del self.log_start_missing[t]
                 at = {"partition": t, "offset": replica.world.next_offset}
-                source = "the fence that brought it into use"
+                source = "fence of a partition count change"
                 self._context.observe("restored", at | {"source": source})
 
     def _missing(self) -> list[int]:
@@ -411,10 +411,10 @@ class Rebuilder:
         missing = self.missing()
         if missing:
             raise LogUnreadable(
-                "the log of coordinating partitions "
-                f"{missing} begins above offset 0, and no "
-                "checkpoint or snapshot leads up to it: records that decide who owns "
-                "what may be gone, so nothing is claimed; see: marshal doctor"
+                f"the log of coordinating partitions {missing} begins above offset 0, "
+                "and no checkpoint or snapshot replaces the missing records, which may "
+                "decide who owns a partition, so nothing is claimed; see: marshal "
+                "doctor"
             )
 
     # --- truncation
@@ -436,8 +436,11 @@ class Rebuilder:
         for lost in list(self._lost_grants):
             if lost.partition == partition:
                 # Grants not restored in the log yet are still lost.
-                place, owner = (lost.key, lost.topic_id), lost.session.claimant.owner
-                truncated.remember(place, owner, lost.granted)
+                owner, topic_key = (
+                    lost.session.claimant.owner,
+                    (lost.key, lost.topic_id),
+                )
+                truncated.remember(topic_key, owner, lost.granted)
                 self._lost_grants.remove(lost)
         self._context.rebuilding.add(partition)
         self._ends.discard(partition)
@@ -464,11 +467,13 @@ class Rebuilder:
             known = keys.get(key)
             if known is None:
                 continue
-            place = key, known.topic_id
-            before = truncated.keys.get(place)
+            topic_key = key, known.topic_id
+            before = truncated.keys.get(topic_key)
             if before is not None and known.owner != before.owner:
                 begun = known.next_unclaimed() or 0
-                truncated.taken[place] = min(truncated.taken.get(place, begun), begun)
+                truncated.taken[topic_key] = min(
+                    truncated.taken.get(topic_key, begun), begun
+                )
 
     def compare(self, partition: int, sessions: Iterable[Session]) -> None:
         """Compare a refolded partition with the grants before the truncation."""
@@ -480,14 +485,16 @@ class Rebuilder:
             self._expose_locked(world)
         ours = {session.claimant.owner: session for session in sessions}
         self._restore_ours(world, truncated, ours=ours)
-        for place, (owner, _) in truncated.keys.items():
+        for topic_key, (owner, _) in truncated.keys.items():
             granted = 0
             if owner in ours or truncated.is_kept:
-                granted = truncated.granted(place)
-            elif self._context.partition_of(place[0]) == partition:
-                granted = truncated.own.get(place, 0)
+                granted = truncated.granted(topic_key)
+            elif self._context.partition_of(topic_key[0]) == partition:
+                granted = truncated.own.get(topic_key, 0)
             if granted:
-                self._report(world, truncated, place=place, granted=granted, ours=ours)
+                self._report(
+                    world, truncated, topic_key=topic_key, granted=granted, ours=ours
+                )
 
     def _restore_ours(
         self,
@@ -502,8 +509,8 @@ class Rebuilder:
             session = None if known.owner is None else ours.get(known.owner)
             if session is None or session.claimant.group_id != key.group_id:
                 continue
-            place = key, known.topic_id
-            granted = truncated.granted(place)
+            topic_key = key, known.topic_id
+            granted = truncated.granted(topic_key)
             reached = known.next_unclaimed() or 0
             if self._context.partition_of(key) != partition:
                 # PROTOCOL 10.9: it has moved; an epoch says nothing in another log.
@@ -527,15 +534,15 @@ class Rebuilder:
         world: WorldState,
         truncated: _Truncated,
         *,
-        place: _Place,
+        topic_key: _TopicKey,
         granted: int,
         ours: Mapping[Owner, Session],
     ) -> None:
         """Report lost grants of a key, unless an owner restores them."""
-        (key, topic_id), owner = place, truncated.keys[place].owner
+        (key, topic_id), owner = topic_key, truncated.keys[topic_key].owner
         now = world.keys.get(key)
-        if place in truncated.taken:
-            self._expose(key, truncated.taken[place], granted)
+        if topic_key in truncated.taken:
+            self._expose(key, truncated.taken[topic_key], granted)
         elif now is not None and now.topic_id != topic_id:
             # The log has another topic, and claims of earlier ones do not count.
             if topic_id not in now.retired_topic_ids:
@@ -741,9 +748,9 @@ class TopicWatch:
         wrong = None
         data = self._context.ports.data
         with suppress(MarshalError):
-            places = [TopicPartition(name, t) for t in self._context.replicas]
-            ranges = data.ranges(places, ASK_MS_MAX)
-            starts = {place.partition: span.start for place, span in ranges.items()}
+            partitions = [TopicPartition(name, t) for t in self._context.replicas]
+            ranges = data.ranges(partitions, ASK_MS_MAX)
+            starts = {each.partition: span.start for each, span in ranges.items()}
         with suppress(MarshalError):  # reading settings needs a permission
             wrong = tuple(
                 data.wrong_settings(

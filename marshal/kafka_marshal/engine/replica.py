@@ -290,7 +290,7 @@ def check_halt(replica: Replica) -> None:
     halt = replica.world.halted
     if halt is not None:
         raise LogUnreadable(
-            f"coordinating partition {replica.world.partition} needs feature level "
-            f"{halt.feature_level} from offset {halt.offset} on, which this "
-            "release does not know; upgrade kafka-marshal"
+            f"from offset {halt.offset} on, coordinating partition "
+            f"{replica.world.partition} needs feature level {halt.feature_level}, "
+            "which this release does not know; upgrade kafka-marshal"
         )

@@ -28,7 +28,7 @@ from .session import Session
 
 # The part of the interval in which only a live admin acts.
 ADMIN_PART = 4
-REASON = "finished for its admin"
+REASON = "finished by a member, because the admin did not"
 
 
 @attrs.define(eq=False, kw_only=True)

@@ -234,9 +234,9 @@ class Session(ClaimSession):
         self._warmer.look_again()
         self._policy_at_ms = min(self._policy_at_ms, self._policy_rests_until_ms)
 
-    def rested_ms(self, since_ms: int) -> int:
+    def next_check_ms(self, since_ms: int) -> int:
         """Return when all keys may be checked again; see ``SubscriptionSet``."""
-        return self._wanted.rested_ms(self._context.now_ms, since_ms=since_ms)
+        return self._wanted.next_check_ms(self._context.now_ms, since_ms=since_ms)
 
     def on_layout(self, *, is_new: bool) -> None:
         """Drain keys that a change of the partition count moves; run the policies."""
@@ -305,7 +305,7 @@ class Session(ClaimSession):
             if now_ms >= self._policy_at_ms:
                 self._policy_at_ms = now_ms + self._wanted.rest_ms(self._context)
                 self._apply_policies(now_ms)
-                self._policy_rests_until_ms = self.rested_ms(now_ms)
+                self._policy_rests_until_ms = self.next_check_ms(now_ms)
             self._acquirer.drive(self._index, self._wanted, now_ms=now_ms)
 
     def next_due_ms(self) -> int | None:
@@ -324,7 +324,7 @@ class Session(ClaimSession):
         self._index.compact()
 
     def _drive_owned(self, holding: Holding, now_ms: int) -> None:
-        if self._context.places.is_known_elsewhere(holding.key, holding.coordinator):
+        if self._context.placement.is_known_elsewhere(holding.key, holding.coordinator):
             self._held.end(holding, Ending("fenced"))
             return
         world = self._context.replicas[holding.coordinator].world
@@ -366,10 +366,10 @@ class Session(ClaimSession):
     def _refresh_topics(self, now_ms: int) -> None:
         for sub in self._wanted.subs:
             taken = self._wanted.taken_beside(sub) if sub.matches is not None else set()
-            look = sub.look_again(self._context, now_ms, taken=taken)
-            for topic in look.ended:
+            changes = sub.refresh(self._context, now_ms, taken=taken)
+            for topic in changes.ended:
                 self._give_topic_up(sub, topic)
-            if look.has_changed or look.ended:
+            if changes.has_changed or changes.ended:
                 self._policy_at_ms = 0
                 self._announcer.announce_soon()
 
@@ -471,9 +471,9 @@ class Session(ClaimSession):
         holding = self.holdings.get(release.key)
         if holding is None or not holding.claim.is_owned or holding.drain is not None:
             return
-        if self._offers.takes(holding, release, now_ms=now_ms):
+        if self._offers.offer(holding, release, now_ms=now_ms):
             return
-        self._context.observe("given_up", attrs.asdict(release, recurse=False))
+        self._context.observe("release_planned", attrs.asdict(release, recurse=False))
         drain = Drain(
             reason=release.reason,
             successor=release.successor,
@@ -504,7 +504,7 @@ class Session(ClaimSession):
         Neither the pace of policies nor a cooldown delays the claim: until the handoff
         ends, no other member can claim the key.
         """
-        if self._context.config is None or self._context.places.is_between(key):
+        if self._context.config is None or self._context.placement.awaits_import(key):
             return  # its partition is not known yet, or must import it first
         replica = self._context.replica_of(key)
         elapsed_ms = replica.elapsed_ms(now_ms)
@@ -668,7 +668,7 @@ class Session(ClaimSession):
             holding.claim.on_foreign(transition)
             if holding.claim.ending is not None:
                 self._held.after_end(holding)
-        if self._announcer.is_succeeded(transition, partition=partition):
+        if self._announcer.is_replaced(transition, partition=partition):
             self._fail_as_twin(transition, partition, host="")
 
     def _on_fence(self, record: FencingClient, transition: Transition) -> None:

@@ -108,7 +108,9 @@ class SlowConsumerPolicy:
             sub.backoff.strike(now_ms, interval_ms=interval_ms)
             for holding in held:
                 self._watch(holding).health.restart()
-        self._check_at_ms = max(self._check_at_ms, self._context.rested_ms(since_ms))
+        self._check_at_ms = max(
+            self._check_at_ms, self._context.next_check_ms(since_ms)
+        )
         return drains
 
     def _may_be_away(self, sub: Subscription, now_ms: int) -> bool:
@@ -195,6 +197,6 @@ class SlowConsumerPolicy:
 
 def _figures(pace: Pace) -> str:
     return (
-        f"lag {pace.lag}, consumes {pace.consumed_per_s}/s, {pace.produced_per_s}/s "
-        f"arrive, {CYCLES_MAX} cycles"
+        f"lag {pace.lag} records, consumed {pace.consumed_per_s}/s, produced "
+        f"{pace.produced_per_s}/s, behind in {CYCLES_MAX} checks in a row"
     )

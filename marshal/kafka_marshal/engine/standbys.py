@@ -41,14 +41,16 @@ class StandbyThread(StandingBy):
 
     def begin(self, key: Key, *, owner: str, position: int | None) -> Pending[None]:
         """Call the application soon."""
-        place = key.topic_partition
-        return self._background.submit(lambda: self._on_standby(place, position, owner))
+        partition = key.topic_partition
+        return self._background.submit(
+            lambda: self._on_standby(partition, position, owner)
+        )
 
-    def end(self, key: Key, *, has_come: bool) -> None:
+    def end(self, key: Key, *, is_owner: bool) -> None:
         """Call the application soon, without an owner."""
-        if not has_come:
-            place = key.topic_partition
-            self._background.submit(lambda: self._on_standby(place, None, None))
+        if not is_owner:
+            partition = key.topic_partition
+            self._background.submit(lambda: self._on_standby(partition, None, None))
 
     def close(self) -> None:
         """Make no more calls. Idempotent."""
@@ -111,13 +113,13 @@ class StandbyDuties:
                     fields = {"key": key, "error": error}
                     self._context.observe("standby_failed", fields)
 
-    def _end(self, key: Key, *, has_come: bool) -> None:
+    def _end(self, key: Key, *, is_owner: bool) -> None:
         """End standing by for a key; do nothing if that has not begun."""
         self._loading.pop(key, None)
         duty = self._duties.pop(key, None)
         if duty is not None:
-            duty.application.end(key, has_come=has_come)
-            self._context.observe("standby_ended", {"key": key, "is_owner": has_come})
+            duty.application.end(key, is_owner=is_owner)
+            self._context.observe("standby_ended", {"key": key, "is_owner": is_owner})
 
 
 class Standbys(StandbyDuties):
@@ -236,7 +238,7 @@ class Standbys(StandbyDuties):
         self._report()
         for key, duty in list(self._duties.items()):
             if duty.sub not in active or key.topic not in duty.sub.topics:
-                self._end(key, has_come=False)
+                self._end(key, is_owner=False)
         digests = DIGESTS_MAX
         for _ in range(KEYS_MAX):
             if digests <= 0:
@@ -256,13 +258,13 @@ class Standbys(StandbyDuties):
             return 0  # no owner is known: the next claim decides
         owner = known.owner.client_id
         before = self._names.get(key)
-        has_come = owner == self._me
-        is_standby = not has_come and self._me in self._names_of(key, owner)
+        is_owner = owner == self._me
+        is_standby = not is_owner and self._me in self._names_of(key, owner)
         digests = 0
         if before is not self._names.get(key):
             digests = len(self._candidates[key.topic])
         if not is_standby:
-            self._end(key, has_come=has_come)
+            self._end(key, is_owner=is_owner)
         elif key not in self._duties and self._has_room:
             self._begin(key, sub, owner=owner, position=known.next_unclaimed())
         return digests

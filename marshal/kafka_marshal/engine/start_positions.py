@@ -181,8 +181,8 @@ class StartPositions:
                 end = log.end_offsets(LOOKUP_MS_MAX)[0]
                 if end < folded:
                     raise CoordinationError(
-                        "the leader of coordinating partition 0 lags behind what was "
-                        "read"
+                        "the leader of coordinating partition 0 reports an end below "
+                        "what was read before"
                     )
                 growths.add({0: end})
             return {

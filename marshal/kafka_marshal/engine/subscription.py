@@ -16,7 +16,7 @@ from kafka_marshal.engine.planning import Debounce, PlanFollower
 from kafka_marshal.engine.policy_runner import PolicyRunner
 from kafka_marshal.engine.releases import ReleaseCooldowns
 from kafka_marshal.engine.replica import Changes
-from kafka_marshal.engine.topics import Look, TopicWatch
+from kafka_marshal.engine.topics import TopicChanges, TopicWatch
 from kafka_marshal.engine.warm_fetches import WarmFetcher
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.ports import FAR_MS, Background, Pending, TopicInfo
@@ -64,7 +64,7 @@ class StandingBy(Protocol):
         """Make it load the state of a key; return the outcome."""
         ...
 
-    def end(self, key: Key, *, has_come: bool) -> None:
+    def end(self, key: Key, *, is_owner: bool) -> None:
         """Make it forget a key, unless this member owns the key now."""
         ...
 
@@ -271,14 +271,14 @@ class Subscription:
             if (key := Key(self.group_id, topic, number)) not in self._excluded
         ]
 
-    def look_again(
+    def refresh(
         self, context: ClaimContext, now_ms: int, *, taken: set[str]
-    ) -> Look:
-        """Refresh the topics' metadata when due; see ``TopicWatch.look_again``."""
-        look = self._watch.look_again(context, now_ms, taken=taken)
-        if look.has_changed:
+    ) -> TopicChanges:
+        """Refresh the topics' metadata when due; see ``TopicWatch.refresh``."""
+        changes = self._watch.refresh(context, now_ms, taken=taken)
+        if changes.has_changed:
             self._keys = None
-        return look
+        return changes
 
     def doubt(self, topic: str) -> None:
         """Look a topic up at once, and claim none of its keys before the response."""
@@ -608,7 +608,7 @@ class SubscriptionSet:
         """Return the time until policies run again without a change."""
         return max(policy_interval_ms(context), CHECKS_PER_REST * self._check_ms)
 
-    def rested_ms(self, now_ms: int, *, since_ms: int) -> int:
+    def next_check_ms(self, now_ms: int, *, since_ms: int) -> int:
         """Return when all wanted keys may be checked again.
 
         Checks take at most half of the time: with a thousand clients of a sidecar that

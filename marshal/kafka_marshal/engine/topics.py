@@ -16,7 +16,7 @@ MISSES_UNTIL_GONE = 2
 RECHECK_MS = 500
 
 
-class Look(NamedTuple):
+class TopicChanges(NamedTuple):
     """The result of one look-up of the topics.
 
     Attributes:
@@ -94,9 +94,9 @@ class TopicWatch:
         self._due_ms = soon_ms if self._due_ms is None else min(soon_ms, self._due_ms)
         return True
 
-    def look_again(
+    def refresh(
         self, context: ClaimContext, now_ms: int, *, taken: Collection[str]
-    ) -> Look:
+    ) -> TopicChanges:
         """Refresh the topics' metadata when due.
 
         Args:
@@ -108,12 +108,12 @@ class TopicWatch:
             The changes. The caller ends the claims of ``ended`` topics and then calls
             ``drop`` for those that ``is_gone``.
         """
-        look = Look(has_changed=False, ended=[])
+        changes = TopicChanges(has_changed=False, ended=[])
         call = self._call
         if call is not None and call.done():
             self._call = None
             if call.exception(0) is None:
-                look = self._on_response(context, call.result(0), taken)
+                changes = self._on_response(context, call.result(0), taken)
             if self.doubted or self._absent:
                 soon_ms = min(RECHECK_MS, self._refresh_ms)
                 self._due_ms = min(self._due_ms or 0, self._looked_ms + soon_ms)
@@ -130,7 +130,7 @@ class TopicWatch:
             self._looked_ms = now_ms
             self._in_doubt = set(self.doubted)
             self._call = context.ports.background.submit(describe)
-        return look
+        return changes
 
     def is_gone(self, topic: str) -> bool:
         """Return whether the topic was missing in the last look-ups."""
@@ -150,7 +150,7 @@ class TopicWatch:
         context: ClaimContext,
         found: Mapping[str, TopicInfo],
         taken: Collection[str],
-    ) -> Look:
+    ) -> TopicChanges:
         settled = self._in_doubt & self.doubted & found.keys()
         has_changed, replaced = self._adopt(context, found, taken)
         for topic, info in found.items():
@@ -158,7 +158,7 @@ class TopicWatch:
                 self._seen_ms[topic] = self._looked_ms
         gone = self._find_gone(found)
         self.doubted -= settled
-        return Look(has_changed or bool(settled), [*replaced, *gone])
+        return TopicChanges(has_changed or bool(settled), [*replaced, *gone])
 
     def _adopt(
         self,

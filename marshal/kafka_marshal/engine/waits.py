@@ -60,7 +60,7 @@ def wait_for_news(engine: ClaimEngine, deadline: Deadline, *, late: str) -> None
         raise engine.failure
     left_ms = deadline.require_ms(
         lambda: DeadlineExceeded(
-            f"the log {late}; check the brokers with: marshal doctor"
+            f"the coordination log {late}; check the brokers with: marshal doctor"
         )
     )
     engine.changed.wait(min(left_ms, WAIT_SLICE_MS) / 1000)

@@ -228,8 +228,8 @@ class LogGrantClient(GrantClient):
             # PROTOCOL 7.3: no requests without the records of the winning claims.
             raise LogUnreadable(
                 f"the log of coordinating partition {t} begins above offset 0, and no "
-                "checkpoint leads up to it: records that decide who owns what may be "
-                "gone; see: marshal doctor"
+                "checkpoint replaces the missing records, which may decide who owns a "
+                "partition, so nothing is granted; see: marshal doctor"
             )
         check_halt(replica)
         return replica.world.config

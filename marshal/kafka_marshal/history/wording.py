@@ -451,7 +451,7 @@ def _at(position: int | None) -> str:
 _IMPLIED = {
     "claimed": "free",
     TAKEN: "{owner} is stale",
-    "resumed": "held by an earlier life",
+    "resumed": "held by an earlier process of this client",
 }
 """The part of a reason that the text of an event already states, by kind of event."""
 

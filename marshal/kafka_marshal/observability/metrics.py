@@ -91,19 +91,20 @@ PAUSE = Family(
     "marshal_pause_info",
     Kind.GAUGE,
     ("group", "operation", "by", "reason", "topics"),
-    "A pause that lasts or is scheduled: who, why, its topics (or `all`); always 1.",
+    "A pause in force or scheduled: its author, reason, topics (or `all`); always 1.",
 )
 PAUSE_BEGIN = Family(
     "marshal_pause_begin_timestamp_seconds",
     Kind.GAUGE,
     ("group", "operation"),
-    "Begin of that pause; none where its first record was not read.",
+    "Begin of the pause in marshal_pause_info; absent if its first record was not "
+    "read.",
 )
 PAUSE_END = Family(
     "marshal_pause_end_timestamp_seconds",
     Kind.GAUGE,
     ("group", "operation"),
-    "End of that pause, unless it is renewed or ended before.",
+    "End of the pause in marshal_pause_info, unless it is renewed or ended before.",
 )
 DESIRED = Family(
     "marshal_desired_clients",
@@ -121,7 +122,7 @@ PLAN_GENERATION = Family(
     "marshal_plan_generation",
     Kind.GAUGE,
     _GROUP,
-    "Plans so far, as far as the log is read.",
+    "Number of the newest Plan of the group, as far as the log is read.",
 )
 STATE = Family(
     "marshal_claim_state",
@@ -129,11 +130,11 @@ STATE = Family(
     (*_KEY, "state"),
     "1 in the state that a claim is in, 0 in the others.",
 )
-FENCE = Family(
-    "marshal_claim_fence",
+EPOCH = Family(
+    "marshal_claim_epoch",
     Kind.GAUGE,
     _KEY,
-    "Epoch of a held claim: the last part of its token.",
+    "Epoch of a held claim: the last part of its fencing token.",
 )
 AGE = Family(
     "marshal_heartbeat_age_seconds",
@@ -157,7 +158,8 @@ GROUP_LAG = Family(
     "kafka_consumergroup_lag",
     Kind.GAUGE,
     ("consumergroup", "topic", "partition"),
-    "The same from the position in the log, under the usual name.",
+    "Offsets from the position in the log to the partition's end, under the name that "
+    "lag tools use.",
     is_of_client=False,
 )
 UNCONFIRMED = Family(
@@ -194,7 +196,7 @@ RELEASED = Family(
     "marshal_claims_released_total",
     Kind.COUNTER,
     (*_TOPIC, "reason"),
-    "Claims given up by this client.",
+    "Claims released by this client.",
 )
 TAKEOVER = Family(
     "marshal_takeover_duration_seconds",
@@ -206,7 +208,8 @@ HANDOFFS = Family(
     "marshal_handoffs",
     Kind.GAUGE,
     ("group", "phase"),
-    "Partitions offered, or ready and not released yet; or warming up here.",
+    "Partitions by handoff phase: offered, ready (not released yet), warming (offered "
+    "to this client).",
 )
 HANDOFF_GAP = Family(
     "marshal_handoff_gap_seconds",
@@ -225,7 +228,7 @@ UNDECODABLE = Family(
     "marshal_records_undecodable_total",
     Kind.COUNTER,
     (),
-    "Values of the coordination log that are no record.",
+    "Values of the coordination log that cannot be decoded as records.",
     is_of_client=False,
 )
 REPLAY_LAG = Family(
@@ -260,7 +263,7 @@ READ_BACK = Family(
     "marshal_read_back_duration_seconds",
     Kind.HISTOGRAM,
     (),
-    "From sending an own record to reading it back with the fold's verdict.",
+    "Time from sending a record to reading it back with the fold's verdict.",
     is_of_client=False,
 )
 APPEND_FAILURES = Family(
@@ -281,14 +284,14 @@ EVENTS = Family(
     "marshal_events_total",
     Kind.COUNTER,
     ("event",),
-    "Events sent to the observers; warnings and errors from 0 on.",
+    "Events sent to the observers; series of warnings and errors begin at 0.",
     is_of_client=False,
 )
 
 FAMILIES = (
     *(BUILD, UP, INTERVAL, MEMBERS, PAUSED, PAUSE, PAUSE_BEGIN, PAUSE_END),
     *(DESIRED, UNCOVERED, PLAN_GENERATION),
-    *(STATE, FENCE, AGE, LEASE),
+    *(STATE, EPOCH, AGE, LEASE),
     *(LAG, GROUP_LAG, UNCONFIRMED, HANDED, COMMITTED, WON, LOST, RELEASED),
     *(HANDOFFS, HANDOFF_GAP),
     *(TAKEOVER, IGNORED, UNDECODABLE, REPLAY_LAG, CHECKPOINT_AGE, DIVERGED),

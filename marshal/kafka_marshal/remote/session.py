@@ -543,13 +543,13 @@ class RemoteSession(ClaimSession):
 
     def _check_topics(self, sub: Subscription, now_ms: int) -> None:
         """Release the keys of a topic that was deleted, or created again."""
-        look = sub.look_again(self._context, now_ms, taken=set())
-        if not (look.has_changed or look.ended):
+        changes = sub.refresh(self._context, now_ms, taken=set())
+        if not (changes.has_changed or changes.ended):
             return
         for holding in [h for h in self.holdings.values() if h.key.topic in sub.topics]:
             if holding.claim.is_owned and sub.is_over(holding):
                 self.release(holding, reason=TOPIC_GONE)
-        for topic in look.ended:
+        for topic in changes.ended:
             if sub.is_gone(topic):
                 sub.drop_topic(topic)
 

@@ -47,7 +47,7 @@ class RemoteStandbys(StandbyDuties):
     ) -> None:
         """Begin or end standing by for a key."""
         if event.owner is None:
-            self._forget(key, has_come=False)
+            self._forget(key, is_owner=False)
         elif sub is not None and sub.standby is not None:
             is_known = key in self._duties or key in self._waiting
             count = len(self._duties) + len(self._waiting)
@@ -57,15 +57,15 @@ class RemoteStandbys(StandbyDuties):
     def keep(self, keys: Iterable[Key]) -> None:
         """End all standbys except these, which are those of a snapshot."""
         for key in {*self.keys} - {*keys}:
-            self._forget(key, has_come=False)
+            self._forget(key, is_owner=False)
 
     def on_assigned(self, key: Key) -> None:
         """Forget a key that this client holds now."""
-        self._forget(key, has_come=True)
+        self._forget(key, is_owner=True)
 
-    def _forget(self, key: Key, *, has_come: bool) -> None:
+    def _forget(self, key: Key, *, is_owner: bool) -> None:
         self._waiting.pop(key, None)
-        self._end(key, has_come=has_come)
+        self._end(key, is_owner=is_owner)
 
     def drive(self) -> None:
         """Report failed standbys; begin waiting ones while there is room."""

@@ -137,7 +137,7 @@ class Assignor:
                 added += self._sublease_single_claim(holding, now_ms)
         for shared in table.subscriptions:
             added += self._assign_shared(shared, held.get(id(shared), []), now_ms)
-        self._assigns_at_ms = self._session.rested_ms(now_ms)
+        self._assigns_at_ms = self._session.next_check_ms(now_ms)
         return added
 
     def keep_places(self, now_ms: int) -> None:
@@ -291,7 +291,7 @@ class Assignor:
         now_ms = self._context.now_ms
         if len(found) < len(keys) and now_ms >= self._foresees_at_ms:
             found |= self.foresee(sub, keys)
-            self._foresees_at_ms = self._session.rested_ms(now_ms)
+            self._foresees_at_ms = self._session.next_check_ms(now_ms)
         return found
 
     def foresee(self, sub: Subscription, keys: Iterable[Key]) -> Mapping[Key, str]:

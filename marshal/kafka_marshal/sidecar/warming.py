@@ -47,14 +47,14 @@ class Standby:
         owner: Its owner in the log when the standby began.
         position: The next offset to process at that time, None if unknown.
         client: The client that loads its state; None while no client can.
-        has_come: Whether this sidecar owns the partition now.
+        is_owner: Whether this sidecar owns the partition now.
     """
 
     key: Key
     owner: str
     position: int | None
     client: Client | None = None
-    has_come: bool = False
+    is_owner: bool = False
 
 
 # Outcome of each standby event: the sidecar never learns what the client did with it.
@@ -98,11 +98,11 @@ class ClientStandbys(StandingBy):
         self._choose(found)
         return _SENT
 
-    def end(self, key: Key, *, has_come: bool) -> None:
+    def end(self, key: Key, *, is_owner: bool) -> None:
         """Ask the client to drop a key's state, unless this sidecar owns the key."""
         found = self.by_key.get(key)
-        if found is not None and has_come:
-            found.has_come = True
+        if found is not None and is_owner:
+            found.is_owner = True
         elif found is not None:
             self._drop(found)
 
@@ -156,7 +156,7 @@ class ClientStandbys(StandingBy):
             if lease is not None and lease.client is found.client:
                 del self.by_key[found.key]
             elif lease is not None or (
-                found.has_come and found.key not in self._session.holdings
+                found.is_owner and found.key not in self._session.holdings
             ):
                 self._drop(found)
             elif not self._is_served(found):

@@ -184,7 +184,7 @@ def test_an_end_of_a_leader_that_lags_is_looked_up_again():
     node.background.run_waiting()
     cluster.run(H)
     (event,) = node.observer.named("start_lookup_failed")
-    assert "lags behind" in str(event.fields["error"])
+    assert "an end below what was read" in str(event.fields["error"])
     (holding,) = node.session.holdings.values()
     assert holding.progress is not None
 

@@ -203,7 +203,7 @@ def test_fetching_ahead_is_limited(monkeypatch):
     plain = reader.poll
 
     def poll(timeout_ms, max_records):
-        places = node.consumer._places.values()
+        places = node.consumer._fetch_states.values()
         fetched.append(max_records + sum(place.buffered_count for place in places))
         return plain(timeout_ms, max_records)
 
@@ -296,7 +296,7 @@ def test_records_that_are_granted_are_waited_for_though_verdicts_are_pending(
     node = owning(cluster, delivery=AMO, most=10)
     dispatcher = node.consumer._dispatcher
     dispatcher.follow()
-    (place,) = dispatcher.places.values()
+    (place,) = dispatcher.fetch_states.values()
     progress = place.holding.progress
     progress._grants.append(OffsetRange(0, 5))
     progress.request(1, 9)
@@ -355,7 +355,7 @@ def test_a_partition_without_records_does_not_wait_for_those_with_many(delivery)
         node.consumer.commit()
         if turn == 10:
             assert set(got) == {T0}
-            assert node.consumer._places[T0].buffered_count > 4_000
+            assert node.consumer._fetch_states[T0].buffered_count > 4_000
             cluster.kafka.produce(T1, b"late")
     assert T1 in got
     assert got.count(T0) > 30

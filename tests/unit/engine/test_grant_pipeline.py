@@ -238,14 +238,14 @@ def test_grants_of_what_is_not_fetched_do_not_delay_requests(places, is_due):
     pipeline = made(most=5, batches_max=9, is_end_readable=True)
     # Twenty records last as long as two round trips.
     pipeline._pace.work_us, pipeline._round_trip_us = 5_000, 10_000
-    ladders = []
+    pairs = []
     for partition, (fetched, granted) in zip((T0, T1), places, strict=True):
         progress = AtMostOnce(0, grantee=b"me")
         progress.on_verdict(grant_of(0, granted), grantee=b"me", seq=1)
         place = FetchState(partition, SimpleNamespace(progress=progress), 0)
         place.fetched = [SimpleNamespace(offset=offset) for offset in range(fetched)]
-        ladders.append((place, progress))
-    assert pipeline._is_due(ladders, 0) == is_due
+        pairs.append((place, progress))
+    assert pipeline._is_due(pairs, 0) == is_due
 
 
 def test_a_fetch_ends_the_time_without_requests():
@@ -542,7 +542,7 @@ def test_what_is_granted_is_waited_for_once_all_that_is_fetched_is_handed_out():
 
 
 def fetched_until(node, partition=T0):
-    return node.consumer._places[partition].fetched_end
+    return node.consumer._fetch_states[partition].fetched_end
 
 
 def test_records_are_requested_before_they_are_fetched(eager, ahead):
@@ -657,7 +657,7 @@ def test_an_end_counts_only_after_a_fetch_under_the_claim():
     node = owning(cluster, delivery=AMO, most=3)
     dispatcher = node.consumer._dispatcher
     dispatcher.follow()
-    (place,) = dispatcher.places.values()
+    (place,) = dispatcher.fetch_states.values()
     dispatcher._reader._ends[T0] = 1_000  # that of an earlier topic of this name
     dispatcher._pipeline.request_grants([place])
     assert place.log_end == 0
@@ -670,7 +670,7 @@ def test_a_position_outside_the_log_forgets_its_end(eager):
     cluster = world(records=(40,))
     node = owning(cluster, delivery=AMO, most=3)
     consumed(node, cluster, 3)
-    (place,) = node.consumer._places.values()
+    (place,) = node.consumer._fetch_states.values()
     assert place.log_end == 40
     node.consumer._dispatcher._seek(place, place.next_offset)
     assert (place.is_read, place.log_end) == (False, 0)

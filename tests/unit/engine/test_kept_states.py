@@ -87,12 +87,12 @@ def test_the_first_fitting_source_wins(cluster):
     [
         pytest.param({"state": b"rubbish"}, "not a snapshot", id="bytes"),
         pytest.param({"state": b""}, "not a snapshot", id="empty"),
-        pytest.param({"digest": "00" * 16}, "its digest is", id="digest"),
-        pytest.param({"partition": 1}, "does not name its state", id="partition"),
-        pytest.param({"leader_epoch": 1}, "does not name its state", id="epoch"),
-        pytest.param({"offset": 3}, "does not name its state", id="offset"),
-        pytest.param({"offset": 99}, "the log has 0 to", id="beyond"),
-        pytest.param({"offset": 0}, "proves nothing", id="at the start"),
+        pytest.param({"digest": "00" * 16}, "content has digest", id="digest"),
+        pytest.param({"partition": 1}, "differ in partition", id="partition"),
+        pytest.param({"leader_epoch": 1}, "leader epoch", id="epoch"),
+        pytest.param({"offset": 3}, "offset or leader", id="offset"),
+        pytest.param({"offset": 99}, "the log has the offsets from 0", id="beyond"),
+        pytest.param({"offset": 0}, "cannot be verified", id="at the start"),
     ],
 )
 def test_an_unfit_state_is_refused(cluster, changes, why):

@@ -554,7 +554,7 @@ def test_a_partition_whose_start_is_missing_begins_with_its_fence():
         assert len(set(states)) == 1
     assert early.lost == []
     (found,) = {e.fields["source"] for e in later.observer.named("restored")}
-    assert found == "the fence that brought it into use"
+    assert found == "fence of a partition count change"
 
 
 def test_members_that_lack_its_state_bring_it_the_fence():
@@ -728,7 +728,7 @@ def test_a_config_that_all_partitions_have_lost_is_written_again(count):
 
 def claim_in_between(patch):
     """A key that moves is claimed before it is imported."""
-    patch.setattr(Placement, "is_between", lambda *_: False)
+    patch.setattr(Placement, "awaits_import", lambda *_: False)
 
 
 def keep_what_moves(patch):

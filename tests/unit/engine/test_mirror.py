@@ -136,7 +136,7 @@ def test_positions_are_compared_only_after_records(cluster, monkeypatch):
     follows(cluster, 4)
     cluster.run(H)
     mirror, compared = node.session._mirror, []
-    plain = node.engine.context.places.partition_of
+    plain = node.engine.context.placement.partition_of
     partition_of = lambda key: compared.append(key) or plain(key)  # noqa: E731
     monkeypatch.setattr(Placement, "partition_of", lambda _, key: partition_of(key))
     for _ in range(5):

@@ -40,13 +40,13 @@ class Scene:
         for t, log in enumerate(self.logs):
             replicas[t] = Replica(t, now_ms=0)
             replicas[t].world = log.state
-        self.places = Placement(replicas)
+        self.placement = Placement(replicas)
         self.follow()
 
     def follow(self):
         states = [log.state for log in self.logs]
         config = newest(self.logs[0].state.config, states)
-        return self.places.follow(config)
+        return self.placement.follow(config)
 
     def append(self, partition, record, effect):
         assert self.logs[partition].outcome_of(record) == effect
@@ -63,57 +63,57 @@ def scene():
 
 
 def test_keys_and_groups_are_placed_by_the_config(scene):
-    assert scene.places.partition_of(MOVED) == 0
-    assert not scene.places.is_between(MOVED)
-    (home,) = scene.places.homes_of("g")
+    assert scene.placement.partition_of(MOVED) == 0
+    assert not scene.placement.awaits_import(MOVED)
+    (home,) = scene.placement.homes_of("g")
     assert home == home_partition("g", partition_count=BEFORE)
-    assert scene.places.partition_of(checkpoint_key(1)) == 1
+    assert scene.placement.partition_of(checkpoint_key(1)) == 1
     assert not scene.follow()
 
 
 def test_a_moving_key_is_that_of_its_source_until_it_is_imported(scene):
     scene.logs[0].claimed(key=MOVED)
     scene.fence(0)
-    assert scene.places.partition_of(MOVED) == 0
-    assert scene.places.is_between(MOVED)
+    assert scene.placement.partition_of(MOVED) == 0
+    assert scene.placement.awaits_import(MOVED)
     scene.fence(1, 2, 3)
-    assert scene.places.partition_of(MOVED) == 0
+    assert scene.placement.partition_of(MOVED) == 0
     record = import_to(imported(MOVED), source=0)
     scene.append(2, record, "imported")
-    assert scene.places.partition_of(MOVED) == 2
-    assert not scene.places.is_between(MOVED)
+    assert scene.placement.partition_of(MOVED) == 2
+    assert not scene.placement.awaits_import(MOVED)
 
 
 def test_a_source_that_is_not_read_yet_is_waited_for(scene):
     """Two changes came while the process was stopped: it lacks the source."""
     scene.fence(0, 1, 2, 3)
     del scene.replicas[0]
-    assert scene.places.partition_of(MOVED) == 2
-    assert scene.places.is_between(MOVED)
+    assert scene.placement.partition_of(MOVED) == 2
+    assert scene.placement.awaits_import(MOVED)
     del scene.replicas[2]
-    assert scene.places.is_between(MOVED)
+    assert scene.placement.awaits_import(MOVED)
 
 
 def test_a_claim_is_over_where_the_target_knows_the_key(scene):
     """PROTOCOL 10.9: whatever its source shows, which may have lost the fence."""
     scene.logs[0].claimed(key=MOVED)
     scene.fence(2)
-    assert not scene.places.is_known_elsewhere(MOVED, 0)
+    assert not scene.placement.is_known_elsewhere(MOVED, 0)
     scene.append(2, import_to(imported(MOVED), source=0), "imported")
-    assert scene.places.is_known_elsewhere(MOVED, 0)
-    assert not scene.places.is_known_elsewhere(MOVED, 2)
-    assert not scene.places.is_known_elsewhere(
-        STAYING, scene.places.partition_of(STAYING)
+    assert scene.placement.is_known_elsewhere(MOVED, 0)
+    assert not scene.placement.is_known_elsewhere(MOVED, 2)
+    assert not scene.placement.is_known_elsewhere(
+        STAYING, scene.placement.partition_of(STAYING)
     )
-    assert not scene.places.is_known_elsewhere(checkpoint_key(0), 1)
+    assert not scene.placement.is_known_elsewhere(checkpoint_key(0), 1)
 
 
 def test_what_a_partition_knows_of_an_earlier_count_ends_no_claim(scene):
     scene.fence(2)
     scene.append(2, import_to(imported(MOVED), source=0), "imported")
     later = msgspec.structs.replace(scene.logs[2].state.config, generation=3)
-    scene.places.follow(later)
-    assert not scene.places.is_known_elsewhere(MOVED, 0)
+    scene.placement.follow(later)
+    assert not scene.placement.is_known_elsewhere(MOVED, 0)
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -125,24 +125,24 @@ def test_a_staying_key_is_claimed_once_its_partition_has_the_change(scene, place
         if place_of(key, partition_count=AFTER) == place
         and place_of(key, partition_count=BEFORE) == place
     )
-    assert not scene.places.is_between(key)
+    assert not scene.placement.awaits_import(key)
     scene.fence(2 if place == 0 else 0)
-    assert scene.places.partition_of(key) == place
-    assert scene.places.is_between(key)
-    assert not scene.places.is_between(checkpoint_key(place))
+    assert scene.placement.partition_of(key) == place
+    assert scene.placement.awaits_import(key)
+    assert not scene.placement.awaits_import(checkpoint_key(place))
     scene.fence(place)
-    assert scene.places.partition_of(key) == place
-    assert not scene.places.is_between(key)
+    assert scene.placement.partition_of(key) == place
+    assert not scene.placement.awaits_import(key)
     del scene.replicas[place]
-    assert scene.places.is_between(key)
+    assert scene.placement.awaits_import(key)
 
 
 def test_a_new_key_can_be_claimed_once_nothing_is_left_to_import(scene):
     scene.fence(0, 1, 2, 3)
-    assert scene.places.partition_of(MOVED) == 2
-    assert scene.places.is_between(MOVED)
+    assert scene.placement.partition_of(MOVED) == 2
+    assert scene.placement.awaits_import(MOVED)
     scene.append(2, layout_done(0, source=0), "layout_done")
-    assert not scene.places.is_between(MOVED)
+    assert not scene.placement.awaits_import(MOVED)
 
 
 def test_a_target_that_has_ended_the_change_knows_all(scene):
@@ -151,8 +151,8 @@ def test_a_target_that_has_ended_the_change_knows_all(scene):
     scene.append(2, import_to(imported(MOVED), source=0), "imported")
     scene.append(2, layout_done(1, source=0), "layout_done")
     scene.append(2, layout_final(), "layout_final")
-    assert scene.places.partition_of(MOVED) == 2
-    assert not scene.places.is_between(MOVED)
+    assert scene.placement.partition_of(MOVED) == 2
+    assert not scene.placement.awaits_import(MOVED)
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -169,15 +169,15 @@ def test_nothing_is_claimed_where_a_change_that_has_ended_is_lost(scene, lost):
         scene.append(t, layout_done(0, source=t - 2), "layout_done")
     for t in range(AFTER):
         scene.append(t, layout_final(), "layout_final")
-    assert not scene.places.has_layouts
-    assert not scene.places.is_between(key)
+    assert not scene.placement.has_layouts
+    assert not scene.placement.awaits_import(key)
     log = scene.logs[lost] = Log(lost, k=BEFORE, level=2)
     scene.replicas[lost].world = log.state
     scene.follow()
-    assert (scene.places.lost, scene.places.has_layouts) == ({lost}, True)
-    assert scene.places.is_between(key)
-    assert not scene.places.is_between(MOVED)
-    assert not scene.places.is_between(checkpoint_key(lost))
+    assert (scene.placement.lost, scene.placement.has_layouts) == ({lost}, True)
+    assert scene.placement.awaits_import(key)
+    assert not scene.placement.awaits_import(MOVED)
+    assert not scene.placement.awaits_import(checkpoint_key(lost))
 
 
 def test_a_group_has_both_homes_until_the_change_has_ended(scene):
@@ -189,14 +189,14 @@ def test_a_group_has_both_homes_until_the_change_has_ended(scene):
     after = home_partition(group, partition_count=AFTER)
     before = home_partition(group, partition_count=BEFORE)
     scene.fence(0, 1, 2, 3)
-    assert scene.places.homes_of(group) == (after, before)
-    assert scene.places.has_layouts
+    assert scene.placement.homes_of(group) == (after, before)
+    assert scene.placement.has_layouts
     for t, source in ((2, 0), (3, 1)):
         scene.append(t, layout_done(0, source=source), "layout_done")
     for t in range(AFTER):
         scene.append(t, layout_final(), "layout_final")
-    assert scene.places.homes_of(group) == (after,)
-    assert not scene.places.has_layouts
+    assert scene.placement.homes_of(group) == (after,)
+    assert not scene.placement.has_layouts
 
 
 @pytest.mark.parametrize("is_behind", [False, True])
@@ -209,17 +209,17 @@ def test_nothing_is_claimed_where_all_have_lost_a_config_that_was_read(
     scene.append(0, alter, "configured")
     if is_behind:
         scene.append(1, alter, "configured")
-    assert scene.places.read == alter
+    assert scene.placement.read == alter
     for t in (0, 1):
         log = scene.logs[t] = Log(t, k=BEFORE, level=2)
         scene.replicas[t].world = log.state
     scene.follow()
-    assert (scene.places.lost, scene.places.has_layouts) == ({0, 1}, True)
-    assert all(scene.places.is_between(key) for key in KEYS)
+    assert (scene.placement.lost, scene.placement.has_layouts) == ({0, 1}, True)
+    assert all(scene.placement.awaits_import(key) for key in KEYS)
     scene.append(0, alter, "configured")
     scene.append(1, alter, "configured")
-    assert first.state.config == scene.places.read
-    assert (scene.places.lost, scene.places.has_layouts) == (set(), False)
+    assert first.state.config == scene.placement.read
+    assert (scene.placement.lost, scene.placement.has_layouts) == (set(), False)
 
 
 def test_of_two_configs_of_one_generation_the_later_was_read_last(scene):
@@ -227,4 +227,4 @@ def test_of_two_configs_of_one_generation_the_later_was_read_last(scene):
         log = scene.logs[0] = Log(0, k=BEFORE, level=2)
         scene.replicas[0].world = log.state
         scene.append(0, config(2, era=era, k=BEFORE, level=2), "configured")
-    assert scene.places.read.era == 10
+    assert scene.placement.read.era == 10

@@ -64,7 +64,9 @@ def test_a_valid_plan_is_followed(plan):
     ("plan", "problem"),
     [
         pytest.param(None, "returned NoneType", id="none"),
-        pytest.param(SimpleNamespace(claim=(), release=()), "no Plan", id="like-one"),
+        pytest.param(
+            SimpleNamespace(claim=(), release=()), "not a Plan", id="like-one"
+        ),
         pytest.param(Plan([B]), "must be tuples", id="list"),
         pytest.param(Plan((), [Release(A, None)]), "must be tuples", id="list-too"),
         pytest.param(Plan((B,), why=3), "must be a mapping", id="why"),
@@ -73,13 +75,15 @@ def test_a_valid_plan_is_followed(plan):
         pytest.param(Plan((), (Release(B, None),)), "not held", id="not-mine"),
         pytest.param(Plan((), (Release(C, None),)), "not held", id="unseen-release"),
         pytest.param(Plan((), (A,)), "not held", id="no-release"),
-        pytest.param(Plan((), (Release(A, 7),)), "successor", id="number"),
-        pytest.param(Plan((), (Release(A, "b c"),)), "successor", id="bad-name"),
+        pytest.param(Plan((), (Release(A, 7),)), "successor must be", id="number"),
+        pytest.param(
+            Plan((), (Release(A, "b c"),)), "successor must be", id="bad-name"
+        ),
         pytest.param(Plan((), (Release(A, None, "x" * 65),)), "reason", id="long"),
         pytest.param(Plan((), (Release(A, None, ""),)), "reason", id="no-reason"),
         pytest.param(
             Plan((), (Release(key=A, successor=None, reason="r", detail=5),)),
-            "no text",
+            "detail must be a string",
             id="detail",
         ),
     ],

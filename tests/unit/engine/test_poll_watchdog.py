@@ -33,7 +33,7 @@ def test_a_partition_without_polls_is_released(rig, slow):
     pass_time(rig, 200)
     (returned,) = rig.commands.returned
     assert (returned.reason, returned.position) == ("stuck", 0)
-    assert "away for 500 ms of at most 500, 4 uncommitted" in returned.detail
+    assert "for 500 ms (limit 500 ms), 4 uncommitted" in returned.detail
     with pytest.raises(ClaimLost, match="stuck"):
         slow.poll()
 

@@ -35,11 +35,11 @@ def test_a_second_thread_gets_an_error_until_the_first_has_left(turn):
     assert in_thread(lambda: is_free(turn))
 
 
-def test_a_reader_waits_for_the_end_of_a_question(turn, monkeypatch):
-    monkeypatch.setattr(read_turn, "QUESTION_S_MAX", 0.01)
+def test_a_reader_waits_for_the_end_of_a_query(turn, monkeypatch):
+    monkeypatch.setattr(read_turn, "QUERY_WAIT_S_MAX", 0.01)
     with turn.if_free():
         assert isinstance(in_thread(lambda: enter(turn)), InvalidTransition)
-    monkeypatch.setattr(read_turn, "QUESTION_S_MAX", 30)
+    monkeypatch.setattr(read_turn, "QUERY_WAIT_S_MAX", 30)
     is_entered, reading = threading.Event(), threading.Event()
     turn_of_question = turn.if_free()
 

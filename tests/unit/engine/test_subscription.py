@@ -52,7 +52,7 @@ def test_a_new_member_gets_its_share_by_name():
     ]
     assert {r.reason.partition(":")[0] for r in released} == {"surplus"}
     assert released[0].reason == "surplus: 8 held, share 4 of 8 among 2"
-    first, *_ = a.observer.named("given_up")
+    first, *_ = a.observer.named("release_planned")
     assert first.fields["detail"] == "8 held, share 4 of 8 among 2"
     assert (first.fields["reason"], first.fields["successor"]) == ("surplus", "b")
     assert {r.successor for r in released} == {"b"}
@@ -155,7 +155,7 @@ def test_nothing_is_released_for_a_dead_member():
             )
             write(cluster, late, partition=1)
     cluster.run_until(held_by(b, 8), 3 * H)
-    assert not b.observer.named("given_up")
+    assert not b.observer.named("release_planned")
 
 
 def test_surplus_is_finished_before_it_is_released():

@@ -438,7 +438,7 @@ def test_a_seek_after_the_claim_drops_what_was_fetched():
     _, b = joined(cluster, ALO)
     claimed(cluster, b)
     (partition,) = b.consumer.assignment()
-    place = b.consumer._places[partition]
+    place = b.consumer._fetch_states[partition]
     assert place.buffered_count == 6
     with b.engine.changed:
         b.consumer._dispatcher.seek(place, 4)

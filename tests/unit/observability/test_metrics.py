@@ -17,7 +17,7 @@ from kafka_marshal.observability.metrics import FAMILIES, Kind, Scrape, Server
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENT = (ROOT / "docs" / "METRICS.md").read_text()
 CORE = {
-    *("marshal_claim_state", "marshal_claim_fence", "marshal_heartbeat_age_seconds"),
+    *("marshal_claim_state", "marshal_claim_epoch", "marshal_heartbeat_age_seconds"),
     *("marshal_lease_remaining_seconds", "marshal_takeover_duration_seconds"),
     *("marshal_records_ignored_total", "marshal_replay_lag_records"),
     *("marshal_consumer_lag_records", "marshal_amo_unconfirmed_records"),

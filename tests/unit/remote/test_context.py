@@ -57,7 +57,7 @@ def test_metrics_have_what_a_client_knows_and_no_more():
     found = Scraped(generate_latest(registry).decode())
     labels = {"group": "g", "topic": "t", "partition": "0"}
     assert found("marshal_claim_state", labels, state="held") == 1
-    assert found("marshal_claim_fence", labels) == 5
+    assert found("marshal_claim_epoch", labels) == 5
     assert found("marshal_lease_remaining_seconds", labels) == 2 * H / 1000
     assert found("marshal_consumer_lag_records", labels) == 10
     assert found("marshal_records_handed_out_total", labels) == 4

@@ -236,7 +236,9 @@ def test_clients_keep_what_moves_to_another_coordinating_partition(
     """
     a, b = sharing(cluster, machine)
     before = {client.name: client.valid for client in (a, b)}
-    monkeypatch.setattr(Session, "rested_ms", lambda _, since_ms: since_ms + look_ms)
+    monkeypatch.setattr(
+        Session, "next_check_ms", lambda _, since_ms: since_ms + look_ms
+    )
     a.subscribe(claims_max=4)
     cluster.run(1)
     resize(cluster, 4)

@@ -642,10 +642,10 @@ def test_a_partition_that_went_elsewhere_is_forgotten(cluster, machine):
     b = standing(machine)
     run_until(cluster, [b], lambda: len(b.standbys) == HELD, 3 * H)
     key = min(b.standbys)
-    placed(machine).end(key, has_come=True)
+    placed(machine).end(key, is_owner=True)
     run(cluster, [b], H)
     assert b.named(api.Standby)[-1].owner is None
-    placed(machine).end(key, has_come=False)
+    placed(machine).end(key, is_owner=False)
     assert key not in placed(machine).by_key
 
 

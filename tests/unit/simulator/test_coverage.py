@@ -160,8 +160,10 @@ def test_events_of_engines_are_counted():
     coverage.observe(Event("restored", {"source": "its host"}))
     coverage.observe(Event("checkpoint_written", {}))
     coverage.observe(Event("grant_exposed", {}))
-    coverage.observe(Event("state_unfit", {"why": "it is of feature level 3"}))
-    coverage.observe(Event("state_unfit", {"why": "its digest is another"}))
+    coverage.observe(Event("state_unfit", {"why": "it needs feature level 3"}))
+    coverage.observe(
+        Event("state_unfit", {"why": "its content has digest 00, its header 01"})
+    )
     assert coverage.counts == {
         "clock_step_detected": 1,
         "lease_expired": 1,
