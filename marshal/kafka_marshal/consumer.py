@@ -103,9 +103,7 @@ class Consumer(Closing):
         self._turn = self._dispatcher.turn
         self._fetch_states = self._dispatcher.fetch_states
         # The same dict: plain tuples are equal to TopicPartition, and cheaper to make.
-        self._states_by_name = cast(
-            "dict[tuple[str, int], FetchState]", self._fetch_states
-        )
+        self._by_name = cast("dict[tuple[str, int], FetchState]", self._fetch_states)
         self._output: TransactionalOutput | None = None
         self._is_stopped = False
         self._is_closed = False
@@ -517,7 +515,7 @@ class Consumer(Closing):
         self, partition: tuple[str, int], token: Token | None, first: int
     ) -> "Holding":
         """Return the claim under which an offset was handed out, if it is valid."""
-        state = self._states_by_name.get(partition)
+        state = self._by_name.get(partition)
         if state is None or state.holding.claim.token != token:
             raise ClaimLost(
                 f"{TopicPartition(*partition)} offset {first} was handed out under "
