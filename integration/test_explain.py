@@ -80,7 +80,7 @@ def test_the_story_of_a_partition_is_shown_in_order(domain, unique, tmp_path):
     found = cli.json("claims", "explain", group, place, "--limit", "0")
     assert found["state"] == "unclaimed"
     assert found["why"].startswith("unclaimed since ")
-    assert " forgot it, with its position 20 " in found["why"]
+    assert " dropped the key with its position 20 " in found["why"]
     rows = in_order(
         found["events"],
         [

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from kafka_marshal.clock import instant
 from kafka_marshal.history.actions import (
     ENDED,
+    ENDED_BY_RESET,
     EXPIRED,
     PARTIAL,
     RECREATED,
     RESUMED,
-    TAKEN_BACK,
     WITHDRAWN,
     Action,
     ActionRecord,
@@ -43,21 +43,21 @@ from kafka_marshal.protocol.types import Key
 
 REFUSALS = {
     "busy": "a change of the number of coordinating partitions was open",
-    "cas": "it named another claim, or another topic, than the key's",
+    "cas": "it expected another claim or topic id than the key has",
     "duplicate": "its process owns the key already",
     "handoff": "the key was reserved for another client",
-    "done": "its source had ended the imports",
+    "done": "the imports from its source partition had ended",
     "held": "the key had an owner",
     "importing": (
         "the coordinating partition that it moves from may still have it: it is "
         "claimed here once it is imported, or nothing is left to import"
     ),
-    "known": "it had been imported already, and the first import counts",
-    "layout": "no change of this operation was open",
+    "known": "the key was imported before; the first import counts",
+    "layout": "its change of the number of coordinating partitions was not open",
     "late": "the offer had ended",
     "level": "the record is above the feature level in force",
     "limits": "a limit of the Config was reached",
-    "locked": "a set position had locked the key",
+    "locked": "an operation that sets positions had locked the key",
     "moving": (
         "it moves to another coordinating partition: its owner releases it, and it is "
         "claimed there"
@@ -65,16 +65,16 @@ REFUSALS = {
     "no_config": "the coordinating partition has no Config",
     "no_offer": "the key was not offered",
     "not_owner": "its process does not own the key",
-    "not_paused": "the pause of its operation did not last",
+    "not_paused": "the pause of its operation was not active",
     "not_successor": "the key was offered to another client",
     "nothing_left": "everything up to there was granted before",
-    "old_epoch": "it named another claim than the key's",
+    "old_epoch": "it named a claim that is not the present one of the key",
     "old_topic": "it named an earlier topic of this name",
     "op_over": "its operation had ended",
     "paused": "the group was paused",
-    "plan_mismatch": "its operation had locked something else",
+    "plan_mismatch": "its plan differs from the one that its operation began with",
     "quiet": "a Reset was less than two heartbeat intervals ago",
-    "resume_mismatch": "the claim that it resumes is not the key's",
+    "resume_mismatch": "the claim that it resumes is not the present one of the key",
     "resume_not_fresh": "the claim that it resumes was too old",
     "retired": (
         "this coordinating partition is not in use any more: it is claimed where the "
@@ -83,7 +83,7 @@ REFUSALS = {
     "sender_fenced": "its process is fenced",
     "span": "it asked for more offsets than the limit",
     "unknown_key": "there was no such key",
-    "wrong_generation": "it named another Config than the one in force",
+    "wrong_generation": "it named another generation than that of the Config in force",
     "wrong_partition": (
         "it belongs to another coordinating partition, where it is claimed from now on"
     ),
@@ -177,7 +177,7 @@ def _unclaimed(chain: KeyPath) -> str:
     if chain.began_at is not None:
         since = f"the {_beginning(chain)}"
     if gone is None:
-        text = f"unclaimed: nobody has won it since {since}"
+        text = f"unclaimed: no claim was accepted since {since}"
     else:
         text = f"unclaimed since {_place(gone)}: {text_of(gone)}"
     refused = chain.events[-1] if chain.events else None
@@ -193,8 +193,8 @@ def _locked(chain: KeyPath, known: KeyState) -> str:
     since = "" if staged is None else f" since {_place(staged)}, by {_who(staged)}"
     return (
         f"locked{since}: operation {op_id} sets its position to "
-        f"{known.lock.position}, and is neither committed nor aborted here; nobody "
-        "can claim it until then"
+        f"{known.lock.position}, and is neither committed nor aborted here; the key "
+        "cannot be claimed before that"
     )
 
 
@@ -235,7 +235,7 @@ def _owned(chain: KeyPath, world: WorldState, *, elapsed_ms: int) -> str:
     if begun is None:
         text = (
             f"{named} since offset {known.epoch} (token {token}), before the "
-            f"{_beginning(chain)}, where this reading begins"
+            f"{_beginning(chain)}, at which this history begins"
         )
     else:
         text = f"{named} since {_place(begun)}, token {token}: {text_of(begun)}"
@@ -357,10 +357,10 @@ _COUNTED = {
     "fenced": "partitions fenced",
     "imported": "keys imported",
     "groups": "settings and directives imported",
-    "done": "sources done",
-    "ended": "partitions ended",
+    "done": "source and target pairs done",
+    "ended": "partitions completed",
     "announced": "partitions announced",
-    "grown": "ends recorded",
+    "grown": "partition ends recorded",
 }
 
 
@@ -372,9 +372,9 @@ def _keys(action: Action) -> str:
 _HOW = {
     RESUMED: "resumed",
     ENDED: "ended",
-    TAKEN_BACK: "ended by a Reset",
+    ENDED_BY_RESET: "ended by a Reset",
     WITHDRAWN: "withdrawn",
-    RECREATED: "dropped for a later topic of that name",
+    RECREATED: "replaced, for a new topic of that name,",
 }
 
 
@@ -382,7 +382,7 @@ def _ending(action: Action) -> str:
     if action.ended is None and action.scheduled and not action.lasting:
         return "it has not begun"
     if action.ended is None:
-        return "it lasts" if action.lasting else "its end is not in the log"
+        return "it is active" if action.lasting else "its end is not in the log"
     ended, at = action.ended, instant(action.ended.at_ms)
     if ended.how == EXPIRED:
         # The record that shows the expiry may come later, if few are written.
@@ -416,6 +416,7 @@ def _words(event: KeyEvent) -> dict[str, Any]:
         "from": _maybe(" from {}", event.begin_ms, instant),
         "until": _maybe(" until {}", event.until_ms, instant),
         "renewed": _renewed(event.count - 1, event.renewed_by),
+        "op": _maybe(" {}", op_id, bytes.hex),
         "operation": _maybe(" by operation {}", op_id, bytes.hex),
         "reserved": _maybe(", reserved for {}", event.successor),
         "to": _maybe(" to {}", event.successor),
@@ -463,17 +464,17 @@ def _renewed(count: int, by: str | None) -> str:
 
 def _unsuccessful(event: KeyEvent) -> str:
     if event.record == "ClaimingPartition":
-        asked = f"{_who(event)} asked for it and was {event.what}"
+        tried = f"{_who(event)} tried to claim it and was {event.what}"
     else:
-        asked = f"a {event.record} of {_who(event)} was {event.what}"
+        tried = f"a {event.record} of {_who(event)} was {event.what}"
     reason = event.reason or ""
-    text = REFUSALS.get(reason, "see the table of reasons in the protocol")
+    text = REFUSALS.get(reason, "see the table of reasons in docs/PROTOCOL.md")
     if reason == "held" and event.owner is not None:
         text = f"{event.owner} owned it"
     elif reason == "not_owner" and event.owner is not None:
         text = f"{event.owner} owns it now"
     times = "" if event.count == 1 else f" {event.count} times"
-    return f"{asked}{times} as {reason}: {text}"
+    return f"{tried}{times} ({reason}): {text}"
 
 
 def _layout_fenced(event: KeyEvent) -> str:
@@ -528,15 +529,16 @@ _TEXTS: dict[str, str | Callable[[KeyEvent], str]] = {
     "unpaused": "{who} ended the pause of {of}{because}",
     PAUSE_EXPIRED: "the pause of {of} reached its end",
     "staged": "{who} locked it, to set its position to {position}{operation}",
-    "decided": "{who} committed the set position{operation}, on coordinating partition "
-    "{partition}",
+    "decided": "{who} committed the operation{op} that sets its position, on "
+    "coordinating partition {partition}",
     "position_set": "{who} set its position to {position}, which was {was}{operation}"
     "{because}",
-    "unlocked": "{who} unlocked it, its position unchanged: the set position was "
-    "aborted{operation}{because}",
-    "forgotten": "{who} forgot it, with its position {was} and what was granted; the "
-    "next claim begins as the first one did",
-    DROPPED: "it was dropped because it had been without an owner and silent for long",
+    "unlocked": "{who} unlocked it, its position unchanged: the operation{op} "
+    "was aborted{because}",
+    "forgotten": "{who} dropped the key with its position {was} and its grants; the "
+    "next claim starts as if it were the first",
+    DROPPED: "the key was dropped: it had no owner, and no record for longer than the "
+    "limit forget_ms",
     "offered": "{who} offered it{to}, to warm up before it is released",
     "offer_withdrawn": "{who} withdrew its offer",
     "ready": "{who} has warmed up, and is ready to own it",
@@ -547,9 +549,9 @@ _TEXTS: dict[str, str | Callable[[KeyEvent], str]] = {
     "configured": "a Config came into force{because}",
     "layout_fenced": _layout_fenced,
     "imported": "{who} imported it{at} from coordinating partition{source}, without an "
-    "owner{reserved}; its earlier claims are in the log of that",
-    "layout_done": "{who} ended the imports from coordinating partition{source}: it "
-    "was not among them, so the next claim is the first one",
+    "owner{reserved}; its earlier claims are in the log of that partition",
+    "layout_done": "{who} ended the imports from coordinating partition{source}: the "
+    "key was not among them, so the next claim is the first one",
     "layout_final": _layout_final,
     RESTORED: _restored,
 }

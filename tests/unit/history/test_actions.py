@@ -98,7 +98,7 @@ def test_a_pause_in_all_partitions_with_its_renewals_is_one_action():
     assert (action.renewals_count, action.records_count) == (3, 6)
     assert (action.lasting, action.ended) == ((0, 1, 2), None)
     assert outcome_of(action) == (
-        "accepted until 1970-01-01T00:17:30.009Z, renewed 3 times; it lasts"
+        "accepted until 1970-01-01T00:17:30.009Z, renewed 3 times; it is active"
     )
 
 
@@ -111,7 +111,7 @@ def test_a_pause_that_another_person_renews_names_both():
             bench.append(record, t=t, after=1)
     action = bench.one()
     assert (action.first.person, action.renewed_by) == ("alice", "bob")
-    assert "renewed 2 times, last by bob; it lasts" in outcome_of(action)
+    assert "renewed 2 times, last by bob; it is active" in outcome_of(action)
     assert action_to_object(action)["renewed_by"] == "bob"
 
 
@@ -243,7 +243,7 @@ def test_a_scheduled_pause_begins_and_ends_without_a_record():
     bench.append(b"?", at=BEGIN)
     assert (bench.one().scheduled, bench.one().lasting) == ((1,), (0,))
     bench.append(b"?", t=1, at=BEGIN)
-    assert outcome_of(bench.one()).endswith("; it lasts")
+    assert outcome_of(bench.one()).endswith("; it is active")
     for t in range(2):
         offset = bench.append(b"?", t=t, at=UNTIL)
     ended = bench.one().ended
@@ -720,8 +720,8 @@ def test_a_change_of_the_partition_count_is_one_action():
     assert action.refusals == {"busy": 1}
     assert outcome_of(action) == (
         "accepted: from 2 to 4 coordinating partitions; 4 partitions fenced within "
-        "0.0 s, 3 keys imported within 1.5 s, 2 sources done within 1.5 s, "
-        "4 partitions ended within 2.0 s"
+        "0.0 s, 3 keys imported within 1.5 s, 2 source and target pairs done within "
+        "1.5 s, 4 partitions completed within 2.0 s"
     )
     found = action_to_object(action)
     assert [each["step"] for each in found["steps"]] == [
@@ -780,7 +780,7 @@ def test_a_growth_is_one_action_of_all_groups():
     assert (action.refusals, action.records_count) == ({"known": 2}, 4)
     assert outcome_of(action) == (
         "accepted: topic t from 4 to 8 partitions; 4 partitions announced within "
-        "0.0 s, 4 ends recorded within 60.0 s"
+        "0.0 s, 4 partition ends recorded within 60.0 s"
     )
     steps = action_to_object(action)["steps"]
     assert [each["step"] for each in steps] == ["announced", "grown"]
@@ -829,7 +829,7 @@ def test_a_growth_of_an_earlier_topic_ends_with_one_of_a_later_topic(count, ends
     assert first.outcome == ("accepted" if ends else "aborted")
     assert first.ended.how == "recreated"
     assert outcome_of(first).endswith(
-        "; dropped for a later topic of that name by eve (bob) at "
+        "; replaced, for a new topic of that name, by eve (bob) at "
         "1970-01-01T00:16:40.005Z"
     )
     assert (beside.outcome, beside.ended) == ("open", None)

@@ -280,8 +280,8 @@ def test_a_key_is_explained_at_every_step_of_a_change(monkeypatch, before, after
     outcome = "retired" if after < before else "wrong_partition"
     assert source.outcome_of(claim(key=key, generation=2)) == outcome
     texts = [text_of(each) for each in KeyHistory.open(key=key).events]
-    assert any("refused as importing: the coordinating partition" in t for t in texts)
-    assert any(f"refused as {outcome}: " in text for text in texts)
+    assert any("refused (importing): the coordinating partition" in t for t in texts)
+    assert any(f"refused ({outcome}): " in text for text in texts)
 
 
 def test_a_key_that_may_exist_elsewhere_is_explained(monkeypatch):
@@ -296,7 +296,7 @@ def test_a_key_that_may_exist_elsewhere_is_explained(monkeypatch):
     change.done()
     found = KeyHistory.open(key=key)
     assert "may exist" not in found.why
-    assert "it was not among them" in text_of(found.events[-1])
+    assert "the key was not among them" in text_of(found.events[-1])
 
 
 def test_the_log_of_a_leader_whose_clock_is_behind_is_in_order(monkeypatch):

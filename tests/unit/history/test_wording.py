@@ -64,12 +64,12 @@ def replaced(record, **fields):
 def test_a_key_that_nobody_ever_claimed():
     bench = Bench()
     assert bench.state() == "unclaimed"
-    assert bench.why() == "unclaimed: nobody has won it since the log began"
+    assert bench.why() == "unclaimed: no claim was accepted since the log began"
     bench.append(claim(generation=9))
     assert bench.why() == (
-        "unclaimed: nobody has won it since the log began; the last attempt: c1 asked "
-        "for it and was refused as wrong_generation: it named another Config than the "
-        "one in force"
+        "unclaimed: no claim was accepted since the log began; the last attempt: c1 "
+        "tried to claim it and was refused (wrong_generation): it named another "
+        "generation than that of the Config in force"
     )
 
 
@@ -143,7 +143,8 @@ def test_a_locked_key_names_its_operation():
     assert bench.state() == "locked"
     assert bench.why().startswith(
         f"locked since {AT} (offset 4), by admin: operation {OP.hex()} sets its "
-        "position to 4, and is neither committed nor aborted here; nobody can claim it"
+        "position to 4, and is neither committed nor aborted here; the key cannot be "
+        "claimed before that"
     )
 
 
@@ -179,12 +180,15 @@ def test_a_forgotten_and_a_dropped_key():
     bench.append(forgetting(epoch))
     assert bench.state() == "unclaimed"
     assert bench.why() == (
-        f"unclaimed since {AT} (offset 3): admin forgot it, with its position 9 and "
-        "what was granted; the next claim begins as the first one did"
+        f"unclaimed since {AT} (offset 3): admin dropped the key with its position "
+        "9 and its grants; the next claim starts as if it were the first"
     )
     bench.append(release(bench.append(claim())))
     bench.append(b"?", after=11)
-    assert "(offset 6): it was dropped because" in bench.why()
+    assert (
+        "(offset 6): the key was dropped: it had no owner, and no record "
+        in bench.why()
+    )
 
 
 def test_a_reset_and_the_quiet_time_behind_it():
@@ -233,12 +237,12 @@ def begun(log):
 def test_claims_and_keys_from_before_the_checkpoint():
     log = Log()
     assert why(begun(log), log.state) == (
-        "unclaimed: nobody has won it since the checkpoint at offset 0"
+        "unclaimed: no claim was accepted since the checkpoint at offset 0"
     )
     epoch = log.claimed()
     assert why(begun(log), log.state).startswith(
         "owned by c1 since offset 1 (token 1.0.1), before the "
-        "checkpoint at offset 1, where this reading begins; "
+        "checkpoint at offset 1, at which this history begins; "
     )
     log.append(release(epoch))
     assert why(begun(log), log.state) == (
@@ -289,12 +293,12 @@ def test_every_event_has_a_text(what):
     [
         pytest.param(
             {"what": "refused", "record": "ClaimingPartition", "owner": "c1"},
-            "c2 asked for it and was refused 3 times as held: c1 owned it",
+            "c2 tried to claim it and was refused 3 times (held): c1 owned it",
             id="held",
         ),
         pytest.param(
             {"what": "ignored", "record": "Heartbeat", "reason": "not_owner"},
-            "a Heartbeat of c2 was ignored 3 times as not_owner: its process does not "
+            "a Heartbeat of c2 was ignored 3 times (not_owner): its process does not "
             "own the key",
             id="free",
         ),
@@ -305,7 +309,7 @@ def test_every_event_has_a_text(what):
                 "reason": "not_owner",
                 "owner": "c1",
             },
-            "a Heartbeat of c2 was ignored 3 times as not_owner: c1 owns it now",
+            "a Heartbeat of c2 was ignored 3 times (not_owner): c1 owns it now",
             id="zombie",
         ),
         pytest.param(

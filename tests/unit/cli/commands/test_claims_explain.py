@@ -66,7 +66,7 @@ def test_explain_for_people(log):
         "1970-01-01T00:17:30.000Z: deploy"
     )
     assert table[5].endswith(
-        "c2 asked for it and was refused 2 times as paused: the group was paused"
+        "c2 tried to claim it and was refused 2 times (paused): the group was paused"
     )
 
 
@@ -121,7 +121,7 @@ def test_since_a_moment_is_read_from_the_newest_checkpoint_before_it(past):
         assert found["began_at"] == past.begins[1] + 1
         same = ("state", "owner", "token", "position")
         assert [found[name] for name in same] == [whole[name] for name in same]
-        text = f"before the checkpoint at offset {past.begins[1]}, where this reading"
+        text = f"before the checkpoint at offset {past.begins[1]}, at which this"
         assert text in found["why"]
     (claim,) = read("history", "g", "t:0", "--since", str(past.end))["claims"]
     assert (claim["effect"], claim["token"]) == ("restored", whole["token"])
@@ -183,7 +183,7 @@ def test_a_partition_that_does_not_exist_is_refused(log, monkeypatch):
     assert (outcome.exit_code, outcome.stdout) == (2, "")
     assert "has 2 partitions, 0 to 1" in outcome.stderr
     outcome = invoke("explain", "g", "u:1")
-    assert "unclaimed: nobody has won it since the log began" in outcome.stdout
+    assert "unclaimed: no claim was accepted since the log began" in outcome.stdout
 
 
 @pytest.mark.parametrize("command", ["explain", "history"])

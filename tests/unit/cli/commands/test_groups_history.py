@@ -155,7 +155,7 @@ def test_the_last_actions_since_a_time_and_as_of_one(log):
     assert kinds == ["pause", "pause", "forget"]
     found = read("h", "--at", since)["actions"][-1]
     assert (found["outcome"], found["lasting_partitions"]) == ("accepted", [0])
-    assert found["text"].endswith("; it lasts")
+    assert found["text"].endswith("; it is active")
 
 
 def test_a_pause_that_lasts_is_shown_whenever_it_began(log):
