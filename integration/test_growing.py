@@ -76,7 +76,7 @@ def test_a_topic_grows_by_the_command(domain, cli, unique):
     assert (action["outcome"], action["person"]) == ("accepted", "ada")
     assert action["text"].startswith(
         f"accepted: topic {topic} from {OLD} to {NEW} partitions; {NEW - OLD} "
-        f"partitions announced within 0.0 s, {OLD} ends recorded within "
+        f"partitions announced within 0.0 s, {OLD} partition ends recorded within "
     )
     assert cli.json(*arguments, "--execute")["is_executed"] is False
 

@@ -479,8 +479,14 @@ static int read_state(PyObject *state, PyObject *moved[3], PyObject *latest_ms,
 }
 
 static PyObject *fold(Loop loop, PyObject *args, PyObject *named) {
-    static char *names[] = {"",    "",      "clock",       "start",
-                            "but", "beats", "interval_ms", "latest_ms",
+    static char *names[] = {"",
+                            "",
+                            "clock",
+                            "start",
+                            "except_epoch",
+                            "beats",
+                            "interval_ms",
+                            "latest_ms",
                             NULL};
     PyObject *state, *entries, *moved[3], *beats, *latest_ms;
     long long excluded_epoch, interval_ms;

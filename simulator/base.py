@@ -144,7 +144,7 @@ class Liveness(ABC):
             Violation: A member still holds back.
         """
         if not self._gets(BACKOFF_HS_MAX * self._h_ms, self._is_calm):
-            raise Violation("L6", "somebody never takes anything again")
+            raise Violation("L6", "a member claims no key any more")
 
     def _demand_rest(self) -> None:
         """L2: demand that no key moves while nothing fails.

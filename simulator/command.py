@@ -35,7 +35,7 @@ app = typer.Typer(
 
 Seeds = Annotated[
     str,
-    typer.Option("--seeds", metavar="FIRST:END", help="Seeds to run, END left out."),
+    typer.Option("--seeds", metavar="FIRST:END", help="Seeds to run, END excluded."),
 ]
 Seed = Annotated[
     int | None, typer.Option("--seed", min=0, help="One seed, instead of several.")
@@ -45,7 +45,7 @@ Faults = Annotated[
     typer.Option(
         "--faults",
         metavar="NAME,...",
-        help="What may go wrong; by default each seed draws it. "
+        help="Kinds of faults; by default drawn from the seed. "
         f"Of: {', '.join((*FAULTS, *ASKED_FOR))}.",
     ),
 ]
@@ -54,7 +54,7 @@ Also = Annotated[
     typer.Option(
         "--also",
         metavar="NAME,...",
-        help="What may go wrong besides, as with --faults.",
+        help="Further kinds of faults, as with --faults.",
     ),
 ]
 Only = Annotated[

@@ -106,7 +106,7 @@ RECREATED: Mapping[str, str] = {
     "topic_changed": "a key was claimed for a topic of another id",
 }
 SET: Mapping[str, str] = {
-    "set_committed": "a set position was committed",
+    "set_committed": "an operation that sets positions was committed",
     "set_back": "a key was set to an earlier position",
     "set_forward": "a key was set to a later position",
     "set_to_zero": "a key was set to 0",
@@ -124,7 +124,7 @@ SET: Mapping[str, str] = {
     "decide_refused": "a Decide came after the operation was over, or during another",
     "pause_busy": "an admin was refused its pause because of another",
     "resolved_twice": "a Resolve came that had nothing left to do",
-    "late_beat_after_set": "a heartbeat of an old owner came after a set position",
+    "late_beat_after_set": "a heartbeat of an old owner came after a position was set",
 }
 """Demanded of suites in which admins set positions."""
 FENCED: Mapping[str, str] = {

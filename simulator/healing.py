@@ -135,7 +135,7 @@ class Healing(Liveness):
         world.run(self._h_ms)
         names = [app.name for app in fleet.apps]
         if names or world.hand_outs.count != handed:
-            raise Violation("S6", f"{names} go on behind a Config above their level")
+            raise Violation("S6", f"{names} continue after a Config above their level")
         self._check_losses()
         self._check_exposures()
         if not self._is_unjudged:
@@ -184,21 +184,21 @@ class Healing(Liveness):
         """8.5: demand that no lock and no commit stays, even if admins died."""
         admins, worlds = self._strikes.admins, self._world.watcher.worlds
         if not self._gets(ENDS_HS_MAX * self._h_ms, admins.are_done):
-            raise Violation("8.6", "an admin never ends")
+            raise Violation("8.6", "an admin did not end in time")
         self._world.run(self._h_ms)  # the records of the last admin land
         limit_ms = admins.pause_ms_max + RESOLVE_HS * self._h_ms
         if not self._gets(limit_ms, lambda: not unresolved_in(worlds)):
             left = unresolved_in(worlds)
-            raise Violation("8.5", f"{left} stay for {limit_ms} ms")
+            raise Violation("8.5", f"{left} are unresolved after {limit_ms} ms")
         if not self._gets(limit_ms, self._pauses_are_over):
-            raise Violation("8.1", f"a pause lasts for more than {limit_ms} ms")
+            raise Violation("8.1", f"a pause is active after {limit_ms} ms")
 
     def _all_resized(self) -> None:
         """10: demand that members end in time the changes that admins left."""
         limit_ms = 2 * FINAL_AFTER_MS + RESIZE_HS * self._h_ms
         resizes = self._strikes.resizes
         if not self._gets(limit_ms, resizes.are_over):
-            raise Violation("10", f"a change is open for {limit_ms} ms: {resizes}")
+            raise Violation("10", f"a change is open after {limit_ms} ms: {resizes}")
         known = {world.partition: world for world in self._world.watcher.worlds}
         shown = standing_keys(known)
         count = counts_of(known)[0]
@@ -206,14 +206,14 @@ class Healing(Liveness):
             key for key, at in shown.items() if place_under(key, count) != at.partition
         ]
         if away:
-            raise Violation("10", f"{away} are not where the count has them")
+            raise Violation("10", f"{away} are not where the count places them")
 
     def _resize(self) -> None:
         """10: demand that no change, completed or given up, prevents another one."""
         resizes, changes = self._strikes.resizes, self._strikes.resizes.changes
         limit_ms = RESIZE_HS * self._h_ms
         if not self._gets(limit_ms, self._strikes.configs_are_over):
-            raise Violation("4.12", f"a Config has not come to all in {limit_ms} ms")
+            raise Violation("4.12", f"a Config is not known to all after {limit_ms} ms")
         before = len(changes.ended)
         for number in range(RESIZE_TRIES):
             rng = chance(self._world.plan.seed, f"resize again/{number}")
@@ -222,7 +222,7 @@ class Healing(Liveness):
             if len(changes.ended) > before:
                 return
             self._live(self._h_ms)
-        raise Violation("10", "a change is refused although all is well")
+        raise Violation("10", "a change is refused, but nothing prevents it")
 
     def _pauses_are_over(self) -> bool:
         """Whether a record appended now would end every pause."""
@@ -269,14 +269,14 @@ class Healing(Liveness):
             return not (self._missing() or (app in fleet.apps and app.node.held))
 
         if not self._gets(self._takeover_ms, is_over):
-            text = f"{app.name} is fenced, and {self._missing()} unused or still its"
+            text = f"{app.name} is fenced; {self._missing()} are unused, or held by it"
             raise Violation("4.13", text)
         if app in fleet.apps:
             app.wakes_ms = world.now_ms
             fleet.wake(app)
         world.run(self._h_ms)
         if app in fleet.apps:
-            raise Violation("4.13", f"{app.name} is fenced, and goes on")
+            raise Violation("4.13", f"{app.name} is fenced, but continues")
         self._all_owned("4.13")
 
     def _drain_on_schedule(self) -> None:
@@ -309,7 +309,7 @@ class Healing(Liveness):
         if not self._gets(limit_ms, lambda: not self._held() & paused):
             raise Violation("4.15", f"{self._held() & paused} in use after {limit_ms}")
         if not self._gets(self._takeover_ms, lambda: rest <= self._held()):
-            raise Violation("4.15", f"{rest - self._held()} not in use, nor paused")
+            raise Violation("4.15", f"{rest - self._held()} not in use, but not paused")
         if self._gets(self._h_ms, lambda: bool(self._held() & paused)):
             raise Violation("4.15", f"{self._held() & paused} in use, though paused")
         self._demand_owned("4.15", for_ms + wait_ms + self._takeover_ms)

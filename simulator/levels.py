@@ -313,7 +313,7 @@ class Levels:
             if digest(world) != stop.digest:
                 raise Violation("S6", f"{where}, with another digest than others")
         if has_halted and engine.failure is None:
-            raise Violation("S6", f"{owner.client_id} has halted, and goes on")
+            raise Violation("S6", f"{owner.client_id} has halted, but continues")
         if owner.incarnation in self._wrote:
             raise Violation("S6", f"{owner.client_id} wrote behind a halt")
         return has_halted

@@ -250,7 +250,7 @@ class OperationJudge:
     def _set(self, known: KeyHistory, operation: Operation) -> None:
         """Apply a set position: S3 and 6.1 count from here on."""
         if operation.first is None:
-            self._find("8.5", operation.key, "set to no position")
+            self._find("8.5", operation.key, "set without a position")
             return
         known.owner = None
         known.set_position(operation.topic_id, operation.first)

@@ -427,7 +427,7 @@ class World(BaseWorld):
         elif event.name == "grant_exposed":
             key, first, last = fields["key"], fields["first"], fields["last"]
             self.trace(
-                f"{node.owner.client_id} tells: {key} is exposed: {first}, {last}"
+                f"{node.owner.client_id} reports: {key} is exposed: {first}, {last}"
             )
             self.exposures.on_reported(key, first=first, last=last)
 

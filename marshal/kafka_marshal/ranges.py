@@ -167,7 +167,7 @@ class RangeConsumer(Closing):
                 key.topic_partition
                 for key, holding in self._session.holdings.items()
                 if key.topic in topics
-                and (holding.claim.is_under_way or holding.claim.is_owned)
+                and (holding.claim.is_verdict_pending or holding.claim.is_owned)
                 and holding.claim.phase is not Phase.HELD
             }
 

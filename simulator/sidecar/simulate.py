@@ -150,10 +150,11 @@ class HostedSimulation(Liveness):
         """8.5: demand that no lock and no commit stays, even if admins died."""
         h, worlds = self.world.h, self.world.watcher.worlds
         if not self._gets(ENDS_HS_MAX * h, self._troubles.admins.are_done):
-            raise Violation("8.6", "an admin never ends")
+            raise Violation("8.6", "an admin did not end in time")
         limit_ms = (PAUSE_HS_MAX + RESOLVE_HS) * h
         if not self._gets(limit_ms, lambda: not unresolved_in(worlds)):
-            raise Violation("8.5", f"{unresolved_in(worlds)} stay for {limit_ms} ms")
+            left = unresolved_in(worlds)
+            raise Violation("8.5", f"{left} are unresolved after {limit_ms} ms")
         self._live(limit_ms)  # pauses run out
 
     def _all_resized(self) -> None:
@@ -161,7 +162,7 @@ class HostedSimulation(Liveness):
         limit_ms = 2 * FINAL_AFTER_MS + RESIZE_HS * self.world.h
         resizes = self._troubles.resizes
         if not self._gets(limit_ms, resizes.are_over):
-            raise Violation("10", f"a change is open for {limit_ms} ms: {resizes}")
+            raise Violation("10", f"a change is open after {limit_ms} ms: {resizes}")
 
     def _resize(self) -> None:
         """10: demand that no change, completed or given up, prevents another one."""
@@ -170,7 +171,7 @@ class HostedSimulation(Liveness):
         self._troubles.resizes.strike_again()
         self._all_resized()
         if len(changes.ended) == before:
-            raise Violation("10", "a change is refused although all is well")
+            raise Violation("10", "a change is refused, but nothing prevents it")
 
     @property
     def _garbage_ms(self) -> int:

@@ -168,34 +168,48 @@ def sendable(entry):
     )
 
 
-def compare(state, entries, *, but=NO_EPOCH, start=0):
+def compare(state, entries, *, except_epoch=NO_EPOCH, start=0):
     """Fold by both loops; return where they stopped: in Python, and compiled.
 
     Packed entries are folded as far as objects of them, by either loop.
     """
     sent = [sendable(each) for each in entries]
     assert list(packed(sent)) == sent
-    found = compare_lists(state, sent, but=but, start=start)
-    assert compare_lists(state, packed(sent), but=but, start=start) == found
+    found = compare_lists(state, sent, except_epoch=except_epoch, start=start)
+    assert (
+        compare_lists(state, packed(sent), except_epoch=except_epoch, start=start)
+        == found
+    )
     if sent == entries:
         return found
-    return compare_lists(state, entries, but=but, start=start)
+    return compare_lists(state, entries, except_epoch=except_epoch, start=start)
 
 
-def compare_lists(state, entries, *, but, start):
+def compare_lists(state, entries, *, except_epoch, start):
     in_python, in_c = deepcopy(state), deepcopy(state)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "compiled", None)
-        most = fold_beats(deepcopy(state), entries, start=start, but=but)
+        most = fold_beats(
+            deepcopy(state), entries, start=start, except_epoch=except_epoch
+        )
         patch.setattr(module, "compiled", compiled)
         folded: list[Beat] = []
-        stop = fold_beats(in_c, entries, start=start, but=but, beats=folded)
-        assert fold_beats(deepcopy(state), entries, start=start, but=but) == stop
+        stop = fold_beats(
+            in_c, entries, start=start, except_epoch=except_epoch, beats=folded
+        )
+        assert (
+            fold_beats(deepcopy(state), entries, start=start, except_epoch=except_epoch)
+            == stop
+        )
         assert start <= stop <= most
         patch.setattr(module, "compiled", None)
         expected: list[Beat] = []
         assert stop == fold_beats(
-            in_python, entries[:stop], start=start, but=but, beats=expected
+            in_python,
+            entries[:stop],
+            start=start,
+            except_epoch=except_epoch,
+            beats=expected,
         )
     assert folded == expected
     assert in_c == in_python
@@ -207,14 +221,14 @@ def compare_lists(state, entries, *, but, start):
 @given(
     drawn=st.lists(entries, max_size=12),
     start=st.integers(0, 2),
-    but=st.sampled_from([NO_EPOCH, NO_EPOCH, 1, 2]),
+    except_epoch=st.sampled_from([NO_EPOCH, NO_EPOCH, 1, 2]),
     is_fenced=st.booleans(),
 )
 @settings(max_examples=400)
-def test_both_loops_agree_on_hostile_values(drawn, start, but, is_fenced):
+def test_both_loops_agree_on_hostile_values(drawn, start, except_epoch, is_fenced):
     state = begun(is_fenced=is_fenced)
     run = listed(state, drawn)
-    compare(state, run, but=but, start=min(start, len(run)))
+    compare(state, run, except_epoch=except_epoch, start=min(start, len(run)))
 
 
 @given(

@@ -73,7 +73,8 @@ class Change:
         steps = steps or self.steps()
         change, found = steps.change, []
         records = [
-            (t, fence_of(change, sender=SENDER)) for t in steps.fences + steps.nudges
+            (t, fence_of(change, sender=SENDER))
+            for t in steps.fences + steps.repeat_fences
         ]
         records += [(t, fence_of(lost, sender=SENDER)) for t, lost in steps.earlier]
         records += [

@@ -668,7 +668,7 @@ class Resizing(AdminConnection):
 
     def _records(self, steps: Steps) -> Iterator[tuple[int, Record]]:
         change = steps.change
-        for t in sorted({*steps.fences, *steps.nudges}):
+        for t in sorted({*steps.fences, *steps.repeat_fences}):
             yield t, fence_of(change, sender=self._fields())
         for t, lost in steps.earlier:
             yield t, fence_of(lost, sender=self._fields())

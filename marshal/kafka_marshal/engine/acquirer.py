@@ -81,7 +81,7 @@ class Acquirer:
         self._window = min(self._window + won, UNDER_WAY_MAX)
         under_way = 0
         for holding in list(index.contending.values()):
-            if under_way < self._window or holding.claim.is_under_way:
+            if under_way < self._window or holding.claim.is_verdict_pending:
                 topic_id = wanted.topic_id(holding.key)
                 seen_ms = wanted.seen_ms(holding.key)
                 if self._may_be_earlier(holding.key, topic_id, seen_ms=seen_ms):
@@ -93,7 +93,7 @@ class Acquirer:
                     topic_id=topic_id,
                     is_planned=wanted.is_named_by_plan(holding.key),
                 )
-                under_way += holding.claim.is_under_way
+                under_way += holding.claim.is_verdict_pending
 
     def note_claim(self, key: Key, now_ms: int) -> None:
         """Record that a claim was accepted: its topic existed at that time."""

@@ -12,7 +12,7 @@ import attrs
 from kafka_marshal.defaults import CHECKPOINT_INTERVAL_MS
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.gc_pause import uncollected
-from kafka_marshal.protocol.checkpoints import checkpoint_key, cut, is_writer
+from kafka_marshal.protocol.checkpoints import checkpoint_key, is_writer, parts_of
 from kafka_marshal.protocol.claiming import Claim, Claimant, estimate
 from kafka_marshal.protocol.records import (
     CheckpointBegin,
@@ -412,7 +412,7 @@ class Checkpointer:
             work.digest_hex = digest(world)
             with uncollected():
                 frozen = freeze(world)
-            work.parts = cut(frozen.pieces())
+            work.parts = parts_of(frozen.pieces())
         elif isinstance(record, CheckpointEnd):
             fields = {
                 "partition": schedule.partition,

@@ -85,7 +85,7 @@ class CoverageRule:
         kept = []
         for key in claims:
             row, unit = by_key[key], self._unit(key)
-            if row.is_mine or not (row.is_claimable or row.is_ours_before):
+            if row.is_mine or not (row.is_claimable or row.is_held_by_earlier_process):
                 continue
             if unit in used or len(used) < view.claims_max:
                 used.add(unit)
@@ -134,7 +134,9 @@ class CoverageRule:
 def _only_orphans(key: KeyView) -> KeyView:
     """Return a key as the rule sees it: claimable only if it is an orphan."""
     is_open = key.is_orphan and key.is_claimable
-    return msgspec.structs.replace(key, is_claimable=is_open, is_ours_before=False)
+    return msgspec.structs.replace(
+        key, is_claimable=is_open, is_held_by_earlier_process=False
+    )
 
 
 def is_able(member: MemberView, topic_name: str, *, me: str) -> bool:

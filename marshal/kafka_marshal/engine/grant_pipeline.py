@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from kafka_marshal.ports import DataReader, Record, offset_at
-from kafka_marshal.protocol.granting import US_PER_MS, AtMostOnce, Pace
+from kafka_marshal.protocol.granting import US_PER_MS, AtMostOnce, GrantDepth
 
 from .fetch_state import FetchState
 from .heartbeats import INTERVALS_PER_H
@@ -108,7 +108,7 @@ class GrantPipeline:
         self._is_end_readable = is_end_readable
         # Otherwise only fetched records are requested.
         depth_max = batches_max if is_end_readable else self.fetched_max // most
-        self._pace = Pace(min(batches_max, depth_max))
+        self._pace = GrantDepth(min(batches_max, depth_max))
         self._clock = engine.context.ports.clock
         self._meter: _Meter | None = None  # before the first hand-out
         # As of the last requests: longest round trip, and partitions with records.

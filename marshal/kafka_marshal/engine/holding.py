@@ -285,7 +285,7 @@ class Holding:
         """
         self.unfinished_count = 0
         if isinstance(self.progress, AtMostOnce):
-            self.progress.take_back()
+            self.progress.mark_processed()
 
     def put_back(self, first: int) -> None:
         """Undo the hand-out from ``first`` on: the application did not receive it."""

@@ -289,7 +289,7 @@ class KeyRows:
             who = None
         if wait_ms:
             self.claimable_at_ms = min(self.claimable_at_ms, inputs.now_ms + wait_ms)
-        if world.is_set_aside(key, part.append_ms):
+        if world.is_paused_by_scope(key, part.append_ms):
             return None
         named, is_free = inputs.plans.named(key, world), is_claimable
         if is_claimable and inputs.plans.is_in_force:
@@ -304,7 +304,7 @@ class KeyRows:
         else:
             self._claimable_since.pop(key, None)
         holding = inputs.holdings.get(key)
-        is_ours_before = bool(inputs.lives) and _is_ours_before(
+        is_held_by_earlier_process = bool(inputs.lives) and _is_held_by_earlier_process(
             known, inputs.lives, owner, log_ms=part.log_ms
         )
         owner_name = None if who is None else who.client_id
@@ -316,7 +316,7 @@ class KeyRows:
             owner=owner_name,
             is_mine=_is_mine(holding),
             is_claimable=is_free and not is_left,
-            is_ours_before=is_ours_before,
+            is_held_by_earlier_process=is_held_by_earlier_process,
             is_orphan=is_orphan,
             is_leaving=holding is not None and holding.drain is not None,
             is_lost=key in inputs.lost,
@@ -393,10 +393,10 @@ class KeyRows:
 def _is_mine(holding: Holding | None) -> bool:
     if holding is None:
         return False
-    return holding.claim.is_owned or holding.claim.is_under_way
+    return holding.claim.is_owned or holding.claim.is_verdict_pending
 
 
-def _is_ours_before(
+def _is_held_by_earlier_process(
     known: KeyState | None,
     lives: tuple[PreviousLife, ...],
     owner: Owner,

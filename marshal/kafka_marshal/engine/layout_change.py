@@ -185,7 +185,7 @@ class LayoutChange:
             found["fence", t, -1] = _Need.LATER, [partial(fence_of, change)]
         for t, lost in steps.earlier:
             found["earlier", t, -1] = _Need.LATER, [partial(fence_of, lost)]
-        for t in steps.nudges:
+        for t in steps.repeat_fences:
             found["nudge", t, -1] = _Need.LATER, [partial(fence_of, change)]
         for group in steps.groups:
             step_id = ("groups", group.target, group.source)

@@ -526,7 +526,7 @@ class Session(ClaimSession):
         for key, holding in list(self._index.contending.items()):
             if key in wanted or key.topic not in sub.topics:
                 continue
-            if not holding.claim.is_under_way:
+            if not holding.claim.is_verdict_pending:
                 self._held.end(holding, Ending("given_up", was_lost=False))
 
     def _contend_for(

@@ -7,7 +7,7 @@ Otherwise it stays with its owner, however slow that is.
 from collections.abc import Iterable, Sequence
 
 from kafka_marshal.protocol.claiming import Phase
-from kafka_marshal.protocol.health import CYCLES_MAX, Health, Pace, Sample
+from kafka_marshal.protocol.health import CYCLES_MAX, Health, LagTrend, Sample
 from kafka_marshal.protocol.types import Key
 
 from .context import Context
@@ -156,25 +156,25 @@ class SlowConsumerPolicy:
         """Return the partition with the largest lag: one is released at a time."""
         watches = [(holding, self._watch(holding)) for holding in held]
         behind = [
-            (pace.lag, holding, watch, pace)
+            (trend.lag, holding, watch, trend)
             for holding, watch in watches
-            if watch.health.is_behind and (pace := watch.health.pace) is not None
+            if watch.health.is_behind and (trend := watch.health.trend) is not None
         ]
         for _, watch in watches:
             if not watch.health.is_behind:
                 watch.is_reported = False
         if not behind or any(holding.drain is not None for holding in held):
             return []
-        _, holding, watch, pace = max(behind, key=lambda row: (row[0], row[1].key))
+        _, holding, watch, trend = max(behind, key=lambda row: (row[0], row[1].key))
         topic = holding.key.topic
         taker = best_taker(sub.members, topic, me=me, may_be_behind=False)
         if taker is not None or not watch.is_reported:
             watch.is_reported = True
             fields = {
                 "key": holding.key,
-                "lag": pace.lag,
-                "consumed_per_s": pace.consumed_per_s,
-                "produced_per_s": pace.produced_per_s,
+                "lag": trend.lag,
+                "consumed_per_s": trend.consumed_per_s,
+                "produced_per_s": trend.produced_per_s,
                 "cycles": watch.health.bad_cycles,
                 "successor": taker,
             }
@@ -189,14 +189,14 @@ class SlowConsumerPolicy:
                     reason=LAGGING,
                     successor=taker,
                     until_ms=None,
-                    detail=_figures(pace),
+                    detail=_figures(trend),
                 ),
             )
         ]
 
 
-def _figures(pace: Pace) -> str:
+def _figures(trend: LagTrend) -> str:
     return (
-        f"lag {pace.lag} records, consumed {pace.consumed_per_s}/s, produced "
-        f"{pace.produced_per_s}/s, behind in {CYCLES_MAX} checks in a row"
+        f"lag {trend.lag} records, consumed {trend.consumed_per_s}/s, produced "
+        f"{trend.produced_per_s}/s, behind in {CYCLES_MAX} checks in a row"
     )

@@ -363,7 +363,7 @@ class Subscription:
                 ),
             )
         if view.is_cordoned:
-            before = {key.key for key in view.keys if key.is_ours_before}
+            before = {key.key for key in view.keys if key.is_held_by_earlier_process}
             claim = tuple(key for key in plan.claim if key in before)
             plan = attrs.evolve(plan, claim=claim)
         if self._debounce.is_on(now_ms):

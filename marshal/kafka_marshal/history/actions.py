@@ -82,7 +82,7 @@ REFUSED, PARTIAL = "refused", "partial"
 COMMITTED, ABORTED, OPEN = "committed", "aborted", "open"
 
 # How a pause ended.
-RESUMED, EXPIRED, TAKEN_BACK = "resumed", "expired", "reset"
+RESUMED, EXPIRED, ENDED_BY_RESET = "resumed", "expired", "reset"
 # How a directive ended before its time.
 ENDED = "ended"
 # How a growth ended, whether or not the topic has grown.
@@ -371,7 +371,7 @@ class ActionLog:
                 continue
             by = operation.records[-1]
             end = Ended(
-                how=TAKEN_BACK if by.record == Reset.__name__ else RECREATED,
+                how=ENDED_BY_RESET if by.record == Reset.__name__ else RECREATED,
                 partition=0,
                 offset=by.offset,
                 at_ms=by.at_ms,
@@ -596,7 +596,7 @@ def _end(
     )
     is_reset = isinstance(record, Reset)
     by = record if is_resumed or is_reset else None
-    how = TAKEN_BACK if is_reset else RESUMED if is_resumed else EXPIRED
+    how = ENDED_BY_RESET if is_reset else RESUMED if is_resumed else EXPIRED
     return Ended(
         how=how,
         partition=partition,

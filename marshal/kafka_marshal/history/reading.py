@@ -598,7 +598,7 @@ def fold_run(
     """
     at = 0
     while at < len(entries):
-        at = fold_beats(world, entries, start=at, but=observer.epoch(world))
+        at = fold_beats(world, entries, start=at, except_epoch=observer.epoch(world))
         if at < len(entries):
             transitions = apply(world, entries[at])
             observer.take(world, entries[at], transitions=transitions)

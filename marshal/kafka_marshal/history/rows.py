@@ -108,7 +108,11 @@ class Interval(msgspec.Struct, kw_only=True, gc=False):
     position: Annotated[int | None, "last position under it"] = None
     rewinds_count: Annotated[int, "beats that set the position back on purpose"] = 0
     steps_back_count: Annotated[int, "records that set it back without a rewind"] = 0
-    stray_count: Annotated[int, "accepted records that the owner cannot have sent"] = 0
+    stray_count: Annotated[
+        int,
+        "accepted records that the owner cannot have sent (a broken rule; 0 in a "
+        "correct log)",
+    ] = 0
     ending: Annotated[str, "`open`, `released`, `taken_over` or `resumed`"] = OPEN
     ended_by: Annotated[str | None, "client that released it or took it over"] = None
     reason: Annotated[

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from kafka_marshal.clock import instant
 from kafka_marshal.history.actions import (
     ENDED,
+    ENDED_BY_RESET,
     EXPIRED,
     PARTIAL,
     RECREATED,
     RESUMED,
-    TAKEN_BACK,
     WITHDRAWN,
     Action,
     ActionRecord,
@@ -380,7 +380,7 @@ def _keys(action: Action) -> str:
 _HOW = {
     RESUMED: "resumed",
     ENDED: "ended",
-    TAKEN_BACK: "ended by a Reset",
+    ENDED_BY_RESET: "ended by a Reset",
     WITHDRAWN: "withdrawn",
     RECREATED: "dropped for a later topic of that name",
 }

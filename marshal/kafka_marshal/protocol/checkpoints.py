@@ -37,7 +37,7 @@ def split(value: bytes) -> list[bytes]:
     ]
 
 
-def cut(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def parts_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the parts of ``split``, each as soon as its bytes are available."""
     rest = b""
     for piece in pieces:
@@ -188,17 +188,20 @@ class Assembly:
         end, value = self.end, b"".join(self._parts)
         begin = self._begin
         if begin is None:
-            return "its Begin is not where its End says"
+            return "its Begin is not at the offset that its End names"
         if (len(self._parts), len(value)) != (end.part_count, end.size_bytes):
-            return f"{len(self._parts)} of {end.part_count} chunks are there"
+            return (
+                f"{len(self._parts)} chunks of {len(value)} bytes in all were found, "
+                f"not {end.part_count} of {end.size_bytes} bytes"
+            )
         try:
             world = from_bytes(value)
         except MalformedRecord as error:
             return str(error)
         if (world.partition, world.next_offset) != (partition, end.begin_offset + 1):
-            return "its state is of another place"
+            return "its state is of another coordinating partition or offset"
         if bytes.fromhex(digest(world)) != end.digest:
-            return "its state has another digest than its End says"
+            return "its state has another digest than its End names"
         if not is_writer(world, begin):
-            return "its own state says that its writer did not own /checkpoint"
+            return "in its state, its writer does not own /checkpoint"
         return value

@@ -277,7 +277,7 @@ class Claim:
         return self._base_ms
 
     @property
-    def is_under_way(self) -> bool:
+    def is_verdict_pending(self) -> bool:
         """Whether a claim was sent and its verdict is pending."""
         return self.phase is Phase.CLAIMING
 

@@ -344,7 +344,10 @@ _WHOLE: dict[type, tuple[Callable[[Any], bool], str]] = {
     StagePosition: (_are_distinct, "a key is named twice"),
     Directive: (_names_one, "it must name either a client or a host"),
     LayoutGroups: (_names_groups, "it has neither settings nor directives"),
-    DataGrowth: (_is_growth, "no growth of these counts"),
+    DataGrowth: (
+        _is_growth,
+        "new_count is no growth of old_count, or ends has another length",
+    ),
 }
 """Conditions on the fields of a record, each with the reason if it does not hold."""
 

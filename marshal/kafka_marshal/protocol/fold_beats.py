@@ -46,7 +46,7 @@ def fold_beats(
     entries: Sequence[LogEntry],
     *,
     start: int,
-    but: int = NO_EPOCH,
+    except_epoch: int = NO_EPOCH,
     beats: list[Beat] | None = None,
 ) -> int:
     """Fold the ordinary heartbeats at the start of the entries, in place.
@@ -55,7 +55,8 @@ def fold_beats(
         state: The state as of an offset below that of the next entry.
         entries: Entries of its partition.
         start: Index of the next one.
-        but: Epoch whose heartbeats are not folded, for a caller that observes its key.
+        except_epoch: Epoch whose heartbeats are not folded, for a caller that observes
+            its key.
         beats: The folded heartbeats are added to it, for a caller that observes all.
 
     Returns: Index of the first entry that was not folded; ``apply`` folds it.
@@ -77,7 +78,7 @@ def fold_beats(
         entries,
         clock=(state.next_offset, now_ms, before_ms),
         start=start,
-        but=but,
+        except_epoch=except_epoch,
         beats=beats,
         interval_ms=config.heartbeat_interval_ms,
         latest_ms=latest_ms,
@@ -96,7 +97,7 @@ def fold_in_python(
     *,
     clock: Clock,
     start: int,
-    but: int,
+    except_epoch: int,
     beats: list[Beat] | None,
     interval_ms: int,
     latest_ms: int,
@@ -135,7 +136,7 @@ def fold_in_python(
             or key != (record.group_id, record.topic, record.partition)
             or key.topic == CHECKPOINT_TOPIC
             or record.rewind
-            or record.epoch == but
+            or record.epoch == except_epoch
             or (fences and (key[0], record.client_id, record.incarnation) in fences)
             or (lapses_ms is not None and (at_ms >= lapses_ms or is_paused(state, key)))
         ):

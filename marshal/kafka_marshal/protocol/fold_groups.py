@@ -302,7 +302,7 @@ def _member(step: Step, record: Member) -> Transitions:
     if config is None:
         return (step.ignored("no_config"),)
     if not judging.is_home(state, record.group_id):
-        return (step.ignored(judging.elsewhere(state)),)
+        return (step.ignored(judging.misplaced_reason(state)),)
     members = state.soft.members
     name = (record.group_id, record.client_id, record.incarnation)
     if name in state.fences:

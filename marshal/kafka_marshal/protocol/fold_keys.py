@@ -164,7 +164,7 @@ def _renewal(state: WorldState, key: Key) -> int | None:
     """Return the interval by which the owner's heartbeat renews; None = not at all."""
     assert state.config is not None
     # PROTOCOL 4.5: renewing in a pause would be unsafe; 4.13: a fence ends the claim.
-    if judging.held_up(state, key) is not None or _is_owner_fenced(state, key):
+    if judging.draining_reason(state, key) is not None or _is_owner_fenced(state, key):
         return None
     return state.config.heartbeat_interval_ms
 
@@ -288,8 +288,8 @@ def _claim_messages(step: Step, record: ClaimingMessages) -> Transitions:
     last = record.proposed_last_offset
     if _is_owner_fenced(state, key):
         reason = "sender_fenced"
-    elif (held_up := judging.held_up(state, key)) is not None:
-        reason = held_up
+    elif (draining := judging.draining_reason(state, key)) is not None:
+        reason = draining
     elif last < first:
         reason = "nothing_left"
     elif last - first >= config.limit("span"):

@@ -332,7 +332,7 @@ def _lacks_source(
         return "layout"
     source = layout.source(record.source)
     if source is None:
-        return judging.elsewhere(state)
+        return judging.misplaced_reason(state)
     return None if source.done_ms is None else "done"
 
 

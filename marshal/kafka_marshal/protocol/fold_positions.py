@@ -57,7 +57,7 @@ def _stage(step: Step, record: StagePosition) -> Transitions:
             return (step.refused("moving", key),)
     for key in locks:
         if judging.is_misplaced(state, key, config=config):
-            return (step.refused(judging.elsewhere(state), key),)
+            return (step.refused(judging.misplaced_reason(state), key),)
     reason = _not_paused(state, record.group_id, op_id=record.op_id)
     if reason is not None:
         return (step.refused(reason),)
@@ -126,7 +126,7 @@ def _decide(step: Step, record: DecidePosition) -> Transitions:
     config = state.config
     assert config is not None  # the record needs level 2
     if not _is_home(state, record.group_id, config=config):
-        return (step.refused(judging.elsewhere(state)),)
+        return (step.refused(judging.misplaced_reason(state)),)
     reason = _not_paused(state, record.group_id, op_id=record.op_id)
     if reason is not None:
         return (step.refused(reason),)

@@ -468,7 +468,7 @@ class AtMostOnce:
         self._grants.clear()
         self.unused_count = 0
 
-    def take_back(self) -> None:
+    def mark_processed(self) -> None:
         """Record that everything handed out is processed."""
         self.done = self._handed
 
@@ -531,7 +531,7 @@ FASTER_AT_ONCE = 2
 """The average work of a batch is at most this multiple of the last sample."""
 
 
-class Pace:
+class GrantDepth:
     """How many batches of a partition to have at risk (PROTOCOL 6.3).
 
     The depth covers a round trip and the partition's part of 40 ms of work. It is 1 at

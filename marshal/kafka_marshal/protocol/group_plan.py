@@ -194,11 +194,11 @@ class _Cohorts:
         keys, members = given.keys, given.members
         for index in range(1, len(keys)):
             if keys[index - 1].key >= keys[index].key:
-                raise ValueError(f"{keys[index].key} is not in order, or there twice")
+                raise ValueError(f"{keys[index].key} is out of order or repeated")
         for index in range(1, len(members)):
             if members[index - 1].name >= members[index].name:
                 name = members[index].name
-                raise ValueError(f"member {name!r} is not in order, or there twice")
+                raise ValueError(f"member {name!r} is out of order or repeated")
 
     def _group(self, keys: Iterable[PlanKey]) -> None:
         names = {member.name: number for number, member in enumerate(self.members)}

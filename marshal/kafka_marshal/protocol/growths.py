@@ -184,7 +184,7 @@ def _grow(step: Step, record: DataGrowth) -> Transitions:
     config = state.config
     assert config is not None  # the record needs level 2
     if state.partition != 0:
-        return (step.refused(judging.elsewhere(state)),)
+        return (step.refused(judging.misplaced_reason(state)),)
     reason = judge(state.growths, record)
     if reason == "known":
         return (step.ignored(reason),)

@@ -29,7 +29,7 @@ class Sample(NamedTuple):
     end: int
 
 
-class Pace(NamedTuple):
+class LagTrend(NamedTuple):
     """Progress of an owner over several samples.
 
     Attributes:
@@ -77,14 +77,14 @@ class Health:
 
     Attributes:
         bad_cycles: Evaluations in a row that found it lagging.
-        pace: Figures of the last evaluation, None before the first.
+        trend: Figures of the last evaluation, None before the first.
     """
 
-    __slots__ = ("_samples", "bad_cycles", "pace")
+    __slots__ = ("_samples", "bad_cycles", "trend")
 
     def __init__(self) -> None:
         self.bad_cycles = 0
-        self.pace: Pace | None = None
+        self.trend: LagTrend | None = None
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
 
     def add(self, sample: Sample, *, interval_ms: int) -> None:
@@ -99,13 +99,13 @@ class Health:
         if len(samples) < SAMPLES_MAX:
             return
         first = samples[0]
-        self.pace = Pace(
+        self.trend = LagTrend(
             sample.end - sample.reached,
             sample.reached - first.reached,
             sample.end - first.end,
             sample.at_ms - first.at_ms,
         )
-        is_well = self.pace.keeps_up(interval_ms)
+        is_well = self.trend.keeps_up(interval_ms)
         self.bad_cycles = 0 if is_well else self.bad_cycles + 1
 
     @property
@@ -116,7 +116,7 @@ class Health:
     def restart(self) -> None:
         """Drop all samples."""
         self.bad_cycles = 0
-        self.pace = None
+        self.trend = None
         self._samples.clear()
 
 

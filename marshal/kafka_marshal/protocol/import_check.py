@@ -174,7 +174,10 @@ def _difference_of_all(record: LayoutDone, left: _Left, *, target: int) -> str |
     ]
     if (len(items), digest_of(items)) == (record.key_count, record.digest):
         return None
-    return f"the source has {len(items)} keys that move here, or other ones"
+    return (
+        f"the source has {len(items)} keys that move here; the record has another "
+        "count or digest of them"
+    )
 
 
 def _key_of(item: ImportedKey) -> Key:

@@ -62,14 +62,14 @@ def is_paused(state: WorldState, key: Key) -> bool:
     return state.pause_of(key) is not None
 
 
-def held_up(state: WorldState, key: Key) -> str | None:
+def draining_reason(state: WorldState, key: Key) -> str | None:
     """Return why an owner's key is being drained, or None."""
     if state.layout is not None and layout.is_moving(state, key):
         return layout.MOVING
     return "paused" if is_paused(state, key) else None
 
 
-def elsewhere(state: WorldState) -> str:
+def misplaced_reason(state: WorldState) -> str:
     """Return the reason for a record of another partition (PROTOCOL 2.3, 10.3)."""
     return "retired" if layout.is_retired(state) else "wrong_partition"
 
@@ -112,7 +112,7 @@ def judge_claim(
     if record.generation != config.generation:
         return "wrong_generation"
     if is_misplaced(state, key, config=config):
-        return elsewhere(state)
+        return misplaced_reason(state)
     if known is None and layout.is_importing(state, key):
         return "importing"
     if _is_sender_fenced(state, record):
@@ -162,7 +162,7 @@ def judge_resume(
     if record.generation != config.generation:
         return "wrong_generation"
     if is_misplaced(state, key, config=config):
-        return elsewhere(state)
+        return misplaced_reason(state)
     if _is_sender_fenced(state, record):
         return "sender_fenced"
     reason = _held_back(state, key)
@@ -206,7 +206,7 @@ def judge_forgetting(
     if layout.is_moving(state, key):
         return "moving"
     if is_misplaced(state, key, config=state.config):
-        return elsewhere(state)
+        return misplaced_reason(state)
     if state.layout is not None:
         return "busy"
     known = state.keys.get(key)
@@ -239,14 +239,14 @@ def mismatch(
         return None if known.epoch == record.epoch else "old_epoch"
     if layout.is_moving(state, key) or not is_misplaced(state, key, config=config):
         return "not_owner"
-    return elsewhere(state)
+    return misplaced_reason(state)
 
 
 def judge_offer(state: WorldState, record: HandoffOffer, *, key: Key) -> str | None:
     """Return why an owner's offer is refused, in the order of PROTOCOL 9.4, or None."""
     if _is_sender_fenced(state, record):
         return "sender_fenced"
-    return held_up(state, key)
+    return draining_reason(state, key)
 
 
 def judge_ready(state: WorldState, record: HandoffReady, *, key: Key) -> str | None:
@@ -263,7 +263,7 @@ def judge_ready(state: WorldState, record: HandoffReady, *, key: Key) -> str | N
         return "late"
     if _is_sender_fenced(state, record):
         return "sender_fenced"
-    return held_up(state, key)
+    return draining_reason(state, key)
 
 
 def judge_release_group(
@@ -373,7 +373,7 @@ def judge_next(
     assert config is not None  # the records need level 2
     home = home_partition(group_id, partition_count=config.partition_count)
     if home != state.partition:
-        return elsewhere(state)
+        return misplaced_reason(state)
     if layout.is_importing_group(state, group_id):
         return "importing"
     if not is_next:

@@ -179,8 +179,8 @@ class Steps:
         groups: Imports of settings and directives, which are final from the fence on.
         dones: Sources with nothing left for a target.
         finals: The partitions in which a change ends.
-        nudges: Partitions whose log time must move before anything else can happen
-            there; appending the fence again moves it, and is refused.
+        repeat_fences: Partitions to which the fence is appended again. It is refused,
+            but moves their log time, without which nothing else can happen there.
         waits: What the other steps wait for.
     """
 
@@ -193,7 +193,7 @@ class Steps:
     groups: tuple[GroupImport, ...] = ()
     dones: tuple[Done, ...] = ()
     finals: tuple[Final, ...] = ()
-    nudges: tuple[int, ...] = ()
+    repeat_fences: tuple[int, ...] = ()
     waits: tuple[Wait, ...] = ()
 
 
@@ -214,7 +214,7 @@ def next_steps(reading: Reading, *, wanted: Collection[Key] = ()) -> Steps:
         lost = () if fences else (Wait("behind" if 0 in known else "unread", 0),)
         return Steps(change=change, fences=fences, waits=lost)
     waits = list(waits_of(reading))
-    nudges = {each.partition for each in waits if each.left_ms == 0}
+    stalled = {each.partition for each in waits if each.left_ms == 0}
     return Steps(
         change=change,
         is_over=over,
@@ -224,7 +224,7 @@ def next_steps(reading: Reading, *, wanted: Collection[Key] = ()) -> Steps:
         groups=tuple(groups_of(reading)),
         dones=tuple(dones_of(reading)),
         finals=tuple(finals_of(reading)),
-        nudges=tuple(sorted(nudges)),
+        repeat_fences=tuple(sorted(stalled)),
         waits=tuple(waits),
     )
 

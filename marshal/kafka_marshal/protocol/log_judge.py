@@ -195,10 +195,10 @@ class LogJudge:
         if transition.outcome != ACCEPTED:
             now = None if state is None else Known.of(state)[:4]
             if now != (None if was is None else was[:4]) and now is not None:
-                yield "S1", "changed by a record without effect"
+                yield "S1", "was changed by a refused or ignored record"
             return
         if state is None:
-            yield "S1", "is accepted and gone"
+            yield "S1", "does not exist after an accepted record"
             return
         name = (key.group_id, *_sender(transition))
         if transition.effect in FORBIDDEN and name in self._fenced:
@@ -209,7 +209,7 @@ class LogJudge:
                 was = None
             yield from self._check_claim(transition, key, state=state)
         elif was is None:
-            yield "S1", f"was never claimed, and is {transition.effect}"
+            yield "S1", f"is {transition.effect}, but was never claimed"
             return
         elif transition.effect == "ready":
             if Known.of(state)[:4] != was[:4]:
@@ -234,15 +234,15 @@ class LogJudge:
     ) -> Iterator[tuple[str, str]]:
         was = self.known.get(key)
         if state.epoch != transition.offset or (was and state.epoch <= was.epoch):
-            yield "S1", f"has epoch {state.epoch}"
+            yield "S1", f"has epoch {state.epoch} after a claim at {transition.offset}"
         if state.owner != _sender(transition):
-            yield "S1", f"belongs to {state.owner}, not to who won it"
+            yield "S1", f"belongs to {state.owner}, not to the claimant"
         if was is not None and was.lock is not None:
             yield "8.3", "is claimed while it is locked"
         if was is not None and was.topic_id not in {None, state.topic_id}:
             position = state.next_unclaimed()
             if position is not None:
-                yield "4.3", f"is still at {position} of an earlier topic"
+                yield "4.3", f"has position {position} of an earlier topic id"
         if was is not None and was.topic_id is None:
             head = self.granted.get((key, None), 0)
             self.granted.setdefault((key, state.topic_id), head)
@@ -265,7 +265,7 @@ class LogJudge:
             yield "S1", f"got the epoch {state.epoch} by {effect}"
         sender = _sender(transition)
         if was.owner != sender:
-            yield "S1", f"is {effect} by {sender}, and belongs to {was.owner}"
+            yield "S1", f"is {effect} by {sender}, but {was.owner} owns it"
         assert key is not None
         is_renewed = state.renewed_ms != was.renewed_ms
         if is_renewed and self._world.pause_of(key) is not None:
@@ -279,7 +279,7 @@ class LogJudge:
         assert key is not None
         assert isinstance(record, StagePosition | ResolvePosition)
         if (state.owner, state.epoch) != (None, was.epoch):
-            yield "S1", f"is {effect} and has the owner {state.owner}"
+            yield "S1", f"is {effect}, but has the owner {state.owner}"
         is_locked = state.lock is not None
         if is_locked != (effect == "staged"):
             yield "8.3", f"is {effect} with the lock {state.lock}"
@@ -288,14 +288,14 @@ class LogJudge:
             if was.owner is not None and age_ms <= 2 * state.heartbeat_interval_ms:
                 yield "8.3", f"is staged {age_ms} ms after its owner's heartbeat"
             if (state.position, state.granted) != (was.position, was.granted):
-                yield "8.3", "moves before the commit"
+                yield "8.3", "changes its position before the commit"
             return
         if was.lock is None or was.lock.op_id != record.op_id:
             yield "8.5", f"is {effect} by an operation that has not locked it"
             return
         is_set = effect == "position_set"
         if state.position != (was.lock.position if is_set else was.position):
-            yield "8.5", f"is {effect} and at {state.position}"
+            yield "8.5", f"is {effect}, but has position {state.position}"
         if is_set and state.granted is not None:
             # Offsets from the position on may be granted again.
             self.granted[key, state.topic_id] = state.position or 0
@@ -307,7 +307,8 @@ class LogJudge:
         first, last = detail.get("first", 0), detail.get("last", -1)
         head = self.granted.get(place, 0)
         if first < head or last < first:
-            yield "S3", f"was granted {first} to {last}, and all below {head} before"
+            text = f"was granted {first} to {last}, but all below {head} was before"
+            yield "S3", text
         self.granted[place] = max(head, last + 1)
 
 

@@ -29,7 +29,8 @@ class KeyView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             reserves the key for; None if it is free or stale.
         is_mine: Whether this member holds it, or is about to.
         is_claimable: Whether a claim is likely to be accepted now.
-        is_ours_before: Whether an earlier process of this member still owns it.
+        is_held_by_earlier_process: Whether an earlier process of this member still owns
+            it.
         is_orphan: Whether it has been claimable for so long that the member whose
             share it is evidently does not claim it.
         is_leaving: Whether this member is releasing it already.
@@ -45,7 +46,7 @@ class KeyView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     owner: str | None
     is_mine: bool
     is_claimable: bool
-    is_ours_before: bool = False
+    is_held_by_earlier_process: bool = False
     is_orphan: bool = False
     is_leaving: bool = False
     is_lost: bool = False
@@ -182,7 +183,7 @@ def planned(view: View) -> Plan:
         to = key.planned
         if not key.is_mine:
             is_named = to == view.me and key.is_claimable
-            if key.is_ours_before or (is_named and view.can_take):
+            if key.is_held_by_earlier_process or (is_named and view.can_take):
                 claim.append(key.key)
         elif to is not None and to != view.me and key.key.topic in takers.get(to, ()):
             release.append(Release(key.key, to, reason=PLANNED))
@@ -322,8 +323,14 @@ def _share(
             )
         )
     if not view.can_take:
-        own = tuple(key.key for key in keys if key.is_ours_before and not key.is_mine)
-        return Plan(own, why=dict.fromkeys(own, f"fair: {detail}, its own before"))
+        own = tuple(
+            key.key
+            for key in keys
+            if key.is_held_by_earlier_process and not key.is_mine
+        )
+        return Plan(
+            own, why=dict.fromkeys(own, f"fair: {detail}, held by its earlier process")
+        )
     wanted = share[view.me] - mine
     if wanted > 0:
         lacks[view.me] = wanted
@@ -334,7 +341,10 @@ def _share(
     # Coverage comes before balance: no member lacks keys, or none claims these.
     left = [key for key in keys if not lacks or key.is_orphan]
     chosen = _pick(view, left, room=min(len(left), room))
-    return Plan(chosen, why=dict.fromkeys(chosen, f"fair: {detail}, nobody takes it"))
+    return Plan(
+        chosen,
+        why=dict.fromkeys(chosen, f"fair: {detail}, unclaimed beyond the shares"),
+    )
 
 
 def _turns_of_others(
@@ -440,11 +450,13 @@ def _pick(view: View, keys: Sequence[KeyView], *, room: int) -> tuple[Key, ...]:
     """
     if room <= 0:
         return ()
-    before = [key.key for key in keys if key.is_ours_before and not key.is_mine]
+    before = [
+        key.key for key in keys if key.is_held_by_earlier_process and not key.is_mine
+    ]
     free = [
         key
         for key in keys
-        if key.is_claimable and not key.is_mine and not key.is_ours_before
+        if key.is_claimable and not key.is_mine and not key.is_held_by_earlier_process
     ]
     live = {member.client_id for member in view.members} - {view.me}
     names = sorted(live | {view.me})
@@ -506,7 +518,7 @@ def topic(view: View) -> Plan:
 
 
 def _is_open(key: KeyView) -> bool:
-    return not key.is_mine and (key.is_claimable or key.is_ours_before)
+    return not key.is_mine and (key.is_claimable or key.is_held_by_earlier_process)
 
 
 def _why_not(view: View, keys: list[KeyView], *, is_given: bool) -> str | None:

@@ -484,7 +484,7 @@ class _KeyReader:
         partition = reading.partition_of(key)
         world, now_ms = reading.worlds[partition], reading.now_ms(partition)
         known = world.keys.get(key)
-        if world.is_set_aside(
+        if world.is_paused_by_scope(
             key, world.append_time_ms + reading.elapsed_ms[partition]
         ):
             return None

@@ -438,7 +438,7 @@ def _count_of_list(value: bytes) -> int:
     if head & 0xF0 == 0x90:  # noqa: PLR2004 - MessagePack's fixarray
         return head & 0x0F
     if head not in {0xDC, 0xDD}:
-        raise ValueError("no list")
+        raise ValueError("not a MessagePack array")
     return int.from_bytes(value[1 : 3 if head == 0xDC else 5], "big")  # noqa: PLR2004
 
 
@@ -478,7 +478,7 @@ def _read(world: _World) -> WorldState:
         and _are_of_a_log(state)
     )
     if not is_of_a_log:
-        raise ValueError("offsets that no log has")
+        raise ValueError("offsets that no log can produce")
     # Nothing is claimed or paused before there is a Config (PROTOCOL 2.3).
     if state.config is None and (state.keys or state.groups):
         raise ValueError("claims or pauses without a Config")
@@ -710,7 +710,7 @@ def _check_pauses(group: GroupState) -> None:
         and not any(map(group.is_over, names - begun))
     )
     if not is_sound:
-        raise ValueError("pauses that no log has")
+        raise ValueError("pauses that no log can produce")
 
 
 def _check_directives(group: GroupState) -> None:
@@ -722,7 +722,7 @@ def _check_directives(group: GroupState) -> None:
         and not any(group.is_over(each.op_id) for each in every)
     )
     if not is_sound:
-        raise ValueError("directives that no log has")
+        raise ValueError("directives that no log can produce")
 
 
 def _read_layout(row: _Layout, state: WorldState) -> Layout:
@@ -743,7 +743,7 @@ def _read_layout(row: _Layout, state: WorldState) -> Layout:
         and row.offset < state.next_offset
     )
     if not is_sound:
-        raise ValueError("a change of the partition count that no log has")
+        raise ValueError("a change of the partition count that no log can produce")
     return Layout(row.op_id, row.from_count, row.offset, row.sources)
 
 
@@ -757,7 +757,7 @@ def _read_growths(row: _Growths, state: WorldState) -> tuple[Growth, ...]:
         and all(is_topic(each.topic) for each in growths)
     )
     if not is_sound:
-        raise ValueError("growths of data topics that no log has")
+        raise ValueError("growths of data topics that no log can produce")
     return growths
 
 

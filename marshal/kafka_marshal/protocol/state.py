@@ -449,7 +449,7 @@ class WorldState:
         found = [each for each in pauses if is_in_scope(each.scope, key)]
         return max(found, key=attrgetter("until_ms"), default=None)
 
-    def is_set_aside(self, key: Key, append_ms: int) -> bool:
+    def is_paused_by_scope(self, key: Key, append_ms: int) -> bool:
         """Return whether only pauses with a scope pause a key, by an estimate."""
         # Few pauses have a scope.
         group = self.groups.get(key.group_id) if self.scopes else None

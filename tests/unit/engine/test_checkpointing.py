@@ -177,18 +177,18 @@ def test_a_checkpoint_is_encoded_in_parts_and_has_one_offset(monkeypatch):
     cluster.fates["a"] = AppendFate(delay_ms=H // 4)
     state = crowd(node)
     expected, taken, per_round = [], [], []
-    plain_cut, plain_drive = checkpointing.cut, checkpointing.Checkpointer.drive
+    plain_parts, plain_drive = checkpointing.parts_of, checkpointing.Checkpointer.drive
 
-    def cut(pieces):
+    def parts_of(pieces):
         expected.append(to_bytes(state))
-        return (taken.append(part) or part for part in plain_cut(pieces))
+        return (taken.append(part) or part for part in plain_parts(pieces))
 
     def drive(self, now_ms):
         before = len(taken)
         plain_drive(self, now_ms)
         per_round.append(len(taken) - before)
 
-    monkeypatch.setattr(checkpointing, "cut", cut)
+    monkeypatch.setattr(checkpointing, "parts_of", parts_of)
     monkeypatch.setattr(checkpointing.Checkpointer, "drive", drive)
     cluster.run_until(checkpointed(cluster), 12 * H)
     assert max(per_round) <= UNDER_WAY_MAX

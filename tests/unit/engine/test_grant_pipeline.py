@@ -26,7 +26,7 @@ from kafka_marshal.engine.fetch_state import FetchState
 from kafka_marshal.engine.grant_pipeline import GrantPipeline
 from kafka_marshal.errors import ClaimLost
 from kafka_marshal.protocol.claiming import Phase
-from kafka_marshal.protocol.granting import AtMostOnce, GrantVerdict, Pace
+from kafka_marshal.protocol.granting import AtMostOnce, GrantDepth, GrantVerdict
 from kafka_marshal.protocol.losses import marks_of
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import OffsetRange, TopicPartition
@@ -36,7 +36,7 @@ from simulator.fakestore import AppendFate
 T1 = TopicPartition("t", 1)
 
 
-class Eager(Pace):
+class Eager(GrantDepth):
     """Uses the full depth of the pipeline from the start."""
 
     def __init__(self, most):
@@ -50,7 +50,7 @@ class Eager(Pace):
 
 @pytest.fixture
 def eager(monkeypatch):
-    monkeypatch.setattr(grant_pipeline, "Pace", Eager)
+    monkeypatch.setattr(grant_pipeline, "GrantDepth", Eager)
 
 
 @pytest.fixture
@@ -263,7 +263,7 @@ def test_without_a_position_requests_are_sent_one_at_a_time(eager):
     cluster = world(records=(40,))
     node = cluster.node("a", spec=spec(delivery=AMO, most=3))
     cluster.run_until(lambda: KEY in node.session.holdings, H)
-    cluster.run_until(lambda: claim_of(node).is_under_way, H)
+    cluster.run_until(lambda: claim_of(node).is_verdict_pending, H)
     # The claim is sent; all later records arrive late, heartbeats included.
     cluster.fates["a"] = AppendFate(delay_ms=H, fails_after_ms=10)
     cluster.run_until(lambda: claim_of(node).phase is Phase.HELD, H)

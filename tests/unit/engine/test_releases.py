@@ -28,7 +28,7 @@ def test_a_ghost_claim_is_released_at_once(cluster):
     cluster.run(H // 2)
     cluster.fates.clear()
     node.consumer.close(timeout_ms=0)
-    assert not node.session.holdings or claim_of(node).is_under_way
+    assert not node.session.holdings or claim_of(node).is_verdict_pending
     cluster.run_until(lambda: KEY in fold(cluster).keys, 2 * H)
     cluster.run(100)
     assert fold(cluster).keys[KEY].owner is None

@@ -7,8 +7,8 @@ from kafka_marshal.protocol.checkpoints import (
     Assembly,
     Watch,
     checkpoint_key,
-    cut,
     is_writer,
+    parts_of,
     split,
 )
 from kafka_marshal.protocol.rationalizer import apply
@@ -134,7 +134,7 @@ def test_a_state_of_another_partition_is_none():
     assembly = Assembly(end)
     for entry in log.entries:
         assembly.take(entry)
-    assert "another place" in assembly.state(1)
+    assert "another coordinating partition" in assembly.state(1)
 
 
 def test_bytes_that_are_no_state_are_none():
@@ -153,7 +153,7 @@ def test_only_the_owner_of_the_place_writes_checkpoints():
     log.append(chunk(value, client="c9"))
     end = finish(1, size=len(value), digest=bytes.fromhex(expected_digest), client="c9")
     log.append(end)
-    assert "did not own" in put_together(log, end)
+    assert "does not own" in put_together(log, end)
     assert (log.seen, log.watch.last_offset) == ([], None)
     epoch = log.claimed("c9", key=PLACE)
     assert is_writer(log.state, begin(epoch, client="c9"))
@@ -241,4 +241,4 @@ def test_parts_fit_into_records(size):
 def test_pieces_are_cut_as_the_whole_is_split(size, piece):
     value = bytes(range(256)) * (size // 256) + bytes(size % 256)
     pieces = [value[at : at + piece] for at in range(0, size, piece)]
-    assert list(cut(pieces)) == split(value)
+    assert list(parts_of(pieces)) == split(value)

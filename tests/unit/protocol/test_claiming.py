@@ -204,7 +204,7 @@ def test_every_input_in_every_phase(phase, name):
     INPUTS[name](it)
     assert it.phase is after
     assert it.is_owned == (after in {S, D})
-    assert it.is_under_way == (after is C)
+    assert it.is_verdict_pending == (after is C)
     assert (it.ending is not None) == (after is E)
     if not it.is_owned:
         assert it.lease == NO_LEASE

@@ -349,8 +349,8 @@ def test_a_run_ends_at_a_heartbeat_of_the_epoch_that_is_left_out():
         apply(state, entry)
     rest = log.entries[BEGUN:]
     assert fold_beats(deepcopy(state), rest, start=0) == 3
-    assert fold_beats(deepcopy(state), rest, start=0, but=2) == 0
-    assert fold_beats(state, rest, start=0, but=1) == 2
+    assert fold_beats(deepcopy(state), rest, start=0, except_epoch=2) == 0
+    assert fold_beats(state, rest, start=0, except_epoch=1) == 2
     assert (state.keys[KEY].position, state.keys[OTHER].position) == (None, 5)
 
 

@@ -13,9 +13,9 @@ from kafka_marshal.protocol.granting import (
     REQUESTS_IN_FLIGHT_MAX,
     WORK_PER_ROUND_US,
     AtMostOnce,
+    GrantDepth,
     GrantRequest,
     GrantVerdict,
-    Pace,
     Refusal,
     SentRequest,
     averaged,
@@ -469,7 +469,7 @@ def test_what_nobody_received_is_handed_out_again(bench):
     for last in (4, 9, 19):
         bench.granted(last)
     bench.it.hand_out(1)
-    bench.it.take_back()
+    bench.it.mark_processed()
     bench.it.hand_out(12)
     assert bench.it.unused_count == 7
     bench.it.put_back(3)
@@ -477,7 +477,7 @@ def test_what_nobody_received_is_handed_out_again(bench):
     assert bench.it.unused == (OffsetRange(3, 20),)
     assert (bench.it.unused_count, bench.it.done) == (17, 2)
     bench.it.hand_out(5)
-    bench.it.take_back()
+    bench.it.mark_processed()
     assert (bench.it.done, bench.it.unused_count) == (6, 14)
 
 
@@ -511,10 +511,10 @@ def test_handed_out_records_are_processed_at_the_next_request(bench):
     bench.granted(9)
     bench.it.hand_out(3)
     assert bench.it.done == 0
-    bench.it.take_back()
+    bench.it.mark_processed()
     assert bench.it.done == 4
     bench.it.skip_through(7)
-    bench.it.take_back()
+    bench.it.mark_processed()
     assert bench.it.done == 8
 
 
@@ -525,7 +525,7 @@ def test_offsets_without_records_are_done_with_once_all_before_them_is(bench):
     bench.it.hand_out(2)
     bench.it.skip_through(4)
     assert bench.it.done == 2, "what was handed out is still in hand"
-    bench.it.take_back()
+    bench.it.mark_processed()
     assert bench.it.done == 5
 
 
@@ -596,37 +596,37 @@ def paced(pace, times, work_us, round_trip_us, partitions=1):
 
 
 def test_a_bound_of_one_is_no_pipelining():
-    pace = Pace(1)
+    pace = GrantDepth(1)
     assert set(paced(pace, 20, 0, 900 * MS)) == {1}
 
 
 def test_the_pipeline_begins_with_one_request_and_doubles():
-    pace = Pace(4)
+    pace = GrantDepth(4)
     assert pace.depth == 1
     assert paced(pace, 5, 10 * MS, FAR_US) == [2, 4, 4, 4, 4]
 
 
 def test_the_pipeline_lasts_a_round_trip_and_the_work_of_a_round():
     batches = WORK_PER_ROUND_US // (10 * MS)
-    assert paced(Pace(99), 9, 10 * MS, 9 * MS)[-1] == 1 + batches
-    assert paced(Pace(99), 9, 10 * MS, 15 * MS)[-1] == 2 + batches
+    assert paced(GrantDepth(99), 9, 10 * MS, 9 * MS)[-1] == 1 + batches
+    assert paced(GrantDepth(99), 9, 10 * MS, 15 * MS)[-1] == 2 + batches
 
 
 def test_partitions_share_the_work_of_a_round():
-    alone, shared = Pace(99), Pace(99)
+    alone, shared = GrantDepth(99), GrantDepth(99)
     paced(alone, 9, 1 * MS, 4 * MS)
     paced(shared, 9, 1 * MS, 4 * MS, partitions=4)
     assert alone.depth == 4 * shared.depth
 
 
 def test_without_a_round_trip_nothing_is_decided():
-    pace = Pace(4)
+    pace = GrantDepth(4)
     assert paced(pace, 1, 10 * MS, 0) == [1]
     assert pace.work_us == 0
 
 
 def test_the_pipeline_shrinks_only_after_many_samples():
-    pace = Pace(4)
+    pace = GrantDepth(4)
     paced(pace, 3, 10 * MS, FAR_US)
     pace.work_us = 40 * MS
     assert set(paced(pace, FEWER_IN_A_ROW - 1, 40 * MS, 40 * MS)) == {4}
@@ -637,7 +637,7 @@ def test_the_pipeline_shrinks_only_after_many_samples():
 
 def test_the_pipeline_depth_settles():
     """Figures that swing about their mean move nothing, once it has settled."""
-    pace = Pace(32)
+    pace = GrantDepth(32)
     depths = set()
     for number in range(400):
         work_ms = (7, 13, 10, 4, 16)[number % 5]
@@ -648,14 +648,14 @@ def test_the_pipeline_depth_settles():
 
 
 def test_a_long_silence_is_soon_forgotten():
-    pace = Pace(4)
+    pace = GrantDepth(4)
     assert paced(pace, 1, 3_600_000 * MS, 10 * MS) == [1]
     assert paced(pace, 8, 10 * MS, 10 * MS)[-1] > 1
 
 
 def test_one_wait_does_not_slow_down_what_follows():
     """A consumer waits for its first large fetch, which is no work."""
-    pace = Pace(64)
+    pace = GrantDepth(64)
     paced(pace, 8, 1 * MS, 4 * MS, partitions=8)
     before = pace.depth
     paced(pace, 1, 200 * MS, 4 * MS, partitions=8)
@@ -666,12 +666,12 @@ def test_one_wait_does_not_slow_down_what_follows():
 
 
 def test_a_slow_handler_has_nothing_ahead():
-    pace = Pace(4)
+    pace = GrantDepth(4)
     assert set(paced(pace, 40, 5_000 * MS, 10 * MS)) == {1}
 
 
 def test_a_handler_of_no_time_at_all_gets_the_most():
-    pace = Pace(4)
+    pace = GrantDepth(4)
     assert paced(pace, 10, 0, 5 * MS)[-1] == 4
     assert pace.work_us == 1
 

@@ -6,7 +6,7 @@ from kafka_marshal.protocol.health import (
     SAMPLES_MAX,
     Backoff,
     Health,
-    Pace,
+    LagTrend,
     Sample,
     handler_limit_ms,
     is_stuck,
@@ -15,7 +15,7 @@ from kafka_marshal.protocol.health import (
 H = 1_000
 
 
-# --- Pace ---
+# --- LagTrend ---
 
 
 @pytest.mark.parametrize(
@@ -37,26 +37,26 @@ H = 1_000
     ],
 )
 def test_keeps_up(lag, consumed, produced, keeps_up):
-    assert Pace(lag, consumed, produced, H).keeps_up(H) is keeps_up
+    assert LagTrend(lag, consumed, produced, H).keeps_up(H) is keeps_up
 
 
 def test_velocities_are_per_second_and_signed():
-    pace = Pace(0, 150, -150, 2_000)
-    assert (pace.consumed_per_s, pace.produced_per_s) == (75, -75)
-    assert Pace(0, -1, 1, 3_000).consumed_per_s == 0
+    trend = LagTrend(0, 150, -150, 2_000)
+    assert (trend.consumed_per_s, trend.produced_per_s) == (75, -75)
+    assert LagTrend(0, -1, 1, 3_000).consumed_per_s == 0
 
 
 def test_the_unit_of_time_cancels_out():
     for span_ms in (1, 333, 3_333, 10**7):
-        assert Pace(14, span_ms, 9 * span_ms, span_ms).keeps_up(7) is True
-        assert Pace(15, span_ms, 9 * span_ms, span_ms).keeps_up(7) is False
+        assert LagTrend(14, span_ms, 9 * span_ms, span_ms).keeps_up(7) is True
+        assert LagTrend(15, span_ms, 9 * span_ms, span_ms).keeps_up(7) is False
 
 
 # --- Health ---
 
 
 def run(health, paces, *, step_ms=333, start=(0, 1_000)):
-    """Feed samples; each pace is (consumed, produced) since the last one."""
+    """Feed samples; each trend is (consumed, produced) since the last one."""
     reached, end = start
     at_ms = 0
     seen = []
@@ -71,7 +71,7 @@ def run(health, paces, *, step_ms=333, start=(0, 1_000)):
 def test_nothing_is_judged_before_ten_samples():
     health = Health()
     assert run(health, [(0, 10)] * (SAMPLES_MAX - 1)) == [0] * (SAMPLES_MAX - 1)
-    assert health.pace is None
+    assert health.trend is None
 
 
 def test_three_bad_cycles_are_enough_and_two_are_not():
@@ -96,7 +96,7 @@ def test_the_oldest_sample_goes_and_with_it_an_early_burst():
     health = Health()
     paces = [(0, 10), (500, 10)] + [(0, 10)] * (SAMPLES_MAX + 2)
     seen = run(health, paces, start=(0, 10_000))
-    assert health.pace.consumed == 0
+    assert health.trend.consumed == 0
     assert seen[-1] == CYCLES_MAX + 1
 
 
@@ -104,7 +104,7 @@ def test_a_rewind_counts_against_the_owner():
     """The order of samples counts, not their spread."""
     health = Health()
     run(health, [(50, 10)] * 5 + [(-300, 10)] + [(0, 10)] * 6)
-    assert health.pace.consumed < 0
+    assert health.trend.consumed < 0
     assert health.is_behind
 
 
@@ -112,14 +112,14 @@ def test_a_sample_that_is_not_later_is_ignored():
     health = Health()
     for _ in range(30):
         health.add(Sample(5, 0, 100), interval_ms=H)
-    assert health.pace is None
+    assert health.trend is None
 
 
 def test_a_restart_forgets():
     health = Health()
     run(health, [(1, 10)] * 20)
     health.restart()
-    assert (health.bad_cycles, health.pace, health.is_behind) == (0, None, False)
+    assert (health.bad_cycles, health.trend, health.is_behind) == (0, None, False)
     assert run(health, [(1, 10)] * 9) == [0] * 9
 
 

@@ -42,7 +42,7 @@ from kafka_marshal.protocol.items import Offer, Pause, Scheduled
 from kafka_marshal.protocol.judging import (
     OP_INCARNATIONS_MAX,
     PAUSE_AHEAD_MS_MAX,
-    held_up,
+    draining_reason,
     is_home,
     judge_claim,
     judge_directive,
@@ -691,8 +691,8 @@ def test_a_directive_is_judged_in_the_order_of_9_7():
 
 def test_what_holds_a_key_up():
     log, *_ = source_log()
-    assert held_up(log.state, KEY) == "moving"
-    assert held_up(log.state, STAYS) is None
+    assert draining_reason(log.state, KEY) == "moving"
+    assert draining_reason(log.state, STAYS) is None
 
 
 def test_the_home_under_either_count():

@@ -269,7 +269,7 @@ def test_a_quiet_source_is_not_done():
     assert [each.source for each in steps.dones] == [1]
     assert steps.waits == (Wait("quiet", 0, left_ms=2 * H + 1),)
     steps = change.steps(elapsed_ms={0: 2 * H + 1})
-    assert steps.nudges == (0,)
+    assert steps.repeat_fences == (0,)
     change.move_time(0, 2 * H + 1)
     assert len(change.steps().dones) == 2
 
@@ -349,7 +349,7 @@ def test_the_change_ends_once_all_members_follow():
     progress = progress_of(change.read())
     assert (progress.floor, progress.lagging) == (1, (("g", "c3"),))
     steps = change.steps(elapsed_ms={0: FINAL_AFTER_MS})
-    assert (steps.nudges, steps.finals) == ((0,), ())
+    assert (steps.repeat_fences, steps.finals) == ((0,), ())
     announce(change, "c3", 2, seq=1)
     assert change.steps().finals == (Final(0, OP),)
 
@@ -553,7 +553,7 @@ def test_owners_are_waited_for():
         Wait("owned", 1, "c2", 1, 2 * H + 1),
     )
     steps = change.steps(elapsed_ms={0: 2 * H})
-    assert steps.nudges == (0,)
+    assert steps.repeat_fences == (0,)
     change.logs[0].now_ms += 2 * H
     assert change.write(steps) == ["busy"]
     (one,) = change.steps().imports

@@ -109,7 +109,7 @@ def test_a_judge_that_starts_from_a_state_has_its_keys():
 @pytest.mark.parametrize(
     ("effect", "fields", "invariant", "text"),
     [
-        ("claimed", {"owner": Owner("nobody", b"")}, "S1", "not to who won it"),
+        ("claimed", {"owner": Owner("nobody", b"")}, "S1", "not to the claimant"),
         ("claimed", {"epoch": 0}, "S1", "has epoch 0"),
         ("renewed", {"owner": Owner("nobody", b"")}, "S1", "got the owner"),
         ("renewed", {"epoch": 0}, "S1", "got the epoch 0"),
@@ -128,7 +128,8 @@ def test_a_refusal_that_changes_a_key_is_found():
             world.keys[transition.key].position = 99
 
     (found, *_) = judged(sound_log(), change)
-    assert found == ("S1", f"offset 6: {KEY} changed by a record without effect")
+    text = f"offset 6: {KEY} was changed by a refused or ignored record"
+    assert found == ("S1", text)
 
 
 def test_a_beat_of_a_former_owner_is_found():
@@ -172,7 +173,7 @@ def test_a_grant_of_what_was_granted_is_found():
     (found,) = judged(log, on("granted", again))
     assert found == (
         "S3",
-        f"offset 3: {KEY} was granted 0 to 9, and all below 10 before",
+        f"offset 3: {KEY} was granted 0 to 9, but all below 10 was before",
     )
     nothing = judged(
         log, on("granted", lambda _, t: msgspec.structs.replace(t, detail=None))
@@ -220,7 +221,7 @@ def test_an_effect_on_a_key_that_is_gone_or_never_was_is_found():
     log = Log()
     log.append(beat(log.claimed(), 5))
     (found,) = judged(log, on("renewed", lose))
-    assert "accepted and gone" in found.message
+    assert "does not exist after" in found.message
 
     def rename(world, transition):
         return msgspec.structs.replace(transition, effect="renewed")
@@ -321,12 +322,12 @@ def test_a_position_that_was_set_breaks_nothing(commit):
 @pytest.mark.parametrize(
     ("effect", "fields", "invariant", "text"),
     [
-        ("staged", {"position": 2}, "8.3", "moves before the commit"),
-        ("staged", {"owner": Owner("c1", b"")}, "S1", "is staged and has the owner"),
+        ("staged", {"position": 2}, "8.3", "changes its position before the commit"),
+        ("staged", {"owner": Owner("c1", b"")}, "S1", "is staged, but has the owner"),
         ("staged", {"heartbeat_interval_ms": 2 * H}, "8.3", "after its owner's"),
         ("position_set", {"lock": LOCK}, "8.3", "is position_set with the lock"),
-        ("position_set", {"position": 9}, "8.5", "is position_set and at 9"),
-        ("position_set", {"epoch": 7}, "S1", "is position_set and has"),
+        ("position_set", {"position": 9}, "8.5", "is position_set, but has position 9"),
+        ("position_set", {"epoch": 7}, "S1", "is position_set, but has the owner"),
     ],
 )
 def test_a_fold_that_sets_a_position_wrongly_is_found(effect, fields, invariant, text):
@@ -336,7 +337,7 @@ def test_a_fold_that_sets_a_position_wrongly_is_found(effect, fields, invariant,
 
 def test_an_abort_that_moves_a_key_is_found():
     found = judged(set_log(commit=False), on("unlocked", spoiling(position=3)))
-    assert any("is unlocked and at 3" in f.message for f in found), found
+    assert any("is unlocked, but has position 3" in f.message for f in found), found
 
 
 def test_a_key_that_another_operation_locked_is_not_moved():

@@ -38,7 +38,7 @@ def view(me, owners, *, members=None, topic="t", claims_max=0, **special):
             owner=owner,
             is_mine=owner == me,
             is_claimable=owner is None,
-            is_ours_before=number in special.get("before", ()),
+            is_held_by_earlier_process=number in special.get("before", ()),
             is_orphan=owner is None and bool(special.get("orphans")),
         )
         for number, owner in enumerate(owners)
@@ -174,7 +174,7 @@ def test_an_earlier_life_is_taken_up_first():
             owner=k.owner,
             is_mine=False,
             is_claimable=False,
-            is_ours_before=True,
+            is_held_by_earlier_process=True,
         )
         if k.key.partition == 2
         else k
@@ -582,7 +582,7 @@ def keys(name, row, *, me="a", start=0):
             owner=owners.get(mark, mark),
             is_mine=mark in {me, "+", "-"},
             is_claimable=mark in ".+",
-            is_ours_before=mark == "^",
+            is_held_by_earlier_process=mark == "^",
             is_leaving=mark == "-",
             is_lost=mark == "!",
         )
@@ -741,13 +741,15 @@ def test_named_free_keys_are_claimed_and_others_not():
         named(1, planned="b"),
         named(2),
         named(3, owner="b", planned="a"),
-        named(4, is_ours_before=True),
+        named(4, is_held_by_earlier_process=True),
     )
     assert [key.partition for key in planned(view).claim] == [0, 4]
 
 
 def test_a_drained_member_claims_only_what_was_its_own():
-    view = of_group(named(0, planned="a"), named(1, is_ours_before=True), drained=True)
+    view = of_group(
+        named(0, planned="a"), named(1, is_held_by_earlier_process=True), drained=True
+    )
     assert [key.partition for key in planned(view).claim] == [1]
 
 

@@ -883,7 +883,7 @@ def test_a_change_of_the_count_needs_a_config():
     world = msgspec.msgpack.decode(with_layout(lambda *_: None))
     world[1][7] = None
     world[2] = world[3] = []
-    with pytest.raises(MalformedRecord, match="count that no log has"):
+    with pytest.raises(MalformedRecord, match="count that no log can produce"):
         from_bytes(msgspec.msgpack.encode(world))
 
 

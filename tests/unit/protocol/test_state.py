@@ -216,7 +216,7 @@ def test_keys_are_set_aside_by_pauses_with_a_scope_alone():
 
     def aside(elapsed_ms):
         at = START_MS + elapsed_ms
-        return [log.state.is_set_aside(key, at) for key in keys]
+        return [log.state.is_paused_by_scope(key, at) for key in keys]
 
     log.append(schedule(START_MS + 5, START_MS + 9, op=ident("whole")))
     assert aside(5) == [False] * 3

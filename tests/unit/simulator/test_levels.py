@@ -171,7 +171,7 @@ def test_a_wrong_halt_is_found():
     with pytest.raises(Violation, match="no Config says so"):
         scene.levels.check_reader(OWNER, early)
     scene.configure(3)
-    with pytest.raises(Violation, match="goes on"):
+    with pytest.raises(Violation, match="but continues"):
         scene.levels.check_reader(OWNER, scene.reader())
     late, world = halted(scene)
     world.halted, world.next_offset = None, 2
