@@ -405,7 +405,7 @@ def _replacing(
     early = {
         name
         for name, replaced in labels.items()
-        if replaced in states and replaced not in leaving
+        if replaced in states and _action(home, states[replaced]) != DRAIN
     }
     if willing != states.keys():  # else the group is new: no client leaves it
         early |= set(new) - set(replacements.values())

@@ -342,6 +342,16 @@ def test_a_member_that_is_drained_is_replaced_while_it_works():
     assert cordoned(log) == set()
 
 
+def test_a_drained_member_without_keys_holds_up_nobody():
+    log = owning(group("c1", "c2"), "c1", "c2")
+    log.append(member("d2", labels={"replaces": "c2"}))
+    log.append(direct("c2"))
+    epoch = log.state.keys[named(1)].epoch
+    log.append(release(epoch, key=named(1), client="c2"))
+    log.append(claim("d2", key=named(1)))
+    assert cordoned(log) == set()
+
+
 def test_who_is_named_for_a_part_replaces_the_rest():
     log = owning(group("c1", "c2"), "c1", "c1", "c2")
     for name in ("d1", "d2"):
