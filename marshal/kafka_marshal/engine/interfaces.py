@@ -25,6 +25,9 @@ from kafka_marshal.protocol.types import Key
 from .meters import EngineMeters
 from .replica import Glance, Replica
 
+# Number of partitions that an event names; it counts all.
+PARTITIONS_NAMED_MAX = 10
+
 
 @attrs.frozen(kw_only=True)
 class ClaimPorts:

@@ -15,7 +15,7 @@ from kafka_marshal.protocol.state import STUCK
 from kafka_marshal.protocol.types import Key
 
 from .holding import Drain, Holding
-from .interfaces import ClaimContext
+from .interfaces import PARTITIONS_NAMED_MAX, ClaimContext
 from .lag import LagWatch
 from .subscription import Subscription
 
@@ -52,18 +52,6 @@ class Stuck:
     uncommitted_count: int
     lag: int | None
     taker: str | None
-
-    @property
-    def fields(self) -> dict[str, object]:
-        """Fields of the event."""
-        return {
-            "key": self.holding.key,
-            "quiet_ms": self.quiet_ms,
-            "limit_ms": self.limit_ms,
-            "uncommitted_count": self.uncommitted_count,
-            "lag": self.lag,
-            "successor": self.taker or None,
-        }
 
     def drain(self, now_ms: int) -> Drain:
         """Return a drain that is due at once: it does not wait for a stuck handler."""
@@ -132,16 +120,46 @@ class PollWatchdog:
             for holding in held:
                 self._watch(holding, now_ms).is_reported = False
             return []
-        found = []
+        found, news = [], []
         for holding in held:
             if holding.drain is not None and holding.drain.is_due(now_ms):
                 continue
             stuck = self._judge(sub, holding, now_ms=now_ms, base_ms=base_ms)
-            if stuck is not None and stuck.taker is not None:
+            if stuck is None:
+                continue
+            watch = self._watch(holding, now_ms)
+            if stuck.taker is not None or not watch.is_reported:
+                watch.is_reported = True
+                news.append(stuck)
+            if stuck.taker is not None:
                 found.append(stuck)
+        self._report(news)
         if found:
             sub.stuck_since_ms = now_ms
         return found
+
+    def _report(self, found: Sequence[Stuck]) -> None:
+        """Report stuck partitions; those of a topic with one successor together."""
+        alike: dict[tuple[str, str | None], list[Stuck]] = {}
+        for each in found:
+            alike.setdefault((each.holding.key.topic, each.taker or None), []).append(
+                each
+            )
+        for (topic, successor), stuck in alike.items():
+            numbers = [each.holding.key.partition for each in stuck]
+            lags = [each.lag for each in stuck if each.lag is not None]
+            fields = {
+                "group": stuck[0].holding.key.group_id,
+                "topic": topic,
+                "count": len(numbers),
+                "partitions": numbers[:PARTITIONS_NAMED_MAX],
+                "quiet_ms": max(each.quiet_ms for each in stuck),
+                "limit_ms": max(each.limit_ms for each in stuck),
+                "uncommitted_count": sum(each.uncommitted_count for each in stuck),
+                "lag": sum(lags) if lags else None,
+                "successor": successor,
+            }
+            self._context.observe("stuck", fields)
 
     def _judge(
         self, sub: Subscription, holding: Holding, *, now_ms: int, base_ms: int
@@ -154,7 +172,7 @@ class PollWatchdog:
         if not is_stuck(quiet_ms, limit_ms=limit_ms, uncommitted_count=hand, lag=lag):
             return None
         taker = self._session.taker_of(sub, holding.key.topic)
-        stuck = Stuck(
+        return Stuck(
             holding=holding,
             quiet_ms=quiet_ms,
             limit_ms=limit_ms,
@@ -162,10 +180,6 @@ class PollWatchdog:
             lag=lag,
             taker=taker,
         )
-        if taker is not None or not watch.is_reported:
-            watch.is_reported = True
-            self._context.observe("stuck", stuck.fields)
-        return stuck
 
     def _watch(self, holding: Holding, now_ms: int) -> _Watch:
         watch = self._watches.get(holding.key)

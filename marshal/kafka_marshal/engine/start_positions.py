@@ -14,6 +14,7 @@ from kafka_marshal.engine.holding import (
     StartLookup,
     StartRule,
 )
+from kafka_marshal.engine.interfaces import PARTITIONS_NAMED_MAX
 from kafka_marshal.errors import CoordinationError, PositionError
 from kafka_marshal.ports import LogRange, Pending
 from kafka_marshal.protocol.claiming import Claimant, Phase
@@ -24,7 +25,6 @@ LOOKUP_MS_MAX = 10_000
 LOOKUP_RETRY_MS = 500
 REQUESTS_MAX = 8
 REQUEST_PARTITIONS_MAX = 1_000
-PARTITIONS_NAMED_MAX = 10
 
 
 class StartPositions:

@@ -43,7 +43,9 @@ def test_a_partition_without_a_taker_stays(rig, slow):
     rig.session.on_deadlines(rig.beaten(takers=("u",)), reported=())
     pass_time(rig, 1_000)
     assert rig.commands.returned == []
-    assert len(rig.events("stuck")) == 1
+    (event,) = rig.events("stuck")
+    assert (event["partitions"], event["uncommitted_count"]) == ([0], 4)
+    assert event["successor"] is None
     slow.commit()
     assert slow.poll() != {}
     pass_time(rig, 700)

@@ -275,6 +275,12 @@ def test_a_stuck_consumer_claims_nothing_until_it_polls():
     cluster.run_until(held_by(a.node, 3), H)
     b = start(cluster, "b", 100)
     live(cluster, [b], 2 * H, until=lambda: len(b.node.held) == 3)
+    # The third one moves for balance.
+    (event,) = [
+        e.fields for e in a.node.observer.named("stuck") if e.fields["successor"]
+    ]
+    assert (event["topic"], event["count"], event["partitions"]) == ("t", 2, [0, 1])
+    assert event["uncommitted_count"] == 1
     live(cluster, [b], 6 * H)
     assert not a.node.held
     assert [line.record.topics for line in of(cluster, "a", Member)][-1] == ()
