@@ -187,7 +187,7 @@ def test_sigterm_of_a_sidecar_hands_off_before_it_ends(domain, fleet, traffic):
         # All of them warm, and none of them twice.
         handed = sorted(step.key.partition for step in group.steps("ready"))
         assert handed == list(range(KEYS))
-        assert "not everything was handed off" not in sidecar.log
+        assert "other hosts did not take over" not in sidecar.log
         directives = [
             step.effect for step in group.steps("directed", "directive_ended")
         ]
