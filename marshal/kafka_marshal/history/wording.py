@@ -365,10 +365,10 @@ _COUNTED = {
     "fenced": "partitions fenced",
     "imported": "keys imported",
     "groups": "settings and directives imported",
-    "done": "sources done",
-    "ended": "partitions ended",
+    "done": "source and target pairs done",
+    "ended": "partitions completed",
     "announced": "partitions announced",
-    "grown": "ends recorded",
+    "grown": "partition ends recorded",
 }
 
 

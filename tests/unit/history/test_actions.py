@@ -720,8 +720,8 @@ def test_a_change_of_the_partition_count_is_one_action():
     assert action.refusals == {"busy": 1}
     assert outcome_of(action) == (
         "accepted: from 2 to 4 coordinating partitions; 4 partitions fenced within "
-        "0.0 s, 3 keys imported within 1.5 s, 2 sources done within 1.5 s, "
-        "4 partitions ended within 2.0 s"
+        "0.0 s, 3 keys imported within 1.5 s, 2 source and target pairs done within "
+        "1.5 s, 4 partitions completed within 2.0 s"
     )
     found = action_to_object(action)
     assert [each["step"] for each in found["steps"]] == [
@@ -780,7 +780,7 @@ def test_a_growth_is_one_action_of_all_groups():
     assert (action.refusals, action.records_count) == ({"known": 2}, 4)
     assert outcome_of(action) == (
         "accepted: topic t from 4 to 8 partitions; 4 partitions announced within "
-        "0.0 s, 4 ends recorded within 60.0 s"
+        "0.0 s, 4 partition ends recorded within 60.0 s"
     )
     steps = action_to_object(action)["steps"]
     assert [each["step"] for each in steps] == ["announced", "grown"]
