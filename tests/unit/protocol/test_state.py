@@ -288,6 +288,7 @@ def test_a_member_is_live_at_another_log_time():
     (one,) = log.state.live_members("g")
     assert log.state.is_live(one, one.seen_ms + 2 * H)
     assert not log.state.is_live(one, one.seen_ms + 2 * H + 1)
+    assert not WorldState(0).is_live(one, one.seen_ms)
 
 
 def test_members_live_for_2h_of_log_time():
