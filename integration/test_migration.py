@@ -236,7 +236,7 @@ def test_the_error_for_bad_input_names_the_mistake(domain, arguments, code, word
 
 
 def test_the_coordination_topic_of_both_cannot_be_one(domain):
-    with pytest.raises(ConfigurationError, match="another name"):
+    with pytest.raises(ConfigurationError, match="name another topic"):
         adopted_plan(domain, "g", from_topic=domain.topic)
     with pytest.raises(LogUnreadable, match="does not exist"):
         adopted_plan(domain, "g", from_topic="nowhere")

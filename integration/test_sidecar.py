@@ -305,7 +305,7 @@ def test_a_crash_moves_nothing_and_a_shutdown_hands_over(domain, client, group):
         assert set(domain.owners(group).values()) == {None}
         assert set(positions(domain, group).values()) == {RECORDS}
         lines = [json.loads(line) for line in sidecar.log.splitlines()]
-        assert lines[-1]["event"].startswith("NOT_RUNNING")
+        assert lines[-1]["event"].startswith("sidecar state NOT_RUNNING")
         assert not sidecar.path.exists()
 
 
