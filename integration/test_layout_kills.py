@@ -14,7 +14,7 @@ from journal import judge_moves
 from ordeal import Finding, Ordeal
 from slices import slice_of
 from slowness import factor_now
-from waiting import eventually
+from waiting import WAIT_MS, eventually
 
 from kafka_marshal.protocol.layout import place_of
 
@@ -157,7 +157,9 @@ def wait_changed(it, before, after):
         return len(owned) == DATA_PARTITIONS
 
     try:
-        eventually(look, f"{after} coordinating partitions are in use")
+        # Claims of members that died expire before.
+        what = f"{after} coordinating partitions are in use"
+        eventually(look, what, timeout_ms=2 * WAIT_MS)
     except AssertionError as error:
         error.add_note(f"what there is: {missing}")
         raise
