@@ -124,10 +124,10 @@ class PollWatchdog:
         for holding in held:
             if holding.drain is not None and holding.drain.is_due(now_ms):
                 continue
-            stuck = self._judge(sub, holding, now_ms=now_ms, base_ms=base_ms)
+            watch = self._watch(holding, now_ms)
+            stuck = self._judge(sub, holding, watch, now_ms=now_ms, base_ms=base_ms)
             if stuck is None:
                 continue
-            watch = self._watch(holding, now_ms)
             if stuck.taker is not None or not watch.is_reported:
                 watch.is_reported = True
                 news.append(stuck)
@@ -162,9 +162,14 @@ class PollWatchdog:
             self._context.observe("stuck", fields)
 
     def _judge(
-        self, sub: Subscription, holding: Holding, *, now_ms: int, base_ms: int
+        self,
+        sub: Subscription,
+        holding: Holding,
+        watch: _Watch,
+        *,
+        now_ms: int,
+        base_ms: int,
     ) -> Stuck | None:
-        watch = self._watch(holding, now_ms)
         quiet_ms = now_ms - max(sub.alive_at_ms, watch.since_ms)
         stuck_count = self._session.stuck_count(holding.key)
         limit_ms = handler_limit_ms(base_ms, stuck_count=stuck_count)

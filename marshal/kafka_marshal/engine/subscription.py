@@ -10,7 +10,7 @@ from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.coverage import CoverageRule
 from kafka_marshal.engine.directives import directed
 from kafka_marshal.engine.holding import Holding, OfferedKey, StartRule
-from kafka_marshal.engine.interfaces import ClaimContext
+from kafka_marshal.engine.interfaces import PARTITIONS_NAMED_MAX, ClaimContext
 from kafka_marshal.engine.key_rows import KeyRows, RowInputs
 from kafka_marshal.engine.planning import Debounce, PlanFollower
 from kafka_marshal.engine.policy_runner import PolicyRunner
@@ -47,7 +47,6 @@ from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
 POLICY_MS_MAX = 500
 POLICY_MS_MIN = 20
-UNCOVERED_NAMED_MAX = 10  # partitions that an event names
 
 
 def _without_surplus(releases: Iterable[Release]) -> tuple[Release, ...]:
@@ -499,7 +498,7 @@ class Subscription:
             "group": self.group_id,
             "count": len(found),
             "reasons": sorted(set(found.values())),
-            "partitions": first[:UNCOVERED_NAMED_MAX],
+            "partitions": first[:PARTITIONS_NAMED_MAX],
         }
         context.observe("partitions_uncovered", fields)
 
@@ -508,7 +507,7 @@ class Subscription:
         if waiting.keys() == self._waiting:
             return
         self._waiting = frozenset(waiting)
-        first = list(waiting.items())[:UNCOVERED_NAMED_MAX]
+        first = list(waiting.items())[:PARTITIONS_NAMED_MAX]
         named = [(key.topic, key.partition, wait.key.partition) for key, wait in first]
         fields = {
             "group": self.group_id,
