@@ -223,7 +223,7 @@ def test_an_uncordon_ends_directives_by_client_group_or_host(cluster):
     with pytest.raises(ClaimRejected, match="of client 'a' in group 'h' is in force"):
         admin.uncordon("a", group_id="h")
     assert admin.uncordon("a", group_id="g") == 1
-    assert admin.uncordon("a") == K  # both, in each
+    assert admin.uncordon("a") == K  # the drain and the cordon, in each
     assert admin.uncordon(host=host_of(cluster, "a")) == K
     left = [each for t in range(K) for each in fold(cluster, t).directed]
     assert {group for group, _ in left} == {"marshal"}

@@ -122,7 +122,7 @@ def test_an_at_most_once_key_is_reported_as_moved_from_its_granted_end(cluster):
 # --- ends of open operations
 
 
-def test_without_its_plan_an_undecided_operation_is_aborted(cluster):
+def test_finish_aborts_an_undecided_operation_without_its_plan(cluster):
     die_at(cluster, DecidePosition)
     assert locks(cluster)
     result = resolution(cluster).finish(TIMEOUT_MS)
@@ -131,7 +131,7 @@ def test_without_its_plan_an_undecided_operation_is_aborted(cluster):
     assert (locks(cluster), is_paused(cluster)) == ([], False)
 
 
-def test_without_its_plan_a_committed_operation_is_applied(cluster):
+def test_finish_applies_a_committed_operation_without_its_plan(cluster):
     die_at(cluster, ResolvePosition)
     steps = []
     result = resolution(cluster, on_progress=steps.append).finish(TIMEOUT_MS)
@@ -155,7 +155,7 @@ def test_the_home_is_resolved_last(cluster):
 # --- open operations
 
 
-def test_an_operation_is_open_until_it_is_resolved_everywhere(cluster):
+def test_an_operation_is_open_until_all_partitions_are_resolved(cluster):
     assert open_operations(worlds(cluster)) == ()
     die_at(cluster, DecidePosition)
     (one,) = open_operations(worlds(cluster), "g")

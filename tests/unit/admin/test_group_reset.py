@@ -132,7 +132,7 @@ def test_given_positions_select_the_partitions_to_reset(cluster):
 def test_a_plan_notes_partitions_whose_key_order_a_reset_loses(
     cluster, ends, spec, partitions, unordered
 ):
-    """The topic grew from 3 to 6 partitions; all are at 9 (PROTOCOL 9.10)."""
+    """The topic grew from 3 to 6 partitions; all positions are 9 (PROTOCOL 9.10)."""
     growth = Growth("t", 3, 6, TOPIC_ID, offset=0, ends=ends)
     worlds = [fold(cluster, t) for t in range(K)]
     worlds[0].growths = (growth, growth._replace(topic="other"))

@@ -43,7 +43,7 @@ def test_an_equal_setting_or_a_dry_run_writes_nothing(cluster):
     assert fold(cluster, HOME).settings_of("g") == NO_SETTINGS
 
 
-def test_of_two_admins_the_first_wins(cluster):
+def test_a_change_that_another_admin_overtook_is_refused(cluster):
     one, two = TuningAdmin(cluster), TuningAdmin(cluster, "admin-2")
     other = two.set_group("g", {"handoff_ms": 2_000})
     one.set(handoff_ms=1_000)

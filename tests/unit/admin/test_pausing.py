@@ -342,7 +342,7 @@ def test_a_resume_cancels_the_only_scheduled_pause(cluster):
     assert raised.value.reason == "not_paused"
 
 
-def test_every_record_names_the_person():
+def test_the_record_of_a_pause_names_its_person():
     sender = Sender("admin", "ada")
     record = sender.record("g", b"o" * 16, expire_ms=1, reason=None)
     assert person_of(record) == "ada"

@@ -143,7 +143,7 @@ def test_the_plan_of_a_spread_can_be_verified(cluster, nodes):
     assert verify_plan(now, "g", past=past).outcome == "same"
 
 
-def test_members_that_are_gone_by_the_wall_clock_do_not_count(cluster, nodes):
+def test_no_plan_is_written_if_all_members_are_silent_by_the_wall_clock(cluster, nodes):
     admin = Admin(cluster)
     admin._clock = SystemClock()
     found = admin.spread()
@@ -198,7 +198,7 @@ def test_a_spread_is_refused_while_the_partition_count_changes(cluster):
     assert caught.value.reason == "busy"
 
 
-def test_any_other_refusal_is_an_error(cluster, nodes, monkeypatch):
+def test_an_unexpected_refusal_of_a_plan_is_an_error(cluster, nodes, monkeypatch):
     class Refused(Stepping):
         def await_all(self, awaited, timeout_ms):
             super().await_all(awaited, timeout_ms)

@@ -493,7 +493,7 @@ def test_an_undo_does_not_create_keys_that_are_gone(cluster):
     keys[key(0)] = kept
 
 
-# --- beside pauses of some partitions (PROTOCOL 4.15)
+# --- beside pauses with a scope (PROTOCOL 4.15)
 
 
 def pause_topic(cluster, numbers):
@@ -511,7 +511,7 @@ def owners(cluster):
     return {p for p, known in keys.items() if known.owner is not None}
 
 
-def test_partitions_that_are_paused_are_set_and_not_waited_for(cluster):
+def test_partitions_that_are_already_paused_are_set_without_a_wait(cluster):
     node = cluster.node("a", spec=spec())
     cluster.run_until(lambda: len(node.held) == KEYS, 4 * H)
     pause_topic(cluster, (0, 1))

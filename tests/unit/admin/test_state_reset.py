@@ -118,7 +118,7 @@ def test_each_kind_of_change_is_listed():
         ("t", 0, "moved"),
         ("t", 1, "back"),
     ]
-    assert plan.held == ()  # all stale by the estimate
+    assert plan.held == ()  # all claims are stale by then
     with pytest.raises(ClaimRejected, match="allow_reprocess=True"):
         require_harmless(plan, allow_held=False, allow_reprocess=False)
     require_harmless(plan, allow_held=False, allow_reprocess=True)

@@ -116,7 +116,7 @@ def test_a_target_without_the_fence_of_this_change_does_not_show_the_key():
     change.released(key, position=3)
     change.imported()
     change.done()
-    change.final(*range(4))  # partitions 4 to 7 miss it
+    change.final(*range(4))  # partitions 4 to 7 miss theirs
     change.before, change.after, change.generation = 4, 8, 2
     change.op = b"again".ljust(16, b".")
     change.fence(*range(4))

@@ -98,9 +98,9 @@ def test_targets_split_keys_evenly_within_the_caps_of_members(
         pytest.param({}, 8, {}, {"a": 3}, (6, 2), id="three-as-one"),
         pytest.param({}, 9, {}, {"a": 3}, (7, 2), id="remainder-by-name"),
         pytest.param({"b": 4}, 9, {}, {"a": 3}, (6, 3), id="remainder-to-who-has-most"),
-        # Each of the three has two, and b has two: the two left over go by name.
+        # Each of the three parts of a has two, and so has b: the rest goes by name.
         pytest.param({"a": 6, "b": 2}, 10, {}, {"a": 3}, (8, 2), id="alike"),
-        # One of the three has one more than b.
+        # One of the three parts of a has one key more than b.
         pytest.param({"a": 7, "b": 2}, 9, {}, {"a": 3}, (7, 2), id="part-of-a-member"),
         pytest.param({"b": 1}, 2, {}, {"a": 3}, (1, 1), id="fewer-than-parts"),
         pytest.param({}, 8, {"a": 4}, {"a": 3}, (4, 4), id="cap"),

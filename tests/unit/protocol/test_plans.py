@@ -435,7 +435,7 @@ def test_the_grace_period_follows_the_settings_up_to_its_bound():
     assert reading(log).grace_ms == 600_000
 
 
-# --- how many partitions
+# --- partition counts
 
 
 def test_the_count_of_an_unknown_topic_follows_from_its_claimed_partitions():

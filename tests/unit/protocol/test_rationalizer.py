@@ -250,7 +250,7 @@ def test_a_halting_entry_drops_no_forgettable_key():
     assert KEY in log.state.keys
 
 
-# --- Around the fold ---
+# --- Before and after an entry ---
 
 
 def test_a_released_key_is_forgotten_after_forget_ms():
