@@ -38,7 +38,7 @@ def plan_of(found, h=None, **bounds):
     )
 
 
-def test_interval_and_limits_change_and_nothing_else():
+def test_alter_changes_only_the_interval_and_the_given_limits():
     cluster = world(2, keys=50)
     node = owning(cluster)
     admin = altering(cluster)
@@ -63,7 +63,7 @@ def test_interval_and_limits_change_and_nothing_else():
     assert (again.partitions, again.changes, again.config) == ((), {}, config)
 
 
-def test_an_interrupted_change_is_completed_by_the_same_or_the_next():
+def test_an_interrupted_change_is_completed_or_replaced_by_the_next():
     cluster = world(2)
     half = msgspec.structs.replace(
         cluster.config, generation=2, era=77, heartbeat_interval_ms=2 * H
@@ -79,8 +79,8 @@ def test_an_interrupted_change_is_completed_by_the_same_or_the_next():
     assert {each.config for each in found.worlds} == {plan.config}
 
 
-def test_nothing_is_written_where_partition_0_has_lost_the_newest_config():
-    """The next Config would have its generation."""
+def test_a_change_is_refused_if_partition_0_has_lost_the_newest_config():
+    """The next Config would have the generation of the lost one."""
     cluster = world(2)
     require_newest(follower(cluster).by_partition, "own")
     newest = msgspec.structs.replace(cluster.config, generation=2, era=77)
@@ -93,7 +93,7 @@ def test_nothing_is_written_where_partition_0_has_lost_the_newest_config():
     require_newest({0: WorldState(0)}, "own")
 
 
-def test_another_admin_that_was_faster_is_an_error():
+def test_a_config_that_another_admin_wrote_first_is_an_error():
     cluster = world(2)
     admin = altering(cluster)
     found = admin.follower
@@ -112,19 +112,19 @@ def test_another_admin_that_was_faster_is_an_error():
     ],
     ids=str,
 )
-def test_values_that_are_not_allowed(h, bounds, match):
+def test_an_invalid_interval_or_limit_is_refused(h, bounds, match):
     with pytest.raises(ConfigurationError, match=match):
         plan_of(follower(world()), h, **bounds)
 
 
-def test_a_topic_of_an_earlier_level_takes_a_higher_interval_only():
+def test_below_level_2_the_interval_can_only_be_raised():
     found = follower(lowered())
     with pytest.raises(ConfigurationError, match="topic upgrade"):
         plan_of(found, H // 2)
     assert plan_of(found, 2 * H).changes
 
 
-def test_what_lower_limits_do_is_shown():
+def test_a_plan_shows_exceeded_limits_and_keys_to_forget():
     cluster = world()
     write(cluster, claim(key=KEY))
     write(cluster, release(1, key=KEY))
@@ -148,7 +148,7 @@ def upgrade_of(found):
     return plan_upgrade(found.by_partition, era=found.wall_s, tags=tags)
 
 
-def test_an_upgrade_raises_the_level_and_nothing_else():
+def test_an_upgrade_changes_only_the_feature_level():
     cluster = lowered()
     node = owning(cluster)
     admin = altering(cluster)
@@ -190,7 +190,7 @@ def test_an_upgrade_that_was_interrupted_is_completed():
     assert {each.config for each in found.worlds} == {half}
 
 
-def test_a_partition_with_another_config_is_an_error():
+def test_an_upgrade_fails_if_a_partition_has_another_config():
     cluster = lowered()
     admin = altering(cluster)
     found = admin.follower
@@ -202,7 +202,7 @@ def test_a_partition_with_another_config_is_an_error():
         admin._write_config(plan.config, plan.partitions)
 
 
-def test_members_of_an_older_release_are_named():
+def test_an_upgrade_is_refused_while_members_are_of_an_older_release():
     cluster = lowered(1)
     write(cluster, member("old", inc=b"i" * 16))
     plan = upgrade_of(follower(cluster))
@@ -211,7 +211,7 @@ def test_members_of_an_older_release_are_named():
         require_members(plan)
 
 
-def test_an_unformatted_partition_is_an_error():
+def test_an_upgrade_of_an_unformatted_partition_is_refused():
     cluster = world()
     place = cluster.place(0)
     cluster.kafka.log(place).records.clear()

@@ -1,4 +1,4 @@
-"""The methods of an admin, as a whole; each is tested with what it does."""
+"""What all methods of Admin have in common, and its settings."""
 
 import inspect
 
@@ -14,7 +14,7 @@ from kafka_marshal.kafka_io.topic_rules import ClusterInfo, TopicDescription
 from simulator.fakelog import FakeKafka
 
 NO_ARGUMENTS = {"close", "cluster", "describe_topic", "report_topic"}
-# A value of its own class, or Booleans alone.
+# Methods that take a value of a class of the product, or only Booleans.
 OWN_TYPES = {"format_topic", "describe_plan", "upgrade_topic", "log_ends"}
 
 
@@ -26,7 +26,7 @@ def methods():
     }
 
 
-def test_every_method_takes_numbers_and_texts_of_numpy():
+def test_every_method_takes_numpy_numbers_and_strings():
     plain = {name for name, each in methods().items() if hasattr(each, "__wrapped__")}
     assert methods().keys() - plain == NO_ARGUMENTS | OWN_TYPES
 
@@ -41,13 +41,13 @@ def test_every_method_takes_numbers_and_texts_of_numpy():
     ],
     ids=str,
 )
-def test_a_wrong_setting_is_named(wrong):
+def test_the_error_names_the_wrong_setting(wrong):
     with pytest.raises(ConfigurationError) as raised:
         Admin("localhost:1", **wrong)
     assert raised.value.setting == next(iter(wrong))
 
 
-def test_settings_of_numpy_are_python_s():
+def test_numpy_settings_become_python_values():
     settings = {"client_id": np.str_("a"), "person": np.str_("ada")}
     with Admin("localhost:1", timeout_ms=np.int64(5), **settings) as admin:
         sender = admin._sender
@@ -76,7 +76,7 @@ class Topics:
 
 
 @pytest.mark.parametrize(("known_after", "timeout_ms"), [(2, 30_000), (None, 1)])
-def test_a_broker_may_know_late_of_the_topic_that_format_created(
+def test_format_waits_until_a_broker_knows_the_created_topic(
     monkeypatch, known_after, timeout_ms
 ):
     kafka, asked = FakeKafka(SystemClock()), []

@@ -51,7 +51,7 @@ def written(cluster):
     }
 
 
-def test_a_client_is_drained_until_it_holds_nothing(cluster):
+def test_a_drain_waits_until_the_client_holds_no_keys(cluster):
     a, b = pair(cluster)
     counts = []
     result = DrainingAdmin(cluster, person="ada").drain(
@@ -76,8 +76,8 @@ def test_a_client_is_drained_until_it_holds_nothing(cluster):
     assert standing.until_ms == result.until_ms
 
 
-def test_numbers_and_texts_of_numpy_are_written_as_python_s(cluster):
-    """The record could not be encoded."""
+def test_numpy_arguments_are_written_as_python_values(cluster):
+    """A record with values of numpy cannot be encoded."""
     a, _ = pair(cluster)
     admin = DrainingAdmin(cluster)
     result = admin.drain(
@@ -93,14 +93,14 @@ def test_numbers_and_texts_of_numpy_are_written_as_python_s(cluster):
     assert a.engine.failure is None
 
 
-def test_a_reason_is_checked_before_anything_is_written(cluster):
+def test_a_reason_that_is_too_long_is_refused_before_any_write(cluster):
     pair(cluster)
     with pytest.raises(ConfigurationError, match="give a shorter one"):
         DrainingAdmin(cluster).drain("a", for_ms=FOR_MS, reason="x" * 1_025)
     assert written(cluster) == {t: [] for t in range(K)}
 
 
-def test_a_host_is_drained_in_every_group_and_partition(cluster):
+def test_a_drain_of_a_host_is_written_to_every_partition(cluster):
     a, _ = pair(cluster)
     admin = DrainingAdmin(cluster)
     host = host_of(cluster, "a")
@@ -116,14 +116,14 @@ def test_a_host_is_drained_in_every_group_and_partition(cluster):
     assert not a.held
 
 
-def test_without_waiting_it_returns_what_is_held(cluster):
+def test_a_drain_without_a_wait_returns_the_held_keys(cluster):
     pair(cluster)
     result = DrainingAdmin(cluster).drain("a", for_ms=FOR_MS)
     assert len(result.held) == 2
     assert str(result.subject) == "client 'a'"
 
 
-def test_a_dry_run_writes_nothing_and_waits_for_nothing(cluster):
+def test_a_dry_run_writes_nothing_and_does_not_wait(cluster):
     pair(cluster)
     admin = DrainingAdmin(cluster)
     for act, wait in ((admin.drain, {"wait_ms": 9 * H}), (admin.cordon, {})):
@@ -140,7 +140,7 @@ def test_a_dry_run_writes_nothing_and_waits_for_nothing(cluster):
     assert written(cluster) == {t: [] for t in range(K)}
 
 
-def test_a_dry_run_by_a_clock_that_is_behind_shows_an_end_that_is_ahead(cluster):
+def test_a_dry_run_with_a_late_clock_shows_an_end_by_append_time(cluster):
     pair(cluster)
     admin = DrainingAdmin(cluster)
     admin._clock = cluster.clock.view(wall_offset_ms=-100 * H)
@@ -149,7 +149,7 @@ def test_a_dry_run_by_a_clock_that_is_behind_shows_an_end_that_is_ahead(cluster)
     assert until_ms == last_ms + FOR_MS
 
 
-def test_the_directive_shows_who_is_dead_where_nobody_else_writes(cluster):
+def test_in_an_idle_log_the_directive_shows_which_members_are_dead(cluster):
     for node in pair(cluster):
         cluster.crash(node)
     cluster.run(3 * H)
@@ -160,14 +160,14 @@ def test_the_directive_shows_who_is_dead_where_nobody_else_writes(cluster):
     assert cluster.clock.wall_ms() < result.until_ms - FOR_MS + H, "nothing to wait for"
 
 
-def test_a_wait_ends_at_its_time_if_nobody_else_may_take_them(cluster):
+def test_a_wait_ends_at_its_time_if_no_other_member_takes_the_keys(cluster):
     a = cluster.node("a", spec=spec())
     cluster.run_until(lambda: len(a.held) == 4, 3 * H)
     result = DrainingAdmin(cluster).drain("a", for_ms=FOR_MS, wait_ms=2 * H)
     assert len(result.held) == 4, "nor is the claim of the planner among them"
 
 
-def test_what_is_drained_is_ended_and_shared_again(cluster):
+def test_an_uncordon_ends_a_drain_and_keys_are_shared_again(cluster):
     a, b = pair(cluster)
     admin = DrainingAdmin(cluster)
     result = admin.drain("a", for_ms=FOR_MS, wait_ms=9 * H)
@@ -185,7 +185,7 @@ def test_what_is_drained_is_ended_and_shared_again(cluster):
         admin.drain("a", for_ms=FOR_MS, operation=result.operation)
 
 
-def test_a_cordoned_client_keeps_what_it_has(cluster):
+def test_a_cordoned_client_keeps_its_keys_and_claims_no_others(cluster):
     a, b = pair(cluster)
     result = DrainingAdmin(cluster).cordon("a", group_id="g", for_ms=FOR_MS)
     assert (result.action, len(result.held)) == ("cordon", 2)
@@ -195,7 +195,7 @@ def test_a_cordoned_client_keeps_what_it_has(cluster):
     assert str(result.subject) == "client 'a' in group 'g'"
 
 
-def test_an_operation_that_was_interrupted_is_completed(cluster):
+def test_an_interrupted_drain_is_completed_and_extended(cluster):
     pair(cluster)
     until_ms = cluster.clock.wall_ms() + FOR_MS
     op = ident("torn")
@@ -210,7 +210,7 @@ def test_an_operation_that_was_interrupted_is_completed(cluster):
     assert caught.value.reason == "busy"
 
 
-def test_a_client_is_taken_back_by_its_name(cluster):
+def test_an_uncordon_ends_directives_by_client_group_or_host(cluster):
     pair(cluster)
     admin = DrainingAdmin(cluster)
     for action in (admin.drain, admin.cordon):
@@ -223,7 +223,7 @@ def test_a_client_is_taken_back_by_its_name(cluster):
     with pytest.raises(ClaimRejected, match="of client 'a' in group 'h' is in force"):
         admin.uncordon("a", group_id="h")
     assert admin.uncordon("a", group_id="g") == 1
-    assert admin.uncordon("a") == K  # both, in each
+    assert admin.uncordon("a") == K  # the drain and the cordon, in each
     assert admin.uncordon(host=host_of(cluster, "a")) == K
     left = [each for t in range(K) for each in fold(cluster, t).directed]
     assert {group for group, _ in left} == {"marshal"}
@@ -233,7 +233,7 @@ def test_a_client_is_taken_back_by_its_name(cluster):
         admin.uncordon()
 
 
-def test_a_torn_directive_ends_where_it_is_in_force(cluster):
+def test_an_uncordon_ends_a_directive_that_only_one_partition_has(cluster):
     op = ident("torn")
     until_ms = cluster.clock.wall_ms() + FOR_MS
     write(cluster, direct("a", until=until_ms, group="marshal", op=op), 1)
@@ -241,7 +241,7 @@ def test_a_torn_directive_ends_where_it_is_in_force(cluster):
     assert not fold(cluster, 1).directed
 
 
-def test_nobody_is_drained_by_a_name_that_no_live_member_has(cluster):
+def test_a_drain_that_matches_no_live_member_is_refused(cluster):
     a, b = pair(cluster)
     admin = DrainingAdmin(cluster)
     for words in ({"client_id": "c"}, {"client_id": "a", "group_id": "h"}):
@@ -276,9 +276,7 @@ def test_nobody_is_drained_by_a_name_that_no_live_member_has(cluster):
         pytest.param({"client_id": "a", "operation": "x"}, "operation", id="op"),
     ],
 )
-def test_what_is_not_valid_is_refused_before_anything_is_written(
-    cluster, words, setting
-):
+def test_invalid_arguments_are_refused_before_any_write(cluster, words, setting):
     pair(cluster)
     with pytest.raises(ConfigurationError) as caught:
         DrainingAdmin(cluster).drain(**{"for_ms": FOR_MS, **words})
@@ -286,14 +284,14 @@ def test_what_is_not_valid_is_refused_before_anything_is_written(
     assert not any(written(cluster).values())
 
 
-def test_a_level_without_directives_is_refused(cluster):
+def test_a_drain_below_level_2_is_refused(cluster):
     admin = DrainingAdmin(cluster)
     admin._settled = lambda: config(level=1)
     with pytest.raises(ConfigurationError, match="marshal topic upgrade"):
         admin.drain("a", for_ms=FOR_MS)
 
 
-def test_too_many_directives_are_refused_with_what_to_run(cluster):
+def test_a_directive_beyond_the_limit_is_refused(cluster):
     pair(cluster)
     until_ms = cluster.clock.wall_ms() + FOR_MS
     for number in range(64):
@@ -305,7 +303,7 @@ def test_too_many_directives_are_refused_with_what_to_run(cluster):
     assert caught.value.reason == "limits"
 
 
-def test_a_directive_that_is_over_when_it_is_read_is_refused(cluster):
+def test_a_directive_that_expires_before_it_is_appended_is_refused(cluster):
     pair(cluster)
     admin = DrainingAdmin(cluster)
     append = admin.follower.append
@@ -320,7 +318,7 @@ def test_a_directive_that_is_over_when_it_is_read_is_refused(cluster):
     assert caught.value.reason == "expired"
 
 
-def test_an_unexpected_refusal_is_an_error_of_the_log(cluster, monkeypatch):
+def test_an_unexpected_refusal_of_a_directive_is_an_error(cluster, monkeypatch):
     pair(cluster)
     admin = DrainingAdmin(cluster)
     result = admin.drain("a", group_id="g", for_ms=FOR_MS)

@@ -68,7 +68,7 @@ def fences(cluster):
     }
 
 
-def test_a_process_is_fenced_everywhere_at_home_first(cluster):
+def test_a_process_is_fenced_in_all_partitions_the_home_first(cluster):
     a = owning(cluster)
     assert FencingAdmin(cluster, person="alice").fence()
     found = fences(cluster)
@@ -89,7 +89,7 @@ def test_the_result_names_the_host_of_a_fenced_process(cluster):
     assert before.host is not None
 
 
-def test_a_healthy_process_releases_at_once(cluster):
+def test_a_fenced_process_that_is_healthy_releases_its_keys(cluster):
     a = owning(cluster)
     admin = FencingAdmin(cluster)
     (before,) = admin.processes()
@@ -103,7 +103,7 @@ def test_a_healthy_process_releases_at_once(cluster):
     assert sorted(after.fenced) == list(range(K))
 
 
-def test_what_a_process_that_hangs_still_holds(cluster):
+def test_a_fenced_process_that_hangs_holds_keys_until_they_are_stale(cluster):
     a = owning(cluster)
     admin = FencingAdmin(cluster)
     a.cut(is_cut=True)
@@ -142,7 +142,7 @@ def test_a_fence_that_was_interrupted_is_completed(cluster):
     assert [len(each) for each in fences(cluster).values()] == [1] * K
 
 
-def test_another_process_of_the_client_is_fenced_only_if_named(cluster):
+def test_a_fence_of_one_incarnation_leaves_other_processes_alone(cluster):
     owning(cluster)
     admin = FencingAdmin(cluster)
     admin.fence()
@@ -163,7 +163,9 @@ def test_another_process_of_the_client_is_fenced_only_if_named(cluster):
         pytest.param(True, ["00" * 16], "knows no process '0000", id="process"),
     ],
 )
-def test_what_the_log_does_not_know_is_refused(cluster, known, incarnations, text):
+def test_a_fence_of_an_unknown_client_or_process_is_refused(
+    cluster, known, incarnations, text
+):
     if known:
         owning(cluster)
     with pytest.raises(ClaimRejected, match=text) as caught:
@@ -173,9 +175,9 @@ def test_what_the_log_does_not_know_is_refused(cluster, known, incarnations, tex
     assert not any(fences(cluster).values())
 
 
-def test_a_process_lives_for_two_intervals_or_while_it_holds_keys(cluster):
-    """Who lives is confirmed before it is fenced."""
-    a, _ = cluster.node("a"), cluster.node("b")  # which moves log time
+def test_a_process_without_keys_is_live_for_two_intervals(cluster):
+    """The command asks for confirmation before it fences a live process."""
+    a, _ = cluster.node("a"), cluster.node("b")  # records of b advance log time
     cluster.run(H)
     (idle,) = FencingAdmin(cluster).processes()
     assert (idle.owned, idle.is_announced, idle.is_live) == ((), True, True)
@@ -187,7 +189,7 @@ def test_a_process_lives_for_two_intervals_or_while_it_holds_keys(cluster):
     assert FencingAdmin(cluster).processes() == ()
 
 
-def test_where_nobody_writes_only_the_wall_clock_shows_who_died(cluster):
+def test_in_an_idle_log_only_the_wall_clock_shows_a_dead_process(cluster):
     a = owning(cluster)
     (process,) = FencingAdmin(cluster).processes()
     assert (process.is_live, process.is_silent) == (True, False)
@@ -202,7 +204,7 @@ def test_where_nobody_writes_only_the_wall_clock_shows_who_died(cluster):
     assert process.is_silent
 
 
-def test_a_client_that_has_left_needs_no_fence(cluster):
+def test_a_client_that_has_left_is_not_fenced(cluster):
     a = owning(cluster)
     a.leave()
     cluster.run_until(lambda: a.has_left, H)
@@ -211,7 +213,7 @@ def test_a_client_that_has_left_needs_no_fence(cluster):
     assert not FencingAdmin(cluster).fence()
 
 
-def test_an_owner_that_never_announced_itself_is_known(cluster):
+def test_an_owner_that_never_announced_itself_is_listed(cluster):
     key = Key("g", "t", 0)
     for t in range(K):
         write(cluster, claim("a", key=key), t)
@@ -222,7 +224,7 @@ def test_an_owner_that_never_announced_itself_is_known(cluster):
     assert [each.key for each in process.owned] == [key]
 
 
-def test_a_partition_that_refuses_is_named(cluster):
+def test_a_fence_beyond_the_limit_of_groups_is_an_error(cluster):
     for number in range(3):
         for t in range(K):
             write(cluster, fence(f"x{number}", group=f"full-{number}"), t)
@@ -242,7 +244,7 @@ def test_a_fence_without_an_answer_ends_at_its_deadline(cluster):
         admin.fence()
 
 
-def test_groups_and_levels_without_fences_are_refused():
+def test_a_fence_in_group_marshal_or_below_level_2_is_refused():
     require_fencing("g", config(level=2))
     with pytest.raises(ConfigurationError, match="owns nothing but checkpoints"):
         require_fencing("marshal", config(level=2))

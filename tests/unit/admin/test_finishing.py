@@ -1,4 +1,4 @@
-"""How a set position ends, and what became of one."""
+"""An admin reads the outcome of a set position, and ends an open one."""
 
 import pytest
 from countkit import commit_at_an_earlier_home
@@ -60,7 +60,7 @@ def worlds(cluster):
     return [fold(cluster, t) for t in range(K)]
 
 
-# --- what became of it
+# --- outcomes
 
 
 def test_an_operation_that_never_began_is_undecided(cluster):
@@ -68,7 +68,7 @@ def test_an_operation_that_never_began_is_undecided(cluster):
 
 
 def test_a_committed_operation_stays_committed_after_later_ones(cluster):
-    """Its verdict is replaced, and the keys that it was the last to set show it."""
+    """Its verdict is replaced; keys that no later operation has set show the commit."""
     set_all(cluster)
     set_all(cluster, 7, op=LATER, count=1)
     assert fold(cluster, HOME).groups["g"].verdict.op_id.hex() == LATER
@@ -78,7 +78,7 @@ def test_a_committed_operation_stays_committed_after_later_ones(cluster):
     assert result.moved == {key(p).topic_partition: (OLD, NEW) for p in range(1, KEYS)}
 
 
-def test_an_operation_whose_keys_were_all_set_again_is_unknown(cluster):
+def test_the_outcome_is_unknown_once_all_keys_were_set_again(cluster):
     set_all(cluster)
     set_all(cluster, 7, op=LATER)
     one = resolution(cluster)
@@ -94,14 +94,14 @@ def test_an_operation_that_ended_after_the_last_commit_was_aborted(cluster):
     assert resolution(cluster, "again").outcome == ABORTED
 
 
-def test_an_aborted_operation_before_a_later_commit_is_unknown(cluster):
+def test_the_outcome_of_an_abort_before_a_later_commit_is_unknown(cluster):
     resolution(cluster).finish(TIMEOUT_MS)
     set_all(cluster, 7, op=LATER)
     assert resolution(cluster, "again").outcome == UNKNOWN
 
 
-def test_locks_of_an_operation_that_a_later_commit_overtook_are_aborted(cluster):
-    """A commit has left no lock behind before the next one is decided."""
+def test_an_operation_with_locks_after_a_later_commit_is_aborted(cluster):
+    """An operation is decided only after earlier commits have left no locks."""
     die_at(cluster, DecidePosition)
     cluster.run(3 * FOR_MS)
     one = resolution(cluster)
@@ -111,7 +111,7 @@ def test_locks_of_an_operation_that_a_later_commit_overtook_are_aborted(cluster)
     assert one.outcome == ABORTED
 
 
-def test_a_key_at_most_once_moved_from_its_first_unclaimed_offset(cluster):
+def test_an_at_most_once_key_is_reported_as_moved_from_its_granted_end(cluster):
     set_all(cluster)
     one = resolution(cluster)
     moved = one._world(place_of(0)).keys[key(0)]
@@ -119,10 +119,10 @@ def test_a_key_at_most_once_moved_from_its_first_unclaimed_offset(cluster):
     assert one.finish(TIMEOUT_MS).moved[key(0).topic_partition] == (OLD + 3, NEW)
 
 
-# --- ending it
+# --- ends of open operations
 
 
-def test_without_its_plan_an_undecided_operation_is_aborted(cluster):
+def test_finish_aborts_an_undecided_operation_without_its_plan(cluster):
     die_at(cluster, DecidePosition)
     assert locks(cluster)
     result = resolution(cluster).finish(TIMEOUT_MS)
@@ -131,7 +131,7 @@ def test_without_its_plan_an_undecided_operation_is_aborted(cluster):
     assert (locks(cluster), is_paused(cluster)) == ([], False)
 
 
-def test_without_its_plan_a_committed_operation_is_applied(cluster):
+def test_finish_applies_a_committed_operation_without_its_plan(cluster):
     die_at(cluster, ResolvePosition)
     steps = []
     result = resolution(cluster, on_progress=steps.append).finish(TIMEOUT_MS)
@@ -152,10 +152,10 @@ def test_the_home_is_resolved_last(cluster):
     assert fold(cluster, HOME).groups["g"].unresolved is None
 
 
-# --- what is open
+# --- open operations
 
 
-def test_an_operation_is_open_until_it_is_resolved_everywhere(cluster):
+def test_an_operation_is_open_until_all_partitions_are_resolved(cluster):
     assert open_operations(worlds(cluster)) == ()
     die_at(cluster, DecidePosition)
     (one,) = open_operations(worlds(cluster), "g")
@@ -178,8 +178,8 @@ def test_a_commit_is_open_until_the_home_is_resolved(cluster):
     require_resolved(worlds(cluster))
 
 
-def test_a_commit_that_came_back_at_an_earlier_home_is_resolved_there():
-    """PROTOCOL 8.5: the home of now refuses it, as it knows no commit."""
+def test_a_commit_unresolved_at_an_earlier_home_is_resolved_there():
+    """PROTOCOL 8.5: the present home knows no commit, and refuses to resolve one."""
     cluster, group_id, home = commit_at_an_earlier_home()
     follower = following(cluster, "other")
     (found,) = open_operations(follower.worlds, group_id)

@@ -38,7 +38,7 @@ def test_every_partition_gets_the_same_config():
     assert (config.heartbeat_interval_ms, config.limit("keys")) == (500, 7)
 
 
-def test_a_format_names_its_person_and_keeps_that_of_a_torn_one():
+def test_completing_a_torn_format_keeps_the_person_who_began_it():
     cluster = blank()
     config, _ = formatted(cluster, tags=person_to_tags("ada"))
     assert person_of(config) == "ada"
@@ -48,7 +48,7 @@ def test_a_format_names_its_person_and_keeps_that_of_a_torn_one():
     assert {each.config for each in follower.worlds} == {completed} == {config}
 
 
-def test_a_topic_is_formatted_once():
+def test_a_formatted_topic_is_refused_unless_ignore_formatted_is_set():
     cluster = blank()
     config, _ = formatted(cluster)
     with pytest.raises(TopicMisconfigured, match="already formatted"):
@@ -57,7 +57,7 @@ def test_a_topic_is_formatted_once():
     assert again == config
 
 
-def test_what_a_change_that_was_given_up_has_left_is_no_matter():
+def test_an_unused_partition_without_its_first_records_is_ignored():
     cluster = blank()
     config, _ = formatted(cluster)
     cluster.kafka.add_partitions("__marshal", 2)
@@ -75,7 +75,7 @@ def test_a_torn_format_is_completed():
 
 
 @pytest.mark.parametrize("gap", [1, 2])
-def test_what_partition_0_has_lost_is_written_again(gap):
+def test_a_config_that_partition_0_has_lost_is_written_again(gap):
     cluster = blank()
     config, _ = formatted(cluster)
     newest = msgspec.structs.replace(
@@ -87,7 +87,7 @@ def test_what_partition_0_has_lost_is_written_again(gap):
     assert {each.config for each in follower.worlds} == {restored} == {newest}
 
 
-def test_a_partition_0_that_has_lost_all_gets_the_format_of_the_others():
+def test_an_empty_partition_0_gets_the_config_of_the_others():
     cluster = blank()
     config, _ = formatted(cluster)
     cluster.kafka.truncate(cluster.place(0), end=0, leader=1)
@@ -95,7 +95,7 @@ def test_a_partition_0_that_has_lost_all_gets_the_format_of_the_others():
     assert {each.config for each in follower.worlds} == {restored} == {config}
 
 
-def test_what_partition_0_refuses_is_not_written_for_ever():
+def test_a_config_that_partition_0_refuses_is_not_retried_forever():
     cluster = blank()
     config, _ = formatted(cluster)
     newest = msgspec.structs.replace(config, generation=2, era=config.era + 5)
@@ -114,7 +114,7 @@ def test_what_partition_0_refuses_is_not_written_for_ever():
         )
 
 
-def test_another_format_is_not_mended():
+def test_partitions_with_different_formats_are_an_error():
     cluster = blank()
     for t in range(2):
         name = bytes([t]) * 16
@@ -124,19 +124,19 @@ def test_another_format_is_not_mended():
         formatted(cluster, ignore_formatted=True)
 
 
-def test_fewer_partitions_than_wanted():
+def test_a_topic_with_fewer_partitions_than_wanted_is_refused():
     with pytest.raises(TopicMisconfigured, match="1 partitions and 2"):
         formatted(blank(1))
 
 
-def test_a_log_that_begins_above_0_is_not_formatted():
+def test_a_log_that_begins_above_offset_0_is_refused():
     cluster = world(2)
     cluster.kafka.delete_records(cluster.place(0), before=1)
     with pytest.raises(LogUnreadable, match=r"\[0\] begins above"):
         formatted(cluster)
 
 
-def test_a_refused_append_is_an_error():
+def test_a_config_of_an_unknown_feature_level_is_unreadable():
     cluster = blank()
     write(cluster, msgspec.structs.replace(cluster.config, feature_level=99))
     with pytest.raises(LogUnreadable):
@@ -155,12 +155,12 @@ def test_a_refused_append_is_an_error():
     ],
     ids=str,
 )
-def test_impossible_formats(wrong):
+def test_an_invalid_format_is_refused(wrong):
     with pytest.raises(ConfigurationError):
         attrs.evolve(WANTED, **wrong)
 
 
-def test_a_format_has_numbers_of_python():
+def test_numpy_values_of_a_format_become_python_values():
     found = Format(np.int64(4), np.int32(2_000), {np.str_("keys"): np.int64(9)})
     assert found == Format(4, 2_000, {"keys": 9})
     numbers = (found.partition_count, found.heartbeat_interval_ms)

@@ -1,4 +1,4 @@
-"""Resets of a group: which positions, of what files, and with which errors."""
+"""Plans of resets of a group: their partitions, positions, files and errors."""
 
 import attrs
 import msgspec
@@ -61,7 +61,7 @@ def test_partitions_that_the_cluster_does_not_have_are_refused():
         partitions_of({"b": None}, topics, group_id="g")
 
 
-def test_without_topics_those_of_the_group_are_reset(cluster):
+def test_a_reset_without_topics_covers_all_topics_of_the_group(cluster):
     worlds = [fold(cluster, t) for t in range(K)]
     assert topics_of_group(worlds, "g") == ("t",)
     with pytest.raises(ClaimRejected, match="marshal groups list"):
@@ -84,7 +84,7 @@ def test_without_topics_those_of_the_group_are_reset(cluster):
         (PositionSpec.to_time(1_000), 7),
     ],
 )
-def test_each_rule_for_new_positions(cluster, spec, after):
+def test_each_rule_gives_its_new_position(cluster, spec, after):
     plan = planned(cluster, spec, topics=["t:0"])
     (row,) = plan.partitions
     assert (row.partition, row.before, row.after) == (PLACE, OLD, after)
@@ -104,11 +104,11 @@ def test_an_executed_plan_shows_the_positions_that_it_replaced(cluster):
 
 @pytest.mark.parametrize("early_ms", [-1, -2, -(10**15)])
 def test_a_time_before_1970_is_before_all_records(early_ms):
-    """To Kafka -1 ms is the end of the log."""
+    """Kafka takes a timestamp of -1 for the end of the log."""
     assert PositionSpec.to_time(early_ms) == PositionSpec.to_time(0)
 
 
-def test_positions_of_a_file_bring_their_partitions(cluster):
+def test_given_positions_select_the_partitions_to_reset(cluster):
     spec = PositionSpec.from_offsets({PLACES[2]: 3, PLACES[0]: 4})
     plan = planned(cluster, spec)
     assert [(r.partition, r.after) for r in plan.partitions] == [
@@ -129,10 +129,10 @@ def test_positions_of_a_file_bring_their_partitions(cluster):
         pytest.param((9, 9, 9), PositionSpec.latest(), {0, 3}, set(), id="passed"),
     ],
 )
-def test_the_order_of_keys_that_a_reset_loses_is_noted(
+def test_a_plan_notes_partitions_whose_key_order_a_reset_loses(
     cluster, ends, spec, partitions, unordered
 ):
-    """The topic grew from 3 to 6 partitions; all are at 9 (PROTOCOL 9.10)."""
+    """The topic grew from 3 to 6 partitions; all positions are 9 (PROTOCOL 9.10)."""
     growth = Growth("t", 3, 6, TOPIC_ID, offset=0, ends=ends)
     worlds = [fold(cluster, t) for t in range(K)]
     worlds[0].growths = (growth, growth._replace(topic="other"))
@@ -152,7 +152,7 @@ def test_the_order_of_keys_that_a_reset_loses_is_noted(
         assert found.unordered == tuple(PLACES[each] for each in sorted(unordered))
 
 
-def test_a_time_behind_the_last_record_is_the_end(cluster):
+def test_a_time_after_the_last_record_gives_the_log_end(cluster):
     admin = ResettingAdmin(cluster, offset=None)
     plan = admin.plan_reset("g", PositionSpec.to_time(1))
     assert {row.after for row in plan.partitions} == {20}
@@ -180,12 +180,12 @@ def test_a_position_outside_of_its_log_is_refused_or_clamped(cluster, wanted, cl
         lambda: PositionSpec.from_offsets({PLACE: "5"}),
     ],
 )
-def test_a_rule_has_whole_numbers(make):
+def test_a_rule_without_whole_numbers_is_refused(make):
     with pytest.raises(ConfigurationError, match="must be a whole number"):
         make()
 
 
-def test_a_partition_without_a_position_starts_where_kafka_has_it(cluster):
+def test_without_a_position_the_offset_committed_to_kafka_is_used(cluster):
     cluster.kafka.create_topic("new", 2)
     for partition in range(2):
         for _ in range(5):
@@ -223,7 +223,7 @@ def known_key(cluster, **changes):
     return attrs.evolve(next(iter(state.keys.values())), **changes)
 
 
-def test_at_most_once_the_grants_count(cluster):
+def test_a_reset_below_the_granted_end_repeats_an_at_most_once_key(cluster):
     known = known_key(cluster, position=4, granted=6)
     plan = one_key(known)
     assert (plan.partitions[0].before, plan.repeats_count) == (6, 1)
@@ -231,14 +231,14 @@ def test_at_most_once_the_grants_count(cluster):
     assert one_key(known_key(cluster, position=4)).repeats_count == 0
 
 
-def test_a_position_of_an_earlier_topic_is_none(cluster):
+def test_a_position_in_an_earlier_topic_of_the_name_is_not_used(cluster):
     known = known_key(cluster, topic_id=b"e" * 16)
     assert one_key(known).partitions[0].before is None
     known = known_key(cluster, position=None, retired_topic_ids=(b"e" * 16,))
     assert one_key(known, committed=4).partitions[0].before is None
 
 
-def test_a_group_goes_back_to_where_it_was(cluster):
+def test_a_reset_to_a_fence_restores_the_positions_of_that_moment(cluster):
     then = WorldState(0)
     then.keys[Key("g", "t", 0)] = known_key(cluster, position=3, granted=None)
     then.keys[Key("g", "t", 1)] = known_key(cluster, position=None, granted=None)
@@ -254,7 +254,7 @@ def test_a_group_goes_back_to_where_it_was(cluster):
 # --- files
 
 
-def test_a_plan_is_stored_once(cluster, tmp_path):
+def test_a_stored_plan_is_not_overwritten_by_another(cluster, tmp_path):
     plan, other = planned(cluster).positions, planned(cluster).positions
     path = tmp_path / "plans" / "plan.json"
     write_plan(path, plan)
@@ -296,7 +296,7 @@ def test_a_file_without_positions_is_refused(tmp_path, text, why):
         read_positions(path)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot be used"):
         read_positions(tmp_path / "missing")
 
@@ -316,11 +316,11 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
         pytest.param("by_duration", 5, PositionSpec.to_time(5), id="duration"),
     ],
 )
-def test_rules_have_names(rule, value, spec):
+def test_a_rule_is_found_by_its_name(rule, value, spec):
     assert PositionSpec.of(rule, value) == spec
 
 
-def test_a_rule_has_numbers_of_python():
+def test_numpy_numbers_of_a_rule_become_python_values():
     spec = PositionSpec.to_offset(np.int64(5))
     assert (spec, type(spec.value)) == (PositionSpec.to_offset(5), int)
     spec = PositionSpec.from_offsets({("t", np.int64(0)): np.int64(7)})
@@ -330,7 +330,7 @@ def test_a_rule_has_numbers_of_python():
         PositionSpec.from_offsets({"t": 7})
 
 
-def test_an_aborted_reset_is_refused():
+def test_require_committed_refuses_an_aborted_reset():
     aborted = ResetResult(op_id=OP, group_id="g", outcome="aborted", moved={})
     with pytest.raises(ClaimRejected, match="was aborted: it set nothing") as refused:
         aborted.require_committed()
@@ -338,7 +338,7 @@ def test_an_aborted_reset_is_refused():
     attrs.evolve(aborted, outcome="committed").require_committed()
 
 
-def test_a_reset_that_ended_long_ago_may_have_set_positions():
+def test_require_committed_refuses_an_unknown_outcome():
     unknown = ResetResult(op_id=OP, group_id="g", outcome="unknown", moved={})
     with pytest.raises(ClaimRejected, match="marshal groups history g") as refused:
         unknown.require_committed()

@@ -57,7 +57,7 @@ def is_kept(cluster, path):
 
 
 def own_plan(cluster, **rest):
-    """Return a plan that was made on this topic."""
+    """Return a plan with the format_id of this coordination topic."""
     found = json.loads(plan(**rest).to_bytes())
     found["format_id"] = format_of(worlds(cluster))
     return type(plan()).from_bytes(json.dumps(found).encode())
@@ -67,10 +67,10 @@ def own_plan(cluster, **rest):
     "kind", [ReleaseGroup, StagePosition, DecidePosition, ResolvePosition]
 )
 @pytest.mark.parametrize("age_s", [0, 9 * PLAN_KEPT_S])
-def test_the_plan_of_an_open_operation_stays_however_old(
+def test_the_plan_of_an_open_operation_is_kept_at_any_age(
     cluster, tmp_path, kind, age_s
 ):
-    """Wherever its command died, while anything of it is in the log."""
+    """Whichever record the command died at, if it had written one before."""
     # The home is paused first.
     other = next(t for t in range(K) if t != HOME)
     die_at(cluster, kind, at=other if kind is ReleaseGroup else None)
@@ -95,7 +95,7 @@ def test_the_plan_of_an_aborted_operation_is_removed(cluster, tmp_path):
     assert not is_kept(cluster, path)
 
 
-def test_a_plan_of_which_the_log_shows_nothing_stays_for_a_time(cluster, tmp_path):
+def test_the_plan_of_an_unknown_operation_is_kept_for_a_time(cluster, tmp_path):
     """Its command may be about to write the first record."""
     wanted = own_plan(cluster, op=UNKNOWN_OP)
     path = stored(tmp_path, wanted, age_s=PLAN_KEPT_S - 1)
@@ -105,7 +105,7 @@ def test_a_plan_of_which_the_log_shows_nothing_stays_for_a_time(cluster, tmp_pat
 
 
 @pytest.mark.parametrize("format_id", [None, "2f" * 16])
-def test_the_plan_of_another_topic_stays(cluster, tmp_path, format_id):
+def test_the_plan_of_another_coordination_topic_is_kept(cluster, tmp_path, format_id):
     """Its operation may be open there."""
     found = json.loads(plan(op=UNKNOWN_OP).to_bytes())
     found["format_id"] = format_id
@@ -113,7 +113,7 @@ def test_the_plan_of_another_topic_stays(cluster, tmp_path, format_id):
     assert is_kept(cluster, stored(tmp_path, wanted, age_s=9 * PLAN_KEPT_S))
 
 
-def test_what_is_no_plan_stays(cluster, tmp_path):
+def test_files_and_folders_that_are_not_plans_are_kept(cluster, tmp_path):
     die_at(cluster, ResolvePosition)
     operation(cluster, "other").finish(TIMEOUT_MS)
     folder = tmp_path / PLANS_FOLDER

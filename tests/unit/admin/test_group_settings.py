@@ -20,7 +20,7 @@ def _cluster():
     return world(partitions=K, groups=1)
 
 
-def test_a_change_keeps_what_it_does_not_name(cluster):
+def test_a_change_keeps_the_settings_that_it_does_not_name(cluster):
     admin = TuningAdmin(cluster, person="ada")
     admin.set(handoff_ms=5_000, debounce_ms=0)
     second = admin.set(handoff_ms=None, handoffs_max=2)
@@ -35,7 +35,7 @@ def test_a_change_keeps_what_it_does_not_name(cluster):
     )
 
 
-def test_a_change_of_nothing_is_none(cluster):
+def test_an_equal_setting_or_a_dry_run_writes_nothing(cluster):
     admin = TuningAdmin(cluster)
     change = admin.set(handoff_ms=None)
     assert (change.is_changed, change.before) == (False, NO_SETTINGS)
@@ -43,7 +43,7 @@ def test_a_change_of_nothing_is_none(cluster):
     assert fold(cluster, HOME).settings_of("g") == NO_SETTINGS
 
 
-def test_of_two_admins_the_first_wins(cluster):
+def test_a_change_that_another_admin_overtook_is_refused(cluster):
     one, two = TuningAdmin(cluster), TuningAdmin(cluster, "admin-2")
     other = two.set_group("g", {"handoff_ms": 2_000})
     one.set(handoff_ms=1_000)
@@ -55,7 +55,7 @@ def test_of_two_admins_the_first_wins(cluster):
     assert fold(cluster, HOME).settings_of("g").handoff_ms == 2_000
 
 
-def test_a_group_too_many_is_refused(cluster):
+def test_settings_beyond_the_limit_of_groups_are_refused(cluster):
     admin = TuningAdmin(cluster)
     admin.set(handoff_ms=1_000)
     names = "abcdefhijklmnop"
@@ -74,7 +74,7 @@ def test_a_group_too_many_is_refused(cluster):
         pytest.param({"grace_ms": "5m"}, "must be a number", id="text"),
     ],
 )
-def test_a_bad_value_names_the_setting(changes, text):
+def test_the_error_of_a_bad_value_names_the_setting(changes, text):
     with pytest.raises(ConfigurationError, match=text) as caught:
         plan_settings(Log(level=2).state, "g", changes=changes)
     assert caught.value.setting in changes

@@ -31,7 +31,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.protocol.types import TopicPartition
 
 
-def test_a_topic_grows():
+def test_a_growth_announces_adds_settles_and_ends():
     cluster, steps = keyed(), []
     tool = Tool(cluster)
     began_ms = cluster.clock.now_ms()
@@ -65,7 +65,7 @@ def test_nothing_is_written_without_execute():
     assert plan.settle_ms == plan.duration_ms == SETTLE_MS
 
 
-def test_ends_are_those_after_producers_had_their_time():
+def test_ends_are_read_after_the_settle_time():
     cluster, tool = keyed(), None
 
     def late(progress):
@@ -77,14 +77,14 @@ def test_ends_are_those_after_producers_had_their_time():
     require_grown(cluster, (5, 2, 7, 9))
 
 
-def test_ends_have_uncommitted_records():
+def test_ends_include_uncommitted_records():
     cluster = keyed()
     cluster.kafka.begin_transaction(TopicPartition("t", 1), [b"open"])
     Tool(cluster).grow()
     require_grown(cluster, (5, 1, 7, 9))
 
 
-def test_it_grows_again_and_again():
+def test_a_topic_can_grow_several_times():
     cluster = keyed()
     Tool(cluster).grow(8)
     Tool(cluster).grow(16)
@@ -107,11 +107,11 @@ def test_another_admin_continues_wherever_the_first_one_dies():
         plan = Tool(cluster, "second").grow()
         assert plan.steps == ("announce", "add", "settle", "end")[left:]
         require_grown(cluster)
-        # Nothing shows for how long the first one had waited.
+        # The log does not show how long the first admin has waited.
         assert cluster.clock.now_ms() - began_ms >= SHORT_MS
 
 
-def test_an_admin_whose_request_has_no_answer_is_continued():
+def test_a_growth_whose_request_had_no_answer_is_continued():
     cluster = keyed()
     tool = Tool(cluster, refusal=CoordinationError("no answer"))
     with pytest.raises(CoordinationError, match="partitions 8 --execute"):
@@ -120,15 +120,14 @@ def test_an_admin_whose_request_has_no_answer_is_continued():
     require_grown(cluster)
 
 
-def test_the_same_again_does_nothing():
+def test_a_growth_that_has_ended_is_not_repeated():
     cluster = keyed()
     Tool(cluster).grow()
     tool = Tool(cluster)
     assert (tool.grow().steps, tool.done) == ((), [])
 
 
-def test_two_admins_at_a_time():
-    """The second one does all of it while the first waits."""
+def test_a_second_admin_may_end_a_growth_while_the_first_waits():
     cluster, began = keyed(), []
 
     def second(progress):
@@ -143,7 +142,7 @@ def test_two_admins_at_a_time():
 
 
 @pytest.mark.parametrize("step", ["announce", "add", "end"])
-def test_what_another_admin_did_just_before_is_known(step):
+def test_a_growth_ends_although_another_admin_did_a_step_first(step):
     cluster, began = keyed(), []
 
     def second(progress):
@@ -156,7 +155,7 @@ def test_what_another_admin_did_just_before_is_known(step):
     assert began
 
 
-def test_the_ends_that_come_first_count():
+def test_the_first_ends_in_the_log_count():
     cluster = keyed()
 
     def second(progress):
@@ -169,7 +168,7 @@ def test_the_ends_that_come_first_count():
     assert [each.ends for each in records(cluster)[-2:]] == [RECORDS, (6, 0, 7, 9)]
 
 
-def test_another_growth_is_busy_until_one_has_ended():
+def test_a_growth_is_refused_while_another_is_open():
     cluster = keyed()
     with pytest.raises(Died):
         Tool(cluster, left=2).grow()
@@ -179,7 +178,7 @@ def test_another_growth_is_busy_until_one_has_ended():
     assert "--partitions 8 --withdraw --execute" in str(caught.value)
 
 
-def test_another_growth_that_is_announced_meanwhile_is_busy():
+def test_a_growth_is_refused_if_another_is_announced_meanwhile():
     cluster = keyed()
 
     def second(progress):
@@ -191,7 +190,7 @@ def test_another_growth_that_is_announced_meanwhile_is_busy():
     assert (caught.value.reason, partitions(cluster)) == ("busy", 4)
 
 
-def test_a_growth_is_withdrawn():
+def test_an_open_growth_is_withdrawn():
     cluster = keyed()
     with pytest.raises(Died):
         Tool(cluster, left=1).grow()
@@ -204,7 +203,7 @@ def test_a_growth_is_withdrawn():
     assert growths(cluster)[0].new_count == partitions(cluster) == 12
 
 
-def test_one_that_has_ended_is_withdrawn_by_its_number():
+def test_an_ended_growth_is_withdrawn_by_its_partition_count():
     cluster = keyed()
     Tool(cluster).grow(8)
     Tool(cluster).grow(16)
@@ -241,7 +240,7 @@ def test_a_growth_that_is_withdrawn_just_before_its_end_is_refused():
         Tool(cluster).grow(on_progress=second)
 
 
-def test_a_withdrawal_that_comes_twice_is_refused():
+def test_a_withdrawal_that_another_admin_did_first_is_refused():
     cluster = keyed()
     Tool(cluster).grow()
 
@@ -254,14 +253,14 @@ def test_a_withdrawal_that_comes_twice_is_refused():
 
 
 @pytest.mark.parametrize("count", [2, 3, 6, 2**31, 2**40])
-def test_only_a_multiple_is_possible(count):
+def test_a_count_that_is_not_a_possible_multiple_is_refused(count):
     cluster = keyed()
     with pytest.raises(ConfigurationError, match="has 4 partitions and cannot get"):
         Tool(cluster).grow(count)
     assert records(cluster) == []
 
 
-def test_a_growth_is_not_that_of_a_topic_that_has_more_by_now():
+def test_a_growth_to_fewer_partitions_than_the_topic_has_is_refused():
     cluster = keyed()
     Tool(cluster).grow()
     Tool(cluster).grow(16)
@@ -274,7 +273,7 @@ def test_a_growth_is_not_that_of_a_topic_that_has_more_by_now():
     assert growths(cluster)[-1][1:3] == (20, 40)
 
 
-def test_partitions_that_were_added_without_an_announcement_are_reported():
+def test_a_count_reached_without_an_announcement_is_refused():
     with pytest.raises(ClaimRejected, match="members claimed the new ones at once"):
         Tool(keyed()).grow(4)
 
@@ -294,25 +293,25 @@ def test_a_topic_of_too_many_partitions_cannot_grow():
         ("t", None, "name the number"),
     ],
 )
-def test_what_is_no_topic_to_grow(topic, count, text):
+def test_a_growth_without_a_data_topic_and_a_count_is_refused(topic, count, text):
     with pytest.raises(ConfigurationError, match=text):
         Tool(keyed()).grow(count, topic)
 
 
 @pytest.mark.parametrize("settle_ms", [-1, 8 * 86_400_000])
-def test_producers_get_a_time_within_bounds(settle_ms):
+def test_a_settle_time_out_of_bounds_is_refused(settle_ms):
     with pytest.raises(ConfigurationError, match=f"not {settle_ms}"):
         Tool(keyed()).grow(settle_ms=settle_ms)
 
 
-def test_growths_need_their_feature_level():
+def test_a_growth_below_level_2_is_refused():
     cluster = lowered()
     with pytest.raises(ConfigurationError, match="marshal topic upgrade --execute"):
         Tool(cluster).grow()
 
 
 @pytest.mark.parametrize("kind", [TopicMisconfigured, LogUnwritable])
-def test_a_number_that_the_cluster_refuses_can_be_withdrawn(kind):
+def test_a_growth_that_the_cluster_refuses_can_be_withdrawn(kind):
     cluster = keyed()
     tool = Tool(cluster, refusal=kind("too many"))
     with pytest.raises(kind, match=r"^too many; .*--withdraw --execute$"):
@@ -323,7 +322,7 @@ def test_a_number_that_the_cluster_refuses_can_be_withdrawn(kind):
 
 
 @pytest.mark.parametrize("kind", [TopicMisconfigured, LogUnwritable])
-def test_nothing_is_announced_that_the_cluster_would_refuse(kind):
+def test_a_growth_that_the_cluster_would_refuse_is_not_announced(kind):
     cluster, steps = keyed(), []
     tool = Tool(cluster, objection=kind("too many"))
     with pytest.raises(kind, match=r"^too many$"):
@@ -331,7 +330,7 @@ def test_nothing_is_announced_that_the_cluster_would_refuse(kind):
     assert (steps, growths(cluster), partitions(cluster)) == ([], (), 4)
 
 
-def test_the_log_keeps_no_more_growths():
+def test_a_growth_beyond_the_limit_is_refused():
     cluster = world(1, records=RECORDS, operations=1)
     write(cluster, growth(2, 1, topic="u"))
     with pytest.raises(ClaimRejected, match="no more growths") as caught:
@@ -339,7 +338,7 @@ def test_the_log_keeps_no_more_growths():
     assert (caught.value.reason, partitions(cluster)) == ("limits", 4)
 
 
-def test_no_partition_is_added_without_a_verdict():
+def test_no_partition_is_added_before_the_announcement_is_read_back():
     cluster = keyed()
     tool = Tool(cluster)
 
@@ -352,7 +351,7 @@ def test_no_partition_is_added_without_a_verdict():
     assert (tool.done, partitions(cluster)) == (["log"], 4)
 
 
-def test_a_refusal_that_only_a_fault_explains():
+def test_an_unexpected_refusal_of_a_growth_is_an_error():
     cluster = keyed()
     tool = Tool(cluster)
     plain = tool._follow().append
@@ -362,7 +361,7 @@ def test_a_refusal_that_only_a_fault_explains():
 
 
 @pytest.mark.parametrize("is_created", [True, False])
-def test_a_topic_that_is_created_again_meanwhile_gets_no_ends(is_created):
+def test_a_topic_deleted_or_created_again_meanwhile_gets_no_ends(is_created):
     cluster = keyed()
 
     def again(progress):
@@ -380,8 +379,8 @@ def test_a_topic_that_is_created_again_meanwhile_gets_no_ends(is_created):
     assert growths(cluster) == ()
 
 
-def test_partitions_that_the_brokers_do_not_know_have_no_end(monkeypatch):
-    """The metadata of a broker that has just started may lack them."""
+def test_a_growth_fails_if_brokers_do_not_know_all_partitions(monkeypatch):
+    """The metadata of a broker that has just started may lack partitions."""
     cluster = keyed()
     tool = Tool(cluster)
     monkeypatch.setattr(tool._data, "ends", lambda *_: {})
@@ -390,7 +389,7 @@ def test_partitions_that_the_brokers_do_not_know_have_no_end(monkeypatch):
     assert growths(cluster)[0].ends is None
 
 
-def test_a_growth_of_an_earlier_topic_is_in_nobodys_way():
+def test_a_growth_of_an_earlier_topic_does_not_prevent_another():
     cluster = keyed()
     Tool(cluster).grow()
     cluster.kafka.delete_topic("t")
@@ -401,7 +400,7 @@ def test_a_growth_of_an_earlier_topic_is_in_nobodys_way():
 
 
 @pytest.mark.parametrize("has_ends", [True, False])
-def test_without_ids_a_growth_of_an_earlier_topic_is_to_be_withdrawn(has_ends):
+def test_without_ids_a_growth_of_an_earlier_topic_must_be_withdrawn(has_ends):
     cluster = keyed()
     write(cluster, growth(16, 8))
     if has_ends:
@@ -421,13 +420,13 @@ def rows(sources):
     ]
 
 
-def test_it_is_shown_how_far_each_group_is():
+def test_a_growth_shows_positions_lags_and_waiting_partitions():
     cluster = keyed()
     for number, position in enumerate((5, 0, 3)):
         at(cluster, number, position)
     plan = Tool(cluster).grow_topic("t", 12)
     assert {each.group_id for each in plan.sources} == {"g"}
-    # Before the ends are known everybody waits.
+    # Before the ends are known, all new partitions wait.
     assert rows(plan.sources) == [
         (0, 5, 5, 0, (4, 8)),
         (1, 0, 0, 0, (5, 9)),
@@ -444,13 +443,13 @@ def test_it_is_shown_how_far_each_group_is():
     assert rows(sources) == [
         (0, 5, 5, 0, ()),
         (1, 0, 0, 0, ()),
-        # 6 has a position: it has begun.
+        # Partition 6 has a position: its consumption has begun.
         (2, 3, 7, 4, (10,)),
         (3, None, 9, None, (7, 11)),
     ]
 
 
-def test_a_position_in_an_earlier_topic_of_the_name_is_none():
+def test_a_position_in_an_earlier_topic_of_the_name_is_not_shown():
     cluster = keyed(1)
     Tool(cluster).grow()
     topic_id = cluster.kafka.topic("t").topic_id
@@ -466,7 +465,7 @@ def test_a_position_in_an_earlier_topic_of_the_name_is_none():
     ]
 
 
-def test_only_growths_of_a_topic_are_shown():
+def test_only_growths_of_the_given_topic_are_shown():
     cluster = keyed()
     assert Tool(cluster).growths() == ()
     write(cluster, growth(2, 1, topic="u"))
@@ -476,7 +475,7 @@ def test_only_growths_of_a_topic_are_shown():
     assert Tool(cluster).growths("t") == ()
 
 
-def test_each_key_counts_once_while_the_coordination_topic_grows():
+def test_each_key_is_shown_once_while_the_coordination_topic_grows():
     cluster = keyed(2)
     for number, position in enumerate(RECORDS):
         at(cluster, number, position)
@@ -489,7 +488,7 @@ def test_each_key_counts_once_while_the_coordination_topic_grows():
     assert len(found) == len(RECORDS)
 
 
-def test_ends_that_are_unknown_are_shown_so():
+def test_an_unknown_log_end_is_shown_as_none():
     cluster = keyed()
     at(cluster, 0, 5)
     tool = Tool(cluster)

@@ -60,7 +60,7 @@ def operation(cluster, client="admin", **changes):
 
 
 def sent(cluster, client="admin"):
-    """Return what an admin wrote: partition, whether it ends, and what came of it."""
+    """Return partition and outcome of the records of an admin, in order of time."""
     found = []
     for t in range(K):
         for line in lines(cluster, t):
@@ -77,7 +77,7 @@ def paused(cluster):
 
 
 def slow_once(cluster, operation, *, partition, delay_ms):
-    """Let the first append to one partition land late."""
+    """Delay the first append to one partition."""
     log = operation._follower.own_log
     plain = log.append
 
@@ -94,7 +94,7 @@ def slow_once(cluster, operation, *, partition, delay_ms):
     log.append = append
 
 
-def test_the_home_partition_comes_first(cluster):
+def test_a_pause_is_written_to_the_home_partition_first(cluster):
     cluster.fates["admin"] = AppendFate(delay_ms=40)
     one = operation(cluster)
     one.begin(TIMEOUT_MS)
@@ -105,7 +105,7 @@ def test_the_home_partition_comes_first(cluster):
     assert {pause.op_id for pause in pauses} == {one.op_id}
 
 
-def test_one_of_two_admins_wins_everywhere(cluster):
+def test_the_first_of_two_admins_pauses_all_partitions(cluster):
     # Neither has read what the other writes.
     one, two = operation(cluster, "one"), operation(cluster, "two")
     one.begin(TIMEOUT_MS)
@@ -117,7 +117,7 @@ def test_one_of_two_admins_wins_everywhere(cluster):
     assert paused(cluster) == set(range(K))
 
 
-def test_a_check_refuses_what_would_be_refused_and_writes_nothing(cluster):
+def test_planned_end_ms_refuses_a_paused_group_and_writes_nothing(cluster):
     two = operation(cluster, "two")
     assert two.planned_end_ms() == cluster.clock.view().wall_ms() + FOR_MS
     two._clock = cluster.clock.view(wall_offset_ms=-100 * FOR_MS)
@@ -135,13 +135,13 @@ def test_a_pause_is_renewed_while_one_partition_is_slow(cluster):
     one.begin(TIMEOUT_MS)
     assert paused(cluster) == set(range(K))
     reported = sent(cluster)
-    # It came after its time, and was sent again; the others were renewed meanwhile.
+    # The delayed record expired and was sent again; the others were renewed meanwhile.
     assert reported.count((OTHERS[0], "expired")) == 1
     assert reported.count((HOME, "paused")) >= 4
     assert all(outcome in {"paused", "expired"} for _, outcome in reported)
 
 
-def test_a_pause_is_renewed_as_long_as_it_is_waited_for(cluster):
+def test_a_pause_is_renewed_as_long_as_the_admin_waits(cluster):
     one = operation(cluster)
     one.begin(TIMEOUT_MS)
     end_ms = cluster.clock.now_ms() + 10 * FOR_MS
@@ -152,7 +152,7 @@ def test_a_pause_is_renewed_as_long_as_it_is_waited_for(cluster):
     assert not one.hold_until(lambda: False, FOR_MS)
 
 
-def test_nothing_stays_paused_behind_a_dead_admin(cluster):
+def test_the_pause_of_a_dead_admin_expires(cluster):
     one = operation(cluster)
     slow_once(cluster, one, partition=OTHERS[0], delay_ms=100 * FOR_MS)
     with pytest.raises(DeadlineExceeded, match="groups resume g"):
@@ -164,7 +164,7 @@ def test_nothing_stays_paused_behind_a_dead_admin(cluster):
     assert paused(cluster) == set()
 
 
-def test_a_refusal_in_one_partition_is_undone_in_all(cluster):
+def test_a_pause_that_one_partition_refuses_is_ended_in_all(cluster):
     held = OTHERS[0]
     other = Sender("other").record("g", b"o" * 16, expire_ms=2**60, reason=None)
     one = operation(cluster)
@@ -175,14 +175,14 @@ def test_a_refusal_in_one_partition_is_undone_in_all(cluster):
     assert paused(cluster) == {held}
     reported = sent(cluster)
     assert (held, "busy") in reported
-    # Home goes last: up to there no other admin gets anywhere.
+    # The home is last: until then, no other admin can begin a pause.
     assert reported[-1] == (HOME, "unpaused")
     assert {t for t, outcome in reported if outcome == "unpaused"} == set(range(K)) - {
         held
     }
 
 
-def test_an_admin_that_lost_its_pause_fails_and_ends_the_rest(cluster):
+def test_a_pause_that_ended_in_one_partition_is_ended_in_all(cluster):
     one = operation(cluster)
     one.begin(TIMEOUT_MS)
     other = Sender("other").record("g", one.op_id, expire_ms=ENDED, reason=None)
@@ -193,7 +193,7 @@ def test_an_admin_that_lost_its_pause_fails_and_ends_the_rest(cluster):
     assert paused(cluster) == set()
 
 
-def test_a_partition_that_has_no_room_for_the_group(cluster):
+def test_a_pause_beyond_the_limit_of_groups_is_ended_in_all(cluster):
     one = operation(cluster)
     for number in range(3):
         other = Sender("other").record(
@@ -206,7 +206,7 @@ def test_a_partition_that_has_no_room_for_the_group(cluster):
 
 
 @pytest.mark.parametrize("lands", [False, True], ids=["lost", "late"])
-def test_a_record_that_failed_is_sent_again(cluster, lands):
+def test_a_pause_record_that_is_lost_or_late_is_sent_again(cluster, lands):
     one = operation(cluster)
     fate = AppendFate(delay_ms=FOR_MS // 2, is_lost=not lands, fails_after_ms=10)
     cluster.fates["admin"] = fate
@@ -221,7 +221,7 @@ def test_a_record_that_failed_is_sent_again(cluster, lands):
     assert paused(cluster) == set(range(K))
 
 
-def test_a_halted_partition_keeps_nobody_waiting(cluster):
+def test_a_pause_fails_if_a_partition_is_halted(cluster):
     one = operation(cluster)
     above = cluster.config.__class__(
         **{
@@ -249,7 +249,7 @@ def tick(cluster):
         write(cluster, b"time passes", t)
 
 
-def test_a_scheduled_pause_begins_everywhere_without_its_admin(cluster):
+def test_a_scheduled_pause_begins_in_all_partitions_without_its_admin(cluster):
     one, period = later(cluster)
     one.begin(TIMEOUT_MS)
     assert sorted(sent(cluster)) == [(t, "scheduled") for t in range(K)]
@@ -266,7 +266,7 @@ def test_a_scheduled_pause_begins_everywhere_without_its_admin(cluster):
     assert len(sent(cluster)) == K
 
 
-def test_a_refused_schedule_is_undone_in_all(cluster):
+def test_a_scheduled_pause_that_one_partition_refuses_is_ended_in_all(cluster):
     taken = OTHERS[0]
     for number in range(SCHEDULED_MAX):
         begin_ms = cluster.clock.wall_ms() + 10_000
@@ -288,7 +288,7 @@ def test_a_refused_schedule_is_undone_in_all(cluster):
     assert sent(cluster)[-1] == (HOME, "unpaused")
 
 
-def test_a_pause_until_a_time_is_not_moved_by_its_renewals(cluster):
+def test_renewals_do_not_move_the_end_of_a_pause_until_a_time(cluster):
     until_ms = cluster.clock.wall_ms() + FOR_MS
     one = operation(cluster, period=Period(for_ms=FOR_MS, until_ms=until_ms))
     one.begin(TIMEOUT_MS)
@@ -298,7 +298,7 @@ def test_a_pause_until_a_time_is_not_moved_by_its_renewals(cluster):
     assert {pause.until_ms for pause in pauses} == {until_ms}
 
 
-def test_a_pause_whose_end_has_passed_is_not_repeated(cluster):
+def test_a_pause_whose_end_has_passed_is_not_sent_again(cluster):
     one = operation(cluster, period=Period(for_ms=9, until_ms=1))
     with pytest.raises(ClaimRejected, match="has passed") as raised:
         one.begin(TIMEOUT_MS)
@@ -312,7 +312,7 @@ def chosen(cluster, *, op_id=None):
     return ending(follower, "g", op_id=op_id, wall_ms=wall_ms)
 
 
-def test_a_resume_ends_what_lasts_and_what_is_due(cluster):
+def test_a_resume_ends_active_pauses_and_those_that_are_due(cluster):
     planned, _ = later(cluster, begin=400)
     planned.begin(TIMEOUT_MS)
     far, _ = later(cluster, begin=90_000, client="far")
@@ -342,7 +342,7 @@ def test_a_resume_cancels_the_only_scheduled_pause(cluster):
     assert raised.value.reason == "not_paused"
 
 
-def test_every_record_names_the_person():
+def test_the_record_of_a_pause_names_its_person():
     sender = Sender("admin", "ada")
     record = sender.record("g", b"o" * 16, expire_ms=1, reason=None)
     assert person_of(record) == "ada"
@@ -365,7 +365,7 @@ def test_the_person_is_the_user_unless_the_environment_names_another(monkeypatch
 @pytest.mark.parametrize(
     "error", [KeyError("uid 7"), OSError("no user"), ImportError()]
 )
-def test_a_user_without_a_name_is_nobody(monkeypatch, error):
+def test_a_user_without_a_name_gives_no_person(monkeypatch, error):
     def getuser():
         raise error
 
@@ -378,7 +378,7 @@ def test_a_pause_is_ended_at_home_last():
     assert in_order(range(4), home=1) == [0, 2, 3, 1]
 
 
-# --- Some partitions only ---
+# --- Pauses with a scope ---
 
 
 def scoped(cluster, client="admin", **changes):
@@ -387,7 +387,7 @@ def scoped(cluster, client="admin", **changes):
 
 
 def scopes(cluster):
-    """Return the pauses of some partitions: what they name, and where they last."""
+    """Return the coordinating partitions in which each pause with a scope is active."""
     found = {}
     for t in range(K):
         group = fold(cluster, t).groups.get("g")
@@ -396,7 +396,7 @@ def scopes(cluster):
     return found
 
 
-def test_a_pause_of_some_partitions_is_in_all_and_renewed(cluster):
+def test_a_pause_with_a_scope_is_written_to_all_partitions_and_renewed(cluster):
     one = scoped(cluster)
     one.begin(TIMEOUT_MS)
     assert sent(cluster)[0] == (HOME, "paused")
@@ -411,7 +411,7 @@ def test_a_pause_of_some_partitions_is_in_all_and_renewed(cluster):
     assert scopes(cluster) == {}
 
 
-def test_several_pauses_last_beside_that_of_the_group(cluster):
+def test_pauses_with_a_scope_are_active_beside_that_of_the_group(cluster):
     one, two, whole = scoped(cluster), scoped(cluster, "other"), operation(cluster)
     for each in (one, two, whole):
         each.begin(TIMEOUT_MS)
@@ -422,7 +422,7 @@ def test_several_pauses_last_beside_that_of_the_group(cluster):
     assert chosen(cluster, op_id=two.op_id) == dict.fromkeys(range(K), (two.op_id,))
 
 
-def test_a_ninth_pause_is_refused_and_undone(cluster):
+def test_a_ninth_pause_with_a_scope_is_refused_and_ended(cluster):
     for number in range(SCOPED_MAX):
         record = PauseGroup(
             **Sender("other").fields("g"),
@@ -439,7 +439,7 @@ def test_a_ninth_pause_is_refused_and_undone(cluster):
     assert sent(cluster)[-1] == (HOME, "unpaused")
 
 
-def test_a_scope_within_the_limits():
+def test_a_scope_is_sorted_and_has_no_repetitions():
     found = scope_of_topics(config(level=2), {"u": None, "t": [3, 0, 3]})
     assert scope_texts(found) == ("t:0,3", "u")
     assert scope_texts(None) == ()
@@ -456,8 +456,8 @@ def test_topics_are_named_whole_or_by_partition():
             parse_topics([text])
 
 
-def test_topics_are_a_list_of_texts():
-    """A text alone would pause a topic for each of its letters."""
+def test_topics_that_are_no_list_of_strings_are_refused():
+    """A single string would be read as one topic for each of its letters."""
     assert parse_topics(["u", "t:0,1", "t:1,2"]) == {"u": None, "t": {0, 1, 2}}
     for given in ("orders", [("t", 0)], ["t:x"], [None]):
         with pytest.raises(ConfigurationError, match=r"list, like|is not a topic"):
@@ -465,7 +465,7 @@ def test_topics_are_a_list_of_texts():
 
 
 @pytest.mark.parametrize("name", ["for_ms", "until_ms", "begin_ms"])
-def test_the_times_of_a_pause_are_whole_numbers(name):
+def test_the_times_of_a_pause_must_be_whole_numbers(name):
     given = {"for_ms": 9, "until_ms": None, "begin_ms": None}
     if name == "until_ms":
         given["for_ms"] = None
@@ -491,7 +491,7 @@ def test_the_times_of_a_pause_are_whole_numbers(name):
         ),
     ],
 )
-def test_a_scope_beyond_the_limits(level, wanted, expected):
+def test_a_scope_beyond_the_limits_is_refused(level, wanted, expected):
     with pytest.raises(ConfigurationError, match=expected):
         scope_of_topics(config(level=level), wanted)
 
@@ -518,7 +518,7 @@ def period(for_ms, until_ms, begin_ms):
     )
 
 
-def test_a_pause_that_is_too_long_is_refused_in_units_of_people():
+def test_the_error_of_a_pause_that_is_too_long_has_readable_units():
     with pytest.raises(ConfigurationError, match="lasts 1ms to 1d, not 100d"):
         period(100 * DAY_MS, None, None)
 
@@ -541,7 +541,7 @@ def test_a_pause_that_is_too_long_is_refused_in_units_of_people():
         ),
     ],
 )
-def test_a_pause_has_its_length_from_its_begin_on(given, expected):
+def test_the_period_of_a_pause_follows_from_begin_end_and_length(given, expected):
     assert period(*given) == expected
 
 
@@ -557,14 +557,14 @@ def test_a_pause_has_its_length_from_its_begin_on(given, expected):
         ((5, None, NOW_MS + MONTH_MS + 1), "begin_ms"),
     ],
 )
-def test_a_pause_beyond_the_limits(given, setting):
+def test_a_period_beyond_the_limits_is_refused(given, setting):
     with pytest.raises(ConfigurationError) as caught:
         period(*given)
     assert caught.value.setting == setting
 
 
 @pytest.mark.parametrize("text", ["", "x", "00" * 15, "00" * 17])
-def test_an_operation_has_32_digits(text):
+def test_an_operation_id_has_32_hex_digits(text):
     assert op_id_of("0F" * 16) == b"\x0f" * 16
     with pytest.raises(ConfigurationError, match="32 hex digits"):
         op_id_of(text)

@@ -41,7 +41,7 @@ def owners(nodes):
 
 
 def competing(cluster, *moves):
-    """Write the next Plan, as a planner would."""
+    """Write the next Plan, as a planner of the group would."""
     record = planned(
         fold(cluster, HOME).plan_generation("g"),
         *moves,
@@ -101,7 +101,7 @@ def places(nodes):
 SPREAD = {(topic, host): 2 for topic in "tu" for host in ("h1", "h2")}
 
 
-def test_topics_are_spread_and_planners_leave_it_so(cluster, nodes):
+def test_topics_are_spread_and_planners_keep_the_spread(cluster, nodes):
     admin = Admin(cluster)
     before = owners(nodes)
     found = admin.spread(execute=False)
@@ -115,7 +115,7 @@ def test_topics_are_spread_and_planners_leave_it_so(cluster, nodes):
         ("t", "h1"),
         ("u", "h2"),
     }
-    # While members carry it out, it is not asked for again.
+    # While members follow the Plan, no other one is needed.
     again = admin.spread()
     assert (again.is_needed, again.is_written) == (False, False)
     cluster.run_until(lambda: places(nodes) == SPREAD, 20 * H)
@@ -127,7 +127,7 @@ def test_topics_are_spread_and_planners_leave_it_so(cluster, nodes):
     assert admin.spread().moves == ()
 
 
-def test_such_a_plan_is_verified(cluster, nodes):
+def test_the_plan_of_a_spread_can_be_verified(cluster, nodes):
     assert Admin(cluster).spread().is_written
     now = World([fold(cluster, t) for t in range(K)], {}, cluster_id="simulated")
 
@@ -143,7 +143,7 @@ def test_such_a_plan_is_verified(cluster, nodes):
     assert verify_plan(now, "g", past=past).outcome == "same"
 
 
-def test_members_that_are_gone_by_the_wall_clock_do_not_count(cluster, nodes):
+def test_no_plan_is_written_if_all_members_are_silent_by_the_wall_clock(cluster, nodes):
     admin = Admin(cluster)
     admin._clock = SystemClock()
     found = admin.spread()
@@ -171,14 +171,14 @@ def test_a_plan_that_is_overtaken_is_made_again(cluster, nodes):
     assert found.follows == fold(cluster, HOME).plan_generation("g") - 1
 
 
-def test_that_has_an_end(cluster, nodes):
+def test_a_plan_that_is_overtaken_too_often_is_given_up(cluster, nodes):
     admin = Admin(cluster, Raced(cluster, times=ATTEMPTS_MAX))
     with pytest.raises(ClaimRejected, match="were overtaken") as caught:
         admin.spread()
     assert caught.value.reason == "plan_overtaken"
 
 
-def test_a_group_without_plans_is_refused(cluster):
+def test_a_group_without_policy_planner_is_refused(cluster):
     for t in range(K):
         write(cluster, settings(2), t)
     with pytest.raises(ClaimRejected, match="--policy planner") as caught:
@@ -186,7 +186,7 @@ def test_a_group_without_plans_is_refused(cluster):
     assert caught.value.reason == "not_planned"
 
 
-def test_nobody_plans_while_the_partition_count_changes(cluster):
+def test_a_spread_is_refused_while_the_partition_count_changes(cluster):
     config = msgspec.structs.replace(
         cluster.config, generation=2, era=2, partition_count=2 * K
     )
@@ -198,7 +198,7 @@ def test_nobody_plans_while_the_partition_count_changes(cluster):
     assert caught.value.reason == "busy"
 
 
-def test_any_other_refusal_is_an_error(cluster, nodes, monkeypatch):
+def test_an_unexpected_refusal_of_a_plan_is_an_error(cluster, nodes, monkeypatch):
     class Refused(Stepping):
         def await_all(self, awaited, timeout_ms):
             super().await_all(awaited, timeout_ms)

@@ -46,7 +46,7 @@ def test_a_plan_is_executed_and_mirrored_to_kafka(cluster):
     assert cluster.kafka.groups["g"] == dict.fromkeys(PLACES, NEW)
 
 
-def test_kafka_may_refuse_the_mirror(cluster):
+def test_a_reset_is_committed_although_kafka_refuses_the_mirror(cluster):
     admin = ResettingAdmin(cluster)
 
     def commit(*_, **__):
@@ -62,7 +62,7 @@ def undo(cluster, op_id, **options):
     return ResettingAdmin(cluster, "undoing").plan_undo(op_id, **options)
 
 
-def test_an_undo_shows_what_it_does(cluster):
+def test_an_undo_shows_and_restores_the_positions_before(cluster):
     op_id = executed(cluster, planned(cluster)).op_id
     plan = undo(cluster, op_id)
     assert {(r.before, r.after, r.lag_after) for r in plan.partitions} == {
@@ -86,7 +86,7 @@ def test_the_position_of_a_topic_that_was_created_again_is_not_restored(cluster)
     assert [row.partition for row in plan.partitions] == [("other", 0)]
 
 
-def test_positions_of_a_new_group_cannot_be_set_back(cluster):
+def test_a_reset_of_a_group_without_positions_cannot_be_undone(cluster):
     plan = ResettingAdmin(cluster, "new").plan_reset(
         "h", PositionSpec.latest(), topics=["t"]
     )
@@ -96,14 +96,14 @@ def test_positions_of_a_new_group_cannot_be_set_back(cluster):
     assert raised.value.reason == "unknown_position"
 
 
-def test_a_stored_plan_of_a_topic_that_was_created_again_can_be_ended(cluster):
+def test_a_stored_plan_of_a_topic_that_was_created_again_is_refused(cluster):
     stored = planned(cluster).positions
     cluster.kafka.recreate_topic("t", KEYS)
     with pytest.raises(ClaimRejected, match=r"created again.*marshal groups finish g;"):
         ResettingAdmin(cluster, "again").describe_plan(stored)
 
 
-def test_a_position_beyond_the_end_is_not_restored(cluster):
+def test_a_position_beyond_the_log_end_is_not_restored(cluster):
     executed(cluster, planned(cluster, PositionSpec.latest()))
     op_id = executed(cluster, planned(cluster, PositionSpec.earliest()), "two").op_id
     for place in PLACES:
@@ -125,7 +125,7 @@ def test_an_unknown_operation_cannot_be_undone(cluster):
     ("kind", "outcome", "expected"),
     [(DecidePosition, "aborted", OLD), (ResolvePosition, "committed", NEW)],
 )
-def test_open_operations_are_finished(cluster, kind, outcome, expected):
+def test_finish_commits_or_aborts_an_open_operation(cluster, kind, outcome, expected):
     die_at(cluster, kind)
     cluster.run(20)
     (result,) = ResettingAdmin(cluster, "other").finish("g")
@@ -152,7 +152,7 @@ def test_the_wait_for_the_drain_is_bounded_by_default(cluster):
 
 
 @pytest.mark.parametrize(("limit_ms", "for_ms"), [(None, 30_000), (900, 900)])
-def test_the_pause_is_no_longer_than_the_log_allows(cluster, limit_ms, for_ms):
+def test_the_pause_is_no_longer_than_max_pause_ms(cluster, limit_ms, for_ms):
     limits = msgspec.structs.replace(cluster.config.limits, max_pause_ms=limit_ms)
     admin = ResettingAdmin(cluster)
     config = msgspec.structs.replace(cluster.config, limits=limits)

@@ -83,7 +83,7 @@ def moving_key(before, after):
     )
 
 
-def test_the_number_grows_and_shrinks():
+def test_the_partition_count_grows_and_shrinks():
     cluster = filled(4)
     for count in (8, 16, 8, 4, 12, 4, 1):
         plan = Tool(cluster).resize(count)
@@ -103,7 +103,7 @@ def test_nothing_is_written_without_execute():
     )
 
 
-def test_one_record_brings_many_keys():
+def test_one_import_record_has_many_keys():
     cluster = filled(4)
     Tool(cluster).resize(8)
     assert len(records(cluster, LayoutImport)) <= 4
@@ -127,7 +127,7 @@ def test_another_admin_continues_wherever_the_first_one_dies(before, after):
         require_whole(cluster, after)
 
 
-def test_an_admin_that_dies_again_and_again_gets_there():
+def test_a_change_ends_although_each_admin_dies_after_one_record():
     cluster = filled(4)
     for number in range(STEPS_MAX):
         try:
@@ -138,8 +138,8 @@ def test_an_admin_that_dies_again_and_again_gets_there():
     require_whole(cluster, 8)
 
 
-def test_two_admins_at_a_time():
-    """The other one writes everything while the first waits for its verdicts."""
+def test_a_second_admin_may_end_a_change_while_the_first_writes():
+    """The second admin writes the rest before the next record of the first."""
     cluster = filled(4)
     with pytest.raises(Died):
         Tool(cluster, "begins", left=8).resize(8)
@@ -158,7 +158,7 @@ def test_two_admins_at_a_time():
     require_whole(cluster, 8)
 
 
-def test_given_up_before_the_commit_leaves_nothing_in_the_way():
+def test_a_change_given_up_before_its_first_fence_prevents_no_other():
     cluster = filled(4)
     probes = 4
     for left in (0, 1, probes):
@@ -172,15 +172,15 @@ def test_given_up_before_the_commit_leaves_nothing_in_the_way():
 
 
 def lose_probes(cluster, *partitions):
-    """Delete all that these partitions have."""
+    """Delete all records of these partitions."""
     for t in partitions:
         place = cluster.place(t)
         cluster.kafka.delete_records(place, before=cluster.kafka.log(place).end)
 
 
 @pytest.mark.parametrize("again", [(8,), (16,), (8, 16), (2, 8)], ids=str)
-def test_a_change_after_one_whose_probes_were_deleted(again):
-    """The next admin knows no more than the log has."""
+def test_a_change_may_follow_one_whose_probes_were_deleted(again):
+    """The next admin knows only what the log still has."""
     cluster = filled(4)
     with pytest.raises(Died):
         Tool(cluster, left=4).resize(8)
@@ -191,7 +191,7 @@ def test_a_change_after_one_whose_probes_were_deleted(again):
 
 
 @pytest.mark.parametrize("left", range(4, 20, 2))
-def test_another_admin_continues_where_probes_were_deleted(left):
+def test_another_admin_continues_although_probes_were_deleted(left):
     cluster = filled(4)
     with pytest.raises(Died):
         Tool(cluster, left=3).resize(8)
@@ -202,7 +202,7 @@ def test_another_admin_continues_where_probes_were_deleted(left):
     require_whole(cluster, 8)
 
 
-def test_a_later_change_of_partitions_whose_earlier_life_was_deleted():
+def test_partitions_whose_earlier_records_were_deleted_are_used_again():
     cluster = filled(4)
     for count in (8, 4):
         Tool(cluster, f"to-{count}").resize(count)
@@ -211,7 +211,7 @@ def test_a_later_change_of_partitions_whose_earlier_life_was_deleted():
     require_whole(cluster, 8)
 
 
-def test_another_number_is_busy_while_a_change_is_open():
+def test_another_count_is_refused_while_a_change_is_open():
     cluster = filled(4)
     with pytest.raises(Died):
         Tool(cluster, left=7).resize(8)
@@ -223,7 +223,7 @@ def test_another_number_is_busy_while_a_change_is_open():
     require_whole(cluster, 8)
 
 
-def test_a_change_that_partition_0_has_ended_is_left_to_the_next_fence():
+def test_a_change_that_partition_0_has_ended_does_not_prevent_the_next():
     total = steps_of(4, 8)
     cluster = filled(4)
     with pytest.raises(Died):
@@ -234,7 +234,7 @@ def test_a_change_that_partition_0_has_ended_is_left_to_the_next_fence():
     require_whole(cluster, 16)
 
 
-def test_a_retired_partition_that_missed_the_end_is_ended_later():
+def test_a_retired_partition_without_its_final_does_not_prevent_the_next():
     total = steps_of(8, 4)
     cluster = filled(8)
     with pytest.raises(Died):
@@ -244,7 +244,7 @@ def test_a_retired_partition_that_missed_the_end_is_ended_later():
     require_whole(cluster, 2)
 
 
-def test_keys_of_a_dead_owner_move_once_it_is_stale():
+def test_keys_of_a_dead_owner_move_once_its_claims_are_stale():
     cluster = filled(4)
     moves = moving_key(4, 8)
     hold(cluster, moves, 4)
@@ -270,7 +270,7 @@ def test_a_late_heartbeat_of_a_stale_owner_changes_nothing():
     require_whole(cluster, 8)
 
 
-def test_a_live_owner_is_waited_for():
+def test_a_change_waits_until_a_live_owner_releases_its_keys():
     cluster = filled(4)
     moves = moving_key(4, 8)
     epoch = hold(cluster, moves, 4)
@@ -283,7 +283,7 @@ def test_a_live_owner_is_waited_for():
     require_whole(cluster, 8)
 
 
-def test_a_pause_between_plan_and_fence_wins():
+def test_a_pause_between_plan_and_fence_stops_the_change():
     cluster = filled(4)
     tool = Tool(cluster)
     add = tool._add_partitions
@@ -298,7 +298,7 @@ def test_a_pause_between_plan_and_fence_wins():
     assert caught.value.reason == "busy"
 
 
-def test_another_config_between_plan_and_fence_wins():
+def test_another_config_between_plan_and_fence_stops_the_change():
     cluster = filled(4)
     tool = Tool(cluster)
     add = tool._add_partitions
@@ -313,14 +313,14 @@ def test_another_config_between_plan_and_fence_wins():
         tool.resize(8)
 
 
-def test_partitions_that_do_not_appear_are_an_error():
+def test_partitions_that_kafka_does_not_add_are_an_error():
     tool = Tool(filled(4), adds=False)
     with pytest.raises(DeadlineExceeded, match="has 4 partitions, and 8 are needed"):
         tool.resize(8)
     assert tool.sent == 0
 
 
-def test_two_changes_of_one_generation_stop_everybody():
+def test_two_changes_of_one_generation_are_refused_as_torn_layout():
     cluster = filled(4)
     with pytest.raises(Died):
         Tool(cluster, left=5).resize(8)
@@ -343,7 +343,7 @@ def test_two_changes_of_one_generation_stop_everybody():
         tool._continue(100, on_progress=ignore_resize)
 
 
-def test_many_keys_take_several_records():
+def test_many_keys_take_several_import_records():
     cluster = world(1)
     for number in range(450):
         epoch = hold(cluster, number, 1)
@@ -355,7 +355,7 @@ def test_many_keys_take_several_records():
 
 
 def groups_of(cluster, count):
-    """Return settings and directives by group, each from where it belongs."""
+    """Return settings and directives by group; each must be in its group's home."""
     every = {t: fold(cluster, t) for t in range(count)}
     found = {}
     for t, state in every.items():
@@ -442,7 +442,7 @@ def reasons(cluster, count=8, **given):
 
 
 def refused(cluster, count=8):
-    """Return the one obstacle; executing finds it too, and writes nothing."""
+    """Return the only obstacle, which must also stop an execution before any write."""
     (one,) = plan_of(cluster, count).obstacles
     tool = Tool(cluster)
     with pytest.raises(ClaimRejected) as caught:
@@ -456,10 +456,10 @@ def announce(cluster, client="c1", *, partitions=4, **changes):
     write(cluster, record, home_partition("g", partition_count=partitions))
 
 
-# --- what it does
+# --- plans
 
 
-def test_the_keys_that_move():
+def test_a_plan_counts_moving_and_held_keys():
     cluster = filled(4)
     moves = [n for n in range(24) if place_of(key(n), partition_count=8) >= 4]
     hold(cluster, moves[0], 4)
@@ -474,14 +474,14 @@ def test_the_keys_that_move():
     assert sum(each.held_count for each in plan_of(cluster).moves) == 0
 
 
-def test_checkpoints_do_not_move():
+def test_checkpoint_keys_do_not_move():
     cluster = world(1)
     mine = key(0)._replace(group_id="marshal", topic="/checkpoint")
     write(cluster, claim(key=mine))
     assert plan_of(cluster, 2).moves == ()
 
 
-def test_the_same_number_is_nothing_to_do():
+def test_the_present_count_needs_no_change():
     plan = plan_of(filled(4), 4)
     assert (plan.is_needed, plan.moves, plan.obstacles) == (False, (), ())
     plan.require()
@@ -491,26 +491,26 @@ def test_the_same_number_is_nothing_to_do():
     ("count", "match"),
     [(0, "must be 1 to"), (10_001, "must be 1 to"), (6, "for example 8"), (3, "multi")],
 )
-def test_numbers_that_are_not_allowed(count, match):
+def test_a_count_that_is_not_allowed_is_refused(count, match):
     with pytest.raises(ConfigurationError, match=match):
         plan_of(filled(4, keys=0), count)
 
 
-def test_an_unformatted_topic():
+def test_an_unformatted_topic_is_refused():
     cluster = world(1)
     cluster.kafka.log(cluster.place(0)).records.clear()
     with pytest.raises(TopicMisconfigured, match="not formatted"):
         plan_of(cluster)
 
 
-# --- what prevents it
+# --- obstacles
 
 
-def test_an_earlier_feature_level():
+def test_an_earlier_feature_level_is_an_obstacle():
     assert refused(lowered(4)).reason == "level"
 
 
-def test_a_partition_that_nobody_can_read():
+def test_an_unreadable_partition_in_use_is_an_obstacle():
     cluster = filled(4, keys=0)
     found = following(cluster, "planner")
     found.log_start_missing.append(2)
@@ -524,8 +524,8 @@ def test_a_partition_that_nobody_can_read():
     assert "[3]" in one.text
 
 
-def test_what_is_not_in_use_need_not_be_known():
-    """It begins with the fence, unless it shows that partition 0 has gone back."""
+def test_an_unreadable_partition_that_is_not_in_use_is_no_obstacle():
+    """Its state starts with the fence, unless partition 0 has an earlier Config."""
     cluster = filled(4)
     Tool(cluster).resize(2)
     write(cluster, b"x", 3)
@@ -539,7 +539,7 @@ def test_what_is_not_in_use_need_not_be_known():
     assert plan_of(cluster, 4, found=found).obstacles[0].reason == "unread"
 
 
-def test_a_torn_format():
+def test_a_torn_format_is_an_obstacle():
     cluster = world(4)
     cluster.kafka.log(cluster.place(3)).records.clear()
     assert refused(cluster).text.startswith("torn_format: coordinating partitions [3]")
@@ -553,8 +553,8 @@ def configure(cluster, *numbers, **changes):
         write(cluster, msgspec.structs.replace(config, **fields), t)
 
 
-def test_a_partition_that_is_ahead_of_partition_0():
-    """Its log has gone back: the next fence may be a second one of a generation."""
+def test_a_partition_with_a_later_config_than_partition_0_is_an_obstacle():
+    """Partition 0 has lost its end: the next fence could repeat a generation."""
     cluster = filled(4, keys=0)
     configure(cluster, 2, heartbeat_interval_ms=2 * H)
     one = refused(cluster)
@@ -562,7 +562,7 @@ def test_a_partition_that_is_ahead_of_partition_0():
 
 
 def test_a_partition_that_has_lost_a_change_is_restored_first():
-    """PROTOCOL 10.9: it would refuse the next fence, and that change never end."""
+    """PROTOCOL 10.9: it would refuse the next fence, whose change would never end."""
     cluster = filled(4, keys=0)
     Tool(cluster).resize(8)
     cluster.kafka.truncate(cluster.place(2), end=1, leader=7)
@@ -573,8 +573,8 @@ def test_a_partition_that_has_lost_a_change_is_restored_first():
     assert plan_of(cluster, 16).obstacles == ()
 
 
-def test_what_is_left_of_a_change_that_another_has_followed_is_not_continued():
-    """A partition in no use has lost its Final: the next fence does what is left."""
+def test_an_unused_partition_that_lost_its_final_is_no_obstacle():
+    """It has lost the LayoutFinal of an earlier change, which the next fence ends."""
     cluster = filled(4, keys=0)
     Tool(cluster).resize(8)
     end = cluster.kafka.log(cluster.place(7)).end
@@ -586,7 +586,7 @@ def test_what_is_left_of_a_change_that_another_has_followed_is_not_continued():
     assert plan_of(cluster, 8).change is None
 
 
-def test_a_partition_with_another_count_of_the_same_generation():
+def test_another_count_under_the_same_generation_is_an_obstacle():
     cluster = filled(4, keys=0)
     found = following(cluster, "planner")
     other = msgspec.structs.replace(cluster.config, partition_count=2)
@@ -595,8 +595,8 @@ def test_a_partition_with_another_count_of_the_same_generation():
     assert (one.reason, "[3] have a later Config" in one.text) == ("torn", True)
 
 
-def test_a_partition_that_an_upgrade_has_not_reached():
-    """It would ignore the fence, and the change could never end."""
+def test_a_partition_that_an_upgrade_has_not_reached_is_an_obstacle():
+    """The partition would ignore the fence, and the change could never end."""
     cluster = lowered(4)
     configure(cluster, 0, 1, 3, feature_level=2)
     found = following(cluster, "planner")
@@ -609,7 +609,7 @@ def test_a_partition_that_an_upgrade_has_not_reached():
 
 
 @pytest.mark.parametrize("kind", ["pause", "scope", "schedule"])
-def test_pauses(kind):
+def test_a_pause_is_an_obstacle(kind):
     cluster = filled(4, keys=0)
     if kind == "pause":
         pause_for(cluster, 9 * H)
@@ -623,8 +623,8 @@ def test_pauses(kind):
 
 
 @pytest.mark.parametrize("kind", ["pause", "schedule"])
-def test_a_pause_that_has_run_out_in_an_idle_partition(kind):
-    """Nothing else may ever be appended there: the fence ends it."""
+def test_an_expired_pause_in_an_idle_partition_is_no_obstacle(kind):
+    """The fence ends the pause: no other record may ever be appended there."""
     cluster = filled(4, keys=0)
     if kind == "pause":
         pause_for(cluster, 2 * H)
@@ -640,7 +640,7 @@ def test_a_pause_that_has_run_out_in_an_idle_partition(kind):
     require_whole(cluster, 8, keys=0)
 
 
-def test_a_set_position():
+def test_an_undecided_set_position_is_an_obstacle():
     cluster = with_positions()
     die_at(cluster, DecidePosition)
     cluster.run(9 * H)
@@ -650,7 +650,7 @@ def test_a_set_position():
     assert (one.reason, "groups finish" in one.text) == ("unresolved", True)
 
 
-def test_a_verdict_that_is_not_resolved():
+def test_an_unresolved_verdict_is_an_obstacle():
     cluster = with_positions()
     die_at(cluster, ResolvePosition)
     cluster.run(9 * H)
@@ -660,7 +660,7 @@ def test_a_verdict_that_is_not_resolved():
     assert "unresolved" in reasons(cluster, 2)
 
 
-def test_members_that_do_not_follow():
+def test_members_that_cannot_follow_a_change_are_an_obstacle():
     cluster = filled(4, keys=0)
     announce(cluster, labels={})
     one = refused(cluster)
@@ -680,7 +680,7 @@ def test_members_that_do_not_follow():
     assert reasons(cluster) == []
 
 
-def test_limits_of_fewer_partitions():
+def test_limits_that_fewer_partitions_exceed_are_obstacles():
     cluster = world(4, keys=4, groups=4)
     for number in range(8):
         t = place_of(key(number), partition_count=4)
@@ -692,7 +692,7 @@ def test_limits_of_fewer_partitions():
     assert reasons(cluster, 8) == []
 
 
-def test_several_obstacles_are_counted():
+def test_the_error_counts_further_obstacles():
     cluster = filled(4, keys=0)
     pause_for(cluster, 9 * H)
     announce(cluster, labels={})
@@ -700,7 +700,7 @@ def test_several_obstacles_are_counted():
         plan_of(cluster).require()
 
 
-def test_many_names_are_counted():
+def test_an_obstacle_abbreviates_a_long_list_of_groups():
     cluster = filled(4, keys=0)
     for number in range(7):
         until = cluster.clock.wall_ms() + 9 * H
@@ -740,7 +740,7 @@ def test_no_config_is_written_while_a_change_is_open():
     require_no_change({world.partition: world for world in follower.worlds})
 
 
-def test_what_other_admins_may_not_do_while_a_change_is_open():
+def test_pauses_and_settings_are_refused_while_a_change_is_open():
     cluster = filled(4)
     group = next(
         name
@@ -772,7 +772,7 @@ def test_what_other_admins_may_not_do_while_a_change_is_open():
     assert caught.value.reason == "importing"
 
 
-def test_an_old_change_of_a_retired_partition_hinders_nobody():
+def test_an_old_change_in_a_retired_partition_is_not_an_open_one():
     cluster = filled(8)
     with pytest.raises(Died):
         Tool(cluster, left=change_steps(8, 4) - 1).resize(4)
@@ -790,7 +790,7 @@ def change_steps(before, after):
     return tool.sent
 
 
-# --- words
+# --- messages
 
 
 @pytest.mark.parametrize(
@@ -808,5 +808,5 @@ def change_steps(before, after):
     ],
     ids=str,
 )
-def test_waits_in_words(wait, text):
+def test_each_kind_of_wait_is_described(wait, text):
     assert text in wait_text(wait)

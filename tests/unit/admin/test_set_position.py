@@ -1,4 +1,4 @@
-"""A set position as an admin executes it: all of a plan, or nothing of it."""
+"""An admin executes a set position: all positions of its plan are set, or none."""
 
 from contextlib import suppress
 
@@ -73,7 +73,7 @@ def records(cluster):
 # --- plans
 
 
-def test_a_plan_survives_its_file():
+def test_a_plan_is_read_back_from_its_bytes():
     one = plan(topic_id="ab" * 16)
     again = PositionPlan.from_bytes(one.to_bytes())
     assert (again, again.digest) == (one, one.digest)
@@ -128,13 +128,13 @@ def test_positions_are_split_into_records_that_fit():
         assert len(encode(record)) < STAGE_BYTES_MAX + 1_000
 
 
-def test_a_topic_of_an_earlier_level_is_to_be_upgraded(cluster):
+def test_a_set_position_below_level_2_is_refused(cluster):
     config = msgspec.structs.replace(cluster.config, feature_level=1)
     with pytest.raises(ConfigurationError, match="marshal topic upgrade"):
         operation(cluster, config=config)
 
 
-# --- to the end
+# --- commits
 
 
 def test_all_positions_are_set(cluster):
@@ -147,7 +147,7 @@ def test_all_positions_are_set(cluster):
     assert not fold(cluster, HOME).groups["g"].unresolved
 
 
-def test_a_group_that_consumes_goes_on_from_the_new_positions():
+def test_a_consuming_group_resumes_from_the_new_positions():
     cluster = world(records=(20,))
     node = owning(cluster, most=100)
     assert [r.offset for rs in node.consumer.poll(0).values() for r in rs]
@@ -167,14 +167,14 @@ def test_a_group_that_consumes_goes_on_from_the_new_positions():
     assert node.session.holdings[key(0)].position == 5
 
 
-def test_keys_that_the_log_does_not_know_are_made():
+def test_keys_that_the_log_does_not_know_are_created():
     cluster = world(partitions=K, records=(20,) * KEYS)
     result = operation(cluster).run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
     assert result.moved == {key(p).topic_partition: (None, NEW) for p in range(KEYS)}
     assert positions(cluster) == [NEW] * KEYS
 
 
-def test_an_operation_that_is_over_changes_nothing(cluster):
+def test_an_operation_that_has_ended_writes_nothing(cluster):
     first = operation(cluster).run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
     ends = [fold(cluster, t).next_offset for t in range(K)]
     again = operation(cluster, "again").run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
@@ -191,10 +191,10 @@ def test_steps_are_reported(cluster):
     assert (steps[0].left_count, steps[1].left_count) == (K, 0)
 
 
-# --- nothing is set
+# --- conditions
 
 
-def test_a_group_at_most_once_goes_back_only_if_that_is_allowed():
+def test_an_at_most_once_group_goes_back_only_if_that_is_allowed():
     cluster = written(granted_to=OLD)
     one = operation(cluster)
     with pytest.raises(ClaimRejected, match="allow_reprocess=True") as raised:
@@ -209,14 +209,14 @@ def test_a_group_at_most_once_goes_back_only_if_that_is_allowed():
     assert {(k.position, k.granted) for k in keys} == {(NEW, NEW)}
 
 
-def test_a_group_at_most_once_goes_forward():
+def test_an_at_most_once_group_may_always_go_forward():
     cluster = written(granted_to=OLD)
     one = operation(cluster, wanted=plan(OLD + 1))
     assert one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS).outcome == COMMITTED
 
 
-def test_leave_to_go_back_is_asked_again_after_the_drain():
-    """A grant before the pause passes the position that was to be forward."""
+def test_a_grant_beyond_the_new_position_before_the_pause_aborts():
+    """What would be processed again is checked once more after the drain."""
     cluster = written(granted_to=OLD)
     one = operation(cluster, wanted=plan(OLD + 5))
     begin = one._pause.begin
@@ -233,7 +233,7 @@ def test_leave_to_go_back_is_asked_again_after_the_drain():
     assert (locks(cluster), is_paused(cluster)) == ([], False)
 
 
-def test_an_owner_that_does_not_let_go_is_waited_for_until_the_deadline():
+def test_a_set_position_aborts_if_an_owner_does_not_release_in_time():
     cluster = written(first=1)
     node = cluster.node("stuck")
     cluster.run(H)
@@ -245,17 +245,17 @@ def test_an_owner_that_does_not_let_go_is_waited_for_until_the_deadline():
     assert one.outcome == ABORTED
 
 
-def test_a_topic_with_another_id_is_refused(cluster):
+def test_positions_for_another_topic_id_replace_no_earlier_position(cluster):
     one = operation(cluster, wanted=plan(topic_id="ab" * 16))
-    # The keys have no topic id in the log: the first one is taken over by a commit.
+    # The keys have no topic id in the log: the first commit sets it.
     assert one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS).outcome == COMMITTED
     other = operation(cluster, "two", wanted=plan(7, op="1f" * 16, topic_id="cd" * 16))
     result = other.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
-    # It is claimed for the newer topic before, as a consumer would.
+    # The admin first claims the keys for the newer topic, as a consumer would.
     assert result.moved == {key(p).topic_partition: (None, 7) for p in range(KEYS)}
 
 
-def test_another_pause_keeps_it_out(cluster):
+def test_a_set_position_is_refused_while_another_pause_is_active(cluster):
     follower = following(cluster, "other")
     pause = PauseOperation(
         follower,
@@ -272,7 +272,7 @@ def test_another_pause_keeps_it_out(cluster):
     assert fold(cluster, HOME).active_pause("g").op_id == pause.op_id
 
 
-def test_pauses_under_different_configs_set_nothing(cluster):
+def test_a_set_position_under_different_configs_is_refused(cluster):
     """PROTOCOL 8.4: a change of the count may have moved the home in between."""
     other = next(t for t in range(K) if t not in {HOME, 0})
     later = msgspec.structs.replace(cluster.config, generation=2, era=2)
@@ -284,7 +284,7 @@ def test_pauses_under_different_configs_set_nothing(cluster):
     assert locks(cluster) == []
 
 
-def test_an_operation_that_is_not_resolved_keeps_others_out(cluster):
+def test_an_unresolved_operation_prevents_another(cluster):
     one = operation(cluster)
     one._resolution._resolve = lambda *_, **__: (_ for _ in ()).throw(Died)
     with pytest.raises(Died):
@@ -320,14 +320,14 @@ def killed(cluster, left):
 @pytest.mark.parametrize("after_ms", [0, 3 * FOR_MS], ids=["at once", "later"])
 @pytest.mark.parametrize("goes_on", [True, False], ids=["continued", "finished"])
 @pytest.mark.parametrize("left", range(STEPS))
-def test_an_admin_killed_at_any_step_leaves_all_or_nothing(
+def test_an_admin_killed_at_any_step_leaves_all_positions_set_or_none(
     cluster, left, goes_on, after_ms
 ):
     ended = killed(cluster, left)
     cluster.run(20 + after_ms)
     two = operation(cluster, "two")
     if goes_on:
-        with suppress(ClaimRejected):  # its pause may be over, and then it gives up
+        with suppress(ClaimRejected):  # it gives up if its pause has ended
             two.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
         outcome = two.outcome
     else:
@@ -339,8 +339,8 @@ def test_an_admin_killed_at_any_step_leaves_all_or_nothing(
     assert not fold(cluster, HOME).groups["g"].unresolved
 
 
-def test_the_steps_reach_every_record(cluster):
-    """The kills above are before, between and behind all records of an operation."""
+def test_the_steps_at_which_an_admin_is_killed_cover_every_record(cluster):
+    """The test above kills the admin before, between and after all its records."""
     one = operation(cluster)
     sent = []
     plain = one._follower.append
@@ -354,7 +354,7 @@ def test_the_steps_reach_every_record(cluster):
     assert decided == HOME
 
 
-def test_a_decide_that_lands_late_is_obeyed(cluster):
+def test_a_decide_that_lands_after_the_abort_sets_nothing(cluster):
     one = operation(cluster)
     cluster.fates["admin"] = AppendFate()
     plain = one._follower.append
@@ -376,7 +376,7 @@ def test_a_decide_that_lands_late_is_obeyed(cluster):
     assert (locks(cluster), is_paused(cluster)) == ([], False)
 
 
-def test_a_straggling_stage_finds_that_the_operation_is_over(cluster):
+def test_a_stage_that_lands_after_the_abort_is_refused(cluster):
     one = operation(cluster)
     operation(cluster, "two").finish(TIMEOUT_MS)
     record = one._stage_record(next(parts(one._targets[place_of(0)])))
@@ -415,7 +415,7 @@ def test_an_undo_restores_the_positions_and_can_be_undone():
     assert positions(cluster) == [NEW] * KEYS
 
 
-def test_an_undo_at_most_once_restores_what_was_granted():
+def test_an_undo_of_an_at_most_once_group_restores_the_granted_end():
     cluster = written(granted_to=OLD)
     allowed = msgspec.structs.replace(plan(), allows_reprocess=True)
     run_plan(cluster, allowed, "admin")
@@ -424,7 +424,7 @@ def test_an_undo_at_most_once_restores_what_was_granted():
     assert positions(cluster) == [OLD + 1] * KEYS
 
 
-def test_a_position_that_was_unknown_is_listed(cluster):
+def test_an_undo_lists_and_leaves_out_keys_without_an_earlier_position(cluster):
     fresh = written(first=1)
     set_all(fresh)
     wanted = undo_plan(fresh)
@@ -434,7 +434,7 @@ def test_a_position_that_was_unknown_is_listed(cluster):
     assert positions(fresh) == [NEW] + [OLD] * (KEYS - 1)
 
 
-def test_an_undo_of_nothing_is_refused(cluster):
+def test_an_undo_of_an_unknown_operation_is_refused(cluster):
     with pytest.raises(ClaimRejected, match="not committed") as raised:
         undo_plan(cluster)
     assert raised.value.reason == "unknown_operation"
@@ -452,8 +452,8 @@ def test_an_undo_needs_every_key_of_the_operation(cluster):
     assert len(plan_undo(worlds, **names, is_partial=True).targets) == KEYS - 1
 
 
-def test_where_a_later_operation_has_set_some_keys_an_undo_may_be_partial(cluster):
-    """How many keys the first one had is not known any more."""
+def test_an_undo_after_a_later_operation_on_some_keys_must_be_partial(cluster):
+    """The log no longer shows how many keys the first operation had."""
     set_all(cluster)
     set_all(cluster, 7, op="1f" * 16, count=1)
     with pytest.raises(ClaimRejected, match=r"^5 partitions .* set t-0; ") as raised:
@@ -466,14 +466,14 @@ def test_where_a_later_operation_has_set_some_keys_an_undo_may_be_partial(cluste
         undo_plan(cluster)
 
 
-def test_an_undo_names_the_keys_that_others_have_set(cluster):
+def test_a_refused_undo_names_the_keys_that_a_later_operation_has_set(cluster):
     set_all(cluster)
     set_all(cluster, 7, op="1f" * 16, count=KEYS - 1)
     with pytest.raises(ClaimRejected, match="set t-0, t-1, t-2, t-3, t-4; "):
         undo_plan(cluster)
 
 
-def test_an_undo_gives_up_where_a_key_has_changed_since_it_was_planned(cluster):
+def test_an_undo_is_refused_if_a_key_has_changed_since_its_plan(cluster):
     set_all(cluster)
     wanted = undo_plan(cluster)
     set_all(cluster, 7, op="1f" * 16, count=1)
@@ -483,7 +483,7 @@ def test_an_undo_gives_up_where_a_key_has_changed_since_it_was_planned(cluster):
     assert positions(cluster) == [7] + [NEW] * (KEYS - 1)
 
 
-def test_an_undo_claims_no_key_that_is_gone(cluster):
+def test_an_undo_does_not_create_keys_that_are_gone(cluster):
     set_all(cluster)
     one = operation(cluster, "undoing", wanted=undo_plan(cluster))
     keys = one._world(place_of(0)).keys
@@ -493,11 +493,11 @@ def test_an_undo_claims_no_key_that_is_gone(cluster):
     keys[key(0)] = kept
 
 
-# --- beside pauses of some partitions (PROTOCOL 4.15)
+# --- beside pauses with a scope (PROTOCOL 4.15)
 
 
 def pause_topic(cluster, numbers):
-    """Pause some partitions of the topic everywhere, for longer than an operation."""
+    """Pause partitions of the topic for longer than an operation takes."""
     until_ms = cluster.clock.wall_ms() + 100 * H
     record = schedule(0, until_ms, op=b"s" * 16, scope={"t": numbers})
     for t in range(K):
@@ -511,7 +511,7 @@ def owners(cluster):
     return {p for p, known in keys.items() if known.owner is not None}
 
 
-def test_partitions_that_are_paused_are_set_and_not_waited_for(cluster):
+def test_partitions_that_are_already_paused_are_set_without_a_wait(cluster):
     node = cluster.node("a", spec=spec())
     cluster.run_until(lambda: len(node.held) == KEYS, 4 * H)
     pause_topic(cluster, (0, 1))
@@ -525,18 +525,18 @@ def test_partitions_that_are_paused_are_set_and_not_waited_for(cluster):
     assert drain[-1] == 0
     assert max(drain) <= len(rest)
     cluster.run_until(lambda: owners(cluster) == rest, 4 * H)
-    # The other pause lasts, and nobody claims its partitions.
+    # The other pause is still active: no member claims its partitions.
     cluster.run(4 * H)
     assert owners(cluster) == rest
 
 
-def test_a_partition_without_a_key_that_is_paused_names_the_pause():
+def test_the_error_of_a_paused_partition_without_a_key_names_the_pause():
     cluster = written(first=1)
     until_ms = pause_topic(cluster, (0,))
     with pytest.raises(GroupPaused, match=r"t-0 .*73737373") as raised:
         operation(cluster).run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
     assert (raised.value.until_ms, raised.value.by) == (until_ms, "admin")
     assert (is_paused(cluster), locks(cluster)) == (False, [])
-    # Those that have keys can be set.
+    # Partitions that have keys can be set.
     rest = PositionPlan(op_id=OP, group_id="g", targets=plan().targets[1:])
     assert run_plan(cluster, rest, "other").outcome == COMMITTED

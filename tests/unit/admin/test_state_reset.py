@@ -31,7 +31,7 @@ RULE = CheckpointRule(interval_ms=H, entries=10_000)
 
 
 def checkpointed(cluster, node):
-    """Have a checkpoint written, and only that one."""
+    """Let a node write one checkpoint, and no further ones."""
     node.engine.write_checkpoints("writer", RULE)
     cluster.run_until(lambda: node.observer.named("checkpoint_written"), 4 * H)
     node.engine.checkpointer.rule = CheckpointRule(interval_ms=0)
@@ -43,7 +43,7 @@ class OverridingAdmin(InMemory, Overriding):
 
 
 def admin(cluster):
-    """Return an admin that has read the log; members do nothing while it writes."""
+    """Return an admin that has read the log; members do not run while it waits."""
     found = OverridingAdmin(cluster, person="ada")
     found.follower = follower(cluster)
     return found
@@ -64,7 +64,7 @@ def plan_of(cluster):
 
 
 def story(records=(10, 5)):
-    """Return a cluster whose one member went on after a checkpoint, and left."""
+    """Return a cluster whose only member consumed further after a checkpoint."""
     cluster = world(records=records)
     node = cluster.node("a", spec=spec())
     cluster.run_until(lambda: len(node.held) == len(records), 3 * H)
@@ -93,12 +93,14 @@ def test_a_plan_names_the_checkpoint_and_the_held_keys():
         pytest.param((5, 5), (None, None), True, id="gone"),
     ],
 )
-def test_how_many_records_a_change_repeats(now, then, repeats):
+def test_a_change_repeats_records_if_a_position_goes_back_or_is_gone(
+    now, then, repeats
+):
     assert KeyChange(KEY, "moved", *now, *then).repeats == repeats
 
 
 def changed(cluster):
-    """Return a plan against a state with a key moved, one come and one gone."""
+    """Return a plan with one key moved, one gone, and one that comes back."""
     replica = follower(cluster).replicas[0]
     keys = replica.world.keys
     other = Key("g", "t", 1)
@@ -116,14 +118,14 @@ def test_each_kind_of_change_is_listed():
         ("t", 0, "moved"),
         ("t", 1, "back"),
     ]
-    assert plan.held == ()  # all stale by the estimate
+    assert plan.held == ()  # all claims are stale by then
     with pytest.raises(ClaimRejected, match="allow_reprocess=True"):
         require_harmless(plan, allow_held=False, allow_reprocess=False)
     require_harmless(plan, allow_held=False, allow_reprocess=True)
 
 
-def test_a_position_of_an_earlier_topic_is_none():
-    """The next claim names the present topic, and would start again."""
+def test_a_checkpoint_of_an_earlier_topic_gives_no_position():
+    """The next claim names the present topic, and would not use the position."""
     cluster, _ = story()
     replica = follower(cluster).replicas[0]
     known = replica.world.keys[KEY]
@@ -208,7 +210,7 @@ def test_a_refused_reset_is_an_error():
         pytest.param(None, 1, "0 to 0, not 1", id="partition"),
     ],
 )
-def test_a_checkpoint_that_is_not_there(checkpoint_id, partition, match):
+def test_an_unknown_checkpoint_is_refused(checkpoint_id, partition, match):
     cluster = world()
     with pytest.raises(ConfigurationError, match=match):
         find(cluster, checkpoint_id, partition)
@@ -249,7 +251,7 @@ GONE = Key("g", "gone", 0)
 
 
 def owning_what_is_gone():
-    """Return a cluster with a held key, and one released at most once."""
+    """Return a cluster with a held key, and a released one with granted records."""
     cluster = world()
     node = owning(cluster)
     who = {"key": GONE, "client": "z", "inc": bytes(16)}
@@ -273,7 +275,7 @@ def plan_for(cluster, found, *, existing=("t",)):
     )
 
 
-def test_keys_of_topics_that_are_gone_are_dropped():
+def test_keys_of_topics_that_are_gone_are_forgotten():
     cluster, node, epoch = owning_what_is_gone()
     one = admin(cluster)
     plan = plan_for(cluster, one.follower)
@@ -286,7 +288,7 @@ def test_keys_of_topics_that_are_gone_are_dropped():
     assert one._forget(plan, 1) == ()
 
 
-def test_keys_of_topics_that_exist_stay_unless_that_is_allowed():
+def test_only_keys_of_topics_that_do_not_exist_are_forgotten():
     cluster, _, epoch = owning_what_is_gone()
     found = follower(cluster)
     assert plan_for(cluster, found, existing=("gone", "t")).keys == ()

@@ -1,4 +1,4 @@
-"""Packed entries are those that objects of them are."""
+"""PackedEntries hold the same entries as a list of LogEntry."""
 
 import msgspec
 import pytest
@@ -22,7 +22,7 @@ def written(count):
     return log.entries
 
 
-def test_they_are_a_sequence_of_entries():
+def test_packed_entries_are_a_sequence_of_log_entries():
     entries = written(9)
     found = packed(entries)
     assert len(found) == 9
@@ -34,7 +34,7 @@ def test_they_are_a_sequence_of_entries():
             found[at]
 
 
-def test_a_slice_is_packed_too():
+def test_a_slice_of_packed_entries_is_packed():
     entries = written(9)
     part = packed(entries)[2:7]
     assert isinstance(part, PackedEntries)
@@ -43,7 +43,7 @@ def test_a_slice_is_packed_too():
     assert list(part[:2]) == entries[2:4]
 
 
-def test_entries_in_order_are_made_several_at_once(monkeypatch):
+def test_entries_that_are_read_in_order_are_decoded_several_at_once(monkeypatch):
     monkeypatch.setattr(module, "ENTRIES_AT_ONCE", 4)
     entries = written(12)
     found = packed(entries)
@@ -63,15 +63,15 @@ def test_entries_in_order_are_made_several_at_once(monkeypatch):
     assert made[5:] == [(0, 4), (4, 8), (8, 12)]
 
 
-def test_entries_are_found_by_the_begin_of_their_values():
+def test_entries_are_found_by_the_first_bytes_of_their_values():
     entries = written(5)
     head = entries[2].value[:3]
     assert packed(entries).with_head(head) == entries[2:]
     assert packed(entries).with_head(b"none") == []
 
 
-def test_the_first_entry_after_a_time_is_found():
-    """By what the broker dated: a client may have dated any time."""
+def test_the_first_entry_after_an_append_time_is_found():
+    """Entries with CreateTime do not count: a client may have set any time."""
     entries = written(6)
     times = [each.timestamp_ms for each in entries]
     assert times == sorted(times)

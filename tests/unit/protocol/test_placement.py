@@ -1,4 +1,4 @@
-"""Where a key stands at each step of a change of the partition count."""
+"""Which partition shows a key at each step of a change of the partition count."""
 
 import pytest
 from changekit import Change, group_at
@@ -26,7 +26,7 @@ DIRECTIONS = [pytest.param(4, 8, id="growing"), pytest.param(8, 4, id="shrinking
 
 
 def shown(change, key):
-    """Return where a key is shown, by both ways to ask."""
+    """Return the partition that shows a key; both functions must agree on it."""
     worlds = by_partition(change.states)
     found, every = standing_of(worlds, key), standing_keys(worlds)
     assert every.get(key) is found
@@ -34,7 +34,7 @@ def shown(change, key):
 
 
 @pytest.mark.parametrize(("before", "after"), DIRECTIONS)
-def test_a_key_is_shown_once_at_every_step(before, after):
+def test_a_key_is_shown_from_one_partition_at_every_step(before, after):
     change = Change(before, after)
     (key,), (stays,) = change.moving(), change.staying()
     source, target = (change.place(key, n).state.partition for n in (before, after))
@@ -59,7 +59,7 @@ def test_a_key_is_shown_once_at_every_step(before, after):
 
 
 @pytest.mark.parametrize(("before", "after"), DIRECTIONS)
-def test_the_progress_of_a_move(before, after):
+def test_a_moving_key_is_draining_until_its_release_and_then_final(before, after):
     change = Change(before, after)
     (key,), (stays,) = change.moving(), change.staying()
     change.claimed(key, stays)
@@ -78,7 +78,7 @@ def test_the_progress_of_a_move(before, after):
     assert progress_of(worlds, key, state=target) is None
 
 
-def test_where_a_key_that_nobody_knows_is_claimed():
+def test_an_unknown_key_is_claimed_in_its_partition_under_the_newest_count():
     change = Change(4, 8)
     (key,) = change.moving()
     worlds = by_partition(change.states)
@@ -90,8 +90,8 @@ def test_where_a_key_that_nobody_knows_is_claimed():
     assert place_under(reserved, 2) == 3
 
 
-def test_a_key_that_the_target_no_longer_knows_is_gone():
-    """Its source, which missed the Final, still has it."""
+def test_a_key_that_the_target_has_dropped_is_not_shown_from_the_source():
+    """The source has missed the LayoutFinal, and still has the key."""
     change = Change(4, 8)
     (key,) = change.moving()
     change.claimed(key)
@@ -108,7 +108,7 @@ def test_a_key_that_the_target_no_longer_knows_is_gone():
     assert shown(change, key) is None
 
 
-def test_a_target_of_an_earlier_life_is_not_yet_asked():
+def test_a_target_without_the_fence_of_this_change_does_not_show_the_key():
     change = Change(8, 4)
     (key,) = change.moving()
     change.claimed(key)
@@ -116,7 +116,7 @@ def test_a_target_of_an_earlier_life_is_not_yet_asked():
     change.released(key, position=3)
     change.imported()
     change.done()
-    change.final(*range(4))  # partitions 4 to 7 miss it
+    change.final(*range(4))  # partitions 4 to 7 miss theirs
     change.before, change.after, change.generation = 4, 8, 2
     change.op = b"again".ljust(16, b".")
     change.fence(*range(4))
@@ -127,7 +127,7 @@ def test_a_target_of_an_earlier_life_is_not_yet_asked():
     assert shown(change, key) == change.place(key).state.partition
 
 
-def test_a_view_without_the_target_shows_the_source():
+def test_a_view_without_the_target_shows_the_key_from_the_source():
     change = Change(4, 8)
     (key,) = change.moving()
     change.claimed(key)
@@ -159,7 +159,7 @@ def test_partitions_that_were_read_at_different_moments_show_a_key_once():
     assert standing_keys(worlds)[key] is target.state
 
 
-def test_the_counts_and_homes_of_a_view():
+def test_an_open_change_has_two_counts_and_a_moving_group_two_homes():
     change = Change(4, 8)
     worlds = by_partition(change.states)
     group = group_at(1, 4, to_home=5, to_count=8)
@@ -176,7 +176,7 @@ def test_the_counts_and_homes_of_a_view():
     assert counts_of({0: Log(configured=False).state}) == ()
 
 
-def test_partition_0_decides_unless_it_is_behind():
+def test_partition_0_has_the_config_in_force_unless_it_is_behind():
     change = Change(2, 4)
     worlds = by_partition(change.states)
     assert leading(worlds) is worlds[0]
@@ -191,7 +191,7 @@ def test_partition_0_decides_unless_it_is_behind():
     assert KEY not in standing_keys(worlds)
 
 
-def test_the_keys_of_a_group_are_of_all_its_partitions_once():
+def test_each_key_of_a_group_is_listed_once_over_all_partitions():
     change = Change(2, 4)
     (key,), (stays,) = change.moving(), change.staying()
     change.claimed(key, stays, stays._replace(group_id="h"))
@@ -205,7 +205,7 @@ def test_the_keys_of_a_group_are_of_all_its_partitions_once():
     assert keys_of(change.states, "i") == {}
 
 
-def test_a_key_of_a_partition_without_a_change_does_not_move():
+def test_a_key_does_not_move_without_a_change_of_the_count():
     log = Log()
     log.claimed()
     assert target_of(log.state, KEY) is None
@@ -213,8 +213,8 @@ def test_a_key_of_a_partition_without_a_change_does_not_move():
     assert partition_of({0: log.state}, KEY) == 0
 
 
-def test_the_newest_config_is_that_of_any_partition_of_this_log():
-    """Partition 0 may have lost that it has the others in use."""
+def test_the_newest_config_may_be_in_any_partition_of_the_same_format():
+    """Partition 0 may have lost the Config under which the others are in use."""
     first = Log(0, k=1, level=2).state
     later = Log(1, configured=False)
     later.append(layout_fence(2, 1))

@@ -30,7 +30,7 @@ def key(number, topic="t"):
 
 
 def view(me, owners, *, members=None, topic="t", claims_max=0, **special):
-    """Return what ``me`` sees: owners by partition, None where a key is free."""
+    """Return the view of ``me``; ``owners`` by partition, None for a free key."""
     names = sorted({o for o in owners if o} | {me}) if members is None else members
     keys = [
         KeyView(
@@ -85,7 +85,9 @@ def numbers(keys):
         pytest.param("", {}, 5, {}, (), id="nobody"),
     ],
 )
-def test_targets(members, held, count, caps, expected):
+def test_targets_split_keys_evenly_within_the_caps_of_members(
+    members, held, count, caps, expected
+):
     share = targets(list(members), held, count=count, caps=caps)
     assert tuple(share[name] for name in members) == expected
 
@@ -96,21 +98,21 @@ def test_targets(members, held, count, caps, expected):
         pytest.param({}, 8, {}, {"a": 3}, (6, 2), id="three-as-one"),
         pytest.param({}, 9, {}, {"a": 3}, (7, 2), id="remainder-by-name"),
         pytest.param({"b": 4}, 9, {}, {"a": 3}, (6, 3), id="remainder-to-who-has-most"),
-        # Each of the three has two, and b has two: the two left over go by name.
+        # Each of the three parts of a has two, and so has b: the rest goes by name.
         pytest.param({"a": 6, "b": 2}, 10, {}, {"a": 3}, (8, 2), id="alike"),
-        # One of the three has one more than b.
+        # One of the three parts of a has one key more than b.
         pytest.param({"a": 7, "b": 2}, 9, {}, {"a": 3}, (7, 2), id="part-of-a-member"),
         pytest.param({"b": 1}, 2, {}, {"a": 3}, (1, 1), id="fewer-than-parts"),
         pytest.param({}, 8, {"a": 4}, {"a": 3}, (4, 4), id="cap"),
         pytest.param({}, 8, {}, {"a": 2, "b": 2}, (4, 4), id="both"),
     ],
 )
-def test_a_member_counts_as_many(held, count, caps, weights, expected):
+def test_targets_follow_the_weights_of_members(held, count, caps, weights, expected):
     share = targets(["a", "b"], held, count=count, caps=caps, weights=weights)
     assert (share["a"], share["b"]) == expected
 
 
-def test_a_member_of_weight_n_gets_what_n_members_would_get():
+def test_a_member_of_weight_n_gets_the_share_of_n_members():
     chance = random.Random(5)
     for _ in range(300):
         weights = {name: chance.randint(1, 4) for name in "abc"}
@@ -122,7 +124,7 @@ def test_a_member_of_weight_n_gets_what_n_members_would_get():
             assert heavy[name] == sum(light[p] for p in parts if p[0] == name)
 
 
-def test_the_view_has_the_weights():
+def test_fair_shares_keys_by_the_weights_of_members():
     members = (MemberView(client_id="a", topics=T), MemberView(client_id="b", topics=T))
     seen = view("a", ["a"] * 4 + ["b"] * 4, members=members)
     assert fair(seen) == Plan()
@@ -134,7 +136,7 @@ def test_the_view_has_the_weights():
     assert plan.release[0].detail == "4 held, share 2 of 8 among 4"
 
 
-def test_targets_share_everything_out_fairly():
+def test_targets_assign_all_keys_evenly_within_random_caps():
     rng = random.Random(1)
     for _ in range(300):
         members = [f"m{n}" for n in range(rng.randint(1, 7))]
@@ -153,20 +155,20 @@ def test_targets_share_everything_out_fairly():
 # --- Greedy ---
 
 
-def test_greedy_takes_what_is_free_and_gives_nothing_up():
+def test_greedy_claims_free_keys_and_releases_none():
     assert numbers(greedy(view("a", [None, "b", None])).claim) == [0, 2]
     everything = view("a", ["a"] * 5, members=["a", "b"])
     assert greedy(everything) == Plan()
 
 
-def test_greedy_keeps_its_limit():
+def test_greedy_claims_up_to_its_limit():
     assert len(greedy(view("a", [None] * 5, claims_max=2)).claim) == 2
     assert len(greedy(view("a", ["a", None, None], claims_max=2)).claim) == 1
     assert greedy(view("a", ["a", "a", None], claims_max=2)) == Plan()
     assert greedy(view("a", ["a", "a", None], claims_max=1)) == Plan()
 
 
-def test_an_earlier_life_is_taken_up_first():
+def test_keys_held_by_an_earlier_process_are_claimed_first():
     it = view("b", [None, None, "b", None], members=["a", "b"], before={2})
     mine = tuple(
         KeyView(
@@ -185,7 +187,7 @@ def test_an_earlier_life_is_taken_up_first():
     assert numbers(fair(resumed).claim) == [2]
 
 
-def test_members_start_at_different_keys():
+def test_greedy_members_claim_different_keys_first():
     free = [None] * 6
     first = {greedy(view(me, free, members=list("abc"))).claim[0] for me in "abc"}
     assert len(first) == 3
@@ -200,7 +202,7 @@ def test_fair_claims_its_share():
     assert len(fair(view("a", [None] * 7, members=list("abc"))).claim) == 3
 
 
-def test_fair_gives_surplus_up_to_those_who_lack_it():
+def test_fair_releases_surplus_to_members_below_their_share():
     plan = fair(view("a", ["a"] * 6, members=list("abc")))
     assert plan.claim == ()
     assert [(r.key.partition, r.successor) for r in plan.release] == [
@@ -211,7 +213,7 @@ def test_fair_gives_surplus_up_to_those_who_lack_it():
     ]
 
 
-def test_a_successor_is_named_no_oftener_than_it_lacks_keys():
+def test_a_successor_gets_no_more_keys_than_it_lacks():
     plan = fair(view("a", ["a"] * 8 + ["b"] * 2, members=list("abc")))
     assert Counter(r.successor for r in plan.release) == {"b": 1, "c": 3}
 
@@ -227,12 +229,12 @@ def test_a_successor_is_named_no_oftener_than_it_lacks_keys():
     ],
 )
 @pytest.mark.parametrize("me", ["a", "b"])
-def test_nothing_moves_where_all_is_balanced(me, owners):
-    """Any split that differs by one is as good as another."""
+def test_a_balanced_group_claims_and_releases_nothing(me, owners):
+    """A group is balanced if shares differ by one key at most."""
     assert fair(view(me, owners, members=["a", "b"])) == Plan()
 
 
-def test_surplus_stays_where_nobody_can_have_it():
+def test_surplus_is_kept_while_no_other_member_has_room():
     capped = MemberView(client_id="b", topics=T, claims_max=1)
     it = view(
         "a", ["a", "a", "a", "b"], members=[MemberView(client_id="a", topics=T), capped]
@@ -240,7 +242,7 @@ def test_surplus_stays_where_nobody_can_have_it():
     assert fair(it) == Plan()
 
 
-def test_a_draining_member_gets_nothing_and_gives_nothing():
+def test_a_free_key_goes_to_the_member_that_is_not_leaving():
     leaving = MemberView(client_id="b", topics=T, is_draining=True)
     it = view(
         "a",
@@ -258,7 +260,7 @@ def cordoned(name):
     return MemberView(client_id=name, topics=T, is_cordoned=True)
 
 
-def test_a_drained_member_hands_off_all_it_holds():
+def test_a_drained_member_releases_all_its_keys_to_the_others():
     it = view("a", ["a", "a", "a", "b"], members=[drained("a"), "b", "c"])
     given = {each.key.partition: each.successor for each in fair(it).release}
     assert (sorted(given), sorted(given.values())) == ([0, 1, 2], ["b", "c", "c"])
@@ -273,17 +275,17 @@ def test_a_drained_member_has_no_share_in_the_view_of_others():
 
 
 @pytest.mark.parametrize("other", [drained("b"), cordoned("b")])
-def test_a_key_that_nobody_may_take_stays_with_its_owner(other):
+def test_a_drained_member_keeps_keys_that_no_other_member_may_claim(other):
     assert fair(view("a", ["a", "b", None], members=[drained("a"), other])) == Plan()
 
 
-def test_what_others_have_no_room_for_stays():
+def test_a_drained_member_keeps_keys_that_others_have_no_room_for():
     full = MemberView(client_id="b", topics=T, claims_max=2)
     given = fair(view("a", ["a", "a", "b"], members=[drained("a"), full])).release
     assert [each.successor for each in given] == ["b"]
 
 
-def test_what_is_on_its_way_to_another_takes_its_room():
+def test_a_key_released_to_a_successor_counts_against_its_limit():
     """A released key counts as its successor's (see ``KeyView.owner``)."""
     full = MemberView(client_id="b", topics=T, claims_max=2)
     it = view("a", ["a", "a", "b", "b"], members=[drained("a"), full])
@@ -303,23 +305,23 @@ def test_a_cordoned_member_keeps_its_share_and_claims_nothing():
 
 
 @pytest.mark.parametrize("me", [drained("a"), cordoned("a")])
-def test_after_a_restart_it_claims_what_it_had_and_nothing_else(me):
+def test_a_restarted_drained_or_cordoned_member_claims_only_its_former_keys(me):
     it = view("a", [None, None, "b"], members=[me, "b"], before=[0], orphans=True)
     assert numbers(fair(it).claim) == [0]
 
 
-def test_a_drained_member_gives_whole_topics():
+def test_a_drained_member_releases_whole_topics_under_policy_topic():
     plan = topic(view("a", ["a", "a"], members=[drained("a"), "b"]))
     found = {(each.key.partition, each.successor, each.reason) for each in plan.release}
     assert found == {(0, "b", "drained"), (1, None, "drained")}
 
 
-def test_a_member_without_announcement_counts_itself():
+def test_a_member_that_is_not_yet_announced_has_a_share():
     assert len(fair(view("z", [None] * 4, members=["a"])).claim) == 2
 
 
-def test_partitions_that_nobody_else_can_take_exceed_the_share():
-    # b holds its full share; the key that is left is anybody's.
+def test_a_free_key_goes_to_the_member_that_has_room():
+    # b is at its limit.
     capped = [
         MemberView(client_id="a", topics=T),
         MemberView(client_id="b", topics=T, claims_max=1),
@@ -328,20 +330,20 @@ def test_partitions_that_nobody_else_can_take_exceed_the_share():
     assert numbers(fair(it).claim) == [3]
 
 
-def test_an_orphan_is_taken_although_another_lacks_it():
+def test_an_orphan_is_claimed_although_another_member_lacks_keys():
     fresh = view("a", ["a", "a", None, None], members=["a", "b"])
     assert fair(fresh) == Plan()
     orphans = view("a", ["a", "a", None, None], members=["a", "b"], orphans=True)
     assert numbers(fair(orphans).claim) == [2, 3]
 
 
-def test_fair_keeps_its_limit():
+def test_fair_claims_up_to_its_limit():
     assert len(fair(view("a", [None] * 9, claims_max=2)).claim) == 2
     it = view("a", ["a", "a", None], claims_max=2, orphans=True)
     assert fair(it) == Plan()
 
 
-def test_the_limit_holds_over_all_topics():
+def test_the_limit_counts_keys_of_all_topics():
     keys = tuple(
         KeyView(key=key(0, topic), owner=None, is_mine=False, is_claimable=True)
         for topic in ("t", "u", "v")
@@ -357,7 +359,7 @@ def test_the_limit_holds_over_all_topics():
     )
 
 
-def test_small_topics_of_the_same_members_are_shared_like_one():
+def test_topics_with_the_same_members_are_shared_out_together():
     keys = tuple(
         KeyView(key=key(0, f"t{n}"), owner=None, is_mine=False, is_claimable=True)
         for n in range(6)
@@ -369,8 +371,8 @@ def test_small_topics_of_the_same_members_are_shared_like_one():
     ] == [2, 2, 2]
 
 
-def test_a_limit_used_up_elsewhere_is_no_room_here():
-    """b is full with another topic: what a gives up to it nobody would take."""
+def test_surplus_is_kept_if_the_other_member_is_full_with_another_topic():
+    """Member b is at its limit with another topic, and would claim no more keys."""
     keys = tuple(
         KeyView(
             key=key(n, topic), owner=owner, is_mine=owner == "a", is_claimable=False
@@ -390,14 +392,14 @@ def test_a_limit_used_up_elsewhere_is_no_room_here():
     assert fair(View(me="a", keys=keys[:3], members=hidden)) == Plan()
 
 
-def test_plans_are_compared_by_what_they_advise():
+def test_plans_are_compared_without_their_reasons():
     assert Plan() == Plan((), (), {key(0): "for no reason"})
     assert Release(key(0), None) == Release(
         key=key(0), successor=None, reason="surplus", detail=""
     )
 
 
-def test_the_reason_has_figures():
+def test_reasons_of_claims_and_releases_state_counts_and_shares():
     plan = fair(view("a", [None] * 6, members=list("abc")))
     assert plan.why[plan.claim[0]] == "fair: 0 held, share 2 of 6 among 3"
     (given, *_) = fair(view("a", ["a"] * 6, members=list("abc"))).release
@@ -433,7 +435,7 @@ def test_free_keys_go_to_their_last_owner():
     rows = [(None, "b", False), (None, "z", False), (None, "a", False)] * 2
     plan = fair(recalled("a", rows, members="abc"))
     assert numbers(plan.claim) == [2, 5]
-    # What b held comes last, what nobody held that is still there before it.
+    # Keys whose last owner is gone come before those of b, which is live.
     order = [k.partition for k in greedy(recalled("a", rows, members="abc")).claim]
     assert set(order[:2]) == {2, 5}
     assert set(order[4:]) == {0, 3}
@@ -460,7 +462,10 @@ def test_a_partition_being_released_counts_as_released():
 
 
 def taken_over(chance, owners, *, gone):
-    """Return the owners after live members claim, in any order, what goes stale."""
+    """Return the owners after live members have claimed the keys of ``gone``.
+
+    Its keys go stale in random order, and members claim in random order.
+    """
     owners = list(owners)
     live = sorted(set(owners) - {gone})
     members = tuple(MemberView(client_id=name, topics=T) for name in live)
@@ -487,8 +492,8 @@ def taken_over(chance, owners, *, gone):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_members_do_not_race_for_the_keys_of_one_that_is_gone(seed):
-    """Who gets which does not depend on the order in which they go stale."""
+def test_keys_of_a_gone_member_get_the_same_owners_in_any_order_of_claims(seed):
+    """Members need not race: the result is the same in whatever order keys go stale."""
     chance = random.Random(seed)
     owners = (list("abcd") * 6)[: chance.randint(4, 24)]
     chance.shuffle(owners)
@@ -496,7 +501,7 @@ def test_members_do_not_race_for_the_keys_of_one_that_is_gone(seed):
     assert len(found) == 1
 
 
-def test_a_key_that_another_member_should_claim_is_taken_once_it_is_an_orphan():
+def test_a_key_in_the_share_of_another_is_claimed_once_it_is_an_orphan():
     rows = ["a", "b", None, None]
     seen = recalled(
         "a", [(o, "z" if o is None else None, False) for o in rows], members="ab"
@@ -516,7 +521,7 @@ def test_a_key_that_another_member_should_claim_is_taken_once_it_is_an_orphan():
     assert numbers(fair(View(me="a", keys=keys, members=seen.members)).claim) == [3]
 
 
-# --- Fair: all members together, until quiet ---
+# --- Fair: all members together, until no key moves ---
 
 
 def test_twenty_clients_share_twenty_partitions():
@@ -527,7 +532,7 @@ def test_twenty_clients_share_twenty_partitions():
 
 
 @pytest.mark.parametrize("owners", [0, 1, 3])
-def test_a_newcomer_gets_its_share_and_no_more_moves_than_needed(owners):
+def test_a_new_member_gets_its_share_by_as_few_moves_as_possible(owners):
     names = [f"c{n}" for n in range(owners + 1)]
     held = {key(n): names[n % max(1, owners)] for n in range(24)} if owners else {}
     members = [MemberView(client_id=name, topics=T) for name in names]
@@ -539,8 +544,8 @@ def test_a_newcomer_gets_its_share_and_no_more_moves_than_needed(owners):
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_every_assignment_converges(seed):
-    """Bounded rounds, never oscillating; covered where anybody may cover it."""
+def test_the_fair_assignment_converges(seed):
+    """In bounded rounds, for good; a key stays free only if no member has room."""
     group = random_group(random.Random(seed), Subject(fair))
     group.settle()
     before = dict(group.owners)
@@ -563,7 +568,7 @@ def test_every_assignment_converges(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_greedy_assignment_converges_at_once(seed):
+def test_the_greedy_assignment_converges_without_moves(seed):
     group = random_group(random.Random(seed), Subject(greedy))
     assert group.settle() <= 10
     assert group.moves == 0
@@ -573,8 +578,12 @@ def test_the_greedy_assignment_converges_at_once(seed):
 
 
 def keys(name, row, *, me="a", start=0):
-    """Return a topic: ``a`` mine, ``.`` free, ``b`` another's, ``!`` lost to it,
-    ``+`` under way, ``-`` on its way out, ``^`` of an earlier life."""
+    """Return the keys of a topic, one for each mark.
+
+    ``a`` is owned by me, ``b`` by another member, ``.`` by none; ``!`` was lost to b;
+    ``+`` is being claimed by me, ``-`` being released; ``^`` is owned by an earlier
+    process of mine.
+    """
     owners = {".": None, "!": "b", "+": None, "-": me, "^": me}
     return tuple(
         KeyView(
@@ -621,7 +630,7 @@ def parts(names):
         pytest.param(["-a."], [], ["0-1"], id="the-rest-follows-the-key"),
     ],
 )
-def test_one_topic(rows, claim, release):
+def test_policy_topic_claims_and_releases_a_topic_as_a_whole(rows, claim, release):
     plan = topic(topic_view(*rows, members="a"))
     assert parts(plan.claim) == claim
     assert parts(r.key for r in plan.release) == release
@@ -629,21 +638,21 @@ def test_one_topic(rows, claim, release):
     assert set(plan.why) >= set(plan.claim)
 
 
-def test_topics_are_shared():
+def test_policy_topic_shares_topics_among_members():
     free = ["...", "...", "...", "..."]
     assert len(topic(topic_view(*free)).claim) == 2
     assert len(topic(topic_view(*free, claims_max=1)).claim) == 1
     assert len(topic(topic_view(*free, members="a")).claim) == 4
 
 
-def test_a_limit_counts_topics():
-    """3 partitions of one topic are one."""
+def test_the_limit_of_policy_topic_counts_topics():
+    """Three partitions of one topic count as one."""
     held = topic_view("aaa", "...", "...", members="a", claims_max=2)
     assert parts(topic(held).claim) == ["1-0"]
     assert topic(topic_view("aaa", "aaa", "...", members="a", claims_max=2)) == Plan()
 
 
-def test_a_surplus_topic_is_given_up_whole():
+def test_a_surplus_topic_is_released_whole():
     plan = topic(topic_view("aa", "aa"))
     assert [(parts([r.key])[0], r.successor) for r in plan.release] == [
         ("1-0", "b"),
@@ -653,7 +662,7 @@ def test_a_surplus_topic_is_given_up_whole():
     assert {r.reason for r in plan.release} == {"surplus"}
 
 
-def test_the_reason_names_what_was_lost():
+def test_the_reason_of_a_release_names_the_missing_partitions():
     (first, *_) = topic(topic_view("aa!!", members="a")).release
     assert first.detail == "lost t0-2,3"
     (only,) = topic(topic_view("ba")).release
@@ -662,8 +671,8 @@ def test_the_reason_names_what_was_lost():
     assert only.detail == "t0-0 is given up"
 
 
-def test_without_partition_0_nothing_of_a_topic_is_taken():
-    """It cannot be consumed from its position, so nobody holds the topic."""
+def test_a_topic_whose_partition_0_is_not_in_the_view_is_released():
+    """The owner of partition 0 has the topic; without it, no member can have it."""
     rest = keys("t0", "a.", start=1)
     plan = topic(
         View(
@@ -706,7 +715,7 @@ def taker(held=0, claims_max=2, topics=T, **rest):
         pytest.param([taker(9, claims_max=0)], None, id="without a limit"),
     ],
 )
-def test_why_nobody_can_claim_a_partition(members, expected):
+def test_why_uncovered_names_the_reason_that_no_member_can_claim(members, expected):
     assert why_uncovered("t", members) == expected
 
 
@@ -735,7 +744,7 @@ def of_group(*keys, **others):
     )
 
 
-def test_named_free_keys_are_claimed_and_others_not():
+def test_free_keys_that_the_plan_names_and_former_keys_are_claimed():
     view = of_group(
         named(0, planned="a"),
         named(1, planned="b"),
@@ -746,14 +755,14 @@ def test_named_free_keys_are_claimed_and_others_not():
     assert [key.partition for key in planned(view).claim] == [0, 4]
 
 
-def test_a_drained_member_claims_only_what_was_its_own():
+def test_a_drained_member_claims_only_keys_of_its_earlier_process():
     view = of_group(
         named(0, planned="a"), named(1, is_held_by_earlier_process=True), drained=True
     )
     assert [key.partition for key in planned(view).claim] == [1]
 
 
-def test_held_keys_go_to_whom_the_plan_names():
+def test_held_keys_are_released_to_the_member_that_the_plan_names():
     view = of_group(
         named(0, owner="a", planned="b"),
         named(1, owner="a", planned="a"),
@@ -765,6 +774,6 @@ def test_held_keys_go_to_whom_the_plan_names():
     assert release.reason == "planned"
 
 
-def test_no_key_goes_to_who_takes_nothing():
+def test_no_key_is_released_to_a_cordoned_member():
     view = of_group(named(0, owner="a", planned="b"), b={"is_cordoned": True})
     assert planned(view).release == ()

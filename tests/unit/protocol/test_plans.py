@@ -1,4 +1,4 @@
-"""From the log to a planner's input, and from its result to Plans."""
+"""The planner's input, as read from the log, and Plans made of its result."""
 
 import msgspec
 import pytest
@@ -67,14 +67,14 @@ def keys(log, **rest):
 
 
 def group(*names, **labels):
-    """Return a log of members that live."""
+    """Return a log with live members."""
     log = Log(level=2)
     for name in names:
         log.append(member(name, labels=labels, capacity=0))
     return log
 
 
-# --- what a Plan says
+# --- the content of a Plan
 
 
 def test_a_plan_names_members_for_keys():
@@ -88,7 +88,7 @@ def test_a_plan_names_members_for_keys():
     assert standing.vector == ((0, 0),)
 
 
-def test_numbers_count_over_all_slices_and_strange_ones_are_left_out():
+def test_topic_numbers_count_over_all_slices_and_unknown_ones_are_skipped():
     log = group("c1")
     log.append(planned(0, ("c2", 1, (0,)), count=2))
     assert standing_of(log.state.soft.plans["g"]) == NO_PLAN
@@ -101,26 +101,26 @@ def test_numbers_count_over_all_slices_and_strange_ones_are_left_out():
 # --- members
 
 
-def test_members_that_are_silent_for_an_interval_do_not_live():
+def test_a_member_silent_for_over_an_interval_is_not_live():
     log = group("c1", "c2")
     log.append(member("c1", seq=1), after=H)
     assert list(reading(log).members()) == ["c1", "c2"]
     assert list(reading(log, after=1).members()) == ["c1"]
 
 
-def test_a_member_that_leaves_does_not_live():
+def test_a_draining_member_is_not_live():
     log = group("c1")
     log.append(member("c1", seq=1, draining=True))
     assert reading(log).members() == {}
 
 
-def test_of_two_processes_of_a_client_the_last_counts():
+def test_of_two_processes_of_a_client_the_later_one_is_the_member():
     log = group("c1")
     log.append(member("c1", inc=OP, capacity=7))
     assert reading(log).members()["c1"].record.capacity == 7
 
 
-def test_whose_key_went_stale_lives_only_once_it_announced_itself_again():
+def test_a_member_with_a_stale_key_is_live_only_after_a_new_announcement():
     log = group("c1", "c2")
     log.append(claim("c1", key=named(0)))
     log.append(claim("c1", key=named(1)))
@@ -134,7 +134,7 @@ def test_whose_key_went_stale_lives_only_once_it_announced_itself_again():
     assert list(reading(log).members()) == ["c1", "c2"]
 
 
-def test_what_members_announce_is_the_planners_input():
+def test_the_planner_input_has_announced_labels_and_directives():
     log = Log(level=2)
     labels = {"target": "2", "weight": "3", "rack": "r1", "fails:t": "1"}
     log.append(member("c1", capacity=4, labels=labels, host="m1", topics=("u", "t")))
@@ -146,7 +146,7 @@ def test_what_members_announce_is_the_planners_input():
     assert given.failing == (("c1", T1),)
 
 
-def test_a_cordoned_member_is_marked():
+def test_the_planner_input_marks_a_cordoned_member():
     log = group("c1")
     log.append(direct("c1", action="cordon"))
     (one,) = seen(log).given.members
@@ -156,7 +156,7 @@ def test_a_cordoned_member_is_marked():
 # --- keys
 
 
-def test_a_key_counts_as_its_owners():
+def test_a_claimed_key_counts_for_its_owner():
     log = group("c1")
     log.append(claim("c1", key=named(0)))
     found = seen(log)
@@ -165,7 +165,7 @@ def test_a_key_counts_as_its_owners():
     assert found.holders == {T0: "c1", T1: None, T2: None}
 
 
-def test_a_key_of_a_silent_owner_has_nobody_and_is_not_free_yet():
+def test_a_key_of_a_silent_owner_is_free_only_once_it_is_stale():
     log = group("c2")
     log.append(claim("c1", key=named(0)))
     assert keys(log)[T0] == PlanKey(T0, None)
@@ -174,14 +174,14 @@ def test_a_key_of_a_silent_owner_has_nobody_and_is_not_free_yet():
     assert keys(log)[T0] == PlanKey(T0, None, is_free=True)
 
 
-def test_a_free_key_counts_as_its_last_owners():
+def test_a_free_key_counts_for_its_last_owner():
     log = group("c1", "c2")
     log.append(claim("c1", key=named(0)))
     log.append(release(log.state.keys[named(0)].epoch, key=named(0)))
     assert keys(log)[T0] == PlanKey(T0, "c1", is_free=True)
 
 
-def test_a_key_that_is_handed_over_counts_as_the_successors():
+def test_a_key_released_to_a_successor_counts_for_it_for_a_time():
     log = group("c1", "c2")
     log.append(claim("c1", key=named(0)))
     epoch = log.state.keys[named(0)].epoch
@@ -191,7 +191,7 @@ def test_a_key_that_is_handed_over_counts_as_the_successors():
     assert keys(log, after=H // 2)[T0] == PlanKey(T0, "c1", is_free=True)
 
 
-def test_a_key_that_is_handed_to_nobody_known_is_free():
+def test_a_key_released_to_an_unknown_successor_counts_for_its_last_owner():
     log = group("c1", "c2")
     log.append(claim("c1", key=named(0)))
     epoch = log.state.keys[named(0)].epoch
@@ -199,7 +199,7 @@ def test_a_key_that_is_handed_to_nobody_known_is_free():
     assert keys(log)[T0] == PlanKey(T0, "c1", is_free=True)
 
 
-def test_an_open_offer_counts_as_the_successors():
+def test_an_offered_key_counts_for_a_known_successor():
     log = group("c1", "c2")
     log.append(claim("c1", key=named(0)))
     epoch = log.state.keys[named(0)].epoch
@@ -210,7 +210,7 @@ def test_an_open_offer_counts_as_the_successors():
     assert keys(log)[T0] == PlanKey(T0, "c1")
 
 
-def test_a_pair_is_barred_for_a_while_after_an_offer_that_came_to_nothing():
+def test_an_expired_offer_bars_its_successor_from_the_key_for_a_time():
     log = group("c1", "c2")
     log.append(settings(handoff_ms=7))
     log.append(claim("c1", key=named(0)))
@@ -223,7 +223,7 @@ def test_a_pair_is_barred_for_a_while_after_an_offer_that_came_to_nothing():
     assert seen(log, after=5).given.barred == ()
 
 
-def test_a_key_that_a_plan_names_counts_as_that_members():
+def test_a_key_counts_for_the_member_that_a_plan_names():
     log = group("c1", "c2", "c3")
     log.append(claim("c1", key=named(0)))
     log.append(planned(0, ("c2", 0, (0, 1)), ("gone", 0, (2,)), vector=((FAR, 0),)))
@@ -234,7 +234,7 @@ def test_a_key_that_a_plan_names_counts_as_that_members():
     assert found.given.keys[2] == PlanKey(T2, None, is_free=True)
 
 
-def test_an_entry_for_who_takes_nothing_counts_as_none():
+def test_a_plan_entry_for_a_drained_or_cordoned_member_is_ignored():
     log = group("c1", "c2")
     log.append(claim("c1", key=named(0)))
     log.append(planned(0, ("c2", 0, (0,)), vector=((FAR, 0),)))
@@ -244,7 +244,7 @@ def test_an_entry_for_who_takes_nothing_counts_as_none():
     assert keys(log)[T0] == PlanKey(T0, "c1")
 
 
-def test_an_entry_for_who_does_not_subscribe_counts_as_none():
+def test_a_plan_entry_for_a_member_without_the_topic_is_ignored():
     log = group("c1")
     log.append(member("c2", topics=("u",)))
     log.append(claim("c1", key=named(0)))
@@ -252,7 +252,7 @@ def test_an_entry_for_who_does_not_subscribe_counts_as_none():
     assert keys(log)[T0] == PlanKey(T0, "c1")
 
 
-def test_a_claim_makes_an_entry_void():
+def test_a_claim_after_a_plan_voids_the_entry_of_its_key():
     log = group("c1", "c2")
     log.append(planned(0, ("c2", 0, (0,)), vector=((log.state.next_offset, 0),)))
     assert seen(log).standing == {T0: "c2"}
@@ -260,19 +260,19 @@ def test_a_claim_makes_an_entry_void():
     assert seen(log).standing == {}
 
 
-def test_a_vector_of_another_number_of_coordinators_is_void():
+def test_a_plan_is_void_if_its_vector_has_another_partition_count():
     log = group("c1")
     log.append(planned(0, ("c1", 0, (0,)), vector=((FAR, 0), (FAR, 0))))
     assert seen(log).standing == {}
 
 
-def test_what_a_pause_of_some_partitions_has_is_not_planned():
+def test_keys_in_the_scope_of_a_pause_are_not_planned():
     log = group("c1")
     log.append(schedule(0, FAR, scope={"t": [0]}))
     assert list(keys(log)) == [T1, T2]
 
 
-def test_a_key_waits_for_an_owner_that_restarts():
+def test_a_key_released_for_a_restart_is_reserved_for_the_grace_period():
     log = group("c2")
     log.append(settings(grace_ms=5))
     log.append(claim("c1", key=named(0)))
@@ -284,7 +284,7 @@ def test_a_key_waits_for_an_owner_that_restarts():
     assert keys(log)[T0] == PlanKey(T0, "c1", is_free=True)
 
 
-def test_a_member_takes_the_place_of_one_that_is_gone():
+def test_a_member_that_replaces_a_gone_one_gets_its_free_keys():
     log = group("c2")
     log.append(member("d1", labels={"replaces": "c1"}))
     log.append(member("d2", labels={"replaces": "c1"}))
@@ -318,7 +318,7 @@ def left(log, number, client="c1"):
     log.append(member(client, seq=2, draining=True))
 
 
-def test_who_replaces_some_member_takes_nothing_before_one_leaves():
+def test_a_replacement_for_any_member_is_cordoned_until_a_member_leaves():
     log = owning(group("c1", "c2"), "c1", "c2")
     for name in ("d1", "d2"):
         log.append(member(name, labels=ANY))
@@ -330,7 +330,7 @@ def test_who_replaces_some_member_takes_nothing_before_one_leaves():
     assert keys(log)[T1] == PlanKey(T1, "c2")
 
 
-def test_a_member_that_is_drained_is_replaced_while_it_works():
+def test_a_drained_member_is_replaced_while_it_still_owns_keys():
     log = owning(group("c1", "c2"), "c1", "c2")
     log.append(member("d1", labels=ANY))
     log.append(member("d2", labels={"replaces": "c2"}))
@@ -342,7 +342,7 @@ def test_a_member_that_is_drained_is_replaced_while_it_works():
     assert cordoned(log) == set()
 
 
-def test_a_drained_member_without_keys_holds_up_nobody():
+def test_the_replacement_of_a_drained_member_without_keys_is_not_cordoned():
     log = owning(group("c1", "c2"), "c1", "c2")
     log.append(member("d2", labels={"replaces": "c2"}))
     log.append(direct("c2"))
@@ -352,7 +352,7 @@ def test_a_drained_member_without_keys_holds_up_nobody():
     assert cordoned(log) == set()
 
 
-def test_who_is_named_for_a_part_replaces_the_rest():
+def test_a_replacement_named_for_a_key_of_a_member_gets_its_other_keys():
     log = owning(group("c1", "c2"), "c1", "c1", "c2")
     for name in ("d1", "d2"):
         log.append(member(name, labels=ANY))
@@ -367,7 +367,7 @@ def test_who_is_named_for_a_part_replaces_the_rest():
     assert cordoned(log) == {"d1"}
 
 
-def test_what_is_planned_for_others_has_no_replacement():
+def test_a_key_planned_for_another_member_goes_to_no_replacement():
     log = owning(group("c1", "c2"), "c1", "c2")
     log.append(direct(client="c1"))
     at = log.state.next_offset
@@ -377,24 +377,24 @@ def test_what_is_planned_for_others_has_no_replacement():
     assert cordoned(log) == {"d1"}
 
 
-def test_a_group_that_begins_replaces_nobody():
+def test_replacements_in_a_group_without_keys_are_not_cordoned():
     log = group()
     for name in ("d1", "d2"):
         log.append(member(name, labels=ANY))
     assert cordoned(log) == set()
 
 
-def test_a_group_that_begins_is_shared_out_as_members_come():
+def test_replacements_are_not_cordoned_while_all_members_are_replacements():
     log = owning(group(), "d1", "d1")
     log.append(member("d1", labels=ANY))
     log.append(member("d2", labels=ANY))
     assert cordoned(log) == set()
-    # One without the label may be about to leave.
+    # c1 is no replacement, and may be about to leave.
     log.append(member("c1"))
     assert cordoned(log) == {"d2"}
 
 
-def test_restarted_members_are_replaced_before_others_of_a_group_that_begins():
+def test_the_key_of_a_restarted_member_goes_to_the_first_of_two_replacements():
     log = owning(group("c1"), "c1")
     left(log, 0)
     for name in ("d1", "d2"):
@@ -403,7 +403,7 @@ def test_restarted_members_are_replaced_before_others_of_a_group_that_begins():
     assert keys(log)[T0] == PlanKey(T0, "d1", is_free=True)
 
 
-def test_a_new_member_that_is_drained_itself_replaces_nobody():
+def test_a_drained_replacement_replaces_no_member():
     log = owning(group("c1", "c2"), "c1", "c2")
     for name in ("d1", "d2"):
         log.append(member(name, labels=ANY))
@@ -412,14 +412,14 @@ def test_a_new_member_that_is_drained_itself_replaces_nobody():
     assert keys(log)[T0] == PlanKey(T0, "d2")
 
 
-def test_a_replacement_without_the_topic_is_none():
+def test_a_replacement_that_lacks_the_topic_gets_none_of_its_keys():
     log = owning(group("c1", "c2"), "c1", "c2")
     log.append(member("d1", labels=ANY, topics=("u",)))
     log.append(direct(client="c1"))
     assert keys(log)[T0] == PlanKey(T0, "c1")
 
 
-def test_only_free_keys_wait():
+def test_keys_with_an_owner_and_unknown_keys_are_not_reserved():
     log = group("c1")
     log.append(claim("c1", key=named(0)))
     known, note = log.state.keys[named(0)], log.state.soft.notes[named(0)]
@@ -428,17 +428,17 @@ def test_only_free_keys_wait():
     assert not is_reserved(known, None, now_ms=0, grace_ms=9)
 
 
-def test_the_grace_is_that_of_the_settings():
+def test_the_grace_period_follows_the_settings_up_to_its_bound():
     log = group("c1")
     assert reading(log).grace_ms == 60_000
     log.append(settings(grace_ms=FAR))
     assert reading(log).grace_ms == 600_000
 
 
-# --- how many partitions
+# --- partition counts
 
 
-def test_partitions_of_unknown_topics_are_those_that_were_claimed():
+def test_the_count_of_an_unknown_topic_follows_from_its_claimed_partitions():
     log = group("c1")
     log.append(claim("c1", key=named(4)))
     log.append(claim("x", key=Key("other", "t", 8)))
@@ -447,7 +447,7 @@ def test_partitions_of_unknown_topics_are_those_that_were_claimed():
     assert seen(log, counts={}).counts == {"t": 5}
 
 
-def test_what_other_planners_name_beyond_is_not_missing():
+def test_plan_entries_beyond_the_known_partitions_are_ignored():
     log = group("c1")
     log.append(planned(0, ("c1", 0, (0, 1, 2, 7)), vector=((FAR, 0),)))
     found = seen(log)
@@ -455,7 +455,7 @@ def test_what_other_planners_name_beyond_is_not_missing():
     assert found.entries(plan(found.given)) == found.standing
 
 
-def test_topics_without_partitions_have_no_keys():
+def test_a_topic_without_a_known_count_has_no_keys():
     log = group("c1")
     assert seen(log, counts={}).given.keys == ()
 
@@ -463,7 +463,7 @@ def test_topics_without_partitions_have_no_keys():
 # --- turns, versions
 
 
-def test_the_first_three_that_plan_take_turns():
+def test_the_first_three_members_that_can_plan_take_turns():
     log = group("c2", "c3", "c4", plans="1")
     log.append(member("c1"))
     log.append(member("c5", labels={"plans": "1"}))
@@ -472,7 +472,7 @@ def test_the_first_three_that_plan_take_turns():
     assert turns == [None, 0, 1, 2, None, None]
 
 
-def test_the_lowest_version_is_in_force():
+def test_the_lowest_supported_planner_version_is_in_force():
     log = group("c1", plans="9")
     members = reading(log).members()
     assert version_of(reading(log), members) == 1
@@ -483,7 +483,7 @@ def test_the_lowest_version_is_in_force():
 # --- results and records
 
 
-def test_only_keys_that_change_hands_are_entries():
+def test_a_plan_has_entries_only_for_keys_that_move():
     log = group("c1", "c2")
     log.append(claim("c1", key=named(0)))
     log.append(claim("c1", key=named(1)))
@@ -512,7 +512,7 @@ def written(slices, vector, **rest):
     ]
 
 
-def test_a_move_of_many_keys_is_a_small_record():
+def test_a_plan_of_one_move_takes_under_200_bytes():
     entries, vector = {TopicPartition("orders", 7): "billing-1"}, ((1_000_000, 20),) * 8
     slices = slices_of({"orders": 10_000}, entries, vector=vector)
     (one,) = written(slices, vector)
@@ -520,7 +520,7 @@ def test_a_move_of_many_keys_is_a_small_record():
 
 
 def read_back(counts, entries, *, vector=LONG_VECTOR):
-    """Write a Plan; return its slices, and what readers find in them."""
+    """Write a Plan; return its slices, and the Plan as it is read from the log."""
     slices = slices_of(counts, entries, vector=vector)
     log = Log(level=2)
     for record in written(slices, vector):
@@ -531,7 +531,7 @@ def read_back(counts, entries, *, vector=LONG_VECTOR):
     return slices, standing
 
 
-def test_ten_thousand_moves_are_two_slices_at_most():
+def test_ten_thousand_moves_take_two_slices():
     topics = [f"topic-{n:03}" for n in range(100)]
     entries = {
         TopicPartition(topic, n): f"billing-{(n * 100 + number) % 1000:04}"
@@ -543,7 +543,7 @@ def test_ten_thousand_moves_are_two_slices_at_most():
     assert found.entries == entries
 
 
-def test_topics_too_many_for_a_slice_go_on_in_the_next():
+def test_topics_too_many_for_a_slice_continue_in_the_next():
     topics = {f"{n:03}" + "t" * 240: 1 for n in range(300)}
     entries = {TopicPartition(topic, 0): "c1" for topic in topics}
     slices, found = read_back(topics, entries)
@@ -551,7 +551,7 @@ def test_topics_too_many_for_a_slice_go_on_in_the_next():
     assert (found.entries, found.counts) == (entries, topics)
 
 
-def test_topics_too_many_for_all_slices_leave_room_for_moves():
+def test_of_topics_too_many_for_all_slices_only_those_with_moves_are_listed():
     topics = {f"{n:04}" + "t" * 240: 1 for n in range(2_000)}
     entries = {TopicPartition(topic, 0): "c1" for topic in sorted(topics)[500:510]}
     (_,), found = read_back(topics, entries)
@@ -568,12 +568,12 @@ def test_moves_too_many_for_all_slices_are_left_for_the_next_plan():
     assert len(found.entries) > 10_000
 
 
-def test_a_plan_of_nothing_is_one_slice():
+def test_an_empty_plan_is_one_slice():
     (one,) = slices_of({}, {}, vector=((1, 0),))
     assert one == ((), ())
 
 
-def test_a_long_vector_leaves_little_room():
+def test_a_move_fits_beside_a_vector_of_4_000_entries():
     vector = ((2**32 - 1, 2**16),) * 4_000
     _, found = read_back({"t": 1}, {T0: "c1"}, vector=vector)
     assert found.entries == {T0: "c1"}
@@ -585,12 +585,12 @@ def test_a_vector_that_leaves_no_room_is_refused():
     assert "groups set" in str(found.value)
 
 
-def test_the_vector_is_what_was_folded_and_how_long_ago():
+def test_the_vector_has_the_folded_offset_and_the_time_since():
     log = group("c1")
     assert reading(log, after=7).vector == ((log.state.next_offset, 7),)
 
 
-def test_a_key_to_claim_that_no_entry_names_is_noticed():
+def test_a_free_key_without_a_plan_entry_is_reported():
     log = group("c1")
     assert seen(log, counts={"t": 1}).has_unnamed_key
     log.append(planned(0, ("c1", 0, (0,)), vector=((FAR, 0),)))
@@ -603,7 +603,7 @@ def test_a_key_to_claim_that_no_entry_names_is_noticed():
 
 
 def standing_by(*, beside="h-c", seq=0):
-    """Return a log in which a owns a key, and b and c live on and stand by."""
+    """Return a log in which a owns a key and is silent; b and c stand by, live."""
     log = group("c1")
     log.append(claim("a", key=named(0)))
     log.append(member("a", capacity=0, host="h-a"))
@@ -614,7 +614,7 @@ def standing_by(*, beside="h-c", seq=0):
     return log
 
 
-def test_a_key_whose_owner_has_gone_counts_as_its_standbys():
+def test_a_key_of_a_silent_owner_counts_for_its_first_standby():
     log = standing_by()
     first = keys(log)[T0].owner
     assert first in {"b", "c"}
@@ -632,26 +632,26 @@ def test_a_standby_on_the_owners_host_comes_last():
     assert keys(standing_by(beside="h-a"))[T0].owner == "b"
 
 
-def test_what_a_plan_names_comes_before_standbys():
+def test_a_member_named_by_a_plan_comes_before_standbys():
     log = standing_by(beside="h-a")
     log.append(planned(0, ("c", 0, (0,)), vector=((FAR, 0),)))
     assert keys(log)[T0].owner == "c"
 
 
-def test_members_that_a_directive_names_do_not_stand_by():
+def test_a_drained_member_does_not_stand_by():
     log = standing_by(beside="h-a")
     log.append(direct("b"))
     assert keys(log)[T0].owner == "c"
 
 
-def test_members_of_other_topics_do_not_stand_by():
+def test_a_member_without_the_topic_does_not_stand_by():
     log = standing_by(beside="h-a")
     labels = {"standbys": "1"}
     log.append(member("b", seq=1, labels=labels, topics=("u",), capacity=0))
     assert keys(log)[T0].owner == "c"
 
 
-def test_a_key_whose_owner_lives_stays_with_it():
+def test_a_key_of_a_live_owner_counts_for_its_owner():
     log = standing_by()
     log.append(member("a", seq=1, capacity=0, host="h-a"))
     assert keys(log)[T0].owner == "a"

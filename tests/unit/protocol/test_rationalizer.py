@@ -55,7 +55,7 @@ def clock(state):
         pytest.param(entry(5, 2), LogTruncated, id="an earlier leader epoch"),
     ],
 )
-def test_a_log_that_goes_back_is_no_state(bad, error):
+def test_an_entry_out_of_order_is_an_error_and_changes_nothing(bad, error):
     state = WorldState(0)
     apply(state, entry(4, 3, value=encode(config())))
     before = to_bytes(state), dict(state.soft.counters)
@@ -130,7 +130,9 @@ def test_a_negative_first_offset_is_refused():
     ],
 )
 @pytest.mark.parametrize("value", [b"", encode(config())])
-def test_clock(entries, expected, value):
+def test_the_clock_follows_the_append_times_of_each_leader_epoch(
+    entries, expected, value
+):
     state = WorldState(0)
     for offset, (epoch, at, kind) in enumerate(entries):
         apply(state, entry(offset, epoch, at, kind, value))
@@ -144,7 +146,7 @@ def test_the_clock_moves_before_a_record_is_judged():
     assert log.outcome_of(claim("c2"), after=1) == "claimed"
 
 
-def test_other_timestamp_types_are_counted():
+def test_entries_without_an_append_time_are_counted():
     log = Log()
     log.append(b"", kind=CREATE_TIME)
     log.append(b"", kind=TimestampType.NONE)
@@ -160,7 +162,7 @@ def test_create_time_never_makes_an_owner_stale():
 # --- Totality: PROTOCOL 1.5, 3.3 ---
 
 
-def test_an_undecodable_record_is_reported_and_kept():
+def test_an_undecodable_value_is_counted_and_its_first_bytes_are_kept():
     log = Log()
     value = bytes(range(200))
     transition = log.one(value, after=5)
@@ -210,7 +212,7 @@ def test_a_record_above_the_level_in_force_is_ignored(monkeypatch):
 
 @pytest.mark.parametrize("record", all_records(), ids=lambda r: type(r).__name__)
 @pytest.mark.parametrize("configured", [False, True])
-def test_every_kind_is_folded(record, configured):
+def test_every_record_type_gives_a_transition(record, configured):
     log = Log(configured=configured)
     transitions = log.append(record)
     assert transitions
@@ -226,7 +228,7 @@ def test_every_kind_is_folded(record, configured):
 # --- Halting: PROTOCOL 3.3 ---
 
 
-def test_nothing_is_folded_behind_a_halt():
+def test_entries_after_a_halt_are_not_folded():
     log = Log()
     log.claimed()
     log.append(config(2, era=2, level=3))
@@ -241,17 +243,17 @@ def test_nothing_is_folded_behind_a_halt():
     assert log.state.next_offset == 2
 
 
-def test_a_halting_entry_forgets_nothing():
+def test_a_halting_entry_drops_no_forgettable_key():
     log = Log(forget_ms=0)
     log.append(release(log.claimed()))
     log.append(config(2, era=2, level=3), after=H)
     assert KEY in log.state.keys
 
 
-# --- Around the fold ---
+# --- Before and after an entry ---
 
 
-def test_keys_are_forgotten_after_the_entry():
+def test_a_released_key_is_forgotten_after_forget_ms():
     log = Log(forget_ms=10)
     log.append(release(log.claimed()))
     assert KEY in log.state.keys
@@ -259,7 +261,7 @@ def test_keys_are_forgotten_after_the_entry():
     assert log.state.keys == {}
 
 
-def test_pauses_end_before_the_entry():
+def test_a_pause_ends_before_an_entry_at_its_end_is_judged():
     log = Log()
     log.append(pause(START_MS + 10))
     assert log.outcome_of(claim(), after=9) == "paused"
@@ -292,7 +294,7 @@ def test_an_incomplete_reset_ends_by_log_time():
     assert (log.state.staging, log.state.ends_ms) == (None, None)
 
 
-def test_a_group_of_plans_alone_goes_with_time():
+def test_a_group_that_has_only_plans_is_forgotten_after_forget_ms():
     log = Log(level=2, forget_ms=100)
     log.append(planned())
     log.append(b"", after=101)

@@ -103,17 +103,17 @@ def test_a_kind_has_its_number_version_and_fields(kind):
     assert kind.record.__name__ == kind.name
 
 
-def test_every_kind_is_listed_once():
+def test_kinds_list_every_record_type_once():
     assert [kind.name for kind in KINDS] == list(NUMBERS)
     assert [type(record).__name__ for record in all_records()] == list(NUMBERS)
 
 
-def test_no_kind_needs_more_than_what_is_supported():
+def test_the_highest_level_of_a_kind_is_the_supported_level():
     assert max(kind.level for kind in KINDS) == SUPPORTED_LEVEL == 2
 
 
 @pytest.mark.parametrize("record", all_records(), ids=lambda r: type(r).__name__)
-def test_records_are_values(record):
+def test_records_are_immutable_and_equal_by_their_fields(record):
     assert record == msgspec.structs.replace(record)
     with pytest.raises(AttributeError):
         record.tags = b""
@@ -137,7 +137,7 @@ def test_a_limit_is_its_default_unless_given(name, default):
     assert config(**{name: 3}).limit(name) == 3
 
 
-def test_a_limit_of_zero_is_not_absent():
+def test_a_limit_of_zero_is_not_replaced_by_its_default():
     assert config(forget_ms=0).limit("forget_ms") == 0
 
 

@@ -1,4 +1,4 @@
-"""How a set position ends, by what its home shows (PROTOCOL 8.4, 8.5)."""
+"""How a set position ends, as the home of its group shows (PROTOCOL 8.4, 8.5)."""
 
 import pytest
 
@@ -65,7 +65,7 @@ OVER = ((9, OP),)
         (world(over=OVER, verdict=verdict(is_resolved=True)), COMMITTED, 77),
     ],
 )
-def test_the_home_decides(home, outcome, at):
+def test_the_home_shows_the_outcome_of_a_set_position(home, outcome, at):
     assert outcome_of(home, OPERATION) == outcome
     assert decided_at(home, OPERATION) == at
 
@@ -76,7 +76,7 @@ def test_a_commit_reaches_the_home_last_and_an_abort_first():
     assert in_order(UNDECIDED, home=1, partitions=range(3)) == ((1,), (0, 2))
 
 
-def test_operations_with_locks_or_a_verdict_are_unresolved():
+def test_operations_with_locks_or_an_unresolved_verdict_are_unresolved():
     worlds = [
         world(0, locks=(OP,)),
         world(1, verdict=verdict(OTHER_OP)),
@@ -113,7 +113,7 @@ def test_an_undecided_operation_is_aborted_at_home_alone():
     assert left(other, world(is_known=False)) == (HOME,)
 
 
-def test_an_abort_reaches_what_is_locked_or_paused():
+def test_an_abort_reaches_partitions_with_its_locks_or_its_pause():
     home = world(over=OVER, locks=(OP,))
     others = world(0, locks=(OP,)), world(2, pause=paused())
     assert left(others[0], home, others[1]) == (HOME,)
@@ -123,7 +123,7 @@ def test_an_abort_reaches_what_is_locked_or_paused():
     assert left(clean[0], home, clean[1]) == ()
 
 
-def test_a_commit_reaches_the_home_once_nothing_else_is_left():
+def test_a_commit_reaches_the_home_after_all_other_partitions():
     home = world(verdict=verdict(), locks=(OP,))
     assert left(world(0, locks=(OP,)), home, world(2, locks=(OP,))) == (0, 2)
     assert left(world(0), home, world(2, locks=(OP,))) == (2,)
@@ -136,8 +136,8 @@ def test_a_commit_reaches_the_home_once_nothing_else_is_left():
 
 
 @pytest.mark.parametrize("is_resolved", [False, True])
-def test_the_home_before_shows_a_commit_that_came_back(is_resolved):
-    """The home has moved since, and a log lost the record that resolved it."""
+def test_an_earlier_home_shows_a_commit_whose_resolution_was_lost(is_resolved):
+    """The home has moved since the commit, and a log has lost a ResolvePosition."""
     home = world(0, is_known=False)
     before = world(3, over=OVER, verdict=verdict(is_resolved=is_resolved))
     worlds = {0: home, 1: world(1, over=OVER), 3: before}

@@ -13,7 +13,7 @@ def test_a_setting_is_its_default_unless_given(name):
 
 
 @pytest.mark.parametrize("name", TUNABLES)
-def test_a_setting_beyond_its_bounds_is_the_nearest_within(name):
+def test_a_setting_beyond_its_bounds_is_clamped(name):
     tunable = TUNABLES[name]
     assert Settings(1, **{name: 2**31 - 1}).value(name) == tunable.most
     assert Settings(1, **{name: 0}).value(name) == tunable.least

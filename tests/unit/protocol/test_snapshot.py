@@ -63,7 +63,7 @@ THIRD = Key("h", "t", 2)
 
 
 def story():
-    """Return a log that touches every part of the canonical form."""
+    """Return a log whose keys and groups have most fields that level 1 knows."""
     log = Log(forget_ms=50_000)
     first = log.claimed(topic_id=ident("one"), resume_hash=hashed(SECRET))
     log.append(messages(first, 3, 9), after=5)
@@ -82,7 +82,7 @@ def story():
 
 
 def staged():
-    """Return a log in which everything is under way that is neither key nor group."""
+    """Return a log with a staged Reset and a quiet time, beside three keys."""
     log = Log(level=2)
     log.claimed()
     log.claimed("c2", key=THIRD)
@@ -110,12 +110,12 @@ def test_a_fold_does_not_change_a_frozen_state(made, monkeypatch):
 
 
 @pytest.mark.parametrize("count", [0, 15, 16, 65_535, 65_536])
-def test_a_list_begins_as_messagepack_has_it(count):
+def test_a_list_head_is_encoded_as_in_messagepack(count):
     whole = pack([0] * count)
     assert snapshot._encode_list_head(count) == whole[: len(whole) - count]
 
 
-def test_bytes_read_back_as_the_same_world():
+def test_canonical_bytes_read_back_as_the_same_state():
     state = story().state
     back = from_bytes(to_bytes(state))
     assert back == state
@@ -131,7 +131,7 @@ def test_bytes_read_back_as_the_same_world():
         pytest.param(WorldState(1, next_offset=9, leader_epoch=4), id="only an end"),
     ],
 )
-def test_small_worlds_read_back(state):
+def test_nearly_empty_states_read_back(state):
     assert from_bytes(to_bytes(state)) == state
 
 
@@ -198,7 +198,7 @@ def test_the_digest_is_the_sum_of_the_hashes_of_all_tuples():
     assert digest(state) == f"{total % 2**128:032x}"
 
 
-def test_the_digest_follows_every_change():
+def test_each_entry_changes_the_digest_as_a_new_fold_computes_it():
     log = Log(forget_ms=100)
     seen = set()
     for what in (
@@ -217,13 +217,13 @@ def test_the_digest_follows_every_change():
     assert KEY not in log.state.keys
 
 
-def test_a_digest_that_nothing_changed_is_the_same():
+def test_the_digest_of_an_unchanged_state_is_the_same():
     state = story().state
     assert digest(state) == digest(state)
     assert state.dirty == {}
 
 
-def test_soft_state_is_in_neither():
+def test_soft_state_is_neither_in_the_digest_nor_in_the_bytes():
     log = story()
     before = digest(log.state), to_bytes(log.state)
     log.state.soft.counters["held"] = 99
@@ -288,7 +288,7 @@ def test_a_halted_world_has_a_digest_and_no_bytes():
         to_bytes(log.state)
 
 
-def test_a_state_read_back_folds_the_same():
+def test_a_state_read_back_folds_later_entries_equally():
     log = story()
     back = from_bytes(to_bytes(log.state))
     for what in (beat(4, 5), b"", release(5, client="c3", key=SECOND), claim("c9")):
@@ -297,7 +297,7 @@ def test_a_state_read_back_folds_the_same():
         assert to_bytes(back) == to_bytes(log.state)
 
 
-# --- What is no snapshot ---
+# --- Invalid snapshots ---
 
 
 def changed(change):
@@ -354,12 +354,12 @@ BAD = [
 
 
 @pytest.mark.parametrize("value", BAD)
-def test_invalid_bytes_are_no_snapshot(value):
+def test_invalid_bytes_are_refused(value):
     with pytest.raises(MalformedRecord, match="not a snapshot"):
         from_bytes(value)
 
 
-def test_every_cut_is_no_snapshot():
+def test_truncated_bytes_are_refused():
     value = to_bytes(story().state)
     for size in range(len(value)):
         with pytest.raises(MalformedRecord):
@@ -367,7 +367,7 @@ def test_every_cut_is_no_snapshot():
 
 
 def respelled(change):
-    """Return the bytes of the story after a change of its rows."""
+    """Return the bytes of ``story`` after a change of its rows."""
     rows = unpack(to_bytes(story().state))
     change(rows)
     return pack(rows)
@@ -406,20 +406,20 @@ def respelled(change):
         ),
     ],
 )
-def test_an_impossible_state_is_no_snapshot(change):
+def test_a_state_that_no_log_can_produce_is_refused(change):
     assert from_bytes(respelled(lambda _: None)) == story().state
     with pytest.raises(MalformedRecord):
         from_bytes(respelled(change))
 
 
-def test_eras_without_a_config_are_no_snapshot():
+def test_eras_without_a_config_are_refused():
     rows = unpack(to_bytes(WorldState(0)))
     rows[4].append(["eras", [[0, 0]]])
     with pytest.raises(MalformedRecord):
         from_bytes(pack(rows))
 
 
-def test_eras_of_earlier_configs_are_part_of_it():
+def test_a_snapshot_has_the_eras_of_earlier_configs():
     log = Log()
     for generation in (2, 3):
         before = digest(log.state)
@@ -428,13 +428,13 @@ def test_eras_of_earlier_configs_are_part_of_it():
     assert unpack(to_bytes(log.state))[4] == [["eras", [[1, 1], [2, 2]]]]
     back = from_bytes(to_bytes(log.state))
     assert (back, digest(back)) == (log.state, digest(log.state))
-    # More than a fold keeps is no state that a fold gives.
+    # A fold never keeps this many eras.
     log.state.eras = tuple((n, n) for n in range(-63, 2))
     with pytest.raises(MalformedRecord):
         from_bytes(to_bytes(log.state))
 
 
-def test_a_reset_under_way_and_the_quiet_behind_one_are_part_of_it():
+def test_a_snapshot_has_a_staged_reset_and_the_quiet_time_after_one():
     log = Log(level=2)
     records = resets(to_bytes(log.state), digest(log.state), bytes_max=20)
     for record in (*records, *records[:2]):
@@ -469,10 +469,10 @@ def test_a_reset_under_way_and_the_quiet_behind_one_are_part_of_it():
     assert (int(digest(without), 16) + sum(sums)) % 2**128 == int(expected_digest, 16)
 
 
-# --- What is read before the rows are ---
+# --- Outlines, which are read before the rows ---
 
 
-def test_an_outline_equals_the_state():
+def test_an_outline_has_the_header_counts_and_digest_of_the_state():
     state = story().state
     known = outline(to_bytes(state))
     assert (known.key_count, known.group_count) == (len(state.keys), len(state.groups))
@@ -481,7 +481,7 @@ def test_an_outline_equals_the_state():
     assert known.digest() == digest(state)
 
 
-def test_an_outline_covers_eras_and_quiet():
+def test_the_digest_of_an_outline_covers_eras_and_quiet_time():
     log = Log(level=2)
     log.append(config(2, era=2, level=2))
     for record in resets(to_bytes(log.state), digest(log.state)):
@@ -491,7 +491,7 @@ def test_an_outline_covers_eras_and_quiet():
 
 
 @pytest.mark.parametrize("count", [0, 15, 16, 2**16 - 1, 2**16])
-def test_rows_are_counted_before_they_are_read(count):
+def test_an_outline_counts_keys_without_reading_them(count):
     rows = unpack(to_bytes(Log().state))
     rows[2] = [None] * count
     assert outline(pack(rows)).key_count == count
@@ -527,7 +527,7 @@ def scheduled():
     return log.state
 
 
-def test_scheduled_pauses_are_the_second_element():
+def test_scheduled_pauses_are_element_2_of_their_group():
     state = scheduled()
     _, _, _, (group,), _ = unpack(to_bytes(state))
     assert group == [
@@ -565,7 +565,7 @@ def test_scheduled_pauses_are_the_second_element():
         pytest.param(lambda group: group[4][0].__setitem__(0, 9), id="number"),
     ],
 )
-def test_scheduled_pauses_that_no_fold_gives(change):
+def test_scheduled_pauses_that_no_log_can_produce_are_refused(change):
     parts = unpack(to_bytes(scheduled()))
     change(parts[3][0])
     with pytest.raises(MalformedRecord, match="not a snapshot"):
@@ -581,7 +581,7 @@ def scoped():
     return log.state
 
 
-def test_pauses_with_a_scope_are_the_fourth_element():
+def test_pauses_with_a_scope_are_element_4_of_their_group():
     state, admin = scoped(), ident("admin")
     _, _, _, (group,), _ = unpack(to_bytes(state))
     a, b, c = map(ident, "abc")
@@ -615,7 +615,7 @@ def test_pauses_with_a_scope_are_the_fourth_element():
         ),
     ],
 )
-def test_pauses_with_a_scope_that_no_fold_gives(change):
+def test_pauses_with_a_scope_that_no_log_can_produce_are_refused(change):
     parts = unpack(to_bytes(scoped()))
     change(parts[3][0][4][1][1])
     with pytest.raises(MalformedRecord, match="not a snapshot"):
@@ -631,7 +631,7 @@ def test_pauses_with_a_scope_that_no_fold_gives(change):
         pytest.param({"offer": Offer("c/2", 5, 2, None)}, id="to no name"),
     ],
 )
-def test_an_offer_that_no_fold_gives_is_malformed(wrong):
+def test_an_offer_that_no_log_can_produce_is_refused(wrong):
     log = Log(level=2)
     log.append(offer(log.claimed()))
     assert from_bytes(to_bytes(log.state)) == log.state
@@ -642,7 +642,7 @@ def test_an_offer_that_no_fold_gives_is_malformed(wrong):
 
 
 def fenced():
-    """Return a log with a fence beside a verdict, and one in a group of its own."""
+    """Return a log with fences beside a verdict, and one in a group without keys."""
     log = Log(level=2)
     log.append(release(log.claimed(), 5))
     log.append(pause(START_MS + H))
@@ -653,7 +653,7 @@ def fenced():
     return log
 
 
-def test_fences_are_an_element_of_their_group():
+def test_fences_are_element_3_of_their_group():
     log = fenced()
     rows = unpack(to_bytes(log.state))[3]
     verdict = [OP, PLAN, 1, 4, False]
@@ -688,7 +688,7 @@ def test_a_fence_changes_the_digest():
         pytest.param(put(1, 1, 1, [6, "c1", ident("c1")]), id="a process twice"),
     ],
 )
-def test_impossible_fences_are_no_snapshot(change):
+def test_fences_that_no_log_can_produce_are_refused(change):
     rows = unpack(to_bytes(fenced().state))
     assert from_bytes(pack(rows)) == fenced().state
     change(rows[3][0][4])
@@ -696,7 +696,7 @@ def test_impossible_fences_are_no_snapshot(change):
         from_bytes(pack(rows))
 
 
-def test_no_more_fences_than_a_fold_keeps():
+def test_more_fences_than_a_fold_keeps_are_refused():
     log = fenced()
     group = log.state.groups["g"]
     group.fences = tuple(Fence(n, "c1", bytes([n] * 16)) for n in range(65))
@@ -710,7 +710,7 @@ def test_no_more_fences_than_a_fold_keeps():
 SOON = START_MS + 100
 
 
-def test_a_state_with_directives_is_read_again():
+def test_a_state_with_directives_is_read_back():
     log = Log(level=2)
     log.append(direct(until=SOON))
     log.append(direct(host="m1", op=ident("a"), action="cordon"))
@@ -742,7 +742,7 @@ def sound(**changes):
         pytest.param([sound(op_id=b"\3" * 16)], id="over"),
     ],
 )
-def test_a_state_that_no_log_has_is_refused(directives):
+def test_directives_that_no_log_can_produce_are_refused(directives):
     log = Log(level=2)
     log.append(direct(op=b"\3" * 16))
     log.append(direct(op=b"\3" * 16, until=0, seq=1))
@@ -753,7 +753,7 @@ def test_a_state_that_no_log_has_is_refused(directives):
 
 
 def configured():
-    """Return a log with settings beside a fence, and some in a group of their own."""
+    """Return a log with settings beside a fence, and some in a group without keys."""
     log = Log(level=2)
     log.append(fence("c1"))
     log.append(settings(policy="fair", handoff_ms=5))
@@ -761,7 +761,7 @@ def configured():
     return log
 
 
-def test_settings_are_an_element_of_their_group():
+def test_settings_are_element_6_of_their_group():
     log = configured()
     rows = unpack(to_bytes(log.state))[3]
     assert rows[0][4][1] == [6, [1, "fair", None, None, 5, None, None]]
@@ -791,7 +791,7 @@ def test_settings_are_an_element_of_their_group():
         pytest.param(lambda more: more[1][1].pop(), id="a setting less"),
     ],
 )
-def test_impossible_settings_are_no_snapshot(change):
+def test_settings_that_no_log_can_produce_are_refused(change):
     rows = unpack(to_bytes(configured().state))
     change(rows[3][0][4])
     with pytest.raises(MalformedRecord):
@@ -799,7 +799,7 @@ def test_impossible_settings_are_no_snapshot(change):
 
 
 def planned_log():
-    """Return a log with plans of a group with settings, and of one with nothing."""
+    """Return a log with plans of a group with settings, and of one without."""
     log = Log(level=2)
     log.append(settings())
     log.append(planned())
@@ -807,7 +807,7 @@ def planned_log():
     return log
 
 
-def test_plans_are_an_element_of_their_group():
+def test_plans_are_element_7_of_their_group():
     log = planned_log()
     rows = unpack(to_bytes(log.state))[3]
     assert rows[0][4][1] == [7, [1, log.now_ms]]
@@ -830,7 +830,7 @@ def test_plans_are_an_element_of_their_group():
         pytest.param(lambda more: more[1][1].append(1), id="an element too many"),
     ],
 )
-def test_impossible_plans_are_no_snapshot(change):
+def test_plans_that_no_log_can_produce_are_refused(change):
     rows = unpack(to_bytes(planned_log().state))
     change(rows[3][0][4])
     with pytest.raises(MalformedRecord):
@@ -841,7 +841,7 @@ def test_impossible_plans_are_no_snapshot(change):
 
 
 def with_layout(change):
-    """Return canonical bytes of a target with its layout item changed."""
+    """Return the bytes of a target partition after a change of its layout item."""
     log = target_log()
     log.append(layout_import(imported(position=3)))
     world = msgspec.msgpack.decode(to_bytes(log.state))
@@ -858,7 +858,7 @@ def test_a_layout_and_imported_keys_are_read_back():
         assert digest(again) == digest(log.state) == freeze(log.state).digest()
     assert from_bytes(with_layout(lambda *_: None)).layout is not None
     with pytest.raises(MalformedRecord):
-        outline(to_bytes(log.state))  # a Reset carries none
+        outline(to_bytes(log.state))  # a Reset cannot have a layout
 
 
 @pytest.mark.parametrize(
@@ -874,12 +874,12 @@ def test_a_layout_and_imported_keys_are_read_back():
         ),
     ],
 )
-def test_a_change_of_the_count_that_no_log_has(change):
+def test_a_layout_that_no_log_can_produce_is_refused(change):
     with pytest.raises(MalformedRecord):
         from_bytes(with_layout(change))
 
 
-def test_a_change_of_the_count_needs_a_config():
+def test_a_layout_without_a_config_is_refused():
     world = msgspec.msgpack.decode(with_layout(lambda *_: None))
     world[1][7] = None
     world[2] = world[3] = []
@@ -887,7 +887,7 @@ def test_a_change_of_the_count_needs_a_config():
         from_bytes(msgspec.msgpack.encode(world))
 
 
-def test_growths_are_read_back_and_checked():
+def test_growths_are_read_back_and_invalid_ones_are_refused():
     log = Log(level=2)
     log.append(growth())
     value = to_bytes(log.state)

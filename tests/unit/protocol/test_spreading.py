@@ -1,4 +1,4 @@
-"""Keys spread over racks and hosts, where a person asks for it."""
+"""A group's keys are spread over racks and hosts, as an admin requests."""
 
 import itertools
 import json
@@ -48,8 +48,8 @@ def counts(result, members, topic, place):
 
 
 @pytest.mark.parametrize("name", sorted(VECTORS["plans"]))
-def test_equal_inputs_are_spread_equally_under_one_version(name):
-    """A change of results is a new version: `plan verify` computes them again."""
+def test_results_equal_the_vectors_of_this_planner_version(name):
+    """Other results need a new version: `plan verify` computes old plans again."""
     assert VECTORS["version"] == PLANNER_VERSION
     vector = VECTORS["plans"][name]
     result = spread(plankit.from_object(vector["input"]))
@@ -64,8 +64,8 @@ FOUR = (
 )
 
 
-def test_topics_are_spread_over_racks_by_as_few_moves():
-    """Counts are equal, and each topic lies in one rack."""
+def test_topics_are_spread_over_racks_and_hosts_by_few_moves():
+    """Before, members have equally many keys, and each topic lies in one rack."""
     keys = (*held("a", "a", "b", "b"), *held("c", "c", "d", "d", topic="u"))
     given = PlanInput(keys=keys, members=FOUR)
     assert plan(given).moves == ()
@@ -79,30 +79,30 @@ def test_topics_are_spread_over_racks_by_as_few_moves():
     assert set(Counter(result.owners.values()).values()) == {2}
 
 
-def test_a_group_that_is_spread_moves_nothing():
+def test_a_group_that_is_already_spread_has_no_moves():
     keys = (*held("a", "b", "c", "d"), *held("d", "c", "b", "a", topic="u"))
     given = PlanInput(keys=keys, members=FOUR)
     assert spread(given).moves == ()
 
 
-def test_without_places_it_is_the_plan():
+def test_without_racks_and_hosts_the_result_is_the_plan():
     members = tuple(member(name) for name in "abc")
     given = PlanInput(keys=held("a", "a", "a", None), members=members)
     assert spread(given) == plan(given)
 
 
-def test_a_free_key_is_named_and_goes_back_to_its_last_owner():
+def test_a_free_key_goes_back_to_its_last_owner():
     keys = (PlanKey(key(0), "a", is_free=True), PlanKey(key(1), "b"))
     result = spread(PlanInput(keys=keys, members=FOUR[:2]))
     assert result.moves == (Move(key(0), None, "a"),)
 
 
-def test_what_nobody_can_have_is_named():
+def test_a_key_that_no_member_can_have_is_reported_as_uncovered():
     given = PlanInput(keys=held(None, topic="x"), members=FOUR)
     assert [each.reason for each in spread(given).uncovered] == ["topics"]
 
 
-def test_a_large_group_is_improved_for_a_while_only(monkeypatch):
+def test_spreading_stops_at_its_limit_of_arcs(monkeypatch):
     monkeypatch.setattr(spreading, "ARCS_MAX", -1)
     keys = (*held("a", "a", "b", "b"), *held("c", "c", "d", "d", topic="u"))
     given = PlanInput(keys=keys, members=FOUR)
@@ -110,7 +110,7 @@ def test_a_large_group_is_improved_for_a_while_only(monkeypatch):
 
 
 def quality(given, owners, base):
-    """Return what is minimized, in order."""
+    """Return the figures that spreading minimizes, the most important first."""
     members = {each.name: each for each in given.members}
     load = Counter(owners.values())
     level = sum(
@@ -132,7 +132,7 @@ def quality(given, owners, base):
 
 
 def best(given, base):
-    """Return the best quality, by trying everything."""
+    """Return the best quality of all possible assignments."""
     pairs = {each for _, each in (*given.failing, *given.barred)}
     takers = [m for m in given.members if not (m.is_drained or m.is_cordoned)]
     names = {m.name for m in takers}
@@ -149,7 +149,7 @@ def best(given, base):
     found = None
     for names_of in itertools.product(*choices):
         load = Counter(names_of)
-        # Who must keep more than its limit keeps what the plan leaves to it.
+        # A drained or cordoned member may keep more keys than its limit.
         if any(load[name] > most for name, most in limits.items() if name in names):
             continue
         this = quality(given, dict(zip(places, names_of, strict=True)), base)
@@ -158,7 +158,7 @@ def best(given, base):
 
 
 def small(chance):
-    """Return a small group of any kind."""
+    """Return a random group with few possible assignments, and its plan."""
     while True:
         given = plankit.mixed_group(chance)
         base = plan(given)

@@ -19,7 +19,7 @@ def order(members, *, owner="o", host="h0", key=KEY):
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
-def test_equal_members_stand_by_in_an_equal_order(vector):
+def test_the_order_of_standbys_equals_the_vectors(vector):
     """Members of different releases compute the same standbys."""
     found = standbys_of(
         Key(*vector["key"]),
@@ -50,7 +50,7 @@ def test_the_owner_does_not_stand_by_for_itself():
     assert order([("o", "h0")]) == ()
 
 
-def test_each_member_counts_to_the_number_that_it_announced():
+def test_a_member_stands_by_only_within_the_number_it_announced():
     ranked = order([("a", "h1"), ("b", "h2"), ("c", "h3")])
     first, second, third = ranked
     counts = {first: 1, second: 1, third: 3}
@@ -59,7 +59,7 @@ def test_each_member_counts_to_the_number_that_it_announced():
     assert found == (first, third)
 
 
-def test_a_member_that_joins_moves_no_other_keys_between_the_rest():
+def test_a_new_member_keeps_the_order_of_the_other_standbys():
     members = [(name, f"h-{name}") for name in "abcde"]
     for number in range(50):
         key = Key("g", "t", number)
@@ -68,7 +68,7 @@ def test_a_member_that_joins_moves_no_other_keys_between_the_rest():
         assert tuple(name for name in after if name != "f") == before
 
 
-def test_keys_are_spread_over_members():
+def test_first_standbys_are_spread_evenly_over_members():
     members = [(name, f"h-{name}") for name in "abcd"]
     firsts = [order(members, key=Key("g", "t", number))[0] for number in range(400)]
     assert all(60 < firsts.count(name) < 140 for name in "abcd")

@@ -80,7 +80,9 @@ def key_state(**changes):
         pytest.param(0, 0, 0, id="both 0"),
     ],
 )
-def test_next_unclaimed_is_the_furthest_known(position, granted, expected):
+def test_next_unclaimed_is_the_higher_of_position_and_granted(
+    position, granted, expected
+):
     known = key_state(position=position, granted=granted)
     assert known.next_unclaimed() == expected
     assert Previous(bytes(16), position, granted).next_unclaimed() == expected
@@ -96,12 +98,14 @@ def test_next_unclaimed_is_the_furthest_known(position, granted, expected):
         pytest.param(None, 0, False, id="granted 0"),
     ],
 )
-def test_grants_repeat_below_the_furthest_known(position, granted, expected):
+def test_only_at_most_once_keys_repeat_offsets_below_next_unclaimed(
+    position, granted, expected
+):
     known = key_state(position=position, granted=granted)
     assert known.repeats_from(8) is expected
 
 
-def test_what_an_operation_replaced_is_known_until_the_next_one():
+def test_the_position_before_an_operation_is_found_by_its_id():
     previous = Previous(b"a" * 16, 5, None)
     assert key_state(previous=previous).before(b"a" * 16) == previous
     assert key_state(previous=previous).before(b"b" * 16) is None
@@ -111,7 +115,7 @@ def test_what_an_operation_replaced_is_known_until_the_next_one():
 # --- The world ---
 
 
-def test_an_empty_world():
+def test_a_new_state_has_no_entries_pauses_or_members():
     state = WorldState(3)
     assert (state.partition, state.next_offset, state.leader_epoch) == (3, 0, None)
     assert state.now_ms == 0
@@ -121,7 +125,7 @@ def test_an_empty_world():
     assert state.live_members("g") == []
 
 
-def test_the_next_lapse_may_be_the_begin_of_a_pause():
+def test_the_next_lapse_may_be_the_begin_or_the_end_of_a_pause():
     log = Log(level=2)
     state = log.state
     log.append(schedule(START_MS + 20, START_MS + 30, op=ident("b")))
@@ -135,7 +139,7 @@ def test_the_next_lapse_may_be_the_begin_of_a_pause():
     assert state.lapses_ms == START_MS + 12
 
 
-def test_a_pause_is_estimated_from_the_append_time():
+def test_the_end_of_a_pause_is_estimated_by_append_time():
     log = Log(level=2)
     log.append(schedule(START_MS + 10, START_MS + 20, op=ident("a")))
     log.append(schedule(START_MS + 15, START_MS + 30, op=ident("b")))
@@ -149,7 +153,7 @@ def test_a_pause_is_estimated_from_the_append_time():
     assert log.state.estimated_pause_end(other, START_MS + 12) is None
 
 
-def test_pauses_with_a_scope_are_estimated_by_key_and_may_overlap():
+def test_the_estimated_pause_end_of_a_key_covers_overlapping_scopes():
     log = Log(level=2)
     scope = {"t": (1, 2)}
     log.append(schedule(START_MS, START_MS + 20, op=ident("a"), scope=scope))
@@ -198,7 +202,7 @@ def test_the_pause_of_a_key_is_the_one_that_lasts_longest():
     assert log.state.lapses_ms == START_MS + 10
 
 
-def test_a_pause_that_lasts_is_known_by_its_operation():
+def test_an_active_pause_is_found_by_its_operation():
     log = Log(level=2)
     a, b = ident("a"), ident("b")
     log.append(pause(START_MS + 20))
@@ -210,7 +214,7 @@ def test_a_pause_that_lasts_is_known_by_its_operation():
     assert log.state.lasting_pause("h", OP) is None
 
 
-def test_keys_are_set_aside_by_pauses_with_a_scope_alone():
+def test_no_key_is_paused_by_scope_while_the_whole_group_is_paused():
     log = Log(level=2)
     keys = [KEY, KEY._replace(partition=1), KEY._replace(group_id="h")]
 
@@ -274,7 +278,7 @@ def test_a_renewal_never_ends_a_lease_earlier():
         pytest.param(5 * H, 0, id="never below zero"),
     ],
 )
-def test_remaining_is_what_is_missing_to_stale(age, left):
+def test_remaining_ms_is_the_time_until_the_claim_is_stale(age, left):
     known = key_state()
     now_ms = known.renewed_ms + age
     assert known.remaining_ms(now_ms) == left
@@ -282,7 +286,7 @@ def test_remaining_is_what_is_missing_to_stale(age, left):
     assert (known.freshness(now_ms) is Freshness.STALE) == (now_ms >= known.stale_at_ms)
 
 
-def test_a_member_is_live_at_another_log_time():
+def test_is_live_judges_a_member_at_a_given_log_time():
     log = Log()
     log.append(member("c1"))
     (one,) = log.state.live_members("g")
@@ -291,7 +295,7 @@ def test_a_member_is_live_at_another_log_time():
     assert not WorldState(0).is_live(one, one.seen_ms)
 
 
-def test_members_live_for_2h_of_log_time():
+def test_members_are_live_for_two_intervals_of_log_time():
     log = Log()
     log.append(member("c2"))
     log.append(member("c1"), after=1)
@@ -313,7 +317,7 @@ def test_members_live_for_2h_of_log_time():
     assert alive() == []
 
 
-def test_company_is_somebody_else_of_the_group_who_is_not_gone():
+def test_other_live_processes_of_the_group_are_other_members():
     log = Log(configured=False)
     me = Owner("c1", INC)
     assert not log.state.has_other_member("g", me)
@@ -329,7 +333,7 @@ def test_company_is_somebody_else_of_the_group_who_is_not_gone():
     assert not log.state.has_other_member("g", me)
 
 
-def test_equal_worlds_may_differ_in_what_is_soft_or_derived():
+def test_equal_states_may_differ_in_soft_and_derived_parts():
     one, other = WorldState(0), WorldState(0)
     one.soft.counters["held"] = 3
     one.dirty["g"] = None
@@ -352,7 +356,7 @@ def derived(state):
     )
 
 
-def test_derived_parts_are_recomputed_alike():
+def test_rebuilt_derived_parts_are_the_same():
     log = Log(level=SECOND_LEVEL)
     for partition in range(3):
         log.claimed(key=Key("g", "t", partition))
@@ -378,7 +382,7 @@ def test_derived_parts_are_recomputed_alike():
     assert (state.item_hashes, state.item_sum) == ({}, 0)
 
 
-def test_entries_of_dropped_keys_are_never_more_than_the_keys():
+def test_forgettable_is_compacted_once_most_of_its_entries_are_stale():
     keys = [Key("g", "t", number) for number in range(6)]
     state = WorldState(0, keys={key: key_state(owner=None) for key in keys})
     for key, known in state.keys.items():
@@ -390,12 +394,12 @@ def test_entries_of_dropped_keys_are_never_more_than_the_keys():
         counts.append((len(state.forgettable), state.stale_count))
     assert counts == [(6, 1), (6, 2), (6, 3), (2, 0)]
     assert state.awaiting == set(keys[4:])
-    # One that had no entry leaves none.
+    # A key without an entry leaves none.
     state.note_forgotten(keys[0])
     assert state.stale_count == 0
 
 
-def test_a_key_removed_before_a_digest_leaves_no_trace():
+def test_a_key_removed_before_a_digest_is_not_dirty():
     state = WorldState(0, dirty={KEY: None})
     state.note_gone(KEY)
     state.note_gone("never there")
@@ -425,7 +429,9 @@ def test_a_state_is_replaced_in_place():
         (9, 7, 7, {QUIET, STAGING}),
     ],
 )
-def test_when_an_operation_ends_follows_from_it(quiet_ms, staged_ms, ends_ms, dirty):
+def test_ends_ms_is_the_earlier_end_of_quiet_time_and_staging(
+    quiet_ms, staged_ms, ends_ms, dirty
+):
     state = WorldState(0, quiet_until_ms=quiet_ms)
     if staged_ms is not None:
         state.staging = Staging(
@@ -537,7 +543,7 @@ def test_an_outcome_is_returned_and_counted(claimed_log, outcome, expected, coun
     assert claimed_log.state.soft.counters == counted
 
 
-def test_counting_nothing_makes_no_counter(claimed_log):
+def test_counting_zero_times_makes_no_counter(claimed_log):
     count(claimed_log.state, "new", times=0)
     assert "new" not in claimed_log.state.soft.counters
 
@@ -563,7 +569,7 @@ def gone(epoch, reason, position=None, client="c1"):
     return msgspec.structs.replace(record, reason=reason)
 
 
-def test_a_claim_has_a_reason(log):
+def test_the_note_of_a_key_has_the_reason_of_its_accepted_claim(log):
     log.append(why("fair: share 3 of 12"))
     assert note(log) == KeyNote(
         client_id="c1", offset=1, reason="fair: share 3 of 12", before=None, stuck=None
@@ -572,8 +578,8 @@ def test_a_claim_has_a_reason(log):
     assert note(log).client_id == "c1", "a claim that was refused tells nothing"
 
 
-def test_without_notes_a_set_position_may_have_been_in_between(log):
-    """A checkpoint has no notes, and `previous` does not say when it was."""
+def test_a_claim_without_notes_and_after_a_set_position_follows_none(log):
+    """Checkpoints have no notes, and ``previous`` does not show when it was set."""
     log.append(claim())
     log.append(gone(1, "closed"))
     log.state.soft.notes.clear()
@@ -588,7 +594,7 @@ def test_without_notes_a_set_position_may_have_been_in_between(log):
 
 
 @pytest.mark.parametrize("text", ["ä", "€", "\N{GRINNING FACE}"])
-def test_a_claim_names_a_person_beside_its_reason(log, text):
+def test_tags_of_a_claim_fit_a_reason_and_a_person_of_any_length(log, text):
     record = msgspec.structs.replace(claim(), tags=why_to_tags("free", "alice"))
     assert (why_of(record), person_of(record)) == ("free", "alice")
     long = msgspec.structs.replace(claim(), tags=why_to_tags(text * 999, text * 999))
@@ -598,7 +604,7 @@ def test_a_claim_names_a_person_beside_its_reason(log, text):
     assert log.one(decode(encode(long))).effect == "claimed"
 
 
-def test_the_owner_before_is_known(log):
+def test_the_note_of_a_key_names_the_owner_before(log):
     epoch = log.claimed("c1")
     log.append(release(epoch))
     epoch = log.claimed("c2")
@@ -635,11 +641,11 @@ def test_owners_stuck_at_the_same_position_are_counted(log):
     assert wedge(log, 8, "c5") == 1
 
 
-def test_a_partition_without_progress_is_stuck_at_its_start(log):
+def test_owners_stuck_at_an_unknown_position_are_counted(log):
     assert [wedge(log, None, "c1"), wedge(log, None, "c2")] == [1, 2]
 
 
-def test_nothing_known_is_not_stuck(log):
+def test_a_key_without_a_stuck_release_has_no_stuck_owners(log):
     log.claimed()
     assert stuck_count(None, log.key()) == 0
     assert stuck_count(note(log), log.key()) == 0
@@ -655,7 +661,7 @@ def test_a_forgotten_key_has_no_note():
     assert note(log) is None
 
 
-def test_who_is_drained_and_who_is_cordoned():
+def test_a_drain_of_a_client_overrides_a_cordon_of_its_host():
     log = Log(level=2)
     assert log.state.action_for(("g", "c1"), host="m1") is None
     log.append(direct(host="m1", group="marshal", action="cordon"))
@@ -682,7 +688,7 @@ def test_the_plans_of_a_group_are_counted():
     assert log.state.soft.plans["g"].is_whole
     assert log.state.plan_generation("g") == 2
     assert log.state.plan_generation("nobody") == 0
-    # No group has only a plan from before this time.
+    # A group that has nothing but a plan has none from before this time.
     assert log.state.plans_ms == log.now_ms - 9
     log.state.note_plan(log.now_ms)
     assert log.state.plans_ms == log.now_ms - 9
@@ -690,7 +696,7 @@ def test_the_plans_of_a_group_are_counted():
     assert log.state.plans_ms == log.now_ms
 
 
-def test_derived_state_of_an_open_change_of_the_count():
+def test_rebuilding_derived_parts_keeps_an_open_change_of_the_count():
     log = target_log()
     log.append(layout_import())
     before = digest(log.state)
@@ -699,7 +705,7 @@ def test_derived_state_of_an_open_change_of_the_count():
     assert digest(log.state) == before
 
 
-def test_derived_state_of_growths():
+def test_rebuilding_derived_parts_keeps_growths():
     log = Log(level=2)
     log.append(growth())
     before = digest(log.state)

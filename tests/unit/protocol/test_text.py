@@ -76,7 +76,7 @@ def line(**changes):
 # --- Writing ---
 
 
-def test_a_line_is_this():
+def test_the_line_of_a_claim_has_this_text():
     record = replace(claim(resume_hash=hashed(SECRET)), tags=b"\x80")
     assert to_line(entry_to_object(3, entry(encode(record)))) == (
         '{"partition":3,"offset":12,"leader_epoch":0,"timestamp_ms":1000,'
@@ -89,7 +89,7 @@ def test_a_line_is_this():
     )
 
 
-def test_config_is_written_with_its_own_names():
+def test_a_config_is_written_with_the_field_names_of_the_protocol():
     data = record_to_object(config(span=5))["data"]
     assert data["K"] == 1
     assert data["limits"]["span"] == 5
@@ -97,7 +97,7 @@ def test_config_is_written_with_its_own_names():
     assert "tags" not in data
 
 
-def test_nested_fields_are_written_out():
+def test_nested_fields_are_written_as_objects_and_arrays():
     data = record_to_object(resume(7))["data"]
     assert data["resume"] == {
         "incarnation": INC.hex(),
@@ -119,7 +119,7 @@ def test_nested_fields_are_written_out():
         pytest.param(b"\xff\x00", "/wA=", id="bytes"),
     ],
 )
-def test_an_undecodable_value_is_written_as_it_is(value, written):
+def test_an_undecodable_value_is_written_as_base64_and_read_back(value, written):
     document = entry_to_object(3, entry(value))
     assert document["undecodable"]["value"] == written
     assert "payload" not in document
@@ -137,7 +137,7 @@ def test_an_undecodable_value_is_written_as_it_is(value, written):
         pytest.param(TimestampType.NONE, "NoTimestampType", id="none"),
     ],
 )
-def test_timestamp_types_have_names(kind, name):
+def test_timestamp_types_are_written_by_name(kind, name):
     document = entry_to_object(3, entry(b"", timestamp_type=kind))
     assert document["timestamp_type"] == name
     assert object_to_entry(document)[1].timestamp_type == kind
@@ -179,7 +179,7 @@ def test_timestamp_types_have_names(kind, name):
         ),
     ],
 )
-def test_transitions(transition, expected):
+def test_the_line_of_a_transition_has_this_text(transition, expected):
     assert to_line(transition_to_object(3, transition)) == expected
 
 
@@ -198,7 +198,7 @@ def test_every_record_reads_back(record, tagged):
     assert object_to_entry(whole) == (3, entry(value))
 
 
-def test_absent_fields_may_be_left_out():
+def test_optional_fields_may_be_left_out():
     document = record_to_object(claim())
     for name in ("topic_id", "resume_hash", "expected_epoch", "resume"):
         del document["data"][name]
@@ -216,7 +216,7 @@ def test_the_timestamp_type_may_be_left_out():
     assert object_to_entry(document)[1].timestamp_type == LOG_APPEND_TIME
 
 
-def test_a_leader_epoch_may_be_missing():
+def test_a_leader_epoch_may_be_null():
     assert object_to_entry(line(leader_epoch=None))[1].leader_epoch is None
 
 
@@ -254,18 +254,18 @@ HUGE = 10**6_000
         pytest.param({"undecodable": {"value": "ä"}}, id="no ASCII"),
     ],
 )
-def test_lines_that_cannot_be_read(change):
+def test_an_invalid_line_is_refused(change):
     with pytest.raises(MalformedRecord):
         object_to_entry(line(**change))
 
 
 @pytest.mark.parametrize("value", [None, 5, "x", [], [{}], True])
-def test_a_line_is_an_object(value):
+def test_a_line_that_is_no_json_object_is_refused(value):
     with pytest.raises(MalformedRecord, match="JSON object"):
         object_to_entry(value)
 
 
-def test_a_line_needs_a_value():
+def test_a_line_needs_a_payload_or_undecodable():
     document = line()
     del document["payload"]
     with pytest.raises(MalformedRecord, match="payload or undecodable"):
@@ -277,7 +277,7 @@ def test_undecodable_needs_neither_reason_nor_value():
     assert (found.value, found.undecodable) == (None, "undecodable")
 
 
-def test_a_reason_is_kept_short():
+def test_the_reason_of_an_undecodable_line_is_truncated():
     for value in (None, "/wA="):
         undecodable = {"reason": "r" * 999, "value": value}
         found = object_to_entry(line(undecodable=undecodable))[1]
@@ -345,7 +345,7 @@ def test_a_payload_that_the_codec_cannot_produce_is_undecodable(document):
     assert (found.value, found.undecodable) == (b"", record.reason)
 
 
-def test_more_than_a_frame_is_undecodable():
+def test_a_payload_longer_than_a_frame_is_undecodable():
     document = data(batch((1, 1)), beats=[[2**62, 2**62]] * 3_000)
     assert object_to_record(document) == Undecodable("frame too long")
 
@@ -354,7 +354,7 @@ def test_hex_is_read_in_both_cases():
     assert object_to_record(data(incarnation=INC.hex().upper())) == beat(1, 2)
 
 
-def test_ids_have_one_spelling():
+def test_ids_are_written_in_hex():
     document = record_to_object(claim(topic_id=ident("topic")))
     assert document["data"]["topic_id"] == ident("topic").hex()
     assert record_to_object(all_records()[4])["data"]["op_id"] == OP.hex()
@@ -363,16 +363,16 @@ def test_ids_have_one_spelling():
 # --- world
 
 
-def test_an_empty_world():
+def test_a_world_without_states_has_no_partitions():
     assert world_to_object([]) == {"schema": 1, "partitions": {}}
 
 
-def test_partitions_are_sorted():
+def test_partitions_are_sorted_by_number():
     states = [WorldState(10), WorldState(9), WorldState(0)]
     assert list(world_to_object(states)["partitions"]) == ["0", "9", "10"]
 
 
-def test_a_partition_that_was_never_read():
+def test_the_document_of_a_state_without_entries_is_empty():
     state = WorldState(3)
     assert state_to_object(state) == {
         "next_offset": 0,
@@ -391,7 +391,7 @@ def test_a_partition_that_was_never_read():
     }
 
 
-def test_a_document_is_complete():
+def test_the_document_of_a_state_has_every_field():
     log = Log(era=7, span=100)
     epoch = log.claimed()
     log.append(messages(epoch, 5, 9), after=3)
@@ -457,7 +457,7 @@ def test_a_document_is_complete():
         pytest.param(2 * H + 1, "stale", id="2H + 1"),
     ],
 )
-def test_freshness_is_reported_with_its_age(age, freshness):
+def test_a_claim_shows_its_freshness_and_age(age, freshness):
     log = Log()
     log.claimed()
     log.append(b"", after=age)
@@ -465,7 +465,7 @@ def test_freshness_is_reported_with_its_age(age, freshness):
     assert (document["freshness"], document["age_ms"]) == (freshness, age)
 
 
-def test_a_released_key_keeps_its_epoch():
+def test_a_released_key_shows_epoch_token_and_position_without_owner():
     log = Log()
     log.append(release(log.claimed(), 5))
     document = claim_to_object(log.state, KEY, known=log.key())
@@ -481,14 +481,14 @@ def test_a_released_key_keeps_its_epoch():
     )
 
 
-def test_a_lock_is_reported():
+def test_a_locked_key_shows_the_operation_of_its_lock():
     log = Log()
     log.claimed()
     log.key().lock = LOCK
     assert claim_to_object(log.state, KEY, known=log.key())["locked_by"] == OP.hex()
 
 
-def test_a_key_that_is_offered_is_shown_with_its_offer():
+def test_an_offered_key_shows_its_offer():
     log = Log(level=2)
     log.append(offer(log.claimed()))
     shown = {"successor": "c2", "until_ms": START_MS + H, "ready": None}
@@ -505,7 +505,7 @@ def test_without_config_there_is_no_token():
     assert claim_to_object(log.state, KEY, known=log.key())["token"] is None
 
 
-def test_claims_are_sorted():
+def test_claims_are_sorted_by_group_and_number():
     log = Log()
     for group, topic, number in (("h", "a", 0), ("g", "t", 10), ("g", "t", 9)):
         log.claimed(key=Key(group, topic, number))
@@ -517,7 +517,7 @@ def test_claims_are_sorted():
     ]
 
 
-def test_refused_claims_make_no_key():
+def test_a_refused_claim_is_not_listed():
     log = Log()
     log.append(claim(generation=9))
     log.append(beat(0))
@@ -563,7 +563,7 @@ def test_scheduled_pauses_are_reported():
     ]
 
 
-def test_pauses_with_a_scope_are_reported_behind_that_of_their_group():
+def test_pauses_with_a_scope_are_listed_after_that_of_their_group():
     log = Log(level=2)
     scope = {"t": (0, 3), "u": ()}
     log.append(schedule(0, START_MS + 20, op=ident("b"), scope=scope))
@@ -581,7 +581,7 @@ def test_pauses_with_a_scope_are_reported_behind_that_of_their_group():
     assert [each["scope"] for each in document["scheduled"]] == [whole]
 
 
-def test_a_scope_for_people_lists_partitions_behind_their_topic():
+def test_a_scope_is_shown_as_topics_with_their_partitions():
     scope = scope_of({"invoices": (0, 3), "orders": ()})
     assert scope_texts(scope) == ("invoices:0,3", "orders")
     assert scope_texts(None) == ()
@@ -619,7 +619,7 @@ def test_the_settings_of_groups_are_listed():
     ]
 
 
-def test_the_plans_of_groups_are_counted():
+def test_the_plan_generations_of_groups_are_listed():
     log = Log(level=2)
     log.append(planned())
     log.append(planned(1), after=5)
@@ -628,7 +628,7 @@ def test_the_plans_of_groups_are_counted():
     ]
 
 
-def test_a_plan_is_text_and_back():
+def test_a_plan_is_written_and_read_back():
     record = planned(3, ("c2", 0, (0, 2)), ("c3", 1, (1,)), topics=(("t", 3), ("u", 2)))
     payload = record_to_object(record)
     assert payload["data"]["moves"] == [
@@ -639,7 +639,7 @@ def test_a_plan_is_text_and_back():
     assert object_to_record(payload) == record
 
 
-def test_the_world_shows_an_open_change_of_the_count():
+def test_a_state_shows_an_open_change_of_the_partition_count():
     log = target_log()
     log.append(layout_import())
     assert state_to_object(log.state)["layout"] == {
@@ -651,7 +651,7 @@ def test_the_world_shows_an_open_change_of_the_count():
     assert "layout" not in state_to_object(Log().state)
 
 
-def test_growths_are_part_of_a_world_that_has_any():
+def test_growths_are_listed_if_a_state_has_any():
     log = Log(level=2)
     assert "growths" not in state_to_object(log.state)
     log.append(growth(2, 1, topic_id=ident("topic")))
@@ -666,7 +666,7 @@ def test_growths_are_part_of_a_world_that_has_any():
     ]
 
 
-def test_lists_of_bytes_are_hex():
+def test_byte_strings_in_lists_are_written_in_hex():
     (record,) = (r for r in all_records() if type(r).__name__ == "LayoutImport")
     payload = record_to_object(record)
     (item,) = payload["data"]["items"]
@@ -676,6 +676,6 @@ def test_lists_of_bytes_are_hex():
     assert isinstance(object_to_record(payload), Undecodable)
 
 
-def test_names_for_a_line():
+def test_a_long_list_is_abbreviated_with_a_count():
     assert abbreviated([1, 2]) == "1, 2"
     assert abbreviated(range(7)) == "0, 1, 2, 3, 4 and 2 more"

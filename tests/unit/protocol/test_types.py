@@ -45,7 +45,7 @@ def test_whole_numbers_are_ascii_digits(text, number):
     assert whole_number(text) == number
 
 
-def test_a_whole_number_is_at_most_what_is_asked():
+def test_a_whole_number_above_the_given_maximum_is_refused():
     assert whole_number("10", most=10) == 10
     assert whole_number("11", most=10) is None
 
@@ -55,15 +55,15 @@ def test_a_whole_number_is_at_most_what_is_asked():
     [
         pytest.param(-1, "NONE", id="none"),
         pytest.param(0, "CREATE_TIME", id="create"),
-        # kafka-python's constant and the wire's; confluent-kafka's is 2.
+        # As in Kafka's protocol and in kafka-python; in confluent-kafka it is 2.
         pytest.param(1, "LOG_APPEND_TIME", id="log append"),
     ],
 )
-def test_timestamp_types_are_those_of_the_wire(number, name):
+def test_timestamp_types_have_the_numbers_of_kafkas_protocol(number, name):
     assert TimestampType(number).name == name
 
 
-def test_topic_partition_reads_as_kafka_prints_it():
+def test_a_topic_partition_prints_as_in_kafka():
     assert str(TopicPartition("orders", 7)) == "orders-7"
 
 
@@ -76,7 +76,7 @@ def test_keys_sort_by_group_topic_and_then_number():
     assert sorted(keys) == [keys[3], keys[2], keys[1], keys[0]]
 
 
-def test_a_token_after_a_seek_differs_in_its_seeks_only():
+def test_a_token_after_a_seek_equals_its_token_and_counts_seeks():
     token = Token(1, 2, 3)
     after = TokenAfterSeek.of(token, 2)
     assert (after, str(after), bytes(after)) == (token, str(token), bytes(token))
@@ -85,7 +85,7 @@ def test_a_token_after_a_seek_differs_in_its_seeks_only():
     assert [seek_count_of(each) for each in (None, token, after, again)] == [0, 0, 2, 2]
 
 
-def test_an_owner_is_a_client_in_one_life():
+def test_owners_with_different_incarnations_differ():
     assert Owner("c1", b"a" * 16) != Owner("c1", b"b" * 16)
 
 
@@ -110,7 +110,7 @@ def test_a_token_has_a_dotted_form_and_sixteen_bytes(token, text, digits):
 
 
 @pytest.mark.parametrize(("token", "text", "digits"), TOKENS)
-def test_a_token_is_read_back(token, text, digits):
+def test_a_token_is_parsed_from_its_dotted_form(token, text, digits):
     assert Token.parse(text) == token
 
 
