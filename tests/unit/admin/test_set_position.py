@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import msgspec
 import pytest
-from enginekit import H, fold, owning, spec, world, write
+from enginekit import H, fold, held_by, owning, spec, world, write
 from logkit import schedule
 from positionkit import (
     FOR_MS,
@@ -235,13 +235,12 @@ def test_a_grant_beyond_the_new_position_before_the_pause_aborts():
 
 def test_a_set_position_aborts_if_an_owner_does_not_release_in_time():
     cluster = written(first=1)
-    node = cluster.node("stuck")
-    cluster.run(H)
+    node = cluster.node("stuck", spec=spec())
+    cluster.run_until(held_by(node, KEYS), 3 * H)
+    cluster.crash(node)
     one = operation(cluster)
-    del node
-    one._is_drained = lambda: False
     with pytest.raises(NotDrained, match="still owns partitions"):
-        one.run(TIMEOUT_MS, drain_ms=H)
+        one.run(TIMEOUT_MS, drain_ms=H // 2)
     assert one.outcome == ABORTED
 
 

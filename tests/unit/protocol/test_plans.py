@@ -18,6 +18,7 @@ from logkit import (
 )
 
 from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.protocol import plans
 from kafka_marshal.protocol.codec import FRAME_BYTES_MAX, encode
 from kafka_marshal.protocol.group_plan import PlanInput, PlanKey, plan
 from kafka_marshal.protocol.hashing import coordinating_partition
@@ -472,12 +473,14 @@ def test_the_first_three_members_that_can_plan_take_turns():
     assert turns == [None, 0, 1, 2, None, None]
 
 
-def test_the_lowest_supported_planner_version_is_in_force():
+def test_the_lowest_supported_planner_version_is_in_force(monkeypatch):
+    monkeypatch.setattr(plans, "PLANNER_VERSION", 5)
     log = group("c1", plans="9")
-    members = reading(log).members()
-    assert version_of(reading(log), members) == 1
-    log.append(settings(planner_version_max=1))
-    assert version_of(reading(log), {}) == 1
+    assert version_of(reading(log), reading(log).members()) == 5
+    log.append(member("c2", labels={"plans": "4"}, capacity=0))
+    assert version_of(reading(log), reading(log).members()) == 4
+    log.append(settings(planner_version_max=3))
+    assert version_of(reading(log), reading(log).members()) == 3
 
 
 # --- results and records
