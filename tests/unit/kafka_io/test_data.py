@@ -57,7 +57,7 @@ def fetching(monkeypatch):
     return ask
 
 
-def test_starts_and_ends(fetching):
+def test_starts_and_ends_request_earliest_and_latest_offsets(fetching):
     offsets, admin = fetching([Row(3, -1), Row(0, -1)], "read_committed")
     assert offsets.starts([A, B], 100) == {A: 3, B: 0}
     assert offsets.ends([A], 100) == {A: 3}
@@ -65,7 +65,7 @@ def test_starts_and_ends(fetching):
     assert admin.asked == [(earliest, "READ_COMMITTED"), (latest, "READ_COMMITTED")]
 
 
-def test_ends_are_known_of_partitions_that_can_be_queried(fetching):
+def test_only_partitions_with_a_leader_are_queried(fetching):
     offsets, admin = fetching([Row(3, -1), Row(4, -1)])
     gone = TopicPartition("gone", 0)
     admin.leaders = {"t": [1, -1], "gone": []}
@@ -75,7 +75,7 @@ def test_ends_are_known_of_partitions_that_can_be_queried(fetching):
     assert len(admin.asked) == 1
 
 
-def test_times_after_the_last_record(fetching):
+def test_a_time_after_the_last_record_has_no_offset(fetching):
     offsets, admin = fetching([Row(7, 50), Row(-1, -1)])
     assert offsets.at_times({A: 40, B: 60}, 100) == {A: 7, B: None}
     assert admin.asked[0][1] == "READ_UNCOMMITTED"
@@ -108,7 +108,7 @@ class Refusing:
         (errors.TopicAuthorizationFailedError, "READ on topic t", "READ on topic t"),
     ],
 )
-def test_offsets_of_a_group_need_rights_on_their_topics_too(
+def test_a_denied_group_offset_names_the_missing_right(
     monkeypatch, kind, reading, writing
 ):
     """The message names the right that is missing, not the one that is there."""

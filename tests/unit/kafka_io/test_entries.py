@@ -39,21 +39,21 @@ def entry(offset, value):
 
 
 @pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
-def test_entries_stay_in_the_bytes():
+def test_entries_of_an_accepted_batch_stay_packed():
     kind, (run,) = records_of(values=[b"v", None])
     assert kind is EntryRecords
     assert isinstance(run, PackedEntries)
     assert list(run) == [entry(0, b"v"), entry(1, None)]
 
 
-def test_otherwise_records_become_entries(monkeypatch):
+def test_records_become_entries_without_compiled_functions(monkeypatch):
     monkeypatch.setattr(module, "compiled", None)
     kind, found = records_of(values=[b"v", None])
     assert kind is not EntryRecords
     assert found == [[entry(0, b"v"), entry(1, None)]]
 
 
-def test_the_limit_of_later_requests_is_changed():
+def test_a_request_limit_applies_to_later_requests():
     network = Network({})
     manager = network.manager
     reader = object.__new__(EntryReader)

@@ -81,7 +81,9 @@ def test_a_token_is_renewed_before_it_expires(endpoint, tokens, clock):
     assert endpoint.requests == [("billing:s%2Fecret", wanted)] * 2
 
 
-def test_a_token_is_used_to_its_end_while_the_endpoint_fails(endpoint, tokens, clock):
+def test_a_token_is_used_until_it_expires_while_the_endpoint_fails(
+    endpoint, tokens, clock
+):
     endpoint.answers += [
         (200, {"access_token": "one", "expires_in": 100}),
         (503, b"later"),
@@ -106,7 +108,7 @@ def test_a_token_is_used_to_its_end_while_the_endpoint_fails(endpoint, tokens, c
         (200, [], "TypeError"),
     ],
 )
-def test_the_error_shows_what_the_endpoint_answered(
+def test_the_error_shows_the_answer_of_the_endpoint(
     endpoint, tokens, status, answer, words
 ):
     endpoint.answers.append((status, answer))
@@ -116,7 +118,7 @@ def test_the_error_shows_what_the_endpoint_answered(
     assert "ecret" not in str(caught.value)
 
 
-def test_an_endpoint_that_is_down_is_named(endpoint):
+def test_the_error_names_an_unreachable_endpoint(endpoint):
     endpoint.server_close()
     netloc = f"127.0.0.1:{endpoint.server_port}"
     tokens = ClientCredentials(f"http://{netloc}", client_id="a", client_secret="b")
@@ -124,7 +126,7 @@ def test_an_endpoint_that_is_down_is_named(endpoint):
         tokens.token()
 
 
-def test_certificates_of_the_cluster_are_trusted_too(endpoint, tmp_path):
+def test_the_ca_file_is_loaded_for_the_endpoint(endpoint, tmp_path):
     """A file without certificates is an error, so it is read."""
     nothing = tmp_path / "ca.pem"
     nothing.write_text("")

@@ -40,7 +40,7 @@ def metadata(leader, epoch):
     )
 
 
-def test_positions_are_compared_with_leaders_after_either_has_changed():
+def test_positions_are_validated_after_a_change_of_position_or_leader():
     place, compared = KafkaTopicPartition("t", 0), []
     cluster = ClusterMetadata(bootstrap_servers=["nobody:1"])
 

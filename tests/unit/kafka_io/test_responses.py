@@ -133,7 +133,7 @@ def content(response):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_any_fetch_is_read_as_by_kafka_python(version):
+def test_a_fetch_received_in_pieces_equals_that_of_kafka_python(version):
     draw = random.Random(version)
     for _ in range(25):
         raw = response(draw, version)
@@ -148,7 +148,7 @@ def test_any_fetch_is_read_as_by_kafka_python(version):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_damaged_fetches_are_refused_as_by_kafka_python(version):
+def test_damaged_fetches_are_accepted_or_refused_like_kafka_python(version):
     draw = random.Random(version)
     outcomes = set()
     for _ in range(150):
@@ -179,7 +179,7 @@ def read(reader, raw):
         return None
 
 
-def test_other_responses_are_those_of_kafka_python():
+def test_a_response_other_than_a_fetch_is_decoded():
     reader = new_reader()
     request = ApiVersionsRequest(version=0)
     reader.send_request(request)
@@ -189,14 +189,14 @@ def test_other_responses_are_those_of_kafka_python():
     assert (number, found.error_code) == (1, 35)
 
 
-def test_several_responses_arrive_at_once():
+def test_several_responses_in_one_receive_are_all_returned():
     reader = requests(new_reader(), 12, 2)
     first = response(random.Random(1), 12)
     second = first[:4] + struct.pack(">i", 2) + first[8:]
     assert [number for number, _ in reader.receive_bytes(first + second)] == [1, 2]
 
 
-def test_requests_are_continued():
+def test_a_replaced_parser_keeps_its_requests_in_flight():
     other = requests(KafkaProtocol(), 12)
     config = {"client_id": "one", "receive_message_max_bytes": 100_000_000}
     reader = ResponseReader.replace(other, config)
@@ -223,7 +223,7 @@ def test_an_empty_response_is_refused():
         requests(new_reader(), 12).receive_bytes(bytes(4))
 
 
-def test_bytes_behind_a_response_are_noticed():
+def test_bytes_after_the_end_of_a_response_raise():
     raw = response(random.Random(1), 12)[4:]
     assert find_records(memoryview(raw), 12)
     with pytest.raises(ValueError, match="1 bytes are left"):
@@ -233,13 +233,13 @@ def test_bytes_behind_a_response_are_noticed():
 MEGABYTE = 1_048_576
 
 
-def test_a_number_without_an_end_is_refused_soon():
+def test_an_endless_varint_raises():
     """Reading it to its end would take the square of its length."""
     with pytest.raises(ValueError, match="no end"):
         find_records(memoryview(b"\0" * 4 + b"\xff" * 1_000_000), 12)
 
 
-def test_a_buffer_is_used_again_once_nothing_refers_to_it():
+def test_a_buffer_is_reused_once_no_view_refers_to_it():
     buffers = Buffers()
     first = buffers.take(3 * MEGABYTE + 5)
     assert len(first) == 3 * MEGABYTE + 5
@@ -254,13 +254,13 @@ def test_a_buffer_is_used_again_once_nothing_refers_to_it():
     assert buffers.take(MEGABYTE).obj not in (whole, second.obj)
 
 
-def test_a_buffer_without_memory_is_an_error():
+def test_a_buffer_that_is_too_large_raises():
     with pytest.raises(MemoryError, match="bytes for a response"):
         ResponseBuffer(2**62)
 
 
 @pytest.mark.parametrize("error", [SystemError, None])
-def test_a_buffer_is_used_again_on_any_system(error, monkeypatch):
+def test_a_buffer_is_reused_where_memory_cannot_be_resized(error, monkeypatch):
     """Some cannot resize memory: they say so, but only of what nothing refers to."""
     monkeypatch.setattr(module, "_HAS_HUGE_PAGES", False)
 
@@ -282,7 +282,7 @@ def test_a_buffer_is_used_again_on_any_system(error, monkeypatch):
     assert bytes(again[:4]) == b"abc\0", "nothing was moved"
 
 
-def test_few_buffers_are_kept_and_none_without_a_backlog():
+def test_few_buffers_are_kept_and_none_after_a_small_response():
     buffers = Buffers()
     views = [buffers.take(MEGABYTE) for _ in range(KEPT_MAX + 1)]
     kept = [each.obj for each in views[:-1]]
@@ -388,7 +388,7 @@ def test_responses_of_any_size_are_received_in_the_background(background, ends, 
     assert not reader.in_flight_requests
 
 
-def test_what_follows_a_large_response_needs_no_poll(background, ends):
+def test_a_response_after_a_large_one_is_received_between_polls(background, ends):
     """The application may be busy; nobody reads the head of the next response."""
     near, far = ends
     reader = requests(new_reader(), 12, 3)
@@ -408,7 +408,7 @@ def test_what_follows_a_large_response_needs_no_poll(background, ends):
 
 @pytest.mark.parametrize("sent", [0, 2, 4, 9, 30_000])
 @pytest.mark.parametrize("is_begun", [False, True], ids=["first", "next"])
-def test_a_connection_that_ends_in_the_background_is_noticed(
+def test_the_end_of_a_connection_in_the_background_is_detected(
     background, ends, sent, is_begun
 ):
     near, far = ends
@@ -427,9 +427,7 @@ def test_a_connection_that_ends_in_the_background_is_noticed(
     assert reader.receive_bytes(b"") == []
 
 
-def test_without_somebody_who_waits_nothing_is_received_in_the_background(
-    background, ends
-):
+def test_a_response_is_received_directly_without_a_selector(background, ends):
     near, far = ends
     reader = requests(new_reader(), 12)
     sender = threading.Thread(target=far.sendall, args=(sized(1, 50_000),))
@@ -512,7 +510,9 @@ def is_begun(view, index):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_index_of_what_was_received_is_as_of_the_records(background, ends, version):
+def test_an_index_built_on_arrival_equals_an_index_of_the_records(
+    background, ends, version
+):
     draw = random.Random(version)
     near, far = ends
     known = 0
@@ -539,7 +539,7 @@ def test_an_index_of_what_was_received_is_as_of_the_records(background, ends, ve
 
 
 @pytest.mark.parametrize("version", [3, *VERSIONS, 14, -1])
-def test_a_damaged_response_is_indexed_as_far_as_it_goes(ends, version):
+def test_a_damaged_response_has_only_correct_indexes(ends, version):
     """Or as far as the thread gets until somebody wants it."""
     if compiled is None:
         pytest.skip("nothing was compiled here")
@@ -570,7 +570,7 @@ def test_a_damaged_response_is_indexed_as_far_as_it_goes(ends, version):
     assert (known > 50) == (version in VERSIONS)
 
 
-def test_a_response_is_indexed_while_nobody_wants_it(ends):
+def test_a_response_is_indexed_completely_if_not_taken_at_once(ends):
     if compiled is None:
         pytest.skip("nothing was compiled here")
     near, far = ends
@@ -596,7 +596,7 @@ def test_a_response_is_indexed_while_nobody_wants_it(ends):
     receiver.close()
 
 
-def test_an_index_is_of_one_response_alone():
+def test_an_index_belongs_to_one_view_of_one_response():
     """Buffers are used again, and other views may begin at the same byte."""
     if compiled is None:
         pytest.skip("nothing was compiled here")

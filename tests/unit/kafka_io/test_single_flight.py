@@ -77,7 +77,7 @@ def callers():
     made.join()
 
 
-def test_consecutive_calls_make_a_request_each():
+def test_each_consecutive_call_makes_its_own_request():
     flight, broker = SingleFlight(), Broker()
     broker.may_answer.release(2)
     wanted = [{1}, {2, 3}]

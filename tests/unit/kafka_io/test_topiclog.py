@@ -55,7 +55,7 @@ def connecting(log, meanwhile):
     return made
 
 
-def test_a_writer_that_connects_while_its_log_is_closed_is_closed(log):
+def test_a_writer_that_connects_during_a_close_is_closed(log):
     """As where the open of a client fails, which is connecting it on another thread."""
     made = connecting(log, lambda: log.close(0))
     with pytest.raises(InvalidTransition, match="Configuring __marshal failed"):
@@ -64,7 +64,7 @@ def test_a_writer_that_connects_while_its_log_is_closed_is_closed(log):
     assert log.writer is None
 
 
-def test_of_two_writers_that_connect_at_once_one_is_kept(log):
+def test_only_one_of_two_concurrent_writers_is_kept(log):
     made = connecting(log, lambda: log.configure(2_000))
     log.configure(3_000)
     late, kept = made
@@ -77,7 +77,7 @@ def test_of_two_writers_that_connect_at_once_one_is_kept(log):
     ("heartbeat_interval_ms", "limit_ms"),
     [(200, 2_000), (4_000, 2_000), (8_000, 4_000), (60_000, 10_000)],
 )
-def test_a_reader_is_connected_again_before_leases_end(
+def test_the_reader_request_limit_follows_the_heartbeat_interval(
     log, limited, heartbeat_interval_ms, limit_ms
 ):
     """A connection that is dead, but not closed, ends with the limit of a request."""

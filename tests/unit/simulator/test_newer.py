@@ -58,7 +58,7 @@ def test_a_record_above_all_levels_is_undecodable():
     assert scene.fleet.apps[0].node.held
 
 
-def test_each_moment_is_waited_for():
+def test_a_record_of_a_later_level_is_written_at_its_moment():
     scene = Scene()
     for at, moment in enumerate(MOMENTS):
         before = scene.world.coverage.counts["above_ignored"]
@@ -73,7 +73,7 @@ def test_each_moment_is_waited_for():
         assert scene.run(8 * H_MS)["above_ignored"] > before, moment
 
 
-def test_known_records_are_written_below_their_level():
+def test_known_records_are_written_above_a_lowered_level():
     scene = Scene()
     scene.strike(LEVEL, size=BELOW)
     scene.run()
@@ -84,7 +84,7 @@ def test_known_records_are_written_below_their_level():
     assert scene.fleet.apps[0].node.held
 
 
-def test_newer_programs_continue_behind_a_halt():
+def test_newer_programs_write_records_after_a_halt():
     scene = Scene()
     scene.strike(HALT, size=0)
     counts = scene.run()
@@ -96,6 +96,6 @@ def test_newer_programs_continue_behind_a_halt():
     assert counts["checkpoint_above"] > 0
 
 
-def test_types_of_later_levels_are_unknown():
+def test_record_types_of_later_levels_are_unknown():
     headers = [b"".join(map(uvarint, (FRAME_VERSION, n, 0))) for n in LATER_TYPES]
     assert {level_of(header) for header in headers} == {BEYOND}

@@ -36,7 +36,7 @@ def connect(link):
     return socket.create_connection((host, int(port)), timeout=WAIT_S)
 
 
-def test_all_arrives_in_order(echo):
+def test_all_bytes_arrive_in_order(echo):
     data = bytes(range(256)) * 4_096
     with SlowLink(delay_ms=5) as link:
         link.lead_to(echo)
@@ -68,7 +68,7 @@ def test_connections_are_closed_until_the_link_has_a_target():
         assert client.recv(1) == b""
 
 
-def test_a_link_is_entered_once():
+def test_a_link_cannot_be_entered_twice():
     link = SlowLink(delay_ms=0)
     with link, pytest.raises(InvalidTransition, match="already"):
         link.__enter__()

@@ -29,7 +29,7 @@ class Remembering:
         return greedy(view)
 
 
-def test_a_class_is_a_policy():
+def test_a_class_can_be_a_policy():
     check_policy(Remembering)
 
 
@@ -77,7 +77,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("policy", BAD)
-def test_a_bad_policy_is_caught(policy):
+def test_a_bad_policy_fails_at_least_one_check(policy):
     caught = []
     for check in CHECKS:
         try:

@@ -50,7 +50,7 @@ def message(offset, *, headers=None, epoch=3):
     )
 
 
-def test_every_field_is_there():
+def test_a_fast_record_equals_a_plain_record_in_every_field():
     (record,) = fast_records([message(7, headers=[("h", b"1")])], TOKEN)
     plain = PlainRecord("t", 2, 7, 99, 1, b"k", b"v7", (("h", b"1"),), 3, TOKEN)
     assert isinstance(record, FastRecord)
@@ -58,7 +58,7 @@ def test_every_field_is_there():
     assert pickle.loads(pickle.dumps(record)) == plain
 
 
-def test_missing_fields_are_none():
+def test_missing_fields_of_a_message_become_none():
     (record,) = fast_records(
         [Message(topic="t", partition=0, offset=0, timestamp=(0, 0))], None
     )
@@ -66,7 +66,7 @@ def test_missing_fields_are_none():
     assert (record.headers, record.timestamp_type) == ((), -1)
 
 
-def test_offsets_with_and_without_gaps():
+def test_records_keep_their_offsets_with_and_without_gaps():
     for offsets in ([], [4], [4, 5, 6], [4, 5, 7], [4, 6, 7, 9]):
         found = list(fast_records([message(each) for each in offsets], None))
         assert [record.offset for record in found] == offsets
@@ -100,7 +100,7 @@ class Unreadable:
         self.now = headers
 
 
-def test_invalid_header_names_are_replaced_and_never_touched():
+def test_invalid_header_names_are_replaced_without_reading_them():
     unreadable = Unreadable()
     assert headers_of(unreadable) == (("good", b"1"), ("\ufffd", b"2"))
     assert headers_of(unreadable) == (("good", b"1"), ("\ufffd", b"2"))
@@ -208,7 +208,7 @@ def by_id(handle, monkeypatch):
     return reader, made
 
 
-def test_a_client_with_nothing_assigned_handles_its_events(by_id, handle):
+def test_a_client_without_partitions_is_still_polled_for_events(by_id, handle):
     """It keeps them, lines of its log too, until it is polled."""
     reader, _ = by_id
     polled(reader)
@@ -390,7 +390,7 @@ def many(handle, monkeypatch):
     return made, places
 
 
-def test_many_partitions_that_end_need_no_seek_each(many, handle):
+def test_unassigning_many_partitions_needs_no_seeks(many, handle):
     """A pause of a group of 15,000 partitions blocked a poll for minutes."""
     reader, places = many
     reader.assign(places[:2])
@@ -402,7 +402,7 @@ def test_many_partitions_that_end_need_no_seek_each(many, handle):
     assert handle.assigned == set()
 
 
-def test_many_new_positions_need_no_seek_each(many, handle):
+def test_many_new_positions_need_no_seeks(many, handle):
     reader, places = many
     for place in places:
         reader.seek(place, 7)
@@ -410,7 +410,7 @@ def test_many_new_positions_need_no_seek_each(many, handle):
     assert sorted(handle.calls) == [("start", (*place, 7)) for place in places]
 
 
-def test_after_a_refused_seek_the_partition_is_assigned_again(reader, handle):
+def test_a_partition_is_assigned_again_after_a_refused_seek(reader, handle):
     reader.poll(0, 1)
     handle.calls.clear()
     handle.refuses_seeks = True
@@ -419,7 +419,9 @@ def test_after_a_refused_seek_the_partition_is_assigned_again(reader, handle):
     assert handle.calls == [("unassign", [("t", 0)]), ("start", ("t", 0, 9))]
 
 
-def test_after_a_refusal_a_new_client_gets_the_whole_state(reader, handle, monkeypatch):
+def test_a_new_client_gets_all_positions_after_a_refused_assignment(
+    reader, handle, monkeypatch
+):
     handle.made(*of(A, 0), *of(B, 0, 1))
     polled(reader)
     closed = []
@@ -444,7 +446,7 @@ def test_after_a_refusal_a_new_client_gets_the_whole_state(reader, handle, monke
     ]
 
 
-def test_an_outdated_client_is_replaced_with_the_whole_state(
+def test_an_outdated_client_is_replaced_at_the_same_positions(
     reader, handle, monkeypatch
 ):
     """Records that the old one holds are fetched again; none is returned again."""
@@ -483,7 +485,7 @@ def test_a_short_pause_is_not_applied_to_librdkafka(reader, handle):
     assert handle.calls == []
 
 
-def test_a_long_pause_is_applied_and_ends_at_our_position(reader, handle):
+def test_a_long_pause_is_applied_and_the_reader_resumes_by_a_seek(reader, handle):
     reader.poll(0, 1)
     handle.calls.clear()
     reader.pause([A])
@@ -512,7 +514,7 @@ def test_a_seek_drops_buffered_messages(reader, handle):
     assert polled(reader) == {}
 
 
-def test_unreadable_records_are_not_skipped(reader, handle):
+def test_an_unreadable_record_raises_and_is_fetched_again(reader, handle):
     handle.made(*of(A, 0), error(A, BAD, 1), *of(A, 2, 3), *of(B, 0))
     assert polled(reader) == {A: [0], B: [0]}
     handle.made(*of(A, 4), *of(B, 1))
@@ -564,7 +566,7 @@ def test_a_truncated_position_raises(reader, handle):
     assert "truncation" in str(raised)
 
 
-def test_errors_without_partition(reader, handle):
+def test_a_group_error_is_ignored_and_a_transport_error_raises(reader, handle):
     handle.made(
         Message(error=KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)), *of(A, 0)
     )
@@ -573,7 +575,7 @@ def test_errors_without_partition(reader, handle):
     assert fails(reader, CoordinationError).retriable
 
 
-def test_a_refusal_is_raised_after_all_messages(reader, handle, monkeypatch):
+def test_a_refused_login_is_raised_after_all_messages(reader, handle, monkeypatch):
     refusal = KafkaException(KafkaError(KafkaError._AUTHENTICATION, "no"))
     monkeypatch.setattr(
         module, "new_consumer", lambda *_: Client(handle=handle, refusal=refusal)
@@ -583,7 +585,7 @@ def test_a_refusal_is_raised_after_all_messages(reader, handle, monkeypatch):
     fails(reader, LogUnreadable)
 
 
-def test_ends_are_those_of_assigned_partitions(reader, handle):
+def test_ends_returns_the_known_ends_of_assigned_partitions(reader, handle):
     assert reader.ends() == {}
     reader.poll(0, 1)
     assert reader.ends() == {A: 100, B: 100}
@@ -595,14 +597,14 @@ def test_ends_are_those_of_assigned_partitions(reader, handle):
     assert reader.ends() == {}
 
 
-def test_without_partitions_it_waits(reader, handle):
+def test_a_poll_without_partitions_returns_no_records(reader, handle):
     reader.poll(0, 1)
     reader.assign([])
     assert reader.poll(1, 10) == {}
     assert handle.assigned == set()
 
 
-def test_misuse_is_refused(reader):
+def test_invalid_seeks_and_polls_are_refused(reader):
     with pytest.raises(InvalidTransition, match="not assigned"):
         reader.seek(C, 0)
     with pytest.raises(InvalidTransition, match="-1"):
@@ -612,7 +614,7 @@ def test_misuse_is_refused(reader):
         reader.poll(0, 1)
 
 
-def test_queues_are_bounded():
+def test_the_queue_and_fetch_sizes_are_limited():
     config = module.FastDataReader(ConnectionConfig("nobody:1"))._config
     assert config["queued.max.messages.kbytes"] == 8_192
     assert config["fetch.max.bytes"] == module.ANSWER_BYTES
@@ -778,7 +780,7 @@ class OverTimeError(RuntimeError):
     """Of an application, by a signal."""
 
 
-def test_what_a_signal_handler_raises_in_a_poll_is_no_fault_of_kafka(
+def test_a_poll_raises_an_exception_of_a_signal_handler_unchanged(
     reader, handle, monkeypatch
 ):
     """librdkafka's own errors may be of the same class."""
@@ -800,7 +802,7 @@ def test_what_a_signal_handler_raises_in_a_poll_is_no_fault_of_kafka(
     assert polled(reader) == {A: [0]}
 
 
-def test_a_signal_handler_that_closes_does_not_wait_for_the_poll(
+def test_a_close_by_a_signal_handler_does_not_wait_for_the_poll(
     reader, handle, monkeypatch
 ):
     """It waited for its whole time, here for ten minutes."""
@@ -821,7 +823,7 @@ def test_a_signal_handler_that_closes_does_not_wait_for_the_poll(
         reader.poll(0, 10)
 
 
-def test_an_end_does_not_skip_dropped_messages(reader, handle):
+def test_a_partition_end_does_not_skip_messages_dropped_in_a_pause(reader, handle):
     reader.pause([A])
     handle.made(*of(A, 0, 1), error(A, END, 3))
     assert polled(reader) == {}
@@ -833,7 +835,7 @@ def test_an_end_does_not_skip_dropped_messages(reader, handle):
     assert reader.positions() == {A: 3, B: 0}
 
 
-def test_an_end_behind_unreadable_records_is_ignored(reader, handle):
+def test_a_partition_end_after_unreadable_records_is_ignored(reader, handle):
     handle.made(*of(A, 0), error(A, BAD), error(A, END, 9))
     assert polled(reader) == {A: [0]}
     assert reader.positions()[A] == 1
