@@ -1,4 +1,4 @@
-"""What all grant clients share, and what is sent to tasks."""
+"""What all grant clients share: claim references, and queries of the newest claim."""
 
 import pickle
 

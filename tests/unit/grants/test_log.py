@@ -1,4 +1,4 @@
-"""Grants requested from the log itself."""
+"""Grant requests that are appended to the log, and their verdicts."""
 
 import threading
 from typing import Any
@@ -53,7 +53,7 @@ def cluster():
 
 
 def stopped(cluster):
-    """Return an owner that does not release its claim in a pause."""
+    """Return an owner that never runs again, so it keeps its claim during a pause."""
     node = owning(cluster)
     node.step = lambda: None
     return node
@@ -133,7 +133,7 @@ def test_a_request_is_cut_to_the_span_of_the_config():
 
 
 def test_a_cut_request_below_the_head_is_repeated():
-    """What this process has read is old: the cut of its request is below the head."""
+    """The client cuts by an old head, so its request lies below the present one."""
     cluster = world(records=(20,), span=4)
     ref = ref_of(owning(cluster))
     client, other = MemoryGrantClient(cluster), MemoryGrantClient(cluster, "other")
@@ -145,7 +145,7 @@ def test_a_cut_request_below_the_head_is_repeated():
 
 
 def test_a_request_wider_than_a_lowered_span_is_cut_again(cluster):
-    """The limit was lowered, and the verdict is the first to show it."""
+    """The client learns of the lowered limit only from the verdict."""
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
     assert acquire(client, ref, 0, 1) == (0, 1)
@@ -154,7 +154,7 @@ def test_a_request_wider_than_a_lowered_span_is_cut_again(cluster):
 
 
 def test_a_request_waits_for_the_end_of_a_pause(cluster):
-    """No other process has a refused range: an empty batch would lose it."""
+    """If the task skipped a refused range, no process would handle its records."""
     ref = ref_of(stopped(cluster))
     client = MemoryGrantClient(cluster)
     assert acquire(client, ref, 0, 1) == (0, 1)
@@ -220,7 +220,7 @@ def test_another_incarnation_or_an_old_epoch_is_not_current(cluster):
     assert (verdict.reason, verdict.offset) == ("old_epoch", None)
 
 
-# --- what is late, lost or doubled
+# --- late, lost and duplicated requests
 
 
 def test_a_late_verdict_raises_and_its_range_stays_granted(cluster):
@@ -229,7 +229,7 @@ def test_a_late_verdict_raises_and_its_range_stays_granted(cluster):
     with pytest.raises(DeadlineExceeded, match="nothing is processed"):
         acquire(MemoryGrantClient(cluster), ref, 0, 9, timeout_ms=500)
     cluster.run(1_000)
-    # It was granted after all, and is lost: nobody may have it now.
+    # The range is granted after all, so it is lost: no process may have it again.
     assert fold(cluster).keys[KEY].granted == 10
     assert acquire(MemoryGrantClient(cluster, "retry"), ref, 0, 9) is None
 
@@ -284,7 +284,7 @@ def test_a_permanent_refusal_of_the_log_is_raised_at_once(cluster):
         acquire(client, ref, 2, 3)
 
 
-# --- what of the log is read
+# --- reading the log
 
 
 def test_only_the_coordinating_partitions_of_the_claims_are_read():
@@ -382,7 +382,7 @@ def test_a_truncated_log_raises_and_is_opened_again(cluster):
     with pytest.raises(LogTruncated):
         acquire(client, ref, 4, 9)
     assert client.logs[0].is_closed
-    # What it had asked for landed; nobody knows it to be theirs.
+    # The request (4 to 9) was written and granted, but its verdict was lost.
     assert acquire(client, ref, 4, 12) == (10, 12)
     assert len(client.logs) == 2
 
@@ -473,7 +473,7 @@ DIRECTIONS = [pytest.param(2, 4, id="growing"), pytest.param(4, 2, id="shrinking
 class Moving:
     """A change of the partition count with a key that moves, and a task's claim of it.
 
-    The client is the same all the time; ``write`` brings the log up to date.
+    One client is used throughout; ``write`` copies new entries of the change to Kafka.
     """
 
     def __init__(self, before, after):
@@ -553,7 +553,7 @@ def test_an_equal_epoch_in_another_partition_is_another_claim(before, after):
     change.reclaimed(key, client="c1")
     moving.write()
     new = moving.ref(target)
-    # As a process would have it that claimed both at equal offsets.
+    # As if one process had claimed the key at the same offset of both partitions.
     old = attrs.evolve(old, epoch=new.epoch)
     assert acquire(moving.client, old, 5, 9) is None
     assert not moving.client.is_current(old, timeout_ms=SOON_MS)

@@ -1,4 +1,4 @@
-"""Grants through a sidecar, and through the fallback if it does not answer."""
+"""Grants from a sidecar, or from the fallback client if it does not answer."""
 
 import json
 
@@ -50,7 +50,10 @@ class Fallback(GrantClient):
 
 
 def opened(answer, *, first=()):
-    """Return a client whose sidecar gives these answers, and the requests to it."""
+    """Return a client, and the list of requests that its fake sidecar receives.
+
+    The sidecar answers with ``first``, then always with ``answer``.
+    """
     asked = []
 
     answers = iter([*first, *[answer] * 9])
@@ -120,7 +123,7 @@ def refused(reason, **rest):
 
 @pytest.mark.parametrize("reason", ["span", "nothing_left"])
 def test_a_refusal_because_of_an_old_head_is_requested_again(reason):
-    """The sidecar cut the request by what it had read until then."""
+    """The sidecar had cut the request by an old head or limit."""
     client, asked = opened((200, granted()), first=[refused(reason, head=5)])
     assert client.acquire(
         REF, OffsetRange.through(2, 9), timeout_ms=1_000
@@ -176,7 +179,7 @@ def test_a_request_the_sidecar_may_have_granted_skips_the_fallback(answer):
     assert client._fallback.asked == 0
 
 
-def test_a_wrong_secret_raises_without_asking_the_fallback():
+def test_a_wrong_secret_raises_without_using_the_fallback():
     body = Failure(error="ClaimRejected", message="no", reason="wrong_secret")
     client, _ = opened((403, body))
     with pytest.raises(ClaimRejected) as caught:
@@ -186,7 +189,7 @@ def test_a_wrong_secret_raises_without_asking_the_fallback():
 
 
 def test_a_request_with_a_lost_response_is_repeated_unchanged():
-    """Another number would lose the grant."""
+    """With another request number, the sidecar would not find the grant it has made."""
     client, asked = opened((200, granted()), first=[httpx.ReadError("gone")])
     assert client.acquire(
         REF, OffsetRange.through(0, 9), timeout_ms=1_000

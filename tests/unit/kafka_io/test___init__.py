@@ -1,4 +1,4 @@
-"""What the import of the package does to the interpreter."""
+"""Effects of the import of the package on warnings of the interpreter."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Record batches of Arrow are those of lists, and own their memory."""
+"""The export of records to Arrow equals batches from lists, and owns its memory."""
 
 import gc
 import sys

@@ -1,4 +1,4 @@
-"""Why kafka-python could not connect; the admin client's threads."""
+"""Causes of failed connections of kafka-python; calls of the admin client."""
 
 import logging
 import signal
@@ -26,7 +26,7 @@ WRONG_PASSWORD = errors.SaslAuthenticationFailedError("who?")
 
 
 class Network:
-    """A client's network, whose connections fail on a thread of its own."""
+    """The network of a client, whose connections fail on another thread."""
 
     own: ConnectionWatch | None = None
 
@@ -61,7 +61,7 @@ def network(watch):
 
 
 def test_a_client_reports_failures_to_its_own_watch_only():
-    """Also one that is no context manager, and nothing of other clients."""
+    """The watch need not be entered as a context manager."""
     network, other = Network(), Network()
     own = network.own = ConnectionWatch()
     network.fail(errors.KafkaConnectionError("cut off"))
@@ -156,7 +156,7 @@ def test_a_token_provider_needs_no_base_class():
 
 
 def test_refusals_of_other_clients_are_not_recorded(watch, network):
-    """Of two clusters, one may be refused to us while we wait for the other."""
+    """One of two clusters may refuse the login while a call waits for the other."""
     Network().fail(WRONG_PASSWORD)
     assert watch.refused is None
     assert watch.refusal is WRONG_PASSWORD
@@ -173,7 +173,7 @@ def test_an_ended_watch_records_no_refusal():
 
 @pytest.mark.parametrize("level", [logging.WARNING, logging.CRITICAL])
 def test_the_error_names_the_reason_at_any_log_level(caplog, level):
-    """Applications silence kafka-python's loggers."""
+    """Applications may silence the loggers of kafka-python."""
     caplog.set_level(level, logger="kafka")
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -190,7 +190,7 @@ def test_the_error_names_the_reason_at_any_log_level(caplog, level):
 
 @pytest.mark.parametrize("kind", [KafkaConsumer, KafkaProducer])
 def test_a_client_for_a_topic_without_a_broker_times_out(kind):
-    """A writer that connects again while its log is closed would never end."""
+    """Otherwise a writer that connects again during a close would never end."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
@@ -200,7 +200,7 @@ def test_a_client_for_a_topic_without_a_broker_times_out(kind):
 
 
 def test_a_failed_connection_reads_a_renewed_keystore_again(tmp_path, monkeypatch):
-    """kafka-python loads the files that were made of them for each connection."""
+    """kafka-python loads the PEM files made from a keystore for each connection."""
     store, made = tmp_path / "own.p12", []
     store.write_bytes(b"renewed")
     stores = Stores()
@@ -227,7 +227,7 @@ def silent_broker():
 
 @pytest.fixture
 def watches(monkeypatch):
-    """Watches of all calls. Their networks end with the test: they draw backoffs."""
+    """Return the watches of all calls; stop their networks and threads at the end."""
     made = []
     others = frozenset(threading.enumerate())
 
@@ -262,7 +262,7 @@ def test_close_does_not_wait_for_a_connecting_call(silent_broker):
         except MarshalError as error:
             ended.append(error)
 
-    # As after a Ctrl-C: the thread that connects has minutes left.
+    # As after Ctrl-C: the connecting call has minutes left.
     threading.Thread(target=look, daemon=True).start()
     connection, _ = silent_broker.accept()
     with connection:
@@ -276,7 +276,7 @@ def test_close_does_not_wait_for_a_connecting_call(silent_broker):
 
 
 class FakeClient:
-    """Counts how often it was closed."""
+    """A client that counts how often it is closed."""
 
     def __init__(self, config):
         self.config = config
@@ -288,7 +288,7 @@ class FakeClient:
 
 @pytest.fixture
 def made(monkeypatch):
-    """Return the clients that are made instead of kafka-python's."""
+    """Replace kafka-python's clients by fakes; return those that are made."""
     found = []
 
     def make(kind, config, **_):
@@ -300,7 +300,7 @@ def made(monkeypatch):
 
 
 def test_a_call_is_repeated_if_another_call_closed_its_client(made):
-    """It fails with whatever kafka-python meets then, and drops no other client."""
+    """It fails with any error of kafka-python, and must not close the new client."""
     admin = AdminClient(ConnectionConfig("127.0.0.1:1"))
     has_begun, may_fail = threading.Event(), threading.Event()
 
@@ -331,7 +331,7 @@ def test_a_call_is_repeated_if_another_call_closed_its_client(made):
 
 
 def test_the_limit_of_requests_in_flight_admits_all_calls(made):
-    """Of a sidecar's clients, each may ask for the end of a log at the same time."""
+    """All clients of a sidecar may query the end of a log at the same time."""
     admin = AdminClient(ConnectionConfig("127.0.0.1:1"))
     admin.call(lambda _: None, doing="Asking", access=Access.READ, timeout_ms=60_000)
     most = made[0].config["max_in_flight_requests_per_connection"]
@@ -340,7 +340,7 @@ def test_the_limit_of_requests_in_flight_admits_all_calls(made):
 
 @pytest.mark.usefixtures("made")
 def test_a_call_runs_on_the_thread_of_its_caller():
-    """A query of Spark without new records makes more than a hundred a second."""
+    """A thread per call is too slow: Spark makes more than a hundred calls a second."""
     admin = AdminClient(ConnectionConfig("127.0.0.1:1"))
     answer = admin.call(
         lambda _: threading.get_ident(),
@@ -390,7 +390,7 @@ def test_a_call_waits_for_a_connecting_call_until_its_deadline(silent_broker, wa
 
 
 def test_a_call_is_repeated_while_metadata_lists_no_controller(made):
-    """Such as a controller that has just started, or is away for a moment."""
+    """The controller may have just started, or be restarting."""
     admin = AdminClient(ConnectionConfig("127.0.0.1:1"))
 
     def ask(client):
@@ -399,7 +399,7 @@ def test_a_call_is_repeated_while_metadata_lists_no_controller(made):
         return client
 
     found = admin.call(ask, doing="Asking", access=Access.READ, timeout_ms=60_000)
-    # The client knows an earlier controller for ever, so another one asks.
+    # The old client never forgets the earlier controller, so a new one asks.
     assert found is made[1]
     assert [each.closed_count for each in made] == [1, 0]
 
@@ -443,7 +443,7 @@ new_client(KafkaAdminClient, {"bootstrap_servers": "127.0.0.1:1"})
 
 
 def test_kafka_python_without_assertions_is_refused():
-    """It decodes within an assertion, and would try until the deadline."""
+    """It decodes within an ``assert``; without, it would retry until the deadline."""
     done = subprocess.run(
         [sys.executable, "-O", "-c", UNDER_O],
         check=False,

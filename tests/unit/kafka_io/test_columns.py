@@ -1,4 +1,4 @@
-"""Record batches as columns, beside kafka-python's own records of them."""
+"""Columns of record batches, compared with the records of kafka-python."""
 
 import attrs
 import pyarrow as pa
@@ -101,7 +101,7 @@ def test_malformed_records_are_refused(change):
     elif change == "more":
         data += b"\x02\x00"
     elif change == "key":
-        data[4:5] = b"\x7e"  # longer than all there is
+        data[4:5] = b"\x7e"  # a length beyond the end
         data[data.index(b"key", 10) - 1] = 0x7E
     else:
         data[0] = 0xFF
@@ -114,7 +114,7 @@ def test_malformed_records_are_refused(change):
 
 
 def test_invalid_bytes_of_a_header_name_are_replaced():
-    """As for every other reader: no writer may stop the readers."""
+    """Otherwise one record with such a header would stop its readers for good."""
     batch = built([(0, (1, None, b"v", [(BadText("b"), b"2"), ("good", None)]))])
     found = to_columns([taken(batch)], OffsetRange(0, 1), with_headers=True)
     assert listed(found)["headers"] == [[("a\ufffd", b"2"), ("good", None)]]

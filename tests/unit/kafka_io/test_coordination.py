@@ -1,4 +1,4 @@
-"""kafka-python's producer: configuration and reports."""
+"""The producer of kafka-python: configuration, outcomes, closing."""
 
 from types import SimpleNamespace
 from typing import ClassVar
@@ -27,7 +27,7 @@ class Sender:
 
 
 class Producer:
-    """Stands in for kafka-python's; ``faults`` are what its calls raise, in order."""
+    """A fake of kafka-python's producer; ``faults`` has the errors of each call."""
 
     made: ClassVar[list] = []
     faults: ClassVar[dict] = {}
@@ -84,7 +84,7 @@ def test_the_producer_is_idempotent_and_has_short_timeouts(producers):
     assert (config["request_timeout_ms"], config["delivery_timeout_ms"]) == (500, 1_000)
     assert not {"retries", "max_in_flight_requests_per_connection"} & set(config)
     assert producer(lingers=False).config == config | {"linger_ms": 0}
-    # Else it would use a whole processor while a partition has no leader.
+    # Patched: it would use a whole processor while a partition has no leader.
     assert producers[0]._metadata.request_update is not print
 
 

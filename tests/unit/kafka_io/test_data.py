@@ -1,4 +1,4 @@
-"""Questions about offsets, and their answers."""
+"""Queries of offsets, and the offsets of consumer groups."""
 
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 class Admin:
-    """kafka-python's admin client, with one answer for each partition."""
+    """A fake of kafka-python's admin client, with one row per partition number."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -89,7 +89,7 @@ def test_an_empty_query_sends_nothing(fetching):
 
 
 class Refusing:
-    """kafka-python's admin client of a principal without a right."""
+    """A fake of kafka-python's admin client whose principal lacks a right."""
 
     def __init__(self, kind):
         self.kind = kind
@@ -111,7 +111,7 @@ class Refusing:
 def test_a_denied_group_offset_names_the_missing_right(
     monkeypatch, kind, reading, writing
 ):
-    """The message names the right that is missing, not the one that is there."""
+    """Either the right on the group or that on the topic may be missing."""
     data = KafkaDataLog(ConnectionConfig("b:1"))
     monkeypatch.setattr(data._admin, "_client", Refusing(kind))
     with pytest.raises(LogUnreadable, match=f"grant {reading}"):

@@ -1,4 +1,4 @@
-"""An event loop without a thread: what runs when, and which time counts."""
+"""Event loops on the thread of the caller, and event loops with deadlines."""
 
 import selectors
 import signal
@@ -14,7 +14,7 @@ from kafka_marshal.kafka_io.driving import CallerSelector, TimedSelector
 
 
 class Clock:
-    """Seconds of the test."""
+    """A clock that the test sets, in seconds."""
 
     now_s = 1_000.0
 
@@ -49,12 +49,12 @@ def test_a_caller_selector_runs_on_the_thread_of_its_caller(selector):
 
 
 class OverTimeError(Exception):
-    """Of an application, by a signal."""
+    """An exception of an application's signal handler."""
 
 
 @pytest.fixture(params=[KeyboardInterrupt, SystemExit, OverTimeError])
 def interrupt(request):
-    """Return a function that a signal handler ends with an exception; and its class."""
+    """Return a function that sends a signal, and the exception of its handler."""
 
     def end(*_):
         raise request.param
@@ -90,20 +90,20 @@ def add_timer(selector, work):
 def test_an_exception_of_a_signal_handler_in_a_task_is_raised(
     selector, interrupt, schedule, work
 ):
-    """A task whose outcome no method waits for, such as one that reads a connection."""
+    """No method waits for such a task, for example one that reads a connection."""
     send, error = interrupt
     schedule(selector, lambda: work(selector, send))
     never = Future()
     selector.call_later(10, lambda: never.success(None))
     with pytest.raises(error):
         selector.poll(future=never)
-    selector.drive()  # once
+    selector.drive()  # the exception is raised only once
 
 
 def test_an_exception_of_a_signal_handler_at_a_task_start_is_raised(
     selector, interrupt, monkeypatch
 ):
-    """The loop finds its state wrong then, and raises that."""
+    """The loop then finds its state wrong, and raises another error for it."""
     send, error = interrupt
 
     async def nothing():
@@ -240,7 +240,7 @@ def test_a_read_waits_for_the_receiver_set_for_its_socket(selector):
 
 
 class Waiting:
-    """Waits for a caller, who gives up at once if there is an error to raise."""
+    """The wait of a caller; it raises ``error`` at once if one is set."""
 
     error = None
 
@@ -325,7 +325,7 @@ def test_a_stopped_selector_refuses_to_run_without_a_wait(timed, waiting):
 
 
 def test_a_selector_closes_right_after_its_start(waiting):
-    """kafka-python forgets a stop that its thread finds when it begins."""
+    """kafka-python ignores a stop that comes before its thread runs."""
     for _ in range(50):
         made = TimedSelector({"client_id": "test"}, wait=waiting)
         made.start()

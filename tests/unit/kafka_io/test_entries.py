@@ -1,4 +1,4 @@
-"""A consumer of the coordination log leaves entries in their fetch if it can."""
+"""Entries of the coordination log stay packed in the fetched bytes if possible."""
 
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ from kafka_marshal.protocol.types import LogEntry
 
 
 def records_of(*, values):
-    """Return the class of what reads a fetch, and the runs that it returns."""
+    """Return the class that reads a fetch with these values, and its runs."""
     consumer = SimpleNamespace(_fetcher=SimpleNamespace(PartitionRecords=None))
     fetch_entries(consumer)
     batch = built([(at, (7, None, value, [])) for at, value in enumerate(values)])

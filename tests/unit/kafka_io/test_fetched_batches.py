@@ -1,4 +1,4 @@
-"""What every reader of a fetch has in common: which batches it gets, and positions."""
+"""The part that all readers of a fetch share: batches and positions."""
 
 import random
 import struct
@@ -104,11 +104,11 @@ def test_a_batch_without_records_but_with_more_bytes_raises():
         fetched(batch(0, tail=b"more")).next_batch()
 
 
-# --- records, columns and kafka-python's own records of the same log
+# --- records and columns, compared with the records of kafka-python
 
 
 def drawn_log(chance):
-    """Return a log with transactions, and what a broker reports as aborted."""
+    """Return a random log, and the aborted transactions that a broker reports."""
     log, aborted, opened = [], [], {}
     for offset in range(0, 2 * chance.randrange(1, 14), 2):
         producer = chance.randrange(3)

@@ -1,4 +1,4 @@
-"""Records of a fetch: positions, transactions, damage; and both parsers agree."""
+"""Records of a fetch: positions, transactions, damage, and the choice of a parser."""
 
 import gc
 import random
@@ -182,7 +182,7 @@ def test_batches_of_every_compression_are_read(compression):
 
 
 def packed(compression, values_in):
-    """Return a batch by aiokafka's builder, which has every compression."""
+    """Return a batch made by aiokafka, whose builder has every compression."""
     from aiokafka.record.default_records import (
         DefaultRecordBatchBuilder,
     )
@@ -234,7 +234,7 @@ def test_a_parser_failure_within_a_batch_loses_no_record():
     assert values(part.take(9)) == [b"b", b"c", b"d"]
 
 
-# --- both parsers, on damaged batches with right checksums
+# --- both parsers, on damaged batches with correct checksums
 
 
 def pure(data):
@@ -255,7 +255,7 @@ def outcome(part, rows):
 
 @pytest.mark.parametrize("parser", [compiled_parser(), python_records])
 def test_damaged_batches_give_the_records_and_errors_of_kafka_python(parser):
-    """Whatever a batch contains, both accept the same, and nothing crashes."""
+    """Each parser accepts exactly the batches that kafka-python accepts."""
     chance = random.Random(7)
     accepted = refused = 0
     for _ in range(4_000):
@@ -293,7 +293,7 @@ def consumer():
 
 
 def parser_of(monkeypatch, *values_in):
-    """Return the names of the parsers that read a fetch, and check its values."""
+    """Read a fetch with these values; return the names of the parsers used."""
     used = []
 
     def noted(name, parse):
@@ -334,7 +334,7 @@ def test_large_fetches_without_a_compiled_parser_use_kafka_python(monkeypatch):
 
 
 def test_a_large_batch_does_not_start_the_garbage_collector():
-    """What is made of the records is retained; parsed records are not."""
+    """The values made from records are retained, the parsed records are not."""
 
     def make(_, sources):
         return [each.value for each in sources]

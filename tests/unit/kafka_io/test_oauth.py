@@ -1,4 +1,4 @@
-"""Tokens of a token endpoint, and of users' providers."""
+"""Tokens from a token endpoint, and extensions of token providers."""
 
 import base64
 import json
@@ -14,7 +14,7 @@ from kafka_marshal.kafka_io.oauth import ClientCredentials, extensions_of
 
 
 class Endpoint(HTTPServer):
-    """Answers as ``answers`` state; keeps what was requested."""
+    """Gives the answers of ``answers`` in order; notes login and body of requests."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -76,7 +76,7 @@ def test_a_token_is_renewed_before_it_expires(endpoint, tokens, clock):
     assert tokens.expires_at_s == 1_100
     clock.now_s = 1_075.0
     assert tokens.token() == "two"
-    assert tokens.expires_at_s == 1_375  # by default
+    assert tokens.expires_at_s == 1_375  # the default lifetime is 300 s
     wanted = {"grant_type": ["client_credentials"], "scope": ["kafka"]}
     assert endpoint.requests == [("billing:s%2Fecret", wanted)] * 2
 
@@ -127,7 +127,7 @@ def test_the_error_names_an_unreachable_endpoint(endpoint):
 
 
 def test_the_ca_file_is_loaded_for_the_endpoint(endpoint, tmp_path):
-    """A file without certificates is an error, so it is read."""
+    """An empty file raises an error, which shows that it was loaded."""
     nothing = tmp_path / "ca.pem"
     nothing.write_text("")
     tokens = ClientCredentials(

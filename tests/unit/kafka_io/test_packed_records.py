@@ -1,4 +1,4 @@
-"""Records that are cut out of their batches late are those of a parser."""
+"""Records cut out of their fetched batches late equal those of a parser."""
 
 import gc
 import pickle
@@ -75,7 +75,7 @@ def test_records_retain_no_batch_and_are_untracked_by_the_collector():
     raw = bytearray(numbered(0, 3))
     found = list(records(piece(raw)))
     assert not any(map(gc.is_tracked, found))
-    del raw[:]  # raises while something refers to it
+    del raw[:]  # raises if anything still refers to the buffer
 
 
 def test_several_pieces_form_one_sequence():
@@ -124,7 +124,7 @@ def test_adjacent_parts_of_a_batch_are_joined():
     assert offsets(found) == [12]
 
 
-# --- what is left to a parser
+# --- batches that are left to a parser
 
 
 def gap():
@@ -276,7 +276,7 @@ def test_the_position_follows_pieces_taken_from_a_fetch():
 @pytest.mark.parametrize("start", [0, 3, 10, 14, 15, 17])
 def test_records_indexed_on_arrival_equal_those_indexed_later(start):
     last = bytearray(numbered(13, 2))
-    struct.pack_into(">i", last, ATTRIBUTES + 2, 3)  # its last two offsets are empty
+    struct.pack_into(">i", last, ATTRIBUTES + 2, 3)  # two offsets without a record
     raw = numbered(0, 10) + numbered(10, 3) + sealed(last, offset=13) + gap_at(20)
     buffer = ResponseBuffer(len(raw))
     buffer[:] = raw
@@ -294,7 +294,7 @@ def test_records_indexed_on_arrival_equal_those_indexed_later(start):
 
 
 def test_an_empty_index_is_rebuilt():
-    """Memory may have been short as the batches arrived."""
+    """It is empty if memory was short when the batches arrived."""
     raw = numbered(0, 5)
     buffer = ResponseBuffer(len(raw))
     buffer[:] = raw

@@ -1,4 +1,4 @@
-"""Patches of kafka-python: header names, last data, large responses, topic ids."""
+"""Patches of kafka-python: headers, connections, responses, leaders, topic ids."""
 
 import asyncio
 import fcntl
@@ -92,7 +92,7 @@ def test_a_lenient_batch_reads_valid_batches_like_kafka_python():
 
 
 def test_data_received_with_a_close_is_returned_first():
-    """A refusal and the end of the connection come at once; the refusal counts."""
+    """A refused login and the close arrive together; the refusal must be read."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
@@ -117,7 +117,7 @@ def test_a_pending_metadata_request_is_not_requested_again(network):
     cluster = network.cluster
     woken = []
     cluster._wakeup = SimpleNamespace(notify=lambda: woken.append(True))
-    cluster._refresh_loop_future = True  # its loop runs: there is no broker here
+    cluster._refresh_loop_future = True  # as if its loop ran: there is no broker
     request_updates_once(SimpleNamespace(_metadata=cluster))
     first = cluster.request_update()
     assert cluster.request_update() is first
@@ -127,7 +127,7 @@ def test_a_pending_metadata_request_is_not_requested_again(network):
     assert second is not first
     assert not second.is_done
     assert len(woken) == 2
-    # A request that is answered in part waits on, and is done.
+    # A partial answer completes a request, but an update is still needed.
     second.success(cluster)
     assert cluster.need_update
     assert cluster.request_update() is not second
@@ -142,7 +142,7 @@ class Connecting:
 
 @pytest.fixture
 def limits_ms(monkeypatch):
-    """How long each attempt may take; none ends by itself."""
+    """Return the timeouts of all connection attempts, which the test ends."""
     found = []
 
     def connect(manager, node_id, timeout_ms=None, **settings):
@@ -169,7 +169,7 @@ def test_bootstrap_addresses_take_turns_with_growing_timeouts(limits_ms):
 
 
 def test_the_connect_timeout_of_a_failing_address_is_capped(limits_ms):
-    """After an outage a client connects without a deadline of its own."""
+    """After an outage a client connects without a timeout of its own."""
     network = Network({"bootstrap_servers": ["a:1"]})
     (node,) = network.cluster.bootstrap_brokers()
     for _ in range(20):
@@ -201,7 +201,7 @@ def test_a_failure_reports_an_advertised_address_not_configured(
 
 @pytest.fixture
 def transport(monkeypatch):
-    """What each attempt of kafka-python to connect returns."""
+    """Return the transport of every connection attempt of kafka-python."""
     made = SimpleNamespace(_sock_recv=lambda: (b"", None))
 
     async def build(self, node, *, timeout_at):
@@ -226,7 +226,7 @@ def test_a_new_transport_is_patched_before_its_use(network, transport):
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_sockets_of_failed_connection_attempts_are_closed_at_once(network, monkeypatch):
-    """Neither that of the last address nor those before it."""
+    """Both the socket of the last address and those of earlier ones."""
     last, earlier = [], []
 
     def attempt():
@@ -295,7 +295,7 @@ def test_a_network_stops_on_its_own_thread(network):
 
 
 class Brokers:
-    """The connections of an admin client: two brokers, and one topic."""
+    """Fake connections of an admin client to two brokers with one topic."""
 
     def __init__(self):
         self.leaders = [1, 2, 1]
@@ -330,7 +330,7 @@ class Brokers:
 
 @pytest.fixture
 def offsets(monkeypatch):
-    """Ask an admin client for the offsets of partitions."""
+    """Return a function that queries offsets of partitions, and the brokers."""
     admin = Admin.__new__(Admin)
     brokers = Brokers()
 
@@ -406,7 +406,7 @@ CONFIG = {"client_id": "one", "receive_message_max_bytes": 10_000_000}
 
 @pytest.fixture
 def line():
-    """A transport of kafka-python's, its connection, and the broker's end."""
+    """A transport of kafka-python, its connection, and the broker's socket."""
     near, far = socket.socketpair()
     near.setblocking(False)
     far.settimeout(10)
@@ -442,7 +442,7 @@ def test_available_bytes_are_received_into_the_response_buffer(line):
 
 @pytest.fixture
 def tcp():
-    """Both ends of a connection; the second one does not block."""
+    """Both sockets of a connection; the second does not block."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         far = socket.create_connection(server.getsockname(), timeout=10)
         near, _ = server.accept()
@@ -490,7 +490,7 @@ def test_a_large_response_raises_the_wakeup_threshold(tcp):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such marks")
 def test_the_wakeup_threshold_stays_one_byte_over_tls(tcp):
-    """TLS may have read bytes that are still missing here."""
+    """TLS may have read missing bytes from the socket already."""
     _, near = tcp
     reader = ResponseReader(client_id="one", bytes_max=1_000_000)
     reader.missing()[:] = struct.pack(">i", 500_000)
@@ -558,7 +558,7 @@ def test_a_caller_selector_is_passed_to_new_connections(network, transport):
 
 
 class Requester:
-    """kafka-python's fetcher, as far as it is used."""
+    """A fake of kafka-python's fetcher; notes the responses that it handles."""
 
     def __init__(self):
         self.taken = []
@@ -591,7 +591,7 @@ class Requester:
 
 
 class Known:
-    """What the cluster says the ids are."""
+    """Topic ids in the metadata of the cluster."""
 
     def topic_id(self, name):
         return {"u": OTHER}.get(name)
@@ -601,16 +601,16 @@ KNOWN = SimpleNamespace(cluster=Known())
 
 
 class Ahead:
-    """A consumer of kafka-python that fetches ahead; its own fetcher and selector.
+    """A fake consumer that fetches ahead; also its own fetcher and selector.
 
-    Partition 0 is in each response.
+    Partition 0 is assigned and behind its log end.
 
     Attributes:
         others: Positions and known log ends of the other partitions.
-        used: Partitions without records whose state it took from a response.
-        calls: What was done since it was looked at, in order.
-        waits_ms: Longest waits of the requests that were sent.
-        error: What sending raises.
+        used: Partitions without records whose state was read from a response.
+        calls: Calls since the last ``respond``, in order.
+        waits_ms: Wait limits of the fetches that were sent.
+        error: Raised when a fetch is sent.
     """
 
     def __init__(self, *others, is_paused=False):
@@ -671,7 +671,7 @@ class Ahead:
         return update_offsets
 
     def respond(self, *topics, empty=()):
-        """Handle a response, take records, and return what was done.
+        """Handle a response, take records, and return the calls that this made.
 
         The partitions ``empty`` have no records.
         """
@@ -705,7 +705,7 @@ def test_a_fetch_is_not_sent_ahead_without_partitions_behind(others):
 
 
 def test_a_fetch_sent_ahead_has_no_wait_time():
-    """Only partitions of another broker may have more: this one has no data to send."""
+    """If it waited, records of held partitions could not be fetched meanwhile."""
     consumer = Ahead(BEHIND)
     consumer.respond(ARRIVED)
     assert (consumer.waits_ms, consumer.config) == ([0], {"fetch_max_wait_ms": 100})
@@ -727,7 +727,7 @@ def test_a_fetch_is_not_sent_ahead_while_records_are_left():
 
 
 def test_partitions_returned_without_records_are_fetched_again():
-    """A response of limited size names them, and kafka-python held that."""
+    """A full response lists them empty; kafka-python held such partitions back."""
     consumer = Ahead(BEHIND, BEHIND)
     places = [("t", number, 0) for number in range(3)]
     assert consumer.respond(*places, empty=[1, 2]) == SENT
@@ -778,7 +778,7 @@ def named(topics):
 
 
 def answer(version, *topics):
-    """Return a response; each topic is name or id, partition and error."""
+    """Return a fetch response; a topic is (name or id, partition, error code)."""
     kind = FetchResponse.FetchableTopicResponse
     found = []
     for name, number, code in topics:
@@ -802,7 +802,7 @@ def test_partitions_are_fetched_by_the_topic_id_of_their_claim(ids, fetcher):
     ids.set_id(B, NEW.bytes)
     request = asked(fetcher)
     assert request._max_version == FETCH_VERSION
-    # Of what has no id of its own, the cluster says it.
+    # Other partitions get the topic id of the cluster metadata.
     assert named(request.topics) == [
         ("t", OLD, [0]),
         ("t", NEW, [1]),
@@ -813,7 +813,7 @@ def test_partitions_are_fetched_by_the_topic_id_of_their_claim(ids, fetcher):
 
 @pytest.mark.parametrize("forgotten", [[], [A]], ids=["nothing", "some forgotten"])
 def test_later_requests_of_a_session_use_topic_ids(ids, fetcher, forgotten):
-    """A broker refuses a session that continues by name."""
+    """A broker refuses a fetch session that changes from ids to names."""
     ids.set_id(A, OLD.bytes)
     asked(fetcher)
     fetcher.wanted, fetcher.forgotten = [], forgotten
@@ -826,7 +826,7 @@ def test_responses_by_topic_id_get_the_requested_topic_names(ids, fetcher):
     ids.set_id(A, OLD.bytes)
     ids.set_id(B, NEW.bytes)
     asked(fetcher)
-    # Later requests of a session leave out what has not changed.
+    # Later requests of a session omit unchanged partitions.
     fetcher.wanted = []
     asked(fetcher)
     response = answer(FETCH_VERSION, (OLD, 0, 0), (NEW, 1, 0), (OTHER, 9, 0))

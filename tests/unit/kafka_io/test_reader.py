@@ -1,4 +1,4 @@
-"""Records over kafka-python's own, and when the next fetch starts."""
+"""The data reader over kafka-python: records, fetches, interruptions."""
 
 import gc
 import pickle
@@ -95,13 +95,13 @@ def test_records_are_immutable():
 
 
 class FakeConsumer:
-    """A consumer of kafka-python whose polls return given answers.
+    """A fake of kafka-python's consumer whose polls return given answers.
 
     Attributes:
         answers: What the next polls return.
-        sent: Number of times that fetches were sent after a poll.
-        flushed: Number of those for which its network had sent them.
-        driven: Number of times that its network received what was there.
+        sent: How often fetches were sent after a poll.
+        flushed: How many of these were also flushed to the network.
+        driven: How often available bytes were received.
     """
 
     def __init__(self, *answers, fetched=(), begun=None, error=None, under_way=False):
@@ -262,11 +262,11 @@ def test_parsed_and_packed_records_form_one_sequence():
 
 
 class SlowConsumer(FakeConsumer):
-    """A consumer whose poll runs a call first; notes whether it was closed in a poll.
+    """A fake consumer whose poll runs a call first.
 
     Attributes:
         closed: Set once it is closed.
-        was_polled: Whether it was closed while it was polled.
+        was_polled: Whether it was closed during a poll.
     """
 
     def __init__(self, call):
@@ -288,7 +288,7 @@ class SlowConsumer(FakeConsumer):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Return a reader of a consumer that runs a call in its poll, and the consumer."""
+    """Return a function that makes a reader and its slow consumer."""
 
     def make(call):
         consumer = SlowConsumer(call)
@@ -330,7 +330,7 @@ def test_a_close_by_a_signal_handler_does_not_wait_for_the_poll(slow):
 
 
 class OverTimeError(Exception):
-    """What an application's signal handler raises."""
+    """An exception of an application's signal handler."""
 
 
 def raise_over_time(*_):
@@ -338,7 +338,7 @@ def raise_over_time(*_):
 
 
 class OnSignal:
-    """Signal handlers that are no plain functions."""
+    """Signal handlers that are not plain functions."""
 
     def __call__(self, *_):
         raise OverTimeError
@@ -349,7 +349,7 @@ class OnSignal:
 
 @pytest.fixture
 def on_signal():
-    """Install a handler of SIGUSR1; return what sends it."""
+    """Return a function that installs a SIGUSR1 handler and returns its sender."""
     before = signal.getsignal(signal.SIGUSR1)
 
     def install(handler):
@@ -368,7 +368,7 @@ def on_signal():
 def test_an_exception_of_a_signal_handler_replaces_the_consumer(
     slow, on_signal, handler
 ):
-    """kafka-python may be in any state then: another consumer fetches on."""
+    """The interrupted consumer may be in any state, so another one replaces it."""
     reader, consumer = slow(on_signal(handler))
     with pytest.raises(OverTimeError):
         reader.poll(10_000, 10)
@@ -379,7 +379,7 @@ def test_an_exception_of_a_signal_handler_replaces_the_consumer(
 
 
 def test_an_exception_of_the_signal_enumeration_is_translated(slow):
-    """The default handlers of signals are members of one, which is callable."""
+    """Default signal handlers are members of this enumeration, which is callable."""
     reader, consumer = slow(lambda: signal.Handlers(77))
     with pytest.raises(MarshalError, match="77 is not a valid Handlers"):
         reader.poll(10_000, 10)

@@ -1,4 +1,4 @@
-"""Splitting fetches into batches, the choice of a parser, and compression."""
+"""Batches of a fetch: splitting, headers, checksums, parsers and compression."""
 
 import gzip
 import struct
@@ -154,7 +154,7 @@ DATA = b"some bytes, some bytes and some more bytes; " * 20
 
 @pytest.fixture(params=["cramjam", "pyarrow"])
 def package(request, monkeypatch):
-    """Decompress by one of the packages."""
+    """The package that decompresses."""
     if request.param == "pyarrow":
         monkeypatch.setitem(sys.modules, "cramjam", None)
     record_batches._decoders.cache_clear()
@@ -168,7 +168,7 @@ def snappy(data):
     while size > 127:
         length.append(size & 127 | 128)
         size >>= 7
-    # Arrow writes the length, too.
+    # The block of Arrow begins with the length.
     assert block.startswith(bytes(length) + bytes([size]))
     return block
 
@@ -211,7 +211,7 @@ def test_every_codec_of_kafka_is_decompressed_and_garbage_raises(
 def test_batches_decompressed_with_one_buffer_are_independent(
     package, codec, name, monkeypatch
 ):
-    """Though one buffer is used for them, as far as it is large enough."""
+    """A thread reuses one buffer for all batches up to a size."""
     monkeypatch.setattr(record_batches, "_scratch", record_batches._Scratch())
     monkeypatch.setattr(record_batches, "_SCRATCH_BYTES_MAX", 10_000)
     whole = [

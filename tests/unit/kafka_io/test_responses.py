@@ -1,4 +1,4 @@
-"""Responses that are received into one buffer each: whole, in pieces, and damaged."""
+"""Responses received into one buffer each: in pieces, damaged, in the background."""
 
 import random
 import select
@@ -70,7 +70,7 @@ def partition(draw, version):
 
 
 def response(draw, version):
-    """Return a response of the broker, as bytes with their size in front."""
+    """Return the bytes of a random fetch response, with their size in front."""
     topics = [
         TOPIC(
             topic="t" * draw.choice((1, 200)),
@@ -93,7 +93,7 @@ def framed(number, body, is_flexible):
 
 
 def send_in_pieces(draw, far, raw):
-    """Send bytes on a thread of its own, and return it."""
+    """Send bytes in pieces on another thread; return the thread."""
 
     def send():
         at = 0
@@ -108,7 +108,7 @@ def send_in_pieces(draw, far, raw):
 
 
 def in_pieces(draw, reader, raw):
-    """Receive bytes as they come: into the buffer, or by way of kafka-python."""
+    """Receive bytes in pieces, into the buffer or as kafka-python passes them."""
     found = []
     while raw:
         size = draw.choice((1, 3, 1_000, 100_000, len(raw)))
@@ -125,7 +125,7 @@ def in_pieces(draw, reader, raw):
 
 
 def content(response):
-    """Return all of a response, with the records as bytes."""
+    """Return the text of a response, with its records as bytes."""
     for topic in response.responses:
         for each in topic.partitions:
             each.records = None if each.records is None else bytes(each.records)
@@ -234,7 +234,7 @@ MEGABYTE = 1_048_576
 
 
 def test_an_endless_varint_raises():
-    """Reading it to its end would take the square of its length."""
+    """Decoding it to its end would take quadratic time."""
     with pytest.raises(ValueError, match="no end"):
         find_records(memoryview(b"\0" * 4 + b"\xff" * 1_000_000), 12)
 
@@ -261,7 +261,7 @@ def test_a_buffer_that_is_too_large_raises():
 
 @pytest.mark.parametrize("error", [SystemError, None])
 def test_a_buffer_is_reused_where_memory_cannot_be_resized(error, monkeypatch):
-    """Some cannot resize memory: they say so, but only of what nothing refers to."""
+    """Some systems raise SystemError, but only once no view refers to the buffer."""
     monkeypatch.setattr(module, "_HAS_HUGE_PAGES", False)
 
     class Fixed(ResponseBuffer):
@@ -296,7 +296,7 @@ def test_few_buffers_are_kept_and_none_after_a_small_response():
 
 
 class Waiting:
-    """What waits for a socket: at any time for it or for its receiver."""
+    """A fake selector, which waits for a socket or for its background receiver."""
 
     def __init__(self):
         self.receiver = None
@@ -315,7 +315,7 @@ class Waiting:
 
 @pytest.fixture
 def background(monkeypatch):
-    """Make responses of 2,000 bytes large."""
+    """Lower the limit of large responses to 2,000 bytes; return a fake selector."""
     if compiled is None:
         pytest.skip("nothing was compiled here")
     monkeypatch.setattr(module, "BACKGROUND_BYTES", 2_000)
@@ -324,7 +324,7 @@ def background(monkeypatch):
 
 
 def receive_all(reader, sock, waiting, count):
-    """Return so many responses."""
+    """Receive and return a number of responses."""
     found = []
     while len(found) < count:
         waiting.wait(sock)
@@ -334,7 +334,7 @@ def receive_all(reader, sock, waiting, count):
 
 
 def sized(number, size):
-    """Return a fetch response with so many bytes of records."""
+    """Return a fetch response with ``size`` bytes of records."""
     return of_records(number, bytes([number % 256]) * size)
 
 
@@ -389,7 +389,7 @@ def test_responses_of_any_size_are_received_in_the_background(background, ends, 
 
 
 def test_a_response_after_a_large_one_is_received_between_polls(background, ends):
-    """The application may be busy; nobody reads the head of the next response."""
+    """The background thread reads its header: the application may not poll."""
     near, far = ends
     reader = requests(new_reader(), 12, 3)
     sizes = [50_000, 51_000, 40]
@@ -446,7 +446,7 @@ def test_a_response_is_received_directly_without_a_selector(background, ends):
 
 
 def new_batches(count, *, values):
-    """Return batches that follow each other."""
+    """Return consecutive batches with a number of values each."""
     found = bytearray()
     for number in range(count):
         builder = new_batch()
@@ -459,7 +459,7 @@ def new_batches(count, *, values):
 
 
 def batches(draw):
-    """Return some batches in a row, of which one may be damaged or cut off."""
+    """Return some consecutive batches; one may be damaged, the last cut off."""
     found = bytearray()
     for _ in range(draw.choice((1, 3, 20))):
         builder = new_batch()
@@ -478,7 +478,7 @@ def batches(draw):
 
 
 def with_batches(draw, version):
-    """Return a response with batches in place of bytes without a meaning."""
+    """Return a random fetch response whose records are batches."""
     made = FetchResponse[version](
         throttle_time_ms=5,
         error_code=0,
@@ -504,7 +504,7 @@ def indexed(view):
 
 
 def is_begun(view, index):
-    """Return whether an index is that of the first batches of some records."""
+    """Return whether an index equals one of the first batches of some records."""
     _, _, behind, *_ = index
     return index == indexed(view[:behind])
 
@@ -540,7 +540,7 @@ def test_an_index_built_on_arrival_equals_an_index_of_the_records(
 
 @pytest.mark.parametrize("version", [3, *VERSIONS, 14, -1])
 def test_a_damaged_response_has_only_correct_indexes(ends, version):
-    """Or as far as the thread gets until somebody wants it."""
+    """An index may also end early, if the response is taken while it is built."""
     if compiled is None:
         pytest.skip("nothing was compiled here")
     draw = random.Random(version)
@@ -597,7 +597,7 @@ def test_a_response_is_indexed_completely_if_not_taken_at_once(ends):
 
 
 def test_an_index_belongs_to_one_view_of_one_response():
-    """Buffers are used again, and other views may begin at the same byte."""
+    """Buffers are reused, and other views may begin at the same byte."""
     if compiled is None:
         pytest.skip("nothing was compiled here")
     buffers = Buffers()

@@ -1,4 +1,4 @@
-"""Settings and their names, and the errors for all others."""
+"""Connection settings: names, values, and errors for invalid ones."""
 
 import pickle
 import re
@@ -68,7 +68,7 @@ def test_invalid_addresses_are_refused(given):
 
 
 def test_a_mapping_is_refused_as_an_address():
-    """Its names were looked up as hosts, for 30 s."""
+    """Its keys were taken for host names, and looked up for 30 s."""
     given = {"bootstrap.servers": "a:1", "sasl.password": "secret"}
     with pytest.raises(ConfigurationError, match="a mapping; what secures") as caught:
         ConnectionConfig(given)  # type: ignore[arg-type]

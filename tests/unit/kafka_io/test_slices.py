@@ -1,4 +1,4 @@
-"""Exact ranges: batches of a fetch, readers that a process keeps."""
+"""Exact ranges as columns: fetches, the end of a range, readers of a process."""
 
 import gc
 import struct
@@ -34,7 +34,7 @@ from kafka_marshal.protocol.types import OffsetRange, TopicPartition
 
 PLACE = KafkaTopicPartition("t", 0)
 END = 2**62
-# Positions in a batch's header, and bits there.
+# Positions in the header of a batch, and bits of its attributes.
 CRC, ATTRIBUTES = 17, 21
 CONTROL, APPEND_TIME = 0x20, 0x08
 ABORT, COMMIT = (struct.pack(">hh", 0, kind) for kind in (0, 1))
@@ -220,7 +220,7 @@ def test_a_patched_consumer_uses_the_target_and_returns_slices():
 
 
 def group(*offsets):
-    """Return what makes columns of some offsets, within a range."""
+    """Return a function that makes columns of the given offsets within a range."""
 
     def columns(span, *, with_headers):
         assert not gc.isenabled(), "it would look at records that are about to go"
@@ -244,9 +244,9 @@ def group(*offsets):
 
 
 class Reader(SliceReader):
-    """A reader that hands out one fetch a call.
+    """A reader that returns one fetch per call.
 
-    A fetch is groups of offsets with a record, and the next that it will look at.
+    A fetch has groups of offsets with a record, and the next offset to fetch.
     """
 
     def __init__(self, *fetches):
@@ -317,7 +317,7 @@ def test_a_range_without_progress_is_checked_against_the_log_end(monkeypatch):
 
 
 class Consumer:
-    """What a reader asks a consumer of kafka-python."""
+    """A fake of kafka-python's consumer: log ends, high watermark, topic id."""
 
     def __init__(self, *, ends=5, highwater=5, topic_id=None, fault=None, known=True):
         cluster = SimpleNamespace(
@@ -357,7 +357,7 @@ def beneath(consumer, span=(3, 9), **more):
 
 
 def test_a_truncated_log_raises_a_position_error():
-    """A reader that is used again raises what kafka-python found in between."""
+    """kafka-python may detect the truncation before the reader is used again."""
     fault = LogTruncationError({KafkaTopicPartition("t", 0): None})
     reader = beneath(Consumer(fault=fault))
     with pytest.raises(PositionError, match="cut off") as caught:

@@ -1,4 +1,4 @@
-"""Delays by quotas: logged once a minute, and remembered."""
+"""Delays by quotas are logged once a minute; the longest is kept."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Files of TLS that cannot be loaded are named, before anything connects."""
+"""TLS files are checked before a connection, and renewed ones are detected."""
 
 import datetime as dt
 
@@ -40,7 +40,7 @@ def key_pem(key, password=None):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A certificate that has expired, its key, and one of somebody else."""
+    """A folder with an expired certificate, its key, and a key that does not match."""
     home = tmp_path_factory.mktemp("tls")
     own, other = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "own")])
@@ -167,7 +167,7 @@ def test_an_admin_call_raises_for_an_encrypted_key(wrong):
 
 def made(until):
     key = ec.generate_private_key(ec.SECP256R1())
-    # Long enough for lengths of several bytes.
+    # Long names, so that lengths in the encoding take several bytes.
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "n" * 60)] * 3)
     return (
         x509.CertificateBuilder(name, name, key.public_key(), 7)
@@ -180,7 +180,7 @@ def made(until):
 
 @pytest.mark.parametrize("year", [2021, 2049, 2050, 9999])
 def test_the_expiry_of_the_first_certificate_is_read(tmp_path, year):
-    """That of the client, which comes first; also in the form for later years."""
+    """The client certificate comes first; from 2050 on, dates have another format."""
     until = dt.datetime(year, 2, 3, 4, 5, 6, tzinfo=dt.UTC)
     later = made(until + dt.timedelta(days=-30))
     (tmp_path / "own.pem").write_bytes(b"# own\n" + made(until) + later)
@@ -200,7 +200,7 @@ def test_a_broken_certificate_has_no_expiry(folder, tmp_path):
 
 @pytest.fixture
 def renewed(folder, tmp_path):
-    """Options, the files of a client, and what looks at them, a second later each."""
+    """The folder of a client, and its TlsFiles; each check is a second later."""
     for name in ("own.pem", "own.key"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     now_s = iter(range(100))
@@ -233,7 +233,7 @@ def test_files_are_renewed_only_once_key_and_certificate_match(folder, renewed):
 
 
 def test_a_replaced_directory_link_renews_its_files(folder, tmp_path):
-    """As Kubernetes replaces all files of a secret at once."""
+    """Kubernetes replaces all files of a secret by such a link."""
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "own.pem").write_bytes((folder / "own.pem").read_bytes())

@@ -1,4 +1,4 @@
-"""Every setting of PROTOCOL 2.1 that can be wrong is named."""
+"""Problems name each setting of the topic that PROTOCOL 2.1 requires."""
 
 import attrs
 import pytest

@@ -18,7 +18,7 @@ from kafka_marshal.kafka_io.topics import KafkaTopicAdmin, described
 
 
 class OldBroker:
-    """The connections of a client of kafka-python to a broker of Kafka 2.8 to 3.6."""
+    """Fake connections of kafka-python to a broker of Kafka 2.8 to 3.6."""
 
     def __init__(self, *, fetch_version):
         self.broker_version_data = SimpleNamespace(
@@ -111,7 +111,7 @@ def test_an_old_broker_describes_its_cluster(version):
 
 
 class SlowCluster:
-    """A client of kafka-python whose brokers do not know a new topic yet."""
+    """A client whose brokers learn of a new topic only after some requests."""
 
     def __init__(self, *rows):
         self.rows = list(rows)

@@ -1,4 +1,4 @@
-"""The requests of a transactional producer over kafka-python, to a broker in memory."""
+"""Requests of a transactional producer over kafka-python to fake brokers."""
 
 import re
 from collections import Counter
@@ -28,13 +28,13 @@ TOPIC_ID = "00000000-0000-0000-0000-000000000000"
 
 
 class Broker:
-    """Two brokers behind a client of kafka-python.
+    """A fake client of kafka-python, and two brokers behind it.
 
     Attributes:
         asked: Names of the requests, in order.
-        faults: Error codes, or exceptions, that requests of a name get first.
-        written: Value, key and headers of each record by partition, as it was sent.
-        sequences: First sequence number of each batch by partition.
+        faults: Error codes or exceptions of the next requests, by request name.
+        written: Value, key and headers of each written record, by partition.
+        sequences: First sequence number of each batch, by partition.
     """
 
     def __init__(self):
@@ -46,7 +46,7 @@ class Broker:
         self.manager = self.cluster = self
         self.requests = []
 
-    # --- what AdminClient and KafkaTransactions use
+    # --- the interface that AdminClient and KafkaTransactions use
 
     @property
     def _client(self):
@@ -106,7 +106,7 @@ class Broker:
             raise fault
         return fault
 
-    # --- its responses
+    # --- responses
 
     def find_coordinator(self, request, code):
         is_of_group = request.key_type == CoordinatorType.GROUP.value
@@ -180,7 +180,7 @@ def broker(monkeypatch):
 def begun(broker, monkeypatch=None, timeout_ms=5_000):
     admin = AdminClient(ConnectionConfig("b:1"))
     admin._client = broker
-    if monkeypatch is not None:  # where the connection is lost and made again
+    if monkeypatch is not None:  # for a connection that is lost and made again
         monkeypatch.setattr(admin, "_connect", lambda *_: broker)
     return KafkaTransactions(admin, "an id", group_id="g", timeout_ms=timeout_ms)
 
@@ -440,7 +440,7 @@ def test_an_authorization_error_names_the_missing_right(broker, step, code, righ
 
 
 def test_the_partition_that_failed_determines_the_error(broker):
-    """The others of the request were not attempted."""
+    """The other partitions get OPERATION_NOT_ATTEMPTED, which explains nothing."""
     plain = broker.add_partitions_to_txn
 
     def add(request, code):
@@ -457,8 +457,8 @@ def test_the_partition_that_failed_determines_the_error(broker):
 def test_a_lost_response_is_repeated_and_ends_the_producer(broker, monkeypatch, step):
     """The first request may arrive late, and would end the next transaction early.
 
-    This producer does not fence earlier ones again by itself: who lost its claim
-    meanwhile would fence the new owner, and write.
+    The producer must not fence earlier producers again by itself: a process that has
+    lost its claim meanwhile would fence the new owner, and write.
     """
     some = begun(broker, monkeypatch)
     broker.faults[step] = [kafka_errors.KafkaConnectionError("lost")]

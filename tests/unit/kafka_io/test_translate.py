@@ -1,4 +1,4 @@
-"""Which of our errors stands for which of kafka-python's."""
+"""The translation of errors of kafka-python."""
 
 import errno
 import os
@@ -86,7 +86,7 @@ def test_a_broker_that_is_not_listed_does_not_mean_that_no_broker_answers():
 
 
 def test_an_unconfirmed_record_does_not_mean_that_no_broker_answers():
-    """The topic may be gone, or a partition without a leader."""
+    """The topic may be deleted, or a partition may have no leader."""
     expired = kafka_errors.KafkaTimeoutError("Expiring 1 record(s) for t-0")
     made = translated(expired, Access.WRITE)
     assert "no broker at a:1, b:2 confirmed it in time" in str(made)
@@ -128,7 +128,7 @@ def test_a_marshal_error_is_returned_unchanged():
 
 @pytest.mark.parametrize("access", BOTH)
 def test_every_error_is_translated_and_retriable_ones_stay_so(access):
-    """Nothing that kafka-python defines falls through the table."""
+    """This covers every error class of kafka-python."""
     kinds = [
         kind
         for kind in vars(kafka_errors).values()
@@ -139,7 +139,7 @@ def test_every_error_is_translated_and_retriable_ones_stay_so(access):
         error = kind({}) if kind is kafka_errors.LogTruncationError else kind("x")
         made = translated(error, access)
         assert isinstance(made, MarshalError)
-        # What we call passing, kafka-python must not call final for good reason.
+        # An error that kafka-python calls retriable must stay retriable.
         if getattr(error, "retriable", False):
             assert made.retriable, kind
 

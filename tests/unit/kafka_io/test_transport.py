@@ -1,4 +1,4 @@
-"""Which transport is chosen, and how that can be seen."""
+"""The choice of a transport, its log line, and the logs that it opens."""
 
 import logging
 import sys
@@ -23,7 +23,7 @@ def settings(transport="auto", servers="127.0.0.1:1", **options):
 
 @pytest.fixture
 def without(monkeypatch):
-    """A Python that has no confluent-kafka."""
+    """Make confluent-kafka impossible to import."""
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
 
 
@@ -84,7 +84,7 @@ def test_data_logs_open_without_a_connection(transport):
 def test_a_reader_that_does_not_follow_has_a_short_fetch_wait(
     follows, wait_ms, monkeypatch
 ):
-    """A reader that goes to other offsets waits for the fetch in progress."""
+    """Before it reads at other offsets, it has to wait for the fetch in progress."""
     from confluent_kafka import KafkaException
 
     from kafka_marshal.kafka_io.fast import coordination

@@ -1,4 +1,4 @@
-"""The writer over producers that do what real ones were seen to do."""
+"""The writer over fake producers, which fail as real producers do."""
 
 import threading
 
@@ -15,7 +15,7 @@ from kafka_marshal.kafka_io.writer import Writer, no_answer, writer_timeouts
 
 
 class FakeProducer:
-    """Takes what is sent, and leaves the outcome to the test."""
+    """Notes sent records; the test reports their outcomes."""
 
     def __init__(self, timeouts):
         self.config = dict(timeouts)
@@ -46,7 +46,7 @@ class FakeProducer:
 
 
 class FakeProducers(list):
-    """All producers that were made; a few more attempts may fail."""
+    """All producers that were made; the next ``unreachable`` attempts fail."""
 
     unreachable = 0
     cause = None
@@ -189,7 +189,7 @@ NO_LOGIN = kafka_errors.SaslAuthenticationFailedError("wrong password")
 def test_an_append_without_an_answer_names_the_connection_error(
     writer, producers, cause, words
 ):
-    """As an error that the next attempt may not meet: it does not end the engine."""
+    """The error is retriable, whatever the cause, so it does not end the engine."""
     append, other = writer.append(0, b"x"), writer.append(1, b"x")
     producers[0].connection_error = cause
     producers[0].finish(0, TimeoutError("late"))
@@ -231,7 +231,7 @@ def test_an_abandoned_append_names_the_connection_error(writer, producers):
 
 
 def test_pending_appends_of_a_failed_producer_are_abandoned(writer, producers):
-    """Whatever becomes of it, its successor does not wait, and is not spoilt."""
+    """Their later outcomes neither delay nor replace the new producer."""
     slow = writer.append(0, b"slow")
     writer.append(1, b"failed")
     producers[0].finish(1, kafka_errors.KafkaTimeoutError("late"))
@@ -251,7 +251,7 @@ def test_pending_appends_of_a_failed_producer_are_abandoned(writer, producers):
 def test_a_new_producer_waits_for_pending_appends_per_partition(writer, producers):
     slow = writer.append(0, b"slow")
     writer.configure(12_000, timeout_ms=60_000)
-    # Partition 1 goes on at once, partition 0 when its append has an outcome.
+    # Partition 1 continues at once, partition 0 once its append has an outcome.
     assert not writer.append(1, b"on").is_done()
     early = [writer.append(0, b"early"), writer.append(0, b"next")]
     writer.watch()
@@ -305,7 +305,7 @@ def test_a_replacement_is_retried_until_the_cluster_answers(writer, producers):
 def test_a_replacement_waits_until_a_thread_can_be_started(
     writer, producers, monkeypatch
 ):
-    """As with too little memory, or at a limit of processes; calls do not raise."""
+    """Memory or the number of processes may be exhausted; calls do not raise."""
 
     def refuse(call, *, name):
         raise RuntimeError("can't start new thread")
@@ -324,7 +324,7 @@ def test_a_replacement_waits_until_a_thread_can_be_started(
 def test_a_producer_is_replaced_again_after_a_failed_replacement(
     writer, producers, monkeypatch
 ):
-    """The old producer could not be closed, for want of a thread."""
+    """Here the old producer cannot be dropped."""
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     monkeypatch.setattr(producers[0], "drop", lambda: 1 / 0)
     writer.append(0, b"x")

@@ -1,4 +1,4 @@
-"""Events as lines of the standard library's logging."""
+"""Events as lines of the standard library's logging and of structlog."""
 
 import io
 import json
@@ -50,7 +50,7 @@ def test_each_event_has_its_level(caplog, name, level):
 
 
 def test_a_log_record_has_the_fields_of_the_event_as_json(caplog):
-    """They saw the text alone."""
+    """Formatters that write JSON need fields, not only the text."""
     caplog.set_level(logging.INFO, "kafka_marshal")
     key = Key("billing", "payments", 3)
     LoggingObserver().observe(Event("claimed", {"key": key, "epoch": 7}))

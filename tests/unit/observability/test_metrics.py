@@ -1,4 +1,4 @@
-"""The catalogue by Prometheus's conventions, and how figures become text."""
+"""The catalogue of metrics, its document, the text format and the server."""
 
 import re
 import sys
@@ -23,14 +23,14 @@ CORE = {
     *("marshal_consumer_lag_records", "marshal_amo_unconfirmed_records"),
     *("marshal_group_paused", "marshal_desired_clients", "kafka_consumergroup_lag"),
 }
-# What a gauge or a counter may count, beside the base units.
+# The name of each counter contains one of these nouns.
 COUNTED = (
     *("records", "clients", "members", "claims", "events", "failures", "partitions"),
 )
 
 
 class Whole:
-    """A collector of one scrape."""
+    """A collector that returns one scrape."""
 
     def __init__(self, scrape):
         self.scrape = scrape
@@ -72,7 +72,7 @@ def test_metric_names_are_unique_and_prefixed():
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_names_follow_the_conventions_of_prometheus(family):
-    """What ``promtool check metrics`` asks of names, units and types."""
+    """The rules are those of ``promtool check metrics``."""
     name = family.name
     assert name.endswith("_total") == (family.kind is Kind.COUNTER)
     assert not re.search(r"_(ms|millis\w*|minutes|hours|percent|kb|mb)(_|$)", name)
@@ -121,9 +121,9 @@ def test_each_label_is_used_only_by_its_metrics():
 
 
 def listed():
-    """Return kind, labels and meaning of each metric; the kind is that of its name."""
+    """Return kind (by its name), labels and meaning of each metric."""
     rows = {}
-    # The sidecar's own metrics have a section of their own.
+    # Metrics of the sidecar have another section and test.
     page = DOCUMENT.partition("\n## A sidecar\n")[0]
     item = r"^- `(\w+?)(?:\{([\w,]+)\})?`: (.+?)(?=\n- |\n\n)"
     for name, labels, meaning in re.findall(item, page, re.MULTILINE | re.DOTALL):

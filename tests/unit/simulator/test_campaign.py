@@ -1,4 +1,4 @@
-"""Many seeds, summed up."""
+"""Runs of many seeds, and their summary."""
 
 import pytest
 import variants
@@ -17,7 +17,7 @@ from simulator.coverage import FENCED, SCHEDULED, SET, SITUATIONS
 from simulator.plan import FENCES, POSITIONS, SCHEDULES
 from simulator.world import World
 
-AMO_SEED = 0  # a world of at most once
+AMO_SEED = 0  # delivers at most once
 SHORT = CampaignOptions(faults=("crash",), minutes=1)
 
 

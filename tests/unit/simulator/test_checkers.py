@@ -1,4 +1,4 @@
-"""What the log accepts, and what applications get, reaches the judges step by step."""
+"""Judges get accepted records and hand-outs, and report violations."""
 
 import pytest
 from logkit import KEY, OP, beat, claim, decide, messages, pause, resolve, stage
@@ -9,7 +9,7 @@ from simulator.node import Cluster
 
 
 class Scene:
-    """One coordinating partition, of which c1 has claimed a key."""
+    """One coordinating partition, in which c1 has claimed a key."""
 
     def __init__(self, *, is_at_most_once):
         self.cluster = Cluster()

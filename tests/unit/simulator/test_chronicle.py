@@ -1,4 +1,4 @@
-"""The history of records that were sent, read back, or lost."""
+"""The history of operations: records sent, read back, or lost."""
 
 import pytest
 from logkit import (
@@ -54,7 +54,7 @@ class Surroundings:
 
 
 class Recording:
-    """A log, and the chronicle of what is done with it."""
+    """A log, and the chronicle of its operations."""
 
     def __init__(self, **settings):
         self.log = Log(**settings)

@@ -1,4 +1,4 @@
-"""The clocks, chance and background work of tests, which tests control."""
+"""Virtual clocks, seeded randomness and inline background work."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`python -m simulator`: short runs, and the ways to ask for them."""
+"""`python -m simulator`: short runs, their reports, and invalid arguments."""
 
 import json
 
@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from simulator.command import app
 from simulator.coverage import SET, SITUATIONS
 
-AMO_SEED = "0"  # a world of at most once
+AMO_SEED = "0"  # delivers at most once
 
 
 def invoke(*arguments):

@@ -15,7 +15,7 @@ BELOW, EQUAL = 0, 40
 
 
 class Scene:
-    """A world without anybody, and its admin."""
+    """A world without processes, and its admin."""
 
     def __init__(self, *faults):
         self.world = World(draw(3, faults=faults or (LEVEL, HALT)))
@@ -134,7 +134,7 @@ def change_of(scene):
 
 def test_configs_go_to_partition_0_first_if_the_count_may_change():
     assert type(Scene().configs) is Configs
-    assert type(Scene(RESIZE).configs) is Configs  # nobody writes any there
+    assert type(Scene(RESIZE).configs) is Configs  # where no Configs are written
     scene = Scene(RESIZE, LEVEL)
     assert type(scene.configs) is OrderedConfigs
     scene.configs.strike(

@@ -1,4 +1,4 @@
-"""Which situation each record counts as."""
+"""The situations that records and events count as."""
 
 import attrs
 import msgspec

@@ -1,4 +1,4 @@
-"""Records handed out twice because a log lost them must be reported."""
+"""Repeated hand-outs need a truncation, a reset or a set position as their cause."""
 
 import pytest
 
@@ -12,7 +12,10 @@ PLACE = KEY, b"id"
 
 
 def handed_twice(*, late=False):
-    """Return exposures of which one offset was had by a, and by b after a cut."""
+    """Return exposures of an offset handed out to a, and to b after a truncation.
+
+    If late, that to b is recorded first.
+    """
     exposures = Exposures()
     hands = [("a", 0), ("b", 1)]
     for name, cuts in reversed(hands) if late else hands:
@@ -64,7 +67,7 @@ FIRST, SECOND = (b"first", 2), (b"second", 0)
 
 
 def hand(exposures, *hands):
-    """Hand out one offset to each, as a log with some set positions lets it."""
+    """Hand out one offset under each set of truncations and set positions."""
     for name, cuts, sets in hands:
         exposures.on_handed(name, PLACE, offset=4, cuts=cuts, sets=sets)
 
@@ -77,7 +80,7 @@ def test_a_set_position_lets_offsets_be_handed_out_again(cuts):
 
 
 def hand_by_resets(exposures, *hands):
-    """Hand out one offset to each, by claims from after some Resets."""
+    """Hand out one offset under claims made after the given resets."""
     for name, cuts, heads in hands:
         exposures.on_handed(name, PLACE, offset=4, cuts=cuts, resets=heads)
 

@@ -1,4 +1,4 @@
-"""Faults and corners of the fake's data side; the rest is the conformance kit's."""
+"""Faults of the fake data log; the conformance kit tests the rest."""
 
 import pytest
 

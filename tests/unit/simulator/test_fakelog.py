@@ -1,4 +1,4 @@
-"""What the fake can do to appends, leaders and readers: each fault by itself."""
+"""Faults of the fake coordination log: appends, leaders, readers."""
 
 import pytest
 
@@ -21,7 +21,7 @@ T0 = TopicPartition(TOPIC, 0)
 
 
 class Script:
-    """Fates in the order given; then nothing special."""
+    """Returns fates in the given order, then appends without faults."""
 
     def __init__(self):
         self.fates = []
@@ -227,7 +227,7 @@ def test_only_a_reader_below_deleted_records_raises(cluster, log):
     log.append(0, b"2")
     log.append(0, b"3")
     cluster.delete_records(T0, before=2)
-    # Who has read nothing there has lost nothing.
+    # A reader that has read no record yet has lost none.
     assert values(fresh) == [b"3"]
     with pytest.raises(LogTruncated):
         log.poll(0)
@@ -312,7 +312,7 @@ def test_a_failover_loses_records_not_replicated(cluster, log, clock, script):
     assert cluster.fail_over(T0, leader=1, retry_ms=30) == 1
     assert log.end_offsets(10)[0] == 1
     assert lost.offset() is None
-    # Its writer tries again, and then it has another place and epoch.
+    # The writer retries: the record gets a new offset and leader epoch.
     clock.advance(100)
     assert [(e.value, e.leader_epoch) for _, e in log.poll(0)] == [
         (b"kept", 0),

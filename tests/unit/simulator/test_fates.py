@@ -1,4 +1,4 @@
-"""What becomes of appends under each kind of trouble."""
+"""The effect of each kind of fault on appends."""
 
 import pytest
 

@@ -9,7 +9,7 @@ from simulator.world import World
 
 
 class Scene:
-    """A quiet world with one process, and admins that fence."""
+    """A world without processes at first, and admins that fence."""
 
     def __init__(self):
         self.world = World(draw(6, faults=(FENCES,)))

@@ -1,4 +1,4 @@
-"""Files of kept states on hosts, and what becomes of them."""
+"""Files of kept states on hosts, and damage to them."""
 
 import random
 
@@ -17,7 +17,7 @@ CLIENT = "c1"
 
 
 class Scene:
-    """A cluster, somebody who has read its log, and what its host keeps."""
+    """A cluster, a node that has read its log, and the state files of its host."""
 
     def __init__(self):
         self.cluster = Cluster()
@@ -34,7 +34,7 @@ class Scene:
         self.files.save(CLIENT, capture(world, source="a test"))
 
     def start(self):
-        """Return what a process began from that starts with what is kept."""
+        """Start a process with the kept states; return the sources that it restored."""
         node = self.cluster.node(CLIENT, sources=[self.files.folder(CLIENT)])
         node.observer.forward = lambda event: self.files.observe(CLIENT, event)
         self.cluster.run(1_000)

@@ -1,4 +1,4 @@
-"""What processes of a simulated world begin from."""
+"""Kept states and checkpoints, from which simulated processes start."""
 
 import pytest
 
@@ -13,7 +13,7 @@ H_MS = 10_000
 
 
 class Scene:
-    """A quiet world in which states are kept."""
+    """A world without faults, in which states are kept."""
 
     def __init__(self, *kinds):
         self.world = World(draw(3, faults=kinds or ("checkpoint", "keep")))

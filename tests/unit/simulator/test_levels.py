@@ -1,4 +1,4 @@
-"""The judge of S6: what a header says, who must halt, and what nobody may do."""
+"""The judge of S6: levels of records, and the halt at a later level."""
 
 from types import SimpleNamespace
 
@@ -56,7 +56,7 @@ class Scene:
         self.write(encode(config))
 
     def reader(self, *, end=None):
-        """Return an engine as the judge sees it, that has read so many records."""
+        """Return a fake engine that has read the records below an offset."""
         replica = Replica(0, now_ms=0)
         for stored in self.cluster.kafka.log(self.cluster.place(0)).records[:end]:
             replica.fold(stored.entry(), 0)
@@ -65,7 +65,7 @@ class Scene:
 
 
 def later(value):
-    """Return a record of level 1 as one of a later version."""
+    """Return a record of level 1 with a later version in its header."""
     return value[:2] + b"\x01" + value[3:]
 
 

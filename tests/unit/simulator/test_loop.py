@@ -1,4 +1,4 @@
-"""Virtual time moves from call to call."""
+"""The loop runs calls in the order of virtual time."""
 
 from simulator.clock import VirtualClock
 from simulator.loop import Loop

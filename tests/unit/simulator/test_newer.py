@@ -1,4 +1,4 @@
-"""What programs of a later level write."""
+"""Records of a later feature level, written by newer programs."""
 
 from kafka_marshal.protocol.codec import Undecodable, decode, uvarint
 from simulator.fleet import Fleet
@@ -13,10 +13,10 @@ BELOW = 0
 
 
 class Scene:
-    """A quiet fleet; the test strikes it."""
+    """A fleet in which only the test causes faults."""
 
     def __init__(self, seed=3):
-        # Drawn so that each may strike, and none does by itself.
+        # These kinds have to be drawn; none occurs without the test.
         self.world = World(draw(seed, faults=(ABOVE, LEVEL, HALT)))
         self.fleet = Fleet(self.world)
         self.world.on_news = self.fleet.on_news
@@ -69,7 +69,7 @@ def test_a_record_of_a_later_level_is_written_at_its_moment():
             scene.fleet.remove(scene.fleet.apps[0])
             scene.fleet.admit()
         elif moment == "granted":
-            continue  # not asked for, at least once
+            continue  # at least once, no grants are requested
         assert scene.run(8 * H_MS)["above_ignored"] > before, moment
 
 

@@ -1,4 +1,4 @@
-"""What the operation judge finds, and what it lets pass."""
+"""Histories that the operation judge accepts, and violations that it reports."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def op(kind, who, token, first=None, last=None, *, outcome="ok", at_ms=0, **rest
 
 
 def handled(who, token, first, last):
-    """A batch that is handed out and processed."""
+    """Return a batch that is handed out and processed."""
     return [
         op("hand_out", who, token, first, last),
         op("process", who, token, first, last),
@@ -114,7 +114,7 @@ def test_each_violation_at_least_once_is_reported(history, invariant):
 
 
 def sent(kind, who, token, number, *, at_ms, outcome="ok", **rest):
-    """Something that was sent at a time, and what became of it in the log."""
+    """Return an operation that is sent at a time, and its outcome 50 ms later."""
     return [
         op(kind, who, None, outcome="invoke", number=number, at_ms=at_ms),
         op(kind, who, token, outcome=outcome, number=number, at_ms=at_ms + 50, **rest),
@@ -172,7 +172,7 @@ def test_a_lease_counts_from_the_sending_of_its_last_renewal(late_ms, found):
     history = [
         *sent("claim", "a", ONE, 1, at_ms=0),
         *sent("beat", "a", ONE, 2, at_ms=7_000, renews=True),
-        # Of the first nobody knows whether it renewed; the second did not.
+        # It is unknown whether the first renewed the lease; the second did not.
         *sent("beat", "a", ONE, 3, at_ms=8_000, outcome="unknown"),
         *sent("beat", "a", ONE, 4, at_ms=9_000),
         handed,
@@ -207,7 +207,7 @@ def test_at_most_once_an_unknown_processing_counts_as_done():
 
 
 def of_topics(*more, first=b"one", second=b"two"):
-    """A history of two topics of one name, the later with fewer records."""
+    """Return a history of two topics of one name; the second has fewer records."""
     return [
         op("claim", "a", ONE, topic_id=first),
         op("grant", "a", ONE, 0, 4),
@@ -242,7 +242,7 @@ def test_a_hand_out_of_another_topic_id_is_a_violation():
     early = op("beat", "b", TWO, 5, outcome="invoke")
     history = of_topics(op("hand_out", "b", TWO, 2, 2, topic_id=b"one"))
     assert invariants(history) == ["5.6"]
-    # It may send heartbeats before its claim is reported.
+    # An owner may send heartbeats before its claim is recorded.
     history.insert(5, early)
     assert invariants(history) == ["5.6"]
 
@@ -274,7 +274,7 @@ def test_grants_used_once_by_their_owners_are_no_violation():
         op("claim", "b", TWO),
         op("grant", "b", TWO, 5, 6),
         *handled("b", TWO, 5, 6),
-        # It was granted to the first, who may be slow.
+        # It was granted to a, which may be slow.
         op("process", "a", ONE, 2, 2, outcome="unknown"),
     ]
     assert invariants(history, AMO, ends={KEY: (0, 7)}) == []
@@ -337,7 +337,7 @@ def test_at_most_once_a_repeat_under_a_later_claim_is_a_violation():
 
 
 def granted(who, token, first, last):
-    """A batch that is granted, handed out and processed."""
+    """Return a batch that is granted, handed out and processed."""
     return [op("grant", who, token, first, last), *handled(who, token, first, last)]
 
 
@@ -458,7 +458,7 @@ def test_at_most_once_offsets_may_repeat_after_a_set_position():
         set_to(4),
         op("claim", "b", TWO),
         *once("b", TWO, 4, 9),
-        # The old owner ends what it was handed before.
+        # The old owner completes a record handed out before.
         op("process", "a", ONE, 9, outcome="unknown"),
     ]
     assert invariants(history, AMO) == []

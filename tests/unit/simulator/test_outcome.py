@@ -1,4 +1,4 @@
-"""What a run comes to."""
+"""Outcomes of a run: failures and reports."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a seed draws."""
+"""Plans, and how they are drawn from a seed."""
 
 import attrs
 

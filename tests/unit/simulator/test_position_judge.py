@@ -1,4 +1,4 @@
-"""All keys of an operation move, or none (S8)."""
+"""The judge of S8: an operation moves all its keys, or none."""
 
 import pytest
 from logkit import KEY, OP, beat, decide, resolve, stage, transition

@@ -14,7 +14,7 @@ FOR_MS = 8_000
 
 
 class Scene:
-    """A quiet world with one process, and admins."""
+    """A world with one process, and admins that set positions."""
 
     def __init__(self, seed=6):
         self.world = World(draw(seed, faults=(POSITIONS,)))
@@ -118,7 +118,7 @@ def test_an_unreachable_home_and_a_lagging_reader_are_healed():
         assert scene.app.node.log.lags_ms == {}
         scene.fleet.remove(scene.app)
         for number in range(30, 60):
-            scene.strike(number)  # nobody is left to lag
+            scene.strike(number)  # no reader is left
     finally:
         scene.admins.close()
     assert scene.admins.are_done()

@@ -1,4 +1,4 @@
-"""Which tokens may fall where logs lose Configs (PROTOCOL 10.9)."""
+"""Tokens that may become smaller after logs lose Configs (PROTOCOL 10.9)."""
 
 from types import SimpleNamespace
 

@@ -12,7 +12,7 @@ FOR_MS = 8_000
 
 
 class Scene:
-    """A quiet world with one process."""
+    """A world with one process; only the test recreates the topic."""
 
     def __init__(self):
         self.world = World(draw(3, faults=(RECREATE,)))
@@ -64,7 +64,7 @@ def test_a_process_that_starts_without_the_topic_is_restarted(scene):
     scene.world.produce(5)
     assert scene.fleet.admit() is None
     assert scene.fleet.apps == [scene.app]
-    scene.strike(2, size=AT_ONCE)  # there is nothing to delete
+    scene.strike(2, size=AT_ONCE)  # the topic is deleted already
     scene.world.run(FOR_MS + scene.world.plan.h_ms)
     assert scene.world.topic_id is not None
     assert len(scene.fleet.apps) == 2

@@ -1,4 +1,4 @@
-"""Scheduled pauses of a simulated fleet, and what judges them."""
+"""Scheduled pauses of a simulated fleet, and their judge."""
 
 from collections import Counter
 

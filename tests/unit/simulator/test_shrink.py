@@ -1,4 +1,4 @@
-"""Delta debugging finds the few faults that it takes."""
+"""Delta debugging keeps only the faults that cause a failure."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a seek has skipped needs no processing, as long as the log has the seek."""
+"""Offsets skipped by a seek need no processing while the log has the seek."""
 
 import attrs
 import pytest
@@ -13,7 +13,7 @@ PLACE = 0, KEY, None
 
 
 class Scene:
-    """One coordinating partition, of which c1 has claimed a key, up to 2."""
+    """One coordinating partition, in which c1 owns a key at position 2."""
 
     def __init__(self):
         self.cluster = Cluster()
@@ -37,14 +37,14 @@ class Scene:
         return end
 
     def seek(self, first, offset):
-        """Seek, and have it confirmed; return the end of the log before that."""
+        """Seek and confirm it; return the end of the log before that."""
         self.skips.seeking(KEY, self.token, first=first, offset=offset)
         end = self.write(beat(self.epoch, offset, rewind=True))
         self.skips.sought(KEY, self.token, offset=offset)
         return end
 
     def lose(self, end):
-        """Lose all records from there on."""
+        """Lose all records from an offset on."""
         self.cluster.kafka.truncate(self.cluster.place(0), end=end, leader=1)
         self.watcher.refold(0)
 
@@ -88,7 +88,7 @@ def test_a_lost_seek_skips_no_offset(scene):
     end = scene.seek(2, 5)
     scene.lose(end)
     assert scene.skipped == set()
-    scene.write(beat(scene.epoch))  # in the new leader epoch, in which time counts
+    scene.write(beat(scene.epoch))  # log time starts again in the new leader epoch
     scene.become_stale()
     scene.claim("c2")
     scene.write(beat(scene.epoch, 6, client="c2"))

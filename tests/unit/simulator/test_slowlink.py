@@ -13,7 +13,7 @@ WAIT_S = 60
 
 @pytest.fixture
 def echo():
-    """The address of a server that sends back what it is sent, to one client."""
+    """Return the address of a server that echoes the bytes of one client."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(WAIT_S)
 
@@ -46,7 +46,7 @@ def test_all_bytes_arrive_in_order(echo):
             while len(got) < len(data):
                 got += client.recv(1 << 16)
             assert got == data
-            # It counts what it has sent, on its own thread.
+            # The link counts sent bytes on its own thread.
             until(lambda: link.delivered_bytes == len(data), "all counted")
         assert link.under_way_bytes == 0
 

@@ -1,4 +1,4 @@
-"""Programs that wait, taking turns with the loop on virtual time."""
+"""Blocking programs that take turns with the loop in virtual time."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""The cache of jars: found again, checked, shared, and honest when offline."""
+"""The cache of Kafka's jars: download, hashes, lock and errors."""
 
 import hashlib
 import re
@@ -20,7 +20,7 @@ from kafka_marshal.testing.java import Java
 
 JAVA = Java(executable=Path("/bin/java"), home=Path("/opt/java"), version=17)
 
-# Stands in for jgo: makes an environment of one jar and counts its calls.
+# A fake jgo: makes an environment of one jar, and counts its calls.
 CONTENT = "of Kafka"
 JGO = f"""
 CONTENT = {CONTENT!r}
@@ -58,7 +58,7 @@ def jgo(monkeypatch, tmp_path):
 
 @pytest.fixture(autouse=True)
 def locked(monkeypatch, tmp_path):
-    """A locked list with the one jar that the stand-in makes, and a boot of our own."""
+    """A list with the hash of the jar that the fake jgo makes, and a boot id."""
     jar = tmp_path / "expected.jar"
     with zipfile.ZipFile(jar, "w") as file:
         file.writestr(zipfile.ZipInfo("x"), CONTENT)

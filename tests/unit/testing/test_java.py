@@ -1,4 +1,4 @@
-"""Which Java is found, and the error when there is none."""
+"""The search for Java, and its errors."""
 
 import sys
 from pathlib import Path

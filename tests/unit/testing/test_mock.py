@@ -1,4 +1,4 @@
-"""The mock shows what a consumer of a cluster in memory shows, and what a test sets."""
+"""The mock behaves like a consumer of a cluster in memory."""
 
 import asyncio
 import threading
@@ -31,7 +31,7 @@ class OnCluster:
         self._poll, reader.poll = reader.poll, self._step
 
     def _step(self, timeout_ms, max_records):
-        """Let time go on where a reader would wait."""
+        """Advance the time by the wait of a poll that found no records."""
         found = self._poll(timeout_ms, max_records)
         if timeout_ms and not found:
             self.cluster.run(timeout_ms)
@@ -63,7 +63,7 @@ class OnCluster:
 
 
 class OnMock:
-    """The same of a ``MockConsumer``."""
+    """The same operations on a ``MockConsumer``."""
 
     def __init__(self, *, most=500, **settings):
         self.consumer = MockConsumer("t", max_poll_records=most, **settings)
@@ -92,7 +92,7 @@ def offsets(records):
 
 
 def polled(consumer):
-    for _ in range(3):  # at most once the first call requests grants
+    for _ in range(3):  # at most once, the first call only requests grants
         if found := consumer.poll(200):
             return offsets(found[T0])
     return []

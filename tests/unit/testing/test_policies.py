@@ -1,4 +1,4 @@
-"""Every built-in policy passes the suite, and the suite catches those that do not."""
+"""Built-in policies pass the checks of policies; bad policies fail them."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_built_in_policies_conform(name, check):
 
 
 class Remembering:
-    """A policy with a memory: it counts how often it was asked."""
+    """A policy with state: it counts its calls."""
 
     def __init__(self):
         self.asked = 0

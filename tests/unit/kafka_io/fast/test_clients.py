@@ -1,4 +1,4 @@
-"""librdkafka's clients: configuration, fork, the search for leaders."""
+"""Clients of librdkafka: logging, errors, fork, closing, and the search for leaders."""
 
 import gc
 import logging
@@ -31,7 +31,7 @@ NOBODY = ConnectionConfig("127.0.0.1:1")
 
 
 class World:
-    """A clock, and a handle that answers too late, as a busy broker does."""
+    """A clock, and a handle whose metadata requests always time out."""
 
     def __init__(self):
         self.now_s = 1_000.0
@@ -54,7 +54,7 @@ def search(world):
 
 
 def run(search, world, *, topics=("t",), span_s):
-    """Poll every 10 ms for so long."""
+    """Poll every 10 ms for a number of seconds."""
     for _ in range(round(span_s / 0.01)):
         search.ask_if_due(world, topics)
         world.now_s += 0.01
@@ -64,7 +64,7 @@ def test_leaders_are_not_requested_without_a_lost_broker(search, world):
     run(search, world, span_s=60)
     assert world.asked == []
     assert search.max_wait_s(5) == 5
-    # What is below a millisecond librdkafka takes for no wait.
+    # librdkafka treats a timeout below one millisecond as none.
     assert search.max_wait_s(0.0004) == 0.001
 
 
@@ -122,7 +122,7 @@ def test_log_lines_of_librdkafka_go_to_the_logger(consumer, caplog, capfd):
 
 
 def test_without_configured_logging_no_line_reaches_stderr(monkeypatch):
-    """Errors and events have what a person needs; Python writes the rest to stderr."""
+    """By default Python writes such lines to stderr; errors and events suffice."""
     written = []
     last_resort = logging.Handler(logging.WARNING)
     last_resort.emit = written.append
@@ -249,7 +249,7 @@ def test_an_authentication_error_is_recorded_as_a_refusal():
 
 
 def test_renewed_certificates_outdate_a_client_that_cannot_connect(monkeypatch):
-    """Connections that exist continue without them."""
+    """Existing connections work with the old certificates, so only errors count."""
     now_s = [1_000.0]
     monkeypatch.setattr(clients.time, "monotonic", lambda: now_s[0])
     are_renewed = [True]
@@ -275,7 +275,7 @@ def test_only_clients_with_tls_watch_certificate_files():
 
 
 def test_a_client_without_a_token_fails_with_the_reason(monkeypatch):
-    """The binding waits ten seconds for a token, and raises a SystemError then."""
+    """confluent-kafka waits ten seconds for a token, then raises a SystemError."""
     options = {
         "security_protocol": "SASL_PLAINTEXT",
         "sasl_mechanism": "OAUTHBEARER",
@@ -294,7 +294,7 @@ def test_a_client_without_a_token_fails_with_the_reason(monkeypatch):
 
 
 def test_a_missing_token_is_not_recorded_as_a_refusal():
-    """It passes, once the server of tokens is back."""
+    """The fault is transient: it ends once the token endpoint is back."""
     client = Client()
     text = "Failed to acquire SASL OAUTHBEARER token: OAuth callback raised exception"
     client.on_error(KafkaError(KafkaError._AUTHENTICATION, text))
@@ -304,7 +304,10 @@ def test_a_missing_token_is_not_recorded_as_a_refusal():
 
 def test_a_system_error_from_an_error_code_is_ignored():
     class Error:
-        """As the binding reports it after a callback for tokens has raised."""
+        """An error of confluent-kafka after a token callback has raised.
+
+        The first call of ``code`` raises a SystemError.
+        """
 
         def __init__(self):
             self.codes = iter([SystemError(), KafkaError._TRANSPORT])
@@ -332,7 +335,7 @@ def test_unsupported_settings_are_refused():
 
 
 def test_a_forked_child_never_destroys_the_handle(consumer):
-    """Destroying a handle would wait for threads that the child has not got."""
+    """Destroying a handle waits for threads, which do not exist in the child."""
     before = sys.getrefcount(consumer.handle)
     child = os.fork()
     if child == 0:
@@ -359,7 +362,7 @@ def test_an_all_brokers_down_error_does_not_replace_its_cause():
 
 
 def test_a_tls_hint_survives_the_same_error_without_a_hint():
-    """Only some of the errors have it, and the last one may be another."""
+    """librdkafka adds the hint to some errors only, perhaps not to the last one."""
     client = Client()
     ended = "SSL connection closed by peer"
     plain = KafkaError(KafkaError._TRANSPORT, f"Disconnected: {ended}")

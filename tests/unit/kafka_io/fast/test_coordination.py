@@ -1,4 +1,4 @@
-"""librdkafka's coordination log: producer, entries, questions."""
+"""The coordination log over librdkafka: producer, entries, queries, backlogs."""
 
 import threading
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ from kafka_marshal.protocol.types import LogEntry
 
 needs_native = pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
 NOBODY = ConnectionConfig("127.0.0.1:1")
-# So many new objects start the garbage collector, unless a process sets another.
+# By default the garbage collector starts after this number of new objects.
 PYTHONS_NEWEST_MAX = 700
 
 
@@ -46,7 +46,7 @@ class Delivered:
 
 
 class Producer:
-    """Stands in for librdkafka's; what was produced waits for the test."""
+    """A fake of librdkafka's producer; the test reports the outcomes."""
 
     def __init__(self):
         self.produced = []
@@ -79,7 +79,7 @@ class Producer:
 
     def purge(self):
         self.purged.set()
-        # As in librdkafka: reported when the producer is polled.
+        # Like librdkafka, report them at the next poll.
         outcomes, self.outcomes = self.outcomes, []
         self.reports += outcomes
 
@@ -182,7 +182,7 @@ def test_a_failed_connect_has_the_last_connection_error_as_its_cause(
 
 
 def test_a_fatal_error_fails_pending_and_later_sends(producer, client):
-    """Reported, so that the writer makes a fresh producer."""
+    """The reported error makes the writer replace the producer."""
     outcomes = []
     producer.send(0, b"x", report=outcomes.append)
     fatal = KafkaException(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED))
@@ -251,7 +251,7 @@ class Message:
 
 
 class Handle:
-    """Stands in for librdkafka's: hands over what the test puts in."""
+    """A fake of librdkafka's consumer; the test fills its queue."""
 
     def __init__(self):
         self.queue = []
@@ -260,7 +260,7 @@ class Handle:
         self.ends = {0: 0, 1: 0}
         self.knows = True
         self.asked = 0
-        # How many metadata requests are answered without the topic.
+        # Number of metadata requests that are answered without the topic.
         self.unknown = 0
         self.queries = 0
         self.waits = []
@@ -332,7 +332,7 @@ def log():
 
 
 def test_leaders_are_connected_while_the_topic_is_described(log):
-    """By the reader and by the one for queries, and not once more after that."""
+    """The reader and the query client connect once each, and not again later."""
     assert log.asked_meanwhile == (2, 1)
     assert log.handle.asked == 2
 
@@ -357,7 +357,7 @@ def test_entries_have_timestamp_types_of_the_wire_format(log):
 
 
 def test_a_poll_waits_whole_milliseconds(log):
-    """Else librdkafka cuts one of a millisecond to none, and nobody waits."""
+    """librdkafka rounds a timeout below one millisecond down to none."""
     log.handle.waits.clear()
     for timeout_ms in (0, 1, 2, 97):
         assert log.poll(timeout_ms) == []
@@ -377,7 +377,7 @@ def test_the_reader_requests_leaders_after_the_loss_of_a_broker(log):
 
 
 def test_a_poll_returns_too_few_entries_to_start_the_garbage_collector(log):
-    """A message and an entry each, while the world that is kept is large."""
+    """Each entry makes two objects; a collection would visit the whole state."""
     count = 3 * MESSAGES_AT_ONCE
     log.handle.queue = [Message(0, offset) for offset in range(count)]
     taken = []
@@ -403,7 +403,7 @@ def test_the_position_skips_control_records_up_to_the_known_end(log):
 
 
 def test_metadata_is_refreshed_after_a_failed_query(log):
-    """Left alone, librdkafka would take it for unknown for ever."""
+    """Without a refresh, librdkafka would report the partition as unknown for ever."""
     log.handle.ends = {0: 3, 1: 0}
     log.handle.knows = False
     assert log.end_offsets(1_000) == {0: 3, 1: 0}
@@ -417,7 +417,7 @@ def test_a_query_of_an_unknown_partition_raises_at_its_deadline(log, monkeypatch
 
 
 def test_the_query_handle_is_closed_after_its_last_query(log, monkeypatch):
-    """Any thread may ask while another one closes."""
+    """Any thread may query while another one closes the log."""
     is_asked, may_answer = threading.Event(), threading.Event()
     closed, found = [], []
     monkeypatch.setattr(
@@ -496,7 +496,7 @@ def test_a_reader_opened_during_a_close_is_closed(log, closed):
 
 
 def outdate(client):
-    """Make connections fail, with renewed files of TLS."""
+    """Renew the TLS files of a client, and make its connections fail."""
     client.files = SimpleNamespace(are_renewed=lambda: True)
     client.on_error(KafkaError(KafkaError._SSL, "certificate expired"))
 
@@ -548,7 +548,7 @@ def test_an_outdated_querier_is_closed_after_its_last_query(log, closed, monkeyp
 def test_outdated_clients_stay_while_the_renewed_files_are_invalid(
     log, closed, monkeypatch
 ):
-    """The next call tries again."""
+    """Each further call tries to replace them again."""
 
     def refuse():
         raise ConfigurationError("the key does not belong to the certificate")
@@ -601,7 +601,7 @@ def test_a_first_read_below_the_log_start_begins_at_the_log_start(log):
     log.handle.starts = {0: 7, 1: 0}
     log.handle.queue = [Message(0, -1001, error=KafkaError._AUTO_OFFSET_RESET)]
     assert log.poll(0) == []
-    assert log.poll(0) == []  # from there
+    assert log.poll(0) == []  # reads from the new log start
     assert log.handle.assigned[-1] == {0: 7, 1: 0}
     log.handle.queue = [Message(0, 7)]
     assert [entry.offset for _, entry in log.poll(0)] == [7]
@@ -665,7 +665,7 @@ def test_seeks_before_a_poll_assign_once(log):
 
 
 class Bulk:
-    """Stands in for the reader over kafka-python."""
+    """A fake of the reader over kafka-python; the test fills ``runs``."""
 
     made: ClassVar[list] = []
 
@@ -708,7 +708,7 @@ def entry(offset, *, epoch=0):
 
 @pytest.fixture
 def behind(log, monkeypatch):
-    """Return a log that is to be read from far below its ends."""
+    """Return a log with a backlog, to be read from offset 0."""
     Bulk.made = []
     monkeypatch.setattr("kafka_marshal.kafka_io.entries.EntryReader", Bulk)
     monkeypatch.setattr(
@@ -741,7 +741,7 @@ def test_kafka_python_reads_the_backlog_and_librdkafka_the_rest(behind):
 
 
 @needs_native
-def test_skim_returns_the_entries_from_the_first_match_on(behind):
+def test_skim_returns_matching_entries_and_the_last_of_a_run(behind):
     assert behind.skim(0, head=b"7") == []
     run = packed([entry(at) for at in range(9)])
     Bulk.made[0].runs = [[(0, run)]]

@@ -1,4 +1,4 @@
-"""librdkafka's reader: records, positions, pauses, faults."""
+"""The data reader over librdkafka: records, positions, pauses, faults."""
 
 import gc
 import itertools
@@ -74,7 +74,10 @@ def test_records_keep_their_offsets_with_and_without_gaps():
 
 
 class Unreadable:
-    """A message as confluent-kafka makes it where a header's name is no text."""
+    """A message of confluent-kafka with a header name that is not UTF-8.
+
+    Its name is a null pointer: reading it ends the process.
+    """
 
     class Pair(tuple):
         __slots__ = ()
@@ -107,7 +110,7 @@ def test_invalid_header_names_are_replaced_without_reading_them():
 
 
 class Handle:
-    """librdkafka's consumer, as far as the reader uses it."""
+    """A fake of librdkafka's consumer; notes calls, and returns queued messages."""
 
     def __init__(self):
         self.queue = deque()
@@ -191,7 +194,7 @@ def handle(monkeypatch):
 
 @pytest.fixture
 def by_id(handle, monkeypatch):
-    """A reader of A, by id, and of B; and the clients that it makes, oldest first."""
+    """A reader of A, by topic id, and of B; and its clients, oldest first."""
     made = []
 
     def make(*_):
@@ -209,11 +212,11 @@ def by_id(handle, monkeypatch):
 
 
 def test_a_client_without_partitions_is_still_polled_for_events(by_id, handle):
-    """It keeps them, lines of its log too, until it is polled."""
+    """Without polls, librdkafka would keep its events and log lines for ever."""
     reader, _ = by_id
     polled(reader)
     reader.assign([])
-    assert polled(reader) == {}  # unassigns
+    assert polled(reader) == {}  # unassigns both
     events = error(("", 0), KafkaError(KafkaError._ALL_BROKERS_DOWN)), *of(A, 7)
     handle.made(*events)
     assert polled(reader) == {}
@@ -252,14 +255,14 @@ def test_records_of_another_topic_id_are_never_returned(by_id, handle):
     assert ("seek", ("t", 0, 5)) in handle.calls
     reader.pause([A])
     assert polled(reader) == {}
-    # Where the log of that other topic ends says nothing of this one.
+    # The end of the other topic does not move the position in this one.
     handle.made(error(A, KafkaError(KafkaError._PARTITION_EOF), 9))
     assert polled(reader) == {}
     assert reader.positions()[A] == 5
 
 
 def test_polls_without_records_visit_no_partition(by_id, handle, monkeypatch):
-    """With thousands of partitions that is most of what an idle member computes."""
+    """With thousands of partitions, visits would be most of an idle member's load."""
     reader, _ = by_id
     visited = []
     plain = module.FastDataReader._is_of_other_topic
@@ -338,7 +341,7 @@ def test_messages_are_split_by_partition(reader, handle):
 
 
 def test_leaders_are_requested_after_the_loss_of_a_broker(reader, handle):
-    """Also while others bring records; nobody waits for longer than until the next."""
+    """They are requested even while records arrive; polls then wait less than 1 s."""
     reader.poll(0, 100)
     assert handle.asked == []
     reader._client.on_error(KafkaError(KafkaError._TRANSPORT))
@@ -368,7 +371,7 @@ def test_a_new_position_is_a_seek(reader, handle):
     reader.seek(A, 9)
     reader.assign([A])
     reader.poll(0, 1)
-    # A seek goes before leaving, too: only that drops what librdkafka holds.
+    # Unassigning begins with a seek, too: only a seek drops buffered messages.
     assert handle.calls == [
         ("seek", ("t", 1, 0)),
         ("unassign", [("t", 1)]),
@@ -378,7 +381,7 @@ def test_a_new_position_is_a_seek(reader, handle):
 
 @pytest.fixture
 def many(handle, monkeypatch):
-    """A reader of many partitions, with their places."""
+    """A reader of many partitions, and the partitions."""
     monkeypatch.setattr(module, "close_consumer", lambda _: handle.assigned.clear())
     places = [TopicPartition("t", number) for number in range(3 * module.SEEKS_MAX)]
     made = module.FastDataReader(ConnectionConfig("nobody:1"))
@@ -391,7 +394,7 @@ def many(handle, monkeypatch):
 
 
 def test_unassigning_many_partitions_needs_no_seeks(many, handle):
-    """A pause of a group of 15,000 partitions blocked a poll for minutes."""
+    """With a seek for each, a pause of 15,000 partitions blocked a poll for minutes."""
     reader, places = many
     reader.assign(places[:2])
     handle.made(*of(places[0], 1), *of(places[2], 1))
@@ -449,7 +452,7 @@ def test_a_new_client_gets_all_positions_after_a_refused_assignment(
 def test_an_outdated_client_is_replaced_at_the_same_positions(
     reader, handle, monkeypatch
 ):
-    """Records that the old one holds are fetched again; none is returned again."""
+    """Records buffered in the old client are fetched again; none is returned twice."""
     handle.made(*of(A, 0), *of(B, 0, 1))
     assert polled(reader, most=2) == {A: [0], B: [0]}
     closed, second = [], Handle()
@@ -479,7 +482,7 @@ def test_a_short_pause_is_not_applied_to_librdkafka(reader, handle):
     reader.resume([A])
     handle.made(*of(A, 3))
     assert polled(reader, most=2) == {A: [0, 1]}
-    # What is left of it goes before what comes now.
+    # Buffered records are returned before new ones.
     assert polled(reader, most=2) == {A: [2]}
     assert polled(reader) == {A: [3]}
     assert handle.calls == []
@@ -537,7 +540,7 @@ def test_an_error_is_raised_while_other_partitions_continue(reader, handle):
     assert (raised.log_start, raised.log_end) == (5, 9)
     handle.calls.clear()
     assert polled(reader) == {B: [1]}
-    # Where to go on is for the caller to say.
+    # The caller has to choose the position to continue from.
     assert handle.calls == []
     reader.seek(A, 5)
     handle.made(*of(A, 5))
@@ -625,7 +628,7 @@ def test_polls_do_not_start_the_garbage_collector(reader, handle, monkeypatch):
     at = dict.fromkeys((A, B), 0)
 
     def of_both(count, timeout):
-        # As fetches of another size than polls lie: every second poll has two parts.
+        # Fetches and polls differ in size, so every second poll has two partitions.
         shares = {A: count} if (at[A] + at[B]) % (2 * count) else {A: 280, B: 220}
         made = []
         for place, share in shares.items():
@@ -670,7 +673,7 @@ def test_retained_messages_are_released_when_nothing_more_arrives(reader, handle
 def test_polls_of_varying_sizes_do_not_start_the_garbage_collector(
     reader, handle, monkeypatch
 ):
-    """Small and large polls alternate: as many objects are freed as are created."""
+    """Small and large polls alternate; as many objects are freed as are created."""
     at = 0
     sizes = itertools.cycle((500, 500, 20))
 
@@ -696,7 +699,7 @@ def test_polls_of_varying_sizes_do_not_start_the_garbage_collector(
 def test_records_held_for_long_do_not_start_the_garbage_collector(
     reader, handle, monkeypatch
 ):
-    """Some wait for their grant, while what comes after them is handed out."""
+    """Some records wait for a grant while later ones are handed out."""
     at = 0
 
     def all_of_it(count, _):
@@ -777,13 +780,13 @@ def test_control_records_at_the_end_are_skipped(reader, handle):
 
 
 class OverTimeError(RuntimeError):
-    """Of an application, by a signal."""
+    """An exception of an application's signal handler."""
 
 
 def test_a_poll_raises_an_exception_of_a_signal_handler_unchanged(
     reader, handle, monkeypatch
 ):
-    """librdkafka's own errors may be of the same class."""
+    """It is not translated, though errors of librdkafka may have the same class."""
 
     def end(*_):
         raise OverTimeError
@@ -805,7 +808,7 @@ def test_a_poll_raises_an_exception_of_a_signal_handler_unchanged(
 def test_a_close_by_a_signal_handler_does_not_wait_for_the_poll(
     reader, handle, monkeypatch
 ):
-    """It waited for its whole time, here for ten minutes."""
+    """It used to wait until its timeout, here for ten minutes."""
     has_polled = threading.Event()
 
     def close(_):

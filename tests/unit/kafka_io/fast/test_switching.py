@@ -1,4 +1,4 @@
-"""A backlog is read as raw batches, and the switch loses and repeats nothing."""
+"""A backlog is read over kafka-python; a switch loses and repeats no record."""
 
 from typing import ClassVar
 
@@ -38,7 +38,7 @@ def sized(found, name):
 
 
 class FakeReader:
-    """A reader of a log that ends at ``end``; it notes its state and its end."""
+    """A reader of logs that end at ``end``; keeps its state, and notes its closing."""
 
     made: ClassVar[list["FakeReader"]] = []
     end = 0
@@ -120,7 +120,7 @@ def reader(world):
 
 
 def begun(reader, world):
-    """Poll until the reader makes the other one, and return both."""
+    """Poll until the reader over kafka-python is made; return both readers."""
     reader.poll(0, 5)
     world[0] += LOOK_S
     reader.poll(0, 5)
@@ -128,7 +128,7 @@ def begun(reader, world):
 
 
 def switched(reader, world):
-    """Poll until the reader uses the other one, and return both."""
+    """Let the next poll switch to the reader over kafka-python; return both readers."""
     steady, bulk = begun(reader, world)
     bulk.is_connected = True
     bulk.fetched_max = 99

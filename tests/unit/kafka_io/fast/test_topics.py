@@ -50,7 +50,7 @@ def ended(result):
 
 
 class Handle:
-    """Answers each attempt by the next row of results; None is no answer."""
+    """Answers each attempt with the next row of results; None stands for no answer."""
 
     def __init__(self, *rows):
         self.rows = list(rows)
@@ -86,7 +86,10 @@ CONFIGS = {
 
 @pytest.fixture
 def describe(monkeypatch):
-    """Describes by the rows of a handle; returns the attempts and the result."""
+    """Return a function that describes by rows of results.
+
+    It returns the handle, which counts attempts, and the description.
+    """
     monkeypatch.setattr(module, "_RETRY_S", 0.001)
     monkeypatch.setattr(module, "_CHECK_S", 0.001)
     monkeypatch.setattr(module, "_ATTEMPT_S", 0.001)
@@ -192,7 +195,7 @@ def test_a_refused_login_or_certificate_raises_before_the_deadline(
 
 
 def test_a_transient_refusal_does_not_end_the_description(describe, monkeypatch):
-    """As of a password that some brokers do not know yet."""
+    """Such as a new password that some brokers do not know yet."""
     monkeypatch.setattr(module, "_REFUSED_RETRY_MS", HOURS_MS)
     late = failure("_TIMED_OUT")
     refusal = KafkaError(KafkaError._AUTHENTICATION, "not yet")

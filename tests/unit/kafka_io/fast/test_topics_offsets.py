@@ -1,4 +1,4 @@
-"""Log ends over librdkafka: of all partitions that can be queried."""
+"""Log ends over librdkafka, of all partitions that can be queried."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -30,7 +30,11 @@ def ended(result):
 
 
 class Handle:
-    """Knows topics by name (leaders of partitions, or an error) and ends."""
+    """A fake admin client.
+
+    ``topics`` has the leaders of partitions, or an error, by topic; ``ends`` has the
+    log end, or an error, by partition.
+    """
 
     def __init__(self, topics, ends):
         self.topics, self.ends = topics, ends
@@ -67,7 +71,7 @@ class Handle:
 
 @pytest.fixture
 def over(monkeypatch):
-    """Makes the queries over a handle with these topics and ends."""
+    """Return a function that makes queries over a handle with these topics and ends."""
 
     def make(topics, ends):
         handle = Handle(topics, ends)

@@ -1,4 +1,4 @@
-"""Results of librdkafka's transactions, translated to our errors."""
+"""Transactions over librdkafka: their steps, deadlines and errors."""
 
 import threading
 from types import SimpleNamespace
@@ -34,9 +34,9 @@ class Handle:
         self.fails = {}
         self.offset = -1001
         self.metadata = ""
-        # Errors of the next look-ups of a topic, None where it is found.
+        # Errors of the next metadata requests; None if the topic is found.
         self.errors = []
-        # What a poll does besides.
+        # Called by each poll.
         self.report = lambda: None
 
     def _do(self, name):
@@ -230,7 +230,7 @@ def test_a_bare_kafka_error_is_translated(handle, step):
 
 @pytest.mark.parametrize("code", transactions._REFUSED)
 def test_a_refused_record_names_the_target_topic_and_its_size_limit(handle, code):
-    """Not about the coordination topic, of which marshal doctor knows."""
+    """The advice about the coordination topic, marshal doctor, would not help."""
     handle.fails["commit"] = translated(code)
     with begun() as some, pytest.raises(LogUnwritable) as refused:
         write(some)
@@ -246,7 +246,7 @@ def test_the_producer_allows_records_of_almost_any_size(handle):
 
 
 def test_the_cause_of_a_fatal_error_is_polled(handle):
-    """Where an answer in the background ended it, the next call says only that."""
+    """After a fatal error in the background, calls report only that there was one."""
     handle.fails = {"produce": translated(KafkaError._FATAL)}
     handle.fails["poll"] = translated(KafkaError._FENCED)
     with begun() as some, pytest.raises(ClaimLost, match="a later producer"):
@@ -262,7 +262,7 @@ EXPIRED = KafkaError(
 
 
 def test_a_timeout_names_the_connection_error(handle):
-    """An expired certificate looked like brokers that do not answer."""
+    """Without it, an expired certificate looks like a broker that does not answer."""
     handle.fails["offsets"] = translated(KafkaError._TIMED_OUT)
     with begun() as some:
         handle.report = lambda: some._producer.on_error(EXPIRED)
@@ -330,7 +330,7 @@ def test_an_interrupted_abort_still_releases_the_producer(handle):
 
 
 def test_all_steps_of_a_transaction_share_one_deadline(handle, monkeypatch):
-    """Each takes 6 of 20 seconds; ending what is left takes a second at most."""
+    """Each step takes 6 of 20 seconds; the abort at the end gets one second."""
     now_s, given_s = [100.0], []
 
     def step(timeout_s):

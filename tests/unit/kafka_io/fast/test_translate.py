@@ -1,4 +1,4 @@
-"""Which of our errors stands for which of librdkafka's."""
+"""The translation of errors of librdkafka."""
 
 import errno
 import os
@@ -88,7 +88,7 @@ def test_an_unreachable_cluster_names_the_addresses():
 
 
 def test_an_unconfirmed_record_does_not_mean_that_no_broker_answers():
-    """The topic may be gone, or a partition without a leader."""
+    """The topic may be deleted, or a partition may have no leader."""
     made = translated(KafkaException(KafkaError(CODES["_MSG_TIMED_OUT"])))
     assert "no broker at a:1, b:2 confirmed it in time" in str(made)
     assert made.retriable
@@ -123,7 +123,7 @@ def test_a_marshal_error_is_returned_unchanged():
 
 @pytest.mark.parametrize("access", BOTH)
 def test_every_error_code_is_translated_and_retriable_ones_stay_so(access):
-    """What we call final, librdkafka must not call passing."""
+    """An error that librdkafka calls retriable must stay retriable."""
     assert len(CODES) > 100
     for name, code in CODES.items():
         error = KafkaError(code)
