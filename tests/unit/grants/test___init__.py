@@ -36,13 +36,13 @@ def test_a_process_has_one_grant_client_per_connection():
         ),
     ],
 )
-def test_a_wrong_connection_is_an_error_before_anything_is_connected(connection, named):
+def test_a_wrong_connection_option_raises_without_connecting(connection, named):
     with pytest.raises(ConfigurationError) as caught:
         open_grant_client(connection)
     assert caught.value.setting == named
 
 
-def test_requests_go_to_the_sidecar_if_there_is_one():
+def test_a_sidecar_address_selects_the_sidecar_client():
     here = {"bootstrap_servers": "localhost:1"}
     try:
         assert isinstance(open_grant_client(here), LogGrantClient)
@@ -59,13 +59,13 @@ def test_requests_go_to_the_sidecar_if_there_is_one():
         pytest.param("http://127.0.0.1:1", "sidecar_token_file", id="no token"),
     ],
 )
-def test_a_wrong_sidecar_is_an_error_before_anything_is_connected(sidecar, named):
+def test_a_wrong_sidecar_option_raises_without_connecting(sidecar, named):
     with pytest.raises(ConfigurationError) as caught:
         open_grant_client({"bootstrap_servers": "localhost:1"}, sidecar=sidecar)
     assert caught.value.setting == named
 
 
-def test_a_missing_extra_is_an_error(monkeypatch):
+def test_a_sidecar_without_the_remote_extra_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "httpx", None)
     with pytest.raises(ConfigurationError, match=r"kafka-marshal\[remote\]"):
         open_grant_client(

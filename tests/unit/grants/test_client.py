@@ -1,4 +1,4 @@
-"""What all grant clients share, and what is sent to tasks."""
+"""What all grant clients share: claim references, and queries of the newest claim."""
 
 import pickle
 
@@ -19,17 +19,17 @@ REF = ClaimRef(
 )
 
 
-def test_a_claim_can_be_pickled():
+def test_a_claim_ref_can_be_pickled():
     assert pickle.loads(pickle.dumps(REF)) == REF
     assert REF.key == KEY
     assert REF.owner == ("a", b"i" * 16)
 
 
-def test_a_secret_is_not_shown():
+def test_the_repr_of_a_claim_ref_hides_its_secret():
     assert REF.secret not in repr(REF)
 
 
-def test_the_newest_claim_has_its_token():
+def test_the_newest_claim_keeps_its_token_after_its_release():
     cluster = world(records=(5,))
     client = MemoryGrantClient(cluster)
     assert client.newest(KEY, timeout_ms=5_000) is None

@@ -1,4 +1,4 @@
-"""Grants requested from the log itself."""
+"""Grant requests that are appended to the log, and their verdicts."""
 
 import threading
 from typing import Any
@@ -53,7 +53,7 @@ def cluster():
 
 
 def stopped(cluster):
-    """Return an owner that does not release its claim in a pause."""
+    """Return an owner that never runs again, so it keeps its claim during a pause."""
     node = owning(cluster)
     node.step = lambda: None
     return node
@@ -91,7 +91,7 @@ def test_a_grant_begins_at_the_first_offset_not_granted(cluster):
     assert acquire(MemoryGrantClient(cluster), ref, 6, 9) == (0, 9)
 
 
-def test_each_attempt_has_its_own_grantee(cluster):
+def test_each_request_has_its_own_grantee_and_sequence_number(cluster):
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
     for last in (3, 3, 7):
@@ -116,7 +116,7 @@ def test_a_refusal_has_a_reason(cluster):
 
 
 @pytest.mark.parametrize(("first", "last"), [(5, 4), (-1, 3)])
-def test_an_empty_range_is_not_requested(cluster, first, last):
+def test_an_empty_range_is_refused_without_a_request(cluster, first, last):
     ref = ref_of(owning(cluster))
     before = len(lines(cluster))
     client = MemoryGrantClient(cluster)
@@ -124,7 +124,7 @@ def test_an_empty_range_is_not_requested(cluster, first, last):
     assert (len(lines(cluster)), client.logs) == (before, [])
 
 
-def test_a_request_is_cut_to_the_span():
+def test_a_request_is_cut_to_the_span_of_the_config():
     cluster = world(records=(20,), span=4)
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
@@ -132,8 +132,8 @@ def test_a_request_is_cut_to_the_span():
     assert acquire(client, ref, 10, 19) == (4, 7), "from the head, not from its first"
 
 
-def test_a_cut_request_that_others_overtook_is_repeated():
-    """What this process has read is old: the cut of its request is below the head."""
+def test_a_cut_request_below_the_head_is_repeated():
+    """The client cuts by an old head, so its request lies below the present one."""
     cluster = world(records=(20,), span=4)
     ref = ref_of(owning(cluster))
     client, other = MemoryGrantClient(cluster), MemoryGrantClient(cluster, "other")
@@ -144,8 +144,8 @@ def test_a_cut_request_that_others_overtook_is_repeated():
     assert acquire(client, ref, 2, 13) is None
 
 
-def test_a_request_that_is_too_wide_by_now_is_cut_again(cluster):
-    """The limit was lowered, and the verdict is the first to show it."""
+def test_a_request_wider_than_a_lowered_span_is_cut_again(cluster):
+    """The client learns of the lowered limit only from the verdict."""
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
     assert acquire(client, ref, 0, 1) == (0, 1)
@@ -153,8 +153,8 @@ def test_a_request_that_is_too_wide_by_now_is_cut_again(cluster):
     assert acquire(client, ref, 2, 19) == (2, 5)
 
 
-def test_a_pause_is_waited_for(cluster):
-    """No other process has a refused range: an empty batch would lose it."""
+def test_a_request_waits_for_the_end_of_a_pause(cluster):
+    """If the task skipped a refused range, no process would handle its records."""
     ref = ref_of(stopped(cluster))
     client = MemoryGrantClient(cluster)
     assert acquire(client, ref, 0, 1) == (0, 1)
@@ -162,7 +162,7 @@ def test_a_pause_is_waited_for(cluster):
     assert acquire(client, ref, 2, 9) == (2, 9)
 
 
-def test_a_pause_that_lasts_too_long_is_an_error(cluster):
+def test_a_pause_beyond_the_deadline_raises(cluster):
     ref = ref_of(stopped(cluster))
     client = MemoryGrantClient(cluster)
     pause_for(cluster, 100 * H)
@@ -171,7 +171,7 @@ def test_a_pause_that_lasts_too_long_is_an_error(cluster):
     assert len(of(cluster, "a", ClaimingMessages)) <= 1 + SOON_MS // PAUSED_MS
 
 
-def test_a_log_with_another_config_is_an_error(cluster, monkeypatch):
+def test_an_unexpected_refusal_raises(cluster, monkeypatch):
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
     strange = GrantVerdict(outcome="refused", reason="no_config", head=None, offset=9)
@@ -180,7 +180,7 @@ def test_a_log_with_another_config_is_an_error(cluster, monkeypatch):
         acquire(client, ref, 0, 9)
 
 
-def test_under_an_ended_claim_nothing_is_appended(cluster):
+def test_a_request_under_a_released_claim_is_not_appended(cluster):
     node = owning(cluster)
     ref = ref_of(node)
     client = MemoryGrantClient(cluster)
@@ -198,7 +198,7 @@ def test_under_an_ended_claim_nothing_is_appended(cluster):
     assert len(of(cluster, "a", ClaimingMessages)) == before
 
 
-def test_a_claim_that_was_taken_over_grants_nothing(cluster):
+def test_a_request_under_a_claim_taken_over_is_refused(cluster):
     node = owning(cluster)
     ref = ref_of(node)
     client = MemoryGrantClient(cluster)
@@ -209,7 +209,7 @@ def test_a_claim_that_was_taken_over_grants_nothing(cluster):
     assert not client.is_current(ref, timeout_ms=SOON_MS)
 
 
-def test_another_incarnation_or_epoch_is_not_the_claim(cluster):
+def test_another_incarnation_or_an_old_epoch_is_not_current(cluster):
     node = owning(cluster)
     client = MemoryGrantClient(cluster)
     stranger = ref_of(node, incarnation=b"x" * 16)
@@ -220,21 +220,21 @@ def test_another_incarnation_or_epoch_is_not_the_claim(cluster):
     assert (verdict.reason, verdict.offset) == ("old_epoch", None)
 
 
-# --- what is late, lost or doubled
+# --- late, lost and duplicated requests
 
 
-def test_without_a_verdict_in_time_nothing_is_granted(cluster):
+def test_a_late_verdict_raises_and_its_range_stays_granted(cluster):
     ref = ref_of(owning(cluster))
     cluster.fates["task"] = AppendFate(delay_ms=1_000)
     with pytest.raises(DeadlineExceeded, match="nothing is processed"):
         acquire(MemoryGrantClient(cluster), ref, 0, 9, timeout_ms=500)
     cluster.run(1_000)
-    # It was granted after all, and is lost: nobody may have it now.
+    # The range is granted after all, so it is lost: no process may have it again.
     assert fold(cluster).keys[KEY].granted == 10
     assert acquire(MemoryGrantClient(cluster, "retry"), ref, 0, 9) is None
 
 
-def test_a_lost_request_leaves_its_range_to_the_next_attempt(cluster):
+def test_the_range_of_a_lost_request_is_granted_to_the_retry(cluster):
     ref = ref_of(owning(cluster))
     cluster.fates["task"] = AppendFate(is_lost=True)
     with pytest.raises(DeadlineExceeded):
@@ -242,7 +242,7 @@ def test_a_lost_request_leaves_its_range_to_the_next_attempt(cluster):
     assert acquire(MemoryGrantClient(cluster, "retry"), ref, 0, 9) == (0, 9)
 
 
-def test_a_doubled_request_is_granted_once(cluster):
+def test_a_duplicated_request_is_granted_once(cluster):
     ref = ref_of(owning(cluster))
     cluster.fates["task"] = AppendFate(copies=2)
     client = MemoryGrantClient(cluster)
@@ -284,10 +284,10 @@ def test_a_permanent_refusal_of_the_log_is_raised_at_once(cluster):
         acquire(client, ref, 2, 3)
 
 
-# --- what of the log is read
+# --- reading the log
 
 
-def test_only_the_partitions_that_judge_are_read():
+def test_only_the_coordinating_partitions_of_the_claims_are_read():
     cluster = world(8, records=(5, 5))
     node = cluster.node("a")
     client = MemoryGrantClient(cluster)
@@ -305,14 +305,14 @@ def test_only_the_partitions_that_judge_are_read():
 
 
 @pytest.mark.parametrize("added", [1, 3])
-def test_partitions_added_in_kafka_change_nothing(added):
+def test_added_partitions_of_the_topic_do_not_affect_grants(added):
     cluster = world(2, records=(20,))
     ref = ref_of(owning(cluster))
     cluster.kafka.add_partitions("__marshal", added)
     assert acquire(MemoryGrantClient(cluster), ref, 0, 9) == (0, 9)
 
 
-def test_a_log_without_its_start_is_an_error(cluster):
+def test_a_log_without_its_start_raises(cluster):
     ref = ref_of(owning(cluster))
     cluster.kafka.delete_records(cluster.place(0), before=1)
     with pytest.raises(LogUnreadable, match="begins above offset 0"):
@@ -328,7 +328,7 @@ def checkpointed(cluster, node):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_log_is_read_from_its_last_checkpoint(number):
+def test_a_log_without_its_start_is_read_from_a_checkpoint(number):
     cluster = world(2, records=(20, 20))
     node = cluster.node("a")
     keys = [KEY._replace(partition=n) for n in range(2)]
@@ -348,7 +348,7 @@ def test_a_log_is_read_from_its_last_checkpoint(number):
     assert min(began.values()) > 2
 
 
-def test_an_unformatted_topic_is_an_error(cluster):
+def test_an_unformatted_topic_raises(cluster):
     ref = ref_of(owning(cluster))
     cluster.kafka.create_topic("bare", 1, is_log_append_time=True)
     client = MemoryGrantClient(cluster)
@@ -363,7 +363,7 @@ class Bare(Log):
         self._log = cluster.kafka.coordination_log("bare")
 
 
-def test_another_cluster_is_an_error(cluster):
+def test_a_log_of_another_cluster_raises(cluster):
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
     acquire(client, ref, 0, 1)
@@ -372,7 +372,7 @@ def test_another_cluster_is_an_error(cluster):
         acquire(client, ref, 2, 3)
 
 
-def test_a_truncated_log_is_read_again(cluster):
+def test_a_truncated_log_raises_and_is_opened_again(cluster):
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
     assert acquire(client, ref, 0, 3) == (0, 3)
@@ -382,7 +382,7 @@ def test_a_truncated_log_is_read_again(cluster):
     with pytest.raises(LogTruncated):
         acquire(client, ref, 4, 9)
     assert client.logs[0].is_closed
-    # What it had asked for landed; nobody knows it to be theirs.
+    # The request (4 to 9) was written and granted, but its verdict was lost.
     assert acquire(client, ref, 4, 12) == (10, 12)
     assert len(client.logs) == 2
 
@@ -390,7 +390,7 @@ def test_a_truncated_log_is_read_again(cluster):
 # --- the owner beside its tasks
 
 
-def test_tasks_do_not_confuse_the_owner(cluster):
+def test_the_owner_never_hands_out_offsets_granted_to_a_task(cluster):
     node = owning(cluster, delivery=AMO, most=3, batches=1)
     client, ref = MemoryGrantClient(cluster), ref_of(node)
     first = values(node.consumer.poll(0))
@@ -407,7 +407,7 @@ def test_tasks_do_not_confuse_the_owner(cluster):
     assert not node.observer.named("claim_ended")
 
 
-def test_a_sequence_number_of_a_task_does_not_match_the_owners(cluster):
+def test_a_task_request_does_not_complete_a_heartbeat_of_equal_seq(cluster):
     node = owning(cluster)
     session = node.session
     cluster.fates["a"] = AppendFate(delay_ms=300)
@@ -432,7 +432,7 @@ def test_a_sequence_number_of_a_task_does_not_match_the_owners(cluster):
     assert not session.is_pending([seq])
 
 
-def test_an_owner_at_least_once_continues_beside_tasks(cluster):
+def test_an_at_least_once_owner_keeps_its_claim_after_a_grant(cluster):
     node = owning(cluster, delivery=ALO)
     assert acquire(MemoryGrantClient(cluster), ref_of(node), 0, 9) == (0, 9)
     cluster.run(3 * H)
@@ -443,7 +443,7 @@ def test_an_owner_at_least_once_continues_beside_tasks(cluster):
 # --- grant clients of a process
 
 
-def test_threads_wait_for_each_other_until_their_deadline(cluster):
+def test_a_thread_waits_for_another_one_until_its_deadline(cluster):
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
     entered, done = threading.Event(), threading.Event()
@@ -473,7 +473,7 @@ DIRECTIONS = [pytest.param(2, 4, id="growing"), pytest.param(4, 2, id="shrinking
 class Moving:
     """A change of the partition count with a key that moves, and a task's claim of it.
 
-    The client is the same all the time; ``write`` brings the log up to date.
+    One client is used throughout; ``write`` copies new entries of the change to Kafka.
     """
 
     def __init__(self, before, after):
@@ -508,7 +508,7 @@ class Moving:
 
 
 @pytest.mark.parametrize(("before", "after"), DIRECTIONS)
-def test_a_claim_of_a_key_that_moves_is_over(before, after):
+def test_a_claim_ends_when_its_key_moves_to_another_partition(before, after):
     moving = Moving(before, after)
     change, client, key = moving.change, moving.client, moving.key
     ref = moving.ref(change.place(key))
@@ -553,20 +553,20 @@ def test_an_equal_epoch_in_another_partition_is_another_claim(before, after):
     change.reclaimed(key, client="c1")
     moving.write()
     new = moving.ref(target)
-    # As a process would have it that claimed both at equal offsets.
+    # As if one process had claimed the key at the same offset of both partitions.
     old = attrs.evolve(old, epoch=new.epoch)
     assert acquire(moving.client, old, 5, 9) is None
     assert not moving.client.is_current(old, timeout_ms=SOON_MS)
     assert acquire(moving.client, new, 5, 9) == (5, 9)
 
 
-def test_a_key_that_nobody_has_claimed_has_no_newest_claim():
+def test_a_never_claimed_key_has_no_newest_claim():
     moving = Moving(2, 4)
     other = moving.key._replace(group_id="nobody")
     assert moving.client.newest(other, timeout_ms=SOON_MS) is None
 
 
-def test_a_client_that_was_opened_before_partitions_were_added():
+def test_a_client_follows_a_key_to_a_partition_added_later():
     moving = Moving(2, 4)
     change, key = moving.change, moving.key
     logs, change.logs = change.logs, change.logs[:2]

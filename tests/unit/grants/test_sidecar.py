@@ -1,4 +1,4 @@
-"""Grants through a sidecar, and through the fallback if it does not answer."""
+"""Grants from a sidecar, or from the fallback client if it does not answer."""
 
 import json
 
@@ -50,7 +50,10 @@ class Fallback(GrantClient):
 
 
 def opened(answer, *, first=()):
-    """Return a client whose sidecar gives these answers, and the requests to it."""
+    """Return a client, and the list of requests that its fake sidecar receives.
+
+    The sidecar answers with ``first``, then always with ``answer``.
+    """
     asked = []
 
     answers = iter([*first, *[answer] * 9])
@@ -85,7 +88,7 @@ def fence(**rest):
     return FenceNow(**{"as_of": of, "incarnation": (b"i" * 16).hex()} | fields | rest)
 
 
-def test_the_grant_of_the_sidecar_is_returned():
+def test_acquire_sends_the_claim_and_returns_the_granted_range():
     client, asked = opened((200, granted()))
     assert client.acquire(
         REF, OffsetRange.through(0, 9), timeout_ms=1_000
@@ -99,7 +102,7 @@ def test_the_grant_of_the_sidecar_is_returned():
     assert body["secret"] == REF.secret
 
 
-def test_each_request_has_a_grantee_of_its_own():
+def test_each_request_has_its_own_grantee():
     client, asked = opened((200, granted()))
     for _ in range(3):
         client.acquire(REF, OffsetRange.through(0, 9), timeout_ms=1_000)
@@ -107,7 +110,7 @@ def test_each_request_has_a_grantee_of_its_own():
 
 
 @pytest.mark.parametrize("outcome", ["refused", "ignored"])
-def test_only_an_accepted_request_is_granted(outcome):
+def test_a_verdict_that_is_not_accepted_grants_no_range(outcome):
     client, _ = opened((200, granted(outcome=outcome, reason="why")))
     verdict = client.request(REF, OffsetRange.through(0, 9), timeout_ms=1_000)
     assert verdict == GrantVerdict(outcome=outcome, reason="why", head=10, offset=41)
@@ -119,8 +122,8 @@ def refused(reason, **rest):
 
 
 @pytest.mark.parametrize("reason", ["span", "nothing_left"])
-def test_a_range_that_may_be_granted_later_is_requested_again(reason):
-    """The sidecar cut the request by what it had read until then."""
+def test_a_refusal_because_of_an_old_head_is_requested_again(reason):
+    """The sidecar had cut the request by an old head or limit."""
     client, asked = opened((200, granted()), first=[refused(reason, head=5)])
     assert client.acquire(
         REF, OffsetRange.through(2, 9), timeout_ms=1_000
@@ -129,13 +132,13 @@ def test_a_range_that_may_be_granted_later_is_requested_again(reason):
 
 
 @pytest.mark.parametrize("reason", ["nothing_left", "not_owner", "old_epoch"])
-def test_a_final_refusal_ends_the_request(reason):
+def test_a_final_refusal_is_not_retried(reason):
     client, asked = opened(refused(reason))
     assert client.acquire(REF, OffsetRange.through(2, 9), timeout_ms=1_000) is None
     assert len(asked) == 1
 
 
-def test_a_paused_group_is_an_error_and_not_an_empty_range():
+def test_a_paused_group_raises_instead_of_granting_an_empty_range():
     client, asked = opened(refused("paused"))
     with pytest.raises(DeadlineExceeded, match="not granted within 200 ms"):
         client.acquire(REF, OffsetRange.through(2, 9), timeout_ms=200)
@@ -153,7 +156,7 @@ def test_a_paused_group_is_an_error_and_not_an_empty_range():
         ),
     ],
 )
-def test_the_log_is_used_if_the_sidecar_did_not_receive_the_request(answer):
+def test_the_fallback_answers_if_the_sidecar_did_not_get_the_request(answer):
     client, _ = opened(answer)
     assert (
         client.request(REF, OffsetRange.through(0, 1), timeout_ms=1_000)
@@ -168,7 +171,7 @@ def test_the_log_is_used_if_the_sidecar_did_not_receive_the_request(answer):
         pytest.param(httpx.ReadError("gone"), id="it died"),
     ],
 )
-def test_a_request_that_may_be_granted_does_not_go_to_the_log(answer):
+def test_a_request_the_sidecar_may_have_granted_skips_the_fallback(answer):
     client, asked = opened(httpx.ConnectError("it is gone"), first=[answer])
     with pytest.raises(CoordinationError):
         client.request(REF, OffsetRange.through(0, 1), timeout_ms=1_000)
@@ -176,7 +179,7 @@ def test_a_request_that_may_be_granted_does_not_go_to_the_log(answer):
     assert client._fallback.asked == 0
 
 
-def test_a_wrong_secret_is_an_error_and_does_not_go_to_the_log():
+def test_a_wrong_secret_raises_without_using_the_fallback():
     body = Failure(error="ClaimRejected", message="no", reason="wrong_secret")
     client, _ = opened((403, body))
     with pytest.raises(ClaimRejected) as caught:
@@ -185,8 +188,8 @@ def test_a_wrong_secret_is_an_error_and_does_not_go_to_the_log():
     assert client._fallback.asked == 0
 
 
-def test_a_request_with_a_lost_response_is_repeated_by_its_number():
-    """Another number would lose the grant."""
+def test_a_request_with_a_lost_response_is_repeated_unchanged():
+    """With another request number, the sidecar would not find the grant it has made."""
     client, asked = opened((200, granted()), first=[httpx.ReadError("gone")])
     assert client.acquire(
         REF, OffsetRange.through(0, 9), timeout_ms=1_000
@@ -196,14 +199,14 @@ def test_a_request_with_a_lost_response_is_repeated_by_its_number():
     assert one["request"] is not None
 
 
-def test_without_time_left_nothing_is_repeated():
+def test_a_request_is_not_repeated_after_its_deadline():
     client, asked = opened((200, granted()), first=[httpx.ReadTimeout("late")])
     with pytest.raises(CoordinationError):
         client.request(REF, OffsetRange.through(0, 1), timeout_ms=0)
     assert len(asked) == 1
 
 
-def test_an_invalid_response_is_an_error():
+def test_an_invalid_response_raises():
     client, _ = opened((200, {"outcome": 1}))
     with pytest.raises(CoordinationError):
         client.request(REF, OffsetRange.through(0, 1), timeout_ms=1_000)
@@ -220,20 +223,20 @@ def test_an_invalid_response_is_an_error():
         (fence(token=None, epoch=None), False),
     ],
 )
-def test_the_sidecar_knows_whether_a_claim_is_current(found, is_current):
+def test_is_current_compares_the_claim_with_the_owner_at_the_sidecar(found, is_current):
     client, asked = opened((200, found))
     assert client.is_current(REF, timeout_ms=1_000) is is_current
     assert asked[0].url.path == "/v1/groups/g/owners/t/3"
 
 
 @pytest.mark.parametrize("error", [httpx.ConnectError("x"), httpx.ReadTimeout("x")])
-def test_queries_may_use_the_log(error):
+def test_a_failed_query_is_answered_by_the_fallback(error):
     client, _ = opened(error)
     assert client.newest(REF.key, timeout_ms=1_000) == NEWEST
     assert Owner(*NEWEST.owner) == REF.owner
 
 
-def test_both_are_closed():
+def test_close_closes_the_fallback():
     client, _ = opened((200, granted()))
     client.close()
     assert client._fallback.is_closed

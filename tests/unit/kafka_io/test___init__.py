@@ -1,4 +1,4 @@
-"""What the import of the package does to the interpreter."""
+"""Effects of the import of the package on warnings of the interpreter."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from slices import HANG_S
 
 
 @pytest.mark.parametrize("module", ["data", "record_batches", "fast.coordination"])
-def test_warnings_of_kafka_python_do_not_stop_a_program_that_has_them_as_errors(module):
+def test_the_import_raises_no_warning_of_kafka_python(module):
     line = f"import kafka_marshal.kafka_io.{module}, kafka"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", line],
@@ -20,7 +20,7 @@ def test_warnings_of_kafka_python_do_not_stop_a_program_that_has_them_as_errors(
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_warning_of_the_application_about_the_same_function_remains():
+def test_a_warning_of_the_application_is_still_raised():
     line = (
         "import kafka_marshal.kafka_io, warnings\n"
         "warnings.warn('read_text is deprecated', DeprecationWarning)"

@@ -1,4 +1,4 @@
-"""Record batches of Arrow are those of lists, and own their memory."""
+"""The export of records to Arrow equals batches from lists, and owns its memory."""
 
 import gc
 import sys
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(compiled is None, reason="nothing was compiled h
 
 
 @pytest.mark.parametrize("flags", [0, APPEND_TIME])
-def test_columns_of_arrow_are_those_of_lists(flags):
+def test_exported_columns_equal_columns_built_from_lists(flags):
     found = records(
         piece(batch(7, *ROWS, flags=flags), 1), piece(numbered(20, 3), 1, 2)
     )
@@ -60,7 +60,7 @@ def test_an_exported_column_outlives_the_others_on_any_thread():
     assert not held
 
 
-def test_what_arrow_does_not_take_over_is_released():
+def test_an_unused_export_is_freed():
     run = run_of(numbered(0, 3))
     size = len(gc.get_objects())
     for _ in range(200):
@@ -72,18 +72,18 @@ def test_what_arrow_does_not_take_over_is_released():
     assert len(gc.get_objects()) <= size + 100
 
 
-def test_records_of_a_parser_and_none_are_left_to_lists():
+def test_empty_and_parsed_records_are_not_exported():
     assert to_arrow(records()) is None
     assert to_arrow(records(piece(numbered(0, 3)), SimpleNamespace(size=1))) is None
 
 
-def test_columns_of_arrow_need_no_numpy(monkeypatch):
+def test_the_export_needs_no_numpy(monkeypatch):
     monkeypatch.setitem(sys.modules, "numpy", None)
     found = to_arrow(records(piece(numbered(0, 3))))
     assert found.column("offset").to_pylist() == [0, 1, 2]
 
 
-def test_what_the_compiled_columns_leave_is_made_of_lists(monkeypatch):
+def test_a_batch_that_cannot_be_exported_is_built_from_lists(monkeypatch):
     left = SimpleNamespace(export_records=lambda *_: None)
     monkeypatch.setattr(arrow, "compiled", left)
     found = records(piece(numbered(0, 3)))

@@ -1,4 +1,4 @@
-"""Why kafka-python could not connect; the admin client's threads."""
+"""Causes of failed connections of kafka-python; calls of the admin client."""
 
 import logging
 import signal
@@ -26,7 +26,7 @@ WRONG_PASSWORD = errors.SaslAuthenticationFailedError("who?")
 
 
 class Network:
-    """A client's network, whose connections fail on a thread of its own."""
+    """The network of a client, whose connections fail on another thread."""
 
     own: ConnectionWatch | None = None
 
@@ -60,8 +60,8 @@ def network(watch):
     return network
 
 
-def test_a_client_reports_to_its_own_watch_for_ever():
-    """Also one that is no context manager, and nothing of other clients."""
+def test_a_client_reports_failures_to_its_own_watch_only():
+    """The watch need not be entered as a context manager."""
     network, other = Network(), Network()
     own = network.own = ConnectionWatch()
     network.fail(errors.KafkaConnectionError("cut off"))
@@ -77,7 +77,7 @@ def test_a_refusal_of_a_watched_client_is_recorded(watch, network):
     assert watch.is_stopped
 
 
-def test_stop_ignores_closed_clients(watch, network):
+def test_a_stopped_watch_skips_closed_clients(watch, network):
     network.is_over = True
     later = Network()
     watch.add(later)
@@ -99,14 +99,14 @@ def test_a_refused_certificate_of_this_client_is_a_permanent_refusal(watch, netw
     assert watch.refused is error
 
 
-def test_transient_errors_are_no_refusals(watch, network):
+def test_a_connection_reset_is_not_a_refusal(watch, network):
     error = errors.KafkaConnectionError("reset")
     network.fail(error)
     assert (watch.refused, watch.refusal, watch.last) == (None, None, error)
     assert "reset" in watch.reason()
 
 
-def test_the_last_error_may_explain_what_is_wrong(watch, network):
+def test_a_tls_error_explains_a_failure_until_another_error_follows(watch, network):
     error = errors.KafkaConnectionError("Handshake failed: [SSL: WRONG_VERSION_NUMBER]")
     network.fail(error)
     assert (watch.refused, watch.explained()) == (None, error)
@@ -114,7 +114,7 @@ def test_the_last_error_may_explain_what_is_wrong(watch, network):
     assert watch.explained() is None
 
 
-def test_an_address_that_only_the_cluster_names_explains_a_failure(watch, network):
+def test_an_unresolvable_advertised_address_explains_a_failure(watch, network):
     network.fail(errors.KafkaConnectionError("DNS failure"), "kafka-0.internal:9092")
     explained = watch.explained()
     assert "kafka-0.internal:9092: KafkaConnectionError: DNS" in str(explained)
@@ -125,13 +125,13 @@ def test_an_address_that_only_the_cluster_names_explains_a_failure(watch, networ
     assert "advertised.listeners" in str(made)
 
 
-def test_what_is_wrong_with_tls_counts_more_than_the_address(watch, network):
+def test_a_tls_error_is_reported_before_the_advertised_address(watch, network):
     error = errors.KafkaConnectionError("Handshake failed: [SSL: WRONG_VERSION_NUMBER]")
     network.fail(error, "kafka-0.internal:9092")
     assert watch.explained() is error
 
 
-def test_a_provider_of_tokens_that_fails_explains_a_failure(watch, network):
+def test_a_failing_token_provider_explains_a_failure(watch, network):
     class Provider:
         def token(self):
             raise OSError("503")
@@ -146,7 +146,7 @@ def test_a_provider_of_tokens_that_fails_explains_a_failure(watch, network):
     assert "OSError: 503" in str(made)
 
 
-def test_a_provider_of_tokens_needs_no_base_class():
+def test_a_token_provider_needs_no_base_class():
     made = clients._Tokens(SimpleNamespace(token=lambda: "abc"))
     assert (made.token(), made.extensions()) == ("abc", {})
     passed = {}
@@ -156,14 +156,14 @@ def test_a_provider_of_tokens_needs_no_base_class():
 
 
 def test_refusals_of_other_clients_are_not_recorded(watch, network):
-    """Of two clusters, one may be refused to us while we wait for the other."""
+    """One of two clusters may refuse the login while a call waits for the other."""
     Network().fail(WRONG_PASSWORD)
     assert watch.refused is None
     assert watch.refusal is WRONG_PASSWORD
     assert not network.is_closed
 
 
-def test_nothing_is_recorded_afterwards():
+def test_an_ended_watch_records_no_refusal():
     network = Network()
     with ConnectionWatch() as watch:
         watch.add(network)
@@ -172,8 +172,8 @@ def test_nothing_is_recorded_afterwards():
 
 
 @pytest.mark.parametrize("level", [logging.WARNING, logging.CRITICAL])
-def test_the_reason_is_known_whatever_is_logged(caplog, level):
-    """Applications silence kafka-python's loggers."""
+def test_the_error_names_the_reason_at_any_log_level(caplog, level):
+    """Applications may silence the loggers of kafka-python."""
     caplog.set_level(level, logger="kafka")
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -189,8 +189,8 @@ def test_the_reason_is_known_whatever_is_logged(caplog, level):
 
 
 @pytest.mark.parametrize("kind", [KafkaConsumer, KafkaProducer])
-def test_a_client_of_a_topic_that_finds_no_broker_gives_up(kind):
-    """A writer that connects again while its log is closed would never end."""
+def test_a_client_for_a_topic_without_a_broker_times_out(kind):
+    """Otherwise a writer that connects again during a close would never end."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
@@ -199,8 +199,8 @@ def test_a_client_of_a_topic_that_finds_no_broker_gives_up(kind):
             clients.new_client(kind, config, topic="orders")
 
 
-def test_a_connection_that_fails_has_renewed_stores_read_again(tmp_path, monkeypatch):
-    """kafka-python loads the files that were made of them for each connection."""
+def test_a_failed_connection_reads_a_renewed_keystore_again(tmp_path, monkeypatch):
+    """kafka-python loads the PEM files made from a keystore for each connection."""
     store, made = tmp_path / "own.p12", []
     store.write_bytes(b"renewed")
     stores = Stores()
@@ -227,7 +227,7 @@ def silent_broker():
 
 @pytest.fixture
 def watches(monkeypatch):
-    """Watches of all calls. Their networks end with the test: they draw backoffs."""
+    """Return the watches of all calls; stop their networks and threads at the end."""
     made = []
     others = frozenset(threading.enumerate())
 
@@ -246,7 +246,7 @@ def watches(monkeypatch):
 
 
 @pytest.mark.usefixtures("watches")
-def test_close_does_not_wait_for_a_call_that_connects(silent_broker):
+def test_close_does_not_wait_for_a_connecting_call(silent_broker):
     port = silent_broker.getsockname()[1]
     admin = AdminClient(ConnectionConfig(f"127.0.0.1:{port}"))
     ended = []
@@ -262,7 +262,7 @@ def test_close_does_not_wait_for_a_call_that_connects(silent_broker):
         except MarshalError as error:
             ended.append(error)
 
-    # As after a Ctrl-C: the thread that connects has minutes left.
+    # As after Ctrl-C: the connecting call has minutes left.
     threading.Thread(target=look, daemon=True).start()
     connection, _ = silent_broker.accept()
     with connection:
@@ -276,7 +276,7 @@ def test_close_does_not_wait_for_a_call_that_connects(silent_broker):
 
 
 class FakeClient:
-    """Counts how often it was closed."""
+    """A client that counts how often it is closed."""
 
     def __init__(self, config):
         self.config = config
@@ -288,7 +288,7 @@ class FakeClient:
 
 @pytest.fixture
 def made(monkeypatch):
-    """Return the clients that are made instead of kafka-python's."""
+    """Replace kafka-python's clients by fakes; return those that are made."""
     found = []
 
     def make(kind, config, **_):
@@ -299,8 +299,8 @@ def made(monkeypatch):
     return found
 
 
-def test_a_call_whose_client_another_call_has_closed_is_repeated(made):
-    """It fails with whatever kafka-python meets then, and drops no other client."""
+def test_a_call_is_repeated_if_another_call_closed_its_client(made):
+    """It fails with any error of kafka-python, and must not close the new client."""
     admin = AdminClient(ConnectionConfig("127.0.0.1:1"))
     has_begun, may_fail = threading.Event(), threading.Event()
 
@@ -330,8 +330,8 @@ def test_a_call_whose_client_another_call_has_closed_is_repeated(made):
     assert [each.closed_count for each in made] == [1, 0]
 
 
-def test_as_many_requests_are_in_flight_as_there_are_calls(made):
-    """Of a sidecar's clients, each may ask for the end of a log at the same time."""
+def test_the_limit_of_requests_in_flight_admits_all_calls(made):
+    """All clients of a sidecar may query the end of a log at the same time."""
     admin = AdminClient(ConnectionConfig("127.0.0.1:1"))
     admin.call(lambda _: None, doing="Asking", access=Access.READ, timeout_ms=60_000)
     most = made[0].config["max_in_flight_requests_per_connection"]
@@ -340,7 +340,7 @@ def test_as_many_requests_are_in_flight_as_there_are_calls(made):
 
 @pytest.mark.usefixtures("made")
 def test_a_call_runs_on_the_thread_of_its_caller():
-    """A query of Spark without new records makes more than a hundred a second."""
+    """A thread per call is too slow: Spark makes more than a hundred calls a second."""
     admin = AdminClient(ConnectionConfig("127.0.0.1:1"))
     answer = admin.call(
         lambda _: threading.get_ident(),
@@ -352,7 +352,7 @@ def test_a_call_runs_on_the_thread_of_its_caller():
 
 
 @pytest.mark.usefixtures("made")
-def test_a_request_without_an_answer_ends_at_the_deadline_of_its_call():
+def test_a_request_without_an_answer_ends_at_the_call_deadline():
     admin = AdminClient(ConnectionConfig("127.0.0.1:1"))
     for timeout_ms in (0, 1):
         with pytest.raises(CoordinationError, match=f"no answer within {timeout_ms}"):
@@ -364,9 +364,7 @@ def test_a_request_without_an_answer_ends_at_the_deadline_of_its_call():
             )
 
 
-def test_a_call_waits_no_longer_than_its_deadline_for_one_that_connects(
-    silent_broker, watches
-):
+def test_a_call_waits_for_a_connecting_call_until_its_deadline(silent_broker, watches):
     port = silent_broker.getsockname()[1]
     admin = AdminClient(ConnectionConfig(f"127.0.0.1:{port}"))
 
@@ -391,8 +389,8 @@ def test_a_call_waits_no_longer_than_its_deadline_for_one_that_connects(
         assert not thread.is_alive()
 
 
-def test_a_broker_that_the_metadata_does_not_list_is_waited_for(made):
-    """Such as a controller that has just started, or is away for a moment."""
+def test_a_call_is_repeated_while_metadata_lists_no_controller(made):
+    """The controller may have just started, or be restarting."""
     admin = AdminClient(ConnectionConfig("127.0.0.1:1"))
 
     def ask(client):
@@ -401,12 +399,12 @@ def test_a_broker_that_the_metadata_does_not_list_is_waited_for(made):
         return client
 
     found = admin.call(ask, doing="Asking", access=Access.READ, timeout_ms=60_000)
-    # The client knows an earlier controller for ever, so another one asks.
+    # The old client never forgets the earlier controller, so a new one asks.
     assert found is made[1]
     assert [each.closed_count for each in made] == [1, 0]
 
 
-def test_a_fault_that_does_not_pass_is_raised(made):
+def test_a_permanent_error_of_a_call_is_raised(made):
     admin = AdminClient(ConnectionConfig("127.0.0.1:1"))
 
     def fail(client):
@@ -418,7 +416,7 @@ def test_a_fault_that_does_not_pass_is_raised(made):
 
 
 @pytest.mark.usefixtures("made")
-def test_what_a_signal_handler_raises_in_a_call_is_no_fault_of_kafka():
+def test_a_call_raises_an_exception_of_a_signal_handler_unchanged():
     admin = AdminClient(ConnectionConfig("127.0.0.1:1"))
 
     def end(*_):
@@ -445,7 +443,7 @@ new_client(KafkaAdminClient, {"bootstrap_servers": "127.0.0.1:1"})
 
 
 def test_kafka_python_without_assertions_is_refused():
-    """It decodes within an assertion, and would try until the deadline."""
+    """It decodes within an ``assert``; without, it would retry until the deadline."""
     done = subprocess.run(
         [sys.executable, "-O", "-c", UNDER_O],
         check=False,

@@ -1,4 +1,4 @@
-"""Record batches as columns, beside kafka-python's own records of them."""
+"""Columns of record batches, compared with the records of kafka-python."""
 
 import attrs
 import pyarrow as pa
@@ -48,7 +48,7 @@ def expected(records):
     gap=st.integers(min_value=1, max_value=200),
     edges=st.tuples(st.integers(0, 400), st.integers(0, 400)),
 )
-def test_columns_are_what_kafka_python_reads_within_the_range(contents, gap, edges):
+def test_columns_equal_the_records_of_kafka_python_in_the_range(contents, gap, edges):
     batches, base = [], 0
     for content in contents:
         places = [(at * gap, row) for at, row in enumerate(content)]
@@ -75,14 +75,14 @@ def test_large_records_and_distant_times_are_read():
     assert listed(found) == expected(list(batch))
 
 
-def test_headers_are_left_out_and_columns_of_nothing_keep_their_type():
+def test_headers_are_optional_and_null_columns_are_binary():
     batch = built([(0, (1, None, b"v", [("a", b"1")])), (1, (1, None, b"w", []))])
     found = to_columns([taken(batch)], OffsetRange(0, FAR), with_headers=False)
     assert found.headers is None
     assert (found.keys.type, found.keys.null_count) == (pa.binary(), 2)
 
 
-def test_append_time_is_the_time_of_every_record_of_a_batch():
+def test_append_time_applies_to_every_record_of_a_batch():
     batches = [
         taken(built([(0, (10, None, b"", [])), (1, (20, None, b"", []))])),
         taken(built([(0, (30, None, b"", []))], base=2), append_ms=77),
@@ -101,7 +101,7 @@ def test_malformed_records_are_refused(change):
     elif change == "more":
         data += b"\x02\x00"
     elif change == "key":
-        data[4:5] = b"\x7e"  # longer than all there is
+        data[4:5] = b"\x7e"  # a length beyond the end
         data[data.index(b"key", 10) - 1] = 0x7E
     else:
         data[0] = 0xFF
@@ -114,7 +114,7 @@ def test_malformed_records_are_refused(change):
 
 
 def test_invalid_bytes_of_a_header_name_are_replaced():
-    """As for every other reader: no writer may stop the readers."""
+    """Otherwise one record with such a header would stop its readers for good."""
     batch = built([(0, (1, None, b"v", [(BadText("b"), b"2"), ("good", None)]))])
     found = to_columns([taken(batch)], OffsetRange(0, 1), with_headers=True)
     assert listed(found)["headers"] == [[("a\ufffd", b"2"), ("good", None)]]

@@ -1,4 +1,4 @@
-"""kafka-python's producer: configuration and reports."""
+"""The producer of kafka-python: configuration, outcomes, closing."""
 
 from types import SimpleNamespace
 from typing import ClassVar
@@ -27,7 +27,7 @@ class Sender:
 
 
 class Producer:
-    """Stands in for kafka-python's; ``faults`` are what its calls raise, in order."""
+    """A fake of kafka-python's producer; ``faults`` has the errors of each call."""
 
     made: ClassVar[list] = []
     faults: ClassVar[dict] = {}
@@ -74,7 +74,7 @@ def producer(timeout_ms=1_000, lingers=True):
     )
 
 
-def test_producer_is_idempotent_and_in_order(producers):
+def test_the_producer_is_idempotent_and_has_short_timeouts(producers):
     config = producer().config
     assert config is producers[0].config
     assert config["enable_idempotence"] is True
@@ -84,11 +84,11 @@ def test_producer_is_idempotent_and_in_order(producers):
     assert (config["request_timeout_ms"], config["delivery_timeout_ms"]) == (500, 1_000)
     assert not {"retries", "max_in_flight_requests_per_connection"} & set(config)
     assert producer(lingers=False).config == config | {"linger_ms": 0}
-    # Else it would use a whole processor while a partition has no leader.
+    # Patched: it would use a whole processor while a partition has no leader.
     assert producers[0]._metadata.request_update is not print
 
 
-def test_outcomes_are_reported(producers):
+def test_a_send_reports_its_offset_or_its_error(producers):
     outcomes = []
     made = producer()
     made.send(1, b"x", report=outcomes.append)
@@ -102,7 +102,7 @@ def test_outcomes_are_reported(producers):
     assert outcomes == [7, error]
 
 
-def test_an_append_without_an_answer_is_reported_as_such(producers):
+def test_an_append_without_an_answer_reports_a_timeout(producers):
     outcomes = []
     made = producer()
     made.send(1, b"x", report=outcomes.append)
@@ -114,7 +114,7 @@ def test_an_append_without_an_answer_is_reported_as_such(producers):
     assert [(type(each), str(each)) for each in outcomes] == [(TimeoutError, str(late))]
 
 
-def test_the_last_error_of_a_connection_counts_until_a_record_is_written(producers):
+def test_a_connection_error_is_cleared_by_a_written_record(producers):
     made = producer()
     assert made.connection_error is None
     failed = kafka_errors.KafkaConnectionError("certificate expired")
@@ -125,7 +125,9 @@ def test_the_last_error_of_a_connection_counts_until_a_record_is_written(produce
     assert made.connection_error is None
 
 
-def test_who_cannot_connect_names_the_last_connection(producers, monkeypatch):
+def test_a_failed_connect_has_the_last_connection_error_as_its_cause(
+    producers, monkeypatch
+):
     failed = kafka_errors.KafkaConnectionError("certificate expired")
 
     def connect(*_, watch, **__):
@@ -138,13 +140,13 @@ def test_who_cannot_connect_names_the_last_connection(producers, monkeypatch):
     assert raised.value.__cause__ is failed
 
 
-def test_a_refused_record_raises(producers):
+def test_a_record_that_kafka_python_refuses_raises(producers):
     Producer.faults = {"send": [ValueError("Unrecognized partition")]}
     with pytest.raises(ValueError, match="Unrecognized"):
         producer().send(9, b"x", report=pytest.fail)
 
 
-def test_metadata_is_awaited(producers):
+def test_the_producer_waits_for_metadata(producers):
     late = kafka_errors.KafkaTimeoutError("late")
     Producer.faults = {"partitions_for": [late, late]}
     producer()
@@ -158,7 +160,7 @@ def test_metadata_is_awaited(producers):
         kafka_errors.TopicAuthorizationFailedError("t"),
     ],
 )
-def test_producer_without_metadata_is_closed(producers, error):
+def test_a_producer_that_gets_no_metadata_is_closed(producers, error):
     Producer.faults = {"partitions_for": [error]}
     with pytest.raises(type(error)):
         producer(timeout_ms=0)

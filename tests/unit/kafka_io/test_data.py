@@ -1,4 +1,4 @@
-"""Questions about offsets, and their answers."""
+"""Queries of offsets, and the offsets of consumer groups."""
 
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 class Admin:
-    """kafka-python's admin client, with one answer for each partition."""
+    """A fake of kafka-python's admin client, with one row per partition number."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -57,7 +57,7 @@ def fetching(monkeypatch):
     return ask
 
 
-def test_starts_and_ends(fetching):
+def test_starts_and_ends_request_earliest_and_latest_offsets(fetching):
     offsets, admin = fetching([Row(3, -1), Row(0, -1)], "read_committed")
     assert offsets.starts([A, B], 100) == {A: 3, B: 0}
     assert offsets.ends([A], 100) == {A: 3}
@@ -65,7 +65,7 @@ def test_starts_and_ends(fetching):
     assert admin.asked == [(earliest, "READ_COMMITTED"), (latest, "READ_COMMITTED")]
 
 
-def test_ends_are_known_of_partitions_that_can_be_queried(fetching):
+def test_only_partitions_with_a_leader_are_queried(fetching):
     offsets, admin = fetching([Row(3, -1), Row(4, -1)])
     gone = TopicPartition("gone", 0)
     admin.leaders = {"t": [1, -1], "gone": []}
@@ -75,7 +75,7 @@ def test_ends_are_known_of_partitions_that_can_be_queried(fetching):
     assert len(admin.asked) == 1
 
 
-def test_times_after_the_last_record(fetching):
+def test_a_time_after_the_last_record_has_no_offset(fetching):
     offsets, admin = fetching([Row(7, 50), Row(-1, -1)])
     assert offsets.at_times({A: 40, B: 60}, 100) == {A: 7, B: None}
     assert admin.asked[0][1] == "READ_UNCOMMITTED"
@@ -89,7 +89,7 @@ def test_an_empty_query_sends_nothing(fetching):
 
 
 class Refusing:
-    """kafka-python's admin client of a principal without a right."""
+    """A fake of kafka-python's admin client whose principal lacks a right."""
 
     def __init__(self, kind):
         self.kind = kind
@@ -108,10 +108,10 @@ class Refusing:
         (errors.TopicAuthorizationFailedError, "READ on topic t", "READ on topic t"),
     ],
 )
-def test_offsets_of_a_group_need_rights_on_their_topics_too(
+def test_a_denied_group_offset_names_the_missing_right(
     monkeypatch, kind, reading, writing
 ):
-    """The message names the right that is missing, not the one that is there."""
+    """Either the right on the group or that on the topic may be missing."""
     data = KafkaDataLog(ConnectionConfig("b:1"))
     monkeypatch.setattr(data._admin, "_client", Refusing(kind))
     with pytest.raises(LogUnreadable, match=f"grant {reading}"):

@@ -1,4 +1,4 @@
-"""An event loop without a thread: what runs when, and which time counts."""
+"""Event loops on the thread of the caller, and event loops with deadlines."""
 
 import selectors
 import signal
@@ -14,7 +14,7 @@ from kafka_marshal.kafka_io.driving import CallerSelector, TimedSelector
 
 
 class Clock:
-    """Seconds of the test."""
+    """A clock that the test sets, in seconds."""
 
     now_s = 1_000.0
 
@@ -37,7 +37,7 @@ def selector():
     made.close()
 
 
-def test_it_has_no_thread(selector):
+def test_a_caller_selector_runs_on_the_thread_of_its_caller(selector):
     before = threading.active_count()
     selector.start()
     assert threading.active_count() == before
@@ -49,12 +49,12 @@ def test_it_has_no_thread(selector):
 
 
 class OverTimeError(Exception):
-    """Of an application, by a signal."""
+    """An exception of an application's signal handler."""
 
 
 @pytest.fixture(params=[KeyboardInterrupt, SystemExit, OverTimeError])
 def interrupt(request):
-    """Return a function that a signal handler ends with an exception; and its class."""
+    """Return a function that sends a signal, and the exception of its handler."""
 
     def end(*_):
         raise request.param
@@ -87,23 +87,23 @@ def add_timer(selector, work):
 
 @pytest.mark.parametrize("schedule", [add, add_with_future, add_timer])
 @pytest.mark.parametrize("work", [interrupted, interrupted_later])
-def test_what_a_signal_handler_raises_in_a_task_reaches_the_caller(
+def test_an_exception_of_a_signal_handler_in_a_task_is_raised(
     selector, interrupt, schedule, work
 ):
-    """A task whose outcome no method waits for, such as one that reads a connection."""
+    """No method waits for such a task, for example one that reads a connection."""
     send, error = interrupt
     schedule(selector, lambda: work(selector, send))
     never = Future()
     selector.call_later(10, lambda: never.success(None))
     with pytest.raises(error):
         selector.poll(future=never)
-    selector.drive()  # once
+    selector.drive()  # the exception is raised only once
 
 
-def test_what_a_signal_handler_raises_as_a_task_begins_reaches_the_caller(
+def test_an_exception_of_a_signal_handler_at_a_task_start_is_raised(
     selector, interrupt, monkeypatch
 ):
-    """The loop finds its state wrong then, and raises that."""
+    """The loop then finds its state wrong, and raises another error for it."""
     send, error = interrupt
 
     async def nothing():
@@ -118,7 +118,7 @@ def test_what_a_signal_handler_raises_as_a_task_begins_reaches_the_caller(
     monkeypatch.undo()
 
 
-def test_a_failed_or_cancelled_task_is_no_interruption(selector):
+def test_drive_raises_no_error_of_a_failed_or_cancelled_task(selector):
     def fail():
         raise LookupError
 
@@ -139,7 +139,7 @@ def test_a_failed_or_cancelled_task_is_no_interruption(selector):
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
-def test_what_no_method_waited_for_is_sent(selector, steps):
+def test_flush_sends_data_of_pending_tasks(selector, steps):
     near, far = socket.socketpair()
 
     async def send():
@@ -156,7 +156,7 @@ def test_what_no_method_waited_for_is_sent(selector, steps):
         assert far.recv(1) == b"x"
 
 
-def test_a_drive_receives_what_is_there(selector):
+def test_drive_receives_available_bytes(selector):
     near, far = socket.socketpair()
     found = []
 
@@ -173,7 +173,7 @@ def test_a_drive_receives_what_is_there(selector):
         assert found == [b"x"]
 
 
-def test_timers_count_only_while_it_runs(clock):
+def test_timers_count_only_time_in_which_the_selector_runs(clock):
     selector = CallerSelector({})
     fired = []
     selector.call_later(10, lambda: fired.append(1))
@@ -191,7 +191,7 @@ def test_timers_count_only_while_it_runs(clock):
     selector.close()
 
 
-def test_ended_timers_are_forgotten(selector):
+def test_cancelled_timers_are_discarded(selector):
     for _ in range(1_000):
         selector.cancel(selector.call_later(1_000, lambda: None))
     kept = selector.call_later(1_000, lambda: None)
@@ -199,7 +199,7 @@ def test_ended_timers_are_forgotten(selector):
     assert kept in selector._timers
 
 
-def test_sockets_are_found_also_once_they_are_closed():
+def test_a_closed_socket_keeps_its_key_until_it_is_unregistered():
     near, far = socket.socketpair()
     with driving._Sockets() as sockets, near, far:
         with pytest.raises(KeyError):
@@ -215,7 +215,7 @@ def test_sockets_are_found_also_once_they_are_closed():
             sockets.get_key(near)
 
 
-def test_a_task_that_reads_waits_for_the_receiver_of_its_socket(selector):
+def test_a_read_waits_for_the_receiver_set_for_its_socket(selector):
     near, far = socket.socketpair()
     done, signal = socket.socketpair()
     read = []
@@ -240,7 +240,7 @@ def test_a_task_that_reads_waits_for_the_receiver_of_its_socket(selector):
 
 
 class Waiting:
-    """Waits for a caller, who gives up at once if there is an error to raise."""
+    """The wait of a caller; it raises ``error`` at once if one is set."""
 
     error = None
 
@@ -263,7 +263,7 @@ def timed(waiting):
     made.close()
 
 
-def test_a_coroutine_runs_on_the_thread_of_the_selector(timed):
+def test_a_coroutine_runs_on_the_thread_of_a_timed_selector(timed):
     async def answer(number):
         return number, threading.get_ident()
 
@@ -280,7 +280,7 @@ def test_an_error_of_a_coroutine_is_raised(timed):
         timed.run(fail)
 
 
-def test_a_caller_may_give_up(timed, waiting):
+def test_an_error_of_the_wait_function_is_raised_to_the_caller(timed, waiting):
     waiting.error = TimeoutError("late")
 
     async def last():
@@ -291,7 +291,7 @@ def test_a_caller_may_give_up(timed, waiting):
 
 
 @pytest.mark.parametrize("end", ["stop", "close"])
-def test_who_waits_is_released_when_the_selector_ends(timed, end):
+def test_a_waiting_caller_gets_an_error_when_the_selector_ends(timed, end):
     found, has_begun = [], threading.Event()
 
     async def last():
@@ -313,7 +313,7 @@ def test_who_waits_is_released_when_the_selector_ends(timed, end):
     assert len(found) == 1
 
 
-def test_nobody_waits_for_a_thread_that_has_ended(timed, waiting):
+def test_a_stopped_selector_refuses_to_run_without_a_wait(timed, waiting):
     timed.stop()
     waiting.error = AssertionError("waits")
 
@@ -324,8 +324,8 @@ def test_nobody_waits_for_a_thread_that_has_ended(timed, waiting):
         timed.run(answer)
 
 
-def test_it_may_be_closed_as_soon_as_it_is_started(waiting):
-    """kafka-python forgets a stop that its thread finds when it begins."""
+def test_a_selector_closes_right_after_its_start(waiting):
+    """kafka-python ignores a stop that comes before its thread runs."""
     for _ in range(50):
         made = TimedSelector({"client_id": "test"}, wait=waiting)
         made.start()

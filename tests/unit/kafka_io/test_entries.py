@@ -1,4 +1,4 @@
-"""A consumer of the coordination log leaves entries in their fetch if it can."""
+"""Entries of the coordination log stay packed in the fetched bytes if possible."""
 
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ from kafka_marshal.protocol.types import LogEntry
 
 
 def records_of(*, values):
-    """Return the class of what reads a fetch, and the runs that it returns."""
+    """Return the class that reads a fetch with these values, and its runs."""
     consumer = SimpleNamespace(_fetcher=SimpleNamespace(PartitionRecords=None))
     fetch_entries(consumer)
     batch = built([(at, (7, None, value, [])) for at, value in enumerate(values)])
@@ -39,21 +39,21 @@ def entry(offset, value):
 
 
 @pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
-def test_entries_stay_in_the_bytes():
+def test_entries_of_an_accepted_batch_stay_packed():
     kind, (run,) = records_of(values=[b"v", None])
     assert kind is EntryRecords
     assert isinstance(run, PackedEntries)
     assert list(run) == [entry(0, b"v"), entry(1, None)]
 
 
-def test_otherwise_records_become_entries(monkeypatch):
+def test_records_become_entries_without_compiled_functions(monkeypatch):
     monkeypatch.setattr(module, "compiled", None)
     kind, found = records_of(values=[b"v", None])
     assert kind is not EntryRecords
     assert found == [[entry(0, b"v"), entry(1, None)]]
 
 
-def test_the_limit_of_later_requests_is_changed():
+def test_a_request_limit_applies_to_later_requests():
     network = Network({})
     manager = network.manager
     reader = object.__new__(EntryReader)

@@ -1,4 +1,4 @@
-"""What every reader of a fetch has in common: which batches it gets, and positions."""
+"""The part that all readers of a fetch share: batches and positions."""
 
 import random
 import struct
@@ -58,7 +58,7 @@ def fetched(*batches, **options):
     return FetchedBatches(fetch(*batches, **options))
 
 
-def test_batches_are_returned_one_after_the_other():
+def test_batches_are_returned_in_order():
     one, two = batch(0, b"a", b"b"), old(2, b"c")
     part = fetched(one, two, two[:-1], offset=1)
     assert part
@@ -82,7 +82,7 @@ def test_the_position_moves_over_batches_without_records():
     assert (part.next_fetch_offset, part.leader_epoch) == (3, 4)
 
 
-def test_it_is_drained_once():
+def test_a_fetch_is_drained_once():
     drained = []
     part = fetched(on_drain=drained.append)
     part.drain()
@@ -91,7 +91,7 @@ def test_it_is_drained_once():
     assert not part
 
 
-def test_a_wrong_checksum_is_looked_for_if_that_is_set():
+def test_a_wrong_checksum_raises_only_if_checked():
     wrong = bytearray(batch(0, b"value"))
     wrong[-2] ^= 1
     with pytest.raises(CorruptRecordError, match=r"offset 0 of .*checksum"):
@@ -99,16 +99,16 @@ def test_a_wrong_checksum_is_looked_for_if_that_is_set():
     assert fetched(bytes(wrong), is_checked=False).next_batch() is not None
 
 
-def test_a_batch_without_records_has_to_end_there():
+def test_a_batch_without_records_but_with_more_bytes_raises():
     with pytest.raises(CorruptRecordError):
         fetched(batch(0, tail=b"more")).next_batch()
 
 
-# --- records, columns and kafka-python's own records of the same log
+# --- records and columns, compared with the records of kafka-python
 
 
 def drawn_log(chance):
-    """Return a log with transactions, and what a broker reports as aborted."""
+    """Return a random log, and the aborted transactions that a broker reports."""
     log, aborted, opened = [], [], {}
     for offset in range(0, 2 * chance.randrange(1, 14), 2):
         producer = chance.randrange(3)
@@ -147,7 +147,7 @@ def values_of(part):
     return found, part.next_fetch_offset
 
 
-def test_all_read_a_log_as_kafka_python_does():
+def test_records_and_slices_of_any_log_equal_those_of_kafka_python():
     chance = random.Random(7)
     aim = FetchTarget()
     aim.take(EVERY)
@@ -166,7 +166,7 @@ def test_all_read_a_log_as_kafka_python_does():
         assert values_of(FetchedSlices(ours, aim=aim)) == expected
 
 
-def test_a_consumer_reads_its_fetches_by_it():
+def test_a_patched_consumer_passes_its_fetch_data():
     consumer = SimpleNamespace(_fetcher=SimpleNamespace(PartitionRecords=None))
     read_fetches(consumer, FetchedBatches)
     aborted, drained = [SimpleNamespace(first_offset=2, producer_id=5)], []

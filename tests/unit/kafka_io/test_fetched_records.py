@@ -1,4 +1,4 @@
-"""Records of a fetch: positions, transactions, damage; and both parsers agree."""
+"""Records of a fetch: positions, transactions, damage, and the choice of a parser."""
 
 import gc
 import random
@@ -89,7 +89,7 @@ def values(rows):
     return [row[5] for row in rows]
 
 
-def test_records_are_taken_in_parts_and_the_position_follows():
+def test_the_position_follows_records_taken_in_parts():
     drained = []
     part = fetched(
         batch(0, b"a", b"b", b"c"), batch(3, b"d", epoch=5), on_drain=drained.append
@@ -108,13 +108,13 @@ def test_records_are_taken_in_parts_and_the_position_follows():
     assert drained == [part]
 
 
-def test_the_compiled_parser_reads_each_part(monkeypatch):
+def test_the_compiled_parser_reads_every_part_of_a_batch(monkeypatch):
     monkeypatch.setattr(module, "python_records", None)
     part = fetched(batch(0, b"a", b"b", b"c", b"d"), batch(4, b"e"), start=1)
     assert [offsets(part.take(2)) for _ in range(3)] == [[1, 2], [3, 4], []]
 
 
-def test_all_are_taken_without_a_limit():
+def test_all_records_are_taken_without_a_limit():
     assert values(fetched(batch(0, b"a"), batch(1, b"b")).take()) == [b"a", b"b"]
 
 
@@ -125,7 +125,7 @@ def test_a_fetch_may_begin_within_a_batch():
     assert offsets(part.take(5)) == [7]
 
 
-def test_the_position_passes_offsets_without_a_record():
+def test_the_position_skips_offsets_without_a_record():
     data = bytearray(batch(0, b"a", b"b"))
     struct.pack_into(">i", data, ATTRIBUTES + 2, 9)
     part = fetched(sealed(data))
@@ -137,7 +137,7 @@ def test_the_position_passes_offsets_without_a_record():
     assert (part.next_fetch_offset, bool(part)) == (4, False)
 
 
-def test_a_cut_batch_is_for_the_next_fetch():
+def test_a_batch_that_is_cut_off_is_left_to_the_next_fetch():
     part = fetched(batch(0, b"a"), batch(1, b"b")[:-4])
     assert values(part.take(9)) == [b"a"]
     assert (part.next_fetch_offset, bool(part)) == (1, False)
@@ -154,7 +154,7 @@ LOG = (
 )
 
 
-def test_aborted_records_and_markers_are_skipped():
+def test_aborted_records_and_transaction_markers_are_skipped():
     aborted = [SimpleNamespace(first_offset=0, producer_id=5)]
     part = fetched(*LOG, aborted=aborted)
     assert values(part.take(9)) == [b"kept", b"plain", b"again"]
@@ -175,14 +175,14 @@ def test_a_wrong_checksum_raises_after_the_records_before_it():
 
 
 @pytest.mark.parametrize("compression", [0, 1, 2, 3, 4])
-def test_every_compression_is_read(compression):
+def test_batches_of_every_compression_are_read(compression):
     values_in = [b"v%d" % number * 50 for number in range(20)]
     part = FetchedRecords(fetch(packed(compression, values_in)), make=rows_of)
     assert values(part.take(99)) == values_in
 
 
 def packed(compression, values_in):
-    """Return a batch by aiokafka's builder, which has every compression."""
+    """Return a batch made by aiokafka, whose builder has every compression."""
     from aiokafka.record.default_records import (
         DefaultRecordBatchBuilder,
     )
@@ -195,13 +195,13 @@ def packed(compression, values_in):
     return data
 
 
-def test_append_time_is_that_of_the_batch():
+def test_a_record_has_the_append_time_of_its_batch():
     (row,) = fetched(batch(0, b"a", flags=APPEND_TIME)).take(1)
     assert row[:4] == (4, 0, 7, 1)
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_records_of_old_brokers_are_read(magic):
+def test_batches_of_old_formats_are_read(magic):
     old = batch(1, b"a", b"b", magic=magic)
     part = fetched(batch(0, b"z"), old, batch(3, b"new"))
     assert values(part.take(2)) == [b"z", b"a"]
@@ -209,7 +209,7 @@ def test_records_of_old_brokers_are_read(magic):
     assert part.next_fetch_offset == 4
 
 
-def test_header_names_may_be_any_bytes():
+def test_invalid_bytes_of_a_header_name_are_replaced():
     part = fetched(
         sealed(with_header("good")), sealed(with_header(BadText("b")), offset=1)
     )
@@ -217,14 +217,14 @@ def test_header_names_may_be_any_bytes():
     assert [row[-1] for row in rows] == [[("good", b"1")], [("a\ufffd", b"1")]]
 
 
-def test_a_batch_that_the_parser_refuses_is_parsed_by_kafka_python():
+def test_kafka_python_parses_a_batch_that_the_parser_refuses():
     def refuses(_):
         raise ValueError
 
     assert values(fetched(batch(0, b"a", b"b"), parser=refuses).take(9)) == [b"a", b"b"]
 
 
-def test_a_parser_that_fails_within_a_batch_loses_nothing():
+def test_a_parser_failure_within_a_batch_loses_no_record():
     def fails(data):
         yield from list(python_records(data))[:2]
         raise ValueError
@@ -234,7 +234,7 @@ def test_a_parser_that_fails_within_a_batch_loses_nothing():
     assert values(part.take(9)) == [b"b", b"c", b"d"]
 
 
-# --- both parsers, on damaged batches with right checksums
+# --- both parsers, on damaged batches with correct checksums
 
 
 def pure(data):
@@ -254,8 +254,8 @@ def outcome(part, rows):
 
 
 @pytest.mark.parametrize("parser", [compiled_parser(), python_records])
-def test_damaged_batches_are_read_as_by_kafka_python(parser):
-    """Whatever a batch contains, both accept the same, and nothing crashes."""
+def test_damaged_batches_give_the_records_and_errors_of_kafka_python(parser):
+    """Each parser accepts exactly the batches that kafka-python accepts."""
     chance = random.Random(7)
     accepted = refused = 0
     for _ in range(4_000):
@@ -293,7 +293,7 @@ def consumer():
 
 
 def parser_of(monkeypatch, *values_in):
-    """Return the names of the parsers that read a fetch, and check its values."""
+    """Read a fetch with these values; return the names of the parsers used."""
     used = []
 
     def noted(name, parse):
@@ -324,17 +324,17 @@ def test_large_fetches_are_parsed_by_the_compiled_parser(monkeypatch):
     assert parser_of(monkeypatch, bytes(COMPILED_FROM_BYTES)) == ["compiled"]
 
 
-def test_small_fetches_do_not_load_it(monkeypatch):
+def test_small_fetches_are_parsed_by_kafka_python(monkeypatch):
     assert parser_of(monkeypatch, b"a", b"b") == ["python"]
 
 
-def test_without_it_python_parses(monkeypatch):
+def test_large_fetches_without_a_compiled_parser_use_kafka_python(monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "compiled_parser", lambda: None)
     assert parser_of(monkeypatch, bytes(COMPILED_FROM_BYTES)) == ["python"]
 
 
-def test_long_batches_do_not_start_the_garbage_collector():
-    """What is made of the records is retained; parsed records are not."""
+def test_a_large_batch_does_not_start_the_garbage_collector():
+    """The values made from records are retained, the parsed records are not."""
 
     def make(_, sources):
         return [each.value for each in sources]

@@ -1,4 +1,4 @@
-"""Tokens of a token endpoint, and of users' providers."""
+"""Tokens from a token endpoint, and extensions of token providers."""
 
 import base64
 import json
@@ -14,7 +14,7 @@ from kafka_marshal.kafka_io.oauth import ClientCredentials, extensions_of
 
 
 class Endpoint(HTTPServer):
-    """Answers as ``answers`` state; keeps what was requested."""
+    """Gives the answers of ``answers`` in order; notes login and body of requests."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -76,12 +76,14 @@ def test_a_token_is_renewed_before_it_expires(endpoint, tokens, clock):
     assert tokens.expires_at_s == 1_100
     clock.now_s = 1_075.0
     assert tokens.token() == "two"
-    assert tokens.expires_at_s == 1_375  # by default
+    assert tokens.expires_at_s == 1_375  # the default lifetime is 300 s
     wanted = {"grant_type": ["client_credentials"], "scope": ["kafka"]}
     assert endpoint.requests == [("billing:s%2Fecret", wanted)] * 2
 
 
-def test_a_token_is_used_to_its_end_while_the_endpoint_fails(endpoint, tokens, clock):
+def test_a_token_is_used_until_it_expires_while_the_endpoint_fails(
+    endpoint, tokens, clock
+):
     endpoint.answers += [
         (200, {"access_token": "one", "expires_in": 100}),
         (503, b"later"),
@@ -106,7 +108,7 @@ def test_a_token_is_used_to_its_end_while_the_endpoint_fails(endpoint, tokens, c
         (200, [], "TypeError"),
     ],
 )
-def test_the_error_shows_what_the_endpoint_answered(
+def test_the_error_shows_the_answer_of_the_endpoint(
     endpoint, tokens, status, answer, words
 ):
     endpoint.answers.append((status, answer))
@@ -116,7 +118,7 @@ def test_the_error_shows_what_the_endpoint_answered(
     assert "ecret" not in str(caught.value)
 
 
-def test_an_endpoint_that_is_down_is_named(endpoint):
+def test_the_error_names_an_unreachable_endpoint(endpoint):
     endpoint.server_close()
     netloc = f"127.0.0.1:{endpoint.server_port}"
     tokens = ClientCredentials(f"http://{netloc}", client_id="a", client_secret="b")
@@ -124,8 +126,8 @@ def test_an_endpoint_that_is_down_is_named(endpoint):
         tokens.token()
 
 
-def test_certificates_of_the_cluster_are_trusted_too(endpoint, tmp_path):
-    """A file without certificates is an error, so it is read."""
+def test_the_ca_file_is_loaded_for_the_endpoint(endpoint, tmp_path):
+    """An empty file raises an error, which shows that it was loaded."""
     nothing = tmp_path / "ca.pem"
     nothing.write_text("")
     tokens = ClientCredentials(

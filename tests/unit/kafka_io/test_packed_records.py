@@ -1,4 +1,4 @@
-"""Records that are cut out of their batches late are those of a parser."""
+"""Records cut out of their fetched batches late equal those of a parser."""
 
 import gc
 import pickle
@@ -49,7 +49,7 @@ def offsets(found):
 
 
 @pytest.mark.parametrize("flags", [0, APPEND_TIME])
-def test_records_are_those_of_the_parser(flags):
+def test_packed_records_equal_parsed_records(flags):
     raw = batch(7, *ROWS, flags=flags)
     expected = list(
         parsed_records(
@@ -65,20 +65,20 @@ def test_records_are_those_of_the_parser(flags):
     assert all(type(each) is ParsedRecord for each in found)
 
 
-def test_names_of_headers_may_be_any_bytes():
+def test_invalid_bytes_of_a_header_name_are_replaced():
     raw = batch(0, (1, None, b"x", [(BadText("b"), b"1")]))
     (record,) = records(piece(raw))
     assert record.headers == (("a\ufffd", b"1"),)
 
 
-def test_records_retain_no_batch_and_are_nothing_to_the_garbage_collector():
+def test_records_retain_no_batch_and_are_untracked_by_the_collector():
     raw = bytearray(numbered(0, 3))
     found = list(records(piece(raw)))
     assert not any(map(gc.is_tracked, found))
-    del raw[:]  # raises while something refers to it
+    del raw[:]  # raises if anything still refers to the buffer
 
 
-def test_pieces_are_one_sequence():
+def test_several_pieces_form_one_sequence():
     found = records(
         piece(numbered(0, 4), 1), piece(numbered(4, 3)), piece(numbered(9, 5), 2, 4)
     )
@@ -102,7 +102,7 @@ def test_pieces_are_one_sequence():
             found[index]
 
 
-def test_the_index_of_an_offset():
+def test_index_of_finds_the_first_record_at_or_after_an_offset():
     found = records(piece(numbered(2, 3)), piece(numbered(8, 2)))
     assert offsets(found) == [2, 3, 4, 8, 9]
     wanted = [0, 0, 0, 1, 2, 3, 3, 3, 3, 4, 5]
@@ -111,7 +111,7 @@ def test_the_index_of_an_offset():
     assert records().index_of(0, 0) == 0
 
 
-def test_parts_of_a_batch_become_one_again():
+def test_adjacent_parts_of_a_batch_are_joined():
     whole = run_of(numbered(0, 9))
     found = records(PackedPiece(whole, 0, 3))
     assert found.replace(2, records(PackedPiece(whole, 3, 5)))
@@ -124,7 +124,7 @@ def test_parts_of_a_batch_become_one_again():
     assert offsets(found) == [12]
 
 
-# --- what is left to a parser
+# --- batches that are left to a parser
 
 
 def gap():
@@ -156,11 +156,11 @@ def with_count(count):
         sealed(numbered(0, 2), offset=0, flags=7),
     ],
 )
-def test_other_batches_are_left_to_a_parser(raw):
+def test_batches_with_gaps_or_damage_are_not_packed(raw):
     assert run_of(raw) is None
 
 
-def test_a_compressed_batch_is_for_the_parser_without_codecs(monkeypatch):
+def test_a_compressed_batch_is_packed_only_with_a_codec(monkeypatch):
     from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
     builder = DefaultRecordBatchBuilder(2, 3, 0, -1, -1, -1, 10**6)
@@ -176,7 +176,7 @@ def test_a_compressed_batch_is_for_the_parser_without_codecs(monkeypatch):
     assert run_of(raw) is None
 
 
-def test_nothing_is_packed_where_nothing_was_compiled(monkeypatch):
+def test_a_batch_is_not_packed_without_compiled_functions(monkeypatch):
     monkeypatch.setattr(packed_records, "compiled", None)
     assert run_of(numbered(0, 2)) is None
 
@@ -206,7 +206,7 @@ def test_an_index_of_other_records_is_refused():
             compiled.export_records((data, places, 0, 1, VALUES))
 
 
-def test_what_makes_no_record_raises():
+def test_an_exception_of_the_record_class_is_raised():
     found = run_of(numbered(0, 3))
 
     def refuse(*_):
@@ -217,7 +217,7 @@ def test_what_makes_no_record_raises():
         compiled.make_records(refuse, *at)
 
 
-def test_fields_that_no_record_has_are_not_read():
+def test_a_run_lists_only_fields_that_its_records_have():
     bare = run_of(batch(0, (1, None, b"v", []), (2, None, b"w", [])))
     assert bare.fields == VALUES | TIMES
     assert [each.key for each in Records([PackedPiece(bare, 0, 2)], token=None)] == [
@@ -256,7 +256,7 @@ def flat(taken):
     return offsets(found)
 
 
-def test_a_fetch_is_taken_in_pieces_and_the_position_follows():
+def test_the_position_follows_pieces_taken_from_a_fetch():
     part = fetch(numbered(0, 5), gap_at(5), numbered(8, 3, epoch=5), start=1)
     assert flat(part.take(2)) == [1, 2]
     assert (part.next_fetch_offset, part.leader_epoch) == (3, 4)
@@ -274,9 +274,9 @@ def test_a_fetch_is_taken_in_pieces_and_the_position_follows():
 
 
 @pytest.mark.parametrize("start", [0, 3, 10, 14, 15, 17])
-def test_records_that_were_indexed_as_they_arrived_are_the_same(start):
+def test_records_indexed_on_arrival_equal_those_indexed_later(start):
     last = bytearray(numbered(13, 2))
-    struct.pack_into(">i", last, ATTRIBUTES + 2, 3)  # its last two offsets are empty
+    struct.pack_into(">i", last, ATTRIBUTES + 2, 3)  # two offsets without a record
     raw = numbered(0, 10) + numbered(10, 3) + sealed(last, offset=13) + gap_at(20)
     buffer = ResponseBuffer(len(raw))
     buffer[:] = raw
@@ -293,8 +293,8 @@ def test_records_that_were_indexed_as_they_arrived_are_the_same(start):
     assert not known
 
 
-def test_an_index_of_nothing_is_made_again():
-    """Memory may have been short as the batches arrived."""
+def test_an_empty_index_is_rebuilt():
+    """It is empty if memory was short when the batches arrived."""
     raw = numbered(0, 5)
     buffer = ResponseBuffer(len(raw))
     buffer[:] = raw
@@ -310,7 +310,7 @@ def gap_at(offset):
     return sealed(gap(), offset=offset)
 
 
-def test_the_position_passes_offsets_without_a_record():
+def test_the_position_skips_offsets_without_a_record():
     data = bytearray(numbered(0, 2))
     struct.pack_into(">i", data, ATTRIBUTES + 2, 9)
     part = fetch(sealed(data, offset=0), start=1)
@@ -331,7 +331,7 @@ def test_a_wrong_checksum_raises_after_the_records_before_it():
             part.take(9)
 
 
-def test_kafka_python_counts_records_and_not_pieces():
+def test_taken_pieces_are_counted_as_records():
     taken = fetch(numbered(0, 5), numbered(5, 5)).take(7)
     assert len(taken) == 7
     drained = []

@@ -1,4 +1,4 @@
-"""Patches of kafka-python: header names, last data, large responses, topic ids."""
+"""Patches of kafka-python: headers, connections, responses, leaders, topic ids."""
 
 import asyncio
 import fcntl
@@ -69,7 +69,7 @@ def batch(*headers) -> bytes:
     return bytes(builder.build())
 
 
-def test_the_original_raises_and_the_lenient_batch_continues():
+def test_a_lenient_batch_replaces_invalid_bytes_of_a_header_name():
     raw = batch([("good", b"1")], [(BadText("b"), b"2")], [("last", None)])
     with pytest.raises(CorruptRecordError):
         list(DefaultRecordBatch(bytearray(raw)))
@@ -82,7 +82,7 @@ def test_the_original_raises_and_the_lenient_batch_continues():
     ]
 
 
-def test_valid_batches_are_read_alike():
+def test_a_lenient_batch_reads_valid_batches_like_kafka_python():
     raw = batch([], [("h", b"v")], [("\u65e5", b"")])
     ours = list(LenientBatch(bytearray(raw)))
     theirs = list(DefaultRecordBatch(bytearray(raw)))
@@ -91,8 +91,8 @@ def test_valid_batches_are_read_alike():
     ]
 
 
-def test_data_before_a_close_is_returned():
-    """A refusal and the end of the connection come at once; the refusal counts."""
+def test_data_received_with_a_close_is_returned_first():
+    """A refused login and the close arrive together; the refusal must be read."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
@@ -113,11 +113,11 @@ def network():
     made.close()
 
 
-def test_a_producer_without_a_leader_wakes_up_for_metadata_once_a_request(network):
+def test_a_pending_metadata_request_is_not_requested_again(network):
     cluster = network.cluster
     woken = []
     cluster._wakeup = SimpleNamespace(notify=lambda: woken.append(True))
-    cluster._refresh_loop_future = True  # its loop runs: there is no broker here
+    cluster._refresh_loop_future = True  # as if its loop ran: there is no broker
     request_updates_once(SimpleNamespace(_metadata=cluster))
     first = cluster.request_update()
     assert cluster.request_update() is first
@@ -127,7 +127,7 @@ def test_a_producer_without_a_leader_wakes_up_for_metadata_once_a_request(networ
     assert second is not first
     assert not second.is_done
     assert len(woken) == 2
-    # A request that is answered in part waits on, and is done.
+    # A partial answer completes a request, but an update is still needed.
     second.success(cluster)
     assert cluster.need_update
     assert cluster.request_update() is not second
@@ -142,7 +142,7 @@ class Connecting:
 
 @pytest.fixture
 def limits_ms(monkeypatch):
-    """How long each attempt may take; none ends by itself."""
+    """Return the timeouts of all connection attempts, which the test ends."""
     found = []
 
     def connect(manager, node_id, timeout_ms=None, **settings):
@@ -154,7 +154,7 @@ def limits_ms(monkeypatch):
     return found
 
 
-def test_a_bootstrap_address_that_is_silent_takes_turns_with_the_others(limits_ms):
+def test_bootstrap_addresses_take_turns_with_growing_timeouts(limits_ms):
     network = Network({"bootstrap_servers": ["a:1", "b:1"]})
     drawn = []
     for _ in range(4):
@@ -168,8 +168,8 @@ def test_a_bootstrap_address_that_is_silent_takes_turns_with_the_others(limits_m
     assert limits_ms == [3_000, 3_000, 6_000, 6_000]
 
 
-def test_an_attempt_is_limited_however_often_its_address_has_failed(limits_ms):
-    """After an outage a client connects without a deadline of its own."""
+def test_the_connect_timeout_of_a_failing_address_is_capped(limits_ms):
+    """After an outage a client connects without a timeout of its own."""
     network = Network({"bootstrap_servers": ["a:1"]})
     (node,) = network.cluster.bootstrap_brokers()
     for _ in range(20):
@@ -182,7 +182,7 @@ def test_an_attempt_is_limited_however_often_its_address_has_failed(limits_ms):
 @pytest.mark.parametrize(
     ("advertised", "shown"), [("a", None), ("a.internal", "a.internal:1")]
 )
-def test_an_address_that_only_the_cluster_names_is_reported(
+def test_a_failure_reports_an_advertised_address_not_configured(
     monkeypatch, advertised, shown
 ):
     made = Connecting()
@@ -201,7 +201,7 @@ def test_an_address_that_only_the_cluster_names_is_reported(
 
 @pytest.fixture
 def transport(monkeypatch):
-    """What each attempt of kafka-python to connect returns."""
+    """Return the transport of every connection attempt of kafka-python."""
     made = SimpleNamespace(_sock_recv=lambda: (b"", None))
 
     async def build(self, node, *, timeout_at):
@@ -216,7 +216,7 @@ def connect(network):
     return asyncio.run(network.manager._build_transport("node", timeout_at=5))
 
 
-def test_transports_are_changed_before_they_are_used(network, transport):
+def test_a_new_transport_is_patched_before_its_use(network, transport):
     changed = []
     network.manager.changes.append(changed.append)
     assert connect(network) is transport
@@ -225,10 +225,8 @@ def test_transports_are_changed_before_they_are_used(network, transport):
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_sockets_of_failed_attempts_do_not_wait_for_the_garbage_collector(
-    network, monkeypatch
-):
-    """Neither that of the last address nor those before it."""
+def test_sockets_of_failed_connection_attempts_are_closed_at_once(network, monkeypatch):
+    """Both the socket of the last address and those of earlier ones."""
     last, earlier = [], []
 
     def attempt():
@@ -258,7 +256,7 @@ def test_sockets_of_failed_attempts_do_not_wait_for_the_garbage_collector(
         gc.enable()
 
 
-def test_each_connection_that_fails_is_reported_once(network):
+def test_a_failed_connection_is_reported_once(network):
     failed = []
     network.manager.failed = lambda error, address: failed.append((error, address))
     connection = network.manager.get_connection("bootstrap-0")
@@ -268,7 +266,7 @@ def test_each_connection_that_fails_is_reported_once(network):
     assert failed == [(error, None)]
 
 
-def test_the_delay_of_each_response_is_noted(network, monkeypatch):
+def test_throttling_of_responses_is_recorded(network, monkeypatch):
     monkeypatch.setattr(module, "throttling", noted := Throttling())
     sent = []
     monkeypatch.setattr(
@@ -297,7 +295,7 @@ def test_a_network_stops_on_its_own_thread(network):
 
 
 class Brokers:
-    """The connections of an admin client: two brokers, and one topic."""
+    """Fake connections of an admin client to two brokers with one topic."""
 
     def __init__(self):
         self.leaders = [1, 2, 1]
@@ -332,7 +330,7 @@ class Brokers:
 
 @pytest.fixture
 def offsets(monkeypatch):
-    """Ask an admin client for the offsets of partitions."""
+    """Return a function that queries offsets of partitions, and the brokers."""
     admin = Admin.__new__(Admin)
     brokers = Brokers()
 
@@ -352,14 +350,14 @@ def offsets(monkeypatch):
     return ask, brokers
 
 
-def test_requests_that_come_together_share_a_look_up_of_leaders(offsets):
+def test_a_lookup_of_leaders_is_cached(offsets):
     ask, brokers = offsets
     assert ask(0, 1, 2) == {0: 100, 1: 201, 2: 102}
     assert ask(1) == {1: 201}
     assert brokers.described == 1
 
 
-def test_leaders_are_looked_up_again_where_one_has_changed(offsets, monkeypatch):
+def test_leaders_are_looked_up_again_after_a_change(offsets, monkeypatch):
     ask, brokers = offsets
     monkeypatch.setattr(module, "_LEADERS_S", 0.05)
     ask(0)
@@ -368,7 +366,7 @@ def test_leaders_are_looked_up_again_where_one_has_changed(offsets, monkeypatch)
     assert brokers.described >= 2
 
 
-def test_a_partition_is_looked_up_before_it_is_unknown(offsets):
+def test_a_partition_missing_in_the_cache_is_looked_up(offsets):
     ask, brokers = offsets
     ask(0)
     with pytest.raises(UnknownTopicOrPartitionError, match="partition=3"):
@@ -377,7 +375,7 @@ def test_a_partition_is_looked_up_before_it_is_unknown(offsets):
     assert ask(3) == {3: 103}
 
 
-def test_leaders_are_used_for_a_while_only(offsets, monkeypatch):
+def test_cached_leaders_expire(offsets, monkeypatch):
     ask, brokers = offsets
     monkeypatch.setattr(module, "_LEADERS_S", 0)
     ask(0)
@@ -385,7 +383,7 @@ def test_leaders_are_used_for_a_while_only(offsets, monkeypatch):
     assert brokers.described == 2
 
 
-def test_missing_internals_are_left_alone():
+def test_keep_last_data_ignores_a_transport_without_the_internal():
     made = SimpleNamespace()
     keep_last_data(made)
     assert vars(made) == {}
@@ -396,7 +394,7 @@ def test_kafka_python_has_the_patched_internals():
     assert hasattr(KafkaTCPTransport, "_sock_recv")
 
 
-def test_importing_changes_nothing_in_kafka_python():
+def test_the_import_changes_nothing_in_kafka_python():
     done = subprocess.run(
         [sys.executable, UNTOUCHED], check=True, capture_output=True, text=True
     )
@@ -408,7 +406,7 @@ CONFIG = {"client_id": "one", "receive_message_max_bytes": 10_000_000}
 
 @pytest.fixture
 def line():
-    """A transport of kafka-python's, its connection, and the broker's end."""
+    """A transport of kafka-python, its connection, and the broker's socket."""
     near, far = socket.socketpair()
     near.setblocking(False)
     far.settimeout(10)
@@ -428,7 +426,7 @@ def not_ordinary():
     pytest.fail("the ordinary way was taken")
 
 
-def test_what_is_there_is_received_into_its_buffer(line):
+def test_available_bytes_are_received_into_the_response_buffer(line):
     transport, connection, far = line
     far.sendall(framed(b"abcde")[:6])
     assert receive(transport, not_ordinary) == (b"", None)
@@ -444,7 +442,7 @@ def test_what_is_there_is_received_into_its_buffer(line):
 
 @pytest.fixture
 def tcp():
-    """Both ends of a connection; the second one does not block."""
+    """Both sockets of a connection; the second does not block."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         far = socket.create_connection(server.getsockname(), timeout=10)
         near, _ = server.accept()
@@ -462,7 +460,7 @@ def wakeup_bytes(sock):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such marks")
-def test_a_large_response_wakes_its_reader_for_much_of_it(tcp):
+def test_a_large_response_raises_the_wakeup_threshold(tcp):
     far, near = tcp
     size = 200_000
     connection = SimpleNamespace(parser=KafkaProtocol(), config=CONFIG)
@@ -491,8 +489,8 @@ def test_a_large_response_wakes_its_reader_for_much_of_it(tcp):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such marks")
-def test_a_response_over_tls_wakes_its_reader_for_each_piece(tcp):
-    """TLS may have read bytes that are still missing here."""
+def test_the_wakeup_threshold_stays_one_byte_over_tls(tcp):
+    """TLS may have read missing bytes from the socket already."""
     _, near = tcp
     reader = ResponseReader(client_id="one", bytes_max=1_000_000)
     reader.missing()[:] = struct.pack(">i", 500_000)
@@ -505,7 +503,7 @@ def test_a_response_over_tls_wakes_its_reader_for_each_piece(tcp):
         assert wakeup_bytes(wrapped) == 1
 
 
-def test_a_response_without_memory_ends_the_connection(line, monkeypatch):
+def test_a_response_that_does_not_fit_in_memory_ends_the_connection(line, monkeypatch):
     transport, _, far = line
 
     def take(_, size):
@@ -518,7 +516,7 @@ def test_a_response_without_memory_ends_the_connection(line, monkeypatch):
     assert (data, type(error)) == (b"", MemoryError)
 
 
-def test_data_before_a_close_is_kept(line):
+def test_data_received_before_a_close_is_kept(line):
     transport, connection, far = line
     far.sendall(framed(b"abcde")[:6])
     far.close()
@@ -527,7 +525,7 @@ def test_data_before_a_close_is_kept(line):
     assert receive(transport, lambda: (b"", "closed")) == (b"", "closed")
 
 
-def test_a_socket_error_takes_the_ordinary_way(line):
+def test_a_socket_error_is_left_to_kafka_python(line):
     transport, _, far = line
     far.close()
     transport._sock.close()
@@ -539,21 +537,19 @@ def test_a_socket_error_takes_the_ordinary_way(line):
     [(object(), None), (None, SimpleNamespace(parser=KafkaProtocol()))],
     ids=["before anybody listens", "once it is closed"],
 )
-def test_without_a_parser_everything_takes_the_ordinary_way(sock, protocol):
+def test_a_transport_without_a_parser_is_left_to_kafka_python(sock, protocol):
     transport = SimpleNamespace(_sock=sock, get_protocol=lambda: protocol)
     assert receive(transport, lambda: (b"x", None)) == (b"x", None)
 
 
-def test_later_connections_read_in_place(network, transport):
+def test_new_connections_receive_into_response_buffers(network, transport):
     read_in_place(SimpleNamespace(_client=network))
     connect(network)
     assert transport._sock_recv.func is receive
     assert transport._sock_recv.keywords == {"selector": None}
 
 
-def test_large_responses_are_received_in_the_background_for_a_caller(
-    network, transport
-):
+def test_a_caller_selector_is_passed_to_new_connections(network, transport):
     selector = CallerSelector({})
     read_in_place(SimpleNamespace(_client=network), selector=selector)
     connect(network)
@@ -562,7 +558,7 @@ def test_large_responses_are_received_in_the_background_for_a_caller(
 
 
 class Requester:
-    """kafka-python's fetcher, as far as it is used."""
+    """A fake of kafka-python's fetcher; notes the responses that it handles."""
 
     def __init__(self):
         self.taken = []
@@ -595,7 +591,7 @@ class Requester:
 
 
 class Known:
-    """What the cluster says the ids are."""
+    """Topic ids in the metadata of the cluster."""
 
     def topic_id(self, name):
         return {"u": OTHER}.get(name)
@@ -605,16 +601,16 @@ KNOWN = SimpleNamespace(cluster=Known())
 
 
 class Ahead:
-    """A consumer of kafka-python that fetches ahead; its own fetcher and selector.
+    """A fake consumer that fetches ahead; also its own fetcher and selector.
 
-    Partition 0 is in each response.
+    Partition 0 is assigned and behind its log end.
 
     Attributes:
         others: Positions and known log ends of the other partitions.
-        used: Partitions without records whose state it took from a response.
-        calls: What was done since it was looked at, in order.
-        waits_ms: Longest waits of the requests that were sent.
-        error: What sending raises.
+        used: Partitions without records whose state was read from a response.
+        calls: Calls since the last ``respond``, in order.
+        waits_ms: Wait limits of the fetches that were sent.
+        error: Raised when a fetch is sent.
     """
 
     def __init__(self, *others, is_paused=False):
@@ -675,7 +671,7 @@ class Ahead:
         return update_offsets
 
     def respond(self, *topics, empty=()):
-        """Handle a response, take records, and return what was done.
+        """Handle a response, take records, and return the calls that this made.
 
         The partitions ``empty`` have no records.
         """
@@ -695,7 +691,7 @@ SENT = ["send", "flush", 5]
 
 
 @pytest.mark.parametrize("others", [[BEHIND], [AT_END, BEHIND], [NEW_HERE, BEHIND]])
-def test_the_next_fetch_is_sent_before_records_are_taken(others):
+def test_the_next_fetch_is_sent_before_records_are_returned(others):
     consumer = Ahead(*others)
     assert consumer.respond(ARRIVED) == SENT
     assert consumer.respond(ARRIVED) == [5], "two are held now"
@@ -704,12 +700,12 @@ def test_the_next_fetch_is_sent_before_records_are_taken(others):
 
 
 @pytest.mark.parametrize("others", [[], [AT_END, AT_END], [NEW_HERE], [(3, None)]])
-def test_a_fetch_that_would_bring_nothing_is_not_sent_ahead(others):
+def test_a_fetch_is_not_sent_ahead_without_partitions_behind(others):
     assert Ahead(*others).respond(ARRIVED) == [5]
 
 
-def test_a_fetch_that_is_sent_ahead_does_not_wait():
-    """Only partitions of another broker may have more: this one has no data to send."""
+def test_a_fetch_sent_ahead_has_no_wait_time():
+    """If it waited, records of held partitions could not be fetched meanwhile."""
     consumer = Ahead(BEHIND)
     consumer.respond(ARRIVED)
     assert (consumer.waits_ms, consumer.config) == ([0], {"fetch_max_wait_ms": 100})
@@ -724,14 +720,14 @@ def test_a_fetch_of_paused_partitions_is_not_sent_ahead():
     assert Ahead(BEHIND, is_paused=True).respond(ARRIVED) == [5]
 
 
-def test_a_fetch_is_not_sent_ahead_while_a_rest_is_held():
+def test_a_fetch_is_not_sent_ahead_while_records_are_left():
     consumer = Ahead(BEHIND)
     consumer._next_partition_records = ["rest"]
     assert consumer.respond(ARRIVED) == [5]
 
 
-def test_partitions_whose_records_did_not_fit_are_in_the_next_fetch():
-    """A response of limited size names them, and kafka-python held that."""
+def test_partitions_returned_without_records_are_fetched_again():
+    """A full response lists them empty; kafka-python held such partitions back."""
     consumer = Ahead(BEHIND, BEHIND)
     places = [("t", number, 0) for number in range(3)]
     assert consumer.respond(*places, empty=[1, 2]) == SENT
@@ -739,20 +735,20 @@ def test_partitions_whose_records_did_not_fit_are_in_the_next_fetch():
     assert (held, consumer.used) == ([0], [1, 2])
 
 
-def test_a_partition_that_was_refused_is_held():
+def test_a_partition_with_an_error_is_kept_for_kafka_python():
     consumer = Ahead(BEHIND)
     consumer.respond(ARRIVED, ("t", 1, UNKNOWN_TOPIC_ID), empty=[1])
     assert len(consumer._completed_fetches) == 2
     assert not consumer.used
 
 
-def test_a_response_without_records_sends_nothing():
+def test_a_response_without_records_sends_no_fetch_ahead():
     consumer = Ahead(BEHIND)
     assert consumer.respond(ARRIVED, empty=[0]) == [5]
     assert consumer.used == [0]
 
 
-def test_a_response_without_partitions_sends_nothing():
+def test_a_response_without_partitions_sends_no_fetch_ahead():
     assert Ahead(BEHIND).respond() == [5]
 
 
@@ -782,7 +778,7 @@ def named(topics):
 
 
 def answer(version, *topics):
-    """Return a response; each topic is name or id, partition and error."""
+    """Return a fetch response; a topic is (name or id, partition, error code)."""
     kind = FetchResponse.FetchableTopicResponse
     found = []
     for name, number, code in topics:
@@ -792,21 +788,21 @@ def answer(version, *topics):
     return SimpleNamespace(API_VERSION=version, responses=found)
 
 
-def test_without_ids_requests_are_unchanged(ids, fetcher):
+def test_requests_without_topic_ids_are_unchanged(ids, fetcher):
     ids.set_id(A, None)
     request = asked(fetcher)
     assert request._max_version == 12
     assert named(request.topics) == [("t", None, [0, 1])]
 
 
-def test_partitions_are_fetched_by_the_id_of_their_claim(ids, fetcher):
+def test_partitions_are_fetched_by_the_topic_id_of_their_claim(ids, fetcher):
     fetcher.wanted = [A, B, C]
     fetcher.forgotten = [TopicPartition("u", 4)]
     ids.set_id(A, OLD.bytes)
     ids.set_id(B, NEW.bytes)
     request = asked(fetcher)
     assert request._max_version == FETCH_VERSION
-    # Of what has no id of its own, the cluster says it.
+    # Other partitions get the topic id of the cluster metadata.
     assert named(request.topics) == [
         ("t", OLD, [0]),
         ("t", NEW, [1]),
@@ -816,8 +812,8 @@ def test_partitions_are_fetched_by_the_id_of_their_claim(ids, fetcher):
 
 
 @pytest.mark.parametrize("forgotten", [[], [A]], ids=["nothing", "some forgotten"])
-def test_each_request_of_a_session_is_by_id(ids, fetcher, forgotten):
-    """A broker refuses a session that continues by name."""
+def test_later_requests_of_a_session_use_topic_ids(ids, fetcher, forgotten):
+    """A broker refuses a fetch session that changes from ids to names."""
     ids.set_id(A, OLD.bytes)
     asked(fetcher)
     fetcher.wanted, fetcher.forgotten = [], forgotten
@@ -826,11 +822,11 @@ def test_each_request_of_a_session_is_by_id(ids, fetcher, forgotten):
     assert named(request.forgotten_topics_data) == [("t", OLD, [0])] * len(forgotten)
 
 
-def test_responses_get_the_requested_names(ids, fetcher):
+def test_responses_by_topic_id_get_the_requested_topic_names(ids, fetcher):
     ids.set_id(A, OLD.bytes)
     ids.set_id(B, NEW.bytes)
     asked(fetcher)
-    # Later requests of a session leave out what has not changed.
+    # Later requests of a session omit unchanged partitions.
     fetcher.wanted = []
     asked(fetcher)
     response = answer(FETCH_VERSION, (OLD, 0, 0), (NEW, 1, 0), (OTHER, 9, 0))
@@ -840,7 +836,7 @@ def test_responses_get_the_requested_names(ids, fetcher):
 
 
 @pytest.mark.parametrize("code", [UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID])
-def test_a_partition_without_a_topic_of_its_id_is_reported_once(ids, fetcher, code):
+def test_an_unknown_topic_id_is_raised_once_per_response(ids, fetcher, code):
     ids.set_id(A, OLD.bytes)
     asked(fetcher)
     for _ in range(2):
@@ -858,7 +854,7 @@ def test_a_partition_without_a_topic_of_its_id_is_reported_once(ids, fetcher, co
     ids.raise_refused([A, B])
 
 
-def test_old_brokers_answer_by_name_with_a_warning(ids, fetcher, caplog):
+def test_an_old_broker_that_answers_by_name_is_warned_about_once(ids, fetcher, caplog):
     ids.set_id(A, OLD.bytes)
     asked(fetcher)
     for _ in range(2):
@@ -868,13 +864,13 @@ def test_old_brokers_answer_by_name_with_a_warning(ids, fetcher, caplog):
     assert "older than Kafka 3.1" in warning.getMessage()
 
 
-def test_old_brokers_are_no_matter_without_ids(fetcher, caplog):
+def test_an_old_broker_is_not_warned_about_without_topic_ids(fetcher, caplog):
     asked(fetcher)
     fetcher._handle_fetch_response(1, {}, 0, answer(12, ("t", 0, 0)))
     assert not caplog.records
 
 
-def test_setting_another_id_is_reported(ids):
+def test_set_id_returns_whether_a_topic_id_was_replaced(ids):
     assert not ids.set_id(A, None)
     assert not ids.set_id(A, OLD.bytes)
     assert not ids.set_id(A, OLD.bytes)

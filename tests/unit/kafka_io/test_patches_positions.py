@@ -1,4 +1,4 @@
-"""Positions are compared with leaders of partitions only after changes."""
+"""Positions are validated against leader epochs only after changes."""
 
 import uuid
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from kafka_marshal.kafka_io.patches import validate_after_changes
 
 
 def metadata(leader, epoch):
-    """Return what brokers answer about the partition t-0."""
+    """Return metadata with a leader and leader epoch of the partition t-0."""
     return MetadataResponse(
         version=12,
         throttle_time_ms=0,
@@ -40,7 +40,7 @@ def metadata(leader, epoch):
     )
 
 
-def test_positions_are_compared_with_leaders_after_either_has_changed():
+def test_positions_are_validated_after_a_change_of_position_or_leader():
     place, compared = KafkaTopicPartition("t", 0), []
     cluster = ClusterMetadata(bootstrap_servers=["nobody:1"])
 

@@ -27,7 +27,7 @@ def test_a_position_outside_the_log_names_the_range_and_the_command(span, expect
     assert error.partition == A
 
 
-def test_a_position_before_the_log_names_the_records_that_are_gone():
+def test_a_position_before_the_log_names_the_deleted_records():
     error = outside_error(A, 2, what="is outside its log", start=7, end=9)
     assert "Records 2 to 6 were deleted" in str(error)
     assert "groups reset" not in str(error)
@@ -40,7 +40,7 @@ def places():
     return made
 
 
-def test_remaining_partitions_keep_their_position(places):
+def test_partitions_that_stay_assigned_keep_their_position(places):
     places.seek(A, 7, token=TOKEN, topic_id=b"id")
     places.pause([A, B])
     places.assign([C, A])
@@ -67,7 +67,7 @@ def test_a_seek_needs_an_assigned_partition_and_an_offset(places):
     assert places.next == {A: None, B: None}
 
 
-def test_a_poll_needs_all_positions(places):
+def test_require_all_raises_for_a_partition_without_a_position(places):
     places.seek(A, 0, token=None)
     with pytest.raises(InvalidTransition, match="t-1 is new"):
         places.require_all()

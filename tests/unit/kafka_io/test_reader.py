@@ -1,4 +1,4 @@
-"""Records over kafka-python's own, and when the next fetch starts."""
+"""The data reader over kafka-python: records, fetches, interruptions."""
 
 import gc
 import pickle
@@ -44,7 +44,7 @@ def parsed(offset, *, headers=()):
     return DefaultRecord(offset, 99, 1, b"k", b"v%d" % offset, list(headers))
 
 
-def test_every_field_is_there():
+def test_a_parsed_record_equals_a_plain_record_in_every_field():
     sources = [parsed(7, headers=[("h", b"1")])]
     (record,) = parsed_records(sources, TOKEN, origin=Origin("t", 2, 3))
     plain = PlainRecord("t", 2, 7, 99, 1, b"k", b"v7", (("h", b"1"),), 3, TOKEN)
@@ -61,7 +61,7 @@ def test_missing_fields_of_parsed_records_are_none():
         bare.value = b"other"
 
 
-def test_parsed_records_are_nothing_to_the_garbage_collector():
+def test_parsed_records_are_not_tracked_by_the_garbage_collector():
     sources = [parsed(at) for at in range(9)]
     for record in parsed_records(sources, TOKEN, origin=Origin("t", 2, 3)):
         assert not gc.is_tracked(record)
@@ -86,7 +86,7 @@ def test_slices_keep_the_token():
     assert {record.token for record in records(1, 2, 3)[::2]} == {TOKEN}
 
 
-def test_records_do_not_change():
+def test_records_are_immutable():
     record: Record = records(1)[0]
     with pytest.raises(AttributeError):
         record.value = b"other"
@@ -95,13 +95,13 @@ def test_records_do_not_change():
 
 
 class FakeConsumer:
-    """A consumer of kafka-python whose polls return given answers.
+    """A fake of kafka-python's consumer whose polls return given answers.
 
     Attributes:
         answers: What the next polls return.
-        sent: Number of times that fetches were sent after a poll.
-        flushed: Number of those for which its network had sent them.
-        driven: Number of times that its network received what was there.
+        sent: How often fetches were sent after a poll.
+        flushed: How many of these were also flushed to the network.
+        driven: How often available bytes were received.
     """
 
     def __init__(self, *answers, fetched=(), begun=None, error=None, under_way=False):
@@ -190,26 +190,26 @@ def test_fetches_of_many_partitions_wait_longer(polled, count, wait_ms, monkeypa
     reader.close(0)
 
 
-def test_the_next_fetch_starts_once_all_records_are_taken(polled):
+def test_the_next_fetch_is_sent_once_all_records_are_taken(polled):
     consumer = FakeConsumer(batches(0, 1))
     assert polled(consumer) == [0, 1]
     assert consumer.flushed == consumer.sent == 1
 
 
-def test_an_empty_poll_sends_nothing_itself(polled):
+def test_an_empty_poll_sends_no_further_fetch(polled):
     consumer = FakeConsumer({})
     assert polled(consumer) == []
     assert consumer.sent == 0
 
 
 @pytest.mark.parametrize("rest", [{"fetched": ["whole"]}, {"begun": ["rest"]}])
-def test_nothing_is_fetched_before_the_rest_is_taken(polled, rest):
+def test_the_next_fetch_is_not_sent_while_records_are_left(polled, rest):
     consumer = FakeConsumer(batches(0, 1), **rest)
     assert polled(consumer) == [0, 1]
     assert consumer.sent == 0
 
 
-def test_a_fetch_that_cannot_be_sent_costs_no_record(polled):
+def test_a_fetch_that_cannot_be_sent_loses_no_record(polled):
     consumer = FakeConsumer(batches(0, 1), error=RuntimeError("closed"))
     assert polled(consumer) == [0, 1]
     assert consumer.sent == 1
@@ -224,7 +224,7 @@ def test_a_fetch_that_cannot_be_sent_costs_no_record(polled):
         ({"under_way": True, "begun": ["rest"]}, True),
     ],
 )
-def test_polls_that_do_not_wait_ask_again_only_for_what_is_there(
+def test_a_poll_without_a_wait_skips_kafka_python_if_nothing_arrived(
     monkeypatch, state, is_asked
 ):
     consumer = FakeConsumer({}, batches(0), **state)
@@ -243,7 +243,7 @@ def test_polls_that_do_not_wait_ask_again_only_for_what_is_there(
     reader.close(1_000)
 
 
-def test_what_was_parsed_and_what_was_not_is_one_sequence():
+def test_parsed_and_packed_records_form_one_sequence():
     reader = KafkaDataReader(ConnectionConfig("nowhere:1"))
     reader.assign([PLACE])
     reader.seek(PLACE, 0, token=TOKEN)
@@ -262,11 +262,11 @@ def test_what_was_parsed_and_what_was_not_is_one_sequence():
 
 
 class SlowConsumer(FakeConsumer):
-    """A consumer whose poll runs a call first; notes whether it was closed in a poll.
+    """A fake consumer whose poll runs a call first.
 
     Attributes:
         closed: Set once it is closed.
-        was_polled: Whether it was closed while it was polled.
+        was_polled: Whether it was closed during a poll.
     """
 
     def __init__(self, call):
@@ -288,7 +288,7 @@ class SlowConsumer(FakeConsumer):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Return a reader of a consumer that runs a call in its poll, and the consumer."""
+    """Return a function that makes a reader and its slow consumer."""
 
     def make(call):
         consumer = SlowConsumer(call)
@@ -301,7 +301,7 @@ def slow(monkeypatch):
     return make
 
 
-def test_a_consumer_that_another_thread_polls_is_closed_after_the_poll(slow):
+def test_a_consumer_polled_by_another_thread_is_closed_after_the_poll(slow):
     begun, may_end = threading.Event(), threading.Event()
 
     def wait():
@@ -322,7 +322,7 @@ def test_a_consumer_that_another_thread_polls_is_closed_after_the_poll(slow):
     assert found == [{}]
 
 
-def test_a_signal_handler_that_closes_does_not_wait_for_the_poll(slow):
+def test_a_close_by_a_signal_handler_does_not_wait_for_the_poll(slow):
     reader, consumer = slow(lambda: reader.close(600_000))
     assert reader.poll(10_000, 10) == {}
     assert consumer.closed.wait(60)
@@ -330,7 +330,7 @@ def test_a_signal_handler_that_closes_does_not_wait_for_the_poll(slow):
 
 
 class OverTimeError(Exception):
-    """What an application's signal handler raises."""
+    """An exception of an application's signal handler."""
 
 
 def raise_over_time(*_):
@@ -338,7 +338,7 @@ def raise_over_time(*_):
 
 
 class OnSignal:
-    """Signal handlers that are no plain functions."""
+    """Signal handlers that are not plain functions."""
 
     def __call__(self, *_):
         raise OverTimeError
@@ -349,7 +349,7 @@ class OnSignal:
 
 @pytest.fixture
 def on_signal():
-    """Install a handler of SIGUSR1; return what sends it."""
+    """Return a function that installs a SIGUSR1 handler and returns its sender."""
     before = signal.getsignal(signal.SIGUSR1)
 
     def install(handler):
@@ -365,10 +365,10 @@ def on_signal():
     [raise_over_time, OnSignal(), OnSignal().method, partial(raise_over_time, 1)],
     ids=["function", "callable", "method", "partial"],
 )
-def test_what_a_signal_handler_raises_in_a_poll_is_no_fault_of_kafka(
+def test_an_exception_of_a_signal_handler_replaces_the_consumer(
     slow, on_signal, handler
 ):
-    """kafka-python may be in any state then: another consumer fetches on."""
+    """The interrupted consumer may be in any state, so another one replaces it."""
     reader, consumer = slow(on_signal(handler))
     with pytest.raises(OverTimeError):
         reader.poll(10_000, 10)
@@ -378,8 +378,8 @@ def test_what_a_signal_handler_raises_in_a_poll_is_no_fault_of_kafka(
     reader.close(1_000)
 
 
-def test_what_an_enumeration_raises_in_a_poll_is_a_fault(slow):
-    """The default handlers of signals are members of one, which is callable."""
+def test_an_exception_of_the_signal_enumeration_is_translated(slow):
+    """Default signal handlers are members of this enumeration, which is callable."""
     reader, consumer = slow(lambda: signal.Handlers(77))
     with pytest.raises(MarshalError, match="77 is not a valid Handlers"):
         reader.poll(10_000, 10)
@@ -387,7 +387,7 @@ def test_what_an_enumeration_raises_in_a_poll_is_a_fault(slow):
     reader.close(1_000)
 
 
-def test_ctrl_c_in_a_poll_ends_the_consumer_of_kafka_python(slow):
+def test_ctrl_c_in_a_poll_closes_the_consumer(slow):
     def interrupt():
         raise KeyboardInterrupt
 
@@ -398,7 +398,7 @@ def test_ctrl_c_in_a_poll_ends_the_consumer_of_kafka_python(slow):
     reader.close(1_000)
 
 
-def test_an_interruption_behind_a_poll_reaches_the_caller(monkeypatch, on_signal):
+def test_an_exception_of_a_signal_handler_in_a_flush_is_raised(monkeypatch, on_signal):
     consumer = FakeConsumer(batches(0))
     consumer._client.selector.flush = on_signal(raise_over_time)
     reader = KafkaDataReader(ConnectionConfig("nowhere:1"))
@@ -410,7 +410,7 @@ def test_an_interruption_behind_a_poll_reaches_the_caller(monkeypatch, on_signal
     reader.close(1_000)
 
 
-def test_any_other_exception_of_a_poll_is_a_fault(slow):
+def test_any_other_exception_of_a_poll_is_translated(slow):
     def fail():
         raise OverTimeError
 

@@ -1,4 +1,4 @@
-"""Splitting fetches into batches, the choice of a parser, and compression."""
+"""Batches of a fetch: splitting, headers, checksums, parsers and compression."""
 
 import gzip
 import struct
@@ -65,7 +65,7 @@ def test_a_batch_shorter_than_its_header_is_refused(length):
         list(whole_batches(memoryview(data)))
 
 
-def test_the_end_of_a_batch_is_known_before_it_is_whole():
+def test_only_a_whole_batch_has_an_end():
     raw = batch(b"a")
     assert batch_end(raw, 0) == len(raw)
     assert batch_end(raw, 1) is None
@@ -73,7 +73,7 @@ def test_the_end_of_a_batch_is_known_before_it_is_whole():
     assert batch_end(raw[:11], 0) is None
 
 
-def test_the_content_is_what_follows_the_header():
+def test_the_content_of_a_batch_follows_its_header_decompressed():
     raw = batch(b"a")
     header = header_of(raw)
     assert header is not None
@@ -97,7 +97,7 @@ def test_a_header_has_every_field():
     assert header_of(old_batch()) is None
 
 
-def test_any_changed_bit_is_found_by_the_checksum():
+def test_the_checksum_detects_a_change_of_any_byte():
     data = bytearray(batch(b"value"))
     header = header_of(memoryview(data))
     assert has_checksum(memoryview(data), header)
@@ -108,7 +108,7 @@ def test_any_changed_bit_is_found_by_the_checksum():
         data[at] ^= 1
 
 
-def test_old_messages_are_checked():
+def test_checksums_of_old_messages_are_checked_on_request():
     data = bytearray(old_batch())
     assert [each.value for each in old_records(data, is_checked=True)] == [b"old"]
     data[-1] ^= 1
@@ -154,7 +154,7 @@ DATA = b"some bytes, some bytes and some more bytes; " * 20
 
 @pytest.fixture(params=["cramjam", "pyarrow"])
 def package(request, monkeypatch):
-    """Decompress by one of the packages."""
+    """The package that decompresses."""
     if request.param == "pyarrow":
         monkeypatch.setitem(sys.modules, "cramjam", None)
     record_batches._decoders.cache_clear()
@@ -168,7 +168,7 @@ def snappy(data):
     while size > 127:
         length.append(size & 127 | 128)
         size >>= 7
-    # Arrow writes the length, too.
+    # The block of Arrow begins with the length.
     assert block.startswith(bytes(length) + bytes([size]))
     return block
 
@@ -208,8 +208,10 @@ def test_every_codec_of_kafka_is_decompressed_and_garbage_raises(
 
 
 @pytest.mark.parametrize(("codec", "name"), [(3, "lz4"), (4, "zstd")])
-def test_batches_of_one_thread_are_each_its_own(package, codec, name, monkeypatch):
-    """Though one buffer is used for them, as far as it is large enough."""
+def test_batches_decompressed_with_one_buffer_are_independent(
+    package, codec, name, monkeypatch
+):
+    """A thread reuses one buffer for all batches up to a size."""
     monkeypatch.setattr(record_batches, "_scratch", record_batches._Scratch())
     monkeypatch.setattr(record_batches, "_SCRATCH_BYTES_MAX", 10_000)
     whole = [
@@ -223,18 +225,18 @@ def test_batches_of_one_thread_are_each_its_own(package, codec, name, monkeypatc
 
 
 @pytest.mark.parametrize("size", [-(2**31), -5, -4, 0, 2**31 - 1])
-def test_a_block_of_another_size_ends_the_frame(package, size):
+def test_a_wrong_block_size_in_a_snappy_frame_raises(package, size):
     _, pressed = PRESSED[2]
     with pytest.raises(CorruptRecordError, match="decompress"):
         decompress(2, memoryview(pressed[:16] + struct.pack(">i", size) + pressed[20:]))
 
 
-def test_an_unknown_codec_is_refused(package):
+def test_an_unknown_codec_raises(package):
     with pytest.raises(CorruptRecordError, match="unknown compression 7"):
         decompress(7, memoryview(b""))
 
 
-def test_missing_memory_is_no_damage(monkeypatch):
+def test_a_memory_error_is_not_reported_as_corruption(monkeypatch):
     def fails(_):
         raise MemoryError
 
@@ -243,7 +245,7 @@ def test_missing_memory_is_no_damage(monkeypatch):
         decompress(4, memoryview(b""))
 
 
-def test_without_a_package_nothing_is_decompressed(package, monkeypatch):
+def test_decompression_without_a_codec_package_raises(package, monkeypatch):
     monkeypatch.setitem(sys.modules, "cramjam", None)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     record_batches._decoders.cache_clear()

@@ -1,4 +1,4 @@
-"""Responses that are received into one buffer each: whole, in pieces, and damaged."""
+"""Responses received into one buffer each: in pieces, damaged, in the background."""
 
 import random
 import select
@@ -70,7 +70,7 @@ def partition(draw, version):
 
 
 def response(draw, version):
-    """Return a response of the broker, as bytes with their size in front."""
+    """Return the bytes of a random fetch response, with their size in front."""
     topics = [
         TOPIC(
             topic="t" * draw.choice((1, 200)),
@@ -93,7 +93,7 @@ def framed(number, body, is_flexible):
 
 
 def send_in_pieces(draw, far, raw):
-    """Send bytes on a thread of its own, and return it."""
+    """Send bytes in pieces on another thread; return the thread."""
 
     def send():
         at = 0
@@ -108,7 +108,7 @@ def send_in_pieces(draw, far, raw):
 
 
 def in_pieces(draw, reader, raw):
-    """Receive bytes as they come: into the buffer, or by way of kafka-python."""
+    """Receive bytes in pieces, into the buffer or as kafka-python passes them."""
     found = []
     while raw:
         size = draw.choice((1, 3, 1_000, 100_000, len(raw)))
@@ -125,7 +125,7 @@ def in_pieces(draw, reader, raw):
 
 
 def content(response):
-    """Return all of a response, with the records as bytes."""
+    """Return the text of a response, with its records as bytes."""
     for topic in response.responses:
         for each in topic.partitions:
             each.records = None if each.records is None else bytes(each.records)
@@ -133,7 +133,7 @@ def content(response):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_any_fetch_is_read_as_by_kafka_python(version):
+def test_a_fetch_received_in_pieces_equals_that_of_kafka_python(version):
     draw = random.Random(version)
     for _ in range(25):
         raw = response(draw, version)
@@ -148,7 +148,7 @@ def test_any_fetch_is_read_as_by_kafka_python(version):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_damaged_fetches_are_refused_as_by_kafka_python(version):
+def test_damaged_fetches_are_accepted_or_refused_like_kafka_python(version):
     draw = random.Random(version)
     outcomes = set()
     for _ in range(150):
@@ -179,7 +179,7 @@ def read(reader, raw):
         return None
 
 
-def test_other_responses_are_those_of_kafka_python():
+def test_a_response_other_than_a_fetch_is_decoded():
     reader = new_reader()
     request = ApiVersionsRequest(version=0)
     reader.send_request(request)
@@ -189,14 +189,14 @@ def test_other_responses_are_those_of_kafka_python():
     assert (number, found.error_code) == (1, 35)
 
 
-def test_several_responses_arrive_at_once():
+def test_several_responses_in_one_receive_are_all_returned():
     reader = requests(new_reader(), 12, 2)
     first = response(random.Random(1), 12)
     second = first[:4] + struct.pack(">i", 2) + first[8:]
     assert [number for number, _ in reader.receive_bytes(first + second)] == [1, 2]
 
 
-def test_requests_are_continued():
+def test_a_replaced_parser_keeps_its_requests_in_flight():
     other = requests(KafkaProtocol(), 12)
     config = {"client_id": "one", "receive_message_max_bytes": 100_000_000}
     reader = ResponseReader.replace(other, config)
@@ -223,7 +223,7 @@ def test_an_empty_response_is_refused():
         requests(new_reader(), 12).receive_bytes(bytes(4))
 
 
-def test_bytes_behind_a_response_are_noticed():
+def test_bytes_after_the_end_of_a_response_raise():
     raw = response(random.Random(1), 12)[4:]
     assert find_records(memoryview(raw), 12)
     with pytest.raises(ValueError, match="1 bytes are left"):
@@ -233,13 +233,13 @@ def test_bytes_behind_a_response_are_noticed():
 MEGABYTE = 1_048_576
 
 
-def test_a_number_without_an_end_is_refused_soon():
-    """Reading it to its end would take the square of its length."""
+def test_an_endless_varint_raises():
+    """Decoding it to its end would take quadratic time."""
     with pytest.raises(ValueError, match="no end"):
         find_records(memoryview(b"\0" * 4 + b"\xff" * 1_000_000), 12)
 
 
-def test_a_buffer_is_used_again_once_nothing_refers_to_it():
+def test_a_buffer_is_reused_once_no_view_refers_to_it():
     buffers = Buffers()
     first = buffers.take(3 * MEGABYTE + 5)
     assert len(first) == 3 * MEGABYTE + 5
@@ -254,14 +254,14 @@ def test_a_buffer_is_used_again_once_nothing_refers_to_it():
     assert buffers.take(MEGABYTE).obj not in (whole, second.obj)
 
 
-def test_a_buffer_without_memory_is_an_error():
+def test_a_buffer_that_is_too_large_raises():
     with pytest.raises(MemoryError, match="bytes for a response"):
         ResponseBuffer(2**62)
 
 
 @pytest.mark.parametrize("error", [SystemError, None])
-def test_a_buffer_is_used_again_on_any_system(error, monkeypatch):
-    """Some cannot resize memory: they say so, but only of what nothing refers to."""
+def test_a_buffer_is_reused_where_memory_cannot_be_resized(error, monkeypatch):
+    """Some systems raise SystemError, but only once no view refers to the buffer."""
     monkeypatch.setattr(module, "_HAS_HUGE_PAGES", False)
 
     class Fixed(ResponseBuffer):
@@ -282,7 +282,7 @@ def test_a_buffer_is_used_again_on_any_system(error, monkeypatch):
     assert bytes(again[:4]) == b"abc\0", "nothing was moved"
 
 
-def test_few_buffers_are_kept_and_none_without_a_backlog():
+def test_few_buffers_are_kept_and_none_after_a_small_response():
     buffers = Buffers()
     views = [buffers.take(MEGABYTE) for _ in range(KEPT_MAX + 1)]
     kept = [each.obj for each in views[:-1]]
@@ -296,7 +296,7 @@ def test_few_buffers_are_kept_and_none_without_a_backlog():
 
 
 class Waiting:
-    """What waits for a socket: at any time for it or for its receiver."""
+    """A fake selector, which waits for a socket or for its background receiver."""
 
     def __init__(self):
         self.receiver = None
@@ -315,7 +315,7 @@ class Waiting:
 
 @pytest.fixture
 def background(monkeypatch):
-    """Make responses of 2,000 bytes large."""
+    """Lower the limit of large responses to 2,000 bytes; return a fake selector."""
     if compiled is None:
         pytest.skip("nothing was compiled here")
     monkeypatch.setattr(module, "BACKGROUND_BYTES", 2_000)
@@ -324,7 +324,7 @@ def background(monkeypatch):
 
 
 def receive_all(reader, sock, waiting, count):
-    """Return so many responses."""
+    """Receive and return a number of responses."""
     found = []
     while len(found) < count:
         waiting.wait(sock)
@@ -334,7 +334,7 @@ def receive_all(reader, sock, waiting, count):
 
 
 def sized(number, size):
-    """Return a fetch response with so many bytes of records."""
+    """Return a fetch response with ``size`` bytes of records."""
     return of_records(number, bytes([number % 256]) * size)
 
 
@@ -388,8 +388,8 @@ def test_responses_of_any_size_are_received_in_the_background(background, ends, 
     assert not reader.in_flight_requests
 
 
-def test_what_follows_a_large_response_needs_no_poll(background, ends):
-    """The application may be busy; nobody reads the head of the next response."""
+def test_a_response_after_a_large_one_is_received_between_polls(background, ends):
+    """The background thread reads its header: the application may not poll."""
     near, far = ends
     reader = requests(new_reader(), 12, 3)
     sizes = [50_000, 51_000, 40]
@@ -408,7 +408,7 @@ def test_what_follows_a_large_response_needs_no_poll(background, ends):
 
 @pytest.mark.parametrize("sent", [0, 2, 4, 9, 30_000])
 @pytest.mark.parametrize("is_begun", [False, True], ids=["first", "next"])
-def test_a_connection_that_ends_in_the_background_is_noticed(
+def test_the_end_of_a_connection_in_the_background_is_detected(
     background, ends, sent, is_begun
 ):
     near, far = ends
@@ -427,9 +427,7 @@ def test_a_connection_that_ends_in_the_background_is_noticed(
     assert reader.receive_bytes(b"") == []
 
 
-def test_without_somebody_who_waits_nothing_is_received_in_the_background(
-    background, ends
-):
+def test_a_response_is_received_directly_without_a_selector(background, ends):
     near, far = ends
     reader = requests(new_reader(), 12)
     sender = threading.Thread(target=far.sendall, args=(sized(1, 50_000),))
@@ -448,7 +446,7 @@ def test_without_somebody_who_waits_nothing_is_received_in_the_background(
 
 
 def new_batches(count, *, values):
-    """Return batches that follow each other."""
+    """Return consecutive batches with a number of values each."""
     found = bytearray()
     for number in range(count):
         builder = new_batch()
@@ -461,7 +459,7 @@ def new_batches(count, *, values):
 
 
 def batches(draw):
-    """Return some batches in a row, of which one may be damaged or cut off."""
+    """Return some consecutive batches; one may be damaged, the last cut off."""
     found = bytearray()
     for _ in range(draw.choice((1, 3, 20))):
         builder = new_batch()
@@ -480,7 +478,7 @@ def batches(draw):
 
 
 def with_batches(draw, version):
-    """Return a response with batches in place of bytes without a meaning."""
+    """Return a random fetch response whose records are batches."""
     made = FetchResponse[version](
         throttle_time_ms=5,
         error_code=0,
@@ -506,13 +504,15 @@ def indexed(view):
 
 
 def is_begun(view, index):
-    """Return whether an index is that of the first batches of some records."""
+    """Return whether an index equals one of the first batches of some records."""
     _, _, behind, *_ = index
     return index == indexed(view[:behind])
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_index_of_what_was_received_is_as_of_the_records(background, ends, version):
+def test_an_index_built_on_arrival_equals_an_index_of_the_records(
+    background, ends, version
+):
     draw = random.Random(version)
     near, far = ends
     known = 0
@@ -539,8 +539,8 @@ def test_an_index_of_what_was_received_is_as_of_the_records(background, ends, ve
 
 
 @pytest.mark.parametrize("version", [3, *VERSIONS, 14, -1])
-def test_a_damaged_response_is_indexed_as_far_as_it_goes(ends, version):
-    """Or as far as the thread gets until somebody wants it."""
+def test_a_damaged_response_has_only_correct_indexes(ends, version):
+    """An index may also end early, if the response is taken while it is built."""
     if compiled is None:
         pytest.skip("nothing was compiled here")
     draw = random.Random(version)
@@ -570,7 +570,7 @@ def test_a_damaged_response_is_indexed_as_far_as_it_goes(ends, version):
     assert (known > 50) == (version in VERSIONS)
 
 
-def test_a_response_is_indexed_while_nobody_wants_it(ends):
+def test_a_response_is_indexed_completely_if_not_taken_at_once(ends):
     if compiled is None:
         pytest.skip("nothing was compiled here")
     near, far = ends
@@ -596,8 +596,8 @@ def test_a_response_is_indexed_while_nobody_wants_it(ends):
     receiver.close()
 
 
-def test_an_index_is_of_one_response_alone():
-    """Buffers are used again, and other views may begin at the same byte."""
+def test_an_index_belongs_to_one_view_of_one_response():
+    """Buffers are reused, and other views may begin at the same byte."""
     if compiled is None:
         pytest.skip("nothing was compiled here")
     buffers = Buffers()

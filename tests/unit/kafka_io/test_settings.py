@@ -1,4 +1,4 @@
-"""Settings and their names, and the errors for all others."""
+"""Connection settings: names, values, and errors for invalid ones."""
 
 import pickle
 import re
@@ -39,7 +39,7 @@ USER = {"sasl_plain_username": "me", "sasl_plain_password": "hush"}
         pytest.param("::1", ("[::1]:9092",), id="ipv6-bare"),
     ],
 )
-def test_addresses(given, expected):
+def test_addresses_are_parsed_into_host_and_port(given, expected):
     assert ConnectionConfig(given).bootstrap_servers == expected
 
 
@@ -61,34 +61,34 @@ def test_addresses(given, expected):
         9092,
     ],
 )
-def test_bad_addresses_are_refused(given):
+def test_invalid_addresses_are_refused(given):
     with pytest.raises(ConfigurationError) as caught:
         ConnectionConfig(given)
     assert caught.value.setting == "bootstrap_servers"
 
 
-def test_a_configuration_of_librdkafka_is_no_address():
-    """Its names were looked up as hosts, for 30 s."""
+def test_a_mapping_is_refused_as_an_address():
+    """Its keys were taken for host names, and looked up for 30 s."""
     given = {"bootstrap.servers": "a:1", "sasl.password": "secret"}
     with pytest.raises(ConfigurationError, match="a mapping; what secures") as caught:
         ConnectionConfig(given)  # type: ignore[arg-type]
     assert "secret" not in str(caught.value)
 
 
-def test_options_are_a_mapping():
+def test_options_that_are_no_mapping_are_refused():
     with pytest.raises(ConfigurationError, match="dict") as caught:
         ConnectionConfig("a", options="security.protocol=SSL")
     assert caught.value.setting == "options"
 
 
 @pytest.mark.parametrize("topic", [7, "", ".", "..", "a b", "a/b", "x" * 250, "ü"])
-def test_bad_topics_are_refused(topic):
+def test_invalid_names_of_the_coordination_topic_are_refused(topic):
     with pytest.raises(ConfigurationError) as caught:
         ConnectionConfig("a", coordination_topic=topic)
     assert caught.value.setting == "coordination_topic"
 
 
-def test_defaults():
+def test_the_default_client_config_sets_four_options():
     settings = ConnectionConfig("a,b:1")
     assert settings.coordination_topic == "__marshal"
     assert settings.addresses == "a:9092, b:1"
@@ -100,13 +100,13 @@ def test_defaults():
     }
 
 
-def test_none_stands_for_the_default():
+def test_none_selects_the_default():
     assert ConnectionConfig(None, coordination_topic=None, options=None) == (
         ConnectionConfig("localhost:9092")
     )
 
 
-def test_a_flat_mapping_has_fields_and_options():
+def test_a_flat_mapping_is_split_into_fields_and_options():
     given = {
         "bootstrap_servers": "a",
         "transport": "fast",
@@ -119,13 +119,13 @@ def test_a_flat_mapping_has_fields_and_options():
 
 
 @pytest.mark.parametrize("client", [KafkaConsumer, KafkaProducer, KafkaAdminClient])
-def test_every_client_accepts_every_option(client):
+def test_every_client_of_kafka_python_knows_every_option(client):
     theirs = {name for name in OPTIONS if not name.startswith("sasl_oauthbearer")}
     assert theirs <= set(client.DEFAULT_CONFIG)
     assert set(DOTTED_OPTIONS.values()) <= set(OPTIONS)
 
 
-def test_dotted_names_mean_the_same():
+def test_dotted_names_equal_the_names_of_kafka_python():
     plain = ConnectionConfig("a", options=SASL | USER)
     dotted = ConnectionConfig(
         "a",
@@ -148,7 +148,7 @@ def test_dotted_names_mean_the_same():
         ("client.id", "me", "me"),
     ],
 )
-def test_values_are_converted(name, given, expected):
+def test_option_values_are_converted_to_their_type(name, given, expected):
     config = ConnectionConfig("a", options={name: given}).client_config()
     assert config[DOTTED_OPTIONS.get(name, name)] == expected
 
@@ -165,7 +165,7 @@ def test_values_are_converted(name, given, expected):
         ("yes", True),
     ],
 )
-def test_host_name_check(given, expected):
+def test_the_identification_algorithm_sets_the_host_name_check(given, expected):
     options = {
         "security.protocol": "SSL",
         "ssl.endpoint.identification.algorithm": given,
@@ -267,7 +267,7 @@ def test_host_name_check(given, expected):
         ),
     ],
 )
-def test_impossible_options_are_named(options, setting, words):
+def test_an_invalid_option_is_refused_by_name(options, setting, words):
     with pytest.raises(ConfigurationError, match=re.escape(words)) as caught:
         ConnectionConfig("a", options=options)
     assert caught.value.setting == setting
@@ -288,12 +288,12 @@ def test_impossible_options_are_named(options, setting, words):
         ({"sasl.jaas.config": "x"}, "use sasl.username and sasl.password"),
     ],
 )
-def test_errors_name_an_option_as_it_was_given(options, words):
+def test_an_error_names_an_option_as_given(options, words):
     with pytest.raises(ConfigurationError, match=re.escape(words)):
         ConnectionConfig("a", options=options)
 
 
-def test_objects_are_passed_through():
+def test_a_token_provider_object_is_passed_through():
     provider = SimpleNamespace(token=lambda: "x")
     options = {
         "security_protocol": "SASL_SSL",
@@ -304,7 +304,7 @@ def test_objects_are_passed_through():
     assert config["sasl_oauth_token_provider"] is provider
 
 
-def test_client_credentials_become_a_provider_of_tokens():
+def test_client_credentials_become_one_shared_token_provider():
     options = SASL | TOKENS
     first, second = (
         ConnectionConfig("a", options=options).client_config() for _ in range(2)
@@ -315,7 +315,7 @@ def test_client_credentials_become_a_provider_of_tokens():
     assert not [name for name in first if name.startswith("sasl_oauthbearer")]
 
 
-def test_secrets_do_not_show():
+def test_text_of_the_settings_hides_secrets():
     settings = ConnectionConfig(
         "a", options=SASL | USER | {"ssl_password": "quiet", "proxy_url": "x://u:p@h"}
     )
@@ -327,7 +327,7 @@ def test_secrets_do_not_show():
     assert "".join(["x", Secret("y")]) == "xy"
 
 
-def test_settings_travel_to_other_processes():
+def test_settings_can_be_pickled():
     settings = ConnectionConfig("a", options=SASL | USER)
     again = pickle.loads(pickle.dumps(settings))
     assert again == settings
@@ -353,7 +353,7 @@ def test_an_unknown_option_names_the_nearest_one(name, near):
         assert f"the nearest is {near}" in str(caught.value)
 
 
-def test_the_arguments_make_the_same_settings():
+def test_the_arguments_property_restores_the_settings():
     given = ConnectionConfig(
         "a:1,b:2",
         coordination_topic="own",

@@ -1,4 +1,4 @@
-"""Concurrent callers of one flight: who gets which answer."""
+"""Concurrent callers share the answers of requests."""
 
 import threading
 
@@ -12,7 +12,7 @@ LONG_MS = int(WAIT_S * 1000)
 
 
 class Broker:
-    """Answers with the number of the request, one for each release."""
+    """Answers each request with its number, once ``may_answer`` is released."""
 
     def __init__(self):
         self.requests = 0
@@ -32,7 +32,7 @@ class Broker:
 
 
 class Callers:
-    """Threads that call once each."""
+    """Threads that each make one call."""
 
     def __init__(self):
         self.broker = Broker()
@@ -53,7 +53,7 @@ class Callers:
             self.answers.append(str(error))
 
     def all_wait(self):
-        """Whether all but the first wait for another request."""
+        """Return whether all callers but the first wait for another request."""
         waiters = self.flight._changed._waiters  # type: ignore[attr-defined]
         return len(waiters) == len(self.threads) - 1
 
@@ -65,7 +65,7 @@ class Callers:
 
 @pytest.fixture
 def callers():
-    """One request is under way, and four more callers wait."""
+    """Callers of which one has a request in progress, and four more wait."""
     made = Callers()
     made.start_one()
     until(lambda: made.broker.requests == 1, "the first request starts")
@@ -77,7 +77,7 @@ def callers():
     made.join()
 
 
-def test_consecutive_calls_make_a_request_each():
+def test_each_consecutive_call_makes_its_own_request():
     flight, broker = SingleFlight(), Broker()
     broker.may_answer.release(2)
     wanted = [{1}, {2, 3}]
@@ -86,7 +86,7 @@ def test_consecutive_calls_make_a_request_each():
 
 
 def test_callers_during_a_request_share_the_next_one(callers):
-    """The request under way may be older than what they know."""
+    """The answer of the request in progress may be older than their calls."""
     callers.broker.may_answer.release(9)
     callers.join()
     assert sorted(callers.answers) == [1, 2, 2, 2, 2]
@@ -100,7 +100,7 @@ def test_a_failed_request_is_repeated_for_the_other_callers(callers):
     assert sorted(map(str, callers.answers)) == ["1", "3", "3", "3", "request 2"]
     first, failed, repeated = callers.broker.asked
     assert (first, failed) == ({0}, {1, 2, 3, 4})
-    # Less that of the caller which got the error, if it is back already.
+    # Without the caller that got the error, if it has returned already.
     assert repeated <= failed
     assert len(repeated) >= 3
 

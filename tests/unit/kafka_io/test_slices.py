@@ -1,4 +1,4 @@
-"""Exact ranges: batches of a fetch, readers that a process keeps."""
+"""Exact ranges as columns: fetches, the end of a range, readers of a process."""
 
 import gc
 import struct
@@ -34,7 +34,7 @@ from kafka_marshal.protocol.types import OffsetRange, TopicPartition
 
 PLACE = KafkaTopicPartition("t", 0)
 END = 2**62
-# Positions in a batch's header, and bits there.
+# Positions in the header of a batch, and bits of its attributes.
 CRC, ATTRIBUTES = 17, 21
 CONTROL, APPEND_TIME = 0x20, 0x08
 ABORT, COMMIT = (struct.pack(">hh", 0, kind) for kind in (0, 1))
@@ -83,7 +83,7 @@ def values(part, span=(0, END)):
     return found
 
 
-def test_a_fetch_is_returned_whole_and_the_next_is_sent_meanwhile():
+def test_a_fetch_is_returned_as_a_whole_in_one_take():
     part = fetched(batch(0, b"a", b"b"), batch(2, b"c"))
     assert part
     (whole,) = part.take(1)
@@ -92,7 +92,7 @@ def test_a_fetch_is_returned_whole_and_the_next_is_sent_meanwhile():
     assert not part, "kafka-python fetches more"
 
 
-def test_at_the_end_of_a_range_nothing_more_is_fetched():
+def test_no_batch_after_the_end_of_the_range_is_returned():
     part = fetched(batch(0, b"a", b"b"), batch(2, b"c"), batch(3, b"d"), end=2)
     assert values(part) == [b"a", b"b"], "and nothing behind is looked at"
     assert part, "kafka-python believes that there is more"
@@ -106,13 +106,13 @@ def test_a_range_may_begin_and_end_within_a_batch():
     assert values(fetched(batch(0, b"a"), start=0), (5, 9)) == []
 
 
-def test_a_cut_batch_at_the_end_of_a_fetch_is_for_the_next_one():
+def test_a_batch_that_is_cut_off_is_left_to_the_next_fetch():
     part = fetched(batch(0, b"a"), batch(1, b"b")[:-4])
     assert values(part) == [b"a"]
     assert part.next_fetch_offset == 1
 
 
-def test_aborted_records_and_markers_are_skipped():
+def test_aborted_records_and_transaction_markers_are_skipped():
     aborted = [SimpleNamespace(first_offset=0, producer_id=5)]
     log = (
         batch(0, b"lost", producer=5),
@@ -127,7 +127,7 @@ def test_aborted_records_and_markers_are_skipped():
     assert values(fetched(*log)) == [b"lost", b"kept", b"again"]
 
 
-def test_a_fetch_without_records_is_skipped_wherever_the_range_ends():
+def test_a_fetch_without_records_is_skipped():
     marker = batch(0, b"", producer=5, key=COMMIT, flags=CONTROL)
     for end in (1, END):
         part = fetched(marker, end=end)
@@ -142,7 +142,7 @@ def test_a_wrong_checksum_raises():
         fetched(bytes(wrong)).take(1)
 
 
-def test_groups_of_batches_are_bounded(monkeypatch):
+def test_groups_of_batches_are_bounded_by_bytes_and_records(monkeypatch):
     monkeypatch.setattr(module, "CHUNK_BYTES", 100)
     part = fetched(*(batch(at, bytes(40)) for at in range(5)), batch(5, bytes(400)))
     (whole,) = part.take(1)
@@ -170,7 +170,7 @@ def test_compression_and_append_time_are_handled():
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_records_of_old_brokers_are_read_one_by_one(magic):
+def test_batches_of_old_formats_are_read_as_columns(magic):
     old = batch(0, b"a", b"b", b"c", magic=magic)
     part = fetched(batch(0, b"z"), old, batch(3, b"new"), start=0)
     (whole,) = part.take(1)
@@ -186,7 +186,7 @@ def test_records_of_old_brokers_are_read_one_by_one(magic):
     assert part.next_fetch_offset == 4
 
 
-def test_the_fetch_limit_follows_the_rest_of_the_range():
+def test_the_fetch_limit_follows_record_size_and_remaining_range():
     aim = FetchTarget()
     aim.take(OffsetRange(0, 1_000_000))
     assert aim.config["max_partition_fetch_bytes"] == module.FETCH_BYTES_FIRST
@@ -207,7 +207,7 @@ def test_a_partly_used_fetch_does_not_set_the_record_size():
     assert aim.bytes_each is None
 
 
-def test_a_patched_consumer_returns_fetches():
+def test_a_patched_consumer_uses_the_target_and_returns_slices():
     aim = FetchTarget(config={"max_partition_fetch_bytes": 5})
     fetcher = SimpleNamespace(config={"max_partition_fetch_bytes": 9, "other": 1})
     fetch_batches(SimpleNamespace(_fetcher=fetcher), aim)
@@ -220,7 +220,7 @@ def test_a_patched_consumer_returns_fetches():
 
 
 def group(*offsets):
-    """Return what makes columns of some offsets, within a range."""
+    """Return a function that makes columns of the given offsets within a range."""
 
     def columns(span, *, with_headers):
         assert not gc.isenabled(), "it would look at records that are about to go"
@@ -244,9 +244,9 @@ def group(*offsets):
 
 
 class Reader(SliceReader):
-    """A reader that hands out one fetch a call.
+    """A reader that returns one fetch per call.
 
-    A fetch is groups of offsets with a record, and the next that it will look at.
+    A fetch has groups of offsets with a record, and the next offset to fetch.
     """
 
     def __init__(self, *fetches):
@@ -300,24 +300,24 @@ def test_headers_are_returned_on_request():
     assert rows.headers == [()]
 
 
-def test_gaps_are_skipped():
+def test_offsets_without_records_are_skipped():
     found = read(([[0]], 1), ([], 3), ([[9]], 10), span=(0, 5), timeout_ms=60_000)
     assert [rows.offsets for rows in found] == [[0]]
 
 
-def test_missing_progress_raises():
+def test_a_range_without_further_records_raises_at_the_deadline():
     with pytest.raises(DeadlineExceeded, match="up to offset 5"):
         read(([[0]], 1), span=(0, 5))
 
 
-def test_a_silent_log_is_checked_for_its_end(monkeypatch):
+def test_a_range_without_progress_is_checked_against_the_log_end(monkeypatch):
     monkeypatch.setattr(module, "CHECK_MS", 0)
     with pytest.raises(PositionError, match="short"):
         read(([[0]], 1), span=(0, 5), timeout_ms=60_000)
 
 
 class Consumer:
-    """What a reader asks a consumer of kafka-python."""
+    """A fake of kafka-python's consumer: log ends, high watermark, topic id."""
 
     def __init__(self, *, ends=5, highwater=5, topic_id=None, fault=None, known=True):
         cluster = SimpleNamespace(
@@ -357,7 +357,7 @@ def beneath(consumer, span=(3, 9), **more):
 
 
 def test_a_truncated_log_raises_a_position_error():
-    """A reader that is used again raises what kafka-python found in between."""
+    """kafka-python may detect the truncation before the reader is used again."""
     fault = LogTruncationError({KafkaTopicPartition("t", 0): None})
     reader = beneath(Consumer(fault=fault))
     with pytest.raises(PositionError, match="cut off") as caught:
@@ -365,7 +365,7 @@ def test_a_truncated_log_raises_a_position_error():
     assert (caught.value.requested, caught.value.log_end) == (3, 5)
 
 
-def test_only_the_leaders_end_shows_a_short_log():
+def test_a_short_log_raises_only_if_its_leader_confirms_the_end():
     beneath(Consumer(highwater=9)).require_range(T0, OffsetRange(3, 9))
     beneath(Consumer(ends=9)).require_range(T0, OffsetRange(3, 9))
     with pytest.raises(PositionError) as caught:
@@ -373,7 +373,7 @@ def test_only_the_leaders_end_shows_a_short_log():
     assert caught.value.log_end == 5
 
 
-def test_a_replaced_topic_is_not_read():
+def test_a_topic_with_another_id_raises_topic_replaced():
     one, other = UUID(int=1), UUID(int=2)
     beneath(Consumer(topic_id=one, highwater=9), topic_id=one.hex).require_range(
         T0, OffsetRange(3, 9)
@@ -398,7 +398,9 @@ def test_a_replaced_topic_is_not_read():
     [({}, True), ({"t": "there"}, False), (CoordinationError("no answer"), False)],
     ids=["absent", "there", "unreachable"],
 )
-def test_a_topic_that_a_broker_denies_is_deleted(monkeypatch, answer, is_deleted):
+def test_a_topic_absent_in_metadata_is_looked_up_before_it_is_deleted(
+    monkeypatch, answer, is_deleted
+):
     asked = []
 
     class Log:
@@ -427,7 +429,7 @@ def test_a_topic_that_a_broker_denies_is_deleted(monkeypatch, answer, is_deleted
     assert asked == [["t"], "closed"]
 
 
-def test_the_range_is_set_before_the_first_fetch(monkeypatch):
+def test_a_new_consumer_fetches_with_the_target_of_the_range(monkeypatch):
     hooked = []
     monkeypatch.setattr(module.KafkaDataReader, "_new_consumer", lambda _: "a consumer")
     monkeypatch.setattr(module, "fetch_batches", lambda *each: hooked.append(each))
@@ -440,7 +442,7 @@ def test_the_range_is_set_before_the_first_fetch(monkeypatch):
     assert hooked == [("a consumer", reader._aim)]
 
 
-def test_a_process_keeps_one_reader_for_each_connection(monkeypatch):
+def test_a_process_keeps_one_reader_per_connection_and_options(monkeypatch):
     made = []
 
     class Kept:

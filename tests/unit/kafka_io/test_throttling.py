@@ -1,11 +1,11 @@
-"""Delays by quotas: logged once a minute, and remembered."""
+"""Delays by quotas are logged once a minute; the longest is kept."""
 
 import logging
 
 from kafka_marshal.kafka_io.throttling import REPEATED_AFTER_S, Throttling
 
 
-def test_of_the_delays_one_a_minute_is_logged(caplog):
+def test_throttling_is_logged_at_most_once_a_minute(caplog):
     now_s = [5.0]
     throttling = Throttling(clock_s=lambda: now_s[0])
     with caplog.at_level(logging.WARNING, logger="kafka_marshal"):

@@ -1,4 +1,4 @@
-"""Files of TLS that cannot be loaded are named, before anything connects."""
+"""TLS files are checked before a connection, and renewed ones are detected."""
 
 import datetime as dt
 
@@ -40,7 +40,7 @@ def key_pem(key, password=None):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A certificate that has expired, its key, and one of somebody else."""
+    """A folder with an expired certificate, its key, and a key that does not match."""
     home = tmp_path_factory.mktemp("tls")
     own, other = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "own")])
@@ -84,11 +84,11 @@ def options_of(folder, cafile="own.pem", certfile=None, keyfile=None, password=N
         {"cafile": ""},
     ],
 )
-def test_files_that_can_be_loaded(folder, options):
+def test_loadable_files_are_accepted(folder, options):
     check_tls_files(options_of(folder, **options))
 
 
-def test_places_that_only_librdkafka_understands(folder):
+def test_ca_locations_of_librdkafka_are_accepted(folder):
     check_tls_files({"ssl_cafile": str(folder)})
     check_tls_files({"ssl_cafile": "probe"})
 
@@ -124,7 +124,9 @@ def test_places_that_only_librdkafka_understands(folder):
         ),
     ],
 )
-def test_files_that_cannot_be_loaded_are_named(folder, options, setting, words):
+def test_an_unloadable_file_is_refused_by_setting_and_reason(
+    folder, options, setting, words
+):
     with pytest.raises(ConfigurationError, match=words) as caught:
         check_tls_files(options_of(folder, **options))
     assert caught.value.setting == setting
@@ -147,12 +149,12 @@ def wrong(request, folder):
 @pytest.mark.parametrize(
     "open_it", [open_coordination_log, open_data_log, open_offsets]
 )
-def test_a_log_is_not_opened_with_wrong_files(wrong, open_it):
+def test_a_log_is_not_opened_with_an_encrypted_key(wrong, open_it):
     with pytest.raises(ConfigurationError, match="is encrypted"):
         open_it(wrong)
 
 
-def test_a_query_ends_at_once_with_wrong_files(wrong):
+def test_an_admin_call_raises_for_an_encrypted_key(wrong):
     admin = AdminClient(wrong)
     with pytest.raises(ConfigurationError, match="is encrypted"):
         admin.call(
@@ -165,7 +167,7 @@ def test_a_query_ends_at_once_with_wrong_files(wrong):
 
 def made(until):
     key = ec.generate_private_key(ec.SECP256R1())
-    # Long enough for lengths of several bytes.
+    # Long names, so that lengths in the encoding take several bytes.
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "n" * 60)] * 3)
     return (
         x509.CertificateBuilder(name, name, key.public_key(), 7)
@@ -177,8 +179,8 @@ def made(until):
 
 
 @pytest.mark.parametrize("year", [2021, 2049, 2050, 9999])
-def test_the_end_of_a_certificate_is_read(tmp_path, year):
-    """That of the client, which comes first; also in the form for later years."""
+def test_the_expiry_of_the_first_certificate_is_read(tmp_path, year):
+    """The client certificate comes first; from 2050 on, dates have another format."""
     until = dt.datetime(year, 2, 3, 4, 5, 6, tzinfo=dt.UTC)
     later = made(until + dt.timedelta(days=-30))
     (tmp_path / "own.pem").write_bytes(b"# own\n" + made(until) + later)
@@ -186,11 +188,11 @@ def test_the_end_of_a_certificate_is_read(tmp_path, year):
 
 
 @pytest.mark.parametrize("name", ["none", "text", "own.key"])
-def test_a_file_without_a_certificate_has_no_end(folder, name):
+def test_a_file_without_a_certificate_has_no_expiry(folder, name):
     assert expires_at_s(str(folder / name)) is None
 
 
-def test_a_broken_certificate_has_no_end(folder, tmp_path):
+def test_a_broken_certificate_has_no_expiry(folder, tmp_path):
     whole = (folder / "own.pem").read_text().splitlines()
     (tmp_path / "own.pem").write_text("\n".join([whole[0], "MIIB", whole[-1]]))
     assert expires_at_s(str(tmp_path / "own.pem")) is None
@@ -198,7 +200,7 @@ def test_a_broken_certificate_has_no_end(folder, tmp_path):
 
 @pytest.fixture
 def renewed(folder, tmp_path):
-    """Options, the files of a client, and what looks at them, a second later each."""
+    """The folder of a client, and its TlsFiles; each check is a second later."""
     for name in ("own.pem", "own.key"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     now_s = iter(range(100))
@@ -211,7 +213,7 @@ def replace(home, name, data):
     (home / "new").rename(home / name)
 
 
-def test_files_that_are_replaced_are_renewed(renewed):
+def test_replaced_files_are_reported_as_renewed(renewed):
     home, files = renewed
     assert not files.are_renewed()
     replace(home, "own.pem", (home / "own.pem").read_bytes())
@@ -219,7 +221,7 @@ def test_files_that_are_replaced_are_renewed(renewed):
     assert files.are_renewed(), "at each further call"
 
 
-def test_a_certificate_waits_for_its_key(folder, renewed):
+def test_files_are_renewed_only_once_key_and_certificate_match(folder, renewed):
     home, files = renewed
     key = (home / "own.key").read_bytes()
     replace(home, "own.key", (folder / "other.key").read_bytes())
@@ -230,8 +232,8 @@ def test_a_certificate_waits_for_its_key(folder, renewed):
     assert files.are_renewed()
 
 
-def test_a_link_to_another_directory_renews_files(folder, tmp_path):
-    """As Kubernetes replaces all files of a secret at once."""
+def test_a_replaced_directory_link_renews_its_files(folder, tmp_path):
+    """Kubernetes replaces all files of a secret by such a link."""
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "own.pem").write_bytes((folder / "own.pem").read_bytes())
@@ -244,7 +246,7 @@ def test_a_link_to_another_directory_renews_files(folder, tmp_path):
     assert files.are_renewed()
 
 
-def test_a_store_is_read_again_until_its_new_version_can_be_used(tmp_path):
+def test_a_renewed_keystore_is_read_until_it_can_be_used(tmp_path):
     now_s, made = [0.0], []
     stores = Stores(lambda: now_s[0])
     store = tmp_path / "own.p12"
@@ -274,7 +276,7 @@ def test_a_store_is_read_again_until_its_new_version_can_be_used(tmp_path):
     assert (look(), len(made)) == ([b"another"], 2)
 
 
-def test_files_are_looked_at_once_a_second(renewed):
+def test_files_are_checked_at_most_once_a_second(renewed):
     home, files = renewed
     now_s = [0.0]
     files = TlsFiles(files._options, clock_s=lambda: now_s[0])

@@ -1,4 +1,4 @@
-"""Every setting of PROTOCOL 2.1 that can be wrong is named."""
+"""Problems name each setting of the topic that PROTOCOL 2.1 requires."""
 
 import attrs
 import pytest
@@ -26,7 +26,7 @@ def with_configs(**changes):
 
 
 @pytest.mark.parametrize("broker_count", [1, 2, 3, 9])
-def test_our_own_topic_has_no_problems(broker_count):
+def test_a_topic_with_the_recommended_settings_has_no_problems(broker_count):
     made = attrs.evolve(
         GOOD,
         replication=min(3, broker_count),
@@ -70,14 +70,14 @@ def test_our_own_topic_has_no_problems(broker_count):
         ),
     ],
 )
-def test_one_wrong_setting_is_one_problem(description, words):
+def test_each_wrong_setting_is_one_problem_that_names_it(description, words):
     found = problems(description, broker_count=3)
     (problem,) = found
     assert words in problem.text
     assert problem.setting is None or problem.text.startswith(problem.setting)
 
 
-def test_all_wrong_settings_are_named():
+def test_every_unknown_setting_and_low_replication_are_reported():
     found = problems(attrs.evolve(GOOD, configs={}, replication=1), broker_count=3)
     assert len(found) == 6
     assert sum("is not known" in problem.text for problem in found) == 5
@@ -110,6 +110,6 @@ def test_finite_retention_needs_checkpoints(retention_ms, has_checkpoints, is_ri
 @pytest.mark.parametrize(
     ("value", "is_finite"), [("-1", False), ("5", True), (None, False), ("x", False)]
 )
-def test_whether_age_deletes_records(value, is_finite):
+def test_retention_is_finite_only_with_a_nonnegative_retention_time(value, is_finite):
     configs = {} if value is None else {"retention.ms": value}
     assert is_retention_finite(attrs.evolve(GOOD, configs=configs)) is is_finite

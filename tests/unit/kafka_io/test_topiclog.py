@@ -1,4 +1,4 @@
-"""The writer of a coordination log, which is connected while the log is used."""
+"""Connecting the writer of a coordination log while the log is in use."""
 
 import os
 import threading
@@ -24,13 +24,13 @@ class Writer:
 
 @pytest.fixture
 def limited():
-    """Return the limits of the reader's requests, as they were set."""
+    """Return all request limits that were set for the reader."""
     return []
 
 
 @pytest.fixture
 def log(limited):
-    """A log that is open for reading, as its constructor leaves it."""
+    """A log that is open for reading, without a writer."""
     made = object.__new__(KafkaCoordinationLog)
     made.topic = made._topic = "__marshal"
     made.writer = None
@@ -41,7 +41,7 @@ def log(limited):
 
 
 def connecting(log, meanwhile):
-    """Let a writer of a log connect, while something happens; return the writers."""
+    """Call ``meanwhile`` while the first writer connects; return the writers."""
     made = []
 
     def connect(heartbeat_interval_ms, timeout_ms):
@@ -55,8 +55,8 @@ def connecting(log, meanwhile):
     return made
 
 
-def test_a_writer_that_connects_while_its_log_is_closed_is_closed(log):
-    """As where the open of a client fails, which is connecting it on another thread."""
+def test_a_writer_that_connects_during_a_close_is_closed(log):
+    """Opening a client may fail while another thread connects the writer."""
     made = connecting(log, lambda: log.close(0))
     with pytest.raises(InvalidTransition, match="Configuring __marshal failed"):
         log.configure(2_000)
@@ -64,7 +64,7 @@ def test_a_writer_that_connects_while_its_log_is_closed_is_closed(log):
     assert log.writer is None
 
 
-def test_of_two_writers_that_connect_at_once_one_is_kept(log):
+def test_only_one_of_two_concurrent_writers_is_kept(log):
     made = connecting(log, lambda: log.configure(2_000))
     log.configure(3_000)
     late, kept = made
@@ -77,10 +77,10 @@ def test_of_two_writers_that_connect_at_once_one_is_kept(log):
     ("heartbeat_interval_ms", "limit_ms"),
     [(200, 2_000), (4_000, 2_000), (8_000, 4_000), (60_000, 10_000)],
 )
-def test_a_reader_is_connected_again_before_leases_end(
+def test_the_reader_request_limit_follows_the_heartbeat_interval(
     log, limited, heartbeat_interval_ms, limit_ms
 ):
-    """A connection that is dead, but not closed, ends with the limit of a request."""
+    """A dead connection is replaced at this limit, before leases end."""
     assert reader_timeout_ms(heartbeat_interval_ms) == limit_ms
     connecting(log, lambda: None)
     log.configure(heartbeat_interval_ms)

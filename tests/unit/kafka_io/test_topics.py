@@ -18,7 +18,7 @@ from kafka_marshal.kafka_io.topics import KafkaTopicAdmin, described
 
 
 class OldBroker:
-    """The connections of a client of kafka-python to a broker of Kafka 2.8 to 3.6."""
+    """Fake connections of kafka-python to a broker of Kafka 2.8 to 3.6."""
 
     def __init__(self, *, fetch_version):
         self.broker_version_data = SimpleNamespace(
@@ -58,7 +58,7 @@ def row(**changes):
     } | changes
 
 
-def test_topics_are_described():
+def test_a_described_topic_has_its_partitions_and_leaders():
     found = described(row())
     assert (found.partition_count, found.replication) == (2, 2)
     assert found.leaderless == (1,)
@@ -71,17 +71,17 @@ def test_topics_are_described():
     ("operations", "can_write"),
     [(["READ", "WRITE"], True), (["DESCRIBE", "READ"], False), ([], True)],
 )
-def test_the_right_to_write_is_seen_where_brokers_report_rights(operations, can_write):
+def test_reported_operations_show_the_right_to_write(operations, can_write):
     assert described(row(authorized_operations=operations)).can_write is can_write
     assert described(row()).can_write
 
 
 @pytest.mark.parametrize("raw", [None, str(uuid.UUID(int=0)), uuid.UUID(int=0)])
-def test_no_topic_id_is_none(raw):
+def test_a_missing_or_zero_topic_id_becomes_none(raw):
     assert described(row(topic_id=raw)).topic_id is None
 
 
-def test_only_a_missing_topic_is_no_error():
+def test_a_missing_topic_is_described_and_a_denied_topic_raises():
     missing = row(error_code=kafka_errors.UnknownTopicOrPartitionError.errno)
     assert not described(missing).exists
     refused = row(error_code=kafka_errors.TopicAuthorizationFailedError.errno)
@@ -90,7 +90,7 @@ def test_only_a_missing_topic_is_no_error():
 
 
 @pytest.mark.parametrize("count", [0, -1, 2**31])
-def test_impossible_counts_are_refused_before_any_connection(count):
+def test_invalid_partition_counts_are_refused_without_connecting(count):
     with (
         KafkaTopicAdmin(ConnectionConfig("nowhere.invalid")) as admin,
         pytest.raises(TopicMisconfigured),
@@ -111,7 +111,7 @@ def test_an_old_broker_describes_its_cluster(version):
 
 
 class SlowCluster:
-    """A client of kafka-python whose brokers do not know a new topic yet."""
+    """A client whose brokers learn of a new topic only after some requests."""
 
     def __init__(self, *rows):
         self.rows = list(rows)
@@ -139,7 +139,7 @@ def topics_of(cluster, monkeypatch):
     return KafkaTopicAdmin(ConnectionConfig("127.0.0.1:1"))
 
 
-def test_a_new_topic_is_waited_for_until_all_its_partitions_have_leaders(monkeypatch):
+def test_creation_waits_until_all_partitions_have_leaders(monkeypatch):
     both = row(partitions=[row()["partitions"][0]] * 2)
     cluster = SlowCluster(unknown(), led(), row(), both)
     topics_of(cluster, monkeypatch).create(
@@ -152,9 +152,7 @@ def test_a_new_topic_is_waited_for_until_all_its_partitions_have_leaders(monkeyp
 @pytest.mark.parametrize(
     ("found", "led_count"), [(unknown(), 0), (led(), 1), (row(), 1)]
 )
-def test_a_new_topic_that_gets_no_leaders_in_time_is_reported_as_that(
-    monkeypatch, found, led_count
-):
+def test_a_new_topic_without_leaders_in_time_is_reported(monkeypatch, found, led_count):
     admin = topics_of(SlowCluster(found), monkeypatch)
     with pytest.raises(CoordinationError) as caught:
         admin.create("t", partitions=2, replication=1, configs={}, timeout_ms=300)

@@ -1,4 +1,4 @@
-"""The requests of a transactional producer over kafka-python, to a broker in memory."""
+"""Requests of a transactional producer over kafka-python to fake brokers."""
 
 import re
 from collections import Counter
@@ -28,13 +28,13 @@ TOPIC_ID = "00000000-0000-0000-0000-000000000000"
 
 
 class Broker:
-    """Two brokers behind a client of kafka-python.
+    """A fake client of kafka-python, and two brokers behind it.
 
     Attributes:
         asked: Names of the requests, in order.
-        faults: Error codes, or exceptions, that requests of a name get first.
-        written: Value, key and headers of each record by partition, as it was sent.
-        sequences: First sequence number of each batch by partition.
+        faults: Error codes or exceptions of the next requests, by request name.
+        written: Value, key and headers of each written record, by partition.
+        sequences: First sequence number of each batch, by partition.
     """
 
     def __init__(self):
@@ -46,7 +46,7 @@ class Broker:
         self.manager = self.cluster = self
         self.requests = []
 
-    # --- what AdminClient and KafkaTransactions use
+    # --- the interface that AdminClient and KafkaTransactions use
 
     @property
     def _client(self):
@@ -106,7 +106,7 @@ class Broker:
             raise fault
         return fault
 
-    # --- its responses
+    # --- responses
 
     def find_coordinator(self, request, code):
         is_of_group = request.key_type == CoordinatorType.GROUP.value
@@ -180,7 +180,7 @@ def broker(monkeypatch):
 def begun(broker, monkeypatch=None, timeout_ms=5_000):
     admin = AdminClient(ConnectionConfig("b:1"))
     admin._client = broker
-    if monkeypatch is not None:  # where the connection is lost and made again
+    if monkeypatch is not None:  # for a connection that is lost and made again
         monkeypatch.setattr(admin, "_connect", lambda *_: broker)
     return KafkaTransactions(admin, "an id", group_id="g", timeout_ms=timeout_ms)
 
@@ -205,7 +205,7 @@ STEPS = [
 ]
 
 
-def test_records_and_the_position_are_one_transaction(broker):
+def test_records_and_position_are_written_in_one_transaction(broker):
     with begun(broker) as some:
         assert some.progress(T0, timeout_ms=1_000) is None
         broker.asked.clear()
@@ -221,7 +221,7 @@ def test_records_and_the_position_are_one_transaction(broker):
     assert "EndTxn abort" not in broker.asked
 
 
-def test_each_request_goes_to_who_answers_it(broker):
+def test_each_request_goes_to_its_coordinator_or_leader(broker):
     with begun(broker) as some:
         both = records(1, partition=0) + records(1, partition=1)
         write(some, both)
@@ -238,7 +238,7 @@ def test_each_request_goes_to_who_answers_it(broker):
     }
 
 
-def test_keys_select_the_partitions_that_clients_of_java_choose(broker):
+def test_keys_select_the_partitions_of_the_java_client(broker):
     # From the test of org.apache.kafka.common.utils.Utils.murmur2.
     hashes = {b"21": -973932308, b"foobar": -790332482, b"abc": 479470107}
     broker.leaders = dict.fromkeys(range(7), FIRST)
@@ -252,14 +252,14 @@ def test_keys_select_the_partitions_that_clients_of_java_choose(broker):
     assert places == {key: (each & 0x7FFFFFFF) % 7 for key, each in hashes.items()}
 
 
-def test_records_without_a_key_stay_together(broker):
+def test_records_without_a_key_go_to_one_partition(broker):
     with begun(broker) as some:
         write(some, [Outgoing("out", None, b"%d" % number) for number in range(9)])
     ((_, found),) = broker.written.items()
     assert [value for value, _, _ in found] == [b"%d" % number for number in range(9)]
 
 
-def test_nothing_is_left_out_of_a_record(broker):
+def test_a_record_keeps_null_fields_and_headers(broker):
     with begun(broker) as some:
         headers = (("a", b"1"), ("b", None))
         write(some, [Outgoing("out", None, None, headers, 1)])
@@ -293,7 +293,7 @@ def test_a_batch_that_is_too_large_is_halved(broker):
 
 
 @pytest.mark.parametrize("code", [10, 87])
-def test_a_refused_record_is_about_the_topic_that_is_written(broker, code):
+def test_a_refused_record_names_the_size_limit_of_the_topic(broker, code):
     broker.faults["Produce"] = [code]
     with (
         pytest.raises(LogUnwritable, match=r"max\.message\.bytes of the topic"),
@@ -303,7 +303,7 @@ def test_a_refused_record_is_about_the_topic_that_is_written(broker, code):
     assert broker.asked[-1] == "EndTxn abort"
 
 
-def test_sequence_numbers_start_again_after_the_last_one(broker):
+def test_sequence_numbers_wrap_after_the_largest(broker):
     with begun(broker) as some:
         some._sequences["out", 0] = 2**31 - 1
         write(some, records(2))
@@ -344,7 +344,7 @@ def test_a_later_producer_fences_this_one(broker, step, code):
         ("EndTxn", 51),
     ],
 )
-def test_a_fault_that_passes_is_waited_for(broker, step, code):
+def test_a_transient_fault_is_retried(broker, step, code):
     broker.faults[step] = [code, code]
     with begun(broker) as some:
         write(some, records(2))
@@ -353,14 +353,14 @@ def test_a_fault_that_passes_is_waited_for(broker, step, code):
     assert broker.sequences == {("out", 0): [0, 2]}
 
 
-def test_a_position_that_is_being_committed_is_waited_for(broker):
+def test_an_unstable_position_is_requested_again(broker):
     broker.faults["OffsetFetch"] = [88]  # UNSTABLE_OFFSET_COMMIT
     broker.kept = 7, None
     with begun(broker) as some:
         assert some.progress(T0, timeout_ms=1_000) == (7, "")
 
 
-def test_a_batch_that_was_written_before_is_not_written_again(broker):
+def test_a_batch_reported_as_a_duplicate_counts_as_written(broker):
     broker.faults["Produce"] = [7, 46]  # REQUEST_TIMED_OUT, DUPLICATE_SEQUENCE_NUMBER
     with begun(broker) as some:
         write(some, records(2))
@@ -368,7 +368,7 @@ def test_a_batch_that_was_written_before_is_not_written_again(broker):
     assert broker.sequences == {("out", 0): [2]}
 
 
-def test_of_several_faults_the_one_that_stays_counts(broker):
+def test_a_permanent_fault_is_raised_before_a_transient_one(broker):
     codes = {0: 6, 1: 29}  # NOT_LEADER_OR_FOLLOWER, TOPIC_AUTHORIZATION_FAILED
     plain = broker.produce
 
@@ -382,7 +382,7 @@ def test_of_several_faults_the_one_that_stays_counts(broker):
         write(some, records(1) + records(1, partition=1))
 
 
-def test_a_topic_that_does_not_exist_is_named(broker, monkeypatch):
+def test_a_write_to_an_absent_topic_names_the_topic(broker, monkeypatch):
     monkeypatch.setattr(transactions, "_CREATED_MS", 0)
     broker.topics.clear()
     with (
@@ -393,14 +393,14 @@ def test_a_topic_that_does_not_exist_is_named(broker, monkeypatch):
     assert not {"AddPartitionsToTxn", "EndTxn abort"} & set(broker.asked)
 
 
-def test_a_partition_that_does_not_exist_is_an_error(broker, monkeypatch):
+def test_a_write_to_an_absent_partition_raises(broker, monkeypatch):
     monkeypatch.setattr(transactions, "_CREATED_MS", 0)
     with begun(broker) as some, pytest.raises(CoordinationError, match="not exist"):
         write(some, records(1, partition=9))
     assert "Produce" not in broker.asked
 
 
-def test_a_leader_is_waited_for(broker):
+def test_a_write_waits_for_a_leader(broker):
     broker.leaders = {0: -1}
     plain, asked = broker.describe_topics, []
 
@@ -416,7 +416,7 @@ def test_a_leader_is_waited_for(broker):
     assert len(asked) == 3
 
 
-def test_an_absent_source_is_named_not_the_target(broker, monkeypatch):
+def test_an_absent_source_topic_is_named_instead_of_the_target(broker, monkeypatch):
     monkeypatch.setattr(transactions, "_CREATED_MS", 0)
     broker.faults["TxnOffsetCommit"] = [3]
     with begun(broker) as some, pytest.raises(CoordinationError) as refused:
@@ -433,14 +433,14 @@ def test_an_absent_source_is_named_not_the_target(broker, monkeypatch):
         ("TxnOffsetCommit", 30, "READ on group g"),
     ],
 )
-def test_a_right_that_is_missing_is_named(broker, step, code, right):
+def test_an_authorization_error_names_the_missing_right(broker, step, code, right):
     broker.faults[step] = [code]
     with pytest.raises(LogUnwritable, match=right), begun(broker) as some:
         write(some, records(1))
 
 
-def test_who_fails_beside_others_is_named(broker):
-    """The others of the request were not attempted."""
+def test_the_partition_that_failed_determines_the_error(broker):
+    """The other partitions get OPERATION_NOT_ATTEMPTED, which explains nothing."""
     plain = broker.add_partitions_to_txn
 
     def add(request, code):
@@ -454,13 +454,11 @@ def test_who_fails_beside_others_is_named(broker):
 
 
 @pytest.mark.parametrize("step", ["Produce", "EndTxn"])
-def test_a_lost_response_is_repeated_and_then_another_producer_is_wanted(
-    broker, monkeypatch, step
-):
+def test_a_lost_response_is_repeated_and_ends_the_producer(broker, monkeypatch, step):
     """The first request may arrive late, and would end the next transaction early.
 
-    This producer does not fence earlier ones again by itself: who lost its claim
-    meanwhile would fence the new owner, and write.
+    The producer must not fence earlier producers again by itself: a process that has
+    lost its claim meanwhile would fence the new owner, and write.
     """
     some = begun(broker, monkeypatch)
     broker.faults[step] = [kafka_errors.KafkaConnectionError("lost")]
@@ -474,7 +472,7 @@ def test_a_lost_response_is_repeated_and_then_another_producer_is_wanted(
     assert len(broker.asked) == count
 
 
-def test_an_error_that_stays_ends_at_the_deadline(broker):
+def test_a_lasting_error_raises_at_the_deadline(broker):
     broker.faults["EndTxn"] = [51] * 1_000_000
     some = begun(broker, timeout_ms=20)
     with pytest.raises(CoordinationError, match="Writing to out as an id failed"):
@@ -482,7 +480,7 @@ def test_an_error_that_stays_ends_at_the_deadline(broker):
     some.close()
 
 
-def test_an_output_that_takes_too_long_is_given_up_between_batches(broker, monkeypatch):
+def test_a_write_past_its_deadline_stops_between_batches(broker, monkeypatch):
     monkeypatch.setattr(transactions, "BATCH_BYTES", 100)
     with (
         begun(broker, timeout_ms=0) as some,

@@ -1,4 +1,4 @@
-"""Which of our errors stands for which of kafka-python's."""
+"""The translation of errors of kafka-python."""
 
 import errno
 import os
@@ -49,7 +49,7 @@ def translated(error, access=Access.READ):
         (OSError, CoordinationError, CoordinationError),
     ],
 )
-def test_table(kind, read, write):
+def test_each_error_has_its_error_class(kind, read, write):
     error = kind("why")
     for access, wanted in zip(BOTH, (read, write), strict=True):
         made = translated(error, access)
@@ -60,7 +60,7 @@ def test_table(kind, read, write):
         assert "why" in str(made)
 
 
-def test_truncation():
+def test_a_truncation_error_becomes_log_truncated():
     assert type(translated(kafka_errors.LogTruncationError({}))) is LogTruncated
 
 
@@ -73,7 +73,7 @@ def test_truncation():
         kafka_errors.RequestTimedOutError,
     ],
 )
-def test_unreachable_names_the_addresses(kind):
+def test_an_unreachable_cluster_names_the_addresses(kind):
     made = translated(kind())
     assert "no broker answered at a:1, b:2" in str(made)
     assert made.retriable
@@ -86,14 +86,14 @@ def test_a_broker_that_is_not_listed_does_not_mean_that_no_broker_answers():
 
 
 def test_an_unconfirmed_record_does_not_mean_that_no_broker_answers():
-    """The topic may be gone, or a partition without a leader."""
+    """The topic may be deleted, or a partition may have no leader."""
     expired = kafka_errors.KafkaTimeoutError("Expiring 1 record(s) for t-0")
     made = translated(expired, Access.WRITE)
     assert "no broker at a:1, b:2 confirmed it in time" in str(made)
     assert made.retriable
 
 
-def test_wrapped_errors_are_unwrapped():
+def test_an_error_wrapped_in_text_is_unwrapped():
     wrapped = kafka_errors.KafkaError(
         f"Unexpected: {kafka_errors.ClusterAuthorizationFailedError()}"
     )
@@ -105,7 +105,7 @@ def test_wrapped_errors_are_unwrapped():
     ("message", "shown"),
     [("None", "AuthorizationFailedError)"), ("'not you'", "FailedError: not you)")],
 )
-def test_requests_and_responses_are_not_dumped(message, shown):
+def test_the_message_omits_requests_and_responses(message, shown):
     error = kafka_errors.TopicAuthorizationFailedError(
         "Request 'CreatePartitionsRequest(version=3, topics=[...])' failed with "
         f"response 'CreatePartitionsResponse(error_code=29, error_message={message})'."
@@ -114,21 +114,21 @@ def test_requests_and_responses_are_not_dumped(message, shown):
     assert "Request" not in str(translated(error))
 
 
-def test_too_many_open_files_are_no_fault_of_kafka():
+def test_too_many_open_files_are_reported_as_that():
     made = translated(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     assert type(made) is CoordinationError
     assert "has too many open files" in str(made)
     assert "ulimit -n" in str(made)
 
 
-def test_own_errors_are_returned_unchanged():
+def test_a_marshal_error_is_returned_unchanged():
     ours = TopicMisconfigured("x")
     assert translated(ours) is ours
 
 
 @pytest.mark.parametrize("access", BOTH)
-def test_every_error_is_translated(access):
-    """Nothing that kafka-python defines falls through the table."""
+def test_every_error_is_translated_and_retriable_ones_stay_so(access):
+    """This covers every error class of kafka-python."""
     kinds = [
         kind
         for kind in vars(kafka_errors).values()
@@ -139,12 +139,12 @@ def test_every_error_is_translated(access):
         error = kind({}) if kind is kafka_errors.LogTruncationError else kind("x")
         made = translated(error, access)
         assert isinstance(made, MarshalError)
-        # What we call passing, kafka-python must not call final for good reason.
+        # An error that kafka-python calls retriable must stay retriable.
         if getattr(error, "retriable", False):
             assert made.retriable, kind
 
 
-def test_a_port_without_sasl_is_not_reported_as_a_wrong_password():
+def test_a_listener_without_sasl_is_reported_as_that():
     made = translated(kafka_errors.IllegalSaslStateError())
     assert type(made) is LogUnreadable
     assert "the listener at a:1, b:2 does not use SASL" in str(made)

@@ -1,4 +1,4 @@
-"""Which transport is chosen, and how that can be seen."""
+"""The choice of a transport, its log line, and the logs that it opens."""
 
 import logging
 import sys
@@ -23,11 +23,11 @@ def settings(transport="auto", servers="127.0.0.1:1", **options):
 
 @pytest.fixture
 def without(monkeypatch):
-    """A Python that has no confluent-kafka."""
+    """Make confluent-kafka impossible to import."""
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
 
 
-def test_fast_if_possible():
+def test_auto_chooses_the_fast_transport_if_it_is_installed():
     choice = choose(settings())
     assert (choice.name, choice.reason) == ("fast", "confluent-kafka is installed")
 
@@ -38,7 +38,7 @@ def test_the_transport_in_the_settings_is_used(transport):
 
 
 @pytest.mark.usefixtures("without")
-def test_not_installed():
+def test_the_fast_transport_requires_the_fast_extra():
     choice = choose(settings())
     assert choice.name == "kafka-python"
     assert "kafka-marshal[fast]" in choice.reason
@@ -48,7 +48,7 @@ def test_not_installed():
     assert caught.value.setting == "transport"
 
 
-def test_an_unsupported_option_rules_fast_out():
+def test_an_unsupported_option_excludes_the_fast_transport():
     choice = choose(settings(proxy_url="socks5://a:1"))
     assert choice.name == "kafka-python"
     assert "proxy_url" in choice.reason
@@ -57,14 +57,14 @@ def test_an_unsupported_option_rules_fast_out():
     assert caught.value.setting == "proxy_url"
 
 
-def test_unknown_transport_is_refused():
+def test_an_unknown_transport_is_refused():
     with pytest.raises(ConfigurationError, match="carrier pigeon") as caught:
         settings("carrier pigeon")
     assert caught.value.setting == "transport"
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_the_choice_is_logged_and_nobody_answers(transport, caplog):
+def test_the_chosen_transport_is_logged(transport, caplog):
     with (
         caplog.at_level(logging.DEBUG, logger=module._LOGGER.name),
         pytest.raises(CoordinationError),
@@ -75,16 +75,16 @@ def test_the_choice_is_logged_and_nobody_answers(transport, caplog):
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_data_logs_connect_at_the_first_query(transport):
+def test_data_logs_open_without_a_connection(transport):
     open_data_log(settings(transport)).close(1_000)
     open_offsets(settings(transport)).close(1_000)
 
 
 @pytest.mark.parametrize(("follows", "wait_ms"), [(True, 250), (False, 20)])
-def test_a_broker_holds_no_fetch_of_a_reader_that_does_not_follow(
+def test_a_reader_that_does_not_follow_has_a_short_fetch_wait(
     follows, wait_ms, monkeypatch
 ):
-    """A reader that goes to other offsets waits for the fetch in progress."""
+    """Before it reads at other offsets, it has to wait for the fetch in progress."""
     from confluent_kafka import KafkaException
 
     from kafka_marshal.kafka_io.fast import coordination

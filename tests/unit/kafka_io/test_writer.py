@@ -1,4 +1,4 @@
-"""The writer over producers that do what real ones were seen to do."""
+"""The writer over fake producers, which fail as real producers do."""
 
 import threading
 
@@ -15,7 +15,7 @@ from kafka_marshal.kafka_io.writer import Writer, no_answer, writer_timeouts
 
 
 class FakeProducer:
-    """Takes what is sent, and leaves the outcome to the test."""
+    """Notes sent records; the test reports their outcomes."""
 
     def __init__(self, timeouts):
         self.config = dict(timeouts)
@@ -46,7 +46,7 @@ class FakeProducer:
 
 
 class FakeProducers(list):
-    """All producers that were made; a few more attempts may fail."""
+    """All producers that were made; the next ``unreachable`` attempts fail."""
 
     unreachable = 0
     cause = None
@@ -102,7 +102,9 @@ def writer(producers):
         (1, 1, 3),
     ],
 )
-def test_timeouts_follow_the_protocol(heartbeat_interval_ms, request_ms, delivery_ms):
+def test_timeouts_follow_from_the_heartbeat_interval(
+    heartbeat_interval_ms, request_ms, delivery_ms
+):
     timeouts = writer_timeouts(heartbeat_interval_ms)
     assert timeouts == {
         "request_timeout_ms": request_ms,
@@ -111,7 +113,7 @@ def test_timeouts_follow_the_protocol(heartbeat_interval_ms, request_ms, deliver
     assert delivery_ms >= request_ms + module.LINGER_MS
 
 
-def test_acknowledged_append(writer, producers):
+def test_an_acknowledged_append_is_done_with_its_offset(writer, producers):
     append = writer.append(1, b"x")
     assert producers[0].sent[0][:2] == (1, b"x")
     assert (append.is_done(), append.offset(), append.error()) == (False, None, None)
@@ -119,7 +121,7 @@ def test_acknowledged_append(writer, producers):
     assert (append.is_done(), append.offset(), append.error()) == (True, 7, None)
 
 
-def test_unknown_offset_is_none(writer, producers):
+def test_an_append_with_an_unknown_offset_is_done_without_one(writer, producers):
     append = writer.append(1, b"x")
     producers[0].finish(0, -1)
     assert (append.is_done(), append.offset(), append.error()) == (True, None, None)
@@ -132,7 +134,7 @@ def test_unknown_offset_is_none(writer, producers):
         (kafka_errors.TopicAuthorizationFailedError("t"), LogUnwritable),
     ],
 )
-def test_failed_append_replaces_the_producer(writer, producers, error, kind):
+def test_a_failed_append_replaces_the_producer(writer, producers, error, kind):
     append = writer.append(0, b"x")
     producers[0].finish(0, error)
     assert type(append.error()) is kind
@@ -145,7 +147,7 @@ def test_failed_append_replaces_the_producer(writer, producers, error, kind):
     assert held.offset() == 5
 
 
-def test_overdue_append_fails_for_good_and_replaces_the_producer(producers):
+def test_an_overdue_append_fails_and_replaces_the_producer(producers):
     writer = new_writer(producers, heartbeat_interval_ms=20)
     append = writer.append(0, b"x")
     until(append.is_done)
@@ -158,9 +160,7 @@ def test_overdue_append_fails_for_good_and_replaces_the_producer(producers):
     writer.close(1_000)
 
 
-def test_an_outdated_producer_is_replaced_before_its_appends_are_overdue(
-    writer, producers
-):
+def test_an_outdated_producer_is_replaced_at_once(writer, producers):
     pending = writer.append(0, b"x")
     producers[0].is_outdated = True
     writer.watch()
@@ -186,10 +186,10 @@ NO_LOGIN = kafka_errors.SaslAuthenticationFailedError("wrong password")
         (None, "confirmed it in time"),
     ],
 )
-def test_an_append_without_an_answer_names_why_connections_fail(
+def test_an_append_without_an_answer_names_the_connection_error(
     writer, producers, cause, words
 ):
-    """As an error that the next attempt may not meet: it does not end the engine."""
+    """The error is retriable, whatever the cause, so it does not end the engine."""
     append, other = writer.append(0, b"x"), writer.append(1, b"x")
     producers[0].connection_error = cause
     producers[0].finish(0, TimeoutError("late"))
@@ -200,7 +200,7 @@ def test_an_append_without_an_answer_names_why_connections_fail(
     assert "confirmed it in time (late)" in str(other.error())
 
 
-def test_a_queued_append_names_why_no_producer_connects(producers):
+def test_a_queued_append_names_the_connection_error(producers):
     writer = new_writer(producers, heartbeat_interval_ms=100)
     first = writer.append(0, b"x")
     producers.unreachable, producers.cause = 1_000_000, REFUSED
@@ -221,7 +221,7 @@ def test_a_queued_append_names_why_no_producer_connects(producers):
     writer.close(1_000)
 
 
-def test_abandoned_appends_name_why_their_producer_failed(writer, producers):
+def test_an_abandoned_append_names_the_connection_error(writer, producers):
     appends = [writer.append(partition, b"x") for partition in range(2)]
     producers[0].connection_error = REFUSED
     producers[0].finish(0, kafka_errors.KafkaTimeoutError("late"))
@@ -231,7 +231,7 @@ def test_abandoned_appends_name_why_their_producer_failed(writer, producers):
 
 
 def test_pending_appends_of_a_failed_producer_are_abandoned(writer, producers):
-    """Whatever becomes of it, its successor does not wait, and is not spoilt."""
+    """Their later outcomes neither delay nor replace the new producer."""
     slow = writer.append(0, b"slow")
     writer.append(1, b"failed")
     producers[0].finish(1, kafka_errors.KafkaTimeoutError("late"))
@@ -248,10 +248,10 @@ def test_pending_appends_of_a_failed_producer_are_abandoned(writer, producers):
     assert len(producers) == 2
 
 
-def test_nothing_overtakes_an_append_of_a_healthy_producer(writer, producers):
+def test_a_new_producer_waits_for_pending_appends_per_partition(writer, producers):
     slow = writer.append(0, b"slow")
     writer.configure(12_000, timeout_ms=60_000)
-    # Partition 1 goes on at once, partition 0 when its append has an outcome.
+    # Partition 1 continues at once, partition 0 once its append has an outcome.
     assert not writer.append(1, b"on").is_done()
     early = [writer.append(0, b"early"), writer.append(0, b"next")]
     writer.watch()
@@ -281,7 +281,7 @@ def test_an_append_queued_for_too_long_is_never_sent(producers):
     writer.close(1_000)
 
 
-def test_the_queue_is_bounded(writer, producers, monkeypatch):
+def test_an_append_beyond_the_queue_limit_fails(writer, producers, monkeypatch):
     monkeypatch.setattr(module, "QUEUE_MAX", 2)
     producers.unreachable = 10_000
     writer.append(0, b"x")
@@ -293,7 +293,7 @@ def test_the_queue_is_bounded(writer, producers, monkeypatch):
     assert all("closed" in str(append.error()) for append in held[:2])
 
 
-def test_renewal_retries_until_the_cluster_answers(writer, producers):
+def test_a_replacement_is_retried_until_the_cluster_answers(writer, producers):
     producers.unreachable = 3
     writer.append(0, b"x")
     producers[0].finish(0, kafka_errors.KafkaConnectionError("gone"))
@@ -302,8 +302,10 @@ def test_renewal_retries_until_the_cluster_answers(writer, producers):
     assert producers.unreachable == 0
 
 
-def test_renewal_waits_until_a_thread_can_be_started(writer, producers, monkeypatch):
-    """As with too little memory, or at a limit of processes; calls do not raise."""
+def test_a_replacement_waits_until_a_thread_can_be_started(
+    writer, producers, monkeypatch
+):
+    """Memory or the number of processes may be exhausted; calls do not raise."""
 
     def refuse(call, *, name):
         raise RuntimeError("can't start new thread")
@@ -319,8 +321,10 @@ def test_renewal_waits_until_a_thread_can_be_started(writer, producers, monkeypa
     assert not held.is_done()
 
 
-def test_renewal_begins_again_after_one_that_failed(writer, producers, monkeypatch):
-    """The old producer could not be closed, for want of a thread."""
+def test_a_producer_is_replaced_again_after_a_failed_replacement(
+    writer, producers, monkeypatch
+):
+    """Here the old producer cannot be dropped."""
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     monkeypatch.setattr(producers[0], "drop", lambda: 1 / 0)
     writer.append(0, b"x")
@@ -331,7 +335,7 @@ def test_renewal_begins_again_after_one_that_failed(writer, producers, monkeypat
     until(lambda: writer.watch() or len(producers) == 3)
 
 
-def test_send_that_is_refused_does_not_raise(writer, producers):
+def test_a_refused_send_fails_its_append_without_raising(writer, producers):
     producers[0].refusal = ValueError("Unrecognized partition")
     append = writer.append(9, b"x")
     assert isinstance(append.error(), CoordinationError)
@@ -340,7 +344,7 @@ def test_send_that_is_refused_does_not_raise(writer, producers):
     assert len(producers) == 1
 
 
-def test_a_refused_append_does_not_block_the_others(writer, producers):
+def test_a_refused_queued_append_does_not_block_later_ones(writer, producers):
     writer.append(0, b"slow")
     writer.configure(12_000, timeout_ms=60_000)
     held = [writer.append(0, b"%d" % number) for number in range(3)]
@@ -354,7 +358,7 @@ def test_a_refused_append_does_not_block_the_others(writer, producers):
     assert [sent[1] for sent in producers[1].sent] == [b"1", b"2"]
 
 
-def test_configure_swaps_once(writer, producers):
+def test_configure_replaces_the_producer_only_for_new_timeouts(writer, producers):
     writer.configure(10_000, timeout_ms=60_000)
     assert len(producers) == 1
     writer.configure(2_000, timeout_ms=60_000)
@@ -368,7 +372,7 @@ def test_configure_swaps_once(writer, producers):
     assert producers[-1].config["delivery_timeout_ms"] == 2_000
 
 
-def test_closed_writer_refuses(writer, producers):
+def test_a_closed_writer_refuses_appends(writer, producers):
     writer.close(1_000)
     writer.close(0)
     until(lambda: producers[0].is_closed)
@@ -377,7 +381,7 @@ def test_closed_writer_refuses(writer, producers):
     assert isinstance(append.error(), InvalidTransition)
 
 
-def test_deadlines_run_out():
+def test_a_deadline_raises_once_no_time_is_left():
     assert Deadline(10_000).require_ms(no_answer) > 9_000
     with pytest.raises(CoordinationError, match="in time"):
         Deadline(0).require_ms(no_answer)

@@ -1,4 +1,4 @@
-"""Events as lines of the standard library's logging."""
+"""Events as lines of the standard library's logging and of structlog."""
 
 import io
 import json
@@ -49,8 +49,8 @@ def test_each_event_has_its_level(caplog, name, level):
     assert level_of(name) == level
 
 
-def test_a_record_has_the_fields_for_formatters_that_write_json(caplog):
-    """They saw the text alone."""
+def test_a_log_record_has_the_fields_of_the_event_as_json(caplog):
+    """Formatters that write JSON need fields, not only the text."""
     caplog.set_level(logging.INFO, "kafka_marshal")
     key = Key("billing", "payments", 3)
     LoggingObserver().observe(Event("claimed", {"key": key, "epoch": 7}))
@@ -63,13 +63,13 @@ def test_a_record_has_the_fields_for_formatters_that_write_json(caplog):
     }
 
 
-def test_values_of_the_log_are_escaped(caplog):
+def test_control_characters_of_event_fields_are_escaped(caplog):
     caplog.set_level(logging.DEBUG, "kafka_marshal")
     LoggingObserver().observe(Event("ready", {"host": "a b\n\x1b[2J", "none": ""}))
     assert caplog.records[0].getMessage() == r"ready host='a b\n\x1b[2J' none=''"
 
 
-def test_an_unread_line_is_not_formatted(caplog):
+def test_an_event_below_the_log_level_is_not_formatted(caplog):
     class Costly:
         def __str__(self):
             raise AssertionError
@@ -84,7 +84,7 @@ def test_an_unread_line_is_not_formatted(caplog):
 
 
 @pytest.mark.parametrize("text", ["", "payments-0", "größer 日本", 'a "b" \\c'])
-def test_ordinary_text_stays(text):
+def test_printable_text_is_not_escaped(text):
     assert escaped(text) == text
 
 
@@ -104,7 +104,7 @@ def test_control_characters_are_escaped(text, shown):
     assert escaped(text).isprintable()
 
 
-def test_length_is_bounded():
+def test_escaped_text_is_cut_to_its_limit():
     assert len(escaped("x" * 10_000)) == TEXT_CHARS_MAX
     assert len(escaped("\x1b" * 10_000)) == TEXT_CHARS_MAX * len(r"\x1b")
 
@@ -123,7 +123,7 @@ class Broken:
         raise OSError("full")
 
 
-def test_all_observers_are_called_in_order():
+def test_added_observers_are_called_until_they_are_removed():
     first, second, third = Recorder(), Recorder(), Recorder()
     fan = FanOut(first, second)
     fan.add(third)
@@ -135,7 +135,7 @@ def test_all_observers_are_called_in_order():
     assert [len(each.events) for each in (first, second, third)] == [2, 1, 2]
 
 
-def test_an_observer_of_several_clients_gets_each_event_once():
+def test_an_observer_added_twice_gets_each_event_once():
     shared = Recorder()
     fan = FanOut(shared)
     fan.add(shared)
@@ -201,11 +201,11 @@ def logged(lines, name, **fields):
         ({"text": "a\nb"}, r"stuck text='a\nb'"),
     ],
 )
-def test_a_line_has_keys_and_endings_as_people_write_them(fields, line):
+def test_a_line_shows_keys_and_endings_as_short_text(fields, line):
     assert to_line("stuck", fields) == line
 
 
-def test_a_claim(lines):
+def test_a_claim_event_is_logged_with_flat_fields(lines):
     line = logged(
         lines,
         "claimed",
@@ -228,7 +228,7 @@ def test_a_claim(lines):
     }
 
 
-def test_an_ending(lines):
+def test_an_ending_is_logged_with_reason_and_winner(lines):
     line = logged(lines, "claim_ended", ending=Ending("taken_over", "b", 40))
     assert line == {
         "event": "claim_ended",
@@ -240,7 +240,7 @@ def test_an_ending(lines):
     }
 
 
-def test_errors_have_their_type(lines):
+def test_an_error_is_logged_with_its_type(lines):
     line = logged(lines, "log_poll_failed", error=CoordinationError("no\nanswer"))
     assert line["level"] == "warning"
     assert line["error"] == r"no\nanswer"
@@ -249,7 +249,7 @@ def test_errors_have_their_type(lines):
     assert (plain["error"], plain["error_type"]) == ("full", "OSError")
 
 
-def test_a_partition_and_ranges(lines):
+def test_a_partition_and_ranges_are_logged_with_flat_fields(lines):
     line = logged(
         lines,
         "grant_lost",
@@ -260,12 +260,12 @@ def test_a_partition_and_ranges(lines):
     assert line["ranges"] == [[1, 4], [7, 9]]
 
 
-def test_levels_are_those_of_the_plain_log(lines):
+def test_structured_events_have_the_levels_of_the_plain_log(lines):
     levels = [logged(lines, name)["level"] for name in ("ready", "session_failed")]
     assert levels == ["info", "error"]
 
 
-def test_a_field_cannot_replace_the_event(lines):
+def test_a_field_cannot_replace_event_or_level(lines):
     line = logged(lines, "ready", event="claimed", level="debug")
     assert (line["event"], line["level"]) == ("ready", "info")
     assert (line["event_"], line["level_"]) == ("claimed", "debug")
@@ -274,7 +274,7 @@ def test_a_field_cannot_replace_the_event(lines):
 # --- Safety ---
 
 
-def test_control_characters_are_escaped_for_any_renderer(lines):
+def test_control_characters_in_nested_fields_are_escaped(lines):
     bad = "x\r\n\x1b]0;title\x07\u202e{}"
     fields = flat(
         {"host": bad, "list": [bad], "map": {bad: bad}, "key": Key(bad, bad, 0)}
@@ -285,7 +285,7 @@ def test_control_characters_are_escaped_for_any_renderer(lines):
     assert len(lines.file.getvalue().splitlines()) == 1
 
 
-def test_secrets_are_hidden_everywhere():
+def test_secrets_in_nested_fields_are_hidden():
     secret = "hunter2"
     fields = flat(
         {
@@ -301,7 +301,7 @@ def test_secrets_are_hidden_everywhere():
     assert fields["token"] == "1.2.3"
 
 
-def test_values_are_plain_and_bounded():
+def test_field_values_become_plain_json_values_of_limited_size():
     deep = [[[[["bottom"]]]]]
     fields = flat(
         {
@@ -328,7 +328,7 @@ def test_values_are_plain_and_bounded():
 # --- Use ---
 
 
-def test_a_whole_run_is_json(lines):
+def test_every_event_of_a_run_is_logged_as_flat_json(lines):
     cluster = world()
     node = owning(cluster)
     observer = StructuredObserver(lines.logger)
@@ -344,13 +344,13 @@ def test_a_whole_run_is_json(lines):
         assert all(isinstance(v, str | int | bool | None) for v in line.values())
 
 
-def test_by_default_structlog_decides_how_lines_look():
+def test_the_default_logger_uses_the_configuration_of_structlog():
     with structlog.testing.capture_logs() as captured:
         StructuredObserver().observe(Event("ready", {"partition_count": 8}))
     assert captured == [{"event": "ready", "log_level": "info", "partition_count": 8}]
 
 
-def test_the_missing_extra_is_named(monkeypatch):
+def test_structured_logs_without_structlog_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "structlog", None)
     with pytest.raises(ConfigurationError, match=r"kafka-marshal\[logs\]"):
         StructuredObserver()

@@ -1,4 +1,4 @@
-"""The catalogue by Prometheus's conventions, and how figures become text."""
+"""The catalogue of metrics, its document, the text format and the server."""
 
 import re
 import sys
@@ -23,14 +23,14 @@ CORE = {
     *("marshal_consumer_lag_records", "marshal_amo_unconfirmed_records"),
     *("marshal_group_paused", "marshal_desired_clients", "kafka_consumergroup_lag"),
 }
-# What a gauge or a counter may count, beside the base units.
+# The name of each counter contains one of these nouns.
 COUNTED = (
     *("records", "clients", "members", "claims", "events", "failures", "partitions"),
 )
 
 
 class Whole:
-    """A collector of one scrape."""
+    """A collector that returns one scrape."""
 
     def __init__(self, scrape):
         self.scrape = scrape
@@ -59,7 +59,7 @@ def samples(scrape):
 # --- The catalogue ---
 
 
-def test_the_core_names_are_there():
+def test_the_catalogue_has_the_core_metrics():
     assert {family.name for family in FAMILIES} >= CORE
 
 
@@ -71,8 +71,8 @@ def test_metric_names_are_unique_and_prefixed():
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_names_follow_the_conventions(family):
-    """What ``promtool check metrics`` asks of names, units and types."""
+def test_names_follow_the_conventions_of_prometheus(family):
+    """The rules are those of ``promtool check metrics``."""
     name = family.name
     assert name.endswith("_total") == (family.kind is Kind.COUNTER)
     assert not re.search(r"_(ms|millis\w*|minutes|hours|percent|kb|mb)(_|$)", name)
@@ -87,7 +87,7 @@ def test_names_follow_the_conventions(family):
     assert "\n" not in family.help
 
 
-def test_labels_are_few_and_known():
+def test_each_label_is_used_only_by_its_metrics():
     own = {"group", "topic", "partition"}
     extra = {
         "version": {"marshal_build_info"},
@@ -121,9 +121,9 @@ def test_labels_are_few_and_known():
 
 
 def listed():
-    """Return kind, labels and meaning of each metric; the kind is that of its name."""
+    """Return kind (by its name), labels and meaning of each metric."""
     rows = {}
-    # The sidecar's own metrics have a section of their own.
+    # Metrics of the sidecar have another section and test.
     page = DOCUMENT.partition("\n## A sidecar\n")[0]
     item = r"^- `(\w+?)(?:\{([\w,]+)\})?`: (.+?)(?=\n- |\n\n)"
     for name, labels, meaning in re.findall(item, page, re.MULTILINE | re.DOTALL):
@@ -137,18 +137,18 @@ def listed():
     return rows
 
 
-def test_every_metric_is_documented_and_nothing_else():
+def test_the_document_lists_exactly_the_metrics():
     assert list(listed()) == [family.name for family in FAMILIES]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_kind_labels_and_help_are_those_of_the_code(family):
+def test_the_document_has_kind_labels_and_help_of_each_metric(family):
     kind, labels, meaning = listed()[family.name]
     assert (kind, labels) == (family.kind, family.labels)
     assert meaning.startswith(family.help)
 
 
-def test_states_are_documented():
+def test_claim_states_are_documented():
     for state in known.STATES:
         assert f"`{state}`" in DOCUMENT
 
@@ -156,7 +156,7 @@ def test_states_are_documented():
 # --- Figures as text ---
 
 
-def test_every_family_can_be_written_and_parsed():
+def test_every_family_is_exposed_in_valid_text_format():
     scrape = Scrape()
     for family in FAMILIES:
         labels = [f"{label}-1" for label in family.labels]
@@ -173,11 +173,11 @@ def test_every_family_can_be_written_and_parsed():
             assert set(sample.labels) - {"le"} == set(family.labels)
 
 
-def test_a_family_without_figures_is_left_out():
+def test_a_family_without_samples_is_omitted():
     assert text_of(Scrape()) == ""
 
 
-def test_figures_of_the_same_labels_are_added_up():
+def test_samples_with_equal_labels_are_summed():
     scrape = Scrape()
     scrape.add(known.IGNORED, ("held",), value=2)
     scrape.add(known.IGNORED, ("held",), value=3)
@@ -195,7 +195,7 @@ def test_figures_of_the_same_labels_are_added_up():
     assert found[f"{name}_sum",] == pytest.approx(0.44)
 
 
-def test_the_client_is_a_label_on_request_only():
+def test_the_client_label_is_added_only_on_request():
     for has_client in (False, True):
         scrape = Scrape(has_client=has_client)
         scrape.add(known.UP, ("g",), value=1, client="a")
@@ -206,7 +206,7 @@ def test_the_client_is_a_label_on_request_only():
         assert ("kafka_consumergroup_lag", *lag) in samples(scrape)
 
 
-def test_hostile_labels_are_escaped_and_bounded():
+def test_label_values_are_escaped_and_of_limited_length():
     scrape = Scrape()
     bad = 'x"} 1\nmarshal_up{group="y' + "\x1b[2J\u202e" + "z" * 10_000
     scrape.add(known.IGNORED, (bad,), value=1)
@@ -221,7 +221,7 @@ def test_hostile_labels_are_escaped_and_bounded():
 # --- Serving ---
 
 
-def test_the_server_answers_until_it_is_closed():
+def test_the_server_serves_metrics_until_it_is_closed():
     scrape = Scrape()
     scrape.add(known.UP, ("g",), value=1)
     registry = CollectorRegistry()
@@ -236,7 +236,7 @@ def test_the_server_answers_until_it_is_closed():
         urllib.request.urlopen(url, timeout=10)
 
 
-def test_a_taken_port_is_a_clear_error():
+def test_a_port_in_use_is_refused_by_setting():
     server = Server(CollectorRegistry(), 0)
     try:
         with pytest.raises(ConfigurationError, match="choose another port") as caught:
@@ -246,13 +246,13 @@ def test_a_taken_port_is_a_clear_error():
         server.close()
 
 
-def test_an_impossible_port_or_address_is_a_clear_error():
+def test_an_invalid_port_or_host_is_refused():
     for host, port in (("127.0.0.1", 70_000), ("no.such.host.invalid", 0)):
         with pytest.raises(ConfigurationError, match="metrics cannot be served at"):
             Server(CollectorRegistry(), port, host=host)
 
 
-def test_the_missing_extra_is_named(monkeypatch):
+def test_metrics_without_prometheus_client_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigurationError) as caught:
         known.prometheus()

@@ -1,4 +1,4 @@
-"""Many seeds, summed up."""
+"""Runs of many seeds, and their summary."""
 
 import pytest
 import variants
@@ -17,7 +17,7 @@ from simulator.coverage import FENCED, SCHEDULED, SET, SITUATIONS
 from simulator.plan import FENCES, POSITIONS, SCHEDULES
 from simulator.world import World
 
-AMO_SEED = 0  # a world of at most once
+AMO_SEED = 0  # delivers at most once
 SHORT = CampaignOptions(faults=("crash",), minutes=1)
 
 
@@ -36,20 +36,20 @@ def summary_of(count, *, seen=(), broken=None, options=None):
     return summary
 
 
-def test_processes_come_to_the_same_as_one():
+def test_two_processes_reach_the_same_summary_as_one():
     alone, shared = (run_seeds(range(2), SHORT, jobs=jobs) for jobs in (1, 2))
     assert alone.held
     assert alone.seen == shared.seen
     assert (alone.seed_count, alone.virtual_ms) == (2, shared.virtual_ms)
 
 
-def test_figures_add_up():
+def test_the_summary_adds_up_its_seeds():
     summary = summary_of(4)
     assert (summary.seeds_per_minute, summary.virtual_ms) == (120, 2_400_000)
     assert summary.faults == {"crash": 8}
 
 
-def test_a_suite_that_misses_a_situation_does_not_hold():
+def test_a_suite_that_never_reaches_a_situation_does_not_hold():
     *most, last = SITUATIONS
     assert summary_of(SUITE_SEEDS_MIN, seen=SITUATIONS).held
     missing = summary_of(SUITE_SEEDS_MIN, seen=most)
@@ -63,12 +63,12 @@ def test_a_suite_that_misses_a_situation_does_not_hold():
         pytest.param(summary_of(SUITE_SEEDS_MIN, options=SHORT), id="few-faults"),
     ],
 )
-def test_less_than_a_suite_may_miss_some(summary):
+def test_a_run_smaller_than_a_suite_may_miss_situations(summary):
     assert summary.never
     assert summary.held
 
 
-def test_a_broken_seed_is_never_fine():
+def test_a_summary_with_a_broken_seed_does_not_hold():
     assert not summary_of(
         1, broken=Broken(seed=7, invariant="S4", message="two", faults=(1,))
     ).held
@@ -113,14 +113,14 @@ def test_a_plan_keeps_the_requested_options():
     assert kept == faults[1:2]
 
 
-def test_a_suite_of_set_positions_has_situations_of_its_own():
+def test_a_suite_with_set_positions_requires_their_situations():
     options = CampaignOptions(also=(POSITIONS,))
     assert POSITIONS in options.plan(1).kinds
     assert summary_of(SUITE_SEEDS_MIN, seen=SET, options=options).held
     assert summary_of(SUITE_SEEDS_MIN, options=options).never == tuple(SET)
 
 
-def test_a_suite_asks_for_all_that_admins_do():
+def test_a_suite_with_fences_and_schedules_requires_their_situations():
     options = CampaignOptions(also=(FENCES, SCHEDULES))
     assert {FENCES, SCHEDULES} <= {*options.plan(1).kinds}
     never = summary_of(SUITE_SEEDS_MIN, options=options).never

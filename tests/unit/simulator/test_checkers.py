@@ -1,4 +1,4 @@
-"""What the log accepts, and what applications get, reaches the judges step by step."""
+"""Judges get accepted records and hand-outs, and report violations."""
 
 import pytest
 from logkit import KEY, OP, beat, claim, decide, messages, pause, resolve, stage
@@ -9,7 +9,7 @@ from simulator.node import Cluster
 
 
 class Scene:
-    """One coordinating partition, of which c1 has claimed a key."""
+    """One coordinating partition, in which c1 has claimed a key."""
 
     def __init__(self, *, is_at_most_once):
         self.cluster = Cluster()
@@ -42,7 +42,7 @@ def amo():
     return Scene(is_at_most_once=True)
 
 
-def test_work_of_an_owner_is_counted(alo):
+def test_handed_out_and_processed_offsets_are_counted(alo):
     alo.hand_out(0, 1)
     for offset in (0, 1):
         alo.hand_outs.done(KEY, alo.token, offset=offset)
@@ -51,28 +51,28 @@ def test_work_of_an_owner_is_counted(alo):
     assert (alo.hand_outs.count, alo.hand_outs.duplicate_count) == (2, 0)
 
 
-def test_a_position_that_skips_work_is_found(alo):
+def test_a_position_above_an_unprocessed_offset_is_a_violation(alo):
     alo.hand_out(0)
     with pytest.raises(Violation, match=r"6\.1.*skips \[0\]") as caught:
         alo.write(beat(alo.epoch, 1))
     assert caught.value.judge == OPERATIONS
 
 
-def test_a_hand_out_without_a_grant_is_found(amo):
+def test_a_hand_out_without_a_grant_is_a_violation(amo):
     amo.write(messages(amo.epoch, 0, 3))
     amo.hand_out(0, 3)
     with pytest.raises(Violation, match=r"6\.2"):
         amo.hand_out(4)
 
 
-def test_a_grant_of_another_process_is_not_the_owners(amo):
+def test_a_hand_out_under_a_grant_of_another_process_is_a_violation(amo):
     amo.other = "attempt"
     amo.write(messages(amo.epoch, 0, 3))
     with pytest.raises(Violation, match=r"S3.*handed out twice"):
         amo.hand_out(0)
 
 
-def test_hand_outs_under_an_older_token_may_be_excused(alo):
+def test_a_hand_out_under_an_older_token_needs_an_excuse(alo):
     first = alo.token
     alo.cluster.clock.advance(4 * alo.cluster.config.heartbeat_interval_ms)
     alo.write(claim("c2"))
@@ -85,14 +85,14 @@ def test_hand_outs_under_an_older_token_may_be_excused(alo):
         alo.hand_outs.handed_out(KEY, first, offset=1)
 
 
-def test_grants_that_nobody_handed_out_must_be_listed(amo):
+def test_more_unused_grants_than_allowed_are_a_violation(amo):
     amo.write(messages(amo.epoch, 0, 3))
     amo.hand_outs.check_losses(most=4)
     with pytest.raises(Violation, match=r"6\.3"):
         amo.hand_outs.check_losses(most=3)
 
 
-def test_the_log_judge_raises_where_it_is_strict(alo):
+def test_the_log_judge_raises_only_if_strict(alo):
     alo.watcher.worlds[0].keys[KEY].owner = ("nobody", b"")
     alo.watcher.is_strict = False
     alo.write(claim("c3"))
@@ -103,7 +103,7 @@ def test_the_log_judge_raises_where_it_is_strict(alo):
     assert caught.value.judge == LOG
 
 
-def test_a_set_position_counts_until_the_log_loses_it(alo):
+def test_a_set_position_applies_until_the_log_loses_it(alo):
     watcher, log = alo.watcher, alo.cluster.kafka.log(alo.cluster.place(0))
     alo.hand_out(0, 1)
     for offset in (0, 1):

@@ -1,4 +1,4 @@
-"""The history of records that were sent, read back, or lost."""
+"""The history of operations: records sent, read back, or lost."""
 
 import pytest
 from logkit import (
@@ -54,7 +54,7 @@ class Surroundings:
 
 
 class Recording:
-    """A log, and the chronicle of what is done with it."""
+    """A log, and the chronicle of its operations."""
 
     def __init__(self, **settings):
         self.log = Log(**settings)
@@ -91,7 +91,7 @@ def key_of(record):
     return Key(record.group_id, record.topic, record.partition)
 
 
-def test_a_sent_record_ends_when_it_is_read_back():
+def test_a_sent_record_is_completed_when_read_back():
     recording, first = Recording(), claim("c1")
     recording.send(first)
     recording.land(first)
@@ -115,7 +115,7 @@ def test_a_record_sent_under_a_claim_has_its_token(make):
     assert begun.token == ended.token == won.token is not None
 
 
-def test_a_failed_append_is_unknown_until_it_is_read_back():
+def test_a_failed_append_is_unknown_until_its_record_is_read_back():
     recording, first = Recording(), claim("c1")
     recording.send(first, is_done=True, error=TimeoutError())
     recording.send(first)
@@ -143,7 +143,7 @@ def test_a_grant_is_recorded_for_its_grantee():
     assert kinds == [("grant", name), ("hand_out", name), ("process", name)]
 
 
-def test_a_committed_set_position_is_the_admins():
+def test_a_committed_set_position_is_an_operation_of_the_admin():
     recording = Recording(level=SECOND_LEVEL)
     epoch = recording.land(claim("c1")).offset
     recording.land(release(epoch, 5))
@@ -157,7 +157,7 @@ def test_a_committed_set_position_is_the_admins():
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
-def test_a_pause_is_of_the_keys_that_its_partition_has(k):
+def test_a_pause_is_recorded_only_for_keys_of_its_partition(k):
     recording = Recording(k=k)
     recording.land(pause(START_MS + H))
     recording.log.now_ms += 2 * H
@@ -167,7 +167,7 @@ def test_a_pause_is_of_the_keys_that_its_partition_has(k):
     assert kinds == (["pause", "unpause"] if is_here else [])
 
 
-def test_an_abort_sets_nothing():
+def test_an_abort_records_no_set_position():
     recording = Recording(level=SECOND_LEVEL)
     epoch = recording.land(claim("c1")).offset
     recording.land(release(epoch, 5))

@@ -1,4 +1,4 @@
-"""The clocks, chance and background work of tests, which tests control."""
+"""Virtual clocks, seeded randomness and inline background work."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from kafka_marshal.errors import InvalidTransition
 from simulator.clock import InlineBackground, SeededEntropy, VirtualClock
 
 
-def test_time_moves_only_on_request():
+def test_a_virtual_clock_advances_only_on_request():
     clock = VirtualClock(now_ms=10, wall_ms=1_000)
     assert (clock.now_ms(), clock.wall_ms()) == (10, 1_000)
     clock.advance(5)
@@ -21,7 +21,7 @@ def test_time_moves_only_on_request():
 @pytest.mark.parametrize(
     ("drift_ppm", "gained"), [(0, 0), (1_000, 60), (-1_000, -60), (1, 0), (-1, -1)]
 )
-def test_views_drift_and_differ(drift_ppm, gained):
+def test_a_view_of_the_clock_has_its_own_drift_and_offsets(drift_ppm, gained):
     clock = VirtualClock(now_ms=1_000, wall_ms=50_000)
     view = clock.view(drift_ppm=drift_ppm, offset_ms=7, wall_offset_ms=-3)
     assert (view.now_ms(), view.wall_ms()) == (1_007, 49_997)
@@ -30,21 +30,21 @@ def test_views_drift_and_differ(drift_ppm, gained):
     assert view.wall_ms() == 109_997
 
 
-def test_a_seed_repeats():
+def test_equal_seeds_draw_equal_values():
     one, two, other = SeededEntropy(1), SeededEntropy(1), SeededEntropy(2)
     assert one.random_bytes(8) == two.random_bytes(8) != other.random_bytes(8)
     assert [one.below(9) for _ in range(20)] == [two.below(9) for _ in range(20)]
     assert one.below(0) == one.below(-3) == one.below(1) == 0
 
 
-def test_inline_work_is_done_at_once():
+def test_inline_work_runs_at_once():
     background = InlineBackground()
     assert background.submit(lambda: 7).result(timeout=0) == 7
     failed = background.submit(lambda: 1 // 0)
     assert isinstance(failed.exception(timeout=0), ZeroDivisionError)
 
 
-def test_held_work_waits_to_be_let_go():
+def test_held_work_runs_on_request():
     background = InlineBackground(is_held=True)
     futures = [background.submit(lambda n=n: n) for n in range(3)]
     assert background.waiting_count == 3
@@ -55,7 +55,7 @@ def test_held_work_waits_to_be_let_go():
     assert [future.result(timeout=0) for future in futures] == [0, 1, 2]
 
 
-def test_closed_background_refuses():
+def test_a_closed_background_refuses_work():
     background = InlineBackground(is_held=True)
     waiting = background.submit(int)
     background.close(0)

@@ -1,4 +1,4 @@
-"""`python -m simulator`: short runs, and the ways to ask for them."""
+"""`python -m simulator`: short runs, their reports, and invalid arguments."""
 
 import json
 
@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from simulator.command import app
 from simulator.coverage import SET, SITUATIONS
 
-AMO_SEED = "0"  # a world of at most once
+AMO_SEED = "0"  # delivers at most once
 
 
 def invoke(*arguments):
@@ -27,14 +27,14 @@ def test_a_report_lists_the_reached_situations():
     assert {each["fault"] for each in output["faults"]} <= {"crash"}
 
 
-def test_a_transcript_is_the_same_each_time():
+def test_two_runs_of_a_seed_print_the_same_transcript():
     first, second = (invoke("--seed", "5", "--transcript") for _ in range(2))
     assert first.exit_code == 0, first.output
     assert first.stdout == second.stdout
     assert "everything is healed" in first.stdout
 
 
-def test_a_failure_shrinks_and_prints_the_command_that_repeats_it(monkeypatch):
+def test_a_failure_prints_a_command_that_repeats_it(monkeypatch):
     variants.grant_again(monkeypatch)
     done = invoke("--seed", AMO_SEED, "--shrink", "-o", "json")
     assert done.exit_code == 1
@@ -65,7 +65,7 @@ def test_invalid_arguments_are_refused(arguments, message):
     assert message in done.stderr
 
 
-def test_more_may_go_wrong_than_a_seed_draws(monkeypatch):
+def test_also_adds_set_positions_to_the_drawn_faults(monkeypatch):
     done = invoke("--seed", "2", "--also", "positions", "-o", "json")
     assert done.exit_code == 0, done.output
     output = json.loads(done.stdout)

@@ -15,7 +15,7 @@ BELOW, EQUAL = 0, 40
 
 
 class Scene:
-    """A world without anybody, and its admin."""
+    """A world without processes, and its admin."""
 
     def __init__(self, *faults):
         self.world = World(draw(3, faults=faults or (LEVEL, HALT)))
@@ -36,7 +36,7 @@ class Scene:
         return {self.world.levels.in_force(number) for number in self.numbers}
 
 
-def test_levels_fall_and_rise_everywhere():
+def test_a_changed_level_applies_to_every_partition():
     scene = Scene()
     scene.run(BELOW)
     assert scene.levels == {1}
@@ -45,7 +45,7 @@ def test_levels_fall_and_rise_everywhere():
     assert {w.config.generation for w in scene.world.watcher.worlds} == {3}
 
 
-def test_two_changes_at_once_come_one_after_the_other():
+def test_two_changes_at_once_are_written_in_turn():
     scene = Scene()
     for size in (BELOW, EQUAL):
         scene.configs.strike(
@@ -56,7 +56,7 @@ def test_two_changes_at_once_come_one_after_the_other():
 
 
 @pytest.mark.parametrize("size", range(66, 72))
-def test_a_misfit_counts_nowhere(size):
+def test_an_invalid_config_is_refused_by_every_partition(size):
     scene = Scene()
     scene.run(size)
     scene.world.settle()
@@ -80,7 +80,7 @@ def test_a_config_lost_in_a_failover_is_written_again():
 
 
 @pytest.mark.parametrize("dies_early", [False, True])
-def test_the_last_config_halts_each_t_or_one(dies_early):
+def test_the_last_config_halts_all_partitions_or_only_the_first(dies_early):
     scene = Scene()
     scene.run(dies_early, kind=HALT)
     assert set(scene.world.levels.stops) == ({0} if dies_early else {*scene.numbers})
@@ -93,7 +93,7 @@ def test_the_last_config_halts_each_t_or_one(dies_early):
     assert scene.world.coverage.counts["level_changed"] == 0
 
 
-def test_no_reader_must_halt_if_the_log_is_truncated():
+def test_the_last_config_is_not_written_while_logs_are_truncated():
     scene = Scene()
     scene.world.is_truncating = True
     assert (
@@ -132,9 +132,9 @@ def change_of(scene):
     )
 
 
-def test_only_where_the_count_may_change_configs_go_to_partition_0_first():
+def test_configs_go_to_partition_0_first_if_the_count_may_change():
     assert type(Scene().configs) is Configs
-    assert type(Scene(RESIZE).configs) is Configs  # nobody writes any there
+    assert type(Scene(RESIZE).configs) is Configs  # where no Configs are written
     scene = Scene(RESIZE, LEVEL)
     assert type(scene.configs) is OrderedConfigs
     scene.configs.strike(
@@ -153,7 +153,7 @@ def test_only_where_the_count_may_change_configs_go_to_partition_0_first():
     assert scene.configs.are_over()
 
 
-def test_a_config_waits_for_the_end_of_a_change_and_follows_it():
+def test_a_config_is_written_after_a_change_of_the_partition_count():
     scene = Scene(RESIZE, LEVEL)
     add_partitions(scene.world.cluster, 8)
     change = change_of(scene)
@@ -166,7 +166,7 @@ def test_a_config_waits_for_the_end_of_a_change_and_follows_it():
 
 
 @pytest.mark.parametrize("size", range(66, 72))
-def test_a_misfit_counts_nowhere_where_the_count_may_change(size):
+def test_an_invalid_config_is_refused_if_the_count_may_change(size):
     scene = Scene(RESIZE, LEVEL)
     scene.run(size)
     scene.world.settle()

@@ -1,4 +1,4 @@
-"""Which situation each record counts as."""
+"""The situations that records and events count as."""
 
 import attrs
 import msgspec
@@ -73,7 +73,7 @@ def counted(*steps):
     return dict(coverage.counts)
 
 
-def test_claims():
+def test_claims_count_as_claimed_duplicate_or_late():
     first = claim("c1")
     assert counted(folded(first, owner=None), folded(first, owner=None)) == {
         "claimed": 2,
@@ -90,19 +90,19 @@ def test_claims():
         (2 * H_MS + 2, {"claimed", "taken_over"}),
     ],
 )
-def test_takeovers(age_ms, names):
+def test_a_takeover_just_after_two_intervals_is_counted(age_ms, names):
     assert set(counted(folded(claim("c2"), age_ms=age_ms))) == names
 
 
 @pytest.mark.parametrize(("age_ms", "count"), [(2 * H_MS, 1), (2 * H_MS - 1, 0)])
-def test_refused_at_the_edge(age_ms, count):
+def test_a_refused_claim_at_two_intervals_is_counted(age_ms, count):
     log = Log()
     log.claimed("c1")
     refused = folded(claim("c2"), transition=log.one(claim("c2")), age_ms=age_ms)
     assert counted(refused).get("refused_at_2h", 0) == count
 
 
-def test_beats_and_grants():
+def test_late_heartbeats_and_ignored_grants_are_counted():
     log = Log()
     epoch = log.claimed()
     entries = [
@@ -123,7 +123,7 @@ def test_beats_and_grants():
     assert counted(folded(gone, transition=log.one(gone))) == {}
 
 
-def test_claims_for_another_topic():
+def test_claims_with_another_topic_id_are_counted():
     log = Log()
     one, two = ident("topic 1"), ident("topic 2")
     epoch = log.one(claim("c1", topic_id=one)).offset
@@ -136,7 +136,7 @@ def test_claims_for_another_topic():
     assert counted(folded(late, transition=log.one(late))) == {"old_topic": 1}
 
 
-def test_clocks_of_leaders():
+def test_leader_clocks_that_go_back_are_counted():
     steps = [
         folded(claim("c1"), owner=None, timestamp_ms=5_000),
         folded(claim("c2"), owner=None, timestamp_ms=4_000),
@@ -176,7 +176,7 @@ def test_events_of_engines_are_counted():
     }
 
 
-def test_claims_for_checkpoints_are_no_claims_of_the_fleet():
+def test_claims_of_the_checkpoint_key_are_not_counted():
     name = {"group_id": "marshal", "topic": "/checkpoint", "partition": 0}
     reserved = msgspec.structs.replace(claim("c1"), **name)
     log = Log()
@@ -185,7 +185,7 @@ def test_claims_for_checkpoints_are_no_claims_of_the_fleet():
     assert counted(folded(reserved, transition=transition, owner=None)) == {}
 
 
-def test_only_what_is_listed_can_be_counted():
+def test_only_listed_situations_can_be_counted():
     coverage = Coverage(H_MS)
     with pytest.raises(AssertionError):
         coverage.note("nonsense")
@@ -228,7 +228,7 @@ class Setting:
         (0, {"set_back", "set_to_zero"}),
     ],
 )
-def test_commits_of_positions(position, counted_too):
+def test_committed_set_positions_are_counted_by_direction(position, counted_too):
     setting = Setting()
     found = setting.land(stage((0, position)), decide(), resolve(commit=True))
     assert found == dict.fromkeys({"set_committed", *counted_too}, 1)
@@ -236,13 +236,13 @@ def test_commits_of_positions(position, counted_too):
     assert found["resolved_twice"] == found["late_beat_after_set"] == 1
 
 
-def test_aborts_of_positions():
+def test_an_aborted_set_position_is_counted():
     found = Setting().land(stage((0, 2)), resolve(commit=False))
     assert found == {"set_aborted": 1}
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_what_members_finish(commit):
+def test_a_set_position_resolved_by_a_member_is_counted(commit):
     setting = Setting()
     setting.land(stage((0, 5)), *([decide()] if commit else []))
     record = msgspec.structs.replace(resolve(commit=commit), reason=REASON)
@@ -250,7 +250,7 @@ def test_what_members_finish(commit):
     assert found["commit_by_member" if commit else "abort_by_member"] == 1
 
 
-def test_refusals_of_set_positions():
+def test_refused_records_of_a_set_position_are_counted():
     setting = Setting()
     setting.land(pause(START_MS + 100 * H, op=ident("other")), resolve(commit=False))
     found = setting.land(stage((0, 2)), decide())

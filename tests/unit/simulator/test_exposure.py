@@ -1,4 +1,4 @@
-"""Records handed out twice because a log lost them must be reported."""
+"""Repeated hand-outs need a truncation, a reset or a set position as their cause."""
 
 import pytest
 
@@ -12,7 +12,10 @@ PLACE = KEY, b"id"
 
 
 def handed_twice(*, late=False):
-    """Return exposures of which one offset was had by a, and by b after a cut."""
+    """Return exposures of an offset handed out to a, and to b after a truncation.
+
+    If late, that to b is recorded first.
+    """
     exposures = Exposures()
     hands = [("a", 0), ("b", 1)]
     for name, cuts in reversed(hands) if late else hands:
@@ -28,7 +31,7 @@ def test_offsets_handed_out_once_need_no_report():
     assert exposures.excused_count == 0
 
 
-def test_twice_by_one_log_is_never_right():
+def test_a_second_hand_out_without_a_truncation_is_a_violation():
     exposures = Exposures()
     exposures.on_handed("a", PLACE, offset=4, cuts=1)
     with pytest.raises(Violation, match="S3"):
@@ -36,7 +39,7 @@ def test_twice_by_one_log_is_never_right():
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
-def test_an_unreported_double_hand_out_after_a_cut_is_a_violation(late):
+def test_an_unreported_repeat_after_a_truncation_is_a_violation(late):
     exposures = handed_twice(late=late)
     with pytest.raises(Violation, match=r"7\.5.*handed out to a and.*to b"):
         exposures.judge()
@@ -64,7 +67,7 @@ FIRST, SECOND = (b"first", 2), (b"second", 0)
 
 
 def hand(exposures, *hands):
-    """Hand out one offset to each, as a log with some set positions lets it."""
+    """Hand out one offset under each set of truncations and set positions."""
     for name, cuts, sets in hands:
         exposures.on_handed(name, PLACE, offset=4, cuts=cuts, sets=sets)
 
@@ -77,7 +80,7 @@ def test_a_set_position_lets_offsets_be_handed_out_again(cuts):
 
 
 def hand_by_resets(exposures, *hands):
-    """Hand out one offset to each, by claims from after some Resets."""
+    """Hand out one offset under claims made after the given resets."""
     for name, cuts, heads in hands:
         exposures.on_handed(name, PLACE, offset=4, cuts=cuts, resets=heads)
 
@@ -90,35 +93,35 @@ def test_a_reset_lets_offsets_be_handed_out_again(cuts):
 
 
 @pytest.mark.parametrize("heads", [(5,), ()], ids=["below-its-head", "without"])
-def test_what_no_reset_takes_back_is_handed_out_once(heads):
+def test_a_repeat_below_or_without_a_reset_is_a_violation(heads):
     exposures = Exposures()
     hand_by_resets(exposures, ("a", 0, ()))
     with pytest.raises(Violation, match="S3"):
         hand_by_resets(exposures, ("b", 0, heads))
 
 
-def test_twice_since_the_same_reset_is_never_right():
+def test_a_repeat_after_the_same_reset_is_a_violation():
     exposures = Exposures()
     hand_by_resets(exposures, ("a", 0, ()), ("b", 0, (3,)))
     with pytest.raises(Violation, match="S3"):
         hand_by_resets(exposures, ("c", 0, (3,)))
 
 
-def test_what_a_log_lost_since_a_reset_is_reported():
+def test_an_unreported_repeat_after_a_reset_is_a_violation():
     exposures = Exposures()
     hand_by_resets(exposures, ("a", 0, (3,)), ("b", 1, (3,)))
     with pytest.raises(Violation, match=r"7\.5"):
         exposures.judge()
 
 
-def test_twice_since_the_same_set_position_is_never_right():
+def test_a_repeat_after_the_same_set_position_is_a_violation():
     exposures = Exposures()
     hand(exposures, ("a", 0, ()), ("b", 0, (FIRST,)))
     with pytest.raises(Violation, match="S3"):
         hand(exposures, ("c", 0, (FIRST,)))
 
 
-def test_by_the_claim_of_before_a_set_position_is_never_right():
+def test_a_repeat_by_a_claim_before_a_set_position_is_a_violation():
     exposures = Exposures()
     hand(exposures, ("a", 0, (FIRST,)))
     with pytest.raises(Violation, match="S3"):
@@ -126,14 +129,14 @@ def test_by_the_claim_of_before_a_set_position_is_never_right():
 
 
 @pytest.mark.parametrize("now", [(), (FIRST,)], ids=["lost", "set-again"])
-def test_offsets_of_a_set_position_that_is_lost_must_be_reported(now):
+def test_a_repeat_after_a_lost_set_position_must_be_reported(now):
     exposures = Exposures()
     hand(exposures, ("a", 0, (FIRST,)), ("b", 1, now))
     with pytest.raises(Violation, match=r"7\.5.*handed out to a and.*to b"):
         exposures.judge()
 
 
-def test_a_lost_set_position_excuses_nothing_from_before_it():
+def test_a_lost_set_position_does_not_excuse_earlier_hand_outs():
     exposures = Exposures()
     hand(exposures, ("a", 0, ()), ("b", 0, (FIRST,)), ("c", 1, ()))
     exposures.on_ended("b", KEY, cuts=0)
@@ -141,7 +144,7 @@ def test_a_lost_set_position_excuses_nothing_from_before_it():
         exposures.judge()
 
 
-def test_a_set_position_that_is_lost_leaves_nothing_out():
+def test_processed_offsets_are_kept_per_set_position():
     exposures = Exposures()
     exposures.on_processed(PLACE, offset=1, sets=())
     exposures.on_processed(PLACE, offset=3, sets=(FIRST,))
@@ -152,7 +155,7 @@ def test_a_set_position_that_is_lost_leaves_nothing_out():
     assert exposures.processed_by_any((KEY, None)) == set()
 
 
-def test_which_processes_detect_a_cut():
+def test_a_process_knows_a_truncation_once_it_reads_the_new_epoch():
     cluster, cuts = Cluster(), Cuts()
     node = cluster.node("a")
     cuts.on_noticed(node, 0)
@@ -168,7 +171,7 @@ def test_which_processes_detect_a_cut():
     assert cuts.is_known(node, 0)
 
 
-def test_a_process_that_detected_a_cut_has_nothing_to_read():
+def test_a_process_knows_a_truncation_that_it_has_noticed():
     cluster, cuts = Cluster(), Cuts()
     node = cluster.node("a")
     cuts.on_cut(0, 3)

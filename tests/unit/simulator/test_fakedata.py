@@ -1,4 +1,4 @@
-"""Faults and corners of the fake's data side; the rest is the conformance kit's."""
+"""Faults of the fake data log; the conformance kit tests the rest."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def data(cluster):
     return cluster.data_log()
 
 
-def test_cut_client_gets_no_answers(cluster, data):
+def test_a_disconnected_client_gets_no_answers(cluster, data):
     cluster.produce(PLACE, b"x")
     reader = data.reader()
     reader.assign([PLACE])
@@ -41,7 +41,7 @@ def test_cut_client_gets_no_answers(cluster, data):
     assert [record.value for record in reader.poll(0, 1)[PLACE]] == [b"x"]
 
 
-def test_busy_group_refuses_commits(cluster, data):
+def test_a_group_with_active_members_refuses_commits(cluster, data):
     cluster.busy_groups.add("g")
     with pytest.raises(CoordinationError, match="active members"):
         data.commit("g", {PLACE: 1}, timeout_ms=10)
@@ -50,7 +50,7 @@ def test_busy_group_refuses_commits(cluster, data):
     assert cluster.groups == {"g": {PLACE: 1}}
 
 
-def test_control_records_are_passed(cluster, data):
+def test_the_reader_skips_control_records(cluster, data):
     cluster.produce(PLACE, b"x")
     cluster.skip_offsets(PLACE, count=2)
     reader = data.reader()
@@ -61,7 +61,7 @@ def test_control_records_are_passed(cluster, data):
     assert [record.offset for record in reader.poll(0, 10)[PLACE]] == [3]
 
 
-def test_deleted_topic_is_waited_for(cluster, data):
+def test_a_reader_waits_for_a_deleted_topic(cluster, data):
     reader = data.reader()
     reader.assign([PLACE])
     reader.seek(PLACE, 0)
@@ -72,7 +72,7 @@ def test_deleted_topic_is_waited_for(cluster, data):
     assert [record.value for record in reader.poll(0, 1)[PLACE]] == [b"new"]
 
 
-def test_no_partition_starves(cluster, data):
+def test_polls_serve_partitions_in_turns(cluster, data):
     other = TopicPartition("data", 1)
     for _ in range(3):
         cluster.produce(PLACE, b"a")
@@ -85,7 +85,7 @@ def test_no_partition_starves(cluster, data):
     assert served == [0, 1, 0, 1, 0, 1]
 
 
-def test_closed_reader_refuses(data):
+def test_a_closed_reader_refuses_calls(data):
     reader = data.reader()
     reader.close(0)
     for call in (

@@ -1,4 +1,4 @@
-"""What the fake can do to appends, leaders and readers: each fault by itself."""
+"""Faults of the fake coordination log: appends, leaders, readers."""
 
 import pytest
 
@@ -21,7 +21,7 @@ T0 = TopicPartition(TOPIC, 0)
 
 
 class Script:
-    """Fates in the order given; then nothing special."""
+    """Returns fates in the given order, then appends without faults."""
 
     def __init__(self):
         self.fates = []
@@ -58,13 +58,13 @@ def values(log):
     return [entry.value for _, entry in log.poll(0)]
 
 
-def test_policy_is_asked_with_writer_and_partition(cluster, log, script):
+def test_the_policy_gets_writer_and_partition_of_each_append(cluster, log, script):
     log.append(1, b"x")
     cluster.coordination_log().append(0, b"y")
     assert script.asked == [("a", 1), ("writer-1", 0)]
 
 
-def test_delayed_append_is_stamped_when_it_lands(log, clock, script):
+def test_a_delayed_append_gets_the_timestamp_of_its_arrival(log, clock, script):
     script.fates = [AppendFate(delay_ms=100)]
     append = log.append(0, b"x")
     clock.advance(99)
@@ -76,7 +76,7 @@ def test_delayed_append_is_stamped_when_it_lands(log, clock, script):
     assert (append.is_done(), append.offset(), append.error()) == (True, 0, None)
 
 
-def test_order_is_kept_behind_a_delayed_append(log, clock, script):
+def test_later_appends_wait_for_a_delayed_append(log, clock, script):
     script.fates = [AppendFate(delay_ms=100), AppendFate(delay_ms=10)]
     log.append(0, b"1")
     log.append(0, b"2")
@@ -86,7 +86,7 @@ def test_order_is_kept_behind_a_delayed_append(log, clock, script):
     assert values(log) == [b"1", b"2"]
 
 
-def test_failed_append_may_land_later_and_holds_up_none(log, clock, script):
+def test_a_failed_append_may_arrive_late_without_delaying_others(log, clock, script):
     script.fates = [AppendFate(delay_ms=2_200, fails_after_ms=1_000)]
     append = log.append(0, b"late")
     assert log.append(0, b"next").offset() == 0
@@ -99,7 +99,7 @@ def test_failed_append_may_land_later_and_holds_up_none(log, clock, script):
     assert append.error() is not None
 
 
-def test_lost_acknowledgement(log, clock, script):
+def test_an_append_with_a_lost_acknowledgement_is_written(log, clock, script):
     script.fates = [AppendFate(fails_after_ms=500)]
     append = log.append(0, b"x")
     assert values(log) == [b"x"]
@@ -108,7 +108,7 @@ def test_lost_acknowledgement(log, clock, script):
     assert append.error() is not None
 
 
-def test_lost_append_fails_with_the_delivery_timeout(log, clock, script):
+def test_a_lost_append_fails_at_the_delivery_timeout(log, clock, script):
     script.fates = [AppendFate(is_lost=True), AppendFate(is_lost=True)]
     log.append(0, b"x")
     log.configure(10_000)
@@ -120,7 +120,7 @@ def test_lost_append_fails_with_the_delivery_timeout(log, clock, script):
     assert values(log) == []
 
 
-def test_slower_than_the_delivery_timeout(log, clock, script):
+def test_an_append_after_the_delivery_timeout_fails_but_is_written(log, clock, script):
     script.fates = [AppendFate(delay_ms=DELIVERY_TIMEOUT_MS + 1)]
     append = log.append(0, b"x")
     clock.advance(DELIVERY_TIMEOUT_MS + 1)
@@ -128,14 +128,14 @@ def test_slower_than_the_delivery_timeout(log, clock, script):
     assert values(log) == [b"x"]
 
 
-def test_doubled_append(log, script):
+def test_a_duplicated_append_is_written_several_times(log, script):
     script.fates = [AppendFate(copies=3)]
     append = log.append(0, b"x")
     assert append.offset() == 0
     assert values(log) == [b"x"] * 3
 
 
-def test_append_to_a_topic_that_went(cluster, log, clock, script):
+def test_an_append_to_a_deleted_topic_fails(cluster, log, clock, script):
     script.fates = [AppendFate(delay_ms=10)]
     append = log.append(0, b"x")
     cluster.delete_topic(TOPIC)
@@ -146,7 +146,7 @@ def test_append_to_a_topic_that_went(cluster, log, clock, script):
         log.poll(0)
 
 
-def test_cut_client_reads_nothing_and_lands_when_healed(cluster, log, clock):
+def test_appends_of_a_disconnected_client_arrive_after_reconnect(cluster, log, clock):
     other = cluster.coordination_log(name="b")
     log.cut = True
     early = log.append(0, b"early")
@@ -166,7 +166,7 @@ def test_cut_client_reads_nothing_and_lands_when_healed(cluster, log, clock):
     assert not log.cut
 
 
-def test_leaders_stamp_by_their_own_clocks(cluster, log):
+def test_each_leader_sets_timestamps_by_its_own_clock(cluster, log):
     cluster.set_skew(0, 5_000)
     cluster.set_skew(7, -5_000)
     log.append(0, b"1")
@@ -176,7 +176,7 @@ def test_leaders_stamp_by_their_own_clocks(cluster, log):
     assert stamps == [(0, 5_000), (1, -5_000)]
 
 
-def test_truncation_is_noticed_by_those_beyond_it(cluster, log):
+def test_only_a_reader_beyond_a_truncation_raises(cluster, log):
     ahead, behind = log, cluster.coordination_log()
     for value in (b"1", b"2", b"3"):
         ahead.append(0, value)
@@ -188,7 +188,7 @@ def test_truncation_is_noticed_by_those_beyond_it(cluster, log):
             ahead.poll(0)
 
 
-def test_truncation_is_noticed_when_the_log_has_grown_again(cluster, log):
+def test_a_truncation_raises_after_the_log_has_grown_again(cluster, log):
     for value in (b"1", b"2"):
         log.append(0, value)
     assert values(log) == [b"1", b"2"]
@@ -200,7 +200,7 @@ def test_truncation_is_noticed_when_the_log_has_grown_again(cluster, log):
     assert values(cluster.coordination_log()) == [b"1", b"x", b"y", b"z"]
 
 
-def test_truncation_below_all_epochs(cluster, log):
+def test_a_truncation_to_an_empty_log_raises(cluster, log):
     log.append(0, b"1")
     assert values(log) == [b"1"]
     cluster.truncate(T0, end=0, leader=1)
@@ -208,7 +208,7 @@ def test_truncation_below_all_epochs(cluster, log):
         log.poll(0)
 
 
-def test_control_records_are_passed(cluster, log):
+def test_positions_skip_control_records(cluster, log):
     log.append(0, b"1")
     cluster.skip_offsets(T0, count=2)
     cluster.fail_over(T0, leader=1)
@@ -220,20 +220,20 @@ def test_control_records_are_passed(cluster, log):
     assert [(e.offset, e.leader_epoch) for _, e in log.poll(0)] == [(4, 1)]
 
 
-def test_overtaken_reader(cluster, log):
+def test_only_a_reader_below_deleted_records_raises(cluster, log):
     fresh = cluster.coordination_log()
     log.append(0, b"1")
     assert values(log) == [b"1"]
     log.append(0, b"2")
     log.append(0, b"3")
     cluster.delete_records(T0, before=2)
-    # Who has read nothing there has lost nothing.
+    # A reader that has read no record yet has lost none.
     assert values(fresh) == [b"3"]
     with pytest.raises(LogTruncated):
         log.poll(0)
 
 
-def test_lagging_reader_sees_later(cluster, log, clock):
+def test_a_reader_with_a_lag_gets_records_later(cluster, log, clock):
     slow = cluster.coordination_log()
     slow.read_lag_ms = 100
     log.append(0, b"x")
@@ -244,7 +244,7 @@ def test_lagging_reader_sees_later(cluster, log, clock):
     assert values(slow) == [b"x"]
 
 
-def test_bounded_poll(log):
+def test_a_poll_returns_at_most_its_limit_of_entries(log):
     for number in range(5):
         log.append(number % 2, b"%d" % number)
     log.poll_entries_max = 2
@@ -254,7 +254,7 @@ def test_bounded_poll(log):
     assert list(log.poll(0)) == []
 
 
-def test_foreign_timestamps(cluster, log):
+def test_only_create_time_records_keep_their_own_timestamp(cluster, log):
     cluster.produce(T0, b"x", timestamp_ms=5)
     cluster.produce(T0, b"y", timestamp_ms=5, timestamp_type=TimestampType.CREATE_TIME)
     first, second = [entry for _, entry in log.poll(0)]
@@ -262,7 +262,7 @@ def test_foreign_timestamps(cluster, log):
     assert (second.timestamp_ms, second.timestamp_type) == (5, 0)
 
 
-def test_missing_topic_and_partition(cluster):
+def test_a_missing_topic_or_partition_raises(cluster):
     with pytest.raises(TopicMisconfigured, match="format"):
         cluster.coordination_log("other")
     with pytest.raises(CoordinationError, match="no partition"):
@@ -270,7 +270,7 @@ def test_missing_topic_and_partition(cluster):
     assert cluster.coordination_log().append(9, b"").error() is not None
 
 
-def test_ids(cluster, log):
+def test_a_topic_created_again_has_another_id(cluster, log):
     assert log.cluster_id == cluster.cluster_id != FakeKafka().cluster_id
     first = log.topic_id
     cluster.delete_topic(TOPIC)
@@ -278,7 +278,7 @@ def test_ids(cluster, log):
     assert cluster.coordination_log().topic_id != first
 
 
-def test_closed_session(log):
+def test_a_closed_log_refuses_appends_and_polls(log):
     log.close(0)
     log.close(0)
     assert isinstance(log.append(0, b"").error(), InvalidTransition)
@@ -305,14 +305,14 @@ def test_unreplicated_records_are_neither_visible_nor_acknowledged(
     assert cluster.next_change_ms() is None
 
 
-def test_a_failover_loses_what_was_not_replicated(cluster, log, clock, script):
+def test_a_failover_loses_records_not_replicated(cluster, log, clock, script):
     script.fates = [AppendFate(), AppendFate(replicates_ms=50)]
     log.append(0, b"kept")
     lost = log.append(0, b"lost")
     assert cluster.fail_over(T0, leader=1, retry_ms=30) == 1
     assert log.end_offsets(10)[0] == 1
     assert lost.offset() is None
-    # Its writer tries again, and then it has another place and epoch.
+    # The writer retries: the record gets a new offset and leader epoch.
     clock.advance(100)
     assert [(e.value, e.leader_epoch) for _, e in log.poll(0)] == [
         (b"kept", 0),
@@ -321,7 +321,7 @@ def test_a_failover_loses_what_was_not_replicated(cluster, log, clock, script):
     assert lost.offset() == 1
 
 
-def test_a_failover_to_a_replica_that_has_everything(cluster, log, clock, script):
+def test_a_failover_to_a_complete_replica_loses_no_record(cluster, log, clock, script):
     script.fates = [AppendFate(replicates_ms=50)]
     append = log.append(0, b"1")
     assert cluster.fail_over(T0, leader=1) == 0
@@ -330,7 +330,7 @@ def test_a_failover_to_a_replica_that_has_everything(cluster, log, clock, script
     assert append.offset() == 0
 
 
-def test_a_leader_whose_clock_runs_fast(cluster, log, clock):
+def test_a_fast_clock_of_a_leader_shifts_its_timestamps(cluster, log, clock):
     cluster.clocks.set_drift(0, 1_000)
     clock.advance(10_000)
     log.append(0, b"x")
@@ -343,7 +343,7 @@ def test_a_leader_whose_clock_runs_fast(cluster, log, clock):
     ]
 
 
-def test_partitions_that_are_added_are_a_change(cluster):
+def test_added_partitions_count_as_a_change(cluster):
     before = cluster.changes
     cluster.add_partitions(TOPIC, 1)
     assert cluster.changes > before

@@ -1,4 +1,4 @@
-"""What becomes of appends under each kind of trouble."""
+"""The effect of each kind of fault on appends."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def fates(latency_ms=0):
     return Fates(1, h_ms=H_MS, latency_ms=latency_ms)
 
 
-def test_without_faults_there_is_only_latency():
+def test_an_append_without_faults_has_only_latency():
     assert fates().of_append("a", 0) == AppendFate()
     delays = {
         fates.of_append("a", 0).delay_ms for fates in [fates(20)] for _ in range(99)
@@ -32,7 +32,7 @@ def test_without_faults_there_is_only_latency():
         ("slow", lambda fate: fate.replicates_ms > 0),
     ],
 )
-def test_each_kind(kind, is_hit):
+def test_each_kind_of_fault_affects_the_appends_of_its_writer(kind, is_hit):
     made, window = fates(), Window(kind, "a", 1.0)
     made.open(window)
     assert is_hit(made.of_append("a", 0))
@@ -42,11 +42,11 @@ def test_each_kind(kind, is_hit):
     assert made.of_append("a", 0) == AppendFate()
 
 
-def test_every_kind_is_tried_above():
+def test_every_kind_of_fault_is_tested():
     assert {"delay", "late", "loss", "mute", "copies", "slow"} == KINDS
 
 
-def test_healing_ends_all():
+def test_healing_ends_all_faults():
     made = fates()
     made.open(Window("loss", None, 1.0))
     assert made.of_append("anybody", 0).is_lost
@@ -54,7 +54,7 @@ def test_healing_ends_all():
     assert not made.of_append("anybody", 0).is_lost
 
 
-def test_a_window_less_does_not_change_what_follows():
+def test_a_fault_does_not_change_the_latency_drawn_later():
     plain, troubled = fates(1_000), fates(1_000)
     window = Window("loss", "a", 1.0)
     troubled.open(window)
@@ -64,7 +64,7 @@ def test_a_window_less_does_not_change_what_follows():
     assert plain.of_append("a", 0) == troubled.of_append("a", 0)
 
 
-def test_a_window_may_be_of_one_partition():
+def test_a_fault_may_be_limited_to_one_partition():
     made = fates()
     made.open(Window("mute", None, 1.0, 1))
     assert made.of_append("a", 1).is_lost

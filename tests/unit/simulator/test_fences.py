@@ -9,7 +9,7 @@ from simulator.world import World
 
 
 class Scene:
-    """A quiet world with one process, and admins that fence."""
+    """A world without processes at first, and admins that fence."""
 
     def __init__(self):
         self.world = World(draw(6, faults=(FENCES,)))
@@ -33,12 +33,12 @@ def _scene():
     return Scene()
 
 
-def test_there_is_nobody_to_fence(scene):
+def test_a_fence_without_processes_does_nothing(scene):
     scene.strike()
     assert scene.run() == {}
 
 
-def test_a_process_that_lives_reads_its_fence_and_is_started_again(scene):
+def test_a_running_process_notices_its_fence_and_is_restarted(scene):
     app = scene.fleet.admit()
     scene.run(10)
     scene.fences.fence(app.node.owner)
@@ -49,7 +49,7 @@ def test_a_process_that_lives_reads_its_fence_and_is_started_again(scene):
     ]
 
 
-def test_a_process_that_hangs_loses_its_keys(scene):
+def test_a_hung_process_that_is_fenced_loses_its_keys(scene):
     app = scene.fleet.admit()
     scene.run(10)
     app.wakes_ms = scene.world.now_ms + 10**6
@@ -61,7 +61,7 @@ def test_a_process_that_hangs_loses_its_keys(scene):
     assert not counts["fence_noticed"]
 
 
-def test_a_process_that_has_ended_is_fenced_and_fenced_again(scene):
+def test_an_ended_process_may_be_fenced_repeatedly(scene):
     app = scene.fleet.admit()
     scene.run(10)
     scene.fleet.remove(app)

@@ -1,4 +1,4 @@
-"""Files of kept states on hosts, and what becomes of them."""
+"""Files of kept states on hosts, and damage to them."""
 
 import random
 
@@ -17,7 +17,7 @@ CLIENT = "c1"
 
 
 class Scene:
-    """A cluster, somebody who has read its log, and what its host keeps."""
+    """A cluster, a node that has read its log, and the state files of its host."""
 
     def __init__(self):
         self.cluster = Cluster()
@@ -34,7 +34,7 @@ class Scene:
         self.files.save(CLIENT, capture(world, source="a test"))
 
     def start(self):
-        """Return what a process began from that starts with what is kept."""
+        """Start a process with the kept states; return the sources that it restored."""
         node = self.cluster.node(CLIENT, sources=[self.files.folder(CLIENT)])
         node.observer.forward = lambda event: self.files.observe(CLIENT, event)
         self.cluster.run(1_000)
@@ -53,14 +53,14 @@ def only(monkeypatch, name):
     monkeypatch.setattr(files, "DAMAGES", {name: DAMAGES[name]})
 
 
-def test_a_process_starts_from_a_sound_file(scene):
+def test_a_process_starts_from_an_undamaged_file(scene):
     assert scene.start() == [str(scene.files.folder(CLIENT).file_of(0))]
     assert scene.files.misled is None
     assert not scene.files.is_hurt(CLIENT)
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_no_damage_misleads(scene, monkeypatch, name):
+def test_a_process_never_starts_from_a_damaged_file(scene, monkeypatch, name):
     only(monkeypatch, name)
     assert scene.files.damage(CLIENT, 0, rng=random.Random(1)) == name
     assert scene.files.is_hurt(CLIENT)
@@ -69,7 +69,7 @@ def test_no_damage_misleads(scene, monkeypatch, name):
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_file_is_another_and_mostly_none(name):
+def test_only_whole_replacements_of_a_file_can_be_read(name):
     made = Scene()
     path = made.files.folder(CLIENT).file_of(0)
     value = path.read_bytes()
@@ -84,7 +84,7 @@ def test_a_damaged_file_is_another_and_mostly_none(name):
         assert not is_whole
 
 
-def test_a_damaged_file_is_damaged_once_and_replaced(scene, monkeypatch):
+def test_a_file_is_damaged_once_until_it_is_saved_again(scene, monkeypatch):
     only(monkeypatch, "overwritten")
     assert scene.files.damage("nobody", 0, rng=random.Random(1)) is None
     assert scene.files.damage(CLIENT, 0, rng=random.Random(1)) == "overwritten"
@@ -93,7 +93,7 @@ def test_a_damaged_file_is_damaged_once_and_replaced(scene, monkeypatch):
     assert not scene.files.is_hurt(CLIENT)
 
 
-def test_a_start_from_a_damaged_file_is_found(scene):
+def test_a_start_from_a_damaged_file_is_detected(scene):
     scene.files.damage(CLIENT, 0, rng=random.Random(1))
     source = str(scene.files.folder(CLIENT).file_of(0))
     fields = {"partition": 0, "offset": 3, "source": source}
@@ -103,7 +103,7 @@ def test_a_start_from_a_damaged_file_is_found(scene):
     assert "began at 3" in scene.files.misled
 
 
-def test_no_files_are_left(scene):
+def test_close_deletes_all_files(scene):
     home = scene.files.folder(CLIENT).path.parents[2]
     assert home.exists()
     scene.files.close()

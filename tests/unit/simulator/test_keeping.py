@@ -1,4 +1,4 @@
-"""What processes of a simulated world begin from."""
+"""Kept states and checkpoints, from which simulated processes start."""
 
 import pytest
 
@@ -13,7 +13,7 @@ H_MS = 10_000
 
 
 class Scene:
-    """A quiet world in which states are kept."""
+    """A world without faults, in which states are kept."""
 
     def __init__(self, *kinds):
         self.world = World(draw(3, faults=kinds or ("checkpoint", "keep")))
@@ -27,14 +27,14 @@ class Scene:
         return self.world.coverage.counts
 
 
-def test_checkpoints_are_written_and_begun_from():
+def test_a_process_starts_from_a_written_checkpoint():
     scene = Scene("checkpoint")
     assert scene.run()["checkpoint_written"] > 0
     scene.fleet.admit()
     assert scene.run()["began_from_checkpoint"] > 0
 
 
-def test_a_host_gives_back_what_it_kept():
+def test_a_process_starts_from_the_state_kept_on_its_host():
     scene = Scene("keep")
     scene.run()
     scene.keeping.keep(scene.app.node)
@@ -45,7 +45,7 @@ def test_a_host_gives_back_what_it_kept():
     assert scene.world.coverage.counts["began_from_checkpoint"] == 0
 
 
-def test_a_damaged_state_is_not_used():
+def test_a_damaged_kept_state_is_not_used():
     scene = Scene("keep", "damage")
     scene.run()
     scene.keeping.keep(scene.app.node)
@@ -64,7 +64,7 @@ def test_a_damaged_state_is_not_used():
     scene.keeping.close()
 
 
-def test_a_shelf_has_the_requested_states():
+def test_a_shelf_returns_the_states_of_requested_partitions():
     shelf, scene = Shelf(), Scene("keep")
     scene.run()
     scene.keeping.keep(scene.app.node)
@@ -75,14 +75,14 @@ def test_a_shelf_has_the_requested_states():
     assert found == {0: shelf.states[0]}
 
 
-def test_nothing_is_kept_unless_it_is_drawn():
+def test_states_are_kept_only_if_drawn():
     scene = Scene("crash")
     assert scene.keeping.sources("a") == ()
     assert scene.keeping.writer(scene.app.node) is None
     assert "checkpoint_written" not in scene.run()
 
 
-def test_a_process_that_dies_while_it_writes_tears_a_checkpoint():
+def test_a_process_that_dies_in_a_write_leaves_a_torn_checkpoint():
     scene, begun = Scene("checkpoint"), []
 
     def die(incarnation):
@@ -96,7 +96,7 @@ def test_a_process_that_dies_while_it_writes_tears_a_checkpoint():
 
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])
-def test_a_reset_goes_back_to_a_checkpoint(has_checkpoint):
+def test_a_reset_needs_a_checkpoint(has_checkpoint):
     scene = Scene("checkpoint") if has_checkpoint else Scene("keep")
     scene.run()
     scene.keeping.reset(0)

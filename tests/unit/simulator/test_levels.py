@@ -1,4 +1,4 @@
-"""The judge of S6: what a header says, who must halt, and what nobody may do."""
+"""The judge of S6: levels of records, and the halt at a later level."""
 
 from types import SimpleNamespace
 
@@ -56,7 +56,7 @@ class Scene:
         self.write(encode(config))
 
     def reader(self, *, end=None):
-        """Return an engine as the judge sees it, that has read so many records."""
+        """Return a fake engine that has read the records below an offset."""
         replica = Replica(0, now_ms=0)
         for stored in self.cluster.kafka.log(self.cluster.place(0)).records[:end]:
             replica.fold(stored.entry(), 0)
@@ -65,11 +65,11 @@ class Scene:
 
 
 def later(value):
-    """Return a record of level 1 as one of a later version."""
+    """Return a record of level 1 with a later version in its header."""
     return value[:2] + b"\x01" + value[3:]
 
 
-def test_the_judge_has_the_levels_of_this_release():
+def test_the_judge_knows_the_level_of_each_record_type():
     assert {kind.number: kind.level for kind in KINDS} == LEVEL_BY_TYPE
 
 
@@ -90,18 +90,18 @@ def test_the_judge_has_the_levels_of_this_release():
         (b"\x01" + b"\xff" * 9, NO_RECORD),
     ],
 )
-def test_the_header_names_the_level(value, level):
+def test_the_level_of_a_record_is_read_from_its_header(value, level):
     assert level_of(value) == level
 
 
-def test_a_record_above_the_level_changes_nothing():
+def test_a_record_of_a_later_level_is_ignored():
     scene = Scene()
     scene.write(encode(claim()), later(encode(claim("c2"))), b"\x01\x1c\x00")
     assert scene.seen == ["above_ignored", "above_behind_claim", "above_ignored"]
     assert scene.levels.in_force(0) == 2
 
 
-def test_a_known_record_is_above_a_lower_level():
+def test_a_known_record_above_a_lowered_level_is_counted():
     scene = Scene()
     scene.configure(1)
     assert scene.levels.in_force(0) == 1
@@ -109,14 +109,14 @@ def test_a_known_record_is_above_a_lower_level():
     assert scene.seen == ["level_changed", "known_above_level"]
 
 
-def test_a_config_that_is_refused_halts_nobody():
+def test_a_refused_config_halts_no_reader():
     scene = Scene()
     scene.write(encode(replace(scene.cluster.config, generation=9, feature_level=9)))
     assert (scene.seen, scene.levels.stops) == (["config_refused"], {})
 
 
 @pytest.mark.parametrize("name", ["keys", "soft", "counters", "halted"])
-def test_a_world_that_differs_from_its_twin_is_found(name):
+def test_a_state_that_differs_from_its_twin_is_a_violation(name):
     scene = Scene()
     scene.write(encode(claim()))
     world = scene.watcher.worlds[0]
@@ -132,7 +132,7 @@ def test_a_world_that_differs_from_its_twin_is_found(name):
         scene.write(b"nothing")
 
 
-def test_every_reader_halts_at_the_same_place():
+def test_a_reader_has_to_halt_at_a_config_of_a_later_level():
     scene = Scene()
     scene.write(encode(claim()))
     scene.configure(3)
@@ -148,7 +148,7 @@ def test_every_reader_halts_at_the_same_place():
     assert (behind.halted, behind.feature_level) == (None, 3)
 
 
-def test_a_log_that_was_cut_back_halts_nobody_any_more():
+def test_a_truncated_halting_config_halts_no_reader():
     scene = Scene()
     scene.configure(3)
     place = scene.cluster.place(0)
@@ -164,7 +164,7 @@ def halted(scene):
     return reader, reader.context.replicas[0].world
 
 
-def test_a_wrong_halt_is_found():
+def test_a_wrong_or_missing_halt_is_a_violation():
     scene = Scene()
     early, world = halted(scene)
     world.halted = Halt(1, 3)
@@ -183,7 +183,7 @@ def test_a_wrong_halt_is_found():
         scene.levels.check_reader(OWNER, other)
 
 
-def test_a_process_that_starts_beside_a_halt_writes_nothing():
+def test_a_process_started_after_a_halt_must_not_work_or_write():
     scene = Scene()
     scene.levels.started(OWNER)
     scene.configure(3)
@@ -199,7 +199,7 @@ def test_a_process_that_starts_beside_a_halt_writes_nothing():
         scene.levels.check_reader(OWNER, halted(scene)[0])
 
 
-def test_a_claim_is_over_2h_behind_a_halt():
+def test_a_claim_ends_two_intervals_after_a_halt():
     scene = Scene()
     scene.configure(3)
     scene.cluster.clock.advance(2 * H_MS)
@@ -209,7 +209,7 @@ def test_a_claim_is_over_2h_behind_a_halt():
         scene.levels.check_use(OWNER, 0, h_ms=H_MS)
 
 
-def test_a_config_that_somebody_has_bent_is_none_where_logs_lose_records():
+def test_an_undecodable_config_is_ignored_where_logs_lose_records():
     scene = Scene()
     scene.levels.may_lose = True
     bent = encode(scene.cluster.config)[:-1] + b"\xc1"
@@ -219,7 +219,7 @@ def test_a_config_that_somebody_has_bent_is_none_where_logs_lose_records():
     assert scene.watcher.worlds[0].config == scene.cluster.config
 
 
-def test_a_start_between_two_t_is_torn():
+def test_a_start_with_different_configs_in_two_partitions_is_torn():
     scene = Scene()
     reader = scene.reader()
     assert not scene.levels.is_torn(reader)

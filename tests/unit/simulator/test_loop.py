@@ -1,4 +1,4 @@
-"""Virtual time moves from call to call."""
+"""The loop runs calls in the order of virtual time."""
 
 from simulator.clock import VirtualClock
 from simulator.loop import Loop
@@ -17,7 +17,7 @@ def test_calls_run_in_order_of_time_and_then_of_scheduling():
     assert loop.clock.now_ms() == 50
 
 
-def test_a_call_may_ask_for_more_also_for_what_is_past():
+def test_a_call_scheduled_in_the_past_runs_at_once():
     loop, seen = Loop(VirtualClock(now_ms=100)), []
     loop.at(130, lambda: loop.at(5, lambda: seen.append(loop.clock.now_ms())))
     loop.run(50, after=nothing)

@@ -1,4 +1,4 @@
-"""What programs of a later level write."""
+"""Records of a later feature level, written by newer programs."""
 
 from kafka_marshal.protocol.codec import Undecodable, decode, uvarint
 from simulator.fleet import Fleet
@@ -13,10 +13,10 @@ BELOW = 0
 
 
 class Scene:
-    """A quiet fleet; the test strikes it."""
+    """A fleet in which only the test causes faults."""
 
     def __init__(self, seed=3):
-        # Drawn so that each may strike, and none does by itself.
+        # These kinds have to be drawn; none occurs without the test.
         self.world = World(draw(seed, faults=(ABOVE, LEVEL, HALT)))
         self.fleet = Fleet(self.world)
         self.world.on_news = self.fleet.on_news
@@ -58,7 +58,7 @@ def test_a_record_above_all_levels_is_undecodable():
     assert scene.fleet.apps[0].node.held
 
 
-def test_each_moment_is_waited_for():
+def test_a_record_of_a_later_level_is_written_at_its_moment():
     scene = Scene()
     for at, moment in enumerate(MOMENTS):
         before = scene.world.coverage.counts["above_ignored"]
@@ -69,11 +69,11 @@ def test_each_moment_is_waited_for():
             scene.fleet.remove(scene.fleet.apps[0])
             scene.fleet.admit()
         elif moment == "granted":
-            continue  # not asked for, at least once
+            continue  # at least once, no grants are requested
         assert scene.run(8 * H_MS)["above_ignored"] > before, moment
 
 
-def test_known_records_are_written_below_their_level():
+def test_known_records_are_written_above_a_lowered_level():
     scene = Scene()
     scene.strike(LEVEL, size=BELOW)
     scene.run()
@@ -84,7 +84,7 @@ def test_known_records_are_written_below_their_level():
     assert scene.fleet.apps[0].node.held
 
 
-def test_newer_programs_continue_behind_a_halt():
+def test_newer_programs_write_records_after_a_halt():
     scene = Scene()
     scene.strike(HALT, size=0)
     counts = scene.run()
@@ -96,6 +96,6 @@ def test_newer_programs_continue_behind_a_halt():
     assert counts["checkpoint_above"] > 0
 
 
-def test_types_of_later_levels_are_unknown():
+def test_record_types_of_later_levels_are_unknown():
     headers = [b"".join(map(uvarint, (FRAME_VERSION, n, 0))) for n in LATER_TYPES]
     assert {level_of(header) for header in headers} == {BEYOND}

@@ -1,4 +1,4 @@
-"""What the operation judge finds, and what it lets pass."""
+"""Histories that the operation judge accepts, and violations that it reports."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def op(kind, who, token, first=None, last=None, *, outcome="ok", at_ms=0, **rest
 
 
 def handled(who, token, first, last):
-    """A batch that is handed out and processed."""
+    """Return a batch that is handed out and processed."""
     return [
         op("hand_out", who, token, first, last),
         op("process", who, token, first, last),
@@ -109,12 +109,12 @@ def test_a_takeover_repeats_records_after_the_last_position():
         ),
     ],
 )
-def test_violations_at_least_once_are_found(history, invariant):
+def test_each_violation_at_least_once_is_reported(history, invariant):
     assert invariants(history) == [invariant]
 
 
 def sent(kind, who, token, number, *, at_ms, outcome="ok", **rest):
-    """Something that was sent at a time, and what became of it in the log."""
+    """Return an operation that is sent at a time, and its outcome 50 ms later."""
     return [
         op(kind, who, None, outcome="invoke", number=number, at_ms=at_ms),
         op(kind, who, token, outcome=outcome, number=number, at_ms=at_ms + 50, **rest),
@@ -167,12 +167,12 @@ def test_an_impossible_operation_is_a_violation(history, invariant):
 @pytest.mark.parametrize(
     ("late_ms", "found"), [(0, []), (H_MS // 500, []), (H_MS // 10, ["S4"])]
 )
-def test_a_lease_counts_from_sending_what_was_read_back(late_ms, found):
+def test_a_lease_counts_from_the_sending_of_its_last_renewal(late_ms, found):
     handed = op("hand_out", "a", ONE, 0, 0, at_ms=7_000 + SOFT_MS + late_ms // 2)
     history = [
         *sent("claim", "a", ONE, 1, at_ms=0),
         *sent("beat", "a", ONE, 2, at_ms=7_000, renews=True),
-        # Of the first nobody knows whether it renewed; the second did not.
+        # It is unknown whether the first renewed the lease; the second did not.
         *sent("beat", "a", ONE, 3, at_ms=8_000, outcome="unknown"),
         *sent("beat", "a", ONE, 4, at_ms=9_000),
         handed,
@@ -182,7 +182,7 @@ def test_a_lease_counts_from_sending_what_was_read_back(late_ms, found):
     assert check(history, delivery=ALO).findings == ()
 
 
-def test_an_unknown_result_counts_after_the_read_back():
+def test_an_unknown_claim_counts_once_it_is_read_back():
     history = [
         op("claim", "a", None, outcome="invoke", number=1),
         op("claim", "a", None, outcome="unknown", number=1),
@@ -194,12 +194,12 @@ def test_an_unknown_result_counts_after_the_read_back():
     assert invariants(history) == ["S4"]
 
 
-def test_a_pause_ends():
+def test_a_claim_after_a_pause_is_no_violation():
     paused = [op("pause", "admin", None), op("unpause", "admin", None)]
     assert invariants([*paused, op("claim", "a", ONE)]) == []
 
 
-def test_at_most_once_what_was_begun_may_have_been_done():
+def test_at_most_once_an_unknown_processing_counts_as_done():
     begun = op("process", "a", ONE, 0, 0, outcome="unknown")
     history = [*GRANTED, op("hand_out", "a", ONE, 0, 0), begun]
     again = [op("claim", "b", TWO), *handled("b", TWO, 0, 0)]
@@ -207,7 +207,7 @@ def test_at_most_once_what_was_begun_may_have_been_done():
 
 
 def of_topics(*more, first=b"one", second=b"two"):
-    """A history of two topics of one name, the later with fewer records."""
+    """Return a history of two topics of one name; the second has fewer records."""
     return [
         op("claim", "a", ONE, topic_id=first),
         op("grant", "a", ONE, 0, 4),
@@ -223,7 +223,7 @@ def of_topics(*more, first=b"one", second=b"two"):
 
 
 @pytest.mark.parametrize("delivery", [ALO, AMO])
-def test_offsets_of_another_topic_are_others(delivery):
+def test_equal_offsets_of_another_topic_id_are_other_records(delivery):
     late = op("process", "a", ONE, 4, 4, outcome="unknown")
     history = of_topics(late)
     verdict = check(history, delivery=delivery, ends={KEY: (0, 2)})
@@ -232,22 +232,22 @@ def test_offsets_of_another_topic_are_others(delivery):
     assert set(invariants(of_topics(second=b"one"), delivery)) == {"S3", "6.1"}
 
 
-def test_only_the_last_topic_is_to_be_done():
+def test_only_the_last_topic_must_be_processed_to_its_end():
     assert invariants(of_topics(), ends={KEY: (0, 3)}) == ["6.1"]
     skips = op("beat", "b", TWO, 5, outcome="invoke")
     assert invariants(of_topics(skips)) == ["6.1"]
 
 
-def test_a_claim_is_of_one_topic():
+def test_a_hand_out_of_another_topic_id_is_a_violation():
     early = op("beat", "b", TWO, 5, outcome="invoke")
     history = of_topics(op("hand_out", "b", TWO, 2, 2, topic_id=b"one"))
     assert invariants(history) == ["5.6"]
-    # It may send heartbeats before its claim is reported.
+    # An owner may send heartbeats before its claim is recorded.
     history.insert(5, early)
     assert invariants(history) == ["5.6"]
 
 
-def test_a_record_that_is_never_processed_is_lost():
+def test_a_record_that_is_never_processed_is_a_violation():
     history = [op("claim", "a", ONE), *handled("a", ONE, 0, 4)]
     verdict = check(history, delivery=ALO, ends={KEY: (0, 7)})
     assert [f.invariant for f in verdict.findings] == ["6.1"]
@@ -267,14 +267,14 @@ def test_an_interrupted_record_does_not_count_as_processed():
 GRANTED = [op("claim", "a", ONE), op("grant", "a", ONE, 0, 4)]
 
 
-def test_grants_are_used_once_by_those_who_have_them():
+def test_grants_used_once_by_their_owners_are_no_violation():
     history = [
         *GRANTED,
         *handled("a", ONE, 0, 2),
         op("claim", "b", TWO),
         op("grant", "b", TWO, 5, 6),
         *handled("b", TWO, 5, 6),
-        # It was granted to the first, who may be slow.
+        # It was granted to a, which may be slow.
         op("process", "a", ONE, 2, 2, outcome="unknown"),
     ]
     assert invariants(history, AMO, ends={KEY: (0, 7)}) == []
@@ -314,11 +314,11 @@ def test_grants_are_used_once_by_those_who_have_them():
         ),
     ],
 )
-def test_violations_at_most_once_are_found(more, invariant):
+def test_each_violation_at_most_once_is_reported(more, invariant):
     assert invariants([*GRANTED, *more], AMO) == [invariant]
 
 
-def test_a_failed_operation_did_not_happen():
+def test_a_failed_operation_is_not_judged():
     history = [
         op("claim", "a", TWO, outcome="fail"),
         op("claim", "b", ONE),
@@ -330,14 +330,14 @@ def test_a_failed_operation_did_not_happen():
     assert invariants(history) == []
 
 
-def test_at_most_once_a_second_hand_out_is_found_under_any_claim():
+def test_at_most_once_a_repeat_under_a_later_claim_is_a_violation():
     history = [*GRANTED, *handled("a", ONE, 0, 0), op("claim", "b", TWO)]
     found = invariants([*history, op("hand_out", "b", TWO, 0, 0)], AMO)
     assert found == ["S3", "6.2"]
 
 
 def granted(who, token, first, last):
-    """A batch that is granted, handed out and processed."""
+    """Return a batch that is granted, handed out and processed."""
     return [op("grant", who, token, first, last), *handled(who, token, first, last)]
 
 
@@ -357,7 +357,7 @@ def test_offsets_taken_back_by_a_reset_may_be_handed_out_again(head, invariant):
     assert set(found) == ({invariant, "6.1"} if invariant else set())
 
 
-def test_a_reset_to_no_position_takes_all_back():
+def test_a_reset_without_a_position_takes_back_all_offsets():
     history = [
         op("claim", "a", ONE, topic_id=b"one"),
         *granted("a", ONE, 0, 9),
@@ -376,7 +376,7 @@ def test_a_reset_to_no_position_takes_all_back():
         pytest.param(2, None, 0, id="to-the-committed-offset"),
     ],
 )
-def test_a_reset_replaces_what_a_seek_has_set(to, head, missed):
+def test_a_reset_replaces_the_position_of_a_seek(to, head, missed):
     history = [
         op("claim", "a", ONE),
         *handled("a", ONE, 0, 3),
@@ -394,7 +394,7 @@ def test_a_reset_replaces_what_a_seek_has_set(to, head, missed):
     assert all(f"{missed} records" in each.message for each in verdict.findings)
 
 
-def test_a_reset_overtakes_a_seek_that_its_owner_has_read():
+def test_a_seek_confirmed_after_a_reset_skips_no_offset():
     history = [
         op("claim", "a", ONE),
         op("seek", "a", ONE, 7, outcome="invoke"),
@@ -417,7 +417,7 @@ def set_to(position, *, topic_id=None):
     return op("set", "admin", None, position, topic_id=topic_id)
 
 
-def test_what_is_below_a_set_position_is_not_asked_for():
+def test_offsets_below_a_set_position_need_no_processing():
     history = [
         op("claim", "a", ONE),
         *handled("a", ONE, 0, 4),
@@ -430,7 +430,7 @@ def test_what_is_below_a_set_position_is_not_asked_for():
     assert check(history, delivery=ALO, ends={KEY: (0, 10)}).findings == ()
 
 
-def test_what_is_above_a_set_position_is_to_be_done_again():
+def test_offsets_above_a_set_position_must_be_processed_again():
     history = [
         op("claim", "a", ONE),
         *handled("a", ONE, 0, 9),
@@ -451,14 +451,14 @@ def once(who, token, first, last):
     return [op("grant", who, token, first, last), *handled(who, token, first, last)]
 
 
-def test_at_most_once_counts_from_each_set_position():
+def test_at_most_once_offsets_may_repeat_after_a_set_position():
     history = [
         op("claim", "a", ONE),
         *once("a", ONE, 0, 9),
         set_to(4),
         op("claim", "b", TWO),
         *once("b", TWO, 4, 9),
-        # The old owner ends what it was handed before.
+        # The old owner completes a record handed out before.
         op("process", "a", ONE, 9, outcome="unknown"),
     ]
     assert invariants(history, AMO) == []
@@ -466,21 +466,21 @@ def test_at_most_once_counts_from_each_set_position():
     assert "S3" in invariants([*history, op("process", "b", TWO, 9)], AMO)
 
 
-def test_hand_outs_below_a_set_position_are_found():
+def test_a_hand_out_below_a_set_position_is_a_violation():
     history = [op("claim", "a", ONE), set_to(4), op("claim", "b", TWO)]
     assert invariants([*history, *handled("b", TWO, 3, 3)]) == ["6.1"]
 
 
-def test_no_heartbeat_counts_between_a_set_position_and_the_next_claim():
+def test_a_heartbeat_between_a_set_position_and_a_claim_is_refused():
     history = [op("claim", "a", ONE), set_to(4), op("beat", "a", ONE)]
     assert invariants(history) == ["S1"]
 
 
-def test_a_set_position_needs_a_position():
+def test_a_set_without_a_position_is_a_violation():
     assert invariants([op("set", "admin", None)]) == ["8.5"]
 
 
-def test_a_position_is_set_in_one_topic():
+def test_a_set_position_applies_to_one_topic_id():
     history = [
         op("claim", "a", ONE, topic_id=b"one"),
         *handled("a", ONE, 0, 4),
@@ -493,7 +493,7 @@ def test_a_position_is_set_in_one_topic():
     assert check(history, delivery=ALO, ends={KEY: (0, 2)}).findings == ()
 
 
-def test_a_seek_asks_for_what_a_set_position_left_out():
+def test_a_seek_back_requires_offsets_below_a_set_position():
     history = [
         op("set", "admin", None, 4),
         op("claim", "a", ONE),

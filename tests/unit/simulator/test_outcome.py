@@ -1,4 +1,4 @@
-"""What a run comes to."""
+"""Outcomes of a run: failures and reports."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from simulator.outcome import (
 )
 
 
-def test_a_failure_names_the_violation_and_the_command():
+def test_a_failed_run_shows_violation_command_and_transcript_end():
     lines = [f"line {number}." for number in range(TRANSCRIPT_TAIL + 1)]
     failed = RunFailed(7, Violation("S4", "two"), repeat="do it", transcript=lines)
     assert (failed.seed, failed.invariant, failed.transcript) == (7, "S4", lines)
@@ -34,7 +34,7 @@ def test_an_unexpected_error_is_a_violation_with_its_last_line_and_place():
     assert violation_of(found) is found
 
 
-def test_a_report_sums_up_what_judged_the_run():
+def test_a_report_has_the_figures_of_the_judges():
     watcher = LogWatcher(Cluster().kafka, 1)
     hand_outs = HandOuts(watcher, is_at_most_once=False)
     hand_outs.count, hand_outs.duplicate_count, watcher.claims = 5, 2, 3

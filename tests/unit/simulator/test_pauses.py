@@ -1,4 +1,4 @@
-"""Pauses begin and end for every reader of the log."""
+"""Pauses begin and end in every coordinating partition."""
 
 from simulator.checkers import LogWatcher
 from simulator.node import Cluster

@@ -1,4 +1,4 @@
-"""What a seed draws."""
+"""Plans, and how they are drawn from a seed."""
 
 import attrs
 
@@ -29,14 +29,14 @@ def test_a_plan_depends_on_its_seed_alone():
     assert chance(1, "a").random() != chance(1, "b").random()
 
 
-def test_a_requested_setting_is_not_drawn():
+def test_requested_settings_replace_drawn_ones():
     plan = draw(3, delivery=Delivery.AT_MOST_ONCE, faults=("cut",), duration_ms=10**6)
     assert plan.delivery is Delivery.AT_MOST_ONCE
     assert {fault.kind for fault in plan.faults} == {"cut"}
     assert 0 <= plan.faults[0].at_ms <= plan.faults[-1].at_ms < 10**6
 
 
-def test_kept_states_are_drawn_separately():
+def test_kept_states_do_not_change_the_other_faults():
     kept = [draw(seed) for seed in range(40)]
     assert {name for plan in kept for name in plan.kinds} >= set(KEPT)
     for plan in kept:
@@ -48,7 +48,7 @@ def test_kept_states_are_drawn_separately():
         assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_levels_are_drawn_apart():
+def test_levels_do_not_change_the_other_faults():
     plans = [draw(seed) for seed in range(80)]
     assert {name for plan in plans for name in plan.kinds} >= set(LEVELS)
     for plan in plans:
@@ -60,7 +60,7 @@ def test_levels_are_drawn_apart():
         assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_resets_and_levels_go_with_seeks_where_they_are_asked_for():
+def test_requested_resets_and_levels_are_drawn_beside_seeks():
     for also, kinds in (
         ((SEEKS, RESET, LEVEL), {SEEKS, RESET, LEVEL}),
         ((SEEKS, RESET), {SEEKS, RESET}),
@@ -70,14 +70,14 @@ def test_resets_and_levels_go_with_seeks_where_they_are_asked_for():
         assert {*draw(3, faults=(RESET, LEVEL), also=also).kinds} == kinds
 
 
-def test_damaged_files_are_of_kept_states():
+def test_files_are_damaged_only_in_plans_that_keep_states():
     plans = [plan for plan in map(draw, range(80)) if DAMAGE in plan.kinds]
     assert plans
     assert all(KEEP in plan.kinds for plan in plans)
     assert all(len({*plan.kinds}) == len(plan.kinds) for plan in plans)
 
 
-def test_the_last_config_is_written_late_or_after_healing():
+def test_the_last_config_is_written_late_or_after_the_healing():
     halts = [draw(seed, faults=(HALT,)) for seed in range(40)]
     assert all(len(plan.faults) == 1 for plan in halts)
     late = [plan for plan in halts if plan.during]
@@ -92,14 +92,14 @@ def test_a_plan_without_faults_has_none():
     assert draw(3, faults=("drift",)).drift_ppm > 0
 
 
-def test_a_world_stays_the_same_without_some_of_its_faults():
+def test_a_plan_without_some_faults_keeps_its_clients():
     plan = draw(1, faults=FAULTS)
     kept = plan.keeping({plan.faults[0].number, plan.faults[2].number})
     assert kept.faults == (plan.faults[0], plan.faults[2])
     assert kept.keeping(range(10_000)).clients == plan.clients
 
 
-def test_set_positions_are_asked_for_and_drawn_apart():
+def test_set_positions_are_drawn_on_request_without_changing_others():
     for seed in range(40):
         plain = draw(seed)
         assert POSITIONS not in plain.kinds
@@ -115,7 +115,7 @@ def test_set_positions_are_asked_for_and_drawn_apart():
         assert draw(seed, faults=(POSITIONS,), also=(POSITIONS,)).kinds == (POSITIONS,)
 
 
-def test_each_kind_of_admins_is_drawn_apart():
+def test_fences_and_schedules_do_not_change_the_other_faults():
     for seed in range(40):
         plain = draw(seed, faults=("crash",))
         plan = draw(seed, faults=("crash", FENCES, SCHEDULES))

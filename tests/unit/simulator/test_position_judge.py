@@ -1,4 +1,4 @@
-"""All keys of an operation move, or none (S8)."""
+"""The judge of S8: an operation moves all its keys, or none."""
 
 import pytest
 from logkit import KEY, OP, beat, decide, resolve, stage, transition
@@ -50,14 +50,14 @@ def test_a_commit_moves_all_keys():
     )
 
 
-def test_an_abort_moves_none():
+def test_an_abort_moves_no_key():
     judge = locked()
     for key in TARGETS:
         take(judge, ABORT, "unlocked", key, position=9)
     assert judge.operations[OP].kept == set(TARGETS)
 
 
-def test_some_moved_and_some_kept_is_mixed():
+def test_an_operation_that_moves_only_some_keys_is_a_violation():
     judge = locked()
     take(judge, COMMIT, "position_set", KEY, position=2)
     with pytest.raises(Violation, match="S8: 'op' moved") as caught:
@@ -65,7 +65,7 @@ def test_some_moved_and_some_kept_is_mixed():
     assert caught.value.invariant == "S8"
 
 
-def test_a_commit_of_keys_that_were_never_locked_is_mixed():
+def test_a_commit_without_all_keys_locked_is_a_violation():
     judge = judged()
     take(judge, STAGED, "staged", KEY, position=2)
     with pytest.raises(Violation, match="S8"):
@@ -73,14 +73,14 @@ def test_a_commit_of_keys_that_were_never_locked_is_mixed():
 
 
 @pytest.mark.parametrize("record", [STAGED, decide(), COMMIT, ABORT])
-def test_an_operation_that_a_log_has_lost_records_of_may_be_mixed(record):
+def test_an_operation_with_lost_records_may_move_only_some_keys(record):
     judge = locked()
     judge.on_lost(record)
     take(judge, COMMIT, "position_set", KEY, position=2)
     take(judge, ABORT, "unlocked", SECOND)
 
 
-def test_what_else_a_log_loses_excuses_nothing():
+def test_lost_records_of_other_operations_excuse_no_violation():
     judge = locked()
     for record in (beat(1), resolve(commit=True, op=b"another".ljust(16, b"."))):
         judge.on_lost(record)
@@ -92,18 +92,18 @@ def test_what_else_a_log_loses_excuses_nothing():
 @pytest.mark.parametrize(
     ("record", "effect"), [(STAGED, "staged"), (COMMIT, "position_set")]
 )
-def test_another_position_than_the_plans_is_found(record, effect):
+def test_a_position_other_than_requested_is_a_violation(record, effect):
     with pytest.raises(Violation, match=r"8\.3"):
         take(locked(), record, effect, KEY, position=3)
 
 
-def test_a_repeated_question_keeps_what_was_seen():
+def test_a_repeated_request_keeps_the_locked_keys():
     judge = locked()
     judge.ask(OP, {})
     assert judge.operations[OP].locked == set(TARGETS)
 
 
-def test_what_is_no_set_position_of_an_admin_is_not_judged():
+def test_unrequested_and_unrelated_records_are_not_judged():
     judge = PositionJudge()
     take(judge, STAGED, "staged", KEY, position=5)
     judge = judged()
@@ -113,7 +113,7 @@ def test_what_is_no_set_position_of_an_admin_is_not_judged():
     assert judge.operations[OP].locked == set()
 
 
-def test_locks_and_open_commits_are_unresolved():
+def test_locks_and_unfinished_commits_are_unresolved():
     world = WorldState(0)
     assert unresolved_in([world]) == []
     world.locked["g", OP] = {KEY: None}

@@ -14,7 +14,7 @@ FOR_MS = 8_000
 
 
 class Scene:
-    """A quiet world with one process, and admins."""
+    """A world with one process, and admins that set positions."""
 
     def __init__(self, seed=6):
         self.world = World(draw(seed, faults=(POSITIONS,)))
@@ -60,7 +60,7 @@ def _scene():
     scene.admins.close()
 
 
-def test_operations_end_whatever_becomes_of_their_admins(scene):
+def test_operations_end_even_if_their_admins_die(scene):
     for number in range(40):
         scene.strike(number)
         scene.settle()
@@ -79,7 +79,7 @@ def test_two_admins_at_once_exclude_each_other(scene):
     assert scene.counts["admin_gave_up"] > 0
 
 
-def test_an_undo_has_exactly_what_was_there(scene):
+def test_an_undo_is_performed_without_a_violation(scene):
     for number in range(40):
         scene.strike(number)
         scene.settle()
@@ -88,7 +88,7 @@ def test_an_undo_has_exactly_what_was_there(scene):
     assert scene.counts["set_undone"] > 0
 
 
-def test_an_undo_of_other_positions_is_found(scene):
+def test_an_undo_to_other_positions_is_a_violation(scene):
     def strike_all():
         for number in range(60):
             scene.strike(number)
@@ -100,13 +100,13 @@ def test_an_undo_of_other_positions_is_found(scene):
         strike_all()
 
 
-def test_nothing_is_set_while_there_is_no_topic(scene):
+def test_no_position_is_set_while_the_topic_is_deleted(scene):
     scene.world.cluster.kafka.delete_topic("t")
     scene.strike(1)
     assert scene.world.positions.operations == {}
 
 
-def test_a_home_that_is_away_and_a_reader_that_lags_are_healed():
+def test_an_unreachable_home_and_a_lagging_reader_are_healed():
     scene = Scene()
     try:
         for number in range(30):
@@ -118,7 +118,7 @@ def test_a_home_that_is_away_and_a_reader_that_lags_are_healed():
         assert scene.app.node.log.lags_ms == {}
         scene.fleet.remove(scene.app)
         for number in range(30, 60):
-            scene.strike(number)  # nobody is left to lag
+            scene.strike(number)  # no reader is left
     finally:
         scene.admins.close()
     assert scene.admins.are_done()

@@ -1,4 +1,4 @@
-"""Which tokens may fall where logs lose Configs (PROTOCOL 10.9)."""
+"""Tokens that may become smaller after logs lose Configs (PROTOCOL 10.9)."""
 
 from types import SimpleNamespace
 
@@ -28,7 +28,7 @@ def _readings():
     return Readings()
 
 
-def test_a_claim_may_fall_whose_sender_had_not_read_the_config(readings):
+def test_a_falling_token_is_excused_if_the_sender_had_not_read_the_config(readings):
     log = Log(level=2)
     readings.on_append(node(log), encode(claim()))
     assert readings.is_excused(claimed(), SECOND)
@@ -37,7 +37,7 @@ def test_a_claim_may_fall_whose_sender_had_not_read_the_config(readings):
     assert not readings.is_excused(claimed(beat(5)), SECOND)
 
 
-def test_what_was_read_once_counts_for_every_later_claim(readings):
+def test_a_config_once_read_counts_for_every_later_claim(readings):
     log = Log(level=2)
     log.append(config(2, era=2, level=2))
     readings.on_step(node(Log(configured=False), log))
@@ -45,7 +45,7 @@ def test_what_was_read_once_counts_for_every_later_claim(readings):
     assert not readings.is_excused(claimed(), SECOND)
 
 
-def test_nothing_was_read_before_a_process_is_ready(readings):
+def test_a_config_does_not_count_as_read_before_a_process_is_ready(readings):
     log = Log(level=2)
     log.append(config(2, era=2, level=2))
     readings.on_step(node(log, is_ready=False))
@@ -54,7 +54,9 @@ def test_nothing_was_read_before_a_process_is_ready(readings):
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_a_fence_that_partition_0_alone_had_was_not_begun(readings, has_begun):
+def test_a_lost_fence_of_partition_0_alone_did_not_begin_the_change(
+    readings, has_begun
+):
     other = Log(1, k=2, level=2)
     fence = layout_fence(4, 2, era=2)
     if has_begun:

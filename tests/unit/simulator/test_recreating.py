@@ -12,7 +12,7 @@ FOR_MS = 8_000
 
 
 class Scene:
-    """A quiet world with one process."""
+    """A world with one process; only the test recreates the topic."""
 
     def __init__(self):
         self.world = World(draw(3, faults=(RECREATE,)))
@@ -41,7 +41,7 @@ def scene():
     return Scene()
 
 
-def test_a_topic_is_another_one_at_once(scene):
+def test_a_topic_is_recreated_at_once_with_another_id(scene):
     earlier_id = scene.world.topic_id
     assert sum(scene.ends) == 10
     scene.strike(size=AT_ONCE)
@@ -50,7 +50,7 @@ def test_a_topic_is_another_one_at_once(scene):
     assert scene.world.coverage.counts["recreated"] == 1
 
 
-def test_the_next_topic_may_begin_with_more_or_fewer_records(scene):
+def test_the_recreated_topic_may_have_more_or_fewer_records(scene):
     counts = set()
     for number in range(20):
         scene.strike(number, size=AT_ONCE)
@@ -58,13 +58,13 @@ def test_the_next_topic_may_begin_with_more_or_fewer_records(scene):
     assert counts == set(RECORDS)
 
 
-def test_a_process_that_starts_without_a_topic_is_started_again(scene):
+def test_a_process_that_starts_without_the_topic_is_restarted(scene):
     scene.strike(size=LATER)
     assert scene.world.topic_id is None
     scene.world.produce(5)
     assert scene.fleet.admit() is None
     assert scene.fleet.apps == [scene.app]
-    scene.strike(2, size=AT_ONCE)  # there is nothing to delete
+    scene.strike(2, size=AT_ONCE)  # the topic is deleted already
     scene.world.run(FOR_MS + scene.world.plan.h_ms)
     assert scene.world.topic_id is not None
     assert len(scene.fleet.apps) == 2
@@ -72,7 +72,7 @@ def test_a_process_that_starts_without_a_topic_is_started_again(scene):
     assert counts["recreated"] == counts["topic_missing"] == 1
 
 
-def test_healing_creates_what_is_missing(scene):
+def test_healing_creates_a_missing_topic_once(scene):
     scene.strike(size=LATER)
     scene.recreations.heal()
     topic_id = scene.world.topic_id
@@ -82,7 +82,7 @@ def test_healing_creates_what_is_missing(scene):
     assert scene.world.topic_id == topic_id
 
 
-def test_records_are_consumed_from_the_present_topic(scene):
+def test_records_of_the_recreated_topic_are_consumed(scene):
     assert scene.world.left() == {}
     scene.strike(size=AT_ONCE)
     scene.world.produce(20)

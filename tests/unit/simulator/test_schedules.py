@@ -1,4 +1,4 @@
-"""Scheduled pauses of a simulated fleet, and what judges them."""
+"""Scheduled pauses of a simulated fleet, and their judge."""
 
 from collections import Counter
 
@@ -58,7 +58,7 @@ class Scene:
         )
 
 
-def test_a_pause_begins_in_time():
+def test_a_scheduled_pause_begins_at_its_time():
     scene = Scene()
     scene.schedule(H, 9 * H)
     scene.schedule(H, 9 * H, op=b"another".ljust(16, b"."))
@@ -67,7 +67,7 @@ def test_a_pause_begins_in_time():
     assert scene.seen["schedule_begun"] == 1
 
 
-def test_a_pause_that_does_not_begin_is_found(monkeypatch):
+def test_a_scheduled_pause_that_does_not_begin_is_a_violation(monkeypatch):
     monkeypatch.setattr(fold_groups, "_begin", lambda *_: None)
     scene = Scene()
     scene.schedule(H, 9 * H)
@@ -75,7 +75,7 @@ def test_a_pause_that_does_not_begin_is_found(monkeypatch):
         scene.land(beat(0), after=2 * H)
 
 
-def test_a_change_of_the_count_ends_all_pauses():
+def test_a_change_of_the_partition_count_ends_all_schedules():
     scene = Scene(Log(1, level=SECOND_LEVEL, k=2))
     scene.schedule(H, 9 * H)
     scene.schedule(H, 9 * H, op=b"some".ljust(16, b"."), scope={"t": (0,)})
@@ -85,7 +85,7 @@ def test_a_change_of_the_count_ends_all_pauses():
     assert not scene.seen["schedule_begun"]
 
 
-def test_a_pause_that_outlives_a_change_of_the_count_is_found(monkeypatch):
+def test_a_schedule_kept_by_a_change_of_the_count_is_a_violation(monkeypatch):
     monkeypatch.setattr(fold_layouts, "_end_pauses", lambda *_: None)
     scene = Scene(Log(1, level=SECOND_LEVEL, k=2))
     scene.schedule(H, 9 * H)
@@ -93,7 +93,7 @@ def test_a_pause_that_outlives_a_change_of_the_count_is_found(monkeypatch):
         scene.land(layout_fence(4, 2, level=SECOND_LEVEL))
 
 
-def test_pauses_of_some_partitions_are_judged_each_for_itself():
+def test_pauses_of_some_partitions_are_judged_independently():
     scene = Scene()
     scene.schedule(H, 3 * H, scope={"t": (0,)})
     scene.schedule(H, 9 * H, op=b"another".ljust(16, b"."), scope={"t": ()})
@@ -104,7 +104,7 @@ def test_pauses_of_some_partitions_are_judged_each_for_itself():
 
 
 @pytest.mark.parametrize("begin_ms", [0, H], ids=["lasts too long", "never begins"])
-def test_a_wrong_pause_of_some_partitions_is_found(monkeypatch, begin_ms):
+def test_a_wrong_pause_of_some_partitions_is_a_violation(monkeypatch, begin_ms):
     monkeypatch.setattr(fold_groups, "_begin", lambda *_: None)
     scene = Scene()
     scene.schedule(begin_ms, 3 * H, scope={"t": (0,)})
@@ -114,7 +114,7 @@ def test_a_wrong_pause_of_some_partitions_is_found(monkeypatch, begin_ms):
         scene.land(beat(0), after=3 * H if not begin_ms else 2 * H)
 
 
-def test_admins_schedule_repeat_and_cancel():
+def test_admins_schedule_and_cancel_pauses():
     world = World(draw(6, faults=(SCHEDULES,)))
     schedules = Schedules(world)
     world.on_folded = schedules.on_fold

@@ -1,4 +1,4 @@
-"""Delta debugging finds the few faults that it takes."""
+"""Delta debugging keeps only the faults that cause a failure."""
 
 import pytest
 
@@ -22,12 +22,12 @@ def numbers(plan):
         pytest.param(set(), id="none"),
     ],
 )
-def test_only_culprits_are_left(culprits):
+def test_only_faults_that_cause_the_failure_remain(culprits):
     assert len(NUMBERS) > 20
     assert numbers(shrink(PLAN, lambda plan: culprits <= numbers(plan))) == culprits
 
 
-def test_runs_are_bounded():
+def test_shrinking_stops_after_its_limit_of_runs():
     runs = []
 
     def fails(plan):

@@ -1,4 +1,4 @@
-"""What a seek has skipped needs no processing, as long as the log has the seek."""
+"""Offsets skipped by a seek need no processing while the log has the seek."""
 
 import attrs
 import pytest
@@ -13,7 +13,7 @@ PLACE = 0, KEY, None
 
 
 class Scene:
-    """One coordinating partition, of which c1 has claimed a key, up to 2."""
+    """One coordinating partition, in which c1 owns a key at position 2."""
 
     def __init__(self):
         self.cluster = Cluster()
@@ -37,14 +37,14 @@ class Scene:
         return end
 
     def seek(self, first, offset):
-        """Seek, and have it confirmed; return the end of the log before that."""
+        """Seek and confirm it; return the end of the log before that."""
         self.skips.seeking(KEY, self.token, first=first, offset=offset)
         end = self.write(beat(self.epoch, offset, rewind=True))
         self.skips.sought(KEY, self.token, offset=offset)
         return end
 
     def lose(self, end):
-        """Lose all records from there on."""
+        """Lose all records from an offset on."""
         self.cluster.kafka.truncate(self.cluster.place(0), end=end, leader=1)
         self.watcher.refold(0)
 
@@ -61,18 +61,18 @@ def scene():
     return Scene()
 
 
-def test_a_confirmed_seek_forward_skips_what_it_moves_across(scene):
+def test_a_confirmed_seek_forward_skips_the_offsets_between(scene):
     scene.seek(2, 5)
     scene.write(beat(scene.epoch, 7))
     assert scene.skipped == {2, 3, 4}
 
 
-def test_what_was_committed_before_a_seek_is_not_skipped(scene):
+def test_offsets_committed_before_a_seek_are_not_skipped(scene):
     scene.seek(4, 6)
     assert scene.skipped == {4, 5}, "2 and 3 were committed, and no beat had that yet"
 
 
-def test_a_position_that_no_owner_sought_is_not_skipped(scene):
+def test_a_position_without_a_seek_skips_no_offset(scene):
     scene.write(beat(scene.epoch, 5, rewind=True), beat(scene.epoch, 9))
     assert scene.skipped == set()
 
@@ -84,32 +84,32 @@ def test_a_seek_back_makes_offsets_need_processing_again(scene):
     assert scene.skipped == {2, 3}
 
 
-def test_a_log_that_lost_a_seek_skips_nothing(scene):
+def test_a_lost_seek_skips_no_offset(scene):
     end = scene.seek(2, 5)
     scene.lose(end)
     assert scene.skipped == set()
-    scene.write(beat(scene.epoch))  # in the new leader epoch, in which time counts
+    scene.write(beat(scene.epoch))  # log time starts again in the new leader epoch
     scene.become_stale()
     scene.claim("c2")
     scene.write(beat(scene.epoch, 6, client="c2"))
     assert scene.skipped == set(), "the next owner has to process them"
 
 
-def test_an_owner_that_does_not_know_yet_moves_across_what_it_skipped(scene):
+def test_an_owner_unaware_of_a_lost_seek_still_skips_its_offsets(scene):
     end = scene.seek(2, 5)
     scene.lose(end)
     scene.write(beat(scene.epoch, 7))
     assert scene.skipped == {2, 3, 4}
 
 
-def test_a_log_that_lost_only_the_later_seek_still_skips_by_the_earlier(scene):
+def test_a_lost_seek_back_restores_the_earlier_seek(scene):
     scene.seek(2, 8)
     end = scene.seek(8, 4)
     scene.lose(end)
     assert scene.skipped == set(range(2, 8))
 
 
-def test_an_imported_key_has_what_it_skipped_in_its_source(scene):
+def test_an_imported_key_keeps_the_offsets_skipped_in_its_source(scene):
     scene.seek(2, 8)
     scene.write(beat(scene.epoch, 9))
     source, target = scene.watcher.worlds[0], WorldState(1)
@@ -130,7 +130,7 @@ def test_an_imported_key_has_what_it_skipped_in_its_source(scene):
     assert scene.skips.of((1, *PLACE[1:])) == set(range(2, 8))
 
 
-def test_a_set_position_begins_again(scene):
+def test_a_set_position_clears_the_skipped_offsets(scene):
     scene.seek(2, 8)
     scene.write(pause(scene.cluster.clock.wall_ms() + 60_000))
     scene.become_stale()
@@ -140,7 +140,7 @@ def test_a_set_position_begins_again(scene):
     assert scene.skipped == set(range(2, 8))
 
 
-def test_a_lost_key_begins_at_the_committed_offset_with_what_was_skipped_below(scene):
+def test_a_lost_key_keeps_skipped_offsets_below_the_committed_offset(scene):
     scene.seek(2, 8)
     scene.lose(1)
     scene.claim("c2")

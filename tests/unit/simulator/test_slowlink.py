@@ -13,7 +13,7 @@ WAIT_S = 60
 
 @pytest.fixture
 def echo():
-    """The address of a server that sends back what it is sent, to one client."""
+    """Return the address of a server that echoes the bytes of one client."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(WAIT_S)
 
@@ -36,7 +36,7 @@ def connect(link):
     return socket.create_connection((host, int(port)), timeout=WAIT_S)
 
 
-def test_all_arrives_in_order(echo):
+def test_all_bytes_arrive_in_order(echo):
     data = bytes(range(256)) * 4_096
     with SlowLink(delay_ms=5) as link:
         link.lead_to(echo)
@@ -46,7 +46,7 @@ def test_all_arrives_in_order(echo):
             while len(got) < len(data):
                 got += client.recv(1 << 16)
             assert got == data
-            # It counts what it has sent, on its own thread.
+            # The link counts sent bytes on its own thread.
             until(lambda: link.delivered_bytes == len(data), "all counted")
         assert link.under_way_bytes == 0
 
@@ -68,7 +68,7 @@ def test_connections_are_closed_until_the_link_has_a_target():
         assert client.recv(1) == b""
 
 
-def test_a_link_is_entered_once():
+def test_a_link_cannot_be_entered_twice():
     link = SlowLink(delay_ms=0)
     with link, pytest.raises(InvalidTransition, match="already"):
         link.__enter__()

@@ -1,4 +1,4 @@
-"""Programs that wait, taking turns with the loop on virtual time."""
+"""Blocking programs that take turns with the loop in virtual time."""
 
 import threading
 
@@ -77,7 +77,7 @@ def test_a_killed_program_ends_where_it_waits(scene):
     assert refusal_of(program) is None
 
 
-def test_a_program_that_was_never_due_is_killed_too(scene):
+def test_a_program_killed_before_its_start_never_runs(scene):
     program = scene.begin(lambda: scene.see("ran"), at_ms=50)
     program.kill()
     scene.run()
@@ -93,14 +93,14 @@ def test_a_program_may_kill_itself(scene):
     assert scene.programs[0].is_killed
 
 
-def test_nobody_notices_the_end_of_a_closed_program(scene):
+def test_a_closed_program_ends_without_a_callback(scene):
     scene.begin(lambda: scene.programs[0].sleep(1_000))
     scene.run(10)
     scene.programs[0].close()
     assert scene.seen == []
 
 
-def test_a_refusal_is_a_result_and_any_other_error_a_fault(scene):
+def test_a_refusal_is_returned_and_any_other_error_is_raised(scene):
     refused, broken = DeadlineExceeded("too late"), ZeroDivisionError("a bug")
 
     def fail(error):
@@ -114,7 +114,7 @@ def test_a_refusal_is_a_result_and_any_other_error_a_fault(scene):
         refusal_of(scene.programs[1])
 
 
-def test_a_session_waits_before_it_reads_and_shows_what_it_sends():
+def test_a_waiting_log_waits_before_a_poll_and_reports_appends():
     cluster = Cluster(partitions=2)
     plain = cluster.kafka.coordination_log(name="admin")
     waits, sent = [], []

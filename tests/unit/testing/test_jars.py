@@ -1,4 +1,4 @@
-"""The cache of jars: found again, checked, shared, and honest when offline."""
+"""The cache of Kafka's jars: download, hashes, lock and errors."""
 
 import hashlib
 import re
@@ -20,7 +20,7 @@ from kafka_marshal.testing.java import Java
 
 JAVA = Java(executable=Path("/bin/java"), home=Path("/opt/java"), version=17)
 
-# Stands in for jgo: makes an environment of one jar and counts its calls.
+# A fake jgo: makes an environment of one jar, and counts its calls.
 CONTENT = "of Kafka"
 JGO = f"""
 CONTENT = {CONTENT!r}
@@ -58,7 +58,7 @@ def jgo(monkeypatch, tmp_path):
 
 @pytest.fixture(autouse=True)
 def locked(monkeypatch, tmp_path):
-    """A locked list with the one jar that the stand-in makes, and a boot of our own."""
+    """A list with the hash of the jar that the fake jgo makes, and a boot id."""
     jar = tmp_path / "expected.jar"
     with zipfile.ZipFile(jar, "w") as file:
         file.writestr(zipfile.ZipInfo("x"), CONTENT)
@@ -75,7 +75,7 @@ def calls(cache: Path) -> int:
     return len((cache / "calls").read_text().splitlines())
 
 
-def test_resolved_once_and_kept(cache, jgo):
+def test_jars_are_downloaded_once(cache, jgo):
     jgo(JGO)
     first = jars.kafka_jars(JAVA)
     assert [jar.name for jar in first] == ["kafka.jar"]
@@ -83,7 +83,7 @@ def test_resolved_once_and_kept(cache, jgo):
     assert calls(cache) == 1
 
 
-def test_a_long_download_is_noted_before_it_begins(cache, jgo):
+def test_the_note_of_a_download_appears_until_the_jars_are_cached(cache, jgo):
     jgo(JGO)
     assert f"(120 MB) into {cache}" in jars.fetch_note()
     jars.kafka_jars(JAVA)
@@ -91,7 +91,7 @@ def test_a_long_download_is_noted_before_it_begins(cache, jgo):
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut"])
-def test_damaged_jar_is_fetched_again(cache, jgo, damage):
+def test_a_missing_or_damaged_jar_is_downloaded_again(cache, jgo, damage):
     jgo(JGO)
     (jar,) = jars.kafka_jars(JAVA)
     jar.unlink() if damage == "gone" else jar.write_bytes(b"PK")
@@ -107,7 +107,7 @@ def changed(jar):
     jar.write_bytes(content)
 
 
-def test_an_unlocked_jar_is_refused_and_deleted(cache, jgo):
+def test_a_jar_with_another_hash_is_refused_and_deleted(cache, jgo):
     jgo(JGO.replace(CONTENT, "of whoever"))
     with pytest.raises(CoordinationError, match=r"differ from .* hashes: kafka\.jar"):
         jars.kafka_jars(JAVA)
@@ -115,14 +115,14 @@ def test_an_unlocked_jar_is_refused_and_deleted(cache, jgo):
 
 
 @pytest.mark.parametrize("line", ["", f"{'0' * 64}  kafka.jar\n{'0' * 64}  more.jar\n"])
-def test_one_file_too_many_or_too_few_is_refused(cache, jgo, locked, line):
+def test_an_unlisted_or_missing_jar_is_refused(cache, jgo, locked, line):
     locked.listing.write_text(line)
     jgo(JGO)
     with pytest.raises(CoordinationError, match=r"kafka\.jar"):
         jars.kafka_jars(JAVA)
 
 
-def test_hashes_are_compared_once_a_boot(cache, jgo, locked):
+def test_hashes_are_compared_once_per_boot(cache, jgo, locked):
     jgo(JGO)
     (jar,) = jars.kafka_jars(JAVA)
     changed(jar)
@@ -134,7 +134,7 @@ def test_hashes_are_compared_once_a_boot(cache, jgo, locked):
     assert calls(cache) == 2
 
 
-def test_without_a_boot_id_they_are_compared_each_time(cache, jgo, locked):
+def test_hashes_are_compared_each_time_without_a_boot_id(cache, jgo, locked):
     locked.boot.unlink()
     jgo(JGO)
     (jar,) = jars.kafka_jars(JAVA)
@@ -143,7 +143,7 @@ def test_without_a_boot_id_they_are_compared_each_time(cache, jgo, locked):
     assert calls(cache) == 2
 
 
-def test_another_locked_list_is_compared_at_once(cache, jgo, locked):
+def test_a_changed_list_of_hashes_is_compared_at_once(cache, jgo, locked):
     jgo(JGO)
     jars.kafka_jars(JAVA)
     locked.listing.write_text(f"{'0' * 64}  kafka.jar\n")
@@ -151,7 +151,7 @@ def test_another_locked_list_is_compared_at_once(cache, jgo, locked):
         jars.kafka_jars(JAVA)
 
 
-def test_the_list_of_the_package_is_one_of_hashes(monkeypatch):
+def test_the_packaged_list_contains_hashes_of_the_jars(monkeypatch):
     monkeypatch.undo()
     listed = jars._locked()
     assert f"kafka_2.13-{jars.KAFKA_VERSION}.jar" in listed
@@ -159,7 +159,7 @@ def test_the_list_of_the_package_is_one_of_hashes(monkeypatch):
         assert re.fullmatch("[0-9a-f]{64}", digest), name
 
 
-def test_a_failed_download_names_the_setting_and_leaves_nothing(cache, jgo):
+def test_a_failed_download_names_the_setting_and_leaves_no_files(cache, jgo):
     jgo(
         "def build(endpoint, cache_dir):\n"
         "    cache_dir.mkdir()\n"
@@ -190,14 +190,14 @@ def test_an_invalid_jar_is_refused(cache, jgo, body):
         jars.kafka_jars(JAVA)
 
 
-def test_stuck_download_ends(cache, jgo, monkeypatch):
+def test_a_stuck_download_raises_at_its_timeout(cache, jgo, monkeypatch):
     jgo("import time\ndef build(endpoint, cache_dir): time.sleep(60)")
     monkeypatch.setattr(jars, "RESOLVE_TIMEOUT_S", 0.2)
     with pytest.raises(CoordinationError, match="not done after"):
         jars.kafka_jars(JAVA)
 
 
-def test_without_jgo_the_extra_is_named(cache, monkeypatch):
+def test_a_missing_jgo_names_the_broker_extra(cache, monkeypatch):
     monkeypatch.setattr(jars, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"kafka-marshal\[broker\]"):
         jars.kafka_jars(JAVA)
@@ -212,7 +212,7 @@ with file_lock(pathlib.Path(sys.argv[1]), timeout_s=5):
 """
 
 
-def test_lock_is_among_processes(tmp_path):
+def test_the_file_lock_excludes_other_processes(tmp_path):
     path = tmp_path / "lock"
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path)],
@@ -230,7 +230,7 @@ def test_lock_is_among_processes(tmp_path):
             pass
 
 
-def test_cache_follows_the_environment(monkeypatch):
+def test_the_cache_directory_follows_the_environment(monkeypatch):
     monkeypatch.delenv("KAFKA_MARSHAL_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
     assert jars.cache_dir() == Path("/x/kafka-marshal")

@@ -1,4 +1,4 @@
-"""Which Java is found, and the error when there is none."""
+"""The search for Java, and its errors."""
 
 import sys
 from pathlib import Path
@@ -60,11 +60,11 @@ def on_path(monkeypatch):
         pytest.param("", None, id="empty"),
     ],
 )
-def test_settings_are_parsed(text, expected):
+def test_home_and_version_are_parsed_from_the_settings(text, expected):
     assert parse_settings(text) == expected
 
 
-def test_java_home_wins(monkeypatch, tmp_path, on_path):
+def test_java_home_is_preferred_to_the_path(monkeypatch, tmp_path, on_path):
     on_path(fake_java(tmp_path / "a", "17"))
     fake_java(tmp_path / "b", "21")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "b"))
@@ -72,14 +72,14 @@ def test_java_home_wins(monkeypatch, tmp_path, on_path):
     assert (java.version, java.home) == (21, tmp_path / "b")
 
 
-def test_old_java_home_gives_way_to_path(monkeypatch, tmp_path, on_path):
+def test_the_path_is_used_if_java_home_is_too_old(monkeypatch, tmp_path, on_path):
     on_path(fake_java(tmp_path / "a", "17"))
     fake_java(tmp_path / "b", "11")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "b"))
     assert find_java().version == 17
 
 
-def test_the_java_of_the_wheel_is_used_if_the_other_is_too_old(
+def test_the_java_of_the_wheel_is_used_if_the_path_has_an_old_one(
     monkeypatch, tmp_path, on_path
 ):
     on_path(fake_java(tmp_path / "a", "11"))
@@ -103,7 +103,7 @@ def test_an_old_java_is_named_in_the_error(tmp_path, on_path):
 
 
 @pytest.mark.parametrize("kind", ["absent", "fails", "silent"])
-def test_other_programs_are_no_java(tmp_path, kind, monkeypatch):
+def test_a_program_other_than_java_is_rejected(tmp_path, kind, monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     if kind == "fails":
         java = fake_java(tmp_path / "a", "17", status=1)
@@ -114,7 +114,7 @@ def test_other_programs_are_no_java(tmp_path, kind, monkeypatch):
     assert probe(java) is None
 
 
-def test_broken_java_home_is_named(monkeypatch, tmp_path):
+def test_a_java_home_without_java_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(ConfigurationError, match="does not run as Java"):
         find_java()

@@ -1,4 +1,4 @@
-"""The mock shows what a consumer of a cluster in memory shows, and what a test sets."""
+"""The mock behaves like a consumer of a cluster in memory."""
 
 import asyncio
 import threading
@@ -31,7 +31,7 @@ class OnCluster:
         self._poll, reader.poll = reader.poll, self._step
 
     def _step(self, timeout_ms, max_records):
-        """Let time go on where a reader would wait."""
+        """Advance the time by the wait of a poll that found no records."""
         found = self._poll(timeout_ms, max_records)
         if timeout_ms and not found:
             self.cluster.run(timeout_ms)
@@ -63,7 +63,7 @@ class OnCluster:
 
 
 class OnMock:
-    """The same of a ``MockConsumer``."""
+    """The same operations on a ``MockConsumer``."""
 
     def __init__(self, *, most=500, **settings):
         self.consumer = MockConsumer("t", max_poll_records=most, **settings)
@@ -92,7 +92,7 @@ def offsets(records):
 
 
 def polled(consumer):
-    for _ in range(3):  # at most once the first call requests grants
+    for _ in range(3):  # at most once, the first call only requests grants
         if found := consumer.poll(200):
             return offsets(found[T0])
     return []
@@ -211,7 +211,7 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize(("program", "delivery"), PROGRAMS)
-def test_a_program_finds_no_difference(program, delivery):
+def test_a_program_gets_the_same_results_on_mock_and_cluster(program, delivery):
     found, wanted = (
         list(program(kind(delivery=delivery, most=3))) for kind in (OnMock, OnCluster)
     )
@@ -219,7 +219,7 @@ def test_a_program_finds_no_difference(program, delivery):
     assert found
 
 
-def test_callbacks_are_those_of_a_consumer():
+def test_callbacks_are_the_same_on_mock_and_cluster():
     def run(kind):
         found = []
         given = kind(
@@ -234,7 +234,7 @@ def test_callbacks_are_those_of_a_consumer():
     assert run(OnMock) == run(OnCluster) == [T0, (T0, "lease_expired")]
 
 
-def test_it_is_a_consumer_and_takes_its_settings():
+def test_a_mock_is_a_consumer_with_the_same_settings():
     consumer = MockConsumer("t", "u", max_poll_records=1)
     assert isinstance(consumer, Consumer)
     consumer.add("t", 0, b"1", key=b"k", headers=(("h", b"v"),), timestamp_ms=5)
@@ -250,7 +250,7 @@ def test_it_is_a_consumer_and_takes_its_settings():
     assert all(name.startswith("_") for name in replaced)
 
 
-def test_what_only_a_test_does():
+def test_a_test_adds_records_and_claims_or_loses_partitions():
     consumer = MockConsumer("t")
     with pytest.raises(InvalidTransition, match="does not consume 'u'"):
         consumer.add("u", 0, b"1")
@@ -266,7 +266,7 @@ def test_what_only_a_test_does():
     assert consumer.position_in_log(T0) == 2
 
 
-def test_it_fails_for_good():
+def test_a_failed_mock_raises_from_every_call():
     consumer = MockConsumer("t")
     consumer.add("t", 0, b"1")
     consumer.fail(IdentityConflict("twin", holder="b"))
@@ -277,7 +277,7 @@ def test_it_fails_for_good():
     assert consumer.is_closed
 
 
-def test_nothing_waits_and_another_thread_may_add():
+def test_a_poll_never_waits_and_any_thread_may_add_records():
     consumer = MockConsumer("t", consumer_timeout_ms=None)
     began_s = time.monotonic()
     assert consumer.poll(60_000) == {}
@@ -298,7 +298,7 @@ def test_nothing_waits_and_another_thread_may_add():
     assert found == [0, 1]
 
 
-def test_with_asyncio():
+def test_a_mock_can_be_used_with_asyncio():
     consumer = MockConsumer("t")
     consumer.add("t", 0, b"1", b"2")
 

@@ -1,4 +1,4 @@
-"""Every built-in policy passes the suite, and the suite catches those that do not."""
+"""Built-in policies pass the checks of policies; bad policies fail them."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_built_in_policies_conform(name, check):
 
 
 class Remembering:
-    """A policy with a memory: it counts how often it was asked."""
+    """A policy with state: it counts its calls."""
 
     def __init__(self):
         self.asked = 0
@@ -29,7 +29,7 @@ class Remembering:
         return greedy(view)
 
 
-def test_a_class_is_a_policy():
+def test_a_class_can_be_a_policy():
     check_policy(Remembering)
 
 
@@ -77,7 +77,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("policy", BAD)
-def test_a_bad_policy_is_caught(policy):
+def test_a_bad_policy_fails_at_least_one_check(policy):
     caught = []
     for check in CHECKS:
         try:

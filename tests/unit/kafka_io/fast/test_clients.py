@@ -1,4 +1,4 @@
-"""librdkafka's clients: configuration, fork, the search for leaders."""
+"""Clients of librdkafka: logging, errors, fork, closing, and the search for leaders."""
 
 import gc
 import logging
@@ -31,7 +31,7 @@ NOBODY = ConnectionConfig("127.0.0.1:1")
 
 
 class World:
-    """A clock, and a handle that answers too late, as a busy broker does."""
+    """A clock, and a handle whose metadata requests always time out."""
 
     def __init__(self):
         self.now_s = 1_000.0
@@ -54,21 +54,21 @@ def search(world):
 
 
 def run(search, world, *, topics=("t",), span_s):
-    """Poll every 10 ms for so long."""
+    """Poll every 10 ms for a number of seconds."""
     for _ in range(round(span_s / 0.01)):
         search.ask_if_due(world, topics)
         world.now_s += 0.01
 
 
-def test_nothing_is_requested_without_a_loss(search, world):
+def test_leaders_are_not_requested_without_a_lost_broker(search, world):
     run(search, world, span_s=60)
     assert world.asked == []
     assert search.max_wait_s(5) == 5
-    # What is below a millisecond librdkafka takes for no wait.
+    # librdkafka treats a timeout below one millisecond as none.
     assert search.max_wait_s(0.0004) == 0.001
 
 
-def test_requests_start_at_once_and_repeat_four_times_a_second(search, world):
+def test_leader_requests_start_at_once_and_repeat_each_quarter_second(search, world):
     search.start()
     search.ask_if_due(world, ("t",))
     assert world.asked == ["t"]
@@ -78,21 +78,21 @@ def test_requests_start_at_once_and_repeat_four_times_a_second(search, world):
     assert search.max_wait_s(0.01) == 0.01
 
 
-def test_requests_end_after_a_while(search, world):
+def test_leader_requests_end_after_their_time(search, world):
     search.start()
     run(search, world, span_s=module.ASKED_FOR_S + 600)
     assert len(world.asked) <= module.ASKED_FOR_S / module.ASK_INTERVAL_S
     assert search.max_wait_s(5) == 5
 
 
-def test_another_loss_extends_it_without_more_requests(search, world):
+def test_another_loss_extends_the_search_at_the_same_rate(search, world):
     for _ in range(100):
         search.start()
         run(search, world, span_s=1)
     assert 0.8 * 400 <= len(world.asked) <= 400
 
 
-def test_many_topics_take_turns(search, world):
+def test_leaders_of_many_topics_are_requested_in_turns(search, world):
     topics = [f"t{number}" for number in range(2 * module.TOPICS_AT_ONCE + 1)]
     search.start()
     search.ask_if_due(world, topics)
@@ -110,7 +110,7 @@ def consumer():
     assert made.handle is None
 
 
-def test_log_lines_go_to_the_logger(consumer, caplog, capfd):
+def test_log_lines_of_librdkafka_go_to_the_logger(consumer, caplog, capfd):
     with caplog.at_level(logging.DEBUG, logger=clients.LOGGER):
         for _ in range(100):
             consumer.handle.poll(0.1)
@@ -121,8 +121,8 @@ def test_log_lines_go_to_the_logger(consumer, caplog, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_without_configured_logging_no_line_is_written(monkeypatch):
-    """Errors and events have what a person needs; Python writes the rest to stderr."""
+def test_without_configured_logging_no_line_reaches_stderr(monkeypatch):
+    """By default Python writes such lines to stderr; errors and events suffice."""
     written = []
     last_resort = logging.Handler(logging.WARNING)
     last_resort.emit = written.append
@@ -132,7 +132,7 @@ def test_without_configured_logging_no_line_is_written(monkeypatch):
     assert written == []
 
 
-def test_debug_lines_report_the_producer_id(caplog):
+def test_the_producer_id_is_learned_from_debug_lines(caplog):
     made = new_producer(NOBODY, {"enable.idempotence": True})
     log = clients._Log(made)
     with caplog.at_level(logging.INFO, logger=clients.LOGGER):
@@ -145,7 +145,7 @@ def test_debug_lines_report_the_producer_id(caplog):
     made.release()
 
 
-def test_of_the_attempts_to_connect_one_a_minute_is_an_error(caplog):
+def test_a_failed_connection_is_an_error_line_once_a_minute_per_cause(caplog):
     now_s = [5.0]
     log = clients._Log(Client(), clock_s=lambda: now_s[0])
 
@@ -186,7 +186,7 @@ CLOSED = (
         ("UP", False, False),
     ],
 )
-def test_a_listener_that_closes_at_once_may_want_tls(state, has_tls, is_guessed):
+def test_a_listener_that_closes_at_once_is_reported_as_tls(state, has_tls, is_guessed):
     client = Client()
     log = clients._Log(client, has_tls=has_tls)
     log.log(logging.INFO, "%s [%s]: %s", "FAIL", "thrd:a:1", CLOSED.format(0, state))
@@ -198,7 +198,7 @@ def test_a_listener_that_closes_at_once_may_want_tls(state, has_tls, is_guessed)
         assert "the listener at a:1 closes connections without TLS" in str(error)
 
 
-def test_lines_of_a_quiet_client_are_for_debugging(caplog):
+def test_a_quiet_client_logs_at_debug_level(caplog):
     log = clients._Log(Client(), is_quiet=True)
     with caplog.at_level(logging.DEBUG, logger=clients.LOGGER):
         log.log(logging.ERROR, "%s", "Connect failed")
@@ -213,7 +213,7 @@ def test_connections_that_are_closed_at_once_are_logged_once_a_minute(caplog):
     assert len(caplog.records) == 1
 
 
-def test_debug_lines_report_topic_ids():
+def test_topic_ids_are_learned_from_debug_lines():
     client = Client()
     log = clients._Log(client)
 
@@ -233,13 +233,13 @@ def test_debug_lines_report_topic_ids():
     assert client.topic_ids["u.v-1"] == b"\xfb\xf0" + bytes(14)
 
 
-def test_delays_of_responses_are_noted(monkeypatch):
+def test_throttling_of_responses_is_recorded(monkeypatch):
     monkeypatch.setattr(clients, "throttling", noted := Throttling())
     clients._note_delay(ThrottleEvent("a:1/1", 1, 2.5))
     assert noted.longest_ms == 2_500
 
 
-def test_refusals_are_recorded():
+def test_an_authentication_error_is_recorded_as_a_refusal():
     client = Client()
     client.on_error(KafkaError(KafkaError._TRANSPORT))
     assert client.refusal is None
@@ -248,8 +248,8 @@ def test_refusals_are_recorded():
     assert client.refusal.args[0].name() == "_AUTHENTICATION"
 
 
-def test_renewed_certificates_count_while_connections_fail(monkeypatch):
-    """Connections that exist continue without them."""
+def test_renewed_certificates_outdate_a_client_that_cannot_connect(monkeypatch):
+    """Existing connections work with the old certificates, so only errors count."""
     now_s = [1_000.0]
     monkeypatch.setattr(clients.time, "monotonic", lambda: now_s[0])
     are_renewed = [True]
@@ -265,7 +265,7 @@ def test_renewed_certificates_count_while_connections_fail(monkeypatch):
     assert not client.is_outdated
 
 
-def test_only_clients_with_tls_have_its_files():
+def test_only_clients_with_tls_watch_certificate_files():
     for options, has_files in (({}, False), ({"security_protocol": "SSL"}, True)):
         made = new_consumer(ConnectionConfig("127.0.0.1:1", options=options), {})
         assert (made.files is not None) is has_files
@@ -275,7 +275,7 @@ def test_only_clients_with_tls_have_its_files():
 
 
 def test_a_client_without_a_token_fails_with_the_reason(monkeypatch):
-    """The binding waits ten seconds for a token, and raises a SystemError then."""
+    """confluent-kafka waits ten seconds for a token, then raises a SystemError."""
     options = {
         "security_protocol": "SASL_PLAINTEXT",
         "sasl_mechanism": "OAUTHBEARER",
@@ -293,8 +293,8 @@ def test_a_client_without_a_token_fails_with_the_reason(monkeypatch):
     assert raised.value.retriable
 
 
-def test_a_missing_token_is_no_refusal_of_the_broker():
-    """It passes, once the server of tokens is back."""
+def test_a_missing_token_is_not_recorded_as_a_refusal():
+    """The fault is transient: it ends once the token endpoint is back."""
     client = Client()
     text = "Failed to acquire SASL OAUTHBEARER token: OAuth callback raised exception"
     client.on_error(KafkaError(KafkaError._AUTHENTICATION, text))
@@ -302,9 +302,12 @@ def test_a_missing_token_is_no_refusal_of_the_broker():
     assert client.last is not None
 
 
-def test_an_exception_that_is_still_set_is_ignored():
+def test_a_system_error_from_an_error_code_is_ignored():
     class Error:
-        """As the binding reports it after a callback for tokens has raised."""
+        """An error of confluent-kafka after a token callback has raised.
+
+        The first call of ``code`` raises a SystemError.
+        """
 
         def __init__(self):
             self.codes = iter([SystemError(), KafkaError._TRANSPORT])
@@ -324,15 +327,15 @@ def test_an_exception_that_is_still_set_is_ignored():
     assert client.refusal is None
 
 
-def test_bad_settings_are_refused():
+def test_unsupported_settings_are_refused():
     with pytest.raises(ConfigurationError):
         new_producer(ConnectionConfig("a", options={"proxy_url": "http://b"}), {})
     with pytest.raises(ConfigurationError, match="librdkafka does not accept"):
         new_producer(NOBODY, {"no.such.setting": 1})
 
 
-def test_a_forked_child_ends_without_touching_them(consumer):
-    """Destroying a handle would wait for threads that the child has not got."""
+def test_a_forked_child_never_destroys_the_handle(consumer):
+    """Destroying a handle waits for threads, which do not exist in the child."""
     before = sys.getrefcount(consumer.handle)
     child = os.fork()
     if child == 0:
@@ -344,13 +347,13 @@ def test_a_forked_child_ends_without_touching_them(consumer):
 
 
 @pytest.mark.parametrize("new", [new_consumer, new_producer])
-def test_one_that_an_interrupted_call_has_dropped_is_destroyed(new):
+def test_an_unreferenced_client_is_destroyed(new):
     made = weakref.ref(new(NOBODY, {}))
     gc.collect()
     assert made() is None
 
 
-def test_the_last_error_that_names_a_cause_is_kept():
+def test_an_all_brokers_down_error_does_not_replace_its_cause():
     client = Client()
     down = KafkaError(KafkaError._TRANSPORT, "Connection refused")
     client.on_error(down)
@@ -358,8 +361,8 @@ def test_the_last_error_that_names_a_cause_is_kept():
     assert client.last.args == (down,)
 
 
-def test_a_guess_at_why_handshakes_end_is_kept():
-    """Only some of the errors have it, and the last one may be another."""
+def test_a_tls_hint_survives_the_same_error_without_a_hint():
+    """librdkafka adds the hint to some errors only, perhaps not to the last one."""
     client = Client()
     ended = "SSL connection closed by peer"
     plain = KafkaError(KafkaError._TRANSPORT, f"Disconnected: {ended}")
@@ -376,7 +379,7 @@ def test_a_guess_at_why_handshakes_end_is_kept():
     assert client.last.args == (refused,)
 
 
-def test_an_admin_client_is_destroyed_when_its_requests_have_ended():
+def test_an_admin_client_is_destroyed_after_its_requests_have_ended():
     client = Client(handle=object())
     pending = Future()
     closer = close_admin(client, (pending,))

@@ -1,4 +1,4 @@
-"""librdkafka's coordination log: producer, entries, questions."""
+"""The coordination log over librdkafka: producer, entries, queries, backlogs."""
 
 import threading
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ from kafka_marshal.protocol.types import LogEntry
 
 needs_native = pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
 NOBODY = ConnectionConfig("127.0.0.1:1")
-# So many new objects start the garbage collector, unless a process sets another.
+# By default the garbage collector starts after this number of new objects.
 PYTHONS_NEWEST_MAX = 700
 
 
@@ -46,7 +46,7 @@ class Delivered:
 
 
 class Producer:
-    """Stands in for librdkafka's; what was produced waits for the test."""
+    """A fake of librdkafka's producer; the test reports the outcomes."""
 
     def __init__(self):
         self.produced = []
@@ -79,7 +79,7 @@ class Producer:
 
     def purge(self):
         self.purged.set()
-        # As in librdkafka: reported when the producer is polled.
+        # Like librdkafka, report them at the next poll.
         outcomes, self.outcomes = self.outcomes, []
         self.reports += outcomes
 
@@ -107,7 +107,7 @@ def producer(client):
     assert client.handle is None
 
 
-def test_producer_is_idempotent_and_in_order():
+def test_the_producer_is_idempotent_and_has_short_timeouts():
     assert writer_config(writer_timeouts(2_000), lingers=True) == {
         "acks": "all",
         "enable.idempotence": True,
@@ -139,7 +139,7 @@ def test_librdkafka_accepts_the_configuration(heartbeat_interval_ms):
     assert set(clients._live) <= before
 
 
-def test_outcomes_are_reported(producer, client):
+def test_a_send_reports_its_offset_or_its_error(producer, client):
     outcomes = []
     producer.send(1, b"x", report=outcomes.append)
     producer.send(0, b"y", report=outcomes.append)
@@ -151,7 +151,7 @@ def test_outcomes_are_reported(producer, client):
     assert outcomes[1].args[0].name() == "INVALID_RECORD"
 
 
-def test_an_append_without_an_answer_is_reported_as_such(producer, client):
+def test_an_append_without_an_answer_reports_a_timeout(producer, client):
     outcomes = []
     producer.send(0, b"x", report=outcomes.append)
     client.handle.outcomes.pop()(KafkaError(KafkaError._MSG_TIMED_OUT), Delivered(-1))
@@ -159,9 +159,7 @@ def test_an_append_without_an_answer_is_reported_as_such(producer, client):
     assert "_MSG_TIMED_OUT" in str(outcomes[0])
 
 
-def test_the_last_error_of_a_connection_counts_until_a_record_is_written(
-    producer, client
-):
+def test_a_connection_error_is_cleared_by_a_written_record(producer, client):
     client.on_error(KafkaError(KafkaError._TRANSPORT, "certificate expired"))
     assert "certificate expired" in str(producer.connection_error)
     producer.send(0, b"x", report=lambda _: None)
@@ -169,7 +167,9 @@ def test_the_last_error_of_a_connection_counts_until_a_record_is_written(
     assert producer.connection_error is None
 
 
-def test_who_cannot_connect_names_the_last_connection(client, monkeypatch):
+def test_a_failed_connect_has_the_last_connection_error_as_its_cause(
+    client, monkeypatch
+):
     def fail(topic, timeout):
         client.on_error(KafkaError(KafkaError._TRANSPORT, "certificate expired"))
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
@@ -182,7 +182,7 @@ def test_who_cannot_connect_names_the_last_connection(client, monkeypatch):
 
 
 def test_a_fatal_error_fails_pending_and_later_sends(producer, client):
-    """Reported, so that the writer makes a fresh producer."""
+    """The reported error makes the writer replace the producer."""
     outcomes = []
     producer.send(0, b"x", report=outcomes.append)
     fatal = KafkaException(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED))
@@ -194,7 +194,7 @@ def test_a_fatal_error_fails_pending_and_later_sends(producer, client):
     assert outcomes == [fatal, fatal]
 
 
-def test_drop_abandons_pending_sends(producer, client):
+def test_drop_purges_pending_sends(producer, client):
     outcomes = []
     producer.send(0, b"x", report=outcomes.append)
     handle = client.handle
@@ -210,7 +210,7 @@ def test_the_producer_requests_leaders_after_the_loss_of_a_broker(producer, clie
     until(lambda: len(client.handle.asked) > at_first, "leaders are asked for again")
 
 
-def test_a_refused_record_raises(producer, client):
+def test_a_record_that_librdkafka_refuses_raises(producer, client):
     client.handle.refusal = KafkaError._UNKNOWN_PARTITION
     with pytest.raises(KafkaException):
         producer.send(99, b"x", report=pytest.fail)
@@ -251,7 +251,7 @@ class Message:
 
 
 class Handle:
-    """Stands in for librdkafka's: hands over what the test puts in."""
+    """A fake of librdkafka's consumer; the test fills its queue."""
 
     def __init__(self):
         self.queue = []
@@ -260,7 +260,7 @@ class Handle:
         self.ends = {0: 0, 1: 0}
         self.knows = True
         self.asked = 0
-        # How many metadata requests are answered without the topic.
+        # Number of metadata requests that are answered without the topic.
         self.unknown = 0
         self.queries = 0
         self.waits = []
@@ -331,13 +331,13 @@ def log():
     made.close(1_000)
 
 
-def test_the_leaders_are_found_and_reached_while_the_topic_is_described(log):
-    """By the reader and by the one for queries, and not once more after that."""
+def test_leaders_are_connected_while_the_topic_is_described(log):
+    """The reader and the query client connect once each, and not again later."""
     assert log.asked_meanwhile == (2, 1)
     assert log.handle.asked == 2
 
 
-def test_the_leaders_of_a_new_topic_are_asked_for_again():
+def test_metadata_of_a_new_topic_is_requested_until_it_is_known():
     class New(Log):
         unknown = 2
 
@@ -347,7 +347,7 @@ def test_the_leaders_of_a_new_topic_are_asked_for_again():
     made.close(1_000)
 
 
-def test_entries_have_the_values_of_the_wire(log):
+def test_entries_have_timestamp_types_of_the_wire_format(log):
     log.handle.queue = [Message(1, 4, epoch=3), Message(1, 5, epoch=3, kind=1)]
     (partition, entry), (_, other) = log.poll(0)
     assert (partition, entry.offset, entry.leader_epoch) == (1, 4, 3)
@@ -356,8 +356,8 @@ def test_entries_have_the_values_of_the_wire(log):
     assert log.positions() == {0: 0, 1: 6}
 
 
-def test_a_wait_has_whole_milliseconds(log):
-    """Else librdkafka cuts one of a millisecond to none, and nobody waits."""
+def test_a_poll_waits_whole_milliseconds(log):
+    """librdkafka rounds a timeout below one millisecond down to none."""
     log.handle.waits.clear()
     for timeout_ms in (0, 1, 2, 97):
         assert log.poll(timeout_ms) == []
@@ -376,8 +376,8 @@ def test_the_reader_requests_leaders_after_the_loss_of_a_broker(log):
     assert log.handle.asked == at_first + 1
 
 
-def test_a_poll_does_not_start_the_garbage_collector(log):
-    """A message and an entry each, while the world that is kept is large."""
+def test_a_poll_returns_too_few_entries_to_start_the_garbage_collector(log):
+    """Each entry makes two objects; a collection would visit the whole state."""
     count = 3 * MESSAGES_AT_ONCE
     log.handle.queue = [Message(0, offset) for offset in range(count)]
     taken = []
@@ -389,7 +389,7 @@ def test_a_poll_does_not_start_the_garbage_collector(log):
     assert PYTHONS_NEWEST_MAX > 2 * MESSAGES_AT_ONCE
 
 
-def test_positions_behind_control_records(log):
+def test_the_position_skips_control_records_up_to_the_known_end(log):
     log.handle.ends = {0: 3, 1: 0}
     log.handle.queue = [
         Message(0, 0),
@@ -402,22 +402,22 @@ def test_positions_behind_control_records(log):
     assert log.positions() == {0: 2, 1: 0}
 
 
-def test_leaders_are_refreshed_after_a_failed_query(log):
-    """Left alone, librdkafka would take it for unknown for ever."""
+def test_metadata_is_refreshed_after_a_failed_query(log):
+    """Without a refresh, librdkafka would report the partition as unknown for ever."""
     log.handle.ends = {0: 3, 1: 0}
     log.handle.knows = False
     assert log.end_offsets(1_000) == {0: 3, 1: 0}
 
 
-def test_an_unknown_partition_raises_in_time(log, monkeypatch):
+def test_a_query_of_an_unknown_partition_raises_at_its_deadline(log, monkeypatch):
     monkeypatch.setattr(log.handle, "list_topics", lambda topic, timeout: None)
     log.handle.knows = False
     with pytest.raises(CoordinationError, match="does not exist"):
         log.end_offsets(200)
 
 
-def test_the_query_handle_outlives_its_queries(log, monkeypatch):
-    """Any thread may ask while another one closes."""
+def test_the_query_handle_is_closed_after_its_last_query(log, monkeypatch):
+    """Any thread may query while another one closes the log."""
     is_asked, may_answer = threading.Event(), threading.Event()
     closed, found = [], []
     monkeypatch.setattr(
@@ -452,7 +452,7 @@ def closed(monkeypatch):
     return found
 
 
-def test_a_reader_with_other_limits_continues_where_the_first_one_is(log, closed):
+def test_a_reader_with_new_limits_continues_at_the_same_positions(log, closed):
     log.handle.queue = [Message(1, 4, epoch=3)]
     assert len(log.poll(0)) == 1
     first = log._reader
@@ -465,7 +465,7 @@ def test_a_reader_with_other_limits_continues_where_the_first_one_is(log, closed
     assert closed == [first]
 
 
-def test_of_two_readers_that_are_not_used_yet_the_later_one_is_used(log, closed):
+def test_a_later_reader_replaces_one_not_used_yet(log, closed):
     log._limit_requests(2_000)
     unused = log._next_reader
     log._limit_requests(3_000)
@@ -475,7 +475,7 @@ def test_of_two_readers_that_are_not_used_yet_the_later_one_is_used(log, closed)
     assert log._reader is last
 
 
-def test_a_closed_log_makes_no_reader(log, closed):
+def test_a_closed_log_opens_no_new_reader(log, closed):
     log._limit_requests(2_000)
     made = [log._reader, log._next_reader]
     log.close(1_000)
@@ -485,7 +485,7 @@ def test_a_closed_log_makes_no_reader(log, closed):
     until(lambda: closed == [*made, log._querier], "all are closed")
 
 
-def test_a_reader_that_is_made_while_its_log_is_closed_is_closed(log, closed):
+def test_a_reader_opened_during_a_close_is_closed(log, closed):
     asked = log.handle.list_topics
     log.handle.list_topics = lambda *args, **more: (
         log.close(1_000) or asked(*args, **more)
@@ -496,18 +496,18 @@ def test_a_reader_that_is_made_while_its_log_is_closed_is_closed(log, closed):
 
 
 def outdate(client):
-    """Make connections fail, with renewed files of TLS."""
+    """Renew the TLS files of a client, and make its connections fail."""
     client.files = SimpleNamespace(are_renewed=lambda: True)
     client.on_error(KafkaError(KafkaError._SSL, "certificate expired"))
 
 
-def test_the_producer_reports_that_it_is_outdated(producer, client):
+def test_the_producer_reports_that_its_client_is_outdated(producer, client):
     assert not producer.is_outdated
     outdate(client)
     assert producer.is_outdated
 
 
-def test_an_outdated_reader_is_replaced_and_continues(log, closed):
+def test_an_outdated_reader_is_replaced_at_the_same_positions(log, closed):
     log.handle.queue = [Message(1, 4, epoch=3)]
     assert len(log.poll(0)) == 1
     first = log._reader
@@ -545,8 +545,10 @@ def test_an_outdated_querier_is_closed_after_its_last_query(log, closed, monkeyp
     assert closed[1:] == [old], "one without a query at once"
 
 
-def test_outdated_clients_stay_while_their_files_change(log, closed, monkeypatch):
-    """The next call tries again."""
+def test_outdated_clients_stay_while_the_renewed_files_are_invalid(
+    log, closed, monkeypatch
+):
+    """Each further call tries to replace them again."""
 
     def refuse():
         raise ConfigurationError("the key does not belong to the certificate")
@@ -565,7 +567,7 @@ def test_outdated_clients_stay_while_their_files_change(log, closed, monkeypatch
     assert closed == [*clients]
 
 
-def test_the_larger_of_two_ends_is_the_newer(log, monkeypatch):
+def test_a_smaller_log_end_does_not_replace_a_larger_one(log, monkeypatch):
     log.handle.ends = {0: 3, 1: 0}
     log.end_offsets(1_000)
     log.handle.ends = {0: 2, 1: 0}
@@ -575,7 +577,7 @@ def test_the_larger_of_two_ends_is_the_newer(log, monkeypatch):
     assert log.positions() == {0: 3, 1: 0}
 
 
-def test_a_missing_right_to_the_group_is_no_error(log):
+def test_a_missing_right_to_the_group_is_ignored(log):
     log.handle.queue = [
         Message(None, -1001, error=KafkaError.GROUP_AUTHORIZATION_FAILED),
         Message(0, 0),
@@ -595,11 +597,11 @@ def test_entries_are_returned_before_errors_are_raised(log):
     assert log.poll(0) == []
 
 
-def test_a_log_start_that_moved_before_the_first_read_is_followed(log):
+def test_a_first_read_below_the_log_start_begins_at_the_log_start(log):
     log.handle.starts = {0: 7, 1: 0}
     log.handle.queue = [Message(0, -1001, error=KafkaError._AUTO_OFFSET_RESET)]
     assert log.poll(0) == []
-    assert log.poll(0) == []  # from there
+    assert log.poll(0) == []  # reads from the new log start
     assert log.handle.assigned[-1] == {0: 7, 1: 0}
     log.handle.queue = [Message(0, 7)]
     assert [entry.offset for _, entry in log.poll(0)] == [7]
@@ -626,7 +628,7 @@ def test_permanent_faults_are_raised_by_every_poll(log, later, kind):
         log.poll(0)
 
 
-def test_without_an_interval_nothing_is_appended(log):
+def test_a_log_without_a_heartbeat_interval_refuses_appends(log):
     append = log.append(0, b"x")
     assert append.is_done()
     assert isinstance(append.error(), InvalidTransition)
@@ -651,7 +653,7 @@ def test_queries_are_retried_until_their_deadline(log, monkeypatch):
         log.end_offsets(60)
 
 
-def test_consecutive_seeks_assign_once(log):
+def test_seeks_before_a_poll_assign_once(log):
     log.read_from({0: 5})
     log.read_from({0: 9, 1: 2})
     assert len(log.handle.assigned) == 1
@@ -663,7 +665,7 @@ def test_consecutive_seeks_assign_once(log):
 
 
 class Bulk:
-    """Stands in for the reader over kafka-python."""
+    """A fake of the reader over kafka-python; the test fills ``runs``."""
 
     made: ClassVar[list] = []
 
@@ -706,7 +708,7 @@ def entry(offset, *, epoch=0):
 
 @pytest.fixture
 def behind(log, monkeypatch):
-    """Return a log that is to be read from far below its ends."""
+    """Return a log with a backlog, to be read from offset 0."""
     Bulk.made = []
     monkeypatch.setattr("kafka_marshal.kafka_io.entries.EntryReader", Bulk)
     monkeypatch.setattr(
@@ -718,7 +720,7 @@ def behind(log, monkeypatch):
     return log
 
 
-def test_a_backlog_is_read_in_runs_and_the_rest_by_librdkafka(behind):
+def test_kafka_python_reads_the_backlog_and_librdkafka_the_rest(behind):
     assigned = len(behind.handle.assigned)
     assert behind.poll_runs(0) == []
     (bulk,) = Bulk.made
@@ -739,7 +741,7 @@ def test_a_backlog_is_read_in_runs_and_the_rest_by_librdkafka(behind):
 
 
 @needs_native
-def test_a_search_in_a_backlog_returns_what_it_seeks(behind):
+def test_skim_returns_matching_entries_and_the_last_of_a_run(behind):
     assert behind.skim(0, head=b"7") == []
     run = packed([entry(at) for at in range(9)])
     Bulk.made[0].runs = [[(0, run)]]
@@ -748,7 +750,7 @@ def test_a_search_in_a_backlog_returns_what_it_seeks(behind):
     assert behind.positions()[0] == 9
 
 
-def test_a_backlog_that_ends_in_control_records_ends(behind):
+def test_librdkafka_takes_over_a_backlog_ending_in_control_records(behind):
     assert behind.poll_runs(0) == []
     bulk = Bulk.made[0]
     behind.end_offsets(1_000)
@@ -760,7 +762,9 @@ def test_a_backlog_that_ends_in_control_records_ends(behind):
 
 
 @pytest.mark.parametrize("reason", ["fault", "silence"])
-def test_librdkafka_reads_what_kafka_python_cannot(behind, monkeypatch, reason):
+def test_librdkafka_takes_over_if_kafka_python_fails_or_is_silent(
+    behind, monkeypatch, reason
+):
     assert behind.poll_runs(0) == []
     bulk = Bulk.made[0]
     if reason == "fault":
@@ -779,7 +783,9 @@ def test_librdkafka_reads_what_kafka_python_cannot(behind, monkeypatch, reason):
 
 
 @pytest.mark.parametrize("reason", ["settings", "connection", "short"])
-def test_a_backlog_is_read_by_librdkafka_otherwise(behind, monkeypatch, reason):
+def test_librdkafka_reads_if_kafka_python_cannot_or_need_not(
+    behind, monkeypatch, reason
+):
     def refuse(*_, **__):
         raise CoordinationError("no broker answered")
 
@@ -797,7 +803,7 @@ def test_a_backlog_is_read_by_librdkafka_otherwise(behind, monkeypatch, reason):
 
 
 @needs_native
-def test_a_packed_run_is_checked_at_its_ends(behind):
+def test_a_packed_run_below_the_position_raises_log_truncated(behind):
     behind.poll_runs(0)
     Bulk.made[0].runs = [
         [(0, packed([entry(4)])), (1, packed([entry(0), entry(1)]))],

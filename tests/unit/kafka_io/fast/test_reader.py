@@ -1,4 +1,4 @@
-"""librdkafka's reader: records, positions, pauses, faults."""
+"""The data reader over librdkafka: records, positions, pauses, faults."""
 
 import gc
 import itertools
@@ -50,7 +50,7 @@ def message(offset, *, headers=None, epoch=3):
     )
 
 
-def test_every_field_is_there():
+def test_a_fast_record_equals_a_plain_record_in_every_field():
     (record,) = fast_records([message(7, headers=[("h", b"1")])], TOKEN)
     plain = PlainRecord("t", 2, 7, 99, 1, b"k", b"v7", (("h", b"1"),), 3, TOKEN)
     assert isinstance(record, FastRecord)
@@ -58,7 +58,7 @@ def test_every_field_is_there():
     assert pickle.loads(pickle.dumps(record)) == plain
 
 
-def test_missing_fields_are_none():
+def test_missing_fields_of_a_message_become_none():
     (record,) = fast_records(
         [Message(topic="t", partition=0, offset=0, timestamp=(0, 0))], None
     )
@@ -66,7 +66,7 @@ def test_missing_fields_are_none():
     assert (record.headers, record.timestamp_type) == ((), -1)
 
 
-def test_offsets_with_and_without_gaps():
+def test_records_keep_their_offsets_with_and_without_gaps():
     for offsets in ([], [4], [4, 5, 6], [4, 5, 7], [4, 6, 7, 9]):
         found = list(fast_records([message(each) for each in offsets], None))
         assert [record.offset for record in found] == offsets
@@ -74,7 +74,10 @@ def test_offsets_with_and_without_gaps():
 
 
 class Unreadable:
-    """A message as confluent-kafka makes it where a header's name is no text."""
+    """A message of confluent-kafka with a header name that is not UTF-8.
+
+    Its name is a null pointer: reading it ends the process.
+    """
 
     class Pair(tuple):
         __slots__ = ()
@@ -100,14 +103,14 @@ class Unreadable:
         self.now = headers
 
 
-def test_invalid_header_names_are_replaced_and_never_touched():
+def test_invalid_header_names_are_replaced_without_reading_them():
     unreadable = Unreadable()
     assert headers_of(unreadable) == (("good", b"1"), ("\ufffd", b"2"))
     assert headers_of(unreadable) == (("good", b"1"), ("\ufffd", b"2"))
 
 
 class Handle:
-    """librdkafka's consumer, as far as the reader uses it."""
+    """A fake of librdkafka's consumer; notes calls, and returns queued messages."""
 
     def __init__(self):
         self.queue = deque()
@@ -191,7 +194,7 @@ def handle(monkeypatch):
 
 @pytest.fixture
 def by_id(handle, monkeypatch):
-    """A reader of A, by id, and of B; and the clients that it makes, oldest first."""
+    """A reader of A, by topic id, and of B; and its clients, oldest first."""
     made = []
 
     def make(*_):
@@ -208,12 +211,12 @@ def by_id(handle, monkeypatch):
     return reader, made
 
 
-def test_a_client_with_nothing_assigned_handles_its_events(by_id, handle):
-    """It keeps them, lines of its log too, until it is polled."""
+def test_a_client_without_partitions_is_still_polled_for_events(by_id, handle):
+    """Without polls, librdkafka would keep its events and log lines for ever."""
     reader, _ = by_id
     polled(reader)
     reader.assign([])
-    assert polled(reader) == {}  # unassigns
+    assert polled(reader) == {}  # unassigns both
     events = error(("", 0), KafkaError(KafkaError._ALL_BROKERS_DOWN)), *of(A, 7)
     handle.made(*events)
     assert polled(reader) == {}
@@ -252,14 +255,14 @@ def test_records_of_another_topic_id_are_never_returned(by_id, handle):
     assert ("seek", ("t", 0, 5)) in handle.calls
     reader.pause([A])
     assert polled(reader) == {}
-    # Where the log of that other topic ends says nothing of this one.
+    # The end of the other topic does not move the position in this one.
     handle.made(error(A, KafkaError(KafkaError._PARTITION_EOF), 9))
     assert polled(reader) == {}
     assert reader.positions()[A] == 5
 
 
 def test_polls_without_records_visit_no_partition(by_id, handle, monkeypatch):
-    """With thousands of partitions that is most of what an idle member computes."""
+    """With thousands of partitions, visits would be most of an idle member's load."""
     reader, _ = by_id
     visited = []
     plain = module.FastDataReader._is_of_other_topic
@@ -338,7 +341,7 @@ def test_messages_are_split_by_partition(reader, handle):
 
 
 def test_leaders_are_requested_after_the_loss_of_a_broker(reader, handle):
-    """Also while others bring records; nobody waits for longer than until the next."""
+    """They are requested even while records arrive; polls then wait less than 1 s."""
     reader.poll(0, 100)
     assert handle.asked == []
     reader._client.on_error(KafkaError(KafkaError._TRANSPORT))
@@ -368,7 +371,7 @@ def test_a_new_position_is_a_seek(reader, handle):
     reader.seek(A, 9)
     reader.assign([A])
     reader.poll(0, 1)
-    # A seek goes before leaving, too: only that drops what librdkafka holds.
+    # Unassigning begins with a seek, too: only a seek drops buffered messages.
     assert handle.calls == [
         ("seek", ("t", 1, 0)),
         ("unassign", [("t", 1)]),
@@ -378,7 +381,7 @@ def test_a_new_position_is_a_seek(reader, handle):
 
 @pytest.fixture
 def many(handle, monkeypatch):
-    """A reader of many partitions, with their places."""
+    """A reader of many partitions, and the partitions."""
     monkeypatch.setattr(module, "close_consumer", lambda _: handle.assigned.clear())
     places = [TopicPartition("t", number) for number in range(3 * module.SEEKS_MAX)]
     made = module.FastDataReader(ConnectionConfig("nobody:1"))
@@ -390,8 +393,8 @@ def many(handle, monkeypatch):
     return made, places
 
 
-def test_many_partitions_that_end_need_no_seek_each(many, handle):
-    """A pause of a group of 15,000 partitions blocked a poll for minutes."""
+def test_unassigning_many_partitions_needs_no_seeks(many, handle):
+    """With a seek for each, a pause of 15,000 partitions blocked a poll for minutes."""
     reader, places = many
     reader.assign(places[:2])
     handle.made(*of(places[0], 1), *of(places[2], 1))
@@ -402,7 +405,7 @@ def test_many_partitions_that_end_need_no_seek_each(many, handle):
     assert handle.assigned == set()
 
 
-def test_many_new_positions_need_no_seek_each(many, handle):
+def test_many_new_positions_need_no_seeks(many, handle):
     reader, places = many
     for place in places:
         reader.seek(place, 7)
@@ -410,7 +413,7 @@ def test_many_new_positions_need_no_seek_each(many, handle):
     assert sorted(handle.calls) == [("start", (*place, 7)) for place in places]
 
 
-def test_after_a_refused_seek_the_partition_is_assigned_again(reader, handle):
+def test_a_partition_is_assigned_again_after_a_refused_seek(reader, handle):
     reader.poll(0, 1)
     handle.calls.clear()
     handle.refuses_seeks = True
@@ -419,7 +422,9 @@ def test_after_a_refused_seek_the_partition_is_assigned_again(reader, handle):
     assert handle.calls == [("unassign", [("t", 0)]), ("start", ("t", 0, 9))]
 
 
-def test_after_a_refusal_a_new_client_gets_the_whole_state(reader, handle, monkeypatch):
+def test_a_new_client_gets_all_positions_after_a_refused_assignment(
+    reader, handle, monkeypatch
+):
     handle.made(*of(A, 0), *of(B, 0, 1))
     polled(reader)
     closed = []
@@ -444,10 +449,10 @@ def test_after_a_refusal_a_new_client_gets_the_whole_state(reader, handle, monke
     ]
 
 
-def test_an_outdated_client_is_replaced_with_the_whole_state(
+def test_an_outdated_client_is_replaced_at_the_same_positions(
     reader, handle, monkeypatch
 ):
-    """Records that the old one holds are fetched again; none is returned again."""
+    """Records buffered in the old client are fetched again; none is returned twice."""
     handle.made(*of(A, 0), *of(B, 0, 1))
     assert polled(reader, most=2) == {A: [0], B: [0]}
     closed, second = [], Handle()
@@ -477,13 +482,13 @@ def test_a_short_pause_is_not_applied_to_librdkafka(reader, handle):
     reader.resume([A])
     handle.made(*of(A, 3))
     assert polled(reader, most=2) == {A: [0, 1]}
-    # What is left of it goes before what comes now.
+    # Buffered records are returned before new ones.
     assert polled(reader, most=2) == {A: [2]}
     assert polled(reader) == {A: [3]}
     assert handle.calls == []
 
 
-def test_a_long_pause_is_applied_and_ends_at_our_position(reader, handle):
+def test_a_long_pause_is_applied_and_the_reader_resumes_by_a_seek(reader, handle):
     reader.poll(0, 1)
     handle.calls.clear()
     reader.pause([A])
@@ -512,7 +517,7 @@ def test_a_seek_drops_buffered_messages(reader, handle):
     assert polled(reader) == {}
 
 
-def test_unreadable_records_are_not_skipped(reader, handle):
+def test_an_unreadable_record_raises_and_is_fetched_again(reader, handle):
     handle.made(*of(A, 0), error(A, BAD, 1), *of(A, 2, 3), *of(B, 0))
     assert polled(reader) == {A: [0], B: [0]}
     handle.made(*of(A, 4), *of(B, 1))
@@ -535,7 +540,7 @@ def test_an_error_is_raised_while_other_partitions_continue(reader, handle):
     assert (raised.log_start, raised.log_end) == (5, 9)
     handle.calls.clear()
     assert polled(reader) == {B: [1]}
-    # Where to go on is for the caller to say.
+    # The caller has to choose the position to continue from.
     assert handle.calls == []
     reader.seek(A, 5)
     handle.made(*of(A, 5))
@@ -564,7 +569,7 @@ def test_a_truncated_position_raises(reader, handle):
     assert "truncation" in str(raised)
 
 
-def test_errors_without_partition(reader, handle):
+def test_a_group_error_is_ignored_and_a_transport_error_raises(reader, handle):
     handle.made(
         Message(error=KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)), *of(A, 0)
     )
@@ -573,7 +578,7 @@ def test_errors_without_partition(reader, handle):
     assert fails(reader, CoordinationError).retriable
 
 
-def test_a_refusal_is_raised_after_all_messages(reader, handle, monkeypatch):
+def test_a_refused_login_is_raised_after_all_messages(reader, handle, monkeypatch):
     refusal = KafkaException(KafkaError(KafkaError._AUTHENTICATION, "no"))
     monkeypatch.setattr(
         module, "new_consumer", lambda *_: Client(handle=handle, refusal=refusal)
@@ -583,7 +588,7 @@ def test_a_refusal_is_raised_after_all_messages(reader, handle, monkeypatch):
     fails(reader, LogUnreadable)
 
 
-def test_ends_are_those_of_assigned_partitions(reader, handle):
+def test_ends_returns_the_known_ends_of_assigned_partitions(reader, handle):
     assert reader.ends() == {}
     reader.poll(0, 1)
     assert reader.ends() == {A: 100, B: 100}
@@ -595,14 +600,14 @@ def test_ends_are_those_of_assigned_partitions(reader, handle):
     assert reader.ends() == {}
 
 
-def test_without_partitions_it_waits(reader, handle):
+def test_a_poll_without_partitions_returns_no_records(reader, handle):
     reader.poll(0, 1)
     reader.assign([])
     assert reader.poll(1, 10) == {}
     assert handle.assigned == set()
 
 
-def test_misuse_is_refused(reader):
+def test_invalid_seeks_and_polls_are_refused(reader):
     with pytest.raises(InvalidTransition, match="not assigned"):
         reader.seek(C, 0)
     with pytest.raises(InvalidTransition, match="-1"):
@@ -612,7 +617,7 @@ def test_misuse_is_refused(reader):
         reader.poll(0, 1)
 
 
-def test_queues_are_bounded():
+def test_the_queue_and_fetch_sizes_are_limited():
     config = module.FastDataReader(ConnectionConfig("nobody:1"))._config
     assert config["queued.max.messages.kbytes"] == 8_192
     assert config["fetch.max.bytes"] == module.ANSWER_BYTES
@@ -623,7 +628,7 @@ def test_polls_do_not_start_the_garbage_collector(reader, handle, monkeypatch):
     at = dict.fromkeys((A, B), 0)
 
     def of_both(count, timeout):
-        # As fetches of another size than polls lie: every second poll has two parts.
+        # Fetches and polls differ in size, so every second poll has two partitions.
         shares = {A: count} if (at[A] + at[B]) % (2 * count) else {A: 280, B: 220}
         made = []
         for place, share in shares.items():
@@ -668,7 +673,7 @@ def test_retained_messages_are_released_when_nothing_more_arrives(reader, handle
 def test_polls_of_varying_sizes_do_not_start_the_garbage_collector(
     reader, handle, monkeypatch
 ):
-    """Small and large polls alternate: as many objects are freed as are created."""
+    """Small and large polls alternate; as many objects are freed as are created."""
     at = 0
     sizes = itertools.cycle((500, 500, 20))
 
@@ -694,7 +699,7 @@ def test_polls_of_varying_sizes_do_not_start_the_garbage_collector(
 def test_records_held_for_long_do_not_start_the_garbage_collector(
     reader, handle, monkeypatch
 ):
-    """Some wait for their grant, while what comes after them is handed out."""
+    """Some records wait for a grant while later ones are handed out."""
     at = 0
 
     def all_of_it(count, _):
@@ -775,13 +780,13 @@ def test_control_records_at_the_end_are_skipped(reader, handle):
 
 
 class OverTimeError(RuntimeError):
-    """Of an application, by a signal."""
+    """An exception of an application's signal handler."""
 
 
-def test_what_a_signal_handler_raises_in_a_poll_is_no_fault_of_kafka(
+def test_a_poll_raises_an_exception_of_a_signal_handler_unchanged(
     reader, handle, monkeypatch
 ):
-    """librdkafka's own errors may be of the same class."""
+    """It is not translated, though errors of librdkafka may have the same class."""
 
     def end(*_):
         raise OverTimeError
@@ -800,10 +805,10 @@ def test_what_a_signal_handler_raises_in_a_poll_is_no_fault_of_kafka(
     assert polled(reader) == {A: [0]}
 
 
-def test_a_signal_handler_that_closes_does_not_wait_for_the_poll(
+def test_a_close_by_a_signal_handler_does_not_wait_for_the_poll(
     reader, handle, monkeypatch
 ):
-    """It waited for its whole time, here for ten minutes."""
+    """It used to wait until its timeout, here for ten minutes."""
     has_polled = threading.Event()
 
     def close(_):
@@ -821,7 +826,7 @@ def test_a_signal_handler_that_closes_does_not_wait_for_the_poll(
         reader.poll(0, 10)
 
 
-def test_an_end_does_not_skip_dropped_messages(reader, handle):
+def test_a_partition_end_does_not_skip_messages_dropped_in_a_pause(reader, handle):
     reader.pause([A])
     handle.made(*of(A, 0, 1), error(A, END, 3))
     assert polled(reader) == {}
@@ -833,7 +838,7 @@ def test_an_end_does_not_skip_dropped_messages(reader, handle):
     assert reader.positions() == {A: 3, B: 0}
 
 
-def test_an_end_behind_unreadable_records_is_ignored(reader, handle):
+def test_a_partition_end_after_unreadable_records_is_ignored(reader, handle):
     handle.made(*of(A, 0), error(A, BAD), error(A, END, 9))
     assert polled(reader) == {A: [0]}
     assert reader.positions()[A] == 1

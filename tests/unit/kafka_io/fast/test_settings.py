@@ -1,4 +1,4 @@
-"""The same options for librdkafka, and which ones it cannot take."""
+"""Connection options translated for librdkafka; options without an equivalent."""
 
 import base64
 import json
@@ -38,7 +38,7 @@ def jwt(claims):
     return f"head.{part}.tail"
 
 
-def test_defaults():
+def test_the_default_configuration_sets_four_properties():
     assert config() == {
         "bootstrap.servers": "a:1,b:9092",
         "client.id": "kafka-marshal",
@@ -47,7 +47,7 @@ def test_defaults():
     }
 
 
-def test_security():
+def test_security_options_get_the_names_of_librdkafka():
     found = config(
         **SASL, **USER, ssl_cafile="/ca", ssl_certfile="/c", ssl_password="p"
     )
@@ -69,7 +69,7 @@ def test_security():
 
 
 @pytest.mark.parametrize(("flag", "word"), [(True, "https"), (False, "none")])
-def test_host_names_are_checked_by_the_same_flag(flag, word):
+def test_the_host_name_flag_sets_the_identification_algorithm(flag, word):
     found = config(security_protocol="SSL", ssl_check_hostname=flag)
     assert found["ssl.endpoint.identification.algorithm"] == word
 
@@ -80,8 +80,8 @@ def test_a_separate_key_file_is_kept():
 
 
 @pytest.mark.parametrize("kind", [Consumer, Producer])
-def test_librdkafka_accepts_the_result(kind):
-    """Every option that has an equivalent, with values at the edges."""
+def test_librdkafka_accepts_the_translated_options(kind):
+    """Options that have an equivalent, some of them with extreme values."""
     found = config(
         client_dns_lookup="use_all_dns_ips",
         client_id="me",
@@ -111,7 +111,7 @@ def test_librdkafka_accepts_the_result(kind):
         ({**SASL, **USER, "sasl_kerberos_name": object()}, "sasl_kerberos_name"),
     ],
 )
-def test_options_without_equivalent_are_named(options, name):
+def test_an_option_without_an_equivalent_is_refused_by_name(options, name):
     settings = ConnectionConfig("a", options=options)
     assert list(impossible(settings)) == [name]
     with pytest.raises(ConfigurationError, match="kafka-python") as caught:
@@ -119,7 +119,7 @@ def test_options_without_equivalent_are_named(options, name):
     assert caught.value.setting == name
 
 
-def test_every_option_has_an_equivalent_or_a_reason():
+def test_every_other_option_has_a_dotted_name():
     hard = {"proxy_url", "ssl_context", "sasl_kerberos_name"}
     hard |= {"sasl_kerberos_domain_name", "sasl_kerberos_service_name"}
     for name in set(OPTIONS) - hard - {"sasl_oauth_token_provider"}:
@@ -127,7 +127,7 @@ def test_every_option_has_an_equivalent_or_a_reason():
     assert impossible(ConnectionConfig("a")) == {}
 
 
-def test_tokens_come_from_the_provider():
+def test_the_oauth_callback_returns_the_token_of_the_provider():
     token = jwt({"exp": 4_000_000_000})
     found = config(**OAUTH, sasl_oauth_token_provider=Provider(token))
     answer = found["oauth_cb"]("")
@@ -137,7 +137,7 @@ def test_tokens_come_from_the_provider():
 @pytest.mark.parametrize(
     "token", ["opaque", "a.b.c", jwt({}), jwt([1]), jwt({"exp": "soon"})]
 )
-def test_a_token_of_unknown_lifetime_is_renewed(token):
+def test_a_token_of_unknown_lifetime_gets_the_default_lifetime(token):
     found = config(**OAUTH, sasl_oauth_token_provider=Provider(token))
     before = time.time()
     expiry = found["oauth_cb"]("")[1]
@@ -159,7 +159,7 @@ def test_a_token_stays_in_use_while_its_provider_fails(caplog):
     assert "server of tokens is down" in caplog.text
 
 
-def test_without_a_valid_token_the_failure_of_the_provider_counts():
+def test_a_failing_provider_raises_once_its_token_has_expired():
     provider = Provider(jwt({"exp": time.time()}))
     callback = config(**OAUTH, sasl_oauth_token_provider=provider)["oauth_cb"]
     callback("")
@@ -169,7 +169,7 @@ def test_without_a_valid_token_the_failure_of_the_provider_counts():
     assert isinstance(callback.failure, ZeroDivisionError)
 
 
-def test_a_provider_may_know_when_its_tokens_expire():
+def test_the_expiry_that_a_provider_reports_is_used():
     class Knowing(Provider):
         expires_at_s = 4_000_000_000.0
 

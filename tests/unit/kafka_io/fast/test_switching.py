@@ -1,4 +1,4 @@
-"""A backlog is read as raw batches, and the switch loses and repeats nothing."""
+"""A backlog is read over kafka-python; a switch loses and repeats no record."""
 
 from typing import ClassVar
 
@@ -38,7 +38,7 @@ def sized(found, name):
 
 
 class FakeReader:
-    """A reader of a log that ends at ``end``; it notes its state and its end."""
+    """A reader of logs that end at ``end``; keeps its state, and notes its closing."""
 
     made: ClassVar[list["FakeReader"]] = []
     end = 0
@@ -120,7 +120,7 @@ def reader(world):
 
 
 def begun(reader, world):
-    """Poll until the reader makes the other one, and return both."""
+    """Poll until the reader over kafka-python is made; return both readers."""
     reader.poll(0, 5)
     world[0] += LOOK_S
     reader.poll(0, 5)
@@ -128,7 +128,7 @@ def begun(reader, world):
 
 
 def switched(reader, world):
-    """Poll until the reader uses the other one, and return both."""
+    """Let the next poll switch to the reader over kafka-python; return both readers."""
     steady, bulk = begun(reader, world)
     bulk.is_connected = True
     bulk.fetched_max = 99
@@ -136,7 +136,7 @@ def switched(reader, world):
     return steady, bulk
 
 
-def test_it_looks_at_the_first_records_and_often_while_it_connects(reader, world):
+def test_the_switch_is_checked_at_once_and_often_while_connecting(reader, world):
     reader.poll(0, 5)
     assert len(FakeReader.made) == 1, "there was no record before"
     reader.poll(0, 5)
@@ -149,7 +149,7 @@ def test_it_looks_at_the_first_records_and_often_while_it_connects(reader, world
     assert (steady.state.next, bulk.state.next[T0]) == ({}, 25)
 
 
-def test_a_backlog_is_read_by_the_other_once_it_is_connected(reader, world):
+def test_kafka_python_reads_a_backlog_once_it_is_connected(reader, world):
     steady, bulk = switched(reader, world)
     assert steady.level == bulk.level == "read_committed"
     assert reader.fetched_max == 0
@@ -187,7 +187,9 @@ def test_large_records_are_read_over_librdkafka(reader, world, monkeypatch):
     reader.close(0)
 
 
-def test_small_fetches_end_it_for_a_while(reader, world, monkeypatch):
+def test_small_fetches_switch_back_to_librdkafka_for_a_while(
+    reader, world, monkeypatch
+):
     def grow(count):
         at = reader.positions()[T0]
         monkeypatch.setattr(FakeReader, "end", at + count)
@@ -222,7 +224,7 @@ def test_small_fetches_end_it_for_a_while(reader, world, monkeypatch):
     assert len(FakeReader.made) == 3
 
 
-def test_a_partition_without_a_position_is_waited_for(reader, world):
+def test_the_reader_does_not_switch_while_a_position_is_missing(reader, world):
     switched(reader, world)
     reader.assign([T0, T1, TopicPartition("t", 2)])
     reader._look()
@@ -234,7 +236,7 @@ def test_a_partition_without_a_position_is_waited_for(reader, world):
     assert reader._reader is FakeReader.made[1]
 
 
-def test_a_connection_that_fails_leaves_everything_to_librdkafka(reader, world):
+def test_librdkafka_keeps_reading_if_kafka_python_cannot_connect(reader, world):
     steady, bulk = begun(reader, world)
     bulk.error = CoordinationError("down")
     for _ in range(3):
@@ -245,7 +247,7 @@ def test_a_connection_that_fails_leaves_everything_to_librdkafka(reader, world):
     assert reader._reader is steady
 
 
-def test_what_is_refused_changes_nothing(reader):
+def test_a_refused_seek_changes_no_position(reader):
     with pytest.raises(InvalidTransition):
         reader.seek(TopicPartition("t", 9), 0)
     assert reader.positions() == {T0: 5, T1: 0}
@@ -260,7 +262,7 @@ def test_what_is_refused_changes_nothing(reader):
         ({"security_protocol": "SASL_SSL", **LOGIN}, False),
     ],
 )
-def test_connections_over_tls_have_librdkafka_alone(monkeypatch, options, is_possible):
+def test_the_reader_switches_only_without_tls(monkeypatch, options, is_possible):
     settings = ConnectionConfig("nowhere:1", options=options)
     monkeypatch.setattr(switching, "compiled", object())
     assert can_switch(settings) == is_possible
@@ -268,6 +270,6 @@ def test_connections_over_tls_have_librdkafka_alone(monkeypatch, options, is_pos
     assert type(FastDataLog(settings).reader()) is kind
 
 
-def test_without_compiled_functions_librdkafka_reads_everything(monkeypatch):
+def test_the_reader_never_switches_without_compiled_functions(monkeypatch):
     monkeypatch.setattr(switching, "compiled", None)
     assert not can_switch(ConnectionConfig("nowhere:1"))

@@ -50,7 +50,7 @@ def ended(result):
 
 
 class Handle:
-    """Answers each attempt by the next row of results; None is no answer."""
+    """Answers each attempt with the next row of results; None stands for no answer."""
 
     def __init__(self, *rows):
         self.rows = list(rows)
@@ -86,7 +86,10 @@ CONFIGS = {
 
 @pytest.fixture
 def describe(monkeypatch):
-    """Describes by the rows of a handle; returns the attempts and the result."""
+    """Return a function that describes by rows of results.
+
+    It returns the handle, which counts attempts, and the description.
+    """
     monkeypatch.setattr(module, "_RETRY_S", 0.001)
     monkeypatch.setattr(module, "_CHECK_S", 0.001)
     monkeypatch.setattr(module, "_ATTEMPT_S", 0.001)
@@ -102,7 +105,7 @@ def describe(monkeypatch):
     return run
 
 
-def test_topics_are_described():
+def test_a_described_topic_has_its_partitions_and_settings():
     found = described(topic(), {"retention.ms": "-1"})
     assert (found.name, found.exists, found.partition_count) == (TOPIC, True, 2)
     assert (found.replication, found.in_sync, found.behind) == (2, 1, (1,))
@@ -113,11 +116,11 @@ def test_topics_are_described():
 
 
 @pytest.mark.parametrize("raw", [None, Uuid(0, 0)])
-def test_no_topic_id_is_none(raw):
+def test_a_missing_or_zero_topic_id_becomes_none(raw):
     assert described(topic(topic_id=raw), {}).topic_id is None
 
 
-def test_the_settings_that_matter_are_included(describe):
+def test_only_the_checked_topic_settings_are_returned(describe):
     handle, (cluster_id, found) = describe((CLUSTER, topic(), CONFIGS))
     assert (cluster_id, found.partition_count) == ("c", 2)
     assert found.configs == {"retention.ms": "-1"}
@@ -131,14 +134,14 @@ def test_a_missing_topic_is_no_error(describe):
     assert not found.exists
 
 
-def test_members_need_not_see_the_settings(describe):
+def test_a_topic_whose_settings_are_denied_is_described_without_them(describe):
     denied = failure("TOPIC_AUTHORIZATION_FAILED")
     _, (_, found) = describe((CLUSTER, topic(), denied))
     assert found.exists
     assert found.configs == {}
 
 
-def test_a_denied_topic_names_the_right(describe):
+def test_a_denied_description_names_the_missing_right(describe):
     denied = failure("TOPIC_AUTHORIZATION_FAILED")
     with pytest.raises(LogUnreadable, match=f"DESCRIBE on topic {TOPIC}"):
         describe((CLUSTER, denied, denied))
@@ -149,7 +152,7 @@ def test_a_permanent_error_is_not_retried(describe):
         describe((CLUSTER, failure("TOPIC_EXCEPTION"), CONFIGS))
 
 
-def test_passing_errors_are_retried(describe):
+def test_transient_errors_are_retried(describe):
     late, moved = failure("_TIMED_OUT"), failure("LEADER_NOT_AVAILABLE")
     handle, (_, found) = describe(
         (late, late, late), (CLUSTER, moved, CONFIGS), (CLUSTER, topic(), CONFIGS)
@@ -158,7 +161,7 @@ def test_passing_errors_are_retried(describe):
     assert found.exists
 
 
-def test_the_deadline_ends_it_with_the_last_error_of_a_connection(describe):
+def test_a_description_past_its_deadline_names_the_connection_error(describe):
     down = KafkaError(KafkaError._TRANSPORT, "Connection refused")
     nobody = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
     with pytest.raises(CoordinationError, match="no broker answered at a:1") as raised:
@@ -183,14 +186,16 @@ def test_the_deadline_ends_it_with_the_last_error_of_a_connection(describe):
         ),
     ],
 )
-def test_a_refusal_ends_it_long_before_the_deadline(describe, name, text, words):
+def test_a_refused_login_or_certificate_raises_before_the_deadline(
+    describe, name, text, words
+):
     refusal = KafkaError(getattr(KafkaError, name), text)
     with pytest.raises(CoordinationError, match=words):
         describe((None, None, None), reports=(refusal,))
 
 
-def test_a_refusal_that_passes_is_no_error(describe, monkeypatch):
-    """As of a password that some brokers do not know yet."""
+def test_a_transient_refusal_does_not_end_the_description(describe, monkeypatch):
+    """Such as a new password that some brokers do not know yet."""
     monkeypatch.setattr(module, "_REFUSED_RETRY_MS", HOURS_MS)
     late = failure("_TIMED_OUT")
     refusal = KafkaError(KafkaError._AUTHENTICATION, "not yet")

@@ -1,4 +1,4 @@
-"""Log ends over librdkafka: of all partitions that can be queried."""
+"""Log ends over librdkafka, of all partitions that can be queried."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -30,7 +30,11 @@ def ended(result):
 
 
 class Handle:
-    """Knows topics by name (leaders of partitions, or an error) and ends."""
+    """A fake admin client.
+
+    ``topics`` has the leaders of partitions, or an error, by topic; ``ends`` has the
+    log end, or an error, by partition.
+    """
 
     def __init__(self, topics, ends):
         self.topics, self.ends = topics, ends
@@ -67,7 +71,7 @@ class Handle:
 
 @pytest.fixture
 def over(monkeypatch):
-    """Makes the queries over a handle with these topics and ends."""
+    """Return a function that makes queries over a handle with these topics and ends."""
 
     def make(topics, ends):
         handle = Handle(topics, ends)
@@ -87,7 +91,7 @@ def row(offset):
     return SimpleNamespace(offset=offset)
 
 
-def test_ends_are_known_of_partitions_that_can_be_queried(over):
+def test_only_partitions_with_a_leader_are_queried(over):
     topics = {"t": ["leader", None], "gone": failure("UNKNOWN_TOPIC_OR_PART")}
     offsets, handle, made = over(topics, {A: row(3)})
     assert offsets.known_ends([A, B, GONE], 60_000) == {A: 3}
@@ -96,21 +100,21 @@ def test_ends_are_known_of_partitions_that_can_be_queried(over):
     assert (len(handle.asked), len(made)) == (1, 1)
 
 
-def test_a_partition_that_may_not_be_read_is_absent(over):
+def test_a_partition_without_read_access_has_no_known_end(over):
     denied = failure("TOPIC_AUTHORIZATION_FAILED")
     offsets, _, _ = over({"t": ["leader", "leader"]}, {A: row(3), B: denied})
     assert offsets.known_ends([A, B], 60_000) == {A: 3}
 
 
 @pytest.mark.parametrize("error", [failure("_TIMED_OUT"), ValueError("x"), None])
-def test_no_answer_is_an_error(over, error):
+def test_a_failed_or_unanswered_query_raises(over, error):
     offsets, handle, _ = over({"t": ["leader"]}, {A: error})
     with pytest.raises(CoordinationError, match="Querying log ends failed"):
         offsets.known_ends([A], 60_000 if error else 1)
     assert handle.polls == 1, "errors of connections are reported to a poll"
 
 
-def test_closing_destroys_the_handle_and_the_next_query_connects(over):
+def test_a_query_after_a_close_opens_another_client(over):
     offsets, _, made = over({"t": ["leader"]}, {A: row(3)})
     offsets.close(1)
     assert offsets.known_ends([A], 60_000) == {A: 3}

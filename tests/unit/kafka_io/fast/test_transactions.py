@@ -1,4 +1,4 @@
-"""Results of librdkafka's transactions, translated to our errors."""
+"""Transactions over librdkafka: their steps, deadlines and errors."""
 
 import threading
 from types import SimpleNamespace
@@ -34,9 +34,9 @@ class Handle:
         self.fails = {}
         self.offset = -1001
         self.metadata = ""
-        # Errors of the next look-ups of a topic, None where it is found.
+        # Errors of the next metadata requests; None if the topic is found.
         self.errors = []
-        # What a poll does besides.
+        # Called by each poll.
         self.report = lambda: None
 
     def _do(self, name):
@@ -122,7 +122,7 @@ def write(some, **rest):
     some.write(records, partition=T0, position=2, **rest)
 
 
-def test_records_and_the_position_are_one_transaction(handle):
+def test_records_and_position_are_written_in_one_transaction(handle):
     with begun() as some:
         assert some.position(T0) is None
         handle.offset = 7
@@ -135,12 +135,12 @@ def test_records_and_the_position_are_one_transaction(handle):
     assert steps == ["find", *transaction, *transaction, "forget"]
 
 
-def test_keys_select_the_partitions_that_clients_of_java_choose(handle):
+def test_the_partitioner_is_that_of_the_java_client(handle):
     with begun():
         assert handle.configs[0]["partitioner"] == "murmur2_random"
 
 
-def test_a_topic_that_was_just_created_is_waited_for(handle, monkeypatch):
+def test_a_write_waits_for_a_topic_just_created(handle, monkeypatch):
     monkeypatch.setattr(transactions.time, "sleep", lambda _: None)
     handle.errors = [KafkaError(code) for code in transactions._ABSENT]
     with begun() as some:
@@ -148,7 +148,7 @@ def test_a_topic_that_was_just_created_is_waited_for(handle, monkeypatch):
     assert handle.did.count("find") == 3
 
 
-def test_a_topic_that_does_not_exist_is_named(handle):
+def test_a_write_to_an_absent_topic_names_the_topic(handle):
     handle.errors = [KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)] * 10
     with (
         begun(timeout_ms=1) as some,
@@ -158,20 +158,20 @@ def test_a_topic_that_does_not_exist_is_named(handle):
     assert "begin" not in handle.did
 
 
-def test_a_topic_that_may_not_be_seen_is_not_waited_for(handle):
+def test_a_topic_without_authorization_is_not_retried(handle):
     handle.errors = [KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)]
     with begun() as some, pytest.raises(CoordinationError):
         write(some)
     assert handle.did.count("find") == 1
 
 
-def test_a_position_that_is_being_committed_is_waited_for(handle):
+def test_the_position_is_read_with_read_committed_isolation(handle):
     begun().close()
     (config,) = handle.consumer_configs
     assert config == {"group.id": "g", "isolation.level": "read_committed"}
 
 
-def test_progress_is_the_position_with_what_was_written_with_it(handle):
+def test_progress_returns_the_position_and_its_metadata(handle):
     with begun() as some:
         assert some.progress(T0, timeout_ms=1_000) is None
         handle.offset = 7
@@ -187,14 +187,14 @@ def test_a_record_may_name_its_partition(handle):
     assert handle.partitions == [-1, 0]
 
 
-def test_an_error_names_every_topic_that_is_written(handle):
+def test_a_write_error_names_every_target_topic(handle):
     handle.fails["commit"] = translated(KafkaError.MSG_SIZE_TOO_LARGE)
     records = [Outgoing("one", None, b""), Outgoing("two", None, b"")]
     with begun() as some, pytest.raises(LogUnwritable, match="Writing to one, two as"):
         some.write(records, partition=T0, position=2)
 
 
-def test_the_position_of_an_earlier_topic_does_not_count(handle):
+def test_a_position_stored_for_another_topic_id_is_ignored(handle):
     handle.offset = 7
     with begun() as some:
         assert some.position(T0, topic_id="aa") == 7, "an earlier version kept no id"
@@ -213,7 +213,7 @@ def test_a_later_producer_fences_this_one(handle, step, code):
         assert lost.value.reason == "fenced"
 
 
-def test_an_absent_source_is_named_not_the_target(handle):
+def test_an_absent_source_topic_is_named_instead_of_the_target(handle):
     handle.fails["offsets"] = translated(KafkaError.UNKNOWN_TOPIC_OR_PART)
     with begun() as some, pytest.raises(CoordinationError) as refused:
         write(some)
@@ -222,15 +222,15 @@ def test_an_absent_source_is_named_not_the_target(handle):
 
 
 @pytest.mark.parametrize("step", ["produce", "commit"])
-def test_a_bare_error_of_the_client_is_translated(handle, step):
+def test_a_bare_kafka_error_is_translated(handle, step):
     handle.fails[step] = KafkaError(KafkaError._FENCED)
     with begun() as some, pytest.raises(ClaimLost, match="a later producer"):
         write(some)
 
 
 @pytest.mark.parametrize("code", transactions._REFUSED)
-def test_a_refused_record_is_about_the_topic_that_is_written(handle, code):
-    """Not about the coordination topic, of which marshal doctor knows."""
+def test_a_refused_record_names_the_target_topic_and_its_size_limit(handle, code):
+    """The advice about the coordination topic, marshal doctor, would not help."""
     handle.fails["commit"] = translated(code)
     with begun() as some, pytest.raises(LogUnwritable) as refused:
         write(some)
@@ -239,14 +239,14 @@ def test_a_refused_record_is_about_the_topic_that_is_written(handle, code):
     assert "doctor" not in str(refused.value)
 
 
-def test_the_topic_limits_the_size_of_records_not_the_client(handle):
+def test_the_producer_allows_records_of_almost_any_size(handle):
     begun().close()
     (config,) = handle.configs
     assert config["message.max.bytes"] == 1_000_000_000
 
 
 def test_the_cause_of_a_fatal_error_is_polled(handle):
-    """Where an answer in the background ended it, the next call says only that."""
+    """After a fatal error in the background, calls report only that there was one."""
     handle.fails = {"produce": translated(KafkaError._FATAL)}
     handle.fails["poll"] = translated(KafkaError._FENCED)
     with begun() as some, pytest.raises(ClaimLost, match="a later producer"):
@@ -261,8 +261,8 @@ EXPIRED = KafkaError(
 )
 
 
-def test_a_timeout_names_why_no_connection_was_made(handle):
-    """An expired certificate looked like brokers that do not answer."""
+def test_a_timeout_names_the_connection_error(handle):
+    """Without it, an expired certificate looks like a broker that does not answer."""
     handle.fails["offsets"] = translated(KafkaError._TIMED_OUT)
     with begun() as some:
         handle.report = lambda: some._producer.on_error(EXPIRED)
@@ -270,7 +270,7 @@ def test_a_timeout_names_why_no_connection_was_made(handle):
             write(some)
 
 
-def test_what_failed_before_the_last_transaction_does_not_explain_a_timeout(handle):
+def test_a_connection_error_before_the_transaction_is_not_its_cause(handle):
     with begun() as some:
         some._producer.on_error(EXPIRED)
         write(some)
@@ -279,7 +279,7 @@ def test_what_failed_before_the_last_transaction_does_not_explain_a_timeout(hand
             write(some)
 
 
-def test_a_timeout_names_the_last_attempt_to_connect(handle):
+def test_a_timeout_names_a_refused_connection(handle):
     refused = KafkaError(KafkaError._TRANSPORT, "b:1/bootstrap: Connection refused")
     handle.fails["commit"] = translated(KafkaError._TIMED_OUT)
     with begun() as some:
@@ -288,7 +288,7 @@ def test_a_timeout_names_the_last_attempt_to_connect(handle):
             write(some)
 
 
-def test_a_producer_that_cannot_connect_is_outdated_once_its_files_are_renewed(handle):
+def test_renewed_tls_files_outdate_a_producer_that_cannot_connect(handle):
     with begun() as some:
         some._producer.files = SimpleNamespace(are_renewed=lambda: True)
         assert not some.is_outdated
@@ -304,7 +304,7 @@ def test_close_aborts_an_open_transaction(handle):
 
 
 @pytest.mark.usefixtures("handle")
-def test_the_handle_is_destroyed_where_no_signal_handler_runs(monkeypatch):
+def test_close_destroys_the_handle_on_another_thread(monkeypatch):
     threads = []
 
     def release(_):
@@ -316,7 +316,7 @@ def test_the_handle_is_destroyed_where_no_signal_handler_runs(monkeypatch):
     assert thread is not threading.current_thread()
 
 
-def test_an_interrupted_abort_closes_everything(handle):
+def test_an_interrupted_abort_still_releases_the_producer(handle):
     handle.fails["commit"] = translated(KafkaError._TIMED_OUT)
     handle.fails["abort"] = KeyboardInterrupt()
     some = begun()
@@ -330,7 +330,7 @@ def test_an_interrupted_abort_closes_everything(handle):
 
 
 def test_all_steps_of_a_transaction_share_one_deadline(handle, monkeypatch):
-    """Each takes 6 of 20 seconds; ending what is left takes a second at most."""
+    """Each step takes 6 of 20 seconds; the abort at the end gets one second."""
     now_s, given_s = [100.0], []
 
     def step(timeout_s):
@@ -353,14 +353,14 @@ def test_all_steps_of_a_transaction_share_one_deadline(handle, monkeypatch):
     assert given_s == [20.0, 14.0, 8.0, 1.0]
 
 
-def test_a_failed_open_closes_everything(handle):
+def test_a_failed_open_releases_the_producer(handle):
     handle.fails["init"] = translated(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     with pytest.raises(CoordinationError):
         begun()
     assert handle.did == ["init", "forget"]
 
 
-def test_a_failed_open_names_why_no_connection_was_made(handle):
+def test_a_failed_open_names_the_connection_error(handle):
     handle.fails["init"] = translated(KafkaError._TIMED_OUT)
     handle.report = lambda: handle.clients[0].on_error(EXPIRED)
     with pytest.raises(CoordinationError, match="certificate of this client"):
@@ -375,7 +375,7 @@ def test_a_failed_open_names_why_no_connection_was_made(handle):
         (KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "WRITE on transactional id"),
     ],
 )
-def test_a_refused_position_names_the_right_that_lacks(handle, code, right):
+def test_a_refused_position_names_the_missing_right(handle, code, right):
     with begun() as some:
         handle.fails["offsets"] = translated(code)
         with pytest.raises(LogUnwritable, match=right):
@@ -389,7 +389,7 @@ def test_a_failed_position_query_raises(handle):
             some.position(T0)
 
 
-def test_a_blocked_topic_raises_at_the_deadline(handle):
+def test_a_full_producer_queue_raises_at_the_deadline(handle):
     handle.fails["produce"] = BufferError()
     with pytest.raises(DeadlineExceeded), begun(timeout_ms=0) as some:
         write(some)

@@ -1,4 +1,4 @@
-"""Which of our errors stands for which of librdkafka's."""
+"""The translation of errors of librdkafka."""
 
 import errno
 import os
@@ -57,7 +57,7 @@ def translated(error, access=Access.READ):
         ("UNKNOWN", CoordinationError, CoordinationError),
     ],
 )
-def test_table(name, read, write):
+def test_each_error_code_has_its_error_class(name, read, write):
     error = KafkaException(KafkaError(CODES[name], "why"))
     for access, wanted in zip(BOTH, (read, write), strict=True):
         made = translated(error, access)
@@ -81,25 +81,25 @@ def test_messages_are_the_same_for_both_clients():
     assert str(fast).split(")")[1] == str(python).split(")")[1]
 
 
-def test_unreachable_names_the_addresses():
+def test_an_unreachable_cluster_names_the_addresses():
     made = translated(KafkaException(KafkaError(CODES["_ALL_BROKERS_DOWN"])))
     assert "no broker answered at a:1, b:2" in str(made)
     assert made.retriable
 
 
 def test_an_unconfirmed_record_does_not_mean_that_no_broker_answers():
-    """The topic may be gone, or a partition without a leader."""
+    """The topic may be deleted, or a partition may have no leader."""
     made = translated(KafkaException(KafkaError(CODES["_MSG_TIMED_OUT"])))
     assert "no broker at a:1, b:2 confirmed it in time" in str(made)
     assert made.retriable
 
 
-def test_settings_are_librdkafkas():
+def test_an_invalid_argument_names_librdkafka():
     made = translated(KafkaException(KafkaError(CODES["_INVALID_ARG"], "x")))
     assert "librdkafka does not accept the settings" in str(made)
 
 
-def test_errors_of_python_are_translated():
+def test_python_exceptions_are_translated():
     assert type(translated(RuntimeError("Consumer closed"))) is InvalidTransition
     assert type(translated(KafkaException())) is CoordinationError
     for error in (
@@ -111,19 +111,19 @@ def test_errors_of_python_are_translated():
         assert type(translated(error)) is CoordinationError
 
 
-def test_too_many_open_files_are_no_fault_of_kafka():
+def test_too_many_open_files_are_reported_as_that():
     made = translated(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     assert "has too many open files" in str(made)
 
 
-def test_own_errors_are_returned_unchanged():
+def test_a_marshal_error_is_returned_unchanged():
     ours = TopicMisconfigured("x")
     assert translated(ours) is ours
 
 
 @pytest.mark.parametrize("access", BOTH)
-def test_every_error_is_translated(access):
-    """What we call final, librdkafka must not call passing."""
+def test_every_error_code_is_translated_and_retriable_ones_stay_so(access):
+    """An error that librdkafka calls retriable must stay retriable."""
     assert len(CODES) > 100
     for name, code in CODES.items():
         error = KafkaError(code)
@@ -133,14 +133,14 @@ def test_every_error_is_translated(access):
             assert made.retriable, name
 
 
-def test_a_port_without_sasl_is_not_reported_as_a_wrong_password():
+def test_a_listener_without_sasl_is_reported_as_that():
     made = translated(KafkaException(KafkaError(CODES["ILLEGAL_SASL_STATE"], "why")))
     assert type(made) is LogUnreadable
     assert "the listener at a:1, b:2 does not use SASL" in str(made)
     assert "security_protocol" in str(made)
 
 
-def test_the_response_of_such_a_port_is_known_by_its_text():
+def test_a_listener_without_sasl_is_recognized_by_the_error_text():
     text = KafkaError(CODES["ILLEGAL_SASL_STATE"]).str()
     error = KafkaException(KafkaError(CODES["_AUTHENTICATION"], f"a:1: {text}"))
     assert "does not use SASL" in str(translated(error))
@@ -179,7 +179,7 @@ def test_the_response_of_such_a_port_is_known_by_its_text():
         ),
     ],
 )
-def test_a_protocol_that_a_port_does_not_speak_is_no_missing_broker(text, words):
+def test_a_connection_failure_is_explained_by_its_text(text, words):
     made = translated(KafkaException(KafkaError(CODES["_TIMED_OUT"], text)))
     assert type(made) is CoordinationError
     assert words.lower() in str(made).lower()
@@ -205,13 +205,13 @@ CUT_OFF = (
         ),
     ],
 )
-def test_a_login_that_another_attempt_may_pass_is_retriable(text, words):
+def test_a_transient_login_failure_is_retriable(text, words):
     made = translated(KafkaException(KafkaError(CODES["_AUTHENTICATION"], text)))
     assert type(made) is CoordinationError
     assert words in str(made)
 
 
-def test_an_untrusted_certificate_is_not_reported_as_a_wrong_password():
+def test_an_untrusted_broker_certificate_is_reported_as_that():
     text = "SSL handshake failed: certificate verify failed: unable to get issuer"
     made = translated(KafkaException(KafkaError(CODES["_SSL"], text)))
     assert "certificate of the broker is not trusted" in str(made)
@@ -231,6 +231,6 @@ def test_an_untrusted_certificate_is_not_reported_as_a_wrong_password():
         ("_TRANSPORT", "why", False),
     ],
 )
-def test_which_errors_of_a_connection_are_refusals(name, text, expected):
+def test_only_rejected_logins_and_certificates_are_refusals(name, text, expected):
     assert is_refusal(KafkaException(KafkaError(CODES[name], text))) is expected
     assert not is_refusal(ValueError(name))
