@@ -447,17 +447,13 @@ def test_offsets_above_a_set_position_must_be_processed_again():
     assert invariants(skipping) == ["6.1"]
 
 
-def once(who, token, first, last):
-    return [op("grant", who, token, first, last), *handled(who, token, first, last)]
-
-
 def test_at_most_once_offsets_may_repeat_after_a_set_position():
     history = [
         op("claim", "a", ONE),
-        *once("a", ONE, 0, 9),
+        *granted("a", ONE, 0, 9),
         set_to(4),
         op("claim", "b", TWO),
-        *once("b", TWO, 4, 9),
+        *granted("b", TWO, 4, 9),
         # The old owner completes a record handed out before.
         op("process", "a", ONE, 9, outcome="unknown"),
     ]

@@ -3,7 +3,6 @@
 import pytest
 
 from kafka_marshal.policies import BUILT_IN, Plan, Release, View, fair, greedy
-from kafka_marshal.protocol.planner import MemberView
 from kafka_marshal.testing.policies import CHECKS, Counts, Subject, check_policy
 
 SUBJECTS = {
@@ -87,8 +86,7 @@ def test_a_bad_policy_fails_at_least_one_check(policy):
     assert caught
 
 
-def test_the_limit_of_whole_topics_counts_topics():
-    capped = MemberView(client_id="a", topics=frozenset({"t"}), claims_max=1)
-    assert capped.claims_max == 1
+def test_a_policy_of_partitions_fails_the_checks_of_whole_topics():
+    check_policy(greedy)
     with pytest.raises(AssertionError):
         check_policy(greedy, counts=Counts.TOPICS)
