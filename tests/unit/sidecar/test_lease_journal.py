@@ -110,14 +110,14 @@ def test_a_journal_of_another_boot_is_ignored(tmp_path):
     "content",
     [b"", b"{", b"[]", b'{"level":2,"boot_id":"boot","clients":[]}', b"\xff"],
 )
-def test_damage_is_detected(tmp_path, content):
+def test_a_damaged_journal_is_detected(tmp_path, content):
     (tmp_path / FILE_NAME).write_bytes(content)
     journal = LeaseJournal(tmp_path, boot_id="boot")
     assert journal.load() == ()
     assert journal.is_damaged
 
 
-def test_a_file_that_cannot_be_read_is_damage(tmp_path):
+def test_a_journal_that_cannot_be_read_counts_as_damaged(tmp_path):
     (tmp_path / FILE_NAME).mkdir()
     journal = LeaseJournal(tmp_path, boot_id="boot")
     assert journal.load() == ()
@@ -144,7 +144,7 @@ def loaded(folder):
     return None if journal.is_damaged else found
 
 
-def test_added_leases_are_read_with_their_clients(tmp_path):
+def test_appended_leases_are_read_with_their_clients(tmp_path):
     journal = LeaseJournal(tmp_path, boot_id="boot")
     assert journal.save([KEPT]) is None
     assert journal.append([added(1), added(2, client="b")]) is None
@@ -162,7 +162,7 @@ def test_added_leases_are_read_with_their_clients(tmp_path):
     assert loaded(tmp_path) == {(0, "a"): (5, 9)}
 
 
-def test_a_line_that_a_crash_cut_off_was_not_sent(tmp_path):
+def test_a_last_line_that_a_crash_cut_off_is_ignored(tmp_path):
     journal = LeaseJournal(tmp_path, boot_id="boot")
     journal.save([KEPT])
     whole = (tmp_path / FILE_NAME).read_bytes()
@@ -179,7 +179,7 @@ def test_a_line_that_a_crash_cut_off_was_not_sent(tmp_path):
     assert loaded(tmp_path) == {(0, "a"): (5, 9)}
 
 
-def test_nothing_is_appended_to_a_file_that_may_not_end_with_a_line(tmp_path):
+def test_after_a_failed_append_only_a_save_can_write_again(tmp_path):
     journal = LeaseJournal(tmp_path, boot_id="boot")
     assert isinstance(journal.append([added(1)]), OSError)
     assert loaded(tmp_path) == {}
@@ -195,7 +195,9 @@ def test_nothing_is_appended_to_a_file_that_may_not_end_with_a_line(tmp_path):
     assert (1, "a") in loaded(tmp_path)
 
 
-def test_a_full_disk_has_the_space_of_the_old_content(tmp_path, monkeypatch):
+def test_on_a_full_disk_the_journal_reuses_the_space_of_its_content(
+    tmp_path, monkeypatch
+):
     journal = LeaseJournal(tmp_path, boot_id="boot")
     journal.save([KEPT])
     make = tempfile.mkstemp
@@ -212,7 +214,7 @@ def test_a_full_disk_has_the_space_of_the_old_content(tmp_path, monkeypatch):
     assert journal.append([added(1)]) is None
 
 
-def test_an_emptied_file_is_the_owner_s_alone(tmp_path, monkeypatch):
+def test_an_emptied_journal_is_private_and_counts_as_damaged(tmp_path, monkeypatch):
     def refuse(**options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -225,7 +227,7 @@ def test_an_emptied_file_is_the_owner_s_alone(tmp_path, monkeypatch):
     assert journal.is_damaged
 
 
-def test_without_a_directory_nothing_is_kept():
+def test_without_a_directory_nothing_is_journaled():
     journal = LeaseJournal(None, boot_id="boot")
     assert journal.save([KEPT]) is None
     assert journal.append([added(1)]) is None
@@ -266,7 +268,7 @@ def paced(monkeypatch):
 
 
 @pytest.mark.usefixtures("paced")
-def test_between_two_writes_a_deadline_is_appended_before_it_is_sent(cluster, machine):
+def test_between_rewrites_a_deadline_is_appended_before_it_is_sent(cluster, machine):
     clients = [having(machine)]
     for number in range(2, 9):
         clients.append(Local(machine, f"b{number}", pid=number))
@@ -284,7 +286,9 @@ def test_between_two_writes_a_deadline_is_appended_before_it_is_sent(cluster, ma
     assert b"\n" in file_of(machine).read_bytes().rstrip()
 
 
-def test_joining_clients_do_not_rewrite_the_journal_each(cluster, machine, monkeypatch):
+def test_the_journal_is_not_rewritten_for_each_client_that_joins(
+    cluster, machine, monkeypatch
+):
     monkeypatch.setattr(lease_journal, "BYTES_PER_MS", 1)
     written = []
     save = LeaseJournal.save
@@ -309,7 +313,7 @@ def test_joining_clients_do_not_rewrite_the_journal_each(cluster, machine, monke
 
 
 @pytest.mark.usefixtures("paced")
-def test_a_crash_between_two_writes_forgets_no_deadline(cluster, machine):
+def test_a_crash_between_two_rewrites_loses_no_deadline(cluster, machine):
     a = having(machine)
     run(cluster, [a], H)
     b = Local(machine, "b", pid=2)
@@ -328,7 +332,7 @@ def test_a_crash_between_two_writes_forgets_no_deadline(cluster, machine):
 
 
 @pytest.mark.usefixtures("paced")
-def test_a_sidecar_that_ends_leaves_no_lease_that_was_given_back(cluster, machine):
+def test_a_closed_sidecar_leaves_no_returned_lease_in_its_journal(cluster, machine):
     a = having(machine)
     a.give_back(*a.held, timeout_ms=1_000)
     machine.service.close(timeout_ms=1_000)
@@ -352,7 +356,7 @@ def test_a_deadline_that_cannot_be_journaled_is_not_sent(cluster, machine, monke
     assert max(until for _, until in a.held.values()) > last_ms
 
 
-def test_while_nothing_can_be_journaled_other_hosts_have_it_all(
+def test_other_hosts_take_over_while_the_journal_cannot_be_written(
     cluster, machine, monkeypatch
 ):
     """As on a file system that has become read-only."""
@@ -373,7 +377,9 @@ def test_while_nothing_can_be_journaled_other_hosts_have_it_all(
     assert not home.directed
 
 
-def test_an_error_of_a_moment_moves_nothing(cluster, machine, monkeypatch):
+def test_a_short_error_of_the_journal_moves_no_partitions(
+    cluster, machine, monkeypatch
+):
     a, other = having(machine), cluster.node("other")
     other.consume(spec())
     run_until(cluster, [a], lambda: len(other.held) == 4, 4 * H)
@@ -426,7 +432,7 @@ def test_with_a_full_disk_clients_continue(cluster, machine, disk):
     assert event.fields["clients_continue"]
 
 
-def test_after_a_crash_with_a_full_disk_no_lease_ends_too_early(cluster, machine, disk):
+def test_after_a_crash_with_a_full_disk_old_deadlines_are_kept(cluster, machine, disk):
     """The next process takes the emptied journal for damage, and resumes nothing."""
     a = having(machine)
     disk.is_full = True
@@ -440,7 +446,7 @@ def test_after_a_crash_with_a_full_disk_no_lease_ends_too_early(cluster, machine
     assert resumes(cluster) == []
 
 
-def test_a_process_that_could_not_be_stored_hides_the_one_before(
+def test_after_a_process_without_a_stored_identity_nothing_is_resumed(
     cluster, machine, disk
 ):
     """Its journal, once written again, has not all deadlines of that one's clients."""
@@ -460,7 +466,7 @@ def test_a_process_that_could_not_be_stored_hides_the_one_before(
     assert resumes(cluster) == []
 
 
-def test_once_the_disk_has_room_a_restart_resumes_again(cluster, machine, disk):
+def test_once_the_disk_has_room_a_restart_resumes_all_claims(cluster, machine, disk):
     a = having(machine)
     disk.is_full = True
     run(cluster, [a], 3 * H)
@@ -472,7 +478,9 @@ def test_once_the_disk_has_room_a_restart_resumes_again(cluster, machine, disk):
     assert len(resumes(cluster)) == 8
 
 
-def test_a_new_group_on_a_full_disk_is_refused_for_now(cluster, machine, monkeypatch):
+def test_a_new_group_on_a_full_disk_gets_a_retriable_error(
+    cluster, machine, monkeypatch
+):
     def refuse(*args, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -487,7 +495,7 @@ def test_a_new_group_on_a_full_disk_is_refused_for_now(cluster, machine, monkeyp
     assert having(machine).valid
 
 
-def test_a_directory_that_was_removed_is_created_again(cluster, machine):
+def test_a_removed_state_directory_is_created_again(cluster, machine):
     """Clients lost their partitions every few seconds, until a restart."""
     a = having(machine)
     shutil.rmtree(machine.state_dir)
@@ -498,7 +506,7 @@ def test_a_directory_that_was_removed_is_created_again(cluster, machine):
     assert journaled_leases(machine).keys() == a.held.keys()
 
 
-def test_without_its_identity_a_restart_ends_no_lease_too_early(cluster, machine):
+def test_a_restart_without_the_old_identity_keeps_old_deadlines(cluster, machine):
     a = having(machine)
     shutil.rmtree(machine.state_dir)
     run(cluster, [a], 3 * H)
@@ -510,7 +518,9 @@ def test_without_its_identity_a_restart_ends_no_lease_too_early(cluster, machine
     run_until(cluster, [b], lambda: len(b.valid) == 8, 4 * H)
 
 
-def test_without_the_journal_clients_stop_in_time(cluster, machine, monkeypatch):
+def test_clients_stop_by_their_deadlines_if_journaling_fails(
+    cluster, machine, monkeypatch
+):
     a = having(machine)
     journal = machine.service.groups[0].table.journal
     monkeypatch.setattr(journal, "save", lambda clients: OSError("disk full"))
@@ -590,7 +600,7 @@ def test_claims_without_consumption_are_resumed_as_well(cluster, machine):
     run_until(cluster, [b], lambda: b.valid == {key}, H)
 
 
-def test_a_resumed_claim_without_its_client_becomes_free(cluster, machine):
+def test_a_resumed_claim_whose_client_stays_away_becomes_free(cluster, machine):
     a, key = claiming(machine)
     b = Local(machine, "b", pid=2)
     b.claim(3)
@@ -601,7 +611,9 @@ def test_a_resumed_claim_without_its_client_becomes_free(cluster, machine):
     run_until(cluster, [b], lambda: b.valid == {key}, H)
 
 
-def test_no_other_client_gets_a_key_before_the_old_deadline(cluster, machine):
+def test_after_a_restart_no_other_client_gets_a_key_before_its_deadline(
+    cluster, machine
+):
     a = having(machine)
     machine.restart()
     b = Local(machine, "b", pid=2)
@@ -629,7 +641,7 @@ def test_a_resumed_claim_is_not_released_before_the_old_deadline(cluster, machin
     cluster.run_until(lambda: any(other.held for other in others), 3 * H)
 
 
-def test_a_client_that_died_meanwhile_frees_its_keys(cluster, machine):
+def test_a_client_that_dies_before_it_reconnects_frees_its_keys(cluster, machine):
     having(machine)
     machine.restart()
     machine.watch.kill(1)
@@ -639,7 +651,7 @@ def test_a_client_that_died_meanwhile_frees_its_keys(cluster, machine):
     assert took_ms < 500
 
 
-def test_another_process_of_the_name_waits_for_the_old_deadline(cluster, machine):
+def test_another_process_of_the_name_is_refused_until_the_deadline(cluster, machine):
     having(machine, pid=None)
     machine.restart()
     with pytest.raises(IdentityConflict):
@@ -648,7 +660,7 @@ def test_another_process_of_the_name_waits_for_the_old_deadline(cluster, machine
     Local(machine, "a")
 
 
-def test_deadlines_survive_two_crashes(cluster, machine):
+def test_deadlines_survive_two_restarts(cluster, machine):
     a = having(machine)
     machine.restart()
     machine.restart()
@@ -657,7 +669,7 @@ def test_deadlines_survive_two_crashes(cluster, machine):
     wait_for_deadlines(cluster, a, b)
 
 
-def test_after_damage_nothing_is_resumed(cluster, machine):
+def test_with_a_damaged_journal_nothing_is_resumed(cluster, machine):
     a = having(machine)
     machine.crash()
     file_of(machine).write_bytes(b"{")
@@ -687,7 +699,7 @@ def test_after_a_reboot_any_client_gets_the_resumed_claims(
     assert len(resumes(cluster)) == 8
 
 
-def test_without_a_state_directory_a_restart_waits_until_all_is_stale(cluster):
+def test_without_a_state_directory_a_restart_waits_for_stale_claims(cluster):
     machine = Machine(cluster)
     a = having(machine)
     machine.restart()
@@ -740,7 +752,7 @@ def test_a_restored_pattern_is_validated(cluster, machine):
         machine.crash()
 
 
-def test_two_sidecars_of_one_name_conflict(cluster, machine):
+def test_two_sidecars_of_one_client_id_conflict(cluster, machine):
     Local(machine, "a")
     with pytest.raises(
         IdentityConflict, match="in use by another Marshal of this process"
@@ -748,7 +760,7 @@ def test_two_sidecars_of_one_name_conflict(cluster, machine):
         Local(Machine(cluster, state_dir=machine.state_dir), "b")
 
 
-def test_a_directory_that_cannot_be_used_is_named(cluster, tmp_path):
+def test_a_state_directory_that_cannot_be_used_is_refused(cluster, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(Exception, match="cannot be used"):
         Local(Machine(cluster, state_dir=tmp_path / "file"), "a")
@@ -758,7 +770,7 @@ def test_a_directory_that_cannot_be_used_is_named(cluster, tmp_path):
 # --- A failure of the session ---
 
 
-def test_a_twin_on_another_machine_fails_the_group(cluster, tmp_path):
+def test_a_group_fails_if_another_host_uses_its_client_id(cluster, tmp_path):
     machine = Machine(cluster, state_dir=tmp_path / "one")
     a = having(machine)
     run(cluster, [a], H)
@@ -775,7 +787,7 @@ def test_a_twin_on_another_machine_fails_the_group(cluster, tmp_path):
     assert len(a.valid) == 8
 
 
-def test_after_a_failure_keys_stay_reserved_here(cluster, machine):
+def test_after_a_session_failure_keys_stay_reserved_at_the_sidecar(cluster, machine):
     a = having(machine)
     with machine.node.engine.changed:
         machine.service.groups[0].session.fail(LogUnwritable("a test"))
@@ -788,7 +800,7 @@ def test_after_a_failure_keys_stay_reserved_here(cluster, machine):
     run_until(cluster, [b], lambda: len(b.valid) == 8, 2 * H)
 
 
-def test_after_a_failure_keys_stay_reserved_elsewhere(cluster, machine):
+def test_after_a_session_failure_other_hosts_wait_for_the_deadlines(cluster, machine):
     """Nothing is released while the client may still use it."""
     a = having(machine)
     other = cluster.node("other", spec=spec(policy="greedy"))

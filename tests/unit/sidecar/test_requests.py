@@ -64,7 +64,7 @@ def wire():
         ("POST", CLIENT + "/subscriptions/s/end?keep=perhaps", 400),
     ],
 )
-def test_unknown_paths_and_methods_are_refused(wire, method, path, status):
+def test_unknown_paths_methods_and_parameters_are_refused(wire, method, path, status):
     response = wire.request(method, path, headers=HEADERS)
     assert response.status_code == status, response.text
     if method != "HEAD":
@@ -72,14 +72,14 @@ def test_unknown_paths_and_methods_are_refused(wire, method, path, status):
     assert wire.service.calls == []
 
 
-def test_a_wrong_method_is_answered_with_the_right_ones(wire):
+def test_a_wrong_method_is_answered_with_the_allowed_ones(wire):
     response = wire.request("POST", "/v1/info", headers=HEADERS)
     assert response.headers["allow"] == "GET"
     assert failure(response).message.startswith("'/v1/info' accepts GET, not POST; see")
 
 
 @pytest.mark.parametrize("value", [None, "", "CD" * 16, "cd" * 15, "cd" * 17])
-def test_a_client_shows_its_instance(wire, value):
+def test_a_request_without_a_valid_instance_is_refused(wire, value):
     headers = {} if value is None else {api.INSTANCE_HEADER: value}
     response = wire.request("POST", CLIENT + "/beat", json={}, headers=headers)
     assert response.status_code == 400
@@ -99,7 +99,7 @@ def test_an_invalid_body_is_refused_with_a_reason(wire, body):
     assert wire.service.calls == []
 
 
-def test_a_body_is_bounded(wire, monkeypatch):
+def test_a_body_over_the_size_limit_is_refused(wire, monkeypatch):
     monkeypatch.setattr(requests, "BODY_BYTES_MAX", 1_000)
 
     async def pieces():
@@ -113,7 +113,7 @@ def test_a_body_is_bounded(wire, monkeypatch):
     assert wire.service.calls == []
 
 
-def test_long_bodies_are_bounded_together(wire, monkeypatch):
+def test_long_bodies_have_a_common_size_limit(wire, monkeypatch):
     monkeypatch.setattr(requests, "BODIES_BYTES_MAX", 1_000)
     monkeypatch.setattr(requests, "BODY_BYTES_FREE", 100)
     bodies = requests.LongBodies()
@@ -131,7 +131,7 @@ def test_long_bodies_are_bounded_together(wire, monkeypatch):
         third.grow(1_100)
 
 
-def test_a_body_that_finds_no_room_is_refused_and_retriable(wire, monkeypatch):
+def test_a_body_over_the_common_limit_gets_a_retriable_error(wire, monkeypatch):
     monkeypatch.setattr(requests, "BODIES_BYTES_MAX", 20_000)
     response = wire.request("PUT", CLIENT, content=b" " * 40_000)
     assert response.status_code == 503
@@ -287,7 +287,7 @@ def test_tcp_has_no_peer_and_needs_the_token(served):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser becomes another")
-def test_another_user_is_turned_away_however_open_the_socket_is(served):
+def test_another_user_is_refused_even_if_file_modes_allow_access(served):
     program = (
         "import http.client, os, socket, sys\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
@@ -395,7 +395,7 @@ def test_excess_connections_are_refused_and_probes_answered(tmp_path):
         served.close()
 
 
-def test_tcp_leaves_room_for_the_unix_socket(tmp_path):
+def test_tcp_connections_leave_room_for_the_unix_socket(tmp_path):
     served = Served(tmp_path / "own" / "s.sock", connections_max=8)
     try:
         standing = []
@@ -414,7 +414,7 @@ def test_tcp_leaves_room_for_the_unix_socket(tmp_path):
         served.close()
 
 
-def test_guests_do_not_displace_clients(tmp_path):
+def test_guest_connections_do_not_displace_clients(tmp_path):
     served = Served(tmp_path / "own" / "s.sock", connections_max=64)
     strangers = [
         socket.create_connection(("127.0.0.1", served.port), 30) for _ in range(100)
@@ -454,7 +454,7 @@ def test_an_unread_body_closes_the_connection(served, path, headers, status):
     eventually(lambda: served.connection_count == 0)
 
 
-def test_a_guest_gets_one_response_and_a_deadline(served, monkeypatch):
+def test_a_guest_connection_gets_one_response_and_a_deadline(served, monkeypatch):
     with ask(served.port, paths.INFO) as connection:
         assert read(connection).startswith(b"HTTP/1.1 401 ")
     with ask(served.port, paths.LIVEZ) as connection:
@@ -489,7 +489,7 @@ def test_an_admitted_connection_stays_open(served):
         *((b"[::1", False), (b"evil.example:7070", False)),
     ],
 )
-def test_a_page_of_another_name_is_refused_over_tcp(served, host, is_ours):
+def test_a_foreign_host_header_is_refused_over_tcp(served, host, is_ours):
     with socket.create_connection(("127.0.0.1", served.port), 30) as connection:
         connection.sendall(b"GET /livez HTTP/1.1\r\nhost: " + host + b"\r\n\r\n")
         response = read(connection)
@@ -515,7 +515,9 @@ PLAIN_REGISTRATION = (
         pytest.param(INFO + PLAIN_REGISTRATION, id="two"),
     ],
 )
-def test_a_client_may_end_its_side_after_its_request(served, sent, is_local):
+def test_a_client_that_half_closes_after_its_request_is_answered(
+    served, sent, is_local
+):
     """As ``nc -N`` does: it was closed, and got no response."""
     tcp = ("127.0.0.1", served.port)
     connect = served.connect if is_local else partial(socket.create_connection, tcp, 30)
@@ -528,7 +530,7 @@ def test_a_client_may_end_its_side_after_its_request(served, sent, is_local):
     eventually(lambda: served.connection_count == 0)
 
 
-def test_a_client_that_ended_its_side_gets_a_response_that_waits(served):
+def test_a_client_that_half_closed_gets_a_delayed_response(served):
     served.service.hold = threading.Event()
     try:
         with served.connect() as connection:
@@ -550,7 +552,7 @@ def test_a_client_that_ended_its_side_gets_a_response_that_waits(served):
         pytest.param(PLAIN_REGISTRATION[:-1], id="body"),
     ],
 )
-def test_a_request_that_ends_too_early_is_refused(served, sent):
+def test_an_incomplete_request_is_refused(served, sent):
     with served.connect() as connection:
         connection.sendall(sent)
         connection.shutdown(socket.SHUT_WR)
@@ -560,7 +562,7 @@ def test_a_request_that_ends_too_early_is_refused(served, sent):
     eventually(lambda: served.connection_count == 0)
 
 
-def test_a_stream_ends_with_the_client_s_side(served):
+def test_an_event_stream_ends_when_the_client_half_closes(served):
     count = len(served.service.feeds)
     with served.connect() as connection:
         connection.sendall(EVENTS.encode() + b"\r\n\r\n")
@@ -572,7 +574,7 @@ def test_a_stream_ends_with_the_client_s_side(served):
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /livez HT", REQUEST + b"GET /li"])
-def test_a_slow_request_times_out(served, monkeypatch, begun):
+def test_a_slow_request_head_times_out(served, monkeypatch, begun):
     monkeypatch.setattr(requests, "HEAD_S_MAX", 0.5)
     with served.connect() as connection:
         connection.sendall(begun)
@@ -669,7 +671,7 @@ def test_a_long_request_is_parsed_in_small_pieces(served, monkeypatch):
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_any_bytes_leave_the_daemon_serving(served, pieces, is_reset):
+def test_arbitrary_bytes_do_not_stop_the_server(served, pieces, is_reset):
     with served.connect() as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for piece in pieces:
@@ -682,7 +684,9 @@ def test_any_bytes_leave_the_daemon_serving(served, pieces, is_reset):
         assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_without_descriptors_connections_wait_and_the_log_has_one_line(served, caplog):
+def test_without_file_descriptors_connections_wait_and_one_line_is_logged(
+    served, caplog
+):
     """It had thousands of tracebacks a minute."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     connections = [socket.socket(socket.AF_UNIX) for _ in range(3)]
@@ -712,12 +716,12 @@ def test_other_errors_of_the_event_loop_are_logged(served, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_all_connections_are_closed(served):
+def test_no_connection_or_task_is_left_over(served):
     eventually(lambda: served.connection_count == 0)
     assert served.server.server_state.tasks == set()
 
 
-def test_a_stalled_reader_costs_its_buffer_and_catches_up(served):
+def test_a_stalled_event_reader_uses_bounded_memory_and_catches_up(served):
     """What is not read stands in the service's ring, which is bounded."""
     head = f"GET {CLIENT}/events HTTP/1.1\r\nhost: x\r\n"
     head += f"{api.INSTANCE_HEADER}: {INSTANCE}\r\n\r\n"
@@ -787,7 +791,7 @@ def test_an_unread_response_times_out(served, monkeypatch, sent):
         assert one.transport.get_write_buffer_size() == 0
 
 
-def test_an_unread_stream_times_out(served, monkeypatch):
+def test_an_unread_event_stream_times_out(served, monkeypatch):
     eventually(lambda: served.connection_count == 0)
     monkeypatch.setattr(requests, "WRITE_S_MAX", 0.5)
     count = len(served.service.feeds)
