@@ -5,7 +5,7 @@ import msgspec
 from kafka_marshal.remote.answers import AsOf, OwnersNow
 
 
-def test_partitions_come_back_as_numbers():
+def test_partitions_as_json_keys_are_decoded_as_numbers():
     answer = OwnersNow(
         as_of=AsOf(time_ms=1, offsets={"0": 7}), owners={10: None, 2: "a"}
     )
