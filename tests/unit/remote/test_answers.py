@@ -1,4 +1,4 @@
-"""Views of a sidecar: partitions are numbers, also as the keys of an object."""
+"""Answers of a sidecar that describe its state."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What a sidecar and its clients say: JSON there and back, events by their tag."""
+"""Messages between a sidecar and its clients: encoding and validation."""
 
 import msgspec
 import pytest
@@ -61,7 +61,7 @@ def test_unknown_fields_of_an_event_are_ignored():
     ],
 )
 def test_an_action_on_a_group_with_an_unknown_field_is_refused(kind, body):
-    """The rest of it would act on more than was meant."""
+    """Without the misspelled field it could act on more than was meant."""
     with pytest.raises(msgspec.ValidationError, match=r"unknown|missing"):
         msgspec.json.decode(body, type=kind)
 

@@ -1,4 +1,4 @@
-"""One client's link: followed, beaten for, taken up again, and left."""
+"""The backend of one client: events, heartbeats, restarts, departure and queries."""
 
 import asyncio
 import os
@@ -80,7 +80,7 @@ def link_to(sidecar, observer):
 
 
 class Linked:
-    """A link to a sidecar in memory, and what happens by it."""
+    """A backend connected to a sidecar in memory, with its events."""
 
     def __init__(self):
         self.sidecar = FakeSidecar()
@@ -148,7 +148,7 @@ class Linked:
                 self.link.engine.changed.wait(0.01)
 
     def restart(self):
-        """Let the sidecar be another process that knows nobody."""
+        """Replace the sidecar by another process, which knows no client."""
         self.sidecar.incarnation = "cd" * 16
         self.sidecar.is_known = False
         self.stream.end()
@@ -288,7 +288,7 @@ def test_an_unchanged_claim_continues_after_a_sidecar_restart(linked):
 
 
 def test_a_restarted_sidecar_that_expects_the_client_is_sent_its_subscriptions(linked):
-    """It knows this process, and may know nothing of what that consumes."""
+    """It knows this process, but perhaps not its subscriptions."""
     linked.consumer()
     linked.stream.push(linked.snapshot(linked.assigned()))
     linked.wait_for(lambda: linked.link.session.holdings)
@@ -325,7 +325,7 @@ def test_a_generation_is_acknowledged_until_a_heartbeat_is_answered(linked):
     linked.stream.push(api.Layout(generation=2))
     linked.wait_for(lambda: acknowledged() == [1, 2, 2])
     linked.wait_for(lambda: linked.link.session.acknowledgment() is None)
-    # A sidecar that was restarted does not know it.
+    # A restarted sidecar does not know that it was acknowledged.
     linked.restart()
     linked.stream.push(replace(linked.snapshot(), generation=2))
     linked.wait_for(lambda: acknowledged() == [1, 2, 2, 2])
@@ -362,7 +362,7 @@ def test_an_internal_error_in_a_heartbeat_fails_the_client(linked, monkeypatch):
 
 
 def test_a_late_answer_does_not_invalidate_a_newer_registration(linked):
-    """No heartbeats were sent until the stream of events ended."""
+    """Otherwise no heartbeat is sent until the event stream ends."""
     link = linked.link
     link._on_unknown(replace(link._info))
     assert link._is_known
@@ -379,7 +379,7 @@ def test_an_internal_error_in_an_event_fails_the_client(linked, monkeypatch):
         consumer.poll()
 
 
-# --- SubscriptionSet ---
+# --- Subscriptions and claims ---
 
 
 def test_a_refused_subscription_raises_and_is_forgotten(linked):
@@ -409,7 +409,7 @@ def test_a_claim_without_consumption_is_held_and_released(linked):
     claim.release()
     assert claim.position == 7
     linked.wait_for(lambda: linked.sidecar.named("DELETE", "/claims/t/0"))
-    # Sent again before the end, since the first may still be on its way.
+    # Sent again before the claim ends, as the first may still be on its way.
     sent = linked.sidecar.named("POST", "/released")
     assert {each["position"] for assigned in sent for each in assigned["returned"]} == {
         7
@@ -417,7 +417,7 @@ def test_a_claim_without_consumption_is_held_and_released(linked):
 
 
 def test_the_answer_to_a_withdrawn_request_does_not_win_the_next_claim(linked):
-    """The answer is on its way while the wait is given up and begun again."""
+    """The answer is on its way while the application gives up and claims again."""
     link = linked.link
     link.session.unwant(link.contend_for(KEY))
     holding = link.contend_for(KEY)
@@ -475,7 +475,7 @@ def test_views_of_the_log_come_from_the_sidecar(linked):
 
 
 def test_a_client_that_leaves_reports_no_unreachable_sidecar(linked):
-    """It knows this client no more, and ends its stream: that is as it should be."""
+    """The sidecar forgets the client and ends its stream, as expected."""
     linked.stream.push(linked.snapshot())
     linked.link.leave(release=True, timeout_ms=1_000)
     linked.sidecar.is_known = False
@@ -628,7 +628,7 @@ def test_the_heartbeat_interval_is_the_least_of_its_limits():
 
 
 UNKNOWN = (503, failure("CoordinationError", retriable=True))
-# A sidecar has an incarnation in the log of its own, for each group.
+# In the log a sidecar has another incarnation for each group.
 HERE = {"client_id": "host-a", "incarnation": "cd" * 16}
 THERE = {"client_id": "host-b", "incarnation": "ef" * 16}
 
@@ -777,9 +777,7 @@ def test_a_client_registers_subscribes_and_leaves(reached):
         pytest.param("other:9092", ("other:9092",), id="its-own"),
     ],
 )
-def test_data_is_read_from_the_given_servers_or_those_of_the_sidecar(
-    reached, servers, expected
-):
+def test_data_is_read_from_the_given_servers(reached, servers, expected):
     options = {"security_protocol": "SSL"}
     with opened(bootstrap_servers=servers, options=options):
         reached.stream().end()

@@ -1,4 +1,4 @@
-"""Commands are sent until they are answered, and the lock is never held meanwhile."""
+"""Commands to the sidecar are repeated until they are answered."""
 
 import threading
 import time
@@ -118,7 +118,7 @@ def test_unclaim_is_sent_and_advances_the_request_number(rig):
 
 
 def test_a_claim_is_ended_only_after_its_position_was_sent(rig):
-    """On two threads the sidecar would release it at an earlier position."""
+    """Two threads could end the claim first, at an earlier position."""
     refused = httpx.ConnectError("refused")
     rig.sidecar.answers["POST", "released"] = [refused, refused]
     with rig.lock:

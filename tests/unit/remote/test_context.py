@@ -1,4 +1,4 @@
-"""What stands in for an engine: nothing is known that was not reported."""
+"""The replacement of the engine knows only what the sidecar has reported."""
 
 from enginekit import AMO, H
 from prometheus_client import CollectorRegistry, generate_latest

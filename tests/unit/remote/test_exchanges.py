@@ -1,4 +1,4 @@
-"""Requests over kept connections: reuse, bounds, and whatever a server sends."""
+"""Requests over kept connections: reuse, limits and invalid responses."""
 
 import contextlib
 import socket
@@ -26,10 +26,10 @@ LAST = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi"
 
 
 class Server:
-    """Answers each request with the next of some bytes; None closes at once.
+    """Answers each request with the next of ``answers``; None closes the connection.
 
     Attributes:
-        requests: What arrived, by connection.
+        requests: The bytes received, by connection.
     """
 
     def __init__(self, path, answers=()):
@@ -117,7 +117,7 @@ def test_a_request_without_a_body_has_content_length_0(served):
 
 
 def test_an_interrupted_request_frees_its_connection_slot(served):
-    """After as many as there are places, no heartbeat was sent."""
+    """Otherwise no request could be sent after a number of interrupts."""
     _, found = served
     at = 0
     while interrupted(lambda: ask(found), at, everywhere=True)[0]:
@@ -155,7 +155,7 @@ def test_a_connection_that_the_server_closes_is_not_used_again(served):
     server.answers = [LAST, OK]
     assert ask(found) == ask(found) == Answer(200, b"hi")
     assert len(server.requests) == 2
-    # One that dies while idle is noticed before the next request.
+    # A connection that is closed while idle is replaced before the next request.
     server.answers = [OK]
     server._open[1].shutdown(socket.SHUT_RDWR)
     assert ask(found) == Answer(200, b"hi")
@@ -231,7 +231,7 @@ def test_a_refusal_is_read_before_the_server_has_read_the_request(served, tmp_pa
         thread = threading.Thread(target=refuse)
         thread.start()
         found = Exchanges(lambda s: connect(str(path), s), host="x", headers={})
-        # What is unread when it closes may also reset the connection.
+        # Unread bytes may also reset the connection when the server closes it.
         with contextlib.suppress(ExchangeError):
             assert ask(found, body=b"x" * 10_000_000) == Answer(413, b"")
         thread.join(WAIT_S)
@@ -389,7 +389,7 @@ def test_a_response_that_differs_from_earlier_ones_is_parsed(served, different, 
         assert ask(found, body=body) == Answer(200, b"hi")
     server.answers = [different]
     assert outcome(found, body=body, timeout_ms=300) == expected
-    # Whatever it was, the next one is answered.
+    # After any of them the next request is answered.
     assert ask(found, body=body) == Answer(200, b"hi")
 
 

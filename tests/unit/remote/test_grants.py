@@ -1,4 +1,4 @@
-"""Ranges asked for by a sidecar: what is granted is what the fold says."""
+"""Grants requested through a sidecar, by the verdicts of the fold."""
 
 import pytest
 import variants
@@ -77,7 +77,7 @@ def test_answers_are_applied_in_the_order_of_requests(rig, consumer):
 
 
 def asked_within_the_span(rig, consumer):
-    """Fetch more than one request may ask for, and ask for all of it."""
+    """Fetch more records than one request may cover, and request all of them."""
     rig.context.span = 3
     assert consumer.poll() == {}
     rig.session.grants.request(rig.session.holdings[key()], 7)
@@ -90,7 +90,7 @@ def asked_within_the_span(rig, consumer):
 
 
 def test_no_request_exceeds_the_span_of_the_sidecar(rig, consumer):
-    """The log refuses a wider one: nothing would ever be granted."""
+    """The fold refuses a wider one: nothing would ever be granted."""
     asked_within_the_span(rig, consumer)
 
 
@@ -172,7 +172,7 @@ def test_a_repeated_request_is_given_up_after_the_verdict_limit(rig, consumer):
 
 
 def test_a_request_to_a_sidecar_that_is_gone_is_not_repeated(rig, consumer):
-    """Its answer is gone, too: a stop ends, as soon as nothing granted is left."""
+    """Its answer is gone, too, so a stopped consumer finishes without it."""
     consumer.poll()
     rig.answer(CoordinationError("it does not answer"))
     consumer.stop()

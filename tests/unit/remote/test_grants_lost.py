@@ -1,4 +1,4 @@
-"""Offsets that were granted to requests whose answers are lost are reported, once."""
+"""Offsets granted to requests whose answers are lost are reported, once."""
 
 import pytest
 from enginekit import AMO, H, values
@@ -87,7 +87,7 @@ def test_offsets_granted_to_a_later_request_are_not_lost(rig, consumer):
 
 
 def test_offsets_that_a_request_in_flight_may_have_are_not_lost(rig, consumer):
-    """It landed in the log before the one that was refused."""
+    """That request landed in the log before the refused one."""
     consumer.poll()
     request(rig, 7)
     request(rig, 11)
@@ -126,7 +126,7 @@ def end_and_begin(rig, position, *, follows=5, set_by=""):
 def test_a_next_claim_that_begins_after_requested_offsets_reports_them(
     rig, consumer, is_early
 ):
-    """As after a restart of the sidecar, which knows the request no more."""
+    """As after a restart of the sidecar, which has forgotten the request."""
     consumer.poll()
     rig.answer(granted(0, 3))
     assert values(consumer.poll()) == {0: [0, 1, 2, 3]}
@@ -173,7 +173,7 @@ def test_a_next_claim_that_begins_at_requested_offsets_reports_no_loss(rig, cons
 
 
 def test_offsets_that_were_handed_out_are_not_lost(rig, consumer):
-    """A claim that ends while nothing is asked for."""
+    """The claim ends while no request is in flight."""
     consumer.poll()
     rig.answer(granted(0, 3))
     assert values(consumer.poll()) == {0: [0, 1, 2, 3]}

@@ -1,4 +1,4 @@
-"""Paths: each name once, and each part of one can be filled in."""
+"""The path templates of the API."""
 
 import re
 

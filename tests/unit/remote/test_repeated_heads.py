@@ -1,4 +1,4 @@
-"""Heads that repeat, and those that mean more than the length of their body."""
+"""Heads that can be repeated, and heads that require parsing."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a client has by its sidecar, event by event; time stands still meanwhile."""
+"""The session of a client of a sidecar, event by event, by a simulated clock."""
 
 import pytest
 from enginekit import AMO, T0, H, values
@@ -100,7 +100,7 @@ def test_a_later_claim_of_a_key_replaces_the_earlier(rig, consumer):
 
 
 def test_a_lower_epoch_under_a_later_token_replaces_the_claim(rig, consumer):
-    """PROTOCOL 10: the key has moved there, where epochs may be lower."""
+    """PROTOCOL 10: the key moved to a coordinating partition with lower epochs."""
     consumer.poll()
     rig.send(rig.assigned(epoch=3, token="2.0.3", position=2))
     with pytest.raises(ClaimLost, match="reassigned"):
@@ -144,13 +144,13 @@ def test_an_assignment_that_cannot_be_used_is_given_back(rig, given):
 
 
 def of_topic(rig):
-    """Assign partition 0 under the id that its topic has now."""
+    """Assign partition 0 under the current id of its topic."""
     topic_id = rig.cluster.kafka.topic("t").topic_id.hex()
     rig.send(rig.snapshot(rig.assigned(topic_id=topic_id)))
 
 
 def settle(rig, consumer):
-    """Let the topic be looked up as often as it takes; return what came meanwhile."""
+    """Poll until the topic has been looked up; return the values received."""
     found = []
     for _ in range(20):
         found += [r.value for each in consumer.poll().values() for r in each]
@@ -472,7 +472,7 @@ def test_a_subscription_without_partitions_can_be_ended(rig):
 
 @pytest.mark.parametrize("is_held", [False, True])
 def test_a_forgotten_claim_is_withdrawn_once(rig, is_held):
-    """As after an interrupt, however far it came."""
+    """As after an interrupt, before or after the claim is held."""
     rig.session.want(key())
     if is_held:
         rig.send(rig.assigned(name="", position=None))
@@ -504,14 +504,14 @@ def claiming(rig, **rest):
 
 
 def restart(rig):
-    """Have the sidecar be another process from now on."""
+    """Replace the sidecar by another process."""
     claimant = rig.session.claimant
     owner = claimant.owner._replace(incarnation=b"n" * 16)
     rig.session.claimant = type(claimant)(owner, "g", master=b"")
 
 
 def test_a_claim_without_consumption_survives_a_sidecar_restart(rig):
-    """Under a later token, as long as nobody else can have had it in between."""
+    """Under a later token, if no other process can have held it in between."""
     holding = claiming(rig)
     holding.progress.position = 7
     restart(rig)
@@ -549,7 +549,7 @@ def test_a_claim_without_consumption_ends_if_a_snapshot_omits_it(rig):
 
 @pytest.mark.parametrize("by", ["event", "snapshot"])
 def test_the_answer_to_a_withdrawn_request_does_not_win_the_next_claim(rig, by):
-    """The sidecar is releasing what the withdrawn request has won."""
+    """The sidecar releases the claim that the withdrawn request has won."""
     rig.session.want(key())
     rig.session.forget_want(key())
     holding = rig.session.want(key())
@@ -562,6 +562,7 @@ def test_the_answer_to_a_withdrawn_request_does_not_win_the_next_claim(rig, by):
 
 
 def test_an_answer_without_a_request_number_wins_the_claim(rig):
+    """Sidecars of an earlier release send no number."""
     rig.session.want(key())
     rig.session.forget_want(key())
     holding = rig.session.want(key())

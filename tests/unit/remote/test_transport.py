@@ -1,4 +1,4 @@
-"""Requests and events over HTTP: what is asked, and what goes wrong."""
+"""Requests and events over HTTP: addresses, tokens and errors."""
 
 import socket
 import threading
@@ -147,7 +147,7 @@ def test_a_missing_socket_is_reported(tmp_path):
 def test_a_sidecar_that_does_not_run_counts_as_gone(tmp_path, monkeypatch, how):
     monkeypatch.setattr(transport, "GONE_MS_MAX", 0)
     place = tmp_path / "s.sock"
-    if how == "refused":  # as after SIGKILL: the file is left, and nobody listens
+    if how == "refused":  # as after SIGKILL: the file is left, and no process listens
         with closing(socket.socket(socket.AF_UNIX)) as left:
             left.bind(str(place))
     link = Connection.open(
@@ -287,7 +287,7 @@ def test_an_event_of_an_unknown_kind_is_not_decoded():
     assert transport.decoded("later", "no json") is None
 
 
-# --- Addresses of sidecars, and the tokens of those that want one ---
+# --- Addresses, tokens and errors ---
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_an_error_survives_its_encoding(error):
 
 @pytest.mark.parametrize("kind", [errors.LogUnreadable, errors.LogUnwritable])
 def test_log_errors_of_the_sidecar_are_marked_as_its_own(kind):
-    """Each of the two has a principal of its own, and rights of its own."""
+    """Sidecar and client have different principals, with different rights."""
     found = error_of(to_http_error(kind("this principal is not authorized")).failure)
     assert type(found) is kind
     assert str(found) == "In the sidecar: this principal is not authorized"

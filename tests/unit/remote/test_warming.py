@@ -1,4 +1,4 @@
-"""A sidecar's client warms up as events ask it to, and reports ready."""
+"""A client of a sidecar warms up and stands by as events request."""
 
 import pytest
 from enginekit import Application, H, values
@@ -73,7 +73,7 @@ def test_a_repeated_event_calls_the_application_once(rig, warm):
     assert len(warm.calls) == 1
     rig.send(snapshot(rig, offer(rig)))
     assert len(warm.calls) == 1
-    # The first report may not have arrived.
+    # It is repeated, as the first report may not have arrived.
     assert rig.commands.readied == [(0, 5), (0, 5)]
 
 
@@ -153,7 +153,7 @@ def test_warm_ups_beyond_the_limit_are_ignored(rig, warm, monkeypatch):
     assert len(warm.calls) == 1
 
 
-# --- what is fetched meanwhile
+# --- records fetched during a warm-up
 
 
 def fetching(rig):
@@ -328,7 +328,7 @@ def test_at_most_loading_max_standbys_load_at_a_time(
     standby_rig.session.tick(standby_rig.now_ms)
     standby_rig.session.tick(standby_rig.now_ms)
     assert standby_rig.standing_by.waiting_count == 2
-    # One that has not begun is forgotten without a call.
+    # A standby that has not begun ends without a call.
     standby_rig.send(standby(4, owner=None))
     for _ in range(3):
         load(standby_rig)

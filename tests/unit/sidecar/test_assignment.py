@@ -1,4 +1,4 @@
-"""The assignment of partitions, and moves over a whole log.
+"""Assignment of partitions to clients, alone and by services in a simulated cluster.
 
 The assignment is balanced, sticky, within limits and deterministic.
 """
@@ -127,7 +127,7 @@ def machine(cluster):
     return Machine(cluster)
 
 
-# --- Where to start, and who else there is ---
+# --- Start offsets, and topics with takers ---
 
 
 def test_a_partition_without_position_starts_at_the_given_offset(cluster, machine):
@@ -173,9 +173,6 @@ def test_another_host_counts_as_a_taker(cluster, machine):
     b.subscribe()
     run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], 6 * H)
     assert topics_with_takers(a) == ("t",)
-
-
-# --- The assignor ---
 
 
 # --- Sharing ---
@@ -230,9 +227,9 @@ def test_claims_max_limits_each_client_and_adds_up_for_the_host(cluster, machine
 def test_clients_keep_keys_that_move_to_another_coordinating_partition(
     cluster, machine, monkeypatch, look_ms
 ):
-    """PROTOCOL 10.3: the host claims it again for the client that had it.
+    """PROTOCOL 10.3: the host claims a key again for the client that had it.
 
-    Also if it looked at all keys just before, which takes long with many of them.
+    Also if the session checks all keys less often, as it does with many of them.
     """
     a, b = sharing(cluster, machine)
     before = {client.name: client.valid for client in (a, b)}
@@ -284,7 +281,7 @@ def test_clients_that_report_no_generation_count_as_their_sidecar(cluster, machi
     a, b = sharing(cluster, machine)
     resize(cluster, 4)
     run_until(cluster, [a, b], lambda: layout_label(cluster, machine) == "2", H)
-    # One from the future does not raise it.
+    # A generation that the sidecar has not reached does not raise the label.
     b.beat(generation=7)
     run(cluster, [a], H)
     assert layout_label(cluster, machine) == "2"
@@ -339,7 +336,6 @@ def test_the_topic_policy_gives_each_topic_to_one_client(cluster, machine):
 
 
 def test_each_group_has_a_session_and_an_owner_of_its_own(cluster, machine):
-    """One fetch session, whatever the number of clients."""
     a = having(machine)
     other = Local(machine, "a", pid=2, group="h")
     other.subscribe()
@@ -349,7 +345,7 @@ def test_each_group_has_a_session_and_an_owner_of_its_own(cluster, machine):
 
 
 def test_fifty_clients_write_as_many_records_as_one(cluster):
-    """Records per second do not depend on the number of clients."""
+    """The number of records does not depend on the number of clients."""
 
     def written(count):
         cluster = world(partitions=2, records=[1] * 50)
@@ -401,7 +397,7 @@ def test_a_partition_can_be_claimed_without_consuming_it(cluster, machine):
 
 
 def test_a_late_claim_request_with_an_older_number_is_ignored(cluster, machine):
-    """Requests overtake each other, and one that was given up on may still come."""
+    """Requests may arrive out of order, also those that the client gave up."""
     a = Local(machine, "a", pid=1)
     key = Key("g", "t", 3)
     service = machine.service
@@ -436,7 +432,7 @@ def test_an_assignment_names_the_request_that_it_answers(cluster, machine):
     service = machine.service
     service.claim(a.who, "t", partition=3, request=1)
     run_until(cluster, [a], lambda: a.valid == {key}, H)
-    # This one overtakes the end of the first.
+    # Arrives before the request that ends the first claim.
     service.claim(a.who, "t", partition=3, request=2)
     run(cluster, [a], H)
     assert requests_of(a) == [1]
@@ -487,7 +483,7 @@ def claim_count(cluster):
 
 
 def test_a_single_partition_that_is_given_back_is_not_claimed_again(cluster, machine):
-    """The request that ends its claim comes a moment later."""
+    """The request that ends its claim arrives a moment later."""
     a = Local(machine, "a", pid=1)
     key, service = Key("g", "t", 3), machine.service
     service.claim(a.who, "t", partition=3, request=1)
@@ -518,6 +514,6 @@ def test_a_request_sent_before_the_previous_claim_ends_is_answered(cluster, mach
     key, service = Key("g", "t", 3), machine.service
     service.claim(a.who, "t", partition=3, request=1)
     run_until(cluster, [a], lambda: a.valid == {key}, H)
-    service.claim(a.who, "t", partition=3, request=2)  # overtakes the end of the first
+    service.claim(a.who, "t", partition=3, request=2)  # before the first one ends
     a.give_back(key, reason="released")
     run_until(cluster, [a], lambda: requests_of(a) == [1, 2], H)

@@ -86,9 +86,6 @@ def test_deadlines_are_bounded_by_lease_and_journal():
     )
 
 
-# --- At most once ---
-
-
 def test_a_position_reported_before_a_seek_is_ignored():
     held = holding()
     given = lease(held)
@@ -98,6 +95,9 @@ def test_a_position_reported_before_a_seek_is_ignored():
     assert held.position == 3
     given.record_progress(progress(4, handed=10, seek_count=1))
     assert (held.position, held.handed_count) == (4, 10)
+
+
+# --- At most once ---
 
 
 def test_granted_offsets_that_are_not_done_are_lost():
@@ -139,7 +139,7 @@ def test_a_grant_to_a_claim_at_least_once_is_not_recorded():
     assert held.uncommitted_count == 1
 
 
-# --- Away, gone ---
+# --- Silence and removal ---
 
 
 @pytest.mark.parametrize(("beat_ms", "limit_ms"), [(100, AWAY_MS_MIN), (900, 2_700)])

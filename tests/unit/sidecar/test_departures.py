@@ -34,7 +34,7 @@ def machine(cluster):
 
 
 def beside(cluster, machine, **rest):
-    """Return the only client here, and a member on another host that is slow."""
+    """Return the only client here, and a member elsewhere whose warm-ups are held."""
     a = having(machine)
     other = cluster.node("other")
     other.warming.is_held = True
@@ -74,7 +74,7 @@ def test_the_last_client_works_until_another_host_has_warmed_up(cluster, machine
     run(cluster, [], H)
     assert not is_drained(cluster, machine)
     assert len(other.held) == 8
-    # Each of them was offered, and none of them went to nobody in particular.
+    # Each offer and each release names the other host as successor.
     assert {r.successor for r in records(cluster, HandoffOffer)} == {"other"}
     assert {r.successor for r in releases(cluster)} == {"other"}
 
@@ -129,7 +129,7 @@ def test_a_client_that_joins_takes_its_share_of_the_partitions(cluster, machine)
     assert is_drained(cluster, machine), "it consumes nothing yet"
     b.subscribe()
     run_until(cluster, [a, b], lambda: len(b.valid) == SHARE, 4 * H)
-    # The others are offered to the other host, as its share.
+    # The remaining partitions are offered to the other host, as its share.
     assert sizes(a) == [8 - SHARE]
     other.warming.is_held = False
     other.warming.run_waiting()

@@ -182,7 +182,7 @@ def test_a_silent_stream_sends_keep_alives():
 
 
 def test_keep_alives_of_all_streams_are_due_at_the_same_time():
-    """Each that is kept alive by itself wakes the whole process."""
+    """Separate times would wake the process for each stream."""
 
     async def main():
         loop = asyncio.get_running_loop()
@@ -207,7 +207,7 @@ def test_no_events_are_taken_for_a_stalled_reader():
             feed.push(assigned(number % 7))
         await asyncio.sleep(0)
         assert feed.taken == 1
-        # It reconnects and resumes with a snapshot.
+        # Once it reads again, a snapshot replaces the missed events.
         text = await anext(body)
         assert text.index(b"event: snapshot") < 100
         assert text.count(b"event: ") <= RING

@@ -88,7 +88,7 @@ def test_the_holder_receives_the_secret_of_its_claim(single):
 
 
 def test_a_request_without_the_secret_is_refused():
-    """Otherwise any reader of the log could move an empty topic to the far end."""
+    """Otherwise any reader of the log could have offsets granted far ahead."""
     machine = Machine(world(records=(0,)))
     a = having(machine, count=1, delivery="amo")
     far = make_request(machine, a, last=100_000)
@@ -117,7 +117,7 @@ def test_each_claim_has_a_secret_of_its_own(single):
 
 
 def test_the_secret_works_for_claims_of_another_host(single):
-    """A task of Spark asks here under the claim of a driver elsewhere."""
+    """A Spark task requests offsets here under the claim of a driver elsewhere."""
     node = owning(single.cluster, "driver")
     ask = make_foreign_request(node)
     assert single.service.grant("g", ask).last == 4
@@ -151,7 +151,7 @@ def test_a_claim_without_a_resume_hash_is_granted_nothing(single):
         single.service.grant("g", make_request(single, a))
 
 
-# --- claims that are over
+# --- claims that have ended
 
 
 def test_a_request_under_an_ended_claim_is_answered_without_a_record(single):
@@ -225,7 +225,7 @@ def test_without_an_answer_of_the_cluster_nothing_is_appended(single):
     assert not requests(single)
 
 
-def test_a_partition_that_the_brokers_do_not_know_is_a_retriable_error(single):
+def test_a_request_for_an_unknown_partition_is_retriable(single):
     """The metadata of a broker that has just started may lack it."""
     a = having(single, count=1, delivery="amo")
     ask = decode_request("g", make_request(single, a, topic="unknown"))
@@ -245,7 +245,7 @@ def test_the_cache_of_log_ends_is_bounded(single, monkeypatch):
     assert list(grants._ends) == [("other2", 0), ("other3", 0)]
 
 
-# --- numbers
+# --- request numbers
 
 
 class Requests:
@@ -313,7 +313,7 @@ def test_a_repeated_number_returns_the_same_request(bench):
 
 
 def test_a_late_grant_is_recorded_for_the_repeated_request(bench):
-    """Whether its verdict comes before or after."""
+    """Whether the verdict arrives before or after the repeat."""
     late, early = bench.ask(1), bench.ask(2, first=10)
     for each in (late, early):
         each.on_granted = each.on_late
@@ -388,7 +388,9 @@ def test_grantees_are_bounded_by_last_use(bench):
 def test_a_claim_is_over_once_the_target_has_imported_its_key():
     change = Change(2, 4)
     (key,) = change.moving()
-    change.place(key).append(b"")  # so that its epoch is above that in the target
+    change.place(key).append(
+        b""
+    )  # so that its epoch is above the offsets of the target
     (epoch,) = change.claimed(key)
     owner = Owner("c1", ident("c1"))
     request = GrantRequest(

@@ -1,4 +1,4 @@
-"""Events, deaths, silences and leaving of clients, over a whole log."""
+"""Events, death, silence and departure of clients, in a simulated cluster."""
 
 from collections import Counter
 
@@ -44,9 +44,6 @@ from kafka_marshal.sidecar.process_monitor import Peer
 # --- Events ---
 
 
-# --- Events ---
-
-
 def test_the_first_event_is_a_snapshot_even_if_it_is_empty(machine):
     a = Local(machine, "a")
     a.take()
@@ -61,7 +58,6 @@ def test_the_first_event_is_a_snapshot_even_if_it_is_empty(machine):
 
 
 def test_unrelated_records_cause_no_events(cluster, machine):
-    """1000 unrelated records, 0 events."""
     a = having(machine)
     run(cluster, [a], H)
     before = len(a.received)
@@ -161,7 +157,7 @@ LONG_H = 60_000
 
 
 def test_many_joining_clients_cause_at_most_one_pass_over_all_keys(monkeypatch):
-    """Otherwise the looks leave no time for the clients' heartbeats."""
+    """Otherwise these passes leave no time for the clients' heartbeats."""
     cluster = world(partitions=2, records=[0] * 1_000, h=30_000)
     machine = Machine(cluster)
     a = Local(machine, "a", pid=1)
@@ -190,7 +186,7 @@ def test_many_joining_clients_cause_at_most_one_pass_over_all_keys(monkeypatch):
     assert looks["foresee"] < looks["assign"] < 100
 
 
-# --- What clients say ---
+# --- Positions that clients report ---
 
 
 def report_late(machine):
@@ -213,7 +209,7 @@ def report_late(machine):
 
 
 def test_a_position_reported_under_an_ended_claim_is_ignored(machine):
-    """The key may be that client's again, under another claim."""
+    """The client may hold the key again, under a later claim."""
     report_late(machine)
 
 
@@ -229,7 +225,7 @@ def test_a_sidecar_that_accepts_positions_under_any_claim_is_caught(
 
 
 def test_another_host_gets_the_partitions_of_a_dead_client_at_once():
-    """Within a second although the heartbeat interval is a minute."""
+    """Within a second, although the heartbeat interval is a minute."""
     cluster = world(partitions=2, records=[9] * 4, h=LONG_H)
     machine = Machine(cluster)
     a = Local(machine, "a", pid=1)
@@ -257,7 +253,7 @@ def test_claims_won_for_a_client_that_died_are_released(cluster, machine, is_con
     else:
         a.claim(3)
     (host,) = machine.service.groups
-    host.drive = lambda now_ms: None  # it wins, and assigns nothing yet
+    host.drive = lambda now_ms: None  # it wins claims, but assigns none yet
     count = 8 if is_consumer else 1
     cluster.run_until(lambda: sum(host.session.meters.won.values()) == count, H)
     assert not host.table.leases
@@ -276,7 +272,6 @@ def test_other_local_clients_get_the_partitions_of_a_dead_client(cluster, machin
 
 
 def test_a_silent_client_that_returns_in_time_keeps_its_partitions(cluster, machine):
-    """Back before its deadline, nothing has moved."""
     a, b = sharing(cluster, machine)
     before = dict(a.tokens)
     count = len(releases(cluster))
@@ -323,7 +318,7 @@ def test_a_process_stopped_for_longer_than_its_lease_loses_it(cluster, machine):
 
 
 def test_a_silent_client_without_leases_is_removed(cluster, machine):
-    """A name is kept for a lease, at most 30 s."""
+    """Its name is kept for a heartbeat interval, at most 30 s."""
     a = Local(machine, "a")
     cluster.run(H - 100)
     assert machine.service.clients()
@@ -372,7 +367,7 @@ def test_a_leaving_client_releases_everything(cluster, machine):
 
 
 def test_a_client_that_announces_a_restart_keeps_its_partitions(cluster, machine):
-    """A rollout. The next process has other tokens."""
+    """The next process gets the partitions under other tokens."""
     a, b = sharing(cluster, machine)
     had = set(a.held)
     assert leaving(a, release=False, reason="restart").action == "shutdown_now"
@@ -415,7 +410,7 @@ def test_a_downscaling_client_works_until_its_drain_ends(cluster, machine):
 
 
 def test_partitions_not_returned_at_leaving_stay_reserved(cluster, machine):
-    """It may still be at work, as far as anybody knows: until its deadline."""
+    """The client may still process them, until its deadline or its death."""
     a = having(machine)
     machine.service.leave(a.who, api.LeaveRequest())
     b = Local(machine, "b", pid=2)
@@ -479,9 +474,6 @@ def test_an_idle_group_is_closed(cluster, machine):
     cluster.run(H + 200)
     Local(machine, "x", group="h2")
     assert "g" not in {host.group_id for host in machine.service.groups}
-
-
-# --- Subleased keys are recalled, and released only after confirmation ---
 
 
 # --- Drains ---
@@ -589,7 +581,7 @@ def test_all_partitions_of_a_recreated_topic_are_claimed_again(cluster, machine)
 
 
 def with_commits(cluster, *partitions):
-    """Have the group begin in these partitions by what it committed to Kafka."""
+    """Commit offsets to Kafka, from which the group begins in these partitions."""
     offsets = {TopicPartition("t", number): 1 for number in partitions}
     cluster.kafka.data_log().commit("g", offsets, timeout_ms=1_000)
 

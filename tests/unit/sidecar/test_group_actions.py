@@ -1,4 +1,4 @@
-"""Actions on groups: one at a time, by an admin of their own."""
+"""Actions on groups: one at a time, each by an admin client of its own."""
 
 import json
 import threading
@@ -62,7 +62,7 @@ def plan_of(group="billing", *, undoes=None, is_clamped=False, repeats=False):
 
 
 class FakeAdmin:
-    """Records its calls; each instance is of one request."""
+    """Records its calls, and the arguments with which each request opens it."""
 
     def __init__(self):
         self.calls = []
@@ -148,7 +148,7 @@ def test_a_second_action_is_refused_until_the_first_ends():
     assert "busy, try again" in str(refused.value)
     assert "a reset has not ended" in str(refused.value)
     assert runner.is_busy
-    # The HTTP application gives up waiting by a cancellation.
+    # The HTTP application cancels the future when it stops waiting.
     assert not first.cancel()
     hold.set()
     assert first.result(30) is True
@@ -186,7 +186,7 @@ def test_each_action_opens_and_closes_its_own_admin_client(actions, admin):
     assert given["timeout_ms"] == 7
     assert admin.closed_count == 1
     actions.resume("billing", api.ResumeRequest(), timeout_ms=None)
-    # Nobody is named where the client names nobody, not the user of the sidecar.
+    # A request without a person names none, not even the user of the sidecar.
     assert admin.given[1]["person"] == ""
     assert admin.given[1]["timeout_ms"] == TIMEOUT_MS
     assert given["state_dir"] == (actions.plans.parent if actions.plans else "")
@@ -277,7 +277,7 @@ def test_an_executed_reset_returns_outcome_and_replaced_positions(
     found = actions.reset("billing", request, timeout_ms=700)
     assert admin.calls[1] == ("execute", OP_ID, "bad deploy", 700)
     assert (found.outcome, found.undo_id, found.op_id) == ("committed", OP_ID, OP_ID)
-    # The position that was left, not that of the plan.
+    # The position when the reset took effect, not that of the plan.
     assert (found.rows[0].before, found.rows[0].lag_before) == (7, 13)
     assert admin.stored["op_id"] == OP_ID
     assert list((tmp_path / "plans").iterdir()) == []

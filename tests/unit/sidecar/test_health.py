@@ -32,7 +32,7 @@ from simulator.clock import VirtualClock
 
 
 S = State
-# Written out once more, on purpose: the table of the code is what is tested.
+# Repeated on purpose: it is the expected value of the table in the product.
 LEGAL = {
     (S.NOT_RUNNING, S.STARTING),
     (S.STARTING, S.RECOVERY),
@@ -311,7 +311,7 @@ def test_the_response_of_a_probe_is_json_with_a_list_of_reasons():
     }
 
 
-# --- Looking
+# --- Views of an engine
 
 
 @pytest.fixture
@@ -358,7 +358,7 @@ def test_a_view_counts_claims_and_has_the_time_of_the_last_heartbeat(cluster):
 
 
 def test_an_outage_fails_readiness_only_once_leases_are_overdue(cluster):
-    """What is held is served on while the brokers are away."""
+    """Clients continue with held partitions while the brokers are unreachable."""
     node = owning(cluster)
     found = well(node)
     node.cut(is_cut=True)
@@ -376,7 +376,7 @@ def test_an_outage_fails_readiness_only_once_leases_are_overdue(cluster):
 
 
 def test_readyz_notes_why_the_log_cannot_be_written(cluster):
-    """Also once all leases have ended, when nothing that is held fails the check."""
+    """Also once all leases have ended, so that no held claim fails the probe."""
     node = owning(cluster)
     found = well(node)
     node.cut(is_cut=True)
@@ -393,7 +393,7 @@ def test_readyz_notes_why_the_log_cannot_be_written(cluster):
 
 
 def test_readyz_notes_why_a_group_is_drained(cluster):
-    """As where its lease journal cannot be written: others take its partitions."""
+    """For example because its lease journal cannot be written."""
     node = owning(cluster)
     found = well(node)
     node.session.self_drain.begin(H, why="its lease journal cannot be written")
@@ -474,7 +474,7 @@ BEATING = View(
 
 
 class Manager:
-    """What systemd is to a service: a socket for datagrams."""
+    """Stands in for systemd: a socket that receives datagrams."""
 
     def __init__(self, address):
         self.address = address
@@ -483,7 +483,7 @@ class Manager:
         self.socket.setblocking(False)
 
     def received(self):
-        """Return the lines of every datagram that has come."""
+        """Return the lines of each datagram that has arrived."""
         found = []
         while True:
             try:
@@ -574,7 +574,7 @@ def test_only_confirmed_heartbeats_feed_the_watchdog_of_held_claims(manager, wat
     watched.update(held)
     assert manager.fed() == 1
     for now_ms in range(1_000, 60_000, 1_000):
-        # The loop turns, but nothing that it sends is confirmed.
+        # The engine runs rounds, but none of its heartbeats is confirmed.
         watched.update(attrs.evolve(held, now_ms=now_ms, round_at_ms=now_ms))
     assert manager.fed() == 0
     watched.update(attrs.evolve(held, beat_at_ms=200))
@@ -661,7 +661,7 @@ def test_without_a_socket_nothing_is_sent(address):
 
 def test_a_stalled_or_closed_notify_socket_raises_no_error(manager):
     notifier = SystemdNotifier(manager.environ(WATCHDOG_USEC="60000000"))
-    for number in range(1_000):  # more than a socket's queue takes
+    for number in range(1_000):  # more than the queue of a socket holds
         notifier.update(attrs.evolve(BEATING, round_at_ms=number))
     assert manager.received()
     manager.socket.close()

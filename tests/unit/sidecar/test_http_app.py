@@ -169,7 +169,7 @@ def wire():
     found.app.close()
 
 
-# --- what is asked reaches the service
+# --- requests reach the service
 
 
 def validator(kind):
@@ -218,7 +218,7 @@ def test_a_local_client_may_name_its_process(is_local):
     options = {"connection": connection, "headers": headers}
     assert wire.request("PUT", CLIENT, json=body, **options).is_success
     expected = wire.service.calls[0][4]
-    # Over TCP nobody can say whose process that is.
+    # Over TCP the sidecar cannot check whose process that is.
     assert expected.pid == (os.getpid() if is_local else None)
     absent = wire.request("PUT", CLIENT, json={**body, "pid": 2**31 - 1}, **options)
     assert absent.status_code == (400 if is_local else 200)
@@ -253,7 +253,7 @@ def test_a_failing_probe_has_reasons(wire):
 
 
 def stream_of(wire, **headers):
-    """Return the first events of a stream that is read until the client goes."""
+    """Return the messages of a stream until the client disconnects."""
 
     async def main():
         received = []
@@ -346,7 +346,7 @@ def test_a_new_stream_replaces_the_old_one(wire):
     asyncio.run(main())
 
 
-# --- who may
+# --- access
 
 
 def test_another_user_is_refused(wire):
@@ -391,7 +391,7 @@ def test_without_a_token_tcp_is_refused(wire):
 
 
 def test_a_second_client_on_one_connection_conflicts(wire):
-    """One identity per connection; another connection is another matter."""
+    """Another connection may belong to another client."""
     connection = Connection(OURS, is_local=True)
     body = {"instance": INSTANCE, "beat_ms": 100}
     other = paths.CLIENT.format(group="g", client="other")
@@ -407,7 +407,7 @@ def test_a_second_client_on_one_connection_conflicts(wire):
     assert failure(refused).error == "IdentityConflict"
     assert failure(refused).holder == "c"
     assert len(wire.service.calls) == before
-    # What is nobody's in particular is answered all the same.
+    # Requests of no particular client are still answered.
     assert wire.request("GET", paths.INFO, connection=connection).status_code == 200
     assert put(other, Connection(OURS, is_local=True)).status_code == 200
 
@@ -431,7 +431,7 @@ def test_a_refused_client_does_not_own_the_connection(wire):
     assert wire.request("PUT", other, json=body, connection=connection).is_success
 
 
-# --- what goes wrong
+# --- errors
 
 
 def test_without_a_service_requests_get_a_retriable_error():
@@ -463,7 +463,7 @@ def test_an_internal_error_is_logged_and_not_disclosed(wire, caplog):
 
 
 def test_waiting_requests_do_not_delay_heartbeats(wire, monkeypatch):
-    """As many waits as there are threads for them, then a beat, then release."""
+    """A heartbeat is answered while grants occupy all threads that may wait."""
     hold = threading.Event()
     entered = threading.Semaphore(0)
 

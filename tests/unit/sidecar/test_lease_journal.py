@@ -61,7 +61,7 @@ KEPT = JournaledClient(
 
 
 def wait_for_deadlines(cluster, a, b):
-    """Run until a client of an earlier process stops: another has nothing before."""
+    """Run until the deadlines of ``a`` are over; ``b`` has no partition before."""
     while a.valid:
         assert not b.valid
         run(cluster, [b], 20, step_ms=20)
@@ -134,7 +134,7 @@ def added(partition, *, client="a", epoch=7, until_ms=20):
 
 
 def loaded(folder):
-    """Return who may use which partition under which claim until when."""
+    """Return epoch and deadline by partition and client, None if it is damaged."""
     journal = LeaseJournal(folder, boot_id="boot")
     found = {
         (key.partition, client.client_id): (key.epoch, key.until_ms)
@@ -150,11 +150,11 @@ def test_appended_leases_are_read_with_their_clients(tmp_path):
     assert journal.append([added(1), added(2, client="b")]) is None
     assert journal.append([added(1, until_ms=30)]) is None
     assert loaded(tmp_path) == {(0, "a"): (5, 9), (1, "a"): (7, 30), (2, "b"): (7, 20)}
-    # The first client keeps all else; of the other nothing else is known.
+    # The first client keeps its other fields; of the second only its lease is known.
     first, second = LeaseJournal(tmp_path, boot_id="boot").load()
     assert replace(first, keys=KEPT.keys) == KEPT
     assert (second.specs, second.pid) == ({}, None)
-    # One that another client has got is not the first one's any more.
+    # A lease appended for another client replaces that of the first.
     assert journal.append([added(0, client="b", epoch=9)]) is None
     assert (0, "a") not in loaded(tmp_path)
     assert loaded(tmp_path)[0, "b"] == (9, 20)
@@ -171,7 +171,7 @@ def test_a_last_line_that_a_crash_cut_off_is_ignored(tmp_path):
     for length in range(len(whole), len(longer)):
         (tmp_path / FILE_NAME).write_bytes(longer[:length])
         assert loaded(tmp_path) == {(0, "a"): (5, 9)}
-    # A line that ends and cannot be read is damage.
+    # A complete line that cannot be read is damage.
     (tmp_path / FILE_NAME).write_bytes(whole + b"{\n" + longer[len(whole) :])
     assert loaded(tmp_path) is None
     # Earlier releases wrote no line feed.
@@ -234,7 +234,7 @@ def test_without_a_directory_nothing_is_journaled():
     assert journal.load() == ()
 
 
-# --- Written before it is sent ---
+# --- Deadlines are journaled before they are sent ---
 
 
 def test_a_deadline_is_journaled_before_it_is_sent(cluster, machine):
@@ -249,7 +249,7 @@ def test_a_deadline_is_journaled_before_it_is_sent(cluster, machine):
 
 
 def journaled_leases(machine, group="g"):
-    """Return what the journal of a group has, as a restart would read it."""
+    """Return the leases in the journal of a group, as a restart would read them."""
     folder = file_of(machine, group).parent
     journal = LeaseJournal(folder, boot_id=boot_id())
     found = {
@@ -263,7 +263,7 @@ def journaled_leases(machine, group="g"):
 
 @pytest.fixture
 def paced(monkeypatch):
-    """Let all clients be written once in a heartbeat interval, or less often."""
+    """Let all clients be written at most once in a heartbeat interval."""
     monkeypatch.setattr(lease_journal, "BYTES_PER_MS", 0.05)
 
 
@@ -419,7 +419,6 @@ def disk(monkeypatch):
 
 
 def test_with_a_full_disk_clients_continue(cluster, machine, disk):
-    """They lost their partitions, all at the same time."""
     a = having(machine)
     disk.is_full = True
     b = Local(machine, "b", pid=2)
@@ -433,7 +432,7 @@ def test_with_a_full_disk_clients_continue(cluster, machine, disk):
 
 
 def test_after_a_crash_with_a_full_disk_old_deadlines_are_kept(cluster, machine, disk):
-    """The next process takes the emptied journal for damage, and resumes nothing."""
+    """The next process finds the emptied journal damaged, and resumes nothing."""
     a = having(machine)
     disk.is_full = True
     run(cluster, [a], 3 * H)
@@ -449,7 +448,7 @@ def test_after_a_crash_with_a_full_disk_old_deadlines_are_kept(cluster, machine,
 def test_after_a_process_without_a_stored_identity_nothing_is_resumed(
     cluster, machine, disk
 ):
-    """Its journal, once written again, has not all deadlines of that one's clients."""
+    """Its journal lacks deadlines that an earlier process has sent."""
     a = having(machine)
     disk.is_full = True
     run(cluster, [a], H)
@@ -496,7 +495,7 @@ def test_a_new_group_on_a_full_disk_gets_a_retriable_error(
 
 
 def test_a_removed_state_directory_is_created_again(cluster, machine):
-    """Clients lost their partitions every few seconds, until a restart."""
+    """Clients keep their partitions, and get later deadlines."""
     a = having(machine)
     shutil.rmtree(machine.state_dir)
     last_ms = max(until for _, until in a.held.values())
@@ -532,7 +531,7 @@ def test_clients_stop_by_their_deadlines_if_journaling_fails(
 
 
 def test_clients_of_a_crashed_sidecar_stop_by_their_deadline(cluster, machine):
-    """Nobody else has anything before."""
+    """No other host holds their partitions before that."""
     a = having(machine)
     other = cluster.node("other", spec=spec())
     run(cluster, [a], 200)
@@ -624,7 +623,7 @@ def test_after_a_restart_no_other_client_gets_a_key_before_its_deadline(
 
 @pytest.mark.parametrize("how", ["an end in order", "a share for others", "the end"])
 def test_a_resumed_claim_is_not_released_before_the_old_deadline(cluster, machine, how):
-    """Its client has not come back, and may use it all the same (PROTOCOL 12)."""
+    """Its client has not reconnected, and may still use it (PROTOCOL 12)."""
     a = having(machine)
     machine.crash()
     machine.start()
@@ -752,7 +751,7 @@ def test_a_restored_pattern_is_validated(cluster, machine):
         machine.crash()
 
 
-def test_two_sidecars_of_one_client_id_conflict(cluster, machine):
+def test_two_sidecars_with_one_client_id_conflict(cluster, machine):
     Local(machine, "a")
     with pytest.raises(
         IdentityConflict, match="in use by another Marshal of this process"
@@ -816,7 +815,7 @@ def test_after_a_session_failure_other_hosts_wait_for_the_deadlines(cluster, mac
 
 
 def test_a_fenced_sidecar_ends_the_claims_of_its_clients(cluster, machine):
-    """Others win its keys; its clients stop at their deadlines before that."""
+    """Its clients stop at their deadlines before another host wins its keys."""
     a = having(machine)
     other = cluster.node("other", spec=spec(policy="greedy"))
     run(cluster, [a], 100)

@@ -1,4 +1,4 @@
-"""What clients of a sidecar consume together, and where they must agree."""
+"""Subscriptions that clients of a sidecar share, and settings that must be equal."""
 
 import pytest
 from enginekit import H, world

@@ -17,7 +17,7 @@ EVENT = Event("lagging", {"partition": TopicPartition("orders", 3), "lag": 5})
 
 @pytest.fixture(autouse=True)
 def _untouched():
-    """Whatever a log does to the loggers is undone at its end."""
+    """Check that the end of logging restores all loggers."""
     loggers = [logging.getLogger(name) for name in logs._LEVELS]
     before = [(each.level, each.propagate, each.handlers[:]) for each in loggers]
     yield
@@ -78,7 +78,7 @@ def test_lines_of_a_kafka_client_are_logged_at_growing_intervals(name):
     ]
     assert written[0][1] == "try 7"
     assert "lines of this Kafka client dropped in 60 s" in written[1][1]
-    # The brokers come back, and go away again.
+    # After a pause, as if the brokers had come back, the next outage begins.
     now_s += logs.PAUSE_S_MIN
     assert repeats.passed(line(name)).getMessage() == "Connection refused"
     assert repeats.passed(line(name)) is None
@@ -93,7 +93,7 @@ def test_the_repeat_filter_changes_neither_other_lines_nor_the_record():
     failed = line("kafka.net", exc_info=(ValueError, ValueError(), None))
     assert repeats.passed(failed).exc_info is None
     assert failed.exc_info is not None
-    # Each client of Kafka has its own first line.
+    # Lines of each Kafka client are counted separately.
     assert repeats.passed(line("kafka_marshal.librdkafka")) is not None
 
 

@@ -32,7 +32,7 @@ T0 = GROUP | {"topic": "t", "partition": "0"}
 
 
 class Daemon:
-    """A sidecar as its figures see it."""
+    """The parts of a sidecar that its metrics are read from."""
 
     def __init__(self, node=None):
         clock = VirtualClock() if node is None else node.engine.context.ports.clock
@@ -108,7 +108,7 @@ def test_metric_names_follow_the_conventions():
         assert family.help.endswith(".")
 
 
-# --- What it reports
+# --- Values
 
 
 def test_without_an_engine_there_are_only_metrics_of_the_daemon():
@@ -130,7 +130,7 @@ def test_an_engine_without_groups_has_metrics_of_the_log(cluster):
     daemon = Daemon(node)
     assert daemon.scrape().named("marshal_up") == {}
     cluster.run(40)
-    daemon.scrape()  # asks where the log ends
+    daemon.scrape()  # queries the end of the log
     cluster.run(40)
     log = {"topic": "__marshal", "partition": "0"}
     assert daemon.scrape()("marshal_replay_lag_records", log) == 0
@@ -186,7 +186,6 @@ def test_an_engine_that_cannot_be_read_is_reported_as_down(cluster, monkeypatch)
 
 
 def test_read_back_and_takeover_times_agree_with_the_log(cluster):
-    """The figures are those of the log of a measured run."""
     node = owning(cluster)
     cluster.run(6 * H)
     successor = cluster.node("b", spec=spec())

@@ -18,7 +18,7 @@ SLOW = {"typing", "re", "json", "http.client", "importlib.metadata", "pathlib"}
 
 @pytest.fixture
 def answering(tmp_path):
-    """Start a server of one answer; return its path and what it was asked."""
+    """Return a function that starts a server of one answer and returns its path."""
     path, asked, threads = str(tmp_path / "s.sock"), [], []
 
     def start(answer):
@@ -31,7 +31,7 @@ def answering(tmp_path):
                 connection.settimeout(30)
                 asked.append(connection.recv(65_536))
                 if answer is None:
-                    connection.recv(1)  # until the other end has enough
+                    connection.recv(1)  # until the probe closes the connection
                 else:
                     connection.sendall(answer)
 
@@ -153,7 +153,7 @@ def test_the_probe_costs_little_more_than_a_bare_interpreter(tmp_path):
 
     place = str(tmp_path / "none")
     asked = ("-m", "kafka_marshal.sidecar.probe", "live", place)
-    # CPU time, the best of a few: what else runs here hardly counts. The command
-    # takes forty times as long as an interpreter that does nothing.
+    # The least CPU time of five runs, which other processes hardly affect. The
+    # command marshal takes forty times as long as a bare interpreter.
     bare = min(cpu_s("-c", "") for _ in range(5))
     assert min(cpu_s(*asked) for _ in range(5)) < 8 * bare

@@ -176,7 +176,7 @@ def watch():
 
 @contextmanager
 def process(*command):
-    """Run a process that nobody reaps before the end of the test."""
+    """Run a process that is not reaped before the end of the block."""
     child = subprocess.Popen(command or ("sleep", "600"))
     try:
         yield child
@@ -186,14 +186,14 @@ def process(*command):
 
 
 def gone():
-    """Return a process that is no more, reaped, and when it had started."""
+    """Return pid and start time of a process that has ended and was reaped."""
     with process() as child:
         started = process_monitor.start_time(child.pid)
     return child.pid, started
 
 
 class Bell:
-    """Notes calls, and on which thread they came."""
+    """Counts calls, and records the thread of the last one."""
 
     def __init__(self):
         self.rung = threading.Event()
@@ -214,7 +214,7 @@ def watch_process(watch, pid, bell):
 
 
 def let_another_die(watch):
-    """Wait for the report of a later death, which comes after all earlier ones."""
+    """Wait for the report of a later death, which follows all earlier ones."""
     bell = Bell()
     with process() as canary:
         watch_process(watch, canary.pid, bell)
@@ -236,7 +236,7 @@ def test_a_death_is_reported_once_before_reaping(watch, how):
         assert watch.process_count == 1
         child.send_signal(how)
         bell.wait()
-        # Its parent has not asked for its end: a zombie is dead all the same.
+        # Its parent has not reaped it: a zombie counts as dead.
         assert state_of(child.pid) == "Z"
         assert (watched.is_dead, living(watched)) == (True, ())
     let_another_die(watch)
@@ -580,7 +580,7 @@ def test_a_failing_callback_does_not_end_the_watch(watch, caplog):
     with caplog.at_level(logging.ERROR), process() as child:
         watch_process(watch, child.pid, fail)
         child.kill()
-        # Its end may come after that of a process that is killed later.
+        # Its death may be reported after that of a process killed later.
         until(lambda: "no room" in caplog.text)
         let_another_die(watch)
 

@@ -79,7 +79,7 @@ def test_an_unreported_death_frees_the_name(cluster, machine):
 
 
 def test_a_client_that_left_frees_its_name(machine):
-    """Not only in the next round: the same process may open the next at once."""
+    """At once, not only in the next round: the same process may register again."""
     a = Local(machine, "a", pid=1)
     a.subscribe()
     machine.service.leave(a.who, api.LeaveRequest())
@@ -119,7 +119,7 @@ def test_an_unregistered_client_is_refused(machine):
 
 
 def test_a_removed_client_that_registers_again_gets_its_partitions(cluster, machine):
-    """Its last event id belongs to a buffer that is gone."""
+    """Although its last event id belongs to an event buffer that no longer exists."""
     a = having(machine)
     cluster.run(4 * H)
     assert machine.service.clients() == []

@@ -1,4 +1,4 @@
-"""Fence queries and grants that repeat, over real sockets."""
+"""Repeated fence queries and grants, over real sockets."""
 
 import asyncio
 import socket
@@ -55,7 +55,7 @@ def names_of(service):
 
 @pytest.fixture
 def known(served):
-    """Return a connection of which a fence query and a grant were answered."""
+    """Return a connection on which a fence query and a grant were answered."""
     service = served.service
     service.calls.clear()
     service.begun.clear()
@@ -138,7 +138,7 @@ def test_a_repeated_grant_is_answered_with_its_verdict(known):
     assert (status, msgspec.json.decode(body)["first"]) == (200, 7)
     assert names_of(known.service) == ["grant_at_once"]
     eventually(lambda: known.served.app._waiting._count == 0)
-    # A second notice changes nothing.
+    # A second notification changes nothing.
     found.on_verdict(GRANTED)
     known.service.verdict = GRANTED
     known.connection.sendall(grant_bytes())
@@ -153,7 +153,7 @@ def test_a_slow_verdict_is_awaited_by_a_thread(known):
     assert receive(known.connection)[0] == 200
     assert names_of(known.service)[:2] == ["grant_at_once", "await_grant"]
     assert 0 < known.service.calls[1][1].left_ms <= 60_000
-    # The verdict is there now: nobody waits for it any more.
+    # The request was answered: its verdict sends no second response.
     found.verdict = GRANTED
     found.on_verdict(GRANTED)
     known.connection.sendall(LOOK)
@@ -306,7 +306,7 @@ def test_a_grant_is_refused_if_the_executor_has_ended(known, monkeypatch):
 
 
 class Harness:
-    """Queries whose groups a test answers one by one."""
+    """Fence queries in groups that a test answers one by one."""
 
     def __init__(self, *, calls_max=20):
         self.executor = BoundedExecutor("fence", threads=8, calls_max=calls_max)
@@ -479,7 +479,7 @@ def test_queries_do_not_wait_for_a_slow_group_of_another_timeout(harness):
     harness.add("d", timeout_ms=10)
     harness.may_answer.release(2)
     harness.started(2)
-    # The timer of both saw that a group was taken; the next one starts the other.
+    # When the first timer fired, a group had just begun; the second starts the other.
     harness.rest()
     harness.rest()
     harness.answered(2)

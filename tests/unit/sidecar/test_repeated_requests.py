@@ -1,4 +1,4 @@
-"""Heads that repeat, and what must be parsed again."""
+"""Requests with a repeated head, and requests that must be parsed again."""
 
 import contextlib
 import socket
@@ -79,7 +79,9 @@ def test_no_head_is_learned_from_requests_received_together():
     found = RepeatedRequests()
     found.feed(b"GET / HTTP/1.1\r\n\r\n" + request())
     found.on_response(None)
-    found.on_response(lambda _: b"{}")  # that of the second, parsed with the first
+    found.on_response(
+        lambda _: b"{}"
+    )  # answers the second, which was parsed with the first
     assert found.feed(request()) == (b"", request())
 
 
@@ -200,7 +202,7 @@ def names_of(service):
 
 @pytest.fixture
 def beating(served):
-    """Return a connection of which a heartbeat was answered."""
+    """Return a connection on which a heartbeat was answered."""
     served.service.calls.clear()
     served.service.is_slow = False
     with served.connect() as connection:
@@ -337,7 +339,7 @@ def on_loop(served, call):
 
 
 def test_repeated_heartbeats_keep_the_connection_open(beating):
-    """The timer of an idle connection counts from the last of them."""
+    """The timer of an idle connection counts from the last heartbeat."""
     state = beating.served.server.server_state
     (one,) = (each for each in state.connections if each._repeated._known)
     timer = one.timeout_keep_alive_task
@@ -386,7 +388,7 @@ CLOSING = beat_bytes(b"", "Connection: close")
 )
 def test_bytes_after_a_heartbeat_are_answered_as_if_all_were_parsed(served, pieces):
     if CLOSING in pieces:
-        # Bytes after such a request are refused where they arrive before its answer.
+        # Bytes after such a request are refused if they arrive before its answer.
         pieces = pieces[: pieces.index(CLOSING) + 1]
     answers = []
     for known in (True, False):
@@ -400,6 +402,6 @@ def test_bytes_after_a_heartbeat_are_answered_as_if_all_were_parsed(served, piec
                 connection.shutdown(socket.SHUT_WR)
             answers.append(read(connection))
     served.service.is_slow = False
-    # What follows the last whole request may be answered or not: both have closed.
+    # Bytes after the last complete request may get an error response or none.
     one, other = (each.split(b"HTTP/1.1 ") for each in answers)
     assert one[: len(other)] == other[: len(one)]

@@ -119,7 +119,7 @@ def test_long_bodies_have_a_common_size_limit(wire, monkeypatch):
     bodies = requests.LongBodies()
     with bodies.reading() as first, bodies.reading() as second:
         first.grow(600)
-        first.grow(900)  # 800 of them count
+        first.grow(900)  # counts 800: the first 100 bytes are free
         second.grow(300)
         assert (first.charged, second.charged) == (800, 200)
         with pytest.raises(HttpError) as caught:
@@ -137,7 +137,7 @@ def test_a_body_over_the_common_limit_gets_a_retriable_error(wire, monkeypatch):
     assert response.status_code == 503
     assert failure(response).retriable
     assert wire.service.calls == []
-    # The room of a body that was refused is free again.
+    # The bytes of a refused body no longer count.
     assert wire.request("PUT", CLIENT, content=b" " * 30_000).status_code == 400
 
 
@@ -153,7 +153,7 @@ def test_a_slow_body_times_out(wire, monkeypatch):
     assert response.status_code == 408
 
 
-# --- anything at all
+# --- arbitrary requests
 
 SEGMENT = st.text(
     st.characters(codec="utf-8", exclude_characters="?#"), min_size=1, max_size=12
@@ -207,7 +207,7 @@ BODIES = st.one_of(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_any_request_gets_a_response(wire, method, path, rest):
-    """Any bytes, any path, any header: an answer of ours, and never a 500."""
+    """Errors have a ``Failure`` as their body, and no request gets a 500."""
     query, headers, pieces = rest
     service = wire.service
     service.calls.clear()
@@ -298,7 +298,7 @@ def test_another_user_is_refused_even_if_file_modes_allow_access(served):
         "print(c.getresponse().status)\n"
     )
     command = [sys.executable, "-c", program, str(served.path)]
-    # With its own modes nobody else gets as far as connecting.
+    # With the modes that the sidecar sets, another user cannot even connect.
     run = partial(
         subprocess.run,
         command,
@@ -420,7 +420,7 @@ def test_guest_connections_do_not_displace_clients(tmp_path):
         socket.create_connection(("127.0.0.1", served.port), 30) for _ in range(100)
     ]
     try:
-        # The oldest are ended; a busy one is not older than those behind it.
+        # The oldest guests are closed; a client that connects now is the newest.
         eventually(lambda: 0 < served.connection_count <= 16)
         for _ in range(3):
             with ask(served.port, paths.INFO, SHOWN) as client:
@@ -460,7 +460,7 @@ def test_a_guest_connection_gets_one_response_and_a_deadline(served, monkeypatch
     with ask(served.port, paths.LIVEZ) as connection:
         assert b"connection: close\r\n" in read(connection)
     monkeypatch.setattr(requests, "GUEST_S_MAX", 0.2)
-    # It never reads its answer, and what it asks for fills every buffer.
+    # It never reads the response, which is larger than all buffers.
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1_024)
         connection.connect(("127.0.0.1", served.port))
@@ -518,7 +518,7 @@ PLAIN_REGISTRATION = (
 def test_a_client_that_half_closes_after_its_request_is_answered(
     served, sent, is_local
 ):
-    """As ``nc -N`` does: it was closed, and got no response."""
+    """As ``nc -N`` does."""
     tcp = ("127.0.0.1", served.port)
     connect = served.connect if is_local else partial(socket.create_connection, tcp, 30)
     with connect() as connection:
@@ -585,7 +585,7 @@ def test_a_slow_request_head_times_out(served, monkeypatch, begun):
 
 
 def test_an_idle_connection_stays_open(served, monkeypatch):
-    # More than passes between connecting and asking, less than is waited then.
+    # Longer than from the connection to the request, shorter than the pause below.
     monkeypatch.setattr(requests, "HEAD_S_MAX", 0.5)
     with served.client() as client:
         for _ in range(2):
@@ -623,7 +623,7 @@ def test_a_broken_body_closes_only_its_connection(served):
 
 
 def test_a_long_request_is_parsed_in_small_pieces(served, monkeypatch):
-    """A body in chunks of one byte kept other clients' heartbeats waiting."""
+    """Otherwise a body in chunks of one byte delays heartbeats of other clients."""
     sizes, plain = [], h11.Connection.receive_data
 
     def receive(parser, data):
@@ -687,7 +687,7 @@ def test_arbitrary_bytes_do_not_stop_the_server(served, pieces, is_reset):
 def test_without_file_descriptors_connections_wait_and_one_line_is_logged(
     served, caplog
 ):
-    """It had thousands of tracebacks a minute."""
+    """Otherwise asyncio logs thousands of tracebacks a minute."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     connections = [socket.socket(socket.AF_UNIX) for _ in range(3)]
     try:
@@ -722,7 +722,7 @@ def test_no_connection_or_task_is_left_over(served):
 
 
 def test_a_stalled_event_reader_uses_bounded_memory_and_catches_up(served):
-    """What is not read stands in the service's ring, which is bounded."""
+    """Unread events stay in the event buffer of the service, which is bounded."""
     head = f"GET {CLIENT}/events HTTP/1.1\r\nhost: x\r\n"
     head += f"{api.INSTANCE_HEADER}: {INSTANCE}\r\n\r\n"
     count = len(served.service.feeds)
@@ -733,7 +733,7 @@ def test_a_stalled_event_reader_uses_bounded_memory_and_catches_up(served):
         feed = served.service.feeds[-1]
         eventually(lambda: feed.taken)
         pushed = 0
-        # Until nothing is taken any more, whatever comes: the buffers are full.
+        # Until no new event is taken any more: the buffers are full.
         while True:
             before = feed.taken
             for _ in range(1_000):
@@ -746,7 +746,7 @@ def test_a_stalled_event_reader_uses_bounded_memory_and_catches_up(served):
             assert feed.taken < 100_000
         (one,) = served.server.server_state.connections
         assert one.transport.get_write_buffer_size() < 400_000
-        # It reconnects: a snapshot replaces what it missed, then events follow.
+        # Once it reads, a snapshot replaces the missed events, and new ones follow.
         feed.push(assigned(4_711))
         text = bytearray()
         while b'"partition":4711' not in text:
@@ -760,12 +760,12 @@ EVENTS = f"GET {CLIENT}/events HTTP/1.1\r\nhost: x\r\n{api.INSTANCE_HEADER}: {IN
 
 
 def fill(served, connection, sent):
-    """Ask for so much that answers wait to be sent; return the server's end of it."""
+    """Send requests until responses wait to be sent; return the server's connection."""
     eventually(lambda: served.connection_count == 1)
     (one,) = served.server.server_state.connections
 
     def is_waiting():
-        # On a busy machine the deadline of its answers may have ended it by now.
+        # On a busy machine the deadline of its responses may have closed it by now.
         if one.transport.get_write_buffer_size() or one.transport.is_closing():
             return True
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -778,7 +778,7 @@ def fill(served, connection, sent):
 
 @pytest.mark.parametrize("sent", [REQUEST * 100, OPENAPI, b"nonsense\r\n\r\n"])
 def test_an_unread_response_times_out(served, monkeypatch, sent):
-    """The connection is admitted: only the deadline of its answers ends it."""
+    """The connection is admitted: only the deadline of its responses closes it."""
     eventually(lambda: served.connection_count == 0)
     monkeypatch.setattr(requests, "WRITE_S_MAX", 0.5)
     with served.connect() as connection:
@@ -786,7 +786,7 @@ def test_an_unread_response_times_out(served, monkeypatch, sent):
         one = fill(served, connection, filled)
         if filled != sent:
             with contextlib.suppress(OSError):
-                connection.sendall(sent)  # its answer is the last one
+                connection.sendall(sent)  # its response is the last one
         eventually(lambda: served.connection_count == 0)
         assert one.transport.get_write_buffer_size() == 0
 

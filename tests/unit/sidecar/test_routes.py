@@ -118,7 +118,7 @@ def test_each_schema_describes_all_of_its_fields_or_none():
             for field, found in fields.items()
             if "description" not in found and field != "type"
         ]
-        # Where there is a list of attributes, it is a whole one.
+        # A docstring that lists attributes lists all of them.
         assert mute in ([], [field for field in fields if field != "type"]), name
 
 

@@ -165,7 +165,7 @@ def test_a_failed_engine_ends_the_daemon(world, caplog):
     with pytest.raises(LogTruncated, match="went back"):
         server.run(world.settings, NullObserver())
     thread.join(30)
-    # Nothing can be given back in order: nobody is asked to.
+    # Without an engine nothing can be released, so clients are not asked to.
     assert "PENDING_CONTROLLED_SHUTDOWN" not in states(caplog)
     assert ("start_drain",) not in world.service.calls
     assert world.done[-1] == "stop"

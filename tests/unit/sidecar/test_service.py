@@ -1,4 +1,4 @@
-"""Operations over a whole log: positions, grants and shutdown."""
+"""Operations of the service in a simulated cluster: positions, grants, shutdown."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -108,7 +108,7 @@ def test_beat_at_once_declines_heartbeats_that_may_block(cluster, machine):
 def test_a_heartbeat_keeps_a_client_from_being_silent_while_the_lock_is_busy(
     cluster, machine, group_id
 ):
-    """A busy engine would move what it has, and be busier still."""
+    """Otherwise a busy engine would move its partitions, and become busier."""
     a = having(machine)
     find(machine, a).mark_away(cluster.clock.now_ms())
     lock, beat = machine.node.engine.changed, api.HeartbeatRequest()
@@ -135,7 +135,6 @@ def test_beat_at_once_refuses_an_unknown_client(machine):
 
 
 def test_a_flush_is_answered_once_the_log_has_the_positions(cluster, machine):
-    """An answer never comes before what it confirms."""
     a = having(machine)
     a.positions = dict.fromkeys(a.held, 5)
     a.beat(flush=True, timeout_ms=1_000)
@@ -164,7 +163,7 @@ def test_a_flush_confirms_a_seek_and_its_repeat_rewinds_nothing(cluster, machine
 
 
 def test_an_unconfirmed_seek_ends_a_subleased_claim_without_a_release(cluster, machine):
-    """PROTOCOL 6.6: the client has a deadline of its own, which comes first."""
+    """PROTOCOL 6.6: an earlier record may undo the seek, so the claim becomes stale."""
     a = having(machine)
     epoch, _ = a.held[KEY]
     cluster.fates["host-1"] = AppendFate(is_lost=True)
@@ -200,7 +199,7 @@ def test_a_flush_after_a_seek_has_a_deadline(cluster, machine):
 
 
 def test_a_position_reported_for_an_ended_claim_is_ignored(cluster, machine):
-    """A stale call never mutates, and names the owner."""
+    """A flush with such a report is refused."""
     a = having(machine)
     epoch, _ = a.held[KEY]
     a.positions[KEY] = 2
@@ -228,7 +227,7 @@ def test_a_release_is_idempotent(cluster, machine):
 
 
 def granted(machine, client, key, first, last, **rest):
-    """Ask as a client does."""
+    """Request offsets as a client does; return the verdict."""
     ask = grant_request(machine, client, key, first, last, **rest)
     return machine.service.grant(client.group, ask)
 
@@ -276,7 +275,7 @@ def test_a_grant_request_is_answered_with_the_verdict_of_the_fold(single):
 
 
 def at_once(machine, client, first, last, **rest):
-    """Begin a grant at once; return it, and the verdicts it was notified of."""
+    """Call ``grant_at_once``; return the request, and the verdicts sent to it."""
     ask = grant_request(machine, client, KEY, first, last, **rest)
     seen = []
     pending = machine.service.grant_at_once(client.group, ask, on_verdict=seen.append)
@@ -294,7 +293,7 @@ def test_grant_at_once_does_the_same_as_grant(single):
     assert seen == [pending.verdict]
     verdict = pending.verdict
     assert (verdict.outcome, verdict.reason) == ("refused", "nothing_left")
-    # The same number again has its verdict already.
+    # A repeated number returns the same request, which has its verdict.
     again, later = at_once(single, a, 0, 4, request=1)
     assert (again, later) == (pending, [])
     with pytest.raises(ConfigurationError, match="request number 1 was"):
@@ -366,7 +365,7 @@ def test_a_grant_that_lands_after_the_deadline_is_reported_lost(single):
 
 
 def test_a_repeated_grant_request_is_granted_once(single):
-    """Its answer was lost: the range would be nobody's."""
+    """Otherwise the range would be lost with the answer."""
     a = having(single, count=1, delivery="amo")
     got = [granted(single, a, KEY, 0, 4, request=1) for _ in range(3)]
     assert got[0] == got[1] == got[2]
@@ -390,7 +389,7 @@ def test_a_repeat_that_receives_the_verdict_in_time_loses_no_grant(single):
 
 
 def granted_late(machine, client, **rest):
-    """Have a request granted offsets 5 to 9 that nobody waits for any more."""
+    """Have offsets 5 to 9 granted to a request after its deadline."""
     granted(machine, client, KEY, 0, 4)
     machine.node.cut(is_cut=True)
     with pytest.raises(DeadlineExceeded):
@@ -477,7 +476,7 @@ def test_done_offsets_that_a_client_reports_reach_the_log(single):
     assert marks_of(beats[-1]) == {0: 7}
 
 
-# --- The end ---
+# --- Shutdown, and views of the log ---
 
 
 def test_a_controlled_shutdown_waits_for_every_client(cluster, machine):
@@ -520,7 +519,6 @@ def test_closing_the_service_releases_no_leases_in_use(cluster, machine):
 
 
 def test_two_sidecars_report_the_same_world(cluster, machine):
-    """Any sidecar answers alike."""
     a = having(machine)
     second = Machine(cluster, "host-2")
     worlds = []
@@ -593,7 +591,7 @@ def test_a_fence_query_returns_token_but_no_owner_of_a_released_claim(cluster, m
 
 
 def test_a_claim_is_shown_once_while_the_partition_count_changes(cluster, machine):
-    """From its source until the target knows it: each time once (PROTOCOL 10.8)."""
+    """In the source, and in the target once that has the key (PROTOCOL 10.8)."""
     a = having(machine)
     key = moving(2, 4)[0]
     source, target = (place_of(key, partition_count=n) for n in (2, 4))
@@ -667,11 +665,11 @@ def test_an_unknown_group_has_an_empty_plan(machine):
     assert (found["members"], found["keys"]) == ([], [])
 
 
-# --- handing off before the end
+# --- handing off before the shutdown
 
 
 def handing_off(cluster, machine, **rest):
-    """Return a client here, and a member on another host; the sidecar is to end."""
+    """Begin the handoff of a sidecar; return its client, and a member elsewhere."""
     a = having(machine, warms=True)
     other = cluster.node("other")
     other.warming.is_held = True

@@ -48,7 +48,7 @@ def test_members_of_the_socket_group_have_access(path):
     gid = os.getgid()
     below = path.parent / "own" / path.name
     open_unix(below, gid=gid).close()
-    # What was made stays, and fits the next time.
+    # The folders stay, and are accepted at the next start.
     place = open_unix(below, gid=gid)
     assert (mode(below), below.stat().st_gid) == (0o660, gid)
     assert (mode(below.parent), below.parent.stat().st_gid) == (0o750, gid)
@@ -132,7 +132,9 @@ def test_the_removal_of_the_socket_is_detected(path):
 
 def test_closing_keeps_a_socket_that_replaced_its_own(path):
     place = open_unix(path)
-    for each in path.parent.iterdir():  # by a clean-up, with its lock
+    for (
+        each
+    ) in path.parent.iterdir():  # as by a clean-up, which removes the lock file too
         each.unlink()
     other = open_unix(path)
     assert (place.is_there(), other.is_there()) == (False, True)

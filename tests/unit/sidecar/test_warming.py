@@ -1,4 +1,4 @@
-"""Clients warm up before they get a partition, of this host or of another one."""
+"""Clients warm up before they get a partition of this host or of another one."""
 
 import pytest
 from enginekit import H, of, spec, world, write
@@ -39,7 +39,7 @@ def joining(machine, name="b", *, pid=2, warms=True):
 
 
 def offered(cluster, machine, count=4):
-    """Return a client that holds everything, and one that is to warm up for half."""
+    """Return a client that holds all partitions, and one asked to warm up for half."""
     a = having(machine, warms=True)
     b = joining(machine)
     run_until(cluster, [a, b], lambda: len(b.warm) == count, H)
@@ -47,7 +47,7 @@ def offered(cluster, machine, count=4):
 
 
 def limit(cluster, machine, handoff_ms):
-    """Give successors so long to warm up."""
+    """Set the time that successors have to warm up."""
     home = machine.node.engine.context.home_of("g")
     write(cluster, settings(handoff_ms=handoff_ms), home)
 
@@ -98,7 +98,6 @@ def test_a_client_that_does_not_warm_up_gets_partitions_at_once(cluster, machine
 
 
 def test_partitions_of_a_dead_client_move_without_a_handoff(cluster, machine):
-    """No handoff."""
     a, b = offered(cluster, machine)
     machine.watch.kill(1)
     run_until(cluster, [b], lambda: len(b.valid) == 8, H)
@@ -109,7 +108,7 @@ def test_partitions_of_a_dead_client_move_without_a_handoff(cluster, machine):
 
 
 def test_only_partitions_of_living_clients_are_handed_off(cluster, machine):
-    """What the dead one had is assigned, the rest is handed off."""
+    """Those of a dead client are assigned without a warm-up."""
     a = having(machine, warms=True)
     b = joining(machine, warms=False)
     run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
@@ -283,7 +282,7 @@ def test_a_hundred_reconnects_lose_no_event(cluster, machine):
         assert {key: lease.epoch for key, lease in leases.items()} == {
             key: epoch for key, (epoch, _) in client.held.items()
         }
-        # Never was anything gone that a snapshot had to replace.
+        # No event was lost that a second snapshot had to replace.
         assert len(client.named(api.Snapshot)) == 1
     assert len(b.named(api.Warm)) >= 8
 
@@ -326,7 +325,7 @@ def test_views_and_counts_show_the_phase_of_each_handoff(cluster, machine):
 
 
 def test_a_ready_report_without_an_open_offer_is_refused(cluster, machine):
-    """The product of phase and sender."""
+    """For combinations of phase and sender."""
     a, b = offered(cluster, machine)
     key = min(b.warm)
     epoch, owner = b.warm[key].epoch, a.who
@@ -387,7 +386,7 @@ def test_a_release_without_effect_is_counted_as_refused(cluster, machine):
 
 
 def other_owner(cluster, machine, *, warms=True):
-    """Return an owner on another host, and a client here that is to warm up."""
+    """Return an owner on another host, and a client here that can warm up."""
     other = cluster.node("other", spec=spec())
     cluster.run_until(lambda: len(other.held) == 8, 3 * H)
     b = joining(machine, warms=warms)
@@ -442,7 +441,6 @@ def test_another_client_is_asked_to_warm_up_if_the_first_dies(cluster, machine):
 
 
 def test_the_owner_stays_if_the_last_client_that_warms_up_dies(cluster, machine):
-    """The owner stays the owner."""
     other, b = other_owner(cluster, machine)
     run_until(cluster, [b], lambda: len(b.warm) == 4, 3 * H)
     machine.watch.kill(2)
@@ -641,7 +639,7 @@ def test_a_snapshot_lists_the_standbys_of_a_client(cluster, machine):
 
 
 def test_a_standby_ends_if_no_client_gets_the_claimed_partition(cluster, machine):
-    """The sidecar had it and lost it before a client got it."""
+    """The sidecar claimed the partition, and lost it before a client got it."""
     owner_elsewhere(cluster)
     b = standing(machine)
     run_until(cluster, [b], lambda: len(b.standbys) == HELD, 3 * H)
