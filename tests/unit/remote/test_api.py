@@ -1,4 +1,4 @@
-"""What a sidecar and its clients say: JSON there and back, events by their tag."""
+"""Messages between a sidecar and its clients: encoding and validation."""
 
 import msgspec
 import pytest
@@ -39,12 +39,12 @@ EVENTS = [
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_an_event_comes_back_as_it_was(event):
+def test_an_event_survives_its_encoding(event):
     wire = msgspec.json.encode(event)
     assert msgspec.json.decode(wire, type=api.EventBody) == event
 
 
-def test_a_newer_peer_may_send_more():
+def test_unknown_fields_of_an_event_are_ignored():
     wire = b'{"type":"lost","topic":"t","partition":0,"epoch":1,"reason":"x","new":1}'
     assert msgspec.json.decode(wire, type=api.EventBody).was_lost
 
@@ -60,13 +60,13 @@ def test_a_newer_peer_may_send_more():
         (api.FinishRequest, b'{"topics": []}'),
     ],
 )
-def test_an_action_on_a_group_has_no_unknown_field(kind, body):
-    """The rest of it would act on more than was meant."""
+def test_an_action_on_a_group_with_an_unknown_field_is_refused(kind, body):
+    """Without the misspelled field it could act on more than was meant."""
     with pytest.raises(msgspec.ValidationError, match=r"unknown|missing"):
         msgspec.json.decode(body, type=kind)
 
 
-def test_an_id_names_the_life_the_event_and_the_entry():
+def test_an_event_id_names_the_process_the_event_and_the_log_entry():
     assert api.frame_id("0123456789abcdef", 7, t=3, offset=4711) == "01234567.7.3.4711"
     frame = api.Frame("01234567.7.3.4711", api.Paused(is_paused=False))
     assert frame.is_of("0123456789abcdef")
@@ -90,7 +90,7 @@ def test_an_id_names_the_life_the_event_and_the_entry():
     ],
     ids=str,
 )
-def test_what_a_client_sends_is_checked_where_it_is_read(kind, body):
+def test_invalid_requests_are_refused_when_decoded(kind, body):
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(msgspec.json.encode(body), type=kind)
 
@@ -124,6 +124,6 @@ def test_a_sidecar_checks_the_settings_that_it_receives():
     assert caught.value.setting == "metadata_refresh_ms"
 
 
-def test_a_policy_that_is_an_object_is_not_sent():
+def test_a_policy_that_is_a_function_cannot_be_sent():
     with pytest.raises(ConfigurationError, match="given by name"):
         api.SubscriptionSpec.of(ConsumerConfig(topics=("t",), policy=fair))

@@ -1,4 +1,4 @@
-"""One client's link: followed, beaten for, taken up again, and left."""
+"""The backend of one client: events, heartbeats, restarts, departure and queries."""
 
 import asyncio
 import os
@@ -80,7 +80,7 @@ def link_to(sidecar, observer):
 
 
 class Linked:
-    """A link to a sidecar in memory, and what happens by it."""
+    """A backend connected to a sidecar in memory, with its events."""
 
     def __init__(self):
         self.sidecar = FakeSidecar()
@@ -148,7 +148,7 @@ class Linked:
                 self.link.engine.changed.wait(0.01)
 
     def restart(self):
-        """Let the sidecar be another process that knows nobody."""
+        """Replace the sidecar by another process, which knows no client."""
         self.sidecar.incarnation = "cd" * 16
         self.sidecar.is_known = False
         self.stream.end()
@@ -170,7 +170,7 @@ def handed(consumer):
 # --- Following ---
 
 
-def test_the_application_warms_up_on_the_event_and_ready_is_reported(linked):
+def test_a_warm_event_calls_the_application_and_ready_is_reported(linked):
     calls = []
     subscription = linked.subscribe(on_warm=lambda *seen: calls.append(seen))
     (sent,) = linked.sidecar.named("PUT", linked.name)
@@ -194,13 +194,13 @@ def test_the_application_warms_up_on_the_event_and_ready_is_reported(linked):
     subscription.warming.close(0)
 
 
-def test_a_subscription_shows_whether_its_client_warms_up(linked):
+def test_a_subscription_without_on_warm_does_not_warm_up(linked):
     linked.subscribe()
     (sent,) = linked.sidecar.named("PUT", linked.name)
     assert sent["warms"] is False
 
 
-def test_what_is_assigned_is_handed_out_and_reported(linked):
+def test_an_assigned_partition_is_consumed_and_its_position_reported(linked):
     consumer = linked.consumer()
     (sent,) = linked.sidecar.named("PUT", linked.name)
     assert sent["topics"] == ["t"]
@@ -216,7 +216,7 @@ def test_what_is_assigned_is_handed_out_and_reported(linked):
     linked.wait_for(is_reported)
 
 
-def test_beats_take_deadlines(linked):
+def test_answers_to_heartbeats_set_the_deadlines(linked):
     consumer = linked.consumer()
     linked.stream.push(linked.snapshot(linked.assigned()))
     linked.wait_for(consumer.assignment)
@@ -230,7 +230,7 @@ def test_beats_take_deadlines(linked):
     assert consumer.poll() == {}
 
 
-def test_a_sidecar_that_dies_stops_its_client_by_the_deadline(linked):
+def test_the_client_of_a_dead_sidecar_stops_by_its_deadline(linked):
     consumer = linked.consumer()
     linked.stream.push(linked.snapshot(linked.assigned(lasts_ms=300)))
     assert handed(consumer) == [0, 1, 2, 3]
@@ -243,7 +243,7 @@ def test_a_sidecar_that_dies_stops_its_client_by_the_deadline(linked):
     assert len(linked.named("sidecar_unreachable")) == 1
 
 
-def test_it_goes_on_where_it_was_after_a_lost_connection(linked):
+def test_a_client_resumes_its_events_after_a_lost_connection(linked):
     consumer = linked.consumer()
     linked.stream.push(linked.snapshot(linked.assigned()))
     linked.wait_for(consumer.assignment)
@@ -255,7 +255,7 @@ def test_it_goes_on_where_it_was_after_a_lost_connection(linked):
     assert consumer.assignment() == {T0}
 
 
-def test_a_restarted_sidecar_is_sent_everything_again(linked):
+def test_a_client_registers_and_subscribes_again_at_a_restarted_sidecar(linked):
     consumer = linked.consumer()
     linked.stream.push(linked.snapshot(linked.assigned()))
     assert handed(consumer) == [0, 1, 2, 3]
@@ -276,7 +276,7 @@ def test_a_restarted_sidecar_is_sent_everything_again(linked):
     assert linked.link.engine.context.span == 7, "as the sidecar says now"
 
 
-def test_a_claim_that_is_unchanged_goes_on_after_a_restart(linked):
+def test_an_unchanged_claim_continues_after_a_sidecar_restart(linked):
     consumer = linked.consumer()
     assigned = linked.assigned()
     linked.stream.push(linked.snapshot(assigned))
@@ -288,7 +288,7 @@ def test_a_claim_that_is_unchanged_goes_on_after_a_restart(linked):
 
 
 def test_a_restarted_sidecar_that_expects_the_client_is_sent_its_subscriptions(linked):
-    """It knows this process, and may know nothing of what that consumes."""
+    """It knows this process, but perhaps not its subscriptions."""
     linked.consumer()
     linked.stream.push(linked.snapshot(linked.assigned()))
     linked.wait_for(lambda: linked.link.session.holdings)
@@ -302,7 +302,7 @@ def test_a_restarted_sidecar_that_expects_the_client_is_sent_its_subscriptions(l
     )
 
 
-def test_a_beat_that_nobody_knows_leads_to_another_registration(linked):
+def test_a_client_that_the_sidecar_does_not_know_registers_again(linked):
     linked.sidecar.is_known = False
     linked.wait_for(lambda: linked.sidecar.named("POST", "/beat"))
     linked.stream.end()
@@ -310,7 +310,7 @@ def test_a_beat_that_nobody_knows_leads_to_another_registration(linked):
     assert linked.sidecar.named("PUT", "/clients/c")
 
 
-def test_a_generation_is_acknowledged_until_a_beat_with_it_was_answered(linked):
+def test_a_generation_is_acknowledged_until_a_heartbeat_is_answered(linked):
     """PROTOCOL 10.7: never before the events that lead to it are applied."""
 
     def acknowledged():
@@ -325,7 +325,7 @@ def test_a_generation_is_acknowledged_until_a_beat_with_it_was_answered(linked):
     linked.stream.push(api.Layout(generation=2))
     linked.wait_for(lambda: acknowledged() == [1, 2, 2])
     linked.wait_for(lambda: linked.link.session.acknowledgment() is None)
-    # A sidecar that was restarted does not know it.
+    # A restarted sidecar does not know that it was acknowledged.
     linked.restart()
     linked.stream.push(replace(linked.snapshot(), generation=2))
     linked.wait_for(lambda: acknowledged() == [1, 2, 2, 2])
@@ -340,7 +340,7 @@ def test_a_generation_is_acknowledged_until_a_beat_with_it_was_answered(linked):
         pytest.param("other", ConfigurationError, id="another-cluster"),
     ],
 )
-def test_who_cannot_come_back_fails_for_good(linked, answer, kind):
+def test_a_client_that_cannot_register_again_fails(linked, answer, kind):
     consumer = linked.consumer()
     if answer == "other":
         linked.sidecar.info_rest = {"cluster_id": "other"}
@@ -353,7 +353,7 @@ def test_who_cannot_come_back_fails_for_good(linked, answer, kind):
         consumer.poll()
 
 
-def test_a_bug_in_a_heartbeat_leaves_no_zombies(linked, monkeypatch):
+def test_an_internal_error_in_a_heartbeat_fails_the_client(linked, monkeypatch):
     consumer = linked.consumer()
     monkeypatch.setattr(linked.link.session, "acknowledgment", lambda: 1 / 0)
     linked.wait_for(lambda: linked.link.session.failure is not None)
@@ -361,8 +361,8 @@ def test_a_bug_in_a_heartbeat_leaves_no_zombies(linked, monkeypatch):
         consumer.poll()
 
 
-def test_a_late_answer_ends_no_later_registration(linked):
-    """No heartbeats were sent until the stream of events ended."""
+def test_a_late_answer_does_not_invalidate_a_newer_registration(linked):
+    """Otherwise no heartbeat is sent until the event stream ends."""
     link = linked.link
     link._on_unknown(replace(link._info))
     assert link._is_known
@@ -370,7 +370,7 @@ def test_a_late_answer_ends_no_later_registration(linked):
     assert not link._is_known
 
 
-def test_a_bug_leaves_no_zombies(linked, monkeypatch):
+def test_an_internal_error_in_an_event_fails_the_client(linked, monkeypatch):
     consumer = linked.consumer()
     monkeypatch.setattr(linked.link.session, "on_event", lambda _: 1 / 0)
     linked.stream.push(EMPTY)
@@ -379,7 +379,7 @@ def test_a_bug_leaves_no_zombies(linked, monkeypatch):
         consumer.poll()
 
 
-# --- SubscriptionSet ---
+# --- Subscriptions and claims ---
 
 
 def test_a_refused_subscription_raises_and_is_forgotten(linked):
@@ -402,22 +402,22 @@ def held_claim(linked):
     return claim
 
 
-def test_a_claim_without_consumption(linked):
+def test_a_claim_without_consumption_is_held_and_released(linked):
     claim = held_claim(linked)
     claim.set_position(7)
     claim.check()
     claim.release()
     assert claim.position == 7
     linked.wait_for(lambda: linked.sidecar.named("DELETE", "/claims/t/0"))
-    # Sent again before the end, since the first may still be on its way.
+    # Sent again before the claim ends, as the first may still be on its way.
     sent = linked.sidecar.named("POST", "/released")
     assert {each["position"] for assigned in sent for each in assigned["returned"]} == {
         7
     }
 
 
-def test_a_claim_is_not_won_by_the_answer_to_one_that_was_interrupted(linked):
-    """The answer is on its way while the wait is given up and begun again."""
+def test_the_answer_to_a_withdrawn_request_does_not_win_the_next_claim(linked):
+    """The answer is on its way while the application gives up and claims again."""
     link = linked.link
     link.session.unwant(link.contend_for(KEY))
     holding = link.contend_for(KEY)
@@ -430,7 +430,7 @@ def test_a_claim_is_not_won_by_the_answer_to_one_that_was_interrupted(linked):
     assert str(claim.token) == "1.0.6"
 
 
-def test_a_claim_that_somebody_holds_is_rejected_with_its_holder(linked):
+def test_the_rejection_of_a_claim_names_the_owner(linked):
     row = {
         "topic": "t",
         "partition": 0,
@@ -458,7 +458,7 @@ def test_a_claim_of_another_client_is_refused(linked):
     assert linked.link.session.holdings == {}
 
 
-def test_the_log_is_asked_by_way_of_the_sidecar(linked):
+def test_views_of_the_log_come_from_the_sidecar(linked):
     world_now = WorldNow(as_of=AS_OF, schema=1, partitions={"0": {"next_offset": 3}})
     linked.sidecar.answers["GET", "world"] = [world_now]
     linked.sidecar.answers["GET", "t"] = [OwnersNow(as_of=AS_OF, owners={0: "host-a"})]
@@ -474,8 +474,8 @@ def test_the_log_is_asked_by_way_of_the_sidecar(linked):
 # --- Leaving ---
 
 
-def test_a_client_that_leaves_is_not_notified_of_a_lost_sidecar(linked):
-    """It knows this client no more, and ends its stream: that is as it should be."""
+def test_a_client_that_leaves_reports_no_unreachable_sidecar(linked):
+    """The sidecar forgets the client and ends its stream, as expected."""
     linked.stream.push(linked.snapshot())
     linked.link.leave(release=True, timeout_ms=1_000)
     linked.sidecar.is_known = False
@@ -514,7 +514,7 @@ def at_once(monkeypatch):
 
 
 @pytest.mark.usefixtures("at_once")
-def test_one_that_is_gone_is_not_waited_for(linked):
+def test_closing_does_not_wait_for_a_sidecar_that_is_gone(linked):
     consumer = linked.consumer()
     linked.sidecar.is_dead = True
     consumer.close(timeout_ms=FOREVER_MS)
@@ -524,21 +524,21 @@ def test_one_that_is_gone_is_not_waited_for(linked):
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_release_does_not_wait_for_one_that_is_gone(linked):
+def test_a_release_does_not_wait_for_a_sidecar_that_is_gone(linked):
     claim = held_claim(linked)
     linked.sidecar.is_dead = True
     with pytest.raises(DeadlineExceeded, match="no sidecar runs to confirm the"):
         claim.release(timeout_ms=FOREVER_MS)
 
 
-def test_a_release_waits_for_one_that_is_back_in_a_moment(linked, monkeypatch):
+def test_a_release_waits_for_a_sidecar_that_soon_returns(linked, monkeypatch):
     claim = held_claim(linked)
     monkeypatch.setattr(transport, "GONE_MS_MAX", FOREVER_MS)
     linked.sidecar.answers["POST", "released"] = [httpx.ConnectError("refused")] * 2
     claim.release(timeout_ms=FOREVER_MS)
 
 
-def test_one_that_is_back_in_a_moment_is_waited_for(linked, monkeypatch):
+def test_closing_waits_for_a_sidecar_that_soon_returns(linked, monkeypatch):
     monkeypatch.setattr(transport, "GONE_MS_MAX", FOREVER_MS)
     consumer = linked.consumer()
     linked.sidecar.answers["POST", "end"] = [httpx.ConnectError("refused")] * 2
@@ -550,14 +550,14 @@ def test_one_that_is_back_in_a_moment_is_waited_for(linked, monkeypatch):
 
 
 @pytest.mark.usefixtures("at_once")
-def test_one_that_does_not_answer_may_be_there(linked):
+def test_closing_waits_for_a_sidecar_that_answers_late(linked):
     consumer = linked.consumer()
     linked.sidecar.answers["POST", "end"] = [httpx.ReadTimeout("late")] * 2
     consumer.close(timeout_ms=FOREVER_MS)
     assert consumer.is_close_confirmed
 
 
-def test_leaving_one_that_knows_nobody_is_done(linked):
+def test_leaving_a_sidecar_that_does_not_know_the_client_succeeds(linked):
     linked.sidecar.is_known = False
     linked.link.leave(release=True, timeout_ms=1_000)
     assert not linked.named("close_unconfirmed")
@@ -572,7 +572,7 @@ def greeted(sidecar, *, timeout_ms=1_000, check=lambda info: None):
     return greet(connection, clock=clock, check=check, timeout_ms=timeout_ms)
 
 
-def test_a_sidecar_that_is_starting_is_waited_for():
+def test_greeting_waits_for_a_sidecar_that_is_starting():
     sidecar = FakeSidecar()
     starting = (503, failure("CoordinationError", "it is starting", retriable=True))
     sidecar.answers["GET", "info"] = [starting, starting]
@@ -582,7 +582,7 @@ def test_a_sidecar_that_is_starting_is_waited_for():
         greeted(sidecar, timeout_ms=100)
 
 
-def test_nobody_is_not_waited_for():
+def test_greeting_does_not_wait_if_no_sidecar_answers():
     sidecar = FakeSidecar()
     sidecar.is_dead = True
     with pytest.raises(CoordinationError, match="no sidecar answers"):
@@ -598,7 +598,7 @@ def test_nobody_is_not_waited_for():
         pytest.param({"now_ms": 0}, "another clock", id="behind"),
     ],
 )
-def test_another_sidecar_than_ours_is_refused(rest, message):
+def test_a_sidecar_of_another_level_or_clock_is_refused(rest, message):
     sidecar = FakeSidecar()
     sidecar.info_rest = rest
     with pytest.raises(ConfigurationError, match=message):
@@ -606,7 +606,7 @@ def test_another_sidecar_than_ours_is_refused(rest, message):
     assert sidecar.named("PUT", "/clients/c") == []
 
 
-def test_nobody_registers_before_the_check():
+def test_a_client_does_not_register_if_the_check_fails():
     sidecar = FakeSidecar()
 
     def refuse(info):
@@ -617,7 +617,7 @@ def test_nobody_registers_before_the_check():
     assert sidecar.named("PUT", "/clients/c") == []
 
 
-def test_beats_come_six_times_in_h_and_as_the_sidecar_wants():
+def test_the_heartbeat_interval_is_the_least_of_its_limits():
     info = FakeSidecar().info()
     assert beat_ms_of(info) == 50
     slow = msgspec.structs.replace(info, client_beat_ms_max=60_000)
@@ -628,7 +628,7 @@ def test_beats_come_six_times_in_h_and_as_the_sidecar_wants():
 
 
 UNKNOWN = (503, failure("CoordinationError", retriable=True))
-# A sidecar has an incarnation in the log of its own, for each group.
+# In the log a sidecar has another incarnation for each group.
 HERE = {"client_id": "host-a", "incarnation": "cd" * 16}
 THERE = {"client_id": "host-b", "incarnation": "ef" * 16}
 
@@ -676,7 +676,7 @@ def row_of(client, *places, group="g"):
     return ClientsNow(as_of=AS_OF, clients=(row,))
 
 
-def test_a_key_of_a_neighbour_names_the_neighbour(sidecar, queries):
+def test_a_glance_names_the_local_client_that_holds_the_key(sidecar, queries):
     report(sidecar, claim(HERE), count=3)
     nobody = ClientsNow(as_of=AS_OF, clients=())
     sidecar.answers["GET", "clients"] = [row_of("b", "t-0"), nobody, UNKNOWN]
@@ -684,7 +684,7 @@ def test_a_key_of_a_neighbour_names_the_neighbour(sidecar, queries):
     assert asked == ["b", "host-a", "host-a"]
 
 
-def test_what_is_not_known_is_no_glance(sidecar, queries):
+def test_a_key_that_is_not_known_has_no_glance(sidecar, queries):
     report(sidecar, claim(HERE, partition=1))
     assert queries.glance(KEY) is None
     sidecar.answers["GET", "g"] = [UNKNOWN]
@@ -701,7 +701,7 @@ def test_what_is_not_known_is_no_glance(sidecar, queries):
         pytest.param(row_of("b", "t-0", group="h"), True, id="of-another-group"),
     ],
 )
-def test_a_claim_that_no_other_client_has_may_be_of_this_process(
+def test_a_claim_of_no_other_local_client_may_be_of_this_process(
     sidecar, queries, clients, may_be_ours
 ):
     report(sidecar, claim(HERE))
@@ -709,7 +709,7 @@ def test_a_claim_that_no_other_client_has_may_be_of_this_process(
     assert queries.last_claims(1_000) == {T0: LastClaim("host-a", 5, may_be_ours)}
 
 
-def test_claims_of_others_ask_nobody_for_neighbours(sidecar, queries):
+def test_claims_of_other_hosts_cause_no_query_for_local_clients(sidecar, queries):
     report(sidecar, claim(THERE), claim(None, 1, epoch=7))
     assert queries.last_claims(1_000) == {
         T0: LastClaim("host-b", 5),
@@ -718,13 +718,13 @@ def test_claims_of_others_ask_nobody_for_neighbours(sidecar, queries):
     assert sidecar.named("GET", "clients") == []
 
 
-def test_claims_that_are_not_known_are_an_error(sidecar, queries):
+def test_last_claims_raises_the_error_of_the_sidecar(sidecar, queries):
     sidecar.answers["GET", "g"] = [UNKNOWN]
     with pytest.raises(CoordinationError):
         queries.last_claims(1_000)
 
 
-def test_the_world_and_its_owners(sidecar, queries):
+def test_world_and_owners_come_from_the_sidecar(sidecar, queries):
     sidecar.answers["GET", "world"] = [
         WorldNow(as_of=AS_OF, schema=1, partitions={"0": {"next_offset": 3}})
     ]
@@ -755,7 +755,7 @@ def opened(**rest):
     return Marshal(**(sent | {"observer": Recorder()} | rest))
 
 
-def test_a_whole_life(reached):
+def test_a_client_registers_subscribes_and_leaves(reached):
     with opened() as marshal:
         stream = reached.stream()
         assert (marshal.client_id, marshal.group_id) == ("c", "g")
@@ -807,25 +807,25 @@ def test_data_is_read_from_the_given_servers(reached, servers, expected):
         ),
     ],
 )
-def test_what_cannot_be_is_found_before_anybody_registers(reached, rest, setting):
+def test_invalid_options_are_refused_before_registration(reached, rest, setting):
     with pytest.raises(ConfigurationError) as caught:
         opened(**rest)
     assert caught.value.setting == setting
     assert reached.named("PUT", "/clients/c") == []
 
 
-def test_what_is_expected_and_true_is_fine(reached):
+def test_options_that_match_the_sidecar_are_accepted(reached):
     with opened(coordination_topic="__marshal", heartbeat_interval_ms=H):
         reached.stream().end()
 
 
-def test_nobody_there(reached):
+def test_opening_without_a_running_sidecar_names_the_status_command(reached):
     reached.is_dead = True
     with pytest.raises(CoordinationError, match="marshal sidecar status"):
         opened()
 
 
-def test_policies_go_by_name(reached):
+def test_a_policy_that_is_a_function_is_refused(reached):
     with opened() as marshal:
         stream = reached.stream()
         with pytest.raises(ConfigurationError, match="given by name") as caught:
@@ -834,7 +834,7 @@ def test_policies_go_by_name(reached):
         stream.end()
 
 
-def test_a_child_opens_its_own(reached, monkeypatch):
+def test_a_child_process_cannot_use_the_client_of_its_parent(reached, monkeypatch):
     marshal = opened()
     stream = reached.stream()
     consumer = marshal.consumer("t")
@@ -851,7 +851,7 @@ def test_a_child_opens_its_own(reached, monkeypatch):
     marshal._backend.close()
 
 
-def test_metrics(reached):
+def test_metrics_of_a_client_of_a_sidecar_are_collected(reached):
     registry = CollectorRegistry()
     with opened() as marshal:
         stream = reached.stream()
@@ -874,7 +874,7 @@ def test_settings_are_checked_as_without_a_sidecar(reached):
     assert wants["delivery"] == "amo"
 
 
-def test_settings_are_checked_on_an_event_loop(reached):
+def test_settings_of_async_consumers_are_checked(reached):
     async def work():
         async with AsyncMarshal(
             group_id="g", client_id="c", sidecar="unix:/run/s.sock"
@@ -888,7 +888,7 @@ def test_settings_are_checked_on_an_event_loop(reached):
     asyncio.run(asyncio.wait_for(work(), 10))
 
 
-def test_asyncio(reached):
+def test_an_async_consumer_polls_through_a_sidecar(reached):
     async def work():
         async with AsyncMarshal(
             group_id="g", client_id="c", sidecar="unix:/run/s.sock"

@@ -1,4 +1,4 @@
-"""Commands are sent until they are answered, and the lock is never held meanwhile."""
+"""Commands to the sidecar are repeated until they are answered."""
 
 import threading
 import time
@@ -99,7 +99,7 @@ def test_an_empty_release_sends_nothing(rig):
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_subscription_ends_with_its_positions(rig, keep):
+def test_the_end_of_a_subscription_is_sent_with_its_positions(rig, keep):
     with rig.lock:
         seq = rig.commands.end("s", [returned()], keep=keep)
         assert rig.commands.is_pending([seq], late=True)
@@ -109,7 +109,7 @@ def test_a_subscription_ends_with_its_positions(rig, keep):
     assert posted["timeout_ms"] > 0
 
 
-def test_a_claim_is_wanted_no_more(rig):
+def test_unclaim_is_sent_and_advances_the_request_number(rig):
     with rig.lock:
         assert rig.commands.want_number(KEY) == 1
         rig.commands.unclaim(KEY)
@@ -118,7 +118,7 @@ def test_a_claim_is_wanted_no_more(rig):
 
 
 def test_a_claim_is_ended_only_after_its_position_was_sent(rig):
-    """On two threads the sidecar would release it at an earlier position."""
+    """Two threads could end the claim first, at an earlier position."""
     refused = httpx.ConnectError("refused")
     rig.sidecar.answers["POST", "released"] = [refused, refused]
     with rig.lock:
@@ -133,7 +133,7 @@ def test_a_claim_is_ended_only_after_its_position_was_sent(rig):
     rig.wait_for(lambda: rig.commands.returning_count == 0)
 
 
-def test_flushes_that_wait_are_one(rig):
+def test_waiting_flushes_are_sent_as_one(rig):
     rig.sidecar.answers["POST", "beat"] = [httpx.ReadError("reset")]
     with rig.lock:
         seqs = [rig.commands.flush() for _ in range(3)]
@@ -158,7 +158,7 @@ def test_commands_without_an_answer_stay_pending(rig):
     assert rig.commands.returning_count == 1
 
 
-def test_after_the_end_nothing_is_carried(rig):
+def test_after_the_stop_no_command_is_sent(rig):
     rig.stop()
     with rig.lock:
         seq = rig.commands.end("s", [], keep=False)

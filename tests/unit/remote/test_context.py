@@ -1,4 +1,4 @@
-"""What stands in for an engine: nothing is known that was not reported."""
+"""The replacement of the engine knows only what the sidecar has reported."""
 
 from enginekit import AMO, H
 from prometheus_client import CollectorRegistry, generate_latest
@@ -29,7 +29,7 @@ def test_a_glance_has_the_position_or_the_head():
     assert rig.context.glance(key()).position == 6
 
 
-def test_a_glance_has_the_claim_before():
+def test_a_glance_has_the_epoch_of_the_previous_claim():
     rig = RemoteRig()
     rig.consumer(delivery=AMO, most=4)
     rig.send(rig.assigned(follows=3))
@@ -38,14 +38,14 @@ def test_a_glance_has_the_claim_before():
     assert rig.context.follows == {}
 
 
-def test_observing_counts():
+def test_observed_events_are_counted():
     rig = RemoteRig()
     rig.context.observe("ready", {"a": 1})
     assert rig.context.meters.events() == {"ready": 1}
     assert rig.events("ready") == [{"a": 1}]
 
 
-def test_metrics_have_what_a_client_knows_and_no_more():
+def test_metrics_have_only_values_that_the_client_knows():
     rig = RemoteRig()
     consumer = rig.consumer(most=4)
     rig.send(rig.assigned())

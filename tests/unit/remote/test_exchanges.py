@@ -1,4 +1,4 @@
-"""Requests over kept connections: reuse, bounds, and whatever a server sends."""
+"""Requests over kept connections: reuse, limits and invalid responses."""
 
 import contextlib
 import socket
@@ -26,10 +26,10 @@ LAST = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi"
 
 
 class Server:
-    """Answers each request with the next of some bytes; None closes at once.
+    """Answers each request with the next of ``answers``; None closes the connection.
 
     Attributes:
-        requests: What arrived, by connection.
+        requests: The bytes received, by connection.
     """
 
     def __init__(self, path, answers=()):
@@ -110,14 +110,14 @@ def test_a_request_is_one_write_on_a_kept_connection(served):
     assert b"content-length: 2\r\n" in requests[1].lower()
 
 
-def test_a_request_without_a_body_states_that(served):
+def test_a_request_without_a_body_has_content_length_0(served):
     server, found = served
     found.request("DELETE", "/", body=None, timeout_ms=WAIT_S * 1000)
     assert b"content-length: 0\r\n" in server.requests[0][0].lower()
 
 
-def test_an_interrupted_request_takes_no_place_for_good(served):
-    """After as many as there are places, no heartbeat was sent."""
+def test_an_interrupted_request_frees_its_connection_slot(served):
+    """Otherwise no request could be sent after a number of interrupts."""
     _, found = served
     at = 0
     while interrupted(lambda: ask(found), at, everywhere=True)[0]:
@@ -127,7 +127,7 @@ def test_an_interrupted_request_takes_no_place_for_good(served):
     assert ask(found) == Answer(200, b"hi")
 
 
-def test_a_status_is_returned_whatever_it_is(served):
+def test_a_response_is_returned_whatever_its_status(served):
     server, found = served
     server.answers = [b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n"]
     assert ask(found) == Answer(503, b"")
@@ -155,7 +155,7 @@ def test_a_connection_that_the_server_closes_is_not_used_again(served):
     server.answers = [LAST, OK]
     assert ask(found) == ask(found) == Answer(200, b"hi")
     assert len(server.requests) == 2
-    # One that dies while idle is noticed before the next request.
+    # A connection that is closed while idle is replaced before the next request.
     server.answers = [OK]
     server._open[1].shutdown(socket.SHUT_RDWR)
     assert ask(found) == Answer(200, b"hi")
@@ -171,7 +171,7 @@ def test_an_expired_connection_is_not_used_again(served, monkeypatch):
     assert not found._idle
 
 
-def test_bytes_that_nobody_asked_for_end_a_connection(served):
+def test_unexpected_bytes_end_a_connection(served):
     server, found = served
     server.answers = [OK + OK, OK]
     assert ask(found) == ask(found) == Answer(200, b"hi")
@@ -186,7 +186,7 @@ def test_bytes_that_nobody_asked_for_end_a_connection(served):
         pytest.param(b"HTTP/1.1 200 OK\r\na: " + b"b" * 100_000, id="endless-head"),
     ],
 )
-def test_a_request_without_a_whole_response_may_have_been_received(served, answer):
+def test_a_request_without_a_complete_response_counts_as_sent(served, answer):
     server, found = served
     server.answers = [answer]
     with pytest.raises(ExchangeError) as caught:
@@ -195,7 +195,7 @@ def test_a_request_without_a_whole_response_may_have_been_received(served, answe
     assert ask(found) == Answer(200, b"hi")
 
 
-def test_a_response_has_a_limit(served, monkeypatch):
+def test_a_response_over_the_size_limit_is_refused(served, monkeypatch):
     server, found = served
     monkeypatch.setattr(exchanges, "ANSWER_BYTES_MAX", 1)
     with pytest.raises(ExchangeError, match="exceeds 1 bytes"):
@@ -203,7 +203,7 @@ def test_a_response_has_a_limit(served, monkeypatch):
     assert not server.answers
 
 
-def test_a_response_has_a_deadline_whatever_trickles_in(served):
+def test_a_response_has_a_deadline(served):
     server, found = served
     server.held.clear()
     with pytest.raises(ExchangeError, match="timed out") as caught:
@@ -213,7 +213,7 @@ def test_a_response_has_a_deadline_whatever_trickles_in(served):
         ask(found, timeout_ms=0)
 
 
-def test_a_refusal_is_read_though_the_request_was_not(served, tmp_path):
+def test_a_refusal_is_read_before_the_server_has_read_the_request(served, tmp_path):
     """A server may answer a long body before it has read it."""
     del served
     path = tmp_path / "early.sock"
@@ -231,7 +231,7 @@ def test_a_refusal_is_read_though_the_request_was_not(served, tmp_path):
         thread = threading.Thread(target=refuse)
         thread.start()
         found = Exchanges(lambda s: connect(str(path), s), host="x", headers={})
-        # What is unread when it closes may also reset the connection.
+        # Unread bytes may also reset the connection when the server closes it.
         with contextlib.suppress(ExchangeError):
             assert ask(found, body=b"x" * 10_000_000) == Answer(413, b"")
         thread.join(WAIT_S)
@@ -250,7 +250,7 @@ def test_without_a_listener_nothing_was_sent(tmp_path):
         assert not caught.value.was_sent
 
 
-def test_requests_at_once_have_connections_of_their_own_up_to_a_limit(
+def test_concurrent_requests_use_separate_connections_up_to_a_limit(
     served, monkeypatch
 ):
     server, found = served
@@ -295,7 +295,7 @@ def test_closing_wakes_the_threads_that_wait(served):
         ask(found)
 
 
-def test_over_tcp_a_request_does_not_wait_for_another():
+def test_tcp_connections_have_tcp_nodelay_set():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         place = listening.getsockname()
         with open_tcp(place, WAIT_S) as opened:
@@ -320,7 +320,7 @@ def test_over_tcp_a_request_does_not_wait_for_another():
         st.builds(lambda length: OK[:length], st.integers(1, len(OK))),
     )
 )
-def test_whatever_a_server_sends_there_is_a_response_or_an_error(served, noise):
+def test_arbitrary_bytes_from_a_server_give_a_response_or_an_error(served, noise):
     server, found = served
     server.answers = [noise]
     with contextlib.suppress(ExchangeError):
@@ -344,7 +344,7 @@ def without_parsing(monkeypatch):
     monkeypatch.setattr(exchanges.h11.Connection, "next_event", refuse)
 
 
-def test_a_repeated_exchange_is_neither_made_nor_parsed_again(served, monkeypatch):
+def test_a_repeated_exchange_is_neither_composed_nor_parsed_again(served, monkeypatch):
     server, found = served
     for body in (None, b"{}"):
         ask(found, body=body)
@@ -381,7 +381,7 @@ DIFFERENT = [
 
 @pytest.mark.parametrize("different", DIFFERENT)
 @pytest.mark.parametrize("body", [None, b"{}"])
-def test_what_differs_from_earlier_responses_is_parsed(served, different, body):
+def test_a_response_that_differs_from_earlier_ones_is_parsed(served, different, body):
     server, found = served
     server.answers = [different]
     expected = outcome(found, body=body, timeout_ms=300)
@@ -389,7 +389,7 @@ def test_what_differs_from_earlier_responses_is_parsed(served, different, body):
         assert ask(found, body=body) == Answer(200, b"hi")
     server.answers = [different]
     assert outcome(found, body=body, timeout_ms=300) == expected
-    # Whatever it was, the next one is answered.
+    # After any of them the next request is answered.
     assert ask(found, body=body) == Answer(200, b"hi")
 
 
@@ -414,7 +414,7 @@ def test_a_response_in_pieces_is_awaited(served):
         assert ask(found) == Answer(200, b"hi")
 
 
-def test_a_response_that_is_no_success_is_parsed_each_time(served):
+def test_a_repeated_error_response_is_returned_each_time(served):
     server, found = served
     refusal = b"HTTP/1.1 409 No\r\ncontent-length: 2\r\n\r\nno"
     server.answers = [refusal] * 3
@@ -422,7 +422,7 @@ def test_a_response_that_is_no_success_is_parsed_each_time(served):
     assert ask(found) == Answer(200, b"hi")
 
 
-def test_few_heads_of_requests_are_kept(served, monkeypatch):
+def test_kept_heads_of_requests_are_bounded(served, monkeypatch):
     monkeypatch.setattr(exchanges, "HEADS_MAX", 2)
     _, found = served
     for number in range(5):

@@ -1,4 +1,4 @@
-"""Ranges asked for by a sidecar: what is granted is what the fold says."""
+"""Grants requested through a sidecar, by the verdicts of the fold."""
 
 import pytest
 import variants
@@ -58,7 +58,7 @@ def test_a_request_names_claim_and_process(rig, consumer):
     assert values(consumer.poll()) == {0: [0, 1, 2, 3]}
 
 
-def test_nothing_is_handed_out_that_was_not_granted(rig, consumer):
+def test_only_granted_offsets_are_handed_out(rig, consumer):
     consumer.poll()
     rig.answer(granted(None, None, outcome="refused", reason="paused"))
     assert consumer.poll() == {}
@@ -77,7 +77,7 @@ def test_answers_are_applied_in_the_order_of_requests(rig, consumer):
 
 
 def asked_within_the_span(rig, consumer):
-    """Fetch more than one request may ask for, and ask for all of it."""
+    """Fetch more records than one request may cover, and request all of them."""
     rig.context.span = 3
     assert consumer.poll() == {}
     rig.session.grants.request(rig.session.holdings[key()], 7)
@@ -89,8 +89,8 @@ def asked_within_the_span(rig, consumer):
     assert [(ask.first, ask.last) for ask in rig.asked] == [(0, 2), (3, 5)]
 
 
-def test_no_request_is_for_more_than_the_span_of_the_sidecar(rig, consumer):
-    """The log refuses a wider one: nothing would ever be granted."""
+def test_no_request_exceeds_the_span_of_the_sidecar(rig, consumer):
+    """The fold refuses a wider one: nothing would ever be granted."""
     asked_within_the_span(rig, consumer)
 
 
@@ -100,7 +100,7 @@ def test_a_request_beyond_the_span_is_caught(rig, consumer, monkeypatch):
         asked_within_the_span(rig, consumer)
 
 
-def test_what_the_sidecar_cut_off_is_asked_for_again(rig, consumer):
+def test_offsets_that_the_sidecar_cut_off_are_requested_again(rig, consumer):
     """The span was lowered after the sidecar reported it."""
     consumer.poll()
     rig.answer(granted(0, 1))
@@ -111,7 +111,7 @@ def test_what_the_sidecar_cut_off_is_asked_for_again(rig, consumer):
     assert values(consumer.poll()) == {0: [2, 3, 4, 5]}
 
 
-def test_one_that_overtook_the_other_was_granted_both(rig, consumer):
+def test_a_request_that_overtook_another_is_granted_both_ranges(rig, consumer):
     consumer.poll()
     rig.session.grants.request(rig.session.holdings[key()], 7)
     late = granted(None, None, head=8, outcome="refused", reason="nothing_left")
@@ -120,7 +120,7 @@ def test_one_that_overtook_the_other_was_granted_both(rig, consumer):
     assert progress(rig).next_first >= 8
 
 
-def test_one_that_overtook_a_refused_one_is_waited_for(rig, consumer):
+def test_a_release_waits_for_a_request_that_overtook_a_refused_one(rig, consumer):
     """The key moves: it is given back once nothing of it is requested or granted."""
     consumer.poll()
     rig.session.grants.request(rig.session.holdings[key()], 7)
@@ -133,7 +133,7 @@ def test_one_that_overtook_a_refused_one_is_waited_for(rig, consumer):
     assert rig.events("grant_lost") == []
 
 
-def test_one_without_an_answer_is_asked_again(rig, consumer):
+def test_a_request_without_an_answer_is_sent_again(rig, consumer):
     consumer.poll()
     rig.answer(CoordinationError("no sidecar"))
     assert progress(rig).outstanding_count == 1
@@ -152,14 +152,14 @@ def test_requests_have_numbers_of_their_own(rig, consumer):
     assert len({ask.request for ask in rig.asked}) == 2
 
 
-def test_what_the_sidecar_refuses_is_not_repeated(rig, consumer):
+def test_a_request_that_the_sidecar_refuses_is_not_repeated(rig, consumer):
     consumer.poll()
     rig.answer(ClaimLost("another claim"))
     assert not rig.waiting
     assert progress(rig).outstanding_count == 0
 
 
-def test_it_is_not_repeated_for_ever(rig, consumer):
+def test_a_repeated_request_is_given_up_after_the_verdict_limit(rig, consumer):
     consumer.poll()
     for _ in range(4):
         rig.tick(VERDICT_LIMIT_MS // 4)
@@ -171,8 +171,8 @@ def test_it_is_not_repeated_for_ever(rig, consumer):
     assert progress(rig).outstanding_count == 0
 
 
-def test_one_to_a_sidecar_that_is_gone_is_not_repeated(rig, consumer):
-    """Its answer is gone, too: a stop ends, as soon as nothing granted is left."""
+def test_a_request_to_a_sidecar_that_is_gone_is_not_repeated(rig, consumer):
+    """Its answer is gone, too, so a stopped consumer finishes without it."""
     consumer.poll()
     rig.answer(CoordinationError("it does not answer"))
     consumer.stop()
@@ -182,14 +182,14 @@ def test_one_to_a_sidecar_that_is_gone_is_not_repeated(rig, consumer):
     assert consumer.is_finished
 
 
-def test_for_a_claim_that_is_over_it_is_not_repeated(rig, consumer):
+def test_a_request_under_an_ended_claim_is_not_repeated(rig, consumer):
     consumer.poll()
     rig.send(lost())
     rig.answer(CoordinationError("no sidecar"))
     assert not rig.waiting
 
 
-def test_what_was_granted_without_our_knowledge_is_never_handed_out(rig, consumer):
+def test_offsets_whose_grant_was_not_received_are_never_handed_out(rig, consumer):
     consumer.poll()
     rig.answer(CoordinationError("no answer, and granted all the same"))
     consumer.poll()
@@ -200,7 +200,7 @@ def test_what_was_granted_without_our_knowledge_is_never_handed_out(rig, consume
     assert values(consumer.poll()) == {0: [4, 5, 6, 7]}
 
 
-def test_one_that_hangs_is_given_up_after_every_answer_could_have_come(rig, consumer):
+def test_a_request_that_hangs_is_given_up_after_the_verdict_limit(rig, consumer):
     consumer.poll()
     rig.tick(VERDICT_LIMIT_MS // 4)
     renew(rig)
@@ -212,7 +212,7 @@ def test_one_that_hangs_is_given_up_after_every_answer_could_have_come(rig, cons
     assert progress(rig).outstanding_count == 0
 
 
-def test_where_there_is_no_room_it_is_asked_later(rig, consumer):
+def test_a_request_without_a_free_worker_is_sent_later(rig, consumer):
     rig.has_room = False
     consumer.poll()
     assert progress(rig).outstanding_count == 0
@@ -221,7 +221,7 @@ def test_where_there_is_no_room_it_is_asked_later(rig, consumer):
     assert len(rig.waiting) == 1
 
 
-def test_a_grant_after_the_claim_is_reported_and_not_used(rig, consumer):
+def test_a_grant_after_the_end_of_the_claim_is_reported_lost(rig, consumer):
     consumer.poll()
     rig.send(lost())
     rig.answer(granted(0, 3))
@@ -229,7 +229,7 @@ def test_a_grant_after_the_claim_is_reported_and_not_used(rig, consumer):
     assert [each["ranges"] for each in rig.events("grant_lost")] == [[(0, 3)]]
 
 
-def test_what_is_granted_and_unused_is_reported_with_the_end(rig, consumer):
+def test_unused_grants_are_reported_lost_when_the_claim_ends(rig, consumer):
     consumer.poll()
     rig.answer(granted(0, 3))
     rig.send(lost())
@@ -250,7 +250,7 @@ def test_a_request_that_the_log_ignored_ends_the_claim(rig, consumer, offset):
     assert rig.session.holdings == {}
 
 
-def test_grants_are_for_at_most_once(rig):
+def test_a_grant_request_at_least_once_is_refused(rig):
     rig.consumer()
     rig.send(rig.assigned())
     with pytest.raises(InvalidTransition, match="not consumed at most once"):

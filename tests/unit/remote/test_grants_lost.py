@@ -1,4 +1,4 @@
-"""Offsets that were granted to requests whose answers are lost are reported, once."""
+"""Offsets granted to requests whose answers are lost are reported, once."""
 
 import pytest
 from enginekit import AMO, H, values
@@ -49,14 +49,14 @@ def losses(rig):
     return found
 
 
-def test_a_request_without_an_answer_names_what_it_asked_for(rig, consumer):
+def test_an_unanswered_request_reports_its_range(rig, consumer):
     consumer.poll()
     rig.answer(NO_ANSWER)
     (event,) = rig.events("grant_unanswered")
     assert (event["key"], event["ranges"]) == (key(), [(0, 3)])
 
 
-def test_the_next_grant_shows_what_was_granted_before_it(rig, consumer):
+def test_a_later_grant_shows_that_earlier_offsets_are_lost(rig, consumer):
     consumer.poll()
     give_up(rig)
     assert losses(rig) == [], "it may not have been granted"
@@ -66,7 +66,7 @@ def test_the_next_grant_shows_what_was_granted_before_it(rig, consumer):
     assert values(consumer.poll()) == {0: [4, 5, 6, 7]}
 
 
-def test_a_refusal_shows_what_was_granted_before_it(rig, consumer):
+def test_a_later_refusal_shows_that_earlier_offsets_are_lost(rig, consumer):
     consumer.poll()
     give_up(rig)
     request(rig, 3)
@@ -77,7 +77,7 @@ def test_a_refusal_shows_what_was_granted_before_it(rig, consumer):
     assert losses(rig) == [(0, 3)]
 
 
-def test_what_was_not_granted_is_not_lost(rig, consumer):
+def test_offsets_granted_to_a_later_request_are_not_lost(rig, consumer):
     consumer.poll()
     give_up(rig)
     request(rig, 7)
@@ -86,8 +86,8 @@ def test_what_was_not_granted_is_not_lost(rig, consumer):
     assert losses(rig) == []
 
 
-def test_a_request_in_flight_may_still_have_been_granted_it(rig, consumer):
-    """It landed in the log before the one that was refused."""
+def test_offsets_that_a_request_in_flight_may_have_are_not_lost(rig, consumer):
+    """That request landed in the log before the refused one."""
     consumer.poll()
     request(rig, 7)
     request(rig, 11)
@@ -98,7 +98,7 @@ def test_a_request_in_flight_may_still_have_been_granted_it(rig, consumer):
     assert losses(rig) == []
 
 
-def test_what_nothing_in_flight_was_granted_is_lost(rig, consumer):
+def test_offsets_are_lost_once_no_request_in_flight_can_have_them(rig, consumer):
     consumer.poll()
     give_up(rig)
     request(rig, 7)
@@ -109,7 +109,7 @@ def test_what_nothing_in_flight_was_granted_is_lost(rig, consumer):
     assert losses(rig) == [(0, 3)]
 
 
-def test_grants_of_the_next_owner_are_not_lost(rig, consumer):
+def test_offsets_granted_to_the_next_owner_are_not_lost(rig, consumer):
     consumer.poll()
     give_up(rig)
     request(rig, 3)
@@ -123,8 +123,10 @@ def end_and_begin(rig, position, *, follows=5, set_by=""):
 
 
 @pytest.mark.parametrize("is_early", [True, False])
-def test_the_next_claim_begins_behind_what_is_lost(rig, consumer, is_early):
-    """As after a restart of the sidecar, which knows the request no more."""
+def test_a_next_claim_that_begins_after_requested_offsets_reports_them(
+    rig, consumer, is_early
+):
+    """As after a restart of the sidecar, which has forgotten the request."""
     consumer.poll()
     rig.answer(granted(0, 3))
     assert values(consumer.poll()) == {0: [0, 1, 2, 3]}
@@ -140,7 +142,7 @@ def test_the_next_claim_begins_behind_what_is_lost(rig, consumer, is_early):
     assert losses(rig) == [(4, 7)]
 
 
-def test_an_answer_after_the_next_claim_is_reported_once(rig, consumer):
+def test_a_grant_received_after_the_next_claim_is_reported_once(rig, consumer):
     consumer.poll()
     end_and_begin(rig, 4)
     rig.answer(granted(0, 3))
@@ -156,22 +158,22 @@ def test_an_answer_after_the_next_claim_is_reported_once(rig, consumer):
         pytest.param({"set_by": None}, id="not-known-who-set-it"),
     ],
 )
-def test_the_next_claim_shows_nothing_if_others_moved_the_position(rig, consumer, how):
+def test_no_loss_is_reported_if_the_position_may_have_been_set(rig, consumer, how):
     consumer.poll()
     end_and_begin(rig, 4, **how)
     rig.answer(NO_ANSWER)
     assert losses(rig) == []
 
 
-def test_the_next_claim_shows_what_was_not_granted(rig, consumer):
+def test_a_next_claim_that_begins_at_requested_offsets_reports_no_loss(rig, consumer):
     consumer.poll()
     end_and_begin(rig, 0)
     rig.answer(NO_ANSWER)
     assert losses(rig) == []
 
 
-def test_what_was_handed_out_is_not_lost(rig, consumer):
-    """A claim that ends while nothing is asked for."""
+def test_offsets_that_were_handed_out_are_not_lost(rig, consumer):
+    """The claim ends while no request is in flight."""
     consumer.poll()
     rig.answer(granted(0, 3))
     assert values(consumer.poll()) == {0: [0, 1, 2, 3]}

@@ -1,4 +1,4 @@
-"""Heads that repeat, and those that mean more than the length of their body."""
+"""Heads that can be repeated, and heads that require parsing."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_a_head_is_split_around_its_length():
         b"P / HTTP/1.1\r\nContent-Length: 2\r\nA: b\n\r\n\r\n",
     ],
 )
-def test_heads_that_mean_more_are_not_repeated(data):
+def test_incomplete_and_special_heads_are_not_repeated(data):
     assert RepeatedHead.of(data) is None
 
 
@@ -66,7 +66,7 @@ def test_a_head_without_a_length_has_no_body():
     assert head.body_of(data.replace(b"/x", b"/y")) is None
 
 
-def test_a_connection_that_is_kept_alive_may_state_that():
+def test_a_head_with_connection_keep_alive_is_repeated():
     data = b"P / HTTP/1.1\r\nConnection: keep-alive\r\ncontent-length: 2\r\n\r\n"
     assert RepeatedHead.of(data) is not None
 
@@ -85,7 +85,7 @@ def test_a_connection_that_is_kept_alive_may_state_that():
         HEAD % (BODY_BYTES_MAX + 1),
     ],
 )
-def test_other_bytes_do_not_begin_with_the_head(data):
+def test_bytes_that_differ_do_not_match_the_head(data):
     head = RepeatedHead.of(request())
     assert head is not None
     assert head.body_of(data) is None

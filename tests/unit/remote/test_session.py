@@ -1,4 +1,4 @@
-"""What a client has by its sidecar, event by event; time stands still meanwhile."""
+"""The session of a client of a sidecar, event by event, by a simulated clock."""
 
 import pytest
 from enginekit import AMO, T0, H, values
@@ -35,7 +35,7 @@ def endings(rig):
 # --- Assigned, and consumed ---
 
 
-def test_what_is_assigned_is_consumed_under_its_token(rig, consumer):
+def test_an_assigned_partition_is_consumed_under_its_token(rig, consumer):
     assert consumer.tokens() == {T0: Token(1, 0, 5)}
     found = consumer.poll()
     assert values(found) == {0: [0, 1, 2, 3]}
@@ -46,14 +46,14 @@ def test_what_is_assigned_is_consumed_under_its_token(rig, consumer):
     assert rig.events("claimed")[0]["client"] == "c"
 
 
-def test_who_set_the_position_comes_with_the_assignment(rig):
+def test_an_assignment_states_which_operation_set_the_position(rig):
     consumer = rig.consumer()
     rig.send(rig.snapshot(rig.assigned(set_by="aa")))
     batch = next(consumer.batches())
     assert consumer.holding_of(batch).set_by == "aa"
 
 
-def test_events_that_come_twice_change_nothing(rig, consumer):
+def test_repeated_events_change_nothing(rig, consumer):
     consumer.poll()
     version = rig.session.subscriptions[0].version
     rig.send(rig.assigned())
@@ -63,7 +63,7 @@ def test_events_that_come_twice_change_nothing(rig, consumer):
     assert len(rig.events("claimed")) == 1
 
 
-def test_a_seek_is_over_once_the_sidecar_has_answered(rig, consumer):
+def test_a_seek_takes_effect_once_the_sidecar_confirms_it(rig, consumer):
     consumer.poll()
     rig.commands.pending = {2}
     with pytest.raises(DeadlineExceeded):
@@ -99,8 +99,8 @@ def test_a_later_claim_of_a_key_replaces_the_earlier(rig, consumer):
     assert consumer.tokens() == {T0: Token(1, 0, 9)}
 
 
-def test_a_claim_in_another_coordinating_partition_is_later_by_its_token(rig, consumer):
-    """PROTOCOL 10: the key has moved there, where epochs may be lower."""
+def test_a_lower_epoch_under_a_later_token_replaces_the_claim(rig, consumer):
+    """PROTOCOL 10: the key moved to a coordinating partition with lower epochs."""
     consumer.poll()
     rig.send(rig.assigned(epoch=3, token="2.0.3", position=2))
     with pytest.raises(ClaimLost, match="reassigned"):
@@ -113,7 +113,7 @@ def test_a_claim_in_another_coordinating_partition_is_later_by_its_token(rig, co
     assert consumer.tokens() == {T0: Token(2, 0, 7)}
 
 
-def test_a_topic_of_a_pattern_joins_with_its_first_partition(rig):
+def test_an_assignment_adds_its_topic_to_the_subscription(rig):
     consumer = rig.consumer()
     rig.cluster.fill("u", (3,))
     rig.send(rig.assigned(topic="u"))
@@ -128,7 +128,7 @@ def test_a_topic_of_a_pattern_joins_with_its_first_partition(rig):
         pytest.param({"name": ""}, id="a-claim-that-nobody-wants"),
     ],
 )
-def test_what_nobody_can_use_is_given_back(rig, given):
+def test_an_assignment_that_cannot_be_used_is_given_back(rig, given):
     consumer = rig.consumer()
     rig.session._had.add("other")
     message = rig.assigned(**given)
@@ -144,13 +144,13 @@ def test_what_nobody_can_use_is_given_back(rig, given):
 
 
 def of_topic(rig):
-    """Assign partition 0 under the id that its topic has now."""
+    """Assign partition 0 under the current id of its topic."""
     topic_id = rig.cluster.kafka.topic("t").topic_id.hex()
     rig.send(rig.snapshot(rig.assigned(topic_id=topic_id)))
 
 
 def settle(rig, consumer):
-    """Let the topic be looked up as often as it takes; return what came meanwhile."""
+    """Poll until the topic has been looked up; return the values received."""
     found = []
     for _ in range(20):
         found += [r.value for each in consumer.poll().values() for r in each]
@@ -158,7 +158,7 @@ def settle(rig, consumer):
     return found
 
 
-def test_what_is_of_a_recreated_topic_is_given_back(rig):
+def test_a_partition_of_a_recreated_topic_is_given_back(rig):
     consumer = rig.consumer()
     of_topic(rig)
     assert values(consumer.poll()) == {0: list(range(10))}
@@ -175,7 +175,7 @@ def test_what_is_of_a_recreated_topic_is_given_back(rig):
     assert settle(rig, consumer) == [b"new"] * 20
 
 
-def test_what_is_of_a_deleted_topic_is_given_back(rig):
+def test_a_partition_of_a_deleted_topic_is_given_back(rig):
     consumer = rig.consumer()
     of_topic(rig)
     consumer.poll()
@@ -188,7 +188,7 @@ def test_what_is_of_a_deleted_topic_is_given_back(rig):
 # --- Deadlines ---
 
 
-def test_what_an_earlier_process_had_waits_for_the_one_that_goes_on(rig):
+def test_partitions_of_an_earlier_process_wait_for_a_subscription(rig):
     rig.send(rig.snapshot(rig.assigned(position=4)))
     assert not rig.commands.returned
     consumer = rig.consumer()
@@ -196,7 +196,7 @@ def test_what_an_earlier_process_had_waits_for_the_one_that_goes_on(rig):
     assert not rig.commands.returned
 
 
-def test_what_is_to_be_released_before_anybody_goes_on_is_given_back(rig):
+def test_a_release_before_the_subscription_gives_the_partition_back(rig):
     rig.send(rig.snapshot(rig.assigned()))
     rig.send(releasing())
     (returned,) = rig.commands.returned
@@ -204,13 +204,13 @@ def test_what_is_to_be_released_before_anybody_goes_on_is_given_back(rig):
     assert rig.consumer().poll() == {}
 
 
-def test_what_is_lost_before_anybody_goes_on_is_gone(rig):
+def test_a_partition_lost_before_the_subscription_is_not_consumed(rig):
     rig.send(rig.snapshot(rig.assigned()))
     rig.send(lost())
     assert rig.consumer().poll() == {}
 
 
-def test_nothing_is_handed_out_after_the_soft_stop(rig, consumer):
+def test_no_record_is_handed_out_after_the_soft_deadline(rig, consumer):
     consumer.poll()
     rig.tick(H)
     assert consumer.poll() == {}
@@ -221,14 +221,14 @@ def test_nothing_is_handed_out_after_the_soft_stop(rig, consumer):
     assert consumer.assignment() == set()
 
 
-def test_a_hard_stop_notifies_a_consumer_with_records(rig, consumer):
+def test_the_hard_deadline_raises_claim_lost_in_the_consumer(rig, consumer):
     consumer.poll()
     rig.tick(2 * H)
     with pytest.raises(ClaimLost, match="lease_expired"):
         consumer.poll()
 
 
-def test_a_commit_after_the_hard_stop_is_refused_without_the_watch(rig, consumer):
+def test_a_commit_after_the_hard_deadline_is_refused_at_once(rig, consumer):
     consumer.poll()
     rig.cluster.clock.advance(2 * H)
     with pytest.raises(ClaimLost, match="lease_expired"):
@@ -239,14 +239,14 @@ def test_a_commit_after_the_hard_stop_is_refused_without_the_watch(rig, consumer
     assert consumer.poll() == {}
 
 
-def test_beats_move_the_deadlines(rig, consumer):
+def test_heartbeats_extend_the_deadlines(rig, consumer):
     rig.tick(H - 1)
     rig.session.on_deadlines(rig.beaten(), reported=())
     rig.tick(H - 1)
     assert consumer.poll() != {}
 
 
-def test_an_answer_that_was_overtaken_changes_nothing(rig, consumer):
+def test_an_answer_that_arrives_after_a_later_one_is_ignored(rig, consumer):
     late = rig.beaten(soft_ms=10 * H, hard_ms=20 * H)
     rig.tick(10)
     rig.session.on_deadlines(rig.beaten(soft_ms=20), reported=())
@@ -255,7 +255,7 @@ def test_an_answer_that_was_overtaken_changes_nothing(rig, consumer):
     assert consumer.poll() == {}
 
 
-def test_a_claim_that_is_assigned_again_lasts_no_longer(rig, consumer):
+def test_a_repeated_assignment_does_not_extend_the_deadlines(rig, consumer):
     rig.send(rig.assigned(soft_until_ms=rig.now_ms + 20))
     rig.send(rig.snapshot(rig.assigned(soft_until_ms=rig.now_ms + 10 * H)))
     rig.tick(19)
@@ -264,13 +264,13 @@ def test_a_claim_that_is_assigned_again_lasts_no_longer(rig, consumer):
     assert consumer.poll() == {}
 
 
-def test_deadlines_of_another_claim_are_passed_over(rig, consumer):
+def test_deadlines_of_another_claim_are_ignored(rig, consumer):
     rig.session.on_deadlines(rig.beaten(epoch=4, soft_ms=0, hard_ms=0), reported=())
     rig.tick()
     assert consumer.poll() != {}
 
 
-def test_only_changes_are_reported(rig, consumer):
+def test_only_changed_progress_is_reported(rig, consumer):
     given = rig.session.progress(everything=False)
     assert len(given) == 1
     rig.session.on_deadlines(rig.beaten(), reported=given)
@@ -280,7 +280,7 @@ def test_only_changes_are_reported(rig, consumer):
     assert len(rig.session.progress(everything=False)) == 1
 
 
-def test_a_flush_that_does_not_list_a_claim_ends_it(rig, consumer):
+def test_a_claim_missing_in_the_answer_to_a_flush_ends(rig, consumer):
     consumer.poll()
     given = rig.session.progress(everything=True)
     rig.session.on_flushed(rig.beaten(partitions=()), reported=given)
@@ -299,7 +299,7 @@ def test_a_flush_waits_for_its_answer(rig, consumer):
 # --- Release and loss ---
 
 
-def test_a_release_is_confirmed_when_nothing_is_in_hand(rig, consumer):
+def test_a_release_is_confirmed_once_all_records_are_committed(rig, consumer):
     consumer.poll()
     rig.send(releasing())
     rig.tick()
@@ -312,7 +312,7 @@ def test_a_release_is_confirmed_when_nothing_is_in_hand(rig, consumer):
     assert consumer.poll() == {}
 
 
-def test_who_does_not_commit_is_waited_for_until_it_is_due(rig, consumer):
+def test_a_release_without_a_commit_is_confirmed_at_its_deadline(rig, consumer):
     consumer.poll()
     rig.send(releasing(until_ms=rig.now_ms + 50))
     rig.tick(49)
@@ -321,7 +321,7 @@ def test_who_does_not_commit_is_waited_for_until_it_is_due(rig, consumer):
     assert [each.position for each in rig.commands.returned] == [0]
 
 
-def test_a_release_that_was_called_off_is_over_with_the_next_snapshot(rig, consumer):
+def test_a_snapshot_without_a_release_calls_the_release_off(rig, consumer):
     rig.send(rig.snapshot(rig.assigned(), releasing=(releasing(),)))
     assert consumer.poll() == {}
     rig.send(rig.snapshot(rig.assigned()))
@@ -358,7 +358,7 @@ def test_late_events_of_an_ended_claim_are_ignored(rig, consumer):
         pytest.param("cd" * 16, "sidecar_restarted", id="a-restarted-one"),
     ],
 )
-def test_what_a_snapshot_does_not_list_is_over(rig, consumer, incarnation, reason):
+def test_a_claim_that_a_snapshot_does_not_list_ends(rig, consumer, incarnation, reason):
     consumer.poll()
     claimant = rig.session.claimant
     owner = claimant.owner._replace(incarnation=bytes.fromhex(incarnation))
@@ -370,7 +370,7 @@ def test_what_a_snapshot_does_not_list_is_over(rig, consumer, incarnation, reaso
     assert values(consumer.poll()) == {0: [0, 1, 2, 3]}
 
 
-def test_a_failure_ends_everything(rig, consumer):
+def test_a_failure_ends_all_claims(rig, consumer):
     message = api.Failure(error="ConfigurationError", message="no", setting="policy")
     rig.send(api.Failed(failure=message))
     with pytest.raises(ConfigurationError, match="no"):
@@ -383,7 +383,7 @@ def test_a_failure_ends_everything(rig, consumer):
     ]
 
 
-def test_a_pause_is_known(rig, consumer):
+def test_a_pause_of_the_group_is_known(rig, consumer):
     rig.send(api.Paused(is_paused=True, until_wall_ms=1, reason="r"))
     assert rig.context.is_paused("g")
     assert rig.context.is_key_paused(Key("g", "t", 0))
@@ -413,7 +413,7 @@ def test_a_pause_of_some_partitions_is_known(rig, consumer):
 # --- At most once ---
 
 
-def test_at_most_once_is_never_consumed_otherwise(rig):
+def test_at_most_once_no_record_is_handed_out_before_a_grant(rig):
     consumer = rig.consumer(delivery=AMO)
     rig.send(rig.assigned(position=3))
     assert consumer.poll() == {}
@@ -426,7 +426,7 @@ def test_at_most_once_is_never_consumed_otherwise(rig):
 # --- Closing ---
 
 
-def test_closing_gives_back_what_is_held(rig, consumer):
+def test_closing_a_consumer_gives_its_partitions_back(rig, consumer):
     consumer.poll()
     consumer.commit()
     consumer.close()
@@ -438,7 +438,7 @@ def test_closing_gives_back_what_is_held(rig, consumer):
     assert len(rig.commands.ended) == 1
 
 
-def test_what_is_kept_goes_on_for_the_next_consumer(rig, consumer):
+def test_partitions_kept_at_closing_pass_to_the_next_consumer(rig, consumer):
     consumer.poll()
     consumer.close(release=False)
     ((_, returned, keep),) = rig.commands.ended
@@ -447,7 +447,7 @@ def test_what_is_kept_goes_on_for_the_next_consumer(rig, consumer):
     assert values(again.poll()) == {0: [0, 1, 2]}
 
 
-def test_leaving_sends_the_final_positions(rig, consumer):
+def test_begin_close_returns_the_final_positions(rig, consumer):
     consumer.poll()
     consumer.commit()
     (returned,) = rig.session.begin_close(release=False)
@@ -461,7 +461,7 @@ def test_two_consumers_of_a_topic_are_refused(rig, consumer):
     del consumer
 
 
-def test_what_the_sidecar_refused_is_forgotten(rig):
+def test_a_subscription_without_partitions_can_be_ended(rig):
     rig.session.unsubscribe(rig.subscribe()[0], release=True)
     assert rig.session.subscriptions == ()
     assert rig.commands.ended == [("s", (), False)]
@@ -471,8 +471,8 @@ def test_what_the_sidecar_refused_is_forgotten(rig):
 
 
 @pytest.mark.parametrize("is_held", [False, True])
-def test_a_claim_that_is_forgotten_is_withdrawn_once(rig, is_held):
-    """As after an interrupt, however far it came."""
+def test_a_forgotten_claim_is_withdrawn_once(rig, is_held):
+    """As after an interrupt, before or after the claim is held."""
     rig.session.want(key())
     if is_held:
         rig.send(rig.assigned(name="", position=None))
@@ -482,7 +482,7 @@ def test_a_claim_that_is_forgotten_is_withdrawn_once(rig, is_held):
     assert rig.commands.unclaimed == [key()]
 
 
-def test_a_claim_without_consumption(rig):
+def test_a_partition_can_be_claimed_without_consuming_it(rig):
     holding = rig.session.want(key())
     with pytest.raises(InvalidTransition, match="already claimed"):
         rig.session.want(key())
@@ -504,14 +504,14 @@ def claiming(rig, **rest):
 
 
 def restart(rig):
-    """Have the sidecar be another process from now on."""
+    """Replace the sidecar by another process."""
     claimant = rig.session.claimant
     owner = claimant.owner._replace(incarnation=b"n" * 16)
     rig.session.claimant = type(claimant)(owner, "g", master=b"")
 
 
-def test_a_claim_without_consumption_outlives_the_sidecar(rig):
-    """Under a later token, as long as nobody else can have had it in between."""
+def test_a_claim_without_consumption_survives_a_sidecar_restart(rig):
+    """Under a later token, if no other process can have held it in between."""
     holding = claiming(rig)
     holding.progress.position = 7
     restart(rig)
@@ -530,7 +530,7 @@ def test_a_claim_without_consumption_outlives_the_sidecar(rig):
     assert endings(rig) == ["taken_over"]
 
 
-def test_a_claim_without_consumption_does_not_outlive_its_deadline(rig):
+def test_a_claim_without_consumption_is_not_resumed_after_its_deadline(rig):
     holding = claiming(rig)
     restart(rig)
     rig.cluster.clock.advance(2 * H)
@@ -541,15 +541,15 @@ def test_a_claim_without_consumption_does_not_outlive_its_deadline(rig):
     assert rig.session.wanted == []
 
 
-def test_what_the_same_sidecar_does_not_list_is_over_without_consumption_too(rig):
+def test_a_claim_without_consumption_ends_if_a_snapshot_omits_it(rig):
     claiming(rig)
     rig.send(rig.snapshot())
     assert endings(rig) == ["reassigned"]
 
 
 @pytest.mark.parametrize("by", ["event", "snapshot"])
-def test_an_answer_to_an_earlier_claim_is_none_to_the_next(rig, by):
-    """The sidecar is releasing what the withdrawn request has won."""
+def test_the_answer_to_a_withdrawn_request_does_not_win_the_next_claim(rig, by):
+    """The sidecar releases the claim that the withdrawn request has won."""
     rig.session.want(key())
     rig.session.forget_want(key())
     holding = rig.session.want(key())
@@ -561,7 +561,8 @@ def test_an_answer_to_an_earlier_claim_is_none_to_the_next(rig, by):
     assert rig.session.holdings[key()] is holding
 
 
-def test_a_sidecar_of_an_earlier_release_numbers_no_answers(rig):
+def test_an_answer_without_a_request_number_wins_the_claim(rig):
+    """Sidecars of an earlier release send no number."""
     rig.session.want(key())
     rig.session.forget_want(key())
     holding = rig.session.want(key())
@@ -569,7 +570,7 @@ def test_a_sidecar_of_an_earlier_release_numbers_no_answers(rig):
     assert holding.claim.is_owned
 
 
-def test_a_claim_that_was_not_won_is_given_up(rig):
+def test_a_wanted_claim_can_be_given_up_before_it_is_won(rig):
     holding = rig.session.want(key())
     rig.session.unwant(holding)
     assert holding.claim.ending.reason == "given_up"
@@ -579,7 +580,7 @@ def test_a_claim_that_was_not_won_is_given_up(rig):
 # --- Figures ---
 
 
-def test_figures_for_metrics(rig, consumer):
+def test_the_session_reports_lag_and_numbers_of_claims(rig, consumer):
     rig.tick()
     rig.tick()
     consumer.poll()
@@ -595,7 +596,7 @@ def test_figures_for_metrics(rig, consumer):
 # --- a partition that moved to another coordinating partition (PROTOCOL 10)
 
 
-def test_a_claim_in_another_coordinating_partition_is_a_later_one(rig, consumer):
+def test_a_lower_epoch_under_a_later_token_is_accepted_after_a_release(rig, consumer):
     """Its epoch, an offset there, is below that of the claim before."""
     assert values(consumer.poll()) == {0: [0, 1, 2, 3]}
     rig.send(lost(reason="released", was_lost=False, token="1.0.5"))
@@ -606,7 +607,7 @@ def test_a_claim_in_another_coordinating_partition_is_a_later_one(rig, consumer)
     assert consumer.tokens() == {T0: Token(2, 0, 2)}, "an earlier claim"
 
 
-def test_a_claim_that_replaces_one_of_another_coordinating_partition(rig, consumer):
+def test_an_equal_epoch_under_a_later_token_is_another_claim(rig, consumer):
     rig.send(rig.assigned(epoch=2, token="2.0.2", position=4))
     assert consumer.tokens() == {T0: Token(2, 0, 2)}
     assert endings(rig) == ["reassigned"]
@@ -615,7 +616,7 @@ def test_a_claim_that_replaces_one_of_another_coordinating_partition(rig, consum
 
 
 @pytest.mark.parametrize("token", [None, "1.0.5"])
-def test_the_end_of_a_claim_that_began_before_its_subscription(rig, token):
+def test_a_claim_that_ended_before_its_subscription_is_not_revived(rig, token):
     rig.send(rig.snapshot(rig.assigned(name="later")))
     rig.send(lost(token=token))
     consumer = rig.consumer(name="later")
@@ -625,7 +626,7 @@ def test_the_end_of_a_claim_that_began_before_its_subscription(rig, token):
     assert consumer.tokens() == {T0: Token(2, 0, 2)}
 
 
-def test_a_claim_without_consumption_continues_in_another_partition(rig):
+def test_a_claim_without_consumption_continues_after_its_key_moved(rig):
     holding = rig.session.want(key())
     rig.send(rig.assigned(name="", position=4))
     rig.send(rig.assigned(name="", position=4, epoch=2, token="2.0.2"))

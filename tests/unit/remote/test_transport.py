@@ -1,4 +1,4 @@
-"""Requests and events over HTTP: what is asked, and what goes wrong."""
+"""Requests and events over HTTP: addresses, tokens and errors."""
 
 import socket
 import threading
@@ -38,7 +38,7 @@ def info_of(connected_one):
     return connected_one.ask("GET", paths.INFO, answer=api.Info)
 
 
-def test_a_request_and_its_answer(sidecar):
+def test_requests_are_sent_and_answers_decoded(sidecar):
     with closing(connected(sidecar, token="secret")) as connection:
         assert info_of(connection).client_id == "host-a"
         path = connection.path(paths.CLAIM, {"topic": "t", "partition": 3})
@@ -144,10 +144,10 @@ def test_a_missing_socket_is_reported(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["no-socket", "refused"])
-def test_a_sidecar_that_does_not_run_is_known_to_be_gone(tmp_path, monkeypatch, how):
+def test_a_sidecar_that_does_not_run_counts_as_gone(tmp_path, monkeypatch, how):
     monkeypatch.setattr(transport, "GONE_MS_MAX", 0)
     place = tmp_path / "s.sock"
-    if how == "refused":  # as after SIGKILL: the file is left, and nobody listens
+    if how == "refused":  # as after SIGKILL: the file is left, and no process listens
         with closing(socket.socket(socket.AF_UNIX)) as left:
             left.bind(str(place))
     link = Connection.open(
@@ -183,7 +183,7 @@ def test_a_sidecar_that_answers_is_not_gone(sidecar, monkeypatch):
         assert not link.is_gone
 
 
-def test_the_extra_is_named_where_it_is_missing(monkeypatch, sidecar):
+def test_a_missing_extra_is_named(monkeypatch, sidecar):
     monkeypatch.setitem(__import__("sys").modules, "httpx_sse", None)
     with pytest.raises(ConfigurationError, match=r"kafka-marshal\[remote\]"):
         connected(sidecar)
@@ -192,7 +192,7 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch, sidecar):
 # --- Events ---
 
 
-def test_events_come_in_order_and_unknown_ones_are_passed_over(sidecar):
+def test_events_arrive_in_order_and_unknown_ones_are_skipped(sidecar):
     with (
         closing(connected(sidecar)) as connection,
         connection.events("a.1.0.0") as stream,
@@ -209,14 +209,14 @@ def test_events_come_in_order_and_unknown_ones_are_passed_over(sidecar):
     assert found[0].id.startswith("abababab.1.")
 
 
-def test_an_event_that_cannot_be_read_is_a_fault(sidecar):
+def test_an_event_that_cannot_be_decoded_raises_an_error(sidecar):
     with closing(connected(sidecar)) as connection, connection.events(None) as stream:
         sidecar.stream().push_raw("event: lost\ndata: {}\n\n")
         with pytest.raises(CoordinationError, match="'lost' that cannot be read"):
             list(stream.frames())
 
 
-def test_what_is_no_stream_is_a_fault(sidecar):
+def test_a_response_that_is_no_event_stream_raises_an_error(sidecar):
     sidecar.answers["GET", "events"] = [b"{}"]
     with (
         closing(connected(sidecar)) as connection,
@@ -232,7 +232,7 @@ def broken_off(connection, sidecar):
         list(stream.frames())
 
 
-def test_a_stream_that_breaks_off_is_a_fault(sidecar):
+def test_a_broken_event_stream_raises_an_error(sidecar):
     with closing(connected(sidecar)) as connection:
         with pytest.raises(CoordinationError, match="reset"):
             broken_off(connection, sidecar)
@@ -283,11 +283,11 @@ def test_ending_a_stream_wakes_its_reader(tmp_path):
         accepted[0].close()
 
 
-def test_only_known_kinds_are_decoded():
+def test_an_event_of_an_unknown_kind_is_not_decoded():
     assert transport.decoded("later", "no json") is None
 
 
-# --- Addresses of sidecars, and the tokens of those that want one ---
+# --- Addresses, tokens and errors ---
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_only_known_kinds_are_decoded():
         pytest.param("http://localhost:1", None, "http://localhost:1", id="name"),
     ],
 )
-def test_an_address(text, socket, url):
+def test_valid_addresses_are_parsed(text, socket, url):
     found = Address.parse(text)
     assert (found.socket, found.base_url) == (socket, url)
 
@@ -324,13 +324,13 @@ def test_an_address(text, socket, url):
         pytest.param(Path("/run/s.sock"), "not a string", id="path"),
     ],
 )
-def test_no_address(text, why):
+def test_an_invalid_address_is_refused(text, why):
     with pytest.raises(ConfigurationError, match=why) as caught:
         Address.parse(text)
     assert caught.value.setting == "sidecar"
 
 
-def test_tokens(tmp_path):
+def test_a_token_is_read_from_its_file_and_required_over_tcp(tmp_path):
     file = tmp_path / "token"
     file.write_text("abc\n")
     tcp, unix = Address.parse("http://127.0.0.1:1"), Address.parse("unix:/s")
@@ -348,7 +348,7 @@ def test_tokens(tmp_path):
         pytest.param(None, id="no-file"),
     ],
 )
-def test_no_token(tmp_path, content):
+def test_an_invalid_token_file_is_refused(tmp_path, content):
     file = tmp_path / "token"
     if content is not None:
         file.write_bytes(content)
@@ -382,15 +382,15 @@ REAL = [
 
 
 @pytest.mark.parametrize("error", REAL)
-def test_an_error_survives_the_way(error):
+def test_an_error_survives_its_encoding(error):
     found = error_of(to_http_error(error).failure)
     assert type(found) is type(error)
     assert (str(found), vars(found)) == (str(error), vars(error))
 
 
 @pytest.mark.parametrize("kind", [errors.LogUnreadable, errors.LogUnwritable])
-def test_a_refusal_of_the_sidecar_is_not_one_of_this_process(kind):
-    """Each of the two has a principal of its own, and rights of its own."""
+def test_log_errors_of_the_sidecar_are_marked_as_its_own(kind):
+    """Sidecar and client have different principals, with different rights."""
     found = error_of(to_http_error(kind("this principal is not authorized")).failure)
     assert type(found) is kind
     assert str(found) == "In the sidecar: this principal is not authorized"
@@ -404,6 +404,6 @@ def test_a_refusal_of_the_sidecar_is_not_one_of_this_process(kind):
     ],
 )
 @pytest.mark.parametrize("name", ["Unheard", "ClaimError", "annotations", "__doc__"])
-def test_an_error_that_is_not_known(retriable, kind, name):
+def test_an_unknown_error_becomes_a_general_one(retriable, kind, name):
     served = Failure(error=name, message="m", retriable=retriable)
     assert type(error_of(served)) is kind

@@ -1,4 +1,4 @@
-"""A sidecar's client warms up as events ask it to, and reports ready."""
+"""A client of a sidecar warms up and stands by as events request."""
 
 import pytest
 from enginekit import Application, H, values
@@ -73,7 +73,7 @@ def test_a_repeated_event_calls_the_application_once(rig, warm):
     assert len(warm.calls) == 1
     rig.send(snapshot(rig, offer(rig)))
     assert len(warm.calls) == 1
-    # The first report may not have arrived.
+    # It is repeated, as the first report may not have arrived.
     assert rig.commands.readied == [(0, 5), (0, 5)]
 
 
@@ -87,14 +87,14 @@ def snapshot(rig, *offers):
     )
 
 
-def test_a_snapshot_asks_to_warm_up(rig, warm):
+def test_a_snapshot_begins_the_warm_ups_that_it_lists(rig, warm):
     rig.send(snapshot(rig, offer(rig, 0), offer(rig, 1)))
     finish(rig)
     assert sorted(rig.commands.readied) == [(0, 5), (1, 5)]
     assert len(warm.calls) == 2
 
 
-def test_another_claim_of_the_owner_begins_again(rig, warm):
+def test_a_later_claim_of_the_owner_restarts_the_warm_up(rig, warm):
     rig.send(offer(rig, epoch=5))
     rig.send(offer(rig, epoch=9))
     finish(rig)
@@ -111,7 +111,7 @@ def test_a_warm_up_that_fails_is_not_reported_as_ready(rig):
     assert str(rig.events("warm_failed")[0]["error"]) == "no disk"
 
 
-def test_after_its_end_an_offer_is_forgotten(rig, warm):
+def test_an_expired_offer_is_forgotten(rig, warm):
     rig.send(offer(rig, until_ms=rig.now_ms))
     finish(rig)
     assert not rig.commands.readied
@@ -121,7 +121,7 @@ def test_after_its_end_an_offer_is_forgotten(rig, warm):
     assert rig.commands.readied == [(0, 5)]
 
 
-def test_a_partition_that_has_come_is_forgotten(rig, warm):
+def test_an_assignment_ends_the_warm_up_of_its_partition(rig, warm):
     rig.send(offer(rig))
     finish(rig)
     rig.send(rig.assigned(epoch=8))
@@ -145,7 +145,7 @@ def test_an_offer_for_an_unknown_subscription_is_ignored(rig, warm):
     assert not warm.calls
 
 
-def test_keys_are_bounded(rig, warm, monkeypatch):
+def test_warm_ups_beyond_the_limit_are_ignored(rig, warm, monkeypatch):
     monkeypatch.setattr(warming, "TASKS_MAX", 1)
     rig.send(offer(rig, 0))
     rig.send(offer(rig, 1))
@@ -153,7 +153,7 @@ def test_keys_are_bounded(rig, warm, monkeypatch):
     assert len(warm.calls) == 1
 
 
-# --- what is fetched meanwhile
+# --- records fetched during a warm-up
 
 
 def fetching(rig):
@@ -182,7 +182,7 @@ def test_the_first_poll_after_the_assignment_needs_no_fetch(rig):
     assert values(consumer.poll(0)) == {0: [4, 5, 6, 7, 8, 9]}
 
 
-def test_an_assignment_of_another_topic_of_the_name_uses_nothing(rig):
+def test_records_fetched_under_another_topic_id_are_not_used(rig):
     consumer, _ = fetching(rig)
     rig.send(fetched_offer(rig))
     finish(rig)
@@ -199,7 +199,7 @@ def test_an_offer_without_a_topic_id_fetches_nothing(rig):
 
 
 @pytest.mark.parametrize("over", ["late", "failed", "again", "closed"])
-def test_an_offer_that_is_over_frees_the_memory(rig, over):
+def test_an_offer_that_ended_frees_its_fetched_records(rig, over):
     failing = Warm(ValueError("no disk")) if over == "failed" else Warm()
     consumer = rig.consumer(on_warm=failing)
     (sub,) = rig.session.subscriptions
@@ -275,7 +275,7 @@ def keys(standby_rig):
     return {each.partition for each in standby_rig.session._standbys.keys}
 
 
-def test_a_standby_is_called_with_partition_position_and_owner(
+def test_on_standby_is_called_with_partition_position_and_owner(
     standby_rig, application
 ):
     standby_rig.send(standby())
@@ -291,7 +291,7 @@ def test_a_standby_is_called_with_partition_position_and_owner(
     assert standby_rig.events("standby_ended") == [{"key": key(), "is_owner": False}]
 
 
-def test_a_partition_that_comes_is_not_forgotten(standby_rig, application):
+def test_an_assignment_ends_a_standby_without_a_call(standby_rig, application):
     standby_rig.send(standby())
     load(standby_rig)
     standby_rig.send(standby_rig.assigned())
@@ -300,7 +300,7 @@ def test_a_partition_that_comes_is_not_forgotten(standby_rig, application):
     assert standby_rig.events("standby_ended") == [{"key": key(), "is_owner": True}]
 
 
-def test_a_failure_is_reported_once(standby_rig, application):
+def test_a_failed_standby_is_reported_once(standby_rig, application):
     application.error = ValueError("no disk")
     standby_rig.send(standby())
     load(standby_rig)
@@ -309,7 +309,7 @@ def test_a_failure_is_reported_once(standby_rig, application):
     assert str(failed["error"]) == "no disk"
 
 
-def test_a_snapshot_names_everything(standby_rig, application):
+def test_a_snapshot_replaces_all_standbys(standby_rig, application):
     for number in (0, 1):
         standby_rig.send(standby(number))
     load(standby_rig)
@@ -319,14 +319,16 @@ def test_a_snapshot_names_everything(standby_rig, application):
     assert application.calls[2:] == [(0, None, None), (2, 3, "w1")]
 
 
-def test_few_partitions_are_loaded_at_a_time(standby_rig, application, monkeypatch):
+def test_at_most_loading_max_standbys_load_at_a_time(
+    standby_rig, application, monkeypatch
+):
     monkeypatch.setattr(standbys, "LOADING_MAX", 2)
     for number in range(5):
         standby_rig.send(standby(number))
     standby_rig.session.tick(standby_rig.now_ms)
     standby_rig.session.tick(standby_rig.now_ms)
     assert standby_rig.standing_by.waiting_count == 2
-    # One that has not begun is forgotten without a call.
+    # A standby that has not begun ends without a call.
     standby_rig.send(standby(4, owner=None))
     for _ in range(3):
         load(standby_rig)
@@ -334,14 +336,14 @@ def test_few_partitions_are_loaded_at_a_time(standby_rig, application, monkeypat
     assert standby_rig.events("standby_ended") == []
 
 
-def test_a_bounded_number_is_kept(standby_rig, application, monkeypatch):
+def test_standbys_beyond_the_limit_are_ignored(standby_rig, application, monkeypatch):
     monkeypatch.setattr(warming, "STANDBYS_MAX", 1)
     standby_rig.send(standby(0))
     standby_rig.send(standby(1))
     assert keys(standby_rig) == {0}
 
 
-def test_nobody_is_called_for_a_subscription_that_ended_or_does_not_stand_by(
+def test_events_for_subscriptions_without_standbys_are_ignored(
     standby_rig,
 ):
     standby_rig.send(standby(name="gone"))

@@ -1,4 +1,4 @@
-"""The world that most tests of the service run in."""
+"""Fixtures of most tests of the service: cluster, host and server."""
 
 import pytest
 from enginekit import world
@@ -14,7 +14,7 @@ def cluster():
 
 @pytest.fixture
 def machine(cluster):
-    """A host of that cluster, with its service."""
+    """A host of that cluster, with the service of its sidecar."""
     return Machine(cluster)
 
 

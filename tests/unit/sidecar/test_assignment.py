@@ -1,4 +1,4 @@
-"""The assignment of partitions, and moves over a whole log.
+"""Assignment of partitions to clients, alone and by services in a simulated cluster.
 
 The assignment is balanced, sticky, within limits and deterministic.
 """
@@ -63,12 +63,12 @@ def counts_of(placed):
         pytest.param(0, {"a": None}, (0, 0, 0), id="nothing"),
     ],
 )
-def test_shares(count, seats, expected):
+def test_clients_get_equal_shares_within_their_limits(count, seats, expected):
     placed = assign(keys(*range(count)), seats, present={})
     assert tuple(counts_of(placed).get(name, 0) for name in "abc") == expected
 
 
-def test_a_member_keeps_what_it_has():
+def test_only_the_surplus_partitions_of_a_client_move():
     present = dict.fromkeys(keys(0, 1, 2, 3), "a") | dict.fromkeys(keys(4, 5), "b")
     placed = assign(keys(*range(6)), {"a": None, "b": None}, present=present)
     moved = {key for key in present if placed[key] != present[key]}
@@ -76,12 +76,12 @@ def test_a_member_keeps_what_it_has():
     assert moved == set(keys(3)), "the last goes"
 
 
-def test_keys_of_non_members_are_free():
+def test_keys_of_departed_clients_are_assigned_to_others():
     present = dict.fromkeys(keys(0, 1), "gone")
     assert counts_of(assign(keys(0, 1), {"a": None}, present=present)) == {"a": 2}
 
 
-def test_whole_topics_stay_together():
+def test_assign_can_keep_each_topic_at_one_client():
     wanted = keys(0, 1, 2) + keys(0, 1, topic="u") + keys(0, topic="v")
     present = {Key("g", "t", 1): "b", Key("g", "u", 0): "b"}
     placed = assign(wanted, {"a": None, "b": 2}, present=present, whole_topics=True)
@@ -91,7 +91,7 @@ def test_whole_topics_stay_together():
     assert by_topic == {"t": {"b"}, "u": {"b"}, "v": {"a"}}
 
 
-def test_any_assignment_is_fair_sticky_and_stable():
+def test_any_assignment_is_balanced_stable_and_independent_of_order():
     chance = random.Random(7)
     for _ in range(300):
         wanted = keys(*range(chance.randint(0, 20)))
@@ -127,7 +127,7 @@ def machine(cluster):
     return Machine(cluster)
 
 
-# --- Where to start, and who else there is ---
+# --- Start offsets, and topics with takers ---
 
 
 def test_a_partition_without_position_starts_at_the_given_offset(cluster, machine):
@@ -141,7 +141,7 @@ def topics_with_takers(client):
     return client.service.beat(client.who, api.HeartbeatRequest()).topics_with_takers
 
 
-def test_a_heartbeat_returns_topics_that_others_could_take(cluster, machine):
+def test_a_heartbeat_returns_topics_that_another_client_could_take(cluster, machine):
     a = having(machine)
     assert topics_with_takers(a) == ()
     b = Local(machine, "b", pid=2)
@@ -152,7 +152,7 @@ def test_a_heartbeat_returns_topics_that_others_could_take(cluster, machine):
     assert topics_with_takers(b) == ("t",)
 
 
-def test_what_others_could_take_is_seldom_found_out_again(cluster, machine):
+def test_topics_with_takers_are_cached_for_the_check_interval(cluster, machine):
     a = having(machine)
     b = Local(machine, "b", pid=2)
     b.subscribe(claims_max=9)
@@ -175,13 +175,10 @@ def test_another_host_counts_as_a_taker(cluster, machine):
     assert topics_with_takers(a) == ("t",)
 
 
-# --- The assignor ---
-
-
 # --- Sharing ---
 
 
-def test_clients_share_and_tokens_are_never_shared(cluster, machine):
+def test_half_of_the_partitions_move_to_a_new_client_under_new_tokens(cluster, machine):
     a, b = sharing(cluster, machine)
     assert all(a.tokens[key] != b.tokens[key] for key in b.held)
     found = [event for event in a.received if isinstance(event, api.Releasing)]
@@ -193,7 +190,7 @@ def test_clients_share_and_tokens_are_never_shared(cluster, machine):
     assert len(releases(cluster)) == 4
 
 
-def test_a_move_waits_for_a_client_that_has_not_confirmed(cluster, machine):
+def test_a_partition_moves_only_after_its_client_confirms_the_release(cluster, machine):
     a = having(machine)
     b = Local(machine, "b", pid=2)
     b.subscribe()
@@ -210,7 +207,7 @@ def test_a_move_waits_for_a_client_that_has_not_confirmed(cluster, machine):
     assert b.positions[key] == 3
 
 
-def test_limits_add_up_and_hold_for_each(cluster, machine):
+def test_claims_max_limits_each_client_and_adds_up_for_the_host(cluster, machine):
     a = having(machine, count=3, claims_max=3)
     b = Local(machine, "b", pid=2)
     b.subscribe(claims_max=2)
@@ -227,12 +224,12 @@ def test_limits_add_up_and_hold_for_each(cluster, machine):
 
 
 @pytest.mark.parametrize("look_ms", [0, H // 4])
-def test_clients_keep_what_moves_to_another_coordinating_partition(
+def test_clients_keep_keys_that_move_to_another_coordinating_partition(
     cluster, machine, monkeypatch, look_ms
 ):
-    """PROTOCOL 10.3: the host claims it again for the client that had it.
+    """PROTOCOL 10.3: the host claims a key again for the client that had it.
 
-    Also if it looked at all keys just before, which takes long with many of them.
+    Also if the session checks all keys less often, as it does with many of them.
     """
     a, b = sharing(cluster, machine)
     before = {client.name: client.valid for client in (a, b)}
@@ -284,7 +281,7 @@ def test_clients_that_report_no_generation_count_as_their_sidecar(cluster, machi
     a, b = sharing(cluster, machine)
     resize(cluster, 4)
     run_until(cluster, [a, b], lambda: layout_label(cluster, machine) == "2", H)
-    # One from the future does not raise it.
+    # A generation that the sidecar has not reached does not raise the label.
     b.beat(generation=7)
     run(cluster, [a], H)
     assert layout_label(cluster, machine) == "2"
@@ -295,7 +292,7 @@ def test_clients_that_report_no_generation_count_as_their_sidecar(cluster, machi
     run_until(cluster, [a], lambda: layout_label(cluster, machine) == "2", H)
 
 
-def test_a_restarted_sidecar_remembers_what_its_clients_acted_on(tmp_path, cluster):
+def test_a_restarted_sidecar_restores_the_generations_of_its_clients(tmp_path, cluster):
     machine = Machine(cluster, state_dir=tmp_path)
     a = having(machine)
     a.beat(generation=1)
@@ -311,7 +308,7 @@ def test_a_restarted_sidecar_remembers_what_its_clients_acted_on(tmp_path, clust
     run_until(cluster, [a], lambda: layout_label(cluster, machine) == "2", H)
 
 
-def test_hosts_share_by_their_clients(cluster, machine):
+def test_hosts_share_partitions_by_their_numbers_of_clients(cluster, machine):
     """A sidecar of three clients counts as three members."""
     clients = [Local(machine, name, pid=n) for n, name in enumerate("abc", 1)]
     for client in clients:
@@ -325,7 +322,7 @@ def test_hosts_share_by_their_clients(cluster, machine):
     )
 
 
-def test_whole_topics_go_to_one_client(cluster, machine):
+def test_the_topic_policy_gives_each_topic_to_one_client(cluster, machine):
     cluster.fill("u", [1, 1])
     a = having(machine, "a", "t", "u", count=10, policy="topic")
     assert machine.service.subscribe(
@@ -338,8 +335,7 @@ def test_whole_topics_go_to_one_client(cluster, machine):
         assert len({key.topic for key in client.valid}) == 1
 
 
-def test_different_groups_have_sessions_of_their_own_on_one_engine(cluster, machine):
-    """One fetch session, whatever the number of clients."""
+def test_each_group_has_a_session_and_an_owner_of_its_own(cluster, machine):
     a = having(machine)
     other = Local(machine, "a", pid=2, group="h")
     other.subscribe()
@@ -349,7 +345,7 @@ def test_different_groups_have_sessions_of_their_own_on_one_engine(cluster, mach
 
 
 def test_fifty_clients_write_as_many_records_as_one(cluster):
-    """Records per second do not depend on the number of clients."""
+    """The number of records does not depend on the number of clients."""
 
     def written(count):
         cluster = world(partitions=2, records=[1] * 50)
@@ -369,7 +365,7 @@ def test_fifty_clients_write_as_many_records_as_one(cluster):
 # --- Claims without consumption ---
 
 
-def test_one_partition_can_be_claimed_without_consuming(cluster, machine):
+def test_a_partition_can_be_claimed_without_consuming_it(cluster, machine):
     a = Local(machine, "a", pid=1)
     machine.service.claim(a.who, "t", partition=3)
     machine.service.claim(a.who, "t", partition=3)
@@ -400,8 +396,8 @@ def test_one_partition_can_be_claimed_without_consuming(cluster, machine):
         machine.service.claim(c.who, "no topic", partition=3)
 
 
-def test_a_late_request_with_an_older_number_is_ignored(cluster, machine):
-    """Requests overtake each other, and one that was given up on may still come."""
+def test_a_late_claim_request_with_an_older_number_is_ignored(cluster, machine):
+    """Requests may arrive out of order, also those that the client gave up."""
     a = Local(machine, "a", pid=1)
     key = Key("g", "t", 3)
     service = machine.service
@@ -436,7 +432,7 @@ def test_an_assignment_names_the_request_that_it_answers(cluster, machine):
     service = machine.service
     service.claim(a.who, "t", partition=3, request=1)
     run_until(cluster, [a], lambda: a.valid == {key}, H)
-    # This one overtakes the end of the first.
+    # Arrives before the request that ends the first claim.
     service.claim(a.who, "t", partition=3, request=2)
     run(cluster, [a], H)
     assert requests_of(a) == [1]
@@ -447,9 +443,7 @@ def test_an_assignment_names_the_request_that_it_answers(cluster, machine):
     assert a.valid == {key}
 
 
-def test_a_process_that_replaces_another_numbers_its_requests_from_the_start(
-    cluster, machine
-):
+def test_request_numbers_restart_with_a_new_process_of_the_client(cluster, machine):
     a = Local(machine, "a", pid=1)
     machine.service.claim(a.who, "t", partition=3, request=2)
     machine.service.unclaim(a.who, "t", partition=3, request=2)
@@ -470,7 +464,7 @@ def test_requests_keep_their_numbers_when_the_sidecar_restarts(tmp_path, cluster
     run_until(cluster, [a], lambda: requests_of(a)[1:] == [4], H)
 
 
-def test_a_lost_explicit_claim_is_not_renewed(cluster, machine):
+def test_a_silent_client_must_request_its_lost_claim_again(cluster, machine):
     a = Local(machine, "a", pid=1)
     machine.service.claim(a.who, "t", partition=3)
     run_until(cluster, [a], lambda: len(a.valid) == 1, H)
@@ -489,7 +483,7 @@ def claim_count(cluster):
 
 
 def test_a_single_partition_that_is_given_back_is_not_claimed_again(cluster, machine):
-    """The request that ends its claim comes a moment later."""
+    """The request that ends its claim arrives a moment later."""
     a = Local(machine, "a", pid=1)
     key, service = Key("g", "t", 3), machine.service
     service.claim(a.who, "t", partition=3, request=1)
@@ -515,11 +509,11 @@ def test_single_partitions_of_a_client_that_leaves_are_not_claimed_again(
     assert claim_count(cluster) == 2
 
 
-def test_a_later_request_outlasts_the_end_of_the_claim_before(cluster, machine):
+def test_a_request_sent_before_the_previous_claim_ends_is_answered(cluster, machine):
     a = Local(machine, "a", pid=1)
     key, service = Key("g", "t", 3), machine.service
     service.claim(a.who, "t", partition=3, request=1)
     run_until(cluster, [a], lambda: a.valid == {key}, H)
-    service.claim(a.who, "t", partition=3, request=2)  # overtakes the end of the first
+    service.claim(a.who, "t", partition=3, request=2)  # before the first one ends
     a.give_back(key, reason="released")
     run_until(cluster, [a], lambda: requests_of(a) == [1, 2], H)

@@ -61,7 +61,7 @@ def progress(position=None, **rest):
 # --- At least once ---
 
 
-def test_subleased_offsets_count_as_in_hand_until_reclaimed():
+def test_a_subleased_claim_counts_as_uncommitted_until_reclaimed():
     held = holding()
     given = lease(held)
     assert held.uncommitted_count == 1
@@ -86,10 +86,7 @@ def test_deadlines_are_bounded_by_lease_and_journal():
     )
 
 
-# --- At most once ---
-
-
-def test_a_report_from_before_a_seek_is_outdated():
+def test_a_position_reported_before_a_seek_is_ignored():
     held = holding()
     given = lease(held)
     given.record_progress(progress(8, handed=8))
@@ -100,7 +97,10 @@ def test_a_report_from_before_a_seek_is_outdated():
     assert (held.position, held.handed_count) == (4, 10)
 
 
-def test_granted_offsets_that_are_not_done_are_reported():
+# --- At most once ---
+
+
+def test_granted_offsets_that_are_not_done_are_lost():
     held = holding(Delivery.AT_MOST_ONCE, start=4)
     given = lease(held)
     assert isinstance(held.progress, DelegatedGrants)
@@ -116,7 +116,7 @@ def test_granted_offsets_that_are_not_done_are_reported():
     assert [(g.first, g.last) for g in held.progress.discard()] == [(7, 12)]
 
 
-def test_an_orderly_release_reports_nothing():
+def test_a_settled_claim_loses_no_grants():
     held = holding(Delivery.AT_MOST_ONCE)
     given = lease(held)
     given.record_grant(OffsetRange.through(0, 9), is_late=False)
@@ -125,7 +125,7 @@ def test_an_orderly_release_reports_nothing():
     assert held.progress.discard() == ()
 
 
-def test_a_reclaimed_claim_keeps_its_grants():
+def test_subleasing_a_claim_again_keeps_its_grants():
     held = holding(Delivery.AT_MOST_ONCE)
     lease(held).record_grant(OffsetRange.through(0, 9), is_late=False)
     before = held.progress
@@ -133,13 +133,13 @@ def test_a_reclaimed_claim_keeps_its_grants():
     assert held.progress is before
 
 
-def test_at_least_once_has_no_grants():
+def test_a_grant_to_a_claim_at_least_once_is_not_recorded():
     held = holding()
     lease(held).record_grant(OffsetRange.through(0, 9), is_late=False)
     assert held.uncommitted_count == 1
 
 
-# --- Away, gone ---
+# --- Silence and removal ---
 
 
 @pytest.mark.parametrize(("beat_ms", "limit_ms"), [(100, AWAY_MS_MIN), (900, 2_700)])

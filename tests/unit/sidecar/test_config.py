@@ -97,13 +97,13 @@ def test_loopback_addresses_are_accepted(text, address):
         "127.0.0.1:٣",
     ],
 )
-def test_other_addresses_are_refused(text):
+def test_invalid_and_non_loopback_addresses_are_refused(text):
     with pytest.raises(ConfigurationError) as found:
         tcp_address(text)
     assert found.value.setting == "tcp"
 
 
-def test_a_group_has_a_name_or_a_number():
+def test_the_socket_group_is_given_by_name_or_id():
     assert Settings().socket_gid is None
     assert Settings(socket_group="4711").socket_gid == 4711
     name = grp.getgrgid(os.getgid()).gr_name
@@ -145,7 +145,7 @@ def test_an_invalid_token_is_refused(tmp_path, content, mode, words):
     assert found.value.setting == "token-file"
 
 
-def test_a_token_that_cannot_be_created_is_refused(tmp_path):
+def test_a_token_file_that_cannot_be_used_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot be used"):
         token_of(tmp_path / "nowhere" / "token")
     (tmp_path / "folder").mkdir()

@@ -34,7 +34,7 @@ def machine(cluster):
 
 
 def beside(cluster, machine, **rest):
-    """Return the only client here, and a member on another host that is slow."""
+    """Return the only client here, and a member elsewhere whose warm-ups are held."""
     a = having(machine)
     other = cluster.node("other")
     other.warming.is_held = True
@@ -74,12 +74,12 @@ def test_the_last_client_works_until_another_host_has_warmed_up(cluster, machine
     run(cluster, [], H)
     assert not is_drained(cluster, machine)
     assert len(other.held) == 8
-    # Each of them was offered, and none of them went to nobody in particular.
+    # Each offer and each release names the other host as successor.
     assert {r.successor for r in records(cluster, HandoffOffer)} == {"other"}
     assert {r.successor for r in releases(cluster)} == {"other"}
 
 
-def test_what_nobody_took_in_time_is_released(cluster, machine):
+def test_partitions_not_taken_within_the_handoff_timeout_are_released(cluster, machine):
     a, other = warming(cluster, machine)
     begun_ms = cluster.clock.now_ms()
     leave(machine, a)
@@ -91,7 +91,7 @@ def test_what_nobody_took_in_time_is_released(cluster, machine):
     assert not is_drained(cluster, machine)
 
 
-def test_where_nobody_can_take_them_they_are_released_at_once(cluster, machine):
+def test_without_another_host_partitions_are_released_at_once(cluster, machine):
     a = having(machine)
     assert leave(machine, a) == "wait_for_drain"
     run_until(cluster, [a], lambda: not a.held, H)
@@ -100,7 +100,9 @@ def test_where_nobody_can_take_them_they_are_released_at_once(cluster, machine):
 
 
 @pytest.mark.parametrize("reason", ["shutdown", "downscale"])
-def test_without_time_for_it_they_are_released_at_once(cluster, machine, reason):
+def test_without_a_handoff_timeout_partitions_are_released_at_once(
+    cluster, machine, reason
+):
     a, _ = warming(cluster, machine)
     machine.service.groups[0]._departure._handoff_ms = 0
     leave(machine, a, api.LeaveRequest(reason=reason))
@@ -108,7 +110,7 @@ def test_without_time_for_it_they_are_released_at_once(cluster, machine, reason)
     assert not records(cluster, Directive)
 
 
-def test_below_the_level_of_directives_they_are_released_at_once(
+def test_below_the_level_of_directives_partitions_are_released_at_once(
     cluster, machine, monkeypatch
 ):
     a, _ = warming(cluster, machine)
@@ -118,7 +120,7 @@ def test_below_the_level_of_directives_they_are_released_at_once(
     run_until(cluster, [a], lambda: len(a.named(api.Releasing)) == 8, H)
 
 
-def test_another_client_that_comes_takes_them_instead(cluster, machine):
+def test_a_client_that_joins_takes_its_share_of_the_partitions(cluster, machine):
     a, other = warming(cluster, machine)
     leave(machine, a)
     run(cluster, [a], 200)
@@ -127,7 +129,7 @@ def test_another_client_that_comes_takes_them_instead(cluster, machine):
     assert is_drained(cluster, machine), "it consumes nothing yet"
     b.subscribe()
     run_until(cluster, [a, b], lambda: len(b.valid) == SHARE, 4 * H)
-    # The others are offered to the other host, as its share.
+    # The remaining partitions are offered to the other host, as its share.
     assert sizes(a) == [8 - SHARE]
     other.warming.is_held = False
     other.warming.run_waiting()
@@ -137,7 +139,7 @@ def test_another_client_that_comes_takes_them_instead(cluster, machine):
     assert not is_drained(cluster, machine)
 
 
-def test_a_client_that_reconnects_stays(cluster, machine):
+def test_a_client_that_reconnects_cancels_its_departure(cluster, machine):
     a, _ = warming(cluster, machine)
     leave(machine, a)
     run(cluster, [a], 200)
@@ -150,7 +152,7 @@ def test_a_client_that_reconnects_stays(cluster, machine):
     assert not find(machine, a).is_leaving
 
 
-def test_a_client_that_dies_meanwhile_ends_the_drain(cluster, machine):
+def test_the_death_of_the_leaving_client_ends_the_drain(cluster, machine):
     a, other = warming(cluster, machine)
     leave(machine, a)
     run(cluster, [a], 200)
@@ -160,7 +162,7 @@ def test_a_client_that_dies_meanwhile_ends_the_drain(cluster, machine):
     assert not is_drained(cluster, machine)
 
 
-def test_the_end_of_the_sidecar_continues_the_drain(cluster, machine):
+def test_the_shutdown_of_the_sidecar_continues_the_drain(cluster, machine):
     a, _ = warming(cluster, machine)
     leave(machine, a)
     run(cluster, [a], 200)
@@ -170,14 +172,14 @@ def test_the_end_of_the_sidecar_continues_the_drain(cluster, machine):
     assert is_drained(cluster, machine)
 
 
-def test_partitions_go_to_members_that_do_not_warm_up(cluster, machine):
+def test_partitions_are_released_to_a_member_that_does_not_warm_up(cluster, machine):
     a, other = beside(cluster, machine)
     leave(machine, a)
     run_until(cluster, [a], lambda: len(other.held) == 8, 3 * H)
     assert {record.successor for record in releases(cluster)} == {"other"}
 
 
-def test_the_policy_planner_hands_them_off_as_well(cluster, machine):
+def test_partitions_are_handed_off_under_the_planner_policy_too(cluster, machine):
     for t in (0, 1):
         write(cluster, settings(policy="planner"), t)
     a, other = warming(cluster, machine)

@@ -82,7 +82,7 @@ def test_a_reader_resumes_after_its_last_event(buffer):
         "01234567.-1.0",
     ],
 )
-def test_a_foreign_event_id_starts_with_a_snapshot(buffer, after):
+def test_a_reader_with_an_unknown_event_id_gets_a_snapshot(buffer, after):
     buffer.push(lost(0), (0, 0))
     assert numbers(opened(buffer, after).take()) == ["snapshot"]
 
@@ -134,7 +134,7 @@ def open_stream(feed, keep_alive_s=30.0):
     return EventStream(feed, take=at_once, keep_alive_s=keep_alive_s)
 
 
-def test_an_event_has_its_id_its_kind_and_one_line_of_data():
+def test_an_encoded_event_has_id_kind_and_one_line_of_data():
     frame = api.Frame(
         "01234567.7.3.4711",
         api.Failed(
@@ -148,7 +148,7 @@ def test_an_event_has_its_id_its_kind_and_one_line_of_data():
     assert msgspec.json.decode(data, type=api.EventBody) == frame.body
 
 
-def test_pieces_are_bounded_and_whole():
+def test_chunks_of_encoded_events_are_bounded_and_complete():
     frames = [api.Frame(f"a.{n}.0.0", assigned(n)) for n in range(500)]
     pieces = list(events.chunks(frames))
     assert b"".join(pieces) == b"".join(map(events.encode_event, frames))
@@ -181,8 +181,8 @@ def test_a_silent_stream_sends_keep_alives():
     asyncio.run(main())
 
 
-def test_streams_that_began_apart_are_kept_alive_together():
-    """Each that is kept alive by itself wakes the whole process."""
+def test_keep_alives_of_all_streams_are_due_at_the_same_time():
+    """Separate times would wake the process for each stream."""
 
     async def main():
         loop = asyncio.get_running_loop()
@@ -207,7 +207,7 @@ def test_no_events_are_taken_for_a_stalled_reader():
             feed.push(assigned(number % 7))
         await asyncio.sleep(0)
         assert feed.taken == 1
-        # It reconnects and resumes with a snapshot.
+        # Once it reads again, a snapshot replaces the missed events.
         text = await anext(body)
         assert text.index(b"event: snapshot") < 100
         assert text.count(b"event: ") <= RING
@@ -231,7 +231,7 @@ def test_an_ending_stream_sends_the_last_events():
     asyncio.run(main())
 
 
-def test_snapshots_in_the_middle_of_a_stream_are_counted():
+def test_snapshots_that_replace_missed_events_are_counted():
     async def main():
         feed, counts = FakeEventReader(None), []
         found = EventStream(
@@ -256,7 +256,7 @@ def test_snapshots_in_the_middle_of_a_stream_are_counted():
     asyncio.run(main())
 
 
-def test_a_stream_ends_with_its_feed():
+def test_a_stream_ends_when_its_cursor_is_closed():
     async def main():
         feed = FakeEventReader(None)
         body = open_stream(feed).body()
@@ -283,7 +283,7 @@ def test_a_closed_stream_sends_nothing_more():
     asyncio.run(main())
 
 
-def test_events_after_the_end_of_the_loop_are_ignored():
+def test_events_after_the_end_of_the_event_loop_are_ignored():
     feed = FakeEventReader(None)
 
     async def main():

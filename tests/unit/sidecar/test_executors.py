@@ -32,7 +32,7 @@ def test_calls_beyond_the_limit_are_refused(executor):
     until(lambda: executor._count == 0)
 
 
-def test_a_call_returns_its_result_and_has_a_limit(executor):
+def test_a_call_returns_its_result_or_times_out(executor):
     held = threading.Event()
 
     async def main():
@@ -45,7 +45,7 @@ def test_a_call_returns_its_result_and_has_a_limit(executor):
     until(lambda: executor._count == 0)
 
 
-def test_a_closed_executor_refuses_and_counts_nothing(executor):
+def test_a_closed_executor_refuses_calls_and_counts_none(executor):
     executor.close()
     executor.reserve()
     with pytest.raises(HttpError, match="shutting down"):

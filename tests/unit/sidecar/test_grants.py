@@ -88,7 +88,7 @@ def test_the_holder_receives_the_secret_of_its_claim(single):
 
 
 def test_a_request_without_the_secret_is_refused():
-    """Otherwise any reader of the log could move an empty topic to the far end."""
+    """Otherwise any reader of the log could have offsets granted far ahead."""
     machine = Machine(world(records=(0,)))
     a = having(machine, count=1, delivery="amo")
     far = make_request(machine, a, last=100_000)
@@ -117,7 +117,7 @@ def test_each_claim_has_a_secret_of_its_own(single):
 
 
 def test_the_secret_works_for_claims_of_another_host(single):
-    """A task of Spark asks here under the claim of a driver elsewhere."""
+    """A Spark task requests offsets here under the claim of a driver elsewhere."""
     node = owning(single.cluster, "driver")
     ask = make_foreign_request(node)
     assert single.service.grant("g", ask).last == 4
@@ -143,7 +143,7 @@ def test_a_request_for_an_unknown_claim_is_retriable(single):
     assert not requests(single)
 
 
-def test_a_claim_without_hash_grants_nothing(single):
+def test_a_claim_without_a_resume_hash_is_granted_nothing(single):
     a = having(single, count=1, delivery="amo")
     context = single.node.engine.context
     context.replica_of(KEY).world.keys[KEY].resume_hash = None
@@ -151,10 +151,10 @@ def test_a_claim_without_hash_grants_nothing(single):
         single.service.grant("g", make_request(single, a))
 
 
-# --- claims that are over
+# --- claims that have ended
 
 
-def test_an_ended_claim_is_answered_without_a_record(single):
+def test_a_request_under_an_ended_claim_is_answered_without_a_record(single):
     a = having(single, count=1, delivery="amo")
     ask = make_request(single, a)
     a.give_back(KEY, timeout_ms=1_000)
@@ -225,7 +225,7 @@ def test_without_an_answer_of_the_cluster_nothing_is_appended(single):
     assert not requests(single)
 
 
-def test_of_a_partition_that_the_brokers_do_not_know_nothing_is_granted(single):
+def test_a_request_for_an_unknown_partition_is_retriable(single):
     """The metadata of a broker that has just started may lack it."""
     a = having(single, count=1, delivery="amo")
     ask = decode_request("g", make_request(single, a, topic="unknown"))
@@ -234,7 +234,7 @@ def test_of_a_partition_that_the_brokers_do_not_know_nothing_is_granted(single):
     assert caught.value.retriable
 
 
-def test_the_cache_of_ends_is_bounded(single, monkeypatch):
+def test_the_cache_of_log_ends_is_bounded(single, monkeypatch):
     monkeypatch.setattr(grants_module, "ENDS_MAX", 2)
     a = having(single, count=1, delivery="amo")
     grants = single.service._grants
@@ -245,7 +245,7 @@ def test_the_cache_of_ends_is_bounded(single, monkeypatch):
     assert list(grants._ends) == [("other2", 0), ("other3", 0)]
 
 
-# --- numbers
+# --- request numbers
 
 
 class Requests:
@@ -303,7 +303,7 @@ def bench():
     return Bench()
 
 
-def test_a_repeat_is_the_same_request(bench):
+def test_a_repeated_number_returns_the_same_request(bench):
     first = bench.ask(mark=3)
     assert bench.ask(mark=4) is first
     bench.grant(first)
@@ -312,8 +312,8 @@ def test_a_repeat_is_the_same_request(bench):
     assert bench.noted == [OffsetRange(0, 10)]
 
 
-def test_an_abandoned_request_is_recorded_for_its_repeat(bench):
-    """Whether its verdict comes before or after."""
+def test_a_late_grant_is_recorded_for_the_repeated_request(bench):
+    """Whether the verdict arrives before or after the repeat."""
     late, early = bench.ask(1), bench.ask(2, first=10)
     for each in (late, early):
         each.on_granted = each.on_late
@@ -330,16 +330,16 @@ def test_an_abandoned_request_is_recorded_for_its_repeat(bench):
     [{"number": 2}, {"grantee": 2}, {"group": "h"}, {"secret": b"6f"}],
     ids=str,
 )
-def test_another_request_is_appended(bench, other):
+def test_a_request_that_differs_is_appended(bench, other):
     assert bench.ask() is not bench.ask(**other)
     assert len(bench.requests.pending) == 2
 
 
-def test_without_a_number_each_is_appended(bench):
+def test_each_request_without_a_number_is_appended(bench):
     assert bench.ask(None) is not bench.ask(None)
 
 
-def test_a_reused_number_is_refused(bench):
+def test_a_number_reused_for_other_offsets_is_refused(bench):
     bench.ask()
     with pytest.raises(ConfigurationError, match="request number 1 was"):
         bench.ask(first=1)
@@ -353,7 +353,7 @@ def test_a_failed_append_is_repeated(bench):
     assert bench.ask() is second
 
 
-def test_an_append_that_landed_late_answers_the_repeat(bench):
+def test_a_failed_append_that_was_granted_answers_the_repeat(bench):
     first = bench.ask()
     first.append.error = lambda: CoordinationError("late")
     bench.grant(first)
@@ -385,10 +385,12 @@ def test_grantees_are_bounded_by_last_use(bench):
 # --- while the partition count changes (PROTOCOL 10)
 
 
-def test_the_claim_of_a_key_that_moved_is_over():
+def test_a_claim_is_over_once_the_target_has_imported_its_key():
     change = Change(2, 4)
     (key,) = change.moving()
-    change.place(key).append(b"")  # so that its epoch is above that in the target
+    change.place(key).append(
+        b""
+    )  # so that its epoch is above the offsets of the target
     (epoch,) = change.claimed(key)
     owner = Owner("c1", ident("c1"))
     request = GrantRequest(
@@ -420,7 +422,7 @@ def test_the_claim_of_a_key_that_moved_is_over():
     assert pending.verdict.reason == "not_owner"
 
 
-def test_a_request_of_a_claim_before_the_key_moved_is_over_at_an_equal_epoch():
+def test_a_claim_in_the_source_is_over_even_if_the_target_has_its_epoch():
     """The log would grant it to the new claim, which did not ask for it."""
     change = Change(2, 4)
     (key,) = change.moving()

@@ -1,4 +1,4 @@
-"""Events, deaths, silences and leaving of clients, over a whole log."""
+"""Events, death, silence and departure of clients, in a simulated cluster."""
 
 from collections import Counter
 
@@ -44,9 +44,6 @@ from kafka_marshal.sidecar.process_monitor import Peer
 # --- Events ---
 
 
-# --- Events ---
-
-
 def test_the_first_event_is_a_snapshot_even_if_it_is_empty(machine):
     a = Local(machine, "a")
     a.take()
@@ -61,7 +58,6 @@ def test_the_first_event_is_a_snapshot_even_if_it_is_empty(machine):
 
 
 def test_unrelated_records_cause_no_events(cluster, machine):
-    """1000 unrelated records, 0 events."""
     a = having(machine)
     run(cluster, [a], H)
     before = len(a.received)
@@ -87,7 +83,7 @@ def test_a_reconnecting_client_gets_the_missed_events(cluster, machine):
 @pytest.mark.parametrize(
     "after", ["", "deadbeef.1.0.0", "x.y", "{own}.99.0.0", "{own}.x"]
 )
-def test_a_client_with_a_foreign_event_id_gets_a_snapshot(machine, after):
+def test_a_client_with_an_unknown_event_id_gets_a_snapshot(machine, after):
     a = having(machine)
     own = machine.service.info().incarnation[:8]
     (frame,) = machine.service.feed(a.who, after.format(own=own)).take()
@@ -96,7 +92,7 @@ def test_a_client_with_a_foreign_event_id_gets_a_snapshot(machine, after):
     assert frame.body.subscriptions == ("s",)
 
 
-def test_repeated_events_change_nothing(cluster, machine):
+def test_repeated_events_change_no_leases(cluster, machine):
     a, _ = sharing(cluster, machine)
     held = set(a.held)
     for event in [e for e in a.received if not isinstance(e, api.Snapshot)]:
@@ -119,7 +115,7 @@ def test_an_assignment_names_the_previous_claim(cluster, machine):
     assert all(each.follows == epochs[each.partition] for each in assigned)
 
 
-def test_a_slow_reader_of_five_thousand_partitions_converges():
+def test_a_slow_reader_of_many_partitions_catches_up_by_a_snapshot():
     cluster = world(partitions=2, records=[0] * 5_000, h=30_000)
     machine = Machine(cluster)
     a = Local(machine, "a", pid=1)
@@ -160,8 +156,8 @@ def test_a_new_cursor_closes_the_previous_one(machine):
 LONG_H = 60_000
 
 
-def test_many_clients_that_join_at_once_have_all_keys_looked_at_once(monkeypatch):
-    """Otherwise the looks leave no time for the clients' heartbeats."""
+def test_many_joining_clients_cause_at_most_one_pass_over_all_keys(monkeypatch):
+    """Otherwise these passes leave no time for the clients' heartbeats."""
     cluster = world(partitions=2, records=[0] * 1_000, h=30_000)
     machine = Machine(cluster)
     a = Local(machine, "a", pid=1)
@@ -190,7 +186,7 @@ def test_many_clients_that_join_at_once_have_all_keys_looked_at_once(monkeypatch
     assert looks["foresee"] < looks["assign"] < 100
 
 
-# --- What clients say ---
+# --- Positions that clients report ---
 
 
 def report_late(machine):
@@ -212,12 +208,14 @@ def report_late(machine):
     assert keys(machine.cluster)[key].position != 7
 
 
-def test_a_report_under_an_ended_claim_changes_nothing(machine):
-    """The key may be that client's again, under another claim."""
+def test_a_position_reported_under_an_ended_claim_is_ignored(machine):
+    """The client may hold the key again, under a later claim."""
     report_late(machine)
 
 
-def test_a_position_under_any_claim_is_caught(machine, monkeypatch):
+def test_a_sidecar_that_accepts_positions_under_any_claim_is_caught(
+    machine, monkeypatch
+):
     variants.take_any_position(monkeypatch)
     with pytest.raises(AssertionError):
         report_late(machine)
@@ -226,8 +224,8 @@ def test_a_position_under_any_claim_is_caught(machine, monkeypatch):
 # --- Death, silence ---
 
 
-def test_a_death_frees_everything_at_once_for_another_host():
-    """Within a second although the heartbeat interval is a minute."""
+def test_another_host_gets_the_partitions_of_a_dead_client_at_once():
+    """Within a second, although the heartbeat interval is a minute."""
     cluster = world(partitions=2, records=[9] * 4, h=LONG_H)
     machine = Machine(cluster)
     a = Local(machine, "a", pid=1)
@@ -248,16 +246,14 @@ def test_a_death_frees_everything_at_once_for_another_host():
 
 
 @pytest.mark.parametrize("is_consumer", [True, False])
-def test_a_client_that_dies_before_it_gets_anything_is_evicted(
-    cluster, machine, is_consumer
-):
+def test_claims_won_for_a_client_that_died_are_released(cluster, machine, is_consumer):
     a = Local(machine, "a", pid=1)
     if is_consumer:
         a.subscribe()
     else:
         a.claim(3)
     (host,) = machine.service.groups
-    host.drive = lambda now_ms: None  # it wins, and assigns nothing yet
+    host.drive = lambda now_ms: None  # it wins claims, but assigns none yet
     count = 8 if is_consumer else 1
     cluster.run_until(lambda: sum(host.session.meters.won.values()) == count, H)
     assert not host.table.leases
@@ -267,7 +263,7 @@ def test_a_client_that_dies_before_it_gets_anything_is_evicted(
     assert [r.reason for r in releases(cluster)] == ["client_died"] * count
 
 
-def test_a_death_frees_everything_for_other_clients_here(cluster, machine):
+def test_other_local_clients_get_the_partitions_of_a_dead_client(cluster, machine):
     a, b = sharing(cluster, machine)
     machine.watch.kill(1)
     took_ms = run_until(cluster, [b], lambda: len(b.valid) == 8, H)
@@ -275,8 +271,7 @@ def test_a_death_frees_everything_for_other_clients_here(cluster, machine):
     assert all(a.tokens[key] != b.tokens[key] for key in a.held)
 
 
-def test_silence_is_not_death(cluster, machine):
-    """Back before its deadline, nothing has moved."""
+def test_a_silent_client_that_returns_in_time_keeps_its_partitions(cluster, machine):
     a, b = sharing(cluster, machine)
     before = dict(a.tokens)
     count = len(releases(cluster))
@@ -288,7 +283,7 @@ def test_silence_is_not_death(cluster, machine):
     assert len(releases(cluster)) == count
 
 
-def test_a_key_is_reserved_until_its_deadline_only(cluster, machine):
+def test_keys_of_a_silent_client_are_reserved_until_their_deadline(cluster, machine):
     a, b = sharing(cluster, machine)
     a.positions = dict.fromkeys(a.held, 2)
     a.beat()
@@ -306,7 +301,7 @@ def test_a_key_is_reserved_until_its_deadline_only(cluster, machine):
     assert not set(a.held) & b.valid
 
 
-def test_a_process_that_was_stopped_has_lost_its_leases(cluster, machine):
+def test_a_process_stopped_for_longer_than_its_lease_loses_it(cluster, machine):
     """SIGSTOP for longer than the lease, then SIGCONT."""
     a, b = sharing(cluster, machine)
     run(cluster, [b], 3 * H)
@@ -323,7 +318,7 @@ def test_a_process_that_was_stopped_has_lost_its_leases(cluster, machine):
 
 
 def test_a_silent_client_without_leases_is_removed(cluster, machine):
-    """A name is kept for a lease, at most 30 s."""
+    """Its name is kept for a heartbeat interval, at most 30 s."""
     a = Local(machine, "a")
     cluster.run(H - 100)
     assert machine.service.clients()
@@ -371,8 +366,8 @@ def test_a_leaving_client_releases_everything(cluster, machine):
     assert not machine.service.clients()
 
 
-def test_an_announced_restart_keeps_the_leases(cluster, machine):
-    """A rollout. The next process has other tokens."""
+def test_a_client_that_announces_a_restart_keeps_its_partitions(cluster, machine):
+    """The next process gets the partitions under other tokens."""
     a, b = sharing(cluster, machine)
     had = set(a.held)
     assert leaving(a, release=False, reason="restart").action == "shutdown_now"
@@ -386,7 +381,7 @@ def test_an_announced_restart_keeps_the_leases(cluster, machine):
     assert all(a.tokens[key] != again.tokens[key] for key in had)
 
 
-def test_the_reservation_for_a_restart_ends(cluster, machine):
+def test_the_reservation_for_a_restart_expires(cluster, machine):
     a, b = sharing(cluster, machine)
     began_ms = cluster.clock.now_ms()
     leaving(a, release=False, reason="restart")
@@ -414,8 +409,8 @@ def test_a_downscaling_client_works_until_its_drain_ends(cluster, machine):
     run_until(cluster, [b], lambda: sizes(b) == [8], H)
 
 
-def test_leaving_without_positions_keeps_the_confirmed_ones(cluster, machine):
-    """It may still be at work, as far as anybody knows: until its deadline."""
+def test_partitions_not_returned_at_leaving_stay_reserved(cluster, machine):
+    """The client may still process them, until its deadline or its death."""
     a = having(machine)
     machine.service.leave(a.who, api.LeaveRequest())
     b = Local(machine, "b", pid=2)
@@ -426,7 +421,7 @@ def test_leaving_without_positions_keeps_the_confirmed_ones(cluster, machine):
     run_until(cluster, [b], lambda: sizes(b) == [8], H)
 
 
-def test_a_subscription_ends(cluster, machine):
+def test_ending_a_subscription_releases_its_partitions(cluster, machine):
     a = having(machine)
     returned = tuple(a.returned(key) for key in sorted(a.held))
     a.held.clear()
@@ -439,7 +434,7 @@ def test_a_subscription_ends(cluster, machine):
     run_until(cluster, [a], lambda: sizes(a) == [8], 2 * H)
 
 
-def test_kept_leases_serve_the_next_subscription(cluster, machine):
+def test_leases_kept_by_unsubscribe_pass_to_the_next_subscription(cluster, machine):
     a = having(machine)
     tokens = dict(a.tokens)
     request = api.ReleaseRequest(returned=())
@@ -454,7 +449,7 @@ def test_kept_leases_serve_the_next_subscription(cluster, machine):
     assert machine.service.clients()[0].subscriptions == ("next",)
 
 
-def test_unwanted_leases_are_recalled(cluster, machine):
+def test_unsubscribe_recalls_leases_that_were_not_returned(cluster, machine):
     a = having(machine)
     machine.service.unsubscribe(
         a.who, "s", release=api.ReleaseRequest(returned=()), keep=False
@@ -481,13 +476,10 @@ def test_an_idle_group_is_closed(cluster, machine):
     assert "g" not in {host.group_id for host in machine.service.groups}
 
 
-# --- Subleased keys are recalled, and released only after confirmation ---
-
-
 # --- Drains ---
 
 
-def test_another_host_is_given_its_share(cluster, machine):
+def test_a_host_that_joins_gets_its_share_of_the_partitions(cluster, machine):
     a = having(machine)
     other = cluster.node("other", spec=spec())
     run_until(cluster, [a], lambda: len(other.held) == 4 and sizes(a) == [4], 3 * H)
@@ -495,7 +487,7 @@ def test_another_host_is_given_its_share(cluster, machine):
     assert {e.successor for e in a.named(api.Releasing)} == {"other"}
 
 
-def test_a_pause_is_published_and_all_leases_return(cluster, machine):
+def test_a_pause_is_published_and_recalls_all_leases(cluster, machine):
     a = having(machine)
     for t in (0, 1):
         until_ms = cluster.clock.wall_ms() + 2 * H
@@ -508,7 +500,7 @@ def test_a_pause_is_published_and_all_leases_return(cluster, machine):
     run_until(cluster, [a], lambda: not a.is_paused and sizes(a) == [8], 4 * H)
 
 
-def test_a_pause_of_some_partitions_is_published_and_their_leases_return(
+def test_a_pause_of_some_partitions_is_published_and_recalls_their_leases(
     cluster, machine
 ):
     a = having(machine)
@@ -537,7 +529,7 @@ def test_a_pause_of_some_partitions_is_published_and_their_leases_return(
     assert a.named(api.Paused)[-1] == api.Paused(is_paused=False)
 
 
-def test_a_key_released_as_stuck_goes_to_others(cluster, machine):
+def test_a_key_released_as_stuck_does_not_return_to_its_client(cluster, machine):
     a, b = sharing(cluster, machine)
     key = min(a.held)
     a.give_back(key, reason="stuck", detail="away for 9 ms")
@@ -546,7 +538,7 @@ def test_a_key_released_as_stuck_goes_to_others(cluster, machine):
     assert [r.reason for r in releases(cluster)][-1] == "stuck: away for 9 ms"
 
 
-def test_a_key_out_of_range_is_excluded(cluster, machine):
+def test_a_key_whose_position_is_out_of_range_is_not_claimed_again(cluster, machine):
     a = having(machine)
     a.give_back(KEY, reason="position_out_of_range")
     run(cluster, [a], 3 * H)
@@ -564,7 +556,7 @@ def topic_ids(client):
     return found
 
 
-def test_clients_know_who_set_the_position(cluster, machine):
+def test_an_assignment_states_that_no_admin_set_the_position(cluster, machine):
     (assigned, *_) = [
         event
         for body in having(machine).received
@@ -575,7 +567,7 @@ def test_clients_know_who_set_the_position(cluster, machine):
     assert assigned.set_by is not None
 
 
-def test_a_recreated_topic_is_claimed_again_for_all_clients(cluster, machine):
+def test_all_partitions_of_a_recreated_topic_are_claimed_again(cluster, machine):
     a = having(machine)
     earlier = cluster.kafka.topic("t").topic_id.hex()
     assert topic_ids(a) == dict.fromkeys(range(8), earlier)
@@ -589,12 +581,12 @@ def test_a_recreated_topic_is_claimed_again_for_all_clients(cluster, machine):
 
 
 def with_commits(cluster, *partitions):
-    """Have the group begin in these partitions by what it committed to Kafka."""
+    """Commit offsets to Kafka, from which the group begins in these partitions."""
     offsets = {TopicPartition("t", number): 1 for number in partitions}
     cluster.kafka.data_log().commit("g", offsets, timeout_ms=1_000)
 
 
-def test_without_a_position_one_client_fails_alone(cluster, machine):
+def test_a_missing_position_fails_one_client_only(cluster, machine):
     """``auto_offset_reset="none"``: the client due to get the key fails."""
     with_commits(cluster, *range(7))
     cluster.fill("u", [1])
@@ -623,7 +615,7 @@ def test_without_a_position_one_client_fails_alone(cluster, machine):
     run_until(cluster, [again, well], lambda: sum(sizes(again, well)) == 8, 2 * H)
 
 
-def test_the_only_client_without_a_position_fails(cluster, machine):
+def test_a_missing_position_fails_the_only_client_but_not_the_group(cluster, machine):
     a = Local(machine, "a", pid=1)
     a.subscribe(auto_offset_reset="none")
     run_until(cluster, [a], lambda: a.failure is not None, H)

@@ -1,4 +1,4 @@
-"""Actions on groups: one at a time, by an admin of their own."""
+"""Actions on groups: one at a time, each by an admin client of its own."""
 
 import json
 import threading
@@ -62,7 +62,7 @@ def plan_of(group="billing", *, undoes=None, is_clamped=False, repeats=False):
 
 
 class FakeAdmin:
-    """Records its calls; each instance is of one request."""
+    """Records its calls, and the arguments with which each request opens it."""
 
     def __init__(self):
         self.calls = []
@@ -138,7 +138,7 @@ def actions(admin, tmp_path):
 # --- one at a time
 
 
-def test_an_action_runs_on_a_thread_and_the_next_one_after_it():
+def test_a_second_action_is_refused_until_the_first_ends():
     runner = ActionRunner()
     hold = threading.Event()
     first = runner.start("a reset", lambda: hold.wait(30))
@@ -148,7 +148,7 @@ def test_an_action_runs_on_a_thread_and_the_next_one_after_it():
     assert "busy, try again" in str(refused.value)
     assert "a reset has not ended" in str(refused.value)
     assert runner.is_busy
-    # The HTTP application gives up waiting by a cancellation.
+    # The HTTP application cancels the future when it stops waiting.
     assert not first.cancel()
     hold.set()
     assert first.result(30) is True
@@ -163,7 +163,7 @@ def test_an_error_of_an_action_is_raised_and_ends_it():
     assert not runner.is_busy
 
 
-def test_a_closed_runner_starts_nothing():
+def test_a_closed_runner_starts_no_action():
     runner = ActionRunner()
     runner.close()
     with pytest.raises(HttpError) as refused:
@@ -174,7 +174,7 @@ def test_a_closed_runner_starts_nothing():
 # --- pauses
 
 
-def test_each_action_has_an_admin_of_its_own_which_is_closed(actions, admin):
+def test_each_action_opens_and_closes_its_own_admin_client(actions, admin):
     request = api.ResumeRequest(operation=OP_ID, reason="done", person="ann")
     assert actions.resume("billing", request, timeout_ms=7).partitions_count == 2
     assert admin.calls == [
@@ -186,7 +186,7 @@ def test_each_action_has_an_admin_of_its_own_which_is_closed(actions, admin):
     assert given["timeout_ms"] == 7
     assert admin.closed_count == 1
     actions.resume("billing", api.ResumeRequest(), timeout_ms=None)
-    # Nobody is named where the client names nobody, not the user of the sidecar.
+    # A request without a person names none, not even the user of the sidecar.
     assert admin.given[1]["person"] == ""
     assert admin.given[1]["timeout_ms"] == TIMEOUT_MS
     assert given["state_dir"] == (actions.plans.parent if actions.plans else "")
@@ -203,7 +203,9 @@ def test_each_action_has_an_admin_of_its_own_which_is_closed(actions, admin):
         (api.PauseRequest(until_ms=WALL_MS - 8, wait=True), None, 1),
     ],
 )
-def test_a_pause_waits_where_that_is_requested(actions, admin, monkeypatch, case):
+def test_a_pause_waits_for_releases_only_if_requested(
+    actions, admin, monkeypatch, case
+):
     request, timeout_ms, wait_ms = case
     monkeypatch.setattr(group_actions, "_wall_ms", lambda: WALL_MS)
     found = actions.pause("billing", request, timeout_ms=timeout_ms)
@@ -230,7 +232,7 @@ def test_a_pause_is_limited_to_the_topics_of_the_request(
     assert found.topics == (topics or ())
 
 
-def test_a_pause_that_is_waited_for_fails_while_claims_are_held(actions, admin):
+def test_a_pause_that_waits_fails_while_claims_are_held(actions, admin):
     admin.held = (Key("billing", "orders", 0),)
     found = actions.pause("billing", api.PauseRequest(for_ms=9), timeout_ms=None)
     assert found.held == ("orders-0",)
@@ -239,7 +241,7 @@ def test_a_pause_that_is_waited_for_fails_while_claims_are_held(actions, admin):
         actions.pause("billing", waiting, timeout_ms=None)
 
 
-def test_a_dry_run_of_a_pause_or_its_end_waits_for_nothing(actions, admin):
+def test_a_dry_run_of_pause_or_resume_neither_executes_nor_waits(actions, admin):
     admin.held = (Key("billing", "orders", 0),)
     request = api.PauseRequest(for_ms=9, wait=True, dry_run=True)
     found = actions.pause("billing", request, timeout_ms=None)
@@ -253,7 +255,7 @@ def test_a_dry_run_of_a_pause_or_its_end_waits_for_nothing(actions, admin):
 # --- resets
 
 
-def test_a_reset_is_a_plan_unless_it_is_to_be_executed(actions, admin, tmp_path):
+def test_a_reset_without_execute_only_returns_its_plan(actions, admin, tmp_path):
     request = api.ResetRequest(all_topics=True, to_earliest=True, clamp=True)
     found = actions.reset("billing", request, timeout_ms=None)
     spec = PositionSpec.earliest()
@@ -266,14 +268,16 @@ def test_a_reset_is_a_plan_unless_it_is_to_be_executed(actions, admin, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_executed_reset_returns_what_it_set(actions, admin, tmp_path):
+def test_an_executed_reset_returns_outcome_and_replaced_positions(
+    actions, admin, tmp_path
+):
     request = api.ResetRequest(
         topics=("orders",), to_offset=5, execute=True, reason="bad deploy"
     )
     found = actions.reset("billing", request, timeout_ms=700)
     assert admin.calls[1] == ("execute", OP_ID, "bad deploy", 700)
     assert (found.outcome, found.undo_id, found.op_id) == ("committed", OP_ID, OP_ID)
-    # The position that was left, not that of the plan.
+    # The position when the reset took effect, not that of the plan.
     assert (found.rows[0].before, found.rows[0].lag_before) == (7, 13)
     assert admin.stored["op_id"] == OP_ID
     assert list((tmp_path / "plans").iterdir()) == []
@@ -288,7 +292,7 @@ def test_an_executed_reset_returns_what_it_set(actions, admin, tmp_path):
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_the_plan_stays_while_its_operation_may_be_open(
+def test_the_plan_file_stays_while_its_operation_may_be_open(
     actions, admin, caplog, fault, is_kept
 ):
     admin.fault = fault
@@ -309,7 +313,7 @@ def test_without_a_state_directory_no_plan_is_stored(admin):
     assert admin.stored is None
 
 
-def test_a_reset_that_was_aborted_is_an_error(actions, admin):
+def test_an_aborted_reset_raises_claim_rejected(actions, admin):
     admin.outcome = "aborted"
     request = api.ResetRequest(all_topics=True, to_latest=True, execute=True)
     with pytest.raises(ClaimRejected, match="set nothing") as refused:
@@ -325,14 +329,14 @@ def test_a_reset_that_was_aborted_is_an_error(actions, admin):
         ({"is_clamped": True, "repeats": True}, "handed out again"),
     ],
 )
-def test_rows_have_notes(actions, admin, marks, note):
+def test_rows_note_clamped_and_repeated_positions(actions, admin, marks, note):
     admin.plan = plan_of(**marks)
     request = api.ResetRequest(all_topics=True, to_earliest=True)
     (row,) = actions.reset("billing", request, timeout_ms=None).rows
     assert (row.note, row.repeats) == (note, "repeats" in marks)
 
 
-def test_an_undo_is_of_the_group_in_the_path(actions, admin):
+def test_an_undo_is_refused_for_another_group_than_that_of_the_reset(actions, admin):
     admin.plan = plan_of(undoes="0b" * 16)
     request = api.UndoRequest(op_id="0b" * 16, partial=True)
     found = actions.undo("billing", request, timeout_ms=None)
@@ -347,7 +351,7 @@ def test_an_undo_is_of_the_group_in_the_path(actions, admin):
     assert actions.undo("billing", request, timeout_ms=None).undo_id == OP_ID
 
 
-def test_finished_operations_are_listed(actions, admin):
+def test_finish_lists_the_operations_that_it_ended(actions, admin):
     found = actions.finish("billing", api.FinishRequest(reason="x"), timeout_ms=None)
     assert admin.calls == [("finish", "billing", {"reason": "x"})]
     (done,) = found.operations
@@ -383,7 +387,7 @@ TIME = datetime(2026, 1, 31, 12, tzinfo=UTC)
         ),
     ],
 )
-def test_each_rule_is_that_of_the_command(monkeypatch, given, spec):
+def test_each_reset_rule_maps_to_a_position_spec(monkeypatch, given, spec):
     monkeypatch.setattr(group_actions, "_wall_ms", lambda: WALL_MS)
     assert spec_of(api.ResetRequest(**given)) == spec
 
@@ -400,12 +404,12 @@ def test_each_rule_is_that_of_the_command(monkeypatch, given, spec):
         ({"by_duration": timedelta(minutes=-1)}, "not below 0"),
     ],
 )
-def test_a_reset_has_one_valid_rule(given, match):
+def test_a_reset_without_exactly_one_valid_rule_is_refused(given, match):
     with pytest.raises(ConfigurationError, match=match):
         spec_of(api.ResetRequest(**given))
 
 
-def test_topics_are_named_or_all_are_meant():
+def test_a_reset_names_its_topics_in_exactly_one_way():
     offset = api.PartitionOffset(topic="orders", partition=0, offset=4)
     assert topics_of(api.ResetRequest(all_topics=True)) is None
     assert topics_of(api.ResetRequest(topics=("a:1",))) == ("a:1",)
@@ -435,7 +439,7 @@ def history_of(group_id, *, actions=(), groups=()):
     )
 
 
-def test_the_history_has_the_last_actions(monkeypatch):
+def test_the_history_returns_the_last_actions_up_to_the_limit(monkeypatch):
     given = []
 
     def read(**more):

@@ -32,7 +32,7 @@ from simulator.clock import VirtualClock
 
 
 S = State
-# Written out once more, on purpose: the table of the code is what is tested.
+# Repeated on purpose: it is the expected value of the table in the product.
 LEGAL = {
     (S.NOT_RUNNING, S.STARTING),
     (S.STARTING, S.RECOVERY),
@@ -75,7 +75,7 @@ def states_in(state, clock):
     list(itertools.product(State, State)),
     ids=lambda state: state.value,
 )
-def test_every_state_with_every_input(before, after, clock):
+def test_only_legal_changes_of_state_are_accepted(before, after, clock):
     states = states_in(before, clock)
     reason, since_ms = states.reason, states.view().since_ms
     clock.advance(7)
@@ -93,7 +93,7 @@ def test_every_state_with_every_input(before, after, clock):
         assert states.view().since_ms == since_ms
 
 
-def test_the_names_are_those_of_kafka():
+def test_states_are_named_as_in_kafka_and_change_as_listed():
     assert [state.value for state in State] == [
         "NOT_RUNNING",
         "STARTING",
@@ -105,7 +105,7 @@ def test_the_names_are_those_of_kafka():
     assert {(a, b) for a, after in NEXT.items() for b in after} == LEGAL
 
 
-def test_a_reason_can_be_renewed_without_a_change(clock):
+def test_explain_replaces_the_reason_without_a_change_of_state(clock):
     changes = []
     states = Lifecycle(clock, lambda *change: changes.append(change))
     states.move(S.STARTING, reason="-")
@@ -114,7 +114,7 @@ def test_a_reason_can_be_renewed_without_a_change(clock):
     assert changes == [(S.STARTING, "-")]
 
 
-def test_changes_of_several_threads_are_reported_in_order(clock):
+def test_changes_of_state_by_several_threads_are_reported_in_order(clock):
     changes, entered, go = [], threading.Event(), threading.Event()
 
     def note(state, reason):
@@ -179,14 +179,14 @@ def test_a_healthy_sidecar_passes_all_probes():
     ],
     ids=str,
 )
-def test_a_sidecar_without_the_log_is_alive_and_not_ready(change, words):
+def test_a_sidecar_with_an_incomplete_log_is_live_but_not_ready(change, words):
     view = but(**change)
     assert livez(view).ok
     (reason,) = readyz(view).reasons
     assert words in reason
 
 
-def test_an_incomplete_log_is_reported():
+def test_a_view_lists_truncated_and_diverged_partitions():
     cluster = world(2)
     node = owning(cluster)
     states = Lifecycle(cluster.clock.view())
@@ -231,7 +231,7 @@ def test_only_overdue_claims_are_named(monkeypatch):
         (S.SHUTTING_DOWN, False, True),
     ],
 )
-def test_every_state_and_every_probe(state, ready, started):
+def test_readyz_and_startupz_depend_on_the_state(state, ready, started):
     view = but(state=state, reason="so it is")
     assert livez(view).ok
     assert readyz(view).ok is ready
@@ -251,7 +251,7 @@ def test_a_dead_engine_fails_liveness_except_during_shutdown(state, sick):
     assert not readyz(view).ok
 
 
-def test_the_bound_of_a_round_is_exact():
+def test_liveness_fails_once_the_last_round_is_too_old():
     at = WELL.now_ms - ROUND_MS_MAX
     assert livez(but(round_at_ms=at)).ok
     verdict = livez(but(round_at_ms=at - 1))
@@ -281,7 +281,7 @@ def test_without_an_engine_liveness_passes():
         ({"failure": "log truncated"}, "log truncated"),
     ],
 )
-def test_each_thing_that_is_wrong_has_its_reason(sick, word):
+def test_each_cause_of_unreadiness_has_its_reason(sick, word):
     verdict = readyz(but(**sick))
     assert not verdict.ok
     (reason,) = verdict.reasons
@@ -303,7 +303,7 @@ def test_reasons_are_bounded_and_escaped():
     assert len(msgspec.json.encode(verdict)) < 10_000
 
 
-def test_the_body_is_json_with_a_list_of_reasons():
+def test_the_response_of_a_probe_is_json_with_a_list_of_reasons():
     assert json.loads(msgspec.json.encode(readyz(but(is_replayed=False)))) == {
         "ok": False,
         "state": "RUNNING",
@@ -311,7 +311,7 @@ def test_the_body_is_json_with_a_list_of_reasons():
     }
 
 
-# --- Looking
+# --- Views of an engine
 
 
 @pytest.fixture
@@ -327,7 +327,7 @@ def well(node):
     return states
 
 
-def test_before_there_is_an_engine(cluster):
+def test_a_lifecycle_without_an_engine_is_live_but_not_ready(cluster):
     node = cluster.node("a")
     found = Lifecycle(node.engine.context.ports.clock)
     assert livez(found.view()).ok
@@ -335,7 +335,7 @@ def test_before_there_is_an_engine(cluster):
     assert not startupz(found.view()).ok
 
 
-def test_health_follows_an_engine_from_its_first_round(cluster):
+def test_a_sidecar_is_ready_once_the_engine_has_read_the_log(cluster):
     node = cluster.node("a")
     found = well(node)
     assert found.view().round_at_ms is None
@@ -348,7 +348,7 @@ def test_health_follows_an_engine_from_its_first_round(cluster):
     assert found.view().beat_at_ms is None
 
 
-def test_a_claim_counts_with_its_beats(cluster):
+def test_a_view_counts_claims_and_has_the_time_of_the_last_heartbeat(cluster):
     node = owning(cluster)
     found = well(node)
     before = found.view()
@@ -357,8 +357,8 @@ def test_a_claim_counts_with_its_beats(cluster):
     assert found.view().beat_at_ms > before.beat_at_ms
 
 
-def test_an_outage_shorter_than_the_lease_fails_no_probe(cluster):
-    """What is held is served on while the brokers are away."""
+def test_an_outage_fails_readiness_only_once_leases_are_overdue(cluster):
+    """Clients continue with held partitions while the brokers are unreachable."""
     node = owning(cluster)
     found = well(node)
     node.cut(is_cut=True)
@@ -375,8 +375,8 @@ def test_an_outage_shorter_than_the_lease_fails_no_probe(cluster):
     assert readyz(found.view()).ok
 
 
-def test_why_the_log_cannot_be_written_is_shown_as_long_as_that_lasts(cluster):
-    """Also once all leases have ended, when nothing that is held fails the check."""
+def test_readyz_notes_why_the_log_cannot_be_written(cluster):
+    """Also once all leases have ended, so that no held claim fails the probe."""
     node = owning(cluster)
     found = well(node)
     node.cut(is_cut=True)
@@ -392,8 +392,8 @@ def test_why_the_log_cannot_be_written_is_shown_as_long_as_that_lasts(cluster):
     assert readyz(found.view()).reasons == ("serving",)
 
 
-def test_a_group_that_is_drained_for_a_reason_is_noted(cluster):
-    """As where its lease journal cannot be written: others take its partitions."""
+def test_readyz_notes_why_a_group_is_drained(cluster):
+    """For example because its lease journal cannot be written."""
     node = owning(cluster)
     found = well(node)
     node.session.self_drain.begin(H, why="its lease journal cannot be written")
@@ -410,7 +410,7 @@ def test_a_group_that_is_drained_for_a_reason_is_noted(cluster):
     assert readyz(found.view()).reasons == ("serving",)
 
 
-def test_a_stopped_loop_is_detected(cluster):
+def test_an_engine_that_runs_no_rounds_fails_liveness(cluster):
     node = owning(cluster)
     found = well(node)
     assert livez(found.view()).ok
@@ -419,7 +419,7 @@ def test_a_stopped_loop_is_detected(cluster):
     assert not livez(found.view()).ok
 
 
-def test_a_failed_session_makes_it_unready(cluster):
+def test_a_failed_session_fails_readiness_but_not_liveness(cluster):
     node = owning(cluster)
     found = well(node)
     node.session.fail(CoordinationError("not allowed"))
@@ -429,14 +429,14 @@ def test_a_failed_session_makes_it_unready(cluster):
     assert livez(found.view()).ok
 
 
-def test_a_failed_engine_makes_it_dead(cluster):
+def test_a_failed_engine_fails_liveness(cluster):
     node = owning(cluster)
     found = well(node)
     node.engine._fail(LogUnreadable("gone"))
     assert livez(found.view()).reasons == ("the engine has failed: gone",)
 
 
-def test_an_unavailable_lock_is_reported_without_waiting(cluster, monkeypatch):
+def test_a_busy_lock_fails_readiness_but_not_liveness(cluster, monkeypatch):
     node = owning(cluster)
     found = well(node)
     monkeypatch.setattr(health, "LOCK_MS_MAX", 1)
@@ -474,7 +474,7 @@ BEATING = View(
 
 
 class Manager:
-    """What systemd is to a service: a socket for datagrams."""
+    """Stands in for systemd: a socket that receives datagrams."""
 
     def __init__(self, address):
         self.address = address
@@ -483,7 +483,7 @@ class Manager:
         self.socket.setblocking(False)
 
     def received(self):
-        """Return the lines of every datagram that has come."""
+        """Return the lines of each datagram that has arrived."""
         found = []
         while True:
             try:
@@ -513,7 +513,7 @@ def watched(manager):
     found.close()
 
 
-def test_a_whole_life(manager):
+def test_systemd_is_notified_of_every_change_of_state(manager):
     notifier = SystemdNotifier(manager.environ())
     states = Lifecycle(VirtualClock(), notifier.on_change)
     for state, reason in (
@@ -536,7 +536,7 @@ def test_a_whole_life(manager):
     notifier.close()
 
 
-def test_a_status_is_sent_when_it_changes(manager):
+def test_a_status_is_sent_only_when_it_changes(manager):
     notifier = SystemdNotifier(manager.environ())
     for view in (
         BEATING,
@@ -552,7 +552,7 @@ def test_a_status_is_sent_when_it_changes(manager):
     notifier.close()
 
 
-def test_a_reason_cannot_forge_a_line(manager):
+def test_a_reason_cannot_add_lines_to_a_notification(manager):
     notifier = SystemdNotifier(manager.environ())
     notifier.update(attrs.evolve(BEATING, reason="x\nREADY=1\nMAINPID=1"))
     ((line,),) = manager.received()
@@ -561,7 +561,7 @@ def test_a_reason_cannot_forge_a_line(manager):
 
 
 @pytest.mark.parametrize("state", [S.RECOVERY, S.PENDING_CONTROLLED_SHUTDOWN])
-def test_slow_states_extend_the_timeout(manager, state):
+def test_recovery_and_shutdown_extend_the_timeout_of_systemd(manager, state):
     notifier = SystemdNotifier(manager.environ())
     notifier.update(attrs.evolve(BEATING, state=state))
     ((_, line),) = manager.received()
@@ -569,12 +569,12 @@ def test_slow_states_extend_the_timeout(manager, state):
     notifier.close()
 
 
-def test_heartbeats_feed_the_watchdog_and_time_does_not(manager, watched):
+def test_only_confirmed_heartbeats_feed_the_watchdog_of_held_claims(manager, watched):
     held = attrs.evolve(BEATING, held_count=1, beat_at_ms=100)
     watched.update(held)
     assert manager.fed() == 1
     for now_ms in range(1_000, 60_000, 1_000):
-        # The loop turns, but nothing that it sends is confirmed.
+        # The engine runs rounds, but none of its heartbeats is confirmed.
         watched.update(attrs.evolve(held, now_ms=now_ms, round_at_ms=now_ms))
     assert manager.fed() == 0
     watched.update(attrs.evolve(held, beat_at_ms=200))
@@ -594,7 +594,7 @@ def test_rounds_feed_the_watchdog_while_nothing_is_held(manager, watched):
 @pytest.mark.parametrize(
     "sick", [{"failure": "gone"}, {"is_busy": True}], ids=["failed", "hangs"]
 )
-def test_an_engine_that_fails_or_hangs_feeds_nothing(manager, watched, sick):
+def test_a_failed_or_busy_engine_does_not_feed_the_watchdog(manager, watched, sick):
     for now_ms in range(3):
         watched.update(attrs.evolve(BEATING, now_ms=now_ms, round_at_ms=now_ms, **sick))
     assert manager.fed() == 0
@@ -609,13 +609,13 @@ def test_an_engine_that_fails_or_hangs_feeds_nothing(manager, watched, sick):
     ],
     ids=["no-engine-yet", "no-engine-any-more", "engine-at-rest"],
 )
-def test_without_an_engine_the_watchdog_is_fed(manager, watched, view):
+def test_the_watchdog_is_fed_during_startup_and_shutdown(manager, watched, view):
     watched.update(view)
     watched.update(attrs.evolve(view, now_ms=view.now_ms + 1))
     assert manager.fed() == 2
 
 
-def test_a_short_watchdog_is_extended_to_three_intervals(manager):
+def test_a_short_watchdog_is_extended_to_three_heartbeat_intervals(manager):
     notifier = SystemdNotifier(manager.environ(WATCHDOG_USEC="10000000"))
     assert notifier.watchdog_ms == 10_000
     notifier.update(attrs.evolve(BEATING, heartbeat_interval_ms=None))
@@ -659,9 +659,9 @@ def test_without_a_socket_nothing_is_sent(address):
     notifier.close()
 
 
-def test_a_missing_or_stalled_manager_does_no_harm(manager):
+def test_a_stalled_or_closed_notify_socket_raises_no_error(manager):
     notifier = SystemdNotifier(manager.environ(WATCHDOG_USEC="60000000"))
-    for number in range(1_000):  # more than a socket's queue takes
+    for number in range(1_000):  # more than the queue of a socket holds
         notifier.update(attrs.evolve(BEATING, round_at_ms=number))
     assert manager.received()
     manager.socket.close()
@@ -669,7 +669,7 @@ def test_a_missing_or_stalled_manager_does_no_harm(manager):
     notifier.close()
 
 
-def test_a_change_of_state_waits_for_a_busy_manager(manager):
+def test_a_change_of_state_waits_for_room_in_the_notify_socket(manager):
     notifier = SystemdNotifier(manager.environ())
     number = 0
     while select.select([], [notifier._socket], [], 0)[1]:
@@ -685,7 +685,7 @@ def test_a_change_of_state_waits_for_a_busy_manager(manager):
     notifier.close()
 
 
-def test_the_environment_is_that_of_the_process(manager, monkeypatch):
+def test_the_notify_socket_comes_from_the_process_environment(manager, monkeypatch):
     monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
     notifier = SystemdNotifier()
     notifier.update(BEATING)

@@ -70,7 +70,7 @@ def test_a_full_executor_refuses_until_a_call_ends():
     assert asyncio.run(main()).status == 503
 
 
-def test_a_call_has_a_deadline_and_counts_until_it_ends():
+def test_a_call_that_timed_out_counts_until_it_ends():
     async def main():
         pool = BoundedExecutor("p", threads=1, calls_max=2)
         hold = threading.Event()
@@ -113,7 +113,7 @@ def test_a_closed_executor_refuses_calls():
 WALL_MS = 1_700_000_000_000
 
 
-def test_each_view_has_its_moment():
+def test_each_view_has_the_time_and_offsets_of_its_world():
     for found in (
         http_app.world_now(WORLD, WALL_MS),
         http_app.groups_now(WORLD, PAUSES, wall_ms=WALL_MS),
@@ -151,7 +151,7 @@ def test_a_group_has_its_claims_in_order_and_its_pauses_once():
     assert (halted.claims, len(halted.pauses)) == ((), 1)
 
 
-def test_a_group_that_is_paused_later_is_not_paused():
+def test_a_group_with_a_scheduled_pause_is_not_paused_yet():
     later = {**PAUSES[0], "state": "scheduled"}
     world = {"schema": 1, "partitions": {}}
     (line,) = http_app.groups_now(world, [later], wall_ms=WALL_MS).groups
@@ -169,7 +169,7 @@ def wire():
     found.app.close()
 
 
-# --- what is asked reaches the service
+# --- requests reach the service
 
 
 def validator(kind):
@@ -210,7 +210,7 @@ def test_schemas_refuse_a_different_response():
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-def test_a_client_may_name_its_process(is_local):
+def test_a_local_client_may_name_its_process(is_local):
     wire = Wire(FakeService(), token=TOKEN)
     connection = Connection(OURS if is_local else UNKNOWN_PEER, is_local=is_local)
     headers = {"authorization": f"Bearer {TOKEN.decode()}"}
@@ -218,7 +218,7 @@ def test_a_client_may_name_its_process(is_local):
     options = {"connection": connection, "headers": headers}
     assert wire.request("PUT", CLIENT, json=body, **options).is_success
     expected = wire.service.calls[0][4]
-    # Over TCP nobody can say whose process that is.
+    # Over TCP the sidecar cannot check whose process that is.
     assert expected.pid == (os.getpid() if is_local else None)
     absent = wire.request("PUT", CLIENT, json={**body, "pid": 2**31 - 1}, **options)
     assert absent.status_code == (400 if is_local else 200)
@@ -253,7 +253,7 @@ def test_a_failing_probe_has_reasons(wire):
 
 
 def stream_of(wire, **headers):
-    """Return the first events of a stream that is read until the client goes."""
+    """Return the messages of a stream until the client disconnects."""
 
     async def main():
         received = []
@@ -346,10 +346,10 @@ def test_a_new_stream_replaces_the_old_one(wire):
     asyncio.run(main())
 
 
-# --- who may
+# --- access
 
 
-def test_another_user_is_turned_away(wire):
+def test_another_user_is_refused(wire):
     other = Connection(Peer(5, OURS.uid + 4711, 1), is_local=True)
     for path in (paths.INFO, paths.LIVEZ):
         response = wire.request("GET", path, connection=other)
@@ -391,7 +391,7 @@ def test_without_a_token_tcp_is_refused(wire):
 
 
 def test_a_second_client_on_one_connection_conflicts(wire):
-    """One identity per connection; another connection is another matter."""
+    """Another connection may belong to another client."""
     connection = Connection(OURS, is_local=True)
     body = {"instance": INSTANCE, "beat_ms": 100}
     other = paths.CLIENT.format(group="g", client="other")
@@ -407,7 +407,7 @@ def test_a_second_client_on_one_connection_conflicts(wire):
     assert failure(refused).error == "IdentityConflict"
     assert failure(refused).holder == "c"
     assert len(wire.service.calls) == before
-    # What is nobody's in particular is answered all the same.
+    # Requests of no particular client are still answered.
     assert wire.request("GET", paths.INFO, connection=connection).status_code == 200
     assert put(other, Connection(OURS, is_local=True)).status_code == 200
 
@@ -421,7 +421,7 @@ def test_another_process_of_the_same_name_conflicts_on_one_connection(wire):
     assert response.status_code == 409
 
 
-def test_a_refused_client_does_not_keep_the_connection(wire):
+def test_a_refused_client_does_not_own_the_connection(wire):
     connection = Connection(OURS, is_local=True)
     wire.service.fault = errors.IdentityConflict("x", holder="c")
     body = {"instance": INSTANCE, "beat_ms": 100}
@@ -431,10 +431,10 @@ def test_a_refused_client_does_not_keep_the_connection(wire):
     assert wire.request("PUT", other, json=body, connection=connection).is_success
 
 
-# --- what goes wrong
+# --- errors
 
 
-def test_without_a_service_requests_are_retriable():
+def test_without_a_service_requests_get_a_retriable_error():
     wire = Wire(None)
     wire.app.states.reason = "reading the log"
     response = wire.request("GET", paths.INFO)
@@ -463,7 +463,7 @@ def test_an_internal_error_is_logged_and_not_disclosed(wire, caplog):
 
 
 def test_waiting_requests_do_not_delay_heartbeats(wire, monkeypatch):
-    """As many waits as there are threads for them, then a beat, then release."""
+    """A heartbeat is answered while grants occupy all threads that may wait."""
     hold = threading.Event()
     entered = threading.Semaphore(0)
 
@@ -502,7 +502,7 @@ ADMIN = [route for route in ROUTES if route.is_admin]
 
 
 @pytest.mark.parametrize("route", ADMIN, ids=lambda each: each.name)
-def test_actions_are_refused_unless_they_are_allowed(route):
+def test_actions_are_refused_without_allow_admin(route):
     wire = Wire(FakeService(), actions=None)
     method, path, body, _ = REQUESTS[route.name]
     response = wire.request(method, path, json=body)
@@ -534,7 +534,7 @@ def test_an_action_with_an_invalid_body_is_not_started(wire, name, body, named):
     assert wire.service.calls == []
 
 
-def test_actions_wait_for_a_service():
+def test_without_a_service_actions_are_refused():
     wire = Wire(None)
     response = wire.request("POST", "/v1/groups/billing/finish")
     assert response.status_code == 503
@@ -562,7 +562,7 @@ def test_an_error_of_an_action_becomes_a_failure(wire, fault, status):
     assert wire.request("POST", "/v1/groups/billing/finish").is_success
 
 
-def test_one_action_runs_at_a_time_and_delays_no_heartbeat(wire):
+def test_one_action_runs_at_a_time_and_delays_no_other_request(wire):
     async def main():
         wire.service.hold = hold = threading.Event()
         async with wire.connect() as client:

@@ -69,7 +69,7 @@ def test_a_failure_has_the_values_of_the_error():
     )
 
 
-def test_a_missing_secret_is_forbidden():
+def test_a_wrong_secret_is_forbidden():
     wrong = errors.ClaimRejected("x", reason=http_errors.WRONG_SECRET)
     assert to_http_error(wrong).status == 403
     assert to_http_error(errors.ClaimRejected("x")).status == 409

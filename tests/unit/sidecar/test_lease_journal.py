@@ -61,7 +61,7 @@ KEPT = JournaledClient(
 
 
 def wait_for_deadlines(cluster, a, b):
-    """Run until a client of an earlier process stops: another has nothing before."""
+    """Run until the deadlines of ``a`` are over; ``b`` has no partition before."""
     while a.valid:
         assert not b.valid
         run(cluster, [b], 20, step_ms=20)
@@ -110,14 +110,14 @@ def test_a_journal_of_another_boot_is_ignored(tmp_path):
     "content",
     [b"", b"{", b"[]", b'{"level":2,"boot_id":"boot","clients":[]}', b"\xff"],
 )
-def test_damage_is_detected(tmp_path, content):
+def test_a_damaged_journal_is_detected(tmp_path, content):
     (tmp_path / FILE_NAME).write_bytes(content)
     journal = LeaseJournal(tmp_path, boot_id="boot")
     assert journal.load() == ()
     assert journal.is_damaged
 
 
-def test_a_file_that_cannot_be_read_is_damage(tmp_path):
+def test_a_journal_that_cannot_be_read_counts_as_damaged(tmp_path):
     (tmp_path / FILE_NAME).mkdir()
     journal = LeaseJournal(tmp_path, boot_id="boot")
     assert journal.load() == ()
@@ -134,7 +134,7 @@ def added(partition, *, client="a", epoch=7, until_ms=20):
 
 
 def loaded(folder):
-    """Return who may use which partition under which claim until when."""
+    """Return epoch and deadline by partition and client, None if it is damaged."""
     journal = LeaseJournal(folder, boot_id="boot")
     found = {
         (key.partition, client.client_id): (key.epoch, key.until_ms)
@@ -144,17 +144,17 @@ def loaded(folder):
     return None if journal.is_damaged else found
 
 
-def test_added_leases_are_read_with_their_clients(tmp_path):
+def test_appended_leases_are_read_with_their_clients(tmp_path):
     journal = LeaseJournal(tmp_path, boot_id="boot")
     assert journal.save([KEPT]) is None
     assert journal.append([added(1), added(2, client="b")]) is None
     assert journal.append([added(1, until_ms=30)]) is None
     assert loaded(tmp_path) == {(0, "a"): (5, 9), (1, "a"): (7, 30), (2, "b"): (7, 20)}
-    # The first client keeps all else; of the other nothing else is known.
+    # The first client keeps its other fields; of the second only its lease is known.
     first, second = LeaseJournal(tmp_path, boot_id="boot").load()
     assert replace(first, keys=KEPT.keys) == KEPT
     assert (second.specs, second.pid) == ({}, None)
-    # One that another client has got is not the first one's any more.
+    # A lease appended for another client replaces that of the first.
     assert journal.append([added(0, client="b", epoch=9)]) is None
     assert (0, "a") not in loaded(tmp_path)
     assert loaded(tmp_path)[0, "b"] == (9, 20)
@@ -162,7 +162,7 @@ def test_added_leases_are_read_with_their_clients(tmp_path):
     assert loaded(tmp_path) == {(0, "a"): (5, 9)}
 
 
-def test_a_line_that_a_crash_cut_off_was_not_sent(tmp_path):
+def test_a_last_line_that_a_crash_cut_off_is_ignored(tmp_path):
     journal = LeaseJournal(tmp_path, boot_id="boot")
     journal.save([KEPT])
     whole = (tmp_path / FILE_NAME).read_bytes()
@@ -171,7 +171,7 @@ def test_a_line_that_a_crash_cut_off_was_not_sent(tmp_path):
     for length in range(len(whole), len(longer)):
         (tmp_path / FILE_NAME).write_bytes(longer[:length])
         assert loaded(tmp_path) == {(0, "a"): (5, 9)}
-    # A line that ends and cannot be read is damage.
+    # A complete line that cannot be read is damage.
     (tmp_path / FILE_NAME).write_bytes(whole + b"{\n" + longer[len(whole) :])
     assert loaded(tmp_path) is None
     # Earlier releases wrote no line feed.
@@ -179,7 +179,7 @@ def test_a_line_that_a_crash_cut_off_was_not_sent(tmp_path):
     assert loaded(tmp_path) == {(0, "a"): (5, 9)}
 
 
-def test_nothing_is_appended_to_a_file_that_may_not_end_with_a_line(tmp_path):
+def test_after_a_failed_append_only_a_save_can_write_again(tmp_path):
     journal = LeaseJournal(tmp_path, boot_id="boot")
     assert isinstance(journal.append([added(1)]), OSError)
     assert loaded(tmp_path) == {}
@@ -195,7 +195,9 @@ def test_nothing_is_appended_to_a_file_that_may_not_end_with_a_line(tmp_path):
     assert (1, "a") in loaded(tmp_path)
 
 
-def test_a_full_disk_has_the_space_of_the_old_content(tmp_path, monkeypatch):
+def test_on_a_full_disk_the_journal_reuses_the_space_of_its_content(
+    tmp_path, monkeypatch
+):
     journal = LeaseJournal(tmp_path, boot_id="boot")
     journal.save([KEPT])
     make = tempfile.mkstemp
@@ -212,7 +214,7 @@ def test_a_full_disk_has_the_space_of_the_old_content(tmp_path, monkeypatch):
     assert journal.append([added(1)]) is None
 
 
-def test_an_emptied_file_is_the_owner_s_alone(tmp_path, monkeypatch):
+def test_an_emptied_journal_is_private_and_counts_as_damaged(tmp_path, monkeypatch):
     def refuse(**options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -225,14 +227,14 @@ def test_an_emptied_file_is_the_owner_s_alone(tmp_path, monkeypatch):
     assert journal.is_damaged
 
 
-def test_without_a_directory_nothing_is_kept():
+def test_without_a_directory_nothing_is_journaled():
     journal = LeaseJournal(None, boot_id="boot")
     assert journal.save([KEPT]) is None
     assert journal.append([added(1)]) is None
     assert journal.load() == ()
 
 
-# --- Written before it is sent ---
+# --- Deadlines are journaled before they are sent ---
 
 
 def test_a_deadline_is_journaled_before_it_is_sent(cluster, machine):
@@ -247,7 +249,7 @@ def test_a_deadline_is_journaled_before_it_is_sent(cluster, machine):
 
 
 def journaled_leases(machine, group="g"):
-    """Return what the journal of a group has, as a restart would read it."""
+    """Return the leases in the journal of a group, as a restart would read them."""
     folder = file_of(machine, group).parent
     journal = LeaseJournal(folder, boot_id=boot_id())
     found = {
@@ -261,12 +263,12 @@ def journaled_leases(machine, group="g"):
 
 @pytest.fixture
 def paced(monkeypatch):
-    """Let all clients be written once in a heartbeat interval, or less often."""
+    """Let all clients be written at most once in a heartbeat interval."""
     monkeypatch.setattr(lease_journal, "BYTES_PER_MS", 0.05)
 
 
 @pytest.mark.usefixtures("paced")
-def test_between_two_writes_a_deadline_is_appended_before_it_is_sent(cluster, machine):
+def test_between_rewrites_a_deadline_is_appended_before_it_is_sent(cluster, machine):
     clients = [having(machine)]
     for number in range(2, 9):
         clients.append(Local(machine, f"b{number}", pid=number))
@@ -284,7 +286,9 @@ def test_between_two_writes_a_deadline_is_appended_before_it_is_sent(cluster, ma
     assert b"\n" in file_of(machine).read_bytes().rstrip()
 
 
-def test_joining_clients_do_not_rewrite_the_journal_each(cluster, machine, monkeypatch):
+def test_the_journal_is_not_rewritten_for_each_client_that_joins(
+    cluster, machine, monkeypatch
+):
     monkeypatch.setattr(lease_journal, "BYTES_PER_MS", 1)
     written = []
     save = LeaseJournal.save
@@ -309,7 +313,7 @@ def test_joining_clients_do_not_rewrite_the_journal_each(cluster, machine, monke
 
 
 @pytest.mark.usefixtures("paced")
-def test_a_crash_between_two_writes_forgets_no_deadline(cluster, machine):
+def test_a_crash_between_two_rewrites_loses_no_deadline(cluster, machine):
     a = having(machine)
     run(cluster, [a], H)
     b = Local(machine, "b", pid=2)
@@ -328,7 +332,7 @@ def test_a_crash_between_two_writes_forgets_no_deadline(cluster, machine):
 
 
 @pytest.mark.usefixtures("paced")
-def test_a_sidecar_that_ends_leaves_no_lease_that_was_given_back(cluster, machine):
+def test_a_closed_sidecar_leaves_no_returned_lease_in_its_journal(cluster, machine):
     a = having(machine)
     a.give_back(*a.held, timeout_ms=1_000)
     machine.service.close(timeout_ms=1_000)
@@ -352,7 +356,7 @@ def test_a_deadline_that_cannot_be_journaled_is_not_sent(cluster, machine, monke
     assert max(until for _, until in a.held.values()) > last_ms
 
 
-def test_while_nothing_can_be_journaled_other_hosts_have_it_all(
+def test_other_hosts_take_over_while_the_journal_cannot_be_written(
     cluster, machine, monkeypatch
 ):
     """As on a file system that has become read-only."""
@@ -373,7 +377,9 @@ def test_while_nothing_can_be_journaled_other_hosts_have_it_all(
     assert not home.directed
 
 
-def test_an_error_of_a_moment_moves_nothing(cluster, machine, monkeypatch):
+def test_a_short_error_of_the_journal_moves_no_partitions(
+    cluster, machine, monkeypatch
+):
     a, other = having(machine), cluster.node("other")
     other.consume(spec())
     run_until(cluster, [a], lambda: len(other.held) == 4, 4 * H)
@@ -413,7 +419,6 @@ def disk(monkeypatch):
 
 
 def test_with_a_full_disk_clients_continue(cluster, machine, disk):
-    """They lost their partitions, all at the same time."""
     a = having(machine)
     disk.is_full = True
     b = Local(machine, "b", pid=2)
@@ -426,8 +431,8 @@ def test_with_a_full_disk_clients_continue(cluster, machine, disk):
     assert event.fields["clients_continue"]
 
 
-def test_after_a_crash_with_a_full_disk_no_lease_ends_too_early(cluster, machine, disk):
-    """The next process takes the emptied journal for damage, and resumes nothing."""
+def test_after_a_crash_with_a_full_disk_old_deadlines_are_kept(cluster, machine, disk):
+    """The next process finds the emptied journal damaged, and resumes nothing."""
     a = having(machine)
     disk.is_full = True
     run(cluster, [a], 3 * H)
@@ -440,10 +445,10 @@ def test_after_a_crash_with_a_full_disk_no_lease_ends_too_early(cluster, machine
     assert resumes(cluster) == []
 
 
-def test_a_process_that_could_not_be_stored_hides_the_one_before(
+def test_after_a_process_without_a_stored_identity_nothing_is_resumed(
     cluster, machine, disk
 ):
-    """Its journal, once written again, has not all deadlines of that one's clients."""
+    """Its journal lacks deadlines that an earlier process has sent."""
     a = having(machine)
     disk.is_full = True
     run(cluster, [a], H)
@@ -460,7 +465,7 @@ def test_a_process_that_could_not_be_stored_hides_the_one_before(
     assert resumes(cluster) == []
 
 
-def test_once_the_disk_has_room_a_restart_resumes_again(cluster, machine, disk):
+def test_once_the_disk_has_room_a_restart_resumes_all_claims(cluster, machine, disk):
     a = having(machine)
     disk.is_full = True
     run(cluster, [a], 3 * H)
@@ -472,7 +477,9 @@ def test_once_the_disk_has_room_a_restart_resumes_again(cluster, machine, disk):
     assert len(resumes(cluster)) == 8
 
 
-def test_a_new_group_on_a_full_disk_is_refused_for_now(cluster, machine, monkeypatch):
+def test_a_new_group_on_a_full_disk_gets_a_retriable_error(
+    cluster, machine, monkeypatch
+):
     def refuse(*args, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -487,8 +494,8 @@ def test_a_new_group_on_a_full_disk_is_refused_for_now(cluster, machine, monkeyp
     assert having(machine).valid
 
 
-def test_a_directory_that_was_removed_is_created_again(cluster, machine):
-    """Clients lost their partitions every few seconds, until a restart."""
+def test_a_removed_state_directory_is_created_again(cluster, machine):
+    """Clients keep their partitions, and get later deadlines."""
     a = having(machine)
     shutil.rmtree(machine.state_dir)
     last_ms = max(until for _, until in a.held.values())
@@ -498,7 +505,7 @@ def test_a_directory_that_was_removed_is_created_again(cluster, machine):
     assert journaled_leases(machine).keys() == a.held.keys()
 
 
-def test_without_its_identity_a_restart_ends_no_lease_too_early(cluster, machine):
+def test_a_restart_without_the_old_identity_keeps_old_deadlines(cluster, machine):
     a = having(machine)
     shutil.rmtree(machine.state_dir)
     run(cluster, [a], 3 * H)
@@ -510,7 +517,9 @@ def test_without_its_identity_a_restart_ends_no_lease_too_early(cluster, machine
     run_until(cluster, [b], lambda: len(b.valid) == 8, 4 * H)
 
 
-def test_without_the_journal_clients_stop_in_time(cluster, machine, monkeypatch):
+def test_clients_stop_by_their_deadlines_if_journaling_fails(
+    cluster, machine, monkeypatch
+):
     a = having(machine)
     journal = machine.service.groups[0].table.journal
     monkeypatch.setattr(journal, "save", lambda clients: OSError("disk full"))
@@ -522,7 +531,7 @@ def test_without_the_journal_clients_stop_in_time(cluster, machine, monkeypatch)
 
 
 def test_clients_of_a_crashed_sidecar_stop_by_their_deadline(cluster, machine):
-    """Nobody else has anything before."""
+    """No other host holds their partitions before that."""
     a = having(machine)
     other = cluster.node("other", spec=spec())
     run(cluster, [a], 200)
@@ -590,7 +599,7 @@ def test_claims_without_consumption_are_resumed_as_well(cluster, machine):
     run_until(cluster, [b], lambda: b.valid == {key}, H)
 
 
-def test_a_resumed_claim_without_its_client_becomes_free(cluster, machine):
+def test_a_resumed_claim_whose_client_stays_away_becomes_free(cluster, machine):
     a, key = claiming(machine)
     b = Local(machine, "b", pid=2)
     b.claim(3)
@@ -601,7 +610,9 @@ def test_a_resumed_claim_without_its_client_becomes_free(cluster, machine):
     run_until(cluster, [b], lambda: b.valid == {key}, H)
 
 
-def test_no_other_client_gets_a_key_before_the_old_deadline(cluster, machine):
+def test_after_a_restart_no_other_client_gets_a_key_before_its_deadline(
+    cluster, machine
+):
     a = having(machine)
     machine.restart()
     b = Local(machine, "b", pid=2)
@@ -612,7 +623,7 @@ def test_no_other_client_gets_a_key_before_the_old_deadline(cluster, machine):
 
 @pytest.mark.parametrize("how", ["an end in order", "a share for others", "the end"])
 def test_a_resumed_claim_is_not_released_before_the_old_deadline(cluster, machine, how):
-    """Its client has not come back, and may use it all the same (PROTOCOL 12)."""
+    """Its client has not reconnected, and may still use it (PROTOCOL 12)."""
     a = having(machine)
     machine.crash()
     machine.start()
@@ -629,7 +640,7 @@ def test_a_resumed_claim_is_not_released_before_the_old_deadline(cluster, machin
     cluster.run_until(lambda: any(other.held for other in others), 3 * H)
 
 
-def test_a_client_that_died_meanwhile_frees_its_keys(cluster, machine):
+def test_a_client_that_dies_before_it_reconnects_frees_its_keys(cluster, machine):
     having(machine)
     machine.restart()
     machine.watch.kill(1)
@@ -639,7 +650,7 @@ def test_a_client_that_died_meanwhile_frees_its_keys(cluster, machine):
     assert took_ms < 500
 
 
-def test_another_process_of_the_name_waits_for_the_old_deadline(cluster, machine):
+def test_another_process_of_the_name_is_refused_until_the_deadline(cluster, machine):
     having(machine, pid=None)
     machine.restart()
     with pytest.raises(IdentityConflict):
@@ -648,7 +659,7 @@ def test_another_process_of_the_name_waits_for_the_old_deadline(cluster, machine
     Local(machine, "a")
 
 
-def test_deadlines_survive_two_crashes(cluster, machine):
+def test_deadlines_survive_two_restarts(cluster, machine):
     a = having(machine)
     machine.restart()
     machine.restart()
@@ -657,7 +668,7 @@ def test_deadlines_survive_two_crashes(cluster, machine):
     wait_for_deadlines(cluster, a, b)
 
 
-def test_after_damage_nothing_is_resumed(cluster, machine):
+def test_with_a_damaged_journal_nothing_is_resumed(cluster, machine):
     a = having(machine)
     machine.crash()
     file_of(machine).write_bytes(b"{")
@@ -687,7 +698,7 @@ def test_after_a_reboot_any_client_gets_the_resumed_claims(
     assert len(resumes(cluster)) == 8
 
 
-def test_without_a_state_directory_a_restart_waits_until_all_is_stale(cluster):
+def test_without_a_state_directory_a_restart_waits_for_stale_claims(cluster):
     machine = Machine(cluster)
     a = having(machine)
     machine.restart()
@@ -740,7 +751,7 @@ def test_a_restored_pattern_is_validated(cluster, machine):
         machine.crash()
 
 
-def test_two_sidecars_of_one_name_conflict(cluster, machine):
+def test_two_sidecars_with_one_client_id_conflict(cluster, machine):
     Local(machine, "a")
     with pytest.raises(
         IdentityConflict, match="in use by another Marshal of this process"
@@ -748,7 +759,7 @@ def test_two_sidecars_of_one_name_conflict(cluster, machine):
         Local(Machine(cluster, state_dir=machine.state_dir), "b")
 
 
-def test_a_directory_that_cannot_be_used_is_named(cluster, tmp_path):
+def test_a_state_directory_that_cannot_be_used_is_refused(cluster, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(Exception, match="cannot be used"):
         Local(Machine(cluster, state_dir=tmp_path / "file"), "a")
@@ -758,7 +769,7 @@ def test_a_directory_that_cannot_be_used_is_named(cluster, tmp_path):
 # --- A failure of the session ---
 
 
-def test_a_twin_on_another_machine_fails_the_group(cluster, tmp_path):
+def test_a_group_fails_if_another_host_uses_its_client_id(cluster, tmp_path):
     machine = Machine(cluster, state_dir=tmp_path / "one")
     a = having(machine)
     run(cluster, [a], H)
@@ -775,7 +786,7 @@ def test_a_twin_on_another_machine_fails_the_group(cluster, tmp_path):
     assert len(a.valid) == 8
 
 
-def test_after_a_failure_keys_stay_reserved_here(cluster, machine):
+def test_after_a_session_failure_keys_stay_reserved_at_the_sidecar(cluster, machine):
     a = having(machine)
     with machine.node.engine.changed:
         machine.service.groups[0].session.fail(LogUnwritable("a test"))
@@ -788,7 +799,7 @@ def test_after_a_failure_keys_stay_reserved_here(cluster, machine):
     run_until(cluster, [b], lambda: len(b.valid) == 8, 2 * H)
 
 
-def test_after_a_failure_keys_stay_reserved_elsewhere(cluster, machine):
+def test_after_a_session_failure_other_hosts_wait_for_the_deadlines(cluster, machine):
     """Nothing is released while the client may still use it."""
     a = having(machine)
     other = cluster.node("other", spec=spec(policy="greedy"))
@@ -804,7 +815,7 @@ def test_after_a_failure_keys_stay_reserved_elsewhere(cluster, machine):
 
 
 def test_a_fenced_sidecar_ends_the_claims_of_its_clients(cluster, machine):
-    """Others win its keys; its clients stop at their deadlines before that."""
+    """Its clients stop at their deadlines before another host wins its keys."""
     a = having(machine)
     other = cluster.node("other", spec=spec(policy="greedy"))
     run(cluster, [a], 100)

@@ -1,4 +1,4 @@
-"""What clients of a sidecar consume together, and where they must agree."""
+"""Subscriptions that clients of a sidecar share, and settings that must be equal."""
 
 import pytest
 from enginekit import H, world
@@ -39,7 +39,7 @@ def test_clients_of_the_same_topics_need_equal_settings(machine, setting, value)
     assert "(a)" in str(caught.value)
 
 
-def test_overlapping_topics_must_be_equal(cluster, machine):
+def test_subscriptions_with_overlapping_topics_need_equal_topics(cluster, machine):
     cluster.fill("u", [1])
     having(machine)
     b = Local(machine, "b", pid=2)

@@ -17,7 +17,7 @@ EVENT = Event("lagging", {"partition": TopicPartition("orders", 3), "lag": 5})
 
 @pytest.fixture(autouse=True)
 def _untouched():
-    """Whatever a log does to the loggers is undone at its end."""
+    """Check that the end of logging restores all loggers."""
     loggers = [logging.getLogger(name) for name in logs._LEVELS]
     before = [(each.level, each.propagate, each.handlers[:]) for each in loggers]
     yield
@@ -25,7 +25,7 @@ def _untouched():
     assert after == before
 
 
-def test_text_lines():
+def test_the_text_log_has_events_and_messages_of_the_sidecar():
     stream = io.StringIO()
     observer, stop = logs.start_logging("text", stream)
     observer.observe(EVENT)
@@ -37,7 +37,7 @@ def test_text_lines():
     assert second.endswith("INFO listens on /run/x")
 
 
-def test_json_has_events_and_plain_lines_alike():
+def test_the_json_log_has_events_messages_and_exceptions():
     stream = io.StringIO()
     observer, stop = logs.start_logging("json", stream)
     observer.observe(EVENT)
@@ -63,7 +63,7 @@ def line(name, message="Connection refused", **rest):
 
 
 @pytest.mark.parametrize("name", ["kafka.net.manager", "kafka_marshal.librdkafka"])
-def test_lines_of_an_outage_are_thinned_out(name):
+def test_lines_of_a_kafka_client_are_logged_at_growing_intervals(name):
     now_s = 1_000.0
     repeats = logs.RepeatFilter(lambda: now_s)
     written = []
@@ -78,13 +78,13 @@ def test_lines_of_an_outage_are_thinned_out(name):
     ]
     assert written[0][1] == "try 7"
     assert "lines of this Kafka client dropped in 60 s" in written[1][1]
-    # The brokers come back, and go away again.
+    # After a pause, as if the brokers had come back, the next outage begins.
     now_s += logs.PAUSE_S_MIN
     assert repeats.passed(line(name)).getMessage() == "Connection refused"
     assert repeats.passed(line(name)) is None
 
 
-def test_other_lines_and_the_record_itself_stay_as_they_are():
+def test_the_repeat_filter_changes_neither_other_lines_nor_the_record():
     repeats = logs.RepeatFilter(lambda: 0.0)
     for _ in range(3):
         ours = line(LOGGER_NAME)
@@ -93,11 +93,11 @@ def test_other_lines_and_the_record_itself_stay_as_they_are():
     failed = line("kafka.net", exc_info=(ValueError, ValueError(), None))
     assert repeats.passed(failed).exc_info is None
     assert failed.exc_info is not None
-    # Each client of Kafka has its own first line.
+    # Lines of each Kafka client are counted separately.
     assert repeats.passed(line("kafka_marshal.librdkafka")) is not None
 
 
-def test_the_daemon_s_log_has_few_lines_of_an_outage():
+def test_the_daemon_logs_one_line_per_kafka_client_in_an_outage():
     stream = io.StringIO()
     _, stop = logs.start_logging("text", stream)
     for number in range(500):
@@ -109,7 +109,7 @@ def test_the_daemon_s_log_has_few_lines_of_an_outage():
     assert [text.split(" ", 3)[3] for text in lines] == ["failed: 0", "FAIL 0", "last"]
 
 
-def test_a_stalled_reader_drops_lines_without_blocking(monkeypatch):
+def test_lines_for_a_stalled_log_reader_are_dropped_without_blocking(monkeypatch):
     monkeypatch.setattr(logs, "LINES_MAX", 10)
     entered, hold = threading.Event(), threading.Event()
 

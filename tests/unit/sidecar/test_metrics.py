@@ -32,7 +32,7 @@ T0 = GROUP | {"topic": "t", "partition": "0"}
 
 
 class Daemon:
-    """A sidecar as its figures see it."""
+    """The parts of a sidecar that its metrics are read from."""
 
     def __init__(self, node=None):
         clock = VirtualClock() if node is None else node.engine.context.ports.clock
@@ -81,7 +81,7 @@ def cluster():
 # --- The catalogue
 
 
-def test_every_metric_is_documented_and_nothing_else():
+def test_the_documentation_lists_exactly_the_sidecar_s_metrics():
     section = DOCUMENT.partition("\n## A sidecar\n")[2].partition("\n## ")[0]
     item = r"^- `(\w+?)(?:\{([\w,]+)\})?`: (.+?)(?=\n- |\n\n)"
     assert [
@@ -96,7 +96,7 @@ def test_every_metric_is_documented_and_nothing_else():
         assert f"`{state.value}`" in section + SIDECAR
 
 
-def test_names_follow_the_conventions():
+def test_metric_names_follow_the_conventions():
     every = [family.name for family in metrics.FAMILIES]
     assert len(set(every)) == len(every)
     for family in OWN_FAMILIES:
@@ -108,10 +108,10 @@ def test_names_follow_the_conventions():
         assert family.help.endswith(".")
 
 
-# --- What it reports
+# --- Values
 
 
-def test_metrics_before_there_is_an_engine():
+def test_without_an_engine_there_are_only_metrics_of_the_daemon():
     found = Daemon().scrape()
     assert found("marshal_sidecar_state", state="NOT_RUNNING") == 1
     assert len(found.named("marshal_sidecar_state")) == len(State)
@@ -130,7 +130,7 @@ def test_an_engine_without_groups_has_metrics_of_the_log(cluster):
     daemon = Daemon(node)
     assert daemon.scrape().named("marshal_up") == {}
     cluster.run(40)
-    daemon.scrape()  # asks where the log ends
+    daemon.scrape()  # queries the end of the log
     cluster.run(40)
     log = {"topic": "__marshal", "partition": "0"}
     assert daemon.scrape()("marshal_replay_lag_records", log) == 0
@@ -150,7 +150,7 @@ def test_claims_have_the_metrics_of_a_consumer(cluster):
     assert found("kafka_consumergroup_lag", lag) == 10
 
 
-def test_sessions_come_and_go(cluster):
+def test_marshal_up_follows_sessions_that_are_added_and_removed(cluster):
     node = owning(cluster)
     daemon = Daemon(node)
     assert daemon.scrape()("marshal_up", GROUP) == 1
@@ -160,7 +160,7 @@ def test_sessions_come_and_go(cluster):
     assert daemon.scrape()("marshal_up", GROUP) == 1
 
 
-def test_a_failed_engine_is_down(cluster):
+def test_a_failed_engine_is_reported_as_down(cluster):
     node = owning(cluster)
     daemon = Daemon(node)
     daemon.run()
@@ -170,7 +170,7 @@ def test_a_failed_engine_is_down(cluster):
     assert found("marshal_sidecar_ready") == 0
 
 
-def test_an_engine_that_does_not_answer_is_down(cluster, monkeypatch):
+def test_an_engine_that_cannot_be_read_is_reported_as_down(cluster, monkeypatch):
     node = owning(cluster)
     daemon = Daemon(node)
     daemon.run()
@@ -185,8 +185,7 @@ def test_an_engine_that_does_not_answer_is_down(cluster, monkeypatch):
     assert found.named("marshal_replay_lag_records") == {}
 
 
-def test_kafka_names_have_the_same_values(cluster):
-    """The figures are those of the log of a measured run."""
+def test_read_back_and_takeover_times_agree_with_the_log(cluster):
     node = owning(cluster)
     cluster.run(6 * H)
     successor = cluster.node("b", spec=spec())
@@ -212,7 +211,7 @@ def test_kafka_names_have_the_same_values(cluster):
     assert found("marshal_takeover_duration_seconds_sum", takeover) == took_s
 
 
-def test_clients_by_group_and_state():
+def test_clients_are_counted_by_group_and_state():
     daemon = Daemon()
     now_ms = daemon.states.view().now_ms
     daemon.registered = [
@@ -244,7 +243,7 @@ def test_groups_are_bounded_and_every_client_is_counted():
     assert sum(found.values()) == GROUPS_MAX + 50
 
 
-def test_hostile_names_cannot_forge_a_line():
+def test_hostile_names_cannot_forge_a_metric():
     daemon = Daemon()
     bad = 'x"} 1\nmarshal_up{group="y' + "\x1b[2J\u202e" + "z" * 10_000
     daemon.registered = [client(bad, state=bad)]
@@ -257,7 +256,7 @@ def test_hostile_names_cannot_forge_a_line():
     assert len(found.named("marshal_sidecar_clients")) == 1
 
 
-def test_totals_count_what_happened():
+def test_totals_count_deaths_events_requests_and_refusals():
     daemon = Daemon()
     counts = daemon.counts
     daemon.watch.process_count = 4
@@ -284,7 +283,7 @@ def test_totals_count_what_happened():
     assert found(requests, route="beat", status="409") == 1
 
 
-def test_handoffs_between_clients_count_as_those_of_the_library():
+def test_handoffs_between_clients_are_counted_by_phase():
     machine = Machine(world(partitions=2, records=[5] * 8))
     a = having(machine, warms=True)
     b = Local(machine, "b", pid=2)
@@ -299,7 +298,7 @@ def test_handoffs_between_clients_count_as_those_of_the_library():
     assert phases == {"offered": 3, "ready": 1, "warming": 3}
 
 
-def test_routes_are_bounded():
+def test_requests_of_excess_routes_are_counted_together():
     counts = Counts()
     for number in range(ROUTES_MAX + 7):
         counts.request(f"r{number}", 200)
@@ -316,7 +315,7 @@ def test_the_missing_extra_is_named(monkeypatch):
         Daemon()
 
 
-def test_a_registry_gets_the_names_without_values():
+def test_describe_returns_every_metric_name():
     daemon = Daemon()
     collector = SidecarCollector(daemon, daemon.counts, coordination_topic="__marshal")
     names = {metric.name for metric in collector.describe()}

@@ -18,7 +18,7 @@ SLOW = {"typing", "re", "json", "http.client", "importlib.metadata", "pathlib"}
 
 @pytest.fixture
 def answering(tmp_path):
-    """Start a server of one answer; return its path and what it was asked."""
+    """Return a function that starts a server of one answer and returns its path."""
     path, asked, threads = str(tmp_path / "s.sock"), [], []
 
     def start(answer):
@@ -31,7 +31,7 @@ def answering(tmp_path):
                 connection.settimeout(30)
                 asked.append(connection.recv(65_536))
                 if answer is None:
-                    connection.recv(1)  # until the other end has enough
+                    connection.recv(1)  # until the probe closes the connection
                 else:
                     connection.sendall(answer)
 
@@ -71,13 +71,17 @@ def test_each_check_requests_its_own_path(answering, monkeypatch, capsys, check,
     assert capsys.readouterr().out == '{"ok":true}\n'
 
 
-def test_a_failing_check_has_an_exit_code_and_reasons(answering, monkeypatch, capsys):
+def test_a_failing_check_exits_with_3_and_prints_the_response(
+    answering, monkeypatch, capsys
+):
     assert run(monkeypatch, "ready", answering(NO)) == 3
     assert capsys.readouterr().out == '{"ok":false}\n'
 
 
 @pytest.mark.parametrize("answer", [b"", b"nonsense", b"HTTP/1.1 x\r\n\r\n", None])
-def test_a_missing_response_is_reported(answering, monkeypatch, capsys, answer):
+def test_a_missing_or_invalid_response_is_reported(
+    answering, monkeypatch, capsys, answer
+):
     monkeypatch.setattr(probe.ask, "__kwdefaults__", {"timeout_s": 0.2})
     path = answering(answer)
     assert run(monkeypatch, "live", path) == 5
@@ -99,7 +103,7 @@ def test_invalid_arguments_print_the_usage(monkeypatch, capsys, arguments):
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_is_no_error(monkeypatch, capsys, flag):
+def test_help_prints_the_usage_and_exits_with_0(monkeypatch, capsys, flag):
     assert run(monkeypatch, flag) == 0
     assert capsys.readouterr().out.startswith("usage: marshal-probe")
 
@@ -109,7 +113,7 @@ def test_the_default_socket_is_that_of_the_sidecar(monkeypatch, tmp_path):
     assert probe.default_socket() == str(Settings().socket)
 
 
-def test_the_probe_imports_little():
+def test_the_probe_imports_no_package_and_no_slow_module():
     program = (
         "import sys\n"
         "before = set(sys.modules)\n"
@@ -149,7 +153,7 @@ def test_the_probe_costs_little_more_than_a_bare_interpreter(tmp_path):
 
     place = str(tmp_path / "none")
     asked = ("-m", "kafka_marshal.sidecar.probe", "live", place)
-    # CPU time, the best of a few: what else runs here hardly counts. The command
-    # takes forty times as long as an interpreter that does nothing.
+    # The least CPU time of five runs, which other processes hardly affect. The
+    # command marshal takes forty times as long as a bare interpreter.
     bare = min(cpu_s("-c", "") for _ in range(5))
     assert min(cpu_s(*asked) for _ in range(5)) < 8 * bare

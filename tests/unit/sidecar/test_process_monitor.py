@@ -91,7 +91,7 @@ def test_a_peer_on_macos_is_a_process_with_user_and_groups(monkeypatch):
         ({"version": 1}, UNKNOWN_PEER),
     ],
 )
-def test_what_macos_does_not_report_of_a_peer_is_unknown(monkeypatch, options, found):
+def test_fields_that_macos_does_not_report_are_unknown(monkeypatch, options, found):
     monkeypatch.delattr(socket, "SO_PEERCRED")
     assert process_monitor.peer_of(MacSocket(**options)) == found
 
@@ -117,11 +117,11 @@ def test_a_command_with_parentheses_has_a_start_time(tmp_path):
     ("uid", "may"),
     [(os.geteuid(), True), (0, True), (os.geteuid() + 4711, False), (None, False)],
 )
-def test_only_our_user_and_the_superuser_may_use_it(uid, may):
+def test_only_its_own_user_and_the_superuser_may_use_the_sidecar(uid, may):
     assert process_monitor.may_use(Peer(1, uid, 1)) is may
 
 
-def test_members_of_the_group_may_use_it(pair):
+def test_members_of_the_socket_group_may_use_the_sidecar(pair):
     other = os.geteuid() + 4711
     member = Peer(1, other, 1, gids=frozenset({7, 8}))
     assert [process_monitor.may_use(member, gid) for gid in (7, 9, None)] == [
@@ -176,7 +176,7 @@ def watch():
 
 @contextmanager
 def process(*command):
-    """Run a process that nobody reaps before the end of the test."""
+    """Run a process that is not reaped before the end of the block."""
     child = subprocess.Popen(command or ("sleep", "600"))
     try:
         yield child
@@ -186,14 +186,14 @@ def process(*command):
 
 
 def gone():
-    """Return a process that is no more, reaped, and when it had started."""
+    """Return pid and start time of a process that has ended and was reaped."""
     with process() as child:
         started = process_monitor.start_time(child.pid)
     return child.pid, started
 
 
 class Bell:
-    """Notes calls, and on which thread they came."""
+    """Counts calls, and records the thread of the last one."""
 
     def __init__(self):
         self.rung = threading.Event()
@@ -214,7 +214,7 @@ def watch_process(watch, pid, bell):
 
 
 def let_another_die(watch):
-    """Wait for the report of a later death, which comes after all earlier ones."""
+    """Wait for the report of a later death, which follows all earlier ones."""
     bell = Bell()
     with process() as canary:
         watch_process(watch, canary.pid, bell)
@@ -236,7 +236,7 @@ def test_a_death_is_reported_once_before_reaping(watch, how):
         assert watch.process_count == 1
         child.send_signal(how)
         bell.wait()
-        # Its parent has not asked for its end: a zombie is dead all the same.
+        # Its parent has not reaped it: a zombie counts as dead.
         assert state_of(child.pid) == "Z"
         assert (watched.is_dead, living(watched)) == (True, ())
     let_another_die(watch)
@@ -265,7 +265,7 @@ def test_a_zombie_is_dead_from_the_start(watch):
         bell.wait()
 
 
-def test_stopped_is_not_dead(watch):
+def test_a_stopped_process_is_not_dead(watch):
     bell = Bell()
     with process() as child:
         watched = watch_process(watch, child.pid, bell)
@@ -280,7 +280,7 @@ def test_stopped_is_not_dead(watch):
         bell.wait()
 
 
-def test_another_program_in_the_same_process_is_not_a_death(watch, tmp_path):
+def test_exec_of_another_program_is_not_a_death(watch, tmp_path):
     bell, go = Bell(), tmp_path / "go"
     os.mkfifo(go)
     with process("sh", "-c", f"read x < {go}; exec sleep 600") as child:
@@ -293,7 +293,7 @@ def test_another_program_in_the_same_process_is_not_a_death(watch, tmp_path):
         bell.wait()
 
 
-def test_another_program_started_by_a_thread_is_not_a_death(watch):
+def test_exec_by_a_thread_is_not_a_death(watch):
     program = (
         "import os, threading;"
         "threading.Thread(target=os.execvp, args=('cat', ['cat'])).start();"
@@ -321,7 +321,7 @@ def test_a_missing_process_with_a_start_time_is_dead(watch):
     assert watched.is_dead
 
 
-def test_a_reused_id_means_the_first_process_is_dead(watch):
+def test_a_process_whose_pid_was_reused_is_dead(watch):
     bell = Bell()
     with process() as other:
         started = process_monitor.start_time(other.pid) - 1
@@ -330,7 +330,7 @@ def test_a_reused_id_means_the_first_process_is_dead(watch):
     assert watched.is_dead
 
 
-def test_an_unreadable_start_time_proves_nothing(watch, monkeypatch):
+def test_an_unreadable_start_time_is_no_proof_of_death(watch, monkeypatch):
     bell = Bell()
     with process() as child, process() as other:
         started = process_monitor.start_time(child.pid)
@@ -345,14 +345,14 @@ def test_an_unreadable_start_time_proves_nothing(watch, monkeypatch):
 
 
 @pytest.mark.parametrize("pid", [0, -1])
-def test_what_is_no_process_is_never_dead(watch, pid):
+def test_an_invalid_pid_is_never_reported_dead(watch, pid):
     bell = Bell()
     watched = watch.watch(pid, 7, on_dead=bell)
     let_another_die(watch)
     assert (bell.count, watched.is_dead) == (0, False)
 
 
-def test_a_thread_is_not_a_process(watch):
+def test_a_child_that_is_a_thread_is_never_reported_dead(watch):
     bell = Bell()
     with process() as child:
         watched = watch_process(watch, child.pid, bell)
@@ -374,7 +374,9 @@ def test_a_thread_is_not_a_process(watch):
 @pytest.mark.parametrize(
     "code", [errno.ENOSYS, errno.EMFILE, errno.ENFILE, errno.EPERM]
 )
-def test_a_refusal_of_the_system_is_reported(watch, code, monkeypatch):
+def test_a_process_that_cannot_be_watched_is_never_reported_dead(
+    watch, code, monkeypatch
+):
     def refuse(pid):
         raise OSError(code, os.strerror(code))
 
@@ -397,7 +399,7 @@ def test_a_system_without_pidfd_watches_nothing(watch, monkeypatch):
     assert watch.process_count == 0
 
 
-def test_a_foreign_proc_proves_nothing(watch, monkeypatch):
+def test_with_a_foreign_proc_a_missing_process_is_not_dead(watch, monkeypatch):
     monkeypatch.setattr(Path, "readlink", lambda path: Path("1"))
     bell = Bell()
     pid, started = gone()
@@ -408,7 +410,7 @@ def test_a_foreign_proc_proves_nothing(watch, monkeypatch):
     assert bell.count == 0
 
 
-def test_a_missing_proc_is_foreign(monkeypatch):
+def test_a_missing_proc_counts_as_foreign(monkeypatch):
     assert process_monitor._is_proc_ours()
 
     def fail(path):
@@ -419,7 +421,7 @@ def test_a_missing_proc_is_foreign(monkeypatch):
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_children_count_until_the_last(watch, order):
+def test_a_death_is_reported_once_the_last_child_has_died(watch, order):
     bell = Bell()
     with process() as main, process() as first, process() as second:
         family = (main, first, second)
@@ -438,7 +440,7 @@ def test_children_count_until_the_last(watch, order):
     assert bell.count == 1
 
 
-def test_an_unknown_child_keeps_its_parent_until_it_is_removed(watch):
+def test_an_unknown_child_counts_as_alive_until_it_is_removed(watch):
     bell = Bell()
     pid, _ = gone()
     with process() as main, process() as child:
@@ -452,7 +454,7 @@ def test_an_unknown_child_keeps_its_parent_until_it_is_removed(watch):
         bell.wait()
 
 
-def test_a_child_that_could_not_be_watched_is_looked_at_again(watch, monkeypatch):
+def test_a_child_that_could_not_be_watched_is_tried_again(watch, monkeypatch):
     bell = Bell()
     with process() as main, process() as child:
         watched = watch_process(watch, main.pid, bell)
@@ -504,7 +506,7 @@ def test_processes_are_bounded_and_the_excess_counts_as_alive(watch, monkeypatch
         assert watch.process_count == 1
 
 
-def test_nothing_is_reported_after_closing(watch):
+def test_a_watched_process_that_is_closed_is_not_reported_dead(watch):
     bell = Bell()
     with process() as child:
         watched = watch_process(watch, child.pid, bell)
@@ -554,7 +556,7 @@ def test_closing_ends_the_thread_and_reports_nothing():
     assert bell.count == 0
 
 
-def test_closing_an_unused_watch():
+def test_an_unused_watch_can_be_closed():
     DeathWatch().close()
 
 
@@ -578,12 +580,12 @@ def test_a_failing_callback_does_not_end_the_watch(watch, caplog):
     with caplog.at_level(logging.ERROR), process() as child:
         watch_process(watch, child.pid, fail)
         child.kill()
-        # Its end may come after that of a process that is killed later.
+        # Its death may be reported after that of a process killed later.
         until(lambda: "no room" in caplog.text)
         let_another_die(watch)
 
 
-def test_all_descriptors_are_closed():
+def test_closing_the_watch_closes_all_descriptors():
     def count():
         return len(list(Path("/proc/self/fd").iterdir()))
 

@@ -17,7 +17,7 @@ from kafka_marshal.sidecar.process_monitor import UNKNOWN_PEER, Caller
 # --- Joining ---
 
 
-def test_info_has_what_a_client_needs(machine):
+def test_info_describes_the_sidecar_its_log_and_its_clock(machine):
     info = machine.service.info()
     assert (info.client_id, info.state, info.level) == ("host-1", "RUNNING", 1)
     assert info.cluster_id == "simulated"
@@ -29,7 +29,7 @@ def test_info_has_what_a_client_needs(machine):
 
 
 @pytest.mark.parametrize("beat_ms", [0, H // 6 + 1])
-def test_the_heartbeat_interval_is_bounded(machine, beat_ms):
+def test_a_heartbeat_interval_out_of_bounds_is_refused(machine, beat_ms):
     registration = api.RegisterRequest(instance="00" * 16, beat_ms=beat_ms)
     with pytest.raises(ConfigurationError, match="it must be 1 to 500") as caught:
         machine.service.register("g", "a", registration=registration, peer=UNKNOWN_PEER)
@@ -37,7 +37,7 @@ def test_the_heartbeat_interval_is_bounded(machine, beat_ms):
 
 
 @pytest.mark.parametrize(("group", "name"), [("g", "no name"), ("a/b", "a")])
-def test_malformed_names_are_refused(machine, group, name):
+def test_malformed_names_of_groups_and_clients_are_refused(machine, group, name):
     registration = api.RegisterRequest(instance="00" * 16, beat_ms=100)
     with pytest.raises(ConfigurationError, match="is no valid name"):
         machine.service.register(
@@ -79,7 +79,7 @@ def test_an_unreported_death_frees_the_name(cluster, machine):
 
 
 def test_a_client_that_left_frees_its_name(machine):
-    """Not only in the next round: the same process may open the next at once."""
+    """At once, not only in the next round: the same process may register again."""
     a = Local(machine, "a", pid=1)
     a.subscribe()
     machine.service.leave(a.who, api.LeaveRequest())
@@ -118,8 +118,8 @@ def test_an_unregistered_client_is_refused(machine):
     assert caught.value.reason == "gone"
 
 
-def test_a_removed_client_that_registers_again_gets_a_snapshot(cluster, machine):
-    """Its last event id belongs to a buffer that is gone."""
+def test_a_removed_client_that_registers_again_gets_its_partitions(cluster, machine):
+    """Although its last event id belongs to an event buffer that no longer exists."""
     a = having(machine)
     cluster.run(4 * H)
     assert machine.service.clients() == []
@@ -130,7 +130,7 @@ def test_a_removed_client_that_registers_again_gets_a_snapshot(cluster, machine)
     run_until(cluster, [a], lambda: len(a.valid) == 8, 3 * H)
 
 
-def test_clients_are_listed(cluster, machine):
+def test_the_list_of_clients_shows_state_leases_and_last_heartbeat(cluster, machine):
     a = having(machine, count=8)
     Local(machine, "b", group="h")
     run(cluster, [a], 100)

@@ -1,4 +1,4 @@
-"""Fence queries and grants that repeat, over real sockets."""
+"""Repeated fence queries and grants, over real sockets."""
 
 import asyncio
 import socket
@@ -55,7 +55,7 @@ def names_of(service):
 
 @pytest.fixture
 def known(served):
-    """Return a connection of which a fence query and a grant were answered."""
+    """Return a connection on which a fence query and a grant were answered."""
     service = served.service
     service.calls.clear()
     service.begun.clear()
@@ -87,7 +87,7 @@ def without_time(body):
     return found
 
 
-def test_a_repeated_fence_query_is_answered_alike(known):
+def test_a_repeated_fence_query_gets_the_same_answer(known):
     for _ in range(2):
         known.connection.sendall(LOOK)
         status, body = receive(known.connection)
@@ -98,7 +98,7 @@ def test_a_repeated_fence_query_is_answered_alike(known):
     eventually(lambda: known.served.app._waiting._count == 0)
 
 
-def test_a_failed_fence_query_has_its_reason(known):
+def test_a_failed_fence_query_is_answered_with_its_reason(known):
     known.service.fault = CoordinationError("no broker answers")
     known.connection.sendall(LOOK)
     status, body = receive(known.connection)
@@ -109,14 +109,14 @@ def test_a_failed_fence_query_has_its_reason(known):
     assert receive(known.connection)[0] == 200
 
 
-def test_an_unexpected_failure_is_answered(known, caplog):
+def test_an_unexpected_error_is_answered_with_500_and_logged(known, caplog):
     known.service.fault = ZeroDivisionError("a bug")
     known.connection.sendall(LOOK)
     assert receive(known.connection)[0] == 500
     assert "a request to the sidecar failed: fence" in caplog.text
 
 
-def test_a_fence_query_with_a_body_is_parsed(known):
+def test_a_fence_query_with_a_body_is_answered(known):
     request = LOOK.replace(b"\r\n\r\n", b"\r\ncontent-length: 1\r\n\r\nx")
     for _ in range(2):
         known.connection.sendall(request)
@@ -128,7 +128,7 @@ def begun(known, count=1):
     return known.service.begun[-1]
 
 
-def test_the_verdict_answers_a_repeated_grant(known):
+def test_a_repeated_grant_is_answered_with_its_verdict(known):
     known.connection.sendall(grant_bytes(first=7))
     found = begun(known)
     assert found.ask.first == 7
@@ -138,7 +138,7 @@ def test_the_verdict_answers_a_repeated_grant(known):
     assert (status, msgspec.json.decode(body)["first"]) == (200, 7)
     assert names_of(known.service) == ["grant_at_once"]
     eventually(lambda: known.served.app._waiting._count == 0)
-    # A second notice changes nothing.
+    # A second notification changes nothing.
     found.on_verdict(GRANTED)
     known.service.verdict = GRANTED
     known.connection.sendall(grant_bytes())
@@ -153,7 +153,7 @@ def test_a_slow_verdict_is_awaited_by_a_thread(known):
     assert receive(known.connection)[0] == 200
     assert names_of(known.service)[:2] == ["grant_at_once", "await_grant"]
     assert 0 < known.service.calls[1][1].left_ms <= 60_000
-    # The verdict is there now: nobody waits for it any more.
+    # The request was answered: its verdict sends no second response.
     found.verdict = GRANTED
     found.on_verdict(GRANTED)
     known.connection.sendall(LOOK)
@@ -161,7 +161,7 @@ def test_a_slow_verdict_is_awaited_by_a_thread(known):
     eventually(lambda: known.served.app._waiting._count == 0)
 
 
-def test_a_verdict_that_is_late_is_an_error(known, monkeypatch):
+def test_a_grant_without_a_verdict_in_time_is_answered_with_504(known, monkeypatch):
     def await_grant(pending, deadline):
         del pending, deadline
         raise DeadlineExceeded("no verdict in time")
@@ -175,7 +175,7 @@ def test_a_verdict_that_is_late_is_an_error(known, monkeypatch):
 
 
 @pytest.mark.parametrize("reason", ["slow", "refused"])
-def test_a_grant_that_cannot_begin_at_once_waits_on_a_thread(known, reason):
+def test_a_grant_that_cannot_begin_at_once_runs_on_a_thread(known, reason):
     if reason == "slow":
         known.service.is_slow = True
     else:
@@ -204,7 +204,7 @@ def test_an_invalid_grant_is_refused_with_a_reason(known, body):
 
 
 @pytest.mark.parametrize("request_bytes", [LOOK, grant_bytes()])
-def test_without_a_service_both_are_refused(known, request_bytes):
+def test_without_a_service_queries_and_grants_are_refused(known, request_bytes):
     serving = known.served.app
     service, serving.service = serving.service, None
     try:
@@ -215,7 +215,7 @@ def test_without_a_service_both_are_refused(known, request_bytes):
 
 
 @pytest.mark.parametrize("request_bytes", [LOOK, grant_bytes()])
-def test_a_busy_sidecar_refuses_both(known, request_bytes, monkeypatch):
+def test_a_busy_sidecar_refuses_queries_and_grants(known, request_bytes, monkeypatch):
     monkeypatch.setattr(known.served.app._waiting, "_calls_max", 0)
     known.connection.sendall(request_bytes)
     status, body = receive(known.connection)
@@ -223,7 +223,7 @@ def test_a_busy_sidecar_refuses_both(known, request_bytes, monkeypatch):
     assert "busy" in msgspec.json.decode(body, type=api.Failure).message
 
 
-def test_what_arrives_before_the_response_is_answered_after_it(known):
+def test_a_request_sent_before_the_response_is_answered_after_it(known):
     known.connection.sendall(grant_bytes(first=1))
     found = begun(known)
     known.connection.sendall(LOOK)
@@ -243,7 +243,7 @@ def test_a_long_response_is_sent_to_its_end(known, monkeypatch):
         assert receive(known.connection) == (200, body)
 
 
-def test_a_client_that_disconnects_before_the_response_harms_nobody(known):
+def test_a_client_that_disconnects_early_does_not_affect_others(known):
     known.service.hold = threading.Event()
     known.connection.sendall(LOOK)
     eventually(lambda: names_of(known.service) == ["catch_up"])
@@ -256,7 +256,7 @@ def test_a_client_that_disconnects_before_the_response_harms_nobody(known):
         assert receive(other)[0] == 200
 
 
-def test_a_client_that_ends_after_its_request_gets_the_response(known):
+def test_a_client_that_half_closes_after_its_request_is_answered(known):
     known.connection.sendall(grant_bytes(first=1))
     found = begun(known)
     known.connection.shutdown(socket.SHUT_WR)
@@ -267,7 +267,7 @@ def test_a_client_that_ends_after_its_request_gets_the_response(known):
     assert msgspec.json.decode(rest.partition(b"\r\n\r\n")[2])["first"] == 7
 
 
-def test_pieces_that_arrive_before_the_response_are_put_together(known):
+def test_a_request_sent_in_pieces_before_the_response_is_answered(known):
     known.connection.sendall(grant_bytes(first=1))
     found = begun(known)
     (one,) = (each for each in known.served.server.server_state.connections)
@@ -292,7 +292,7 @@ def test_a_closing_server_sends_the_response_first(known, monkeypatch):
     assert msgspec.json.decode(rest.partition(b"\r\n\r\n")[2])["first"] == 7
 
 
-def test_an_ended_executor_refuses_what_waits(known, monkeypatch):
+def test_a_grant_is_refused_if_the_executor_has_ended(known, monkeypatch):
     closed = SimpleNamespace(submit=lambda call: (_ for _ in ()).throw(RuntimeError()))
     known.connection.sendall(grant_bytes(timeout_ms=60_000))
     monkeypatch.setattr(known.served.app._waiting, "_executor", closed)
@@ -306,7 +306,7 @@ def test_an_ended_executor_refuses_what_waits(known, monkeypatch):
 
 
 class Harness:
-    """Queries whose groups a test answers one by one."""
+    """Fence queries in groups that a test answers one by one."""
 
     def __init__(self, *, calls_max=20):
         self.executor = BoundedExecutor("fence", threads=8, calls_max=calls_max)
@@ -366,7 +366,7 @@ def harness():
     made.close()
 
 
-def test_a_fence_query_alone_is_answered_at_once(harness):
+def test_a_single_fence_query_is_answered_at_once(harness):
     harness.may_answer.release()
     assert all(harness.add("a"))
     harness.answered(1)
@@ -374,7 +374,7 @@ def test_a_fence_query_alone_is_answered_at_once(harness):
     until(lambda: harness.executor._count == 0, "its thread is free")
 
 
-def test_queries_behind_a_group_are_the_next_one_on_its_thread(harness, monkeypatch):
+def test_waiting_queries_form_the_next_group_on_the_same_thread(harness, monkeypatch):
     monkeypatch.setattr(repeated_answers, "WAIT_S", 2 * WAIT_S)
     harness.add("a", "b", "c", "d")
     harness.started(1)
@@ -387,7 +387,7 @@ def test_queries_behind_a_group_are_the_next_one_on_its_thread(harness, monkeypa
     harness.answered(4)
 
 
-def test_a_group_has_one_timeout(harness, monkeypatch):
+def test_queries_with_different_timeouts_are_in_different_groups(harness, monkeypatch):
     monkeypatch.setattr(repeated_answers, "WAIT_S", 2 * WAIT_S)
     harness.add("a", "b")
     harness.add("c", timeout_ms=10)
@@ -409,7 +409,7 @@ def test_queries_do_not_wait_for_a_slow_group(harness):
     until(lambda: harness.queries._server is None, "its thread is free")
 
 
-def test_a_slow_group_delays_no_queries_that_come_later(harness, monkeypatch):
+def test_a_slow_group_delays_no_later_queries(harness, monkeypatch):
     harness.add("slow", "b")
     harness.rest()
     harness.may_answer.release()
@@ -425,7 +425,7 @@ def test_a_slow_group_delays_no_queries_that_come_later(harness, monkeypatch):
     harness.answered(4)
 
 
-def test_an_error_is_that_of_the_queries_without_an_answer(harness):
+def test_an_error_answers_the_remaining_queries_of_its_group(harness):
     harness.add("x", "y", "a", "bad", "b")
     harness.may_answer.release(3)
     harness.answered(5)
@@ -434,14 +434,14 @@ def test_an_error_is_that_of_the_queries_without_an_answer(harness):
         assert str(harness.found[name]) == "no broker"
 
 
-def test_without_a_thread_a_fence_query_is_not_taken():
+def test_without_a_free_thread_a_fence_query_is_not_accepted():
     harness = Harness(calls_max=0)
     assert harness.add("a") == [None]
     assert harness.queries._server is None
     harness.close()
 
 
-def test_late_queries_without_a_thread_are_refused():
+def test_waiting_queries_without_a_free_thread_are_refused():
     harness = Harness(calls_max=1)
     harness.add("a", "b")
     harness.rest()
@@ -451,14 +451,14 @@ def test_late_queries_without_a_thread_are_refused():
     harness.close()
 
 
-def test_a_closed_executor_refuses_all():
+def test_with_a_closed_executor_no_fence_query_is_accepted():
     harness = Harness()
     harness.executor.close()
     assert harness.add("a") == [None]
     harness.loop.close()
 
 
-def test_queries_whose_thread_is_cancelled_are_refused():
+def test_queries_whose_queued_call_is_cancelled_are_refused():
     harness = Harness()
     busy = threading.Event()
     for _ in range(8):
@@ -479,7 +479,7 @@ def test_queries_do_not_wait_for_a_slow_group_of_another_timeout(harness):
     harness.add("d", timeout_ms=10)
     harness.may_answer.release(2)
     harness.started(2)
-    # The timer of both saw that a group was taken; the next one starts the other.
+    # When the first timer fired, a group had just begun; the second starts the other.
     harness.rest()
     harness.rest()
     harness.answered(2)

@@ -1,4 +1,4 @@
-"""Heads that repeat, and what must be parsed again."""
+"""Requests with a repeated head, and requests that must be parsed again."""
 
 import contextlib
 import socket
@@ -35,14 +35,14 @@ def taught(answer=lambda body: repeated_requests.response(b"<" + body + b">")):
     return found
 
 
-def test_nothing_is_repeated_before_a_request_was_answered():
+def test_requests_without_a_direct_answer_are_parsed_each_time():
     found = RepeatedRequests()
     for _ in range(2):
         assert found.feed(request()) == (b"", request())
         found.on_response(None)
 
 
-def test_a_repeated_request_is_answered():
+def test_a_repeated_request_is_answered_without_parsing():
     answered, rest = taught().feed(request(b"x"))
     assert rest == b""
     assert answered.startswith(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n")
@@ -57,33 +57,35 @@ def test_a_body_may_arrive_in_pieces():
     assert (answered[-6:], rest) == (b"<body>", b"")
 
 
-def test_a_body_that_is_given_up_on_is_parsed():
+def test_a_body_that_stays_incomplete_is_left_to_the_parser():
     found = taught()
     assert found.feed(request(b"body")[:-1]) == (b"", b"")
     assert found.give_up() == request(b"body")[:-1]
     assert found.feed(b"y") == (b"", b"y")
 
 
-def test_what_has_no_answer_at_once_is_parsed():
+def test_a_request_without_an_answer_at_once_is_parsed():
     assert taught(lambda _: None).feed(request(b"x")) == (b"", request(b"x"))
 
 
-def test_several_requests_at_once_are_parsed():
+def test_several_requests_received_together_are_parsed():
     both = request(b"x") + request(b"x")
     assert taught().feed(both) == (b"", both)
     found = taught()
     assert found.feed(both[:-200]) == (b"", both[:-200])
 
 
-def test_a_head_counts_for_the_request_that_it_began():
+def test_no_head_is_learned_from_requests_received_together():
     found = RepeatedRequests()
     found.feed(b"GET / HTTP/1.1\r\n\r\n" + request())
     found.on_response(None)
-    found.on_response(lambda _: b"{}")  # that of the second, parsed with the first
+    found.on_response(
+        lambda _: b"{}"
+    )  # answers the second, which was parsed with the first
     assert found.feed(request()) == (b"", request())
 
 
-def test_few_heads_are_kept_the_latest_first():
+def test_only_the_latest_heads_are_kept():
     found = RepeatedRequests()
     heads = [HEAD.replace(b"A: b", b"A: %d" % n) for n in range(HEADS_MAX + 1)]
     for head in [heads[0], heads[0], *heads[1:]]:
@@ -93,7 +95,7 @@ def test_few_heads_are_kept_the_latest_first():
     assert answered == [False] + [True] * HEADS_MAX
 
 
-def test_a_response_is_sent_once_it_is_there_by_the_thread_that_makes_it():
+def test_a_delayed_response_is_sent_by_the_thread_that_makes_it():
     early, late, sent = Later(), Later(), []
     early.put(b"a")
     assert sent == []
@@ -109,7 +111,7 @@ def test_a_response_is_sent_once_it_is_there_by_the_thread_that_makes_it():
     assert sent == [(early, b"a", threading.current_thread()), (late, b"b", maker)]
 
 
-def test_only_a_loop_that_waits_for_the_end_of_a_response_is_woken():
+def test_a_sent_response_wakes_the_event_loop_only_if_it_waits():
     early, late = Later(), Later()
     assert not early.on_sent()
     assert early.is_sent()
@@ -127,7 +129,7 @@ def pair():
         yield ours, theirs
 
 
-def test_a_writer_returns_what_does_not_fit(pair):
+def test_a_writer_returns_the_bytes_that_do_not_fit(pair):
     ours, theirs = pair
     writer, data = SocketWriter(ours.fileno()), bytes(range(256)) * 16_384
     rest = writer.write(data)
@@ -148,7 +150,7 @@ def test_a_writer_of_a_lost_connection_writes_nothing(pair):
     assert writer.write(b"x") == b""
 
 
-def test_a_closed_writer_does_not_write_to_the_next_socket_of_its_number(pair):
+def test_a_closed_writer_writes_nothing(pair):
     ours, theirs = pair
     writer = SocketWriter(ours.fileno())
     for _ in range(2):
@@ -159,7 +161,7 @@ def test_a_closed_writer_does_not_write_to_the_next_socket_of_its_number(pair):
         theirs.recv(1)
 
 
-def test_the_response_has_its_length():
+def test_a_response_states_its_content_length():
     assert b"content-length: 2\r\n" in repeated_requests.response(b"{}")
 
 
@@ -200,7 +202,7 @@ def names_of(service):
 
 @pytest.fixture
 def beating(served):
-    """Return a connection of which a heartbeat was answered."""
+    """Return a connection on which a heartbeat was answered."""
     served.service.calls.clear()
     served.service.is_slow = False
     with served.connect() as connection:
@@ -215,7 +217,7 @@ def beating(served):
     served.service.is_slow = False
 
 
-def test_a_repeated_heartbeat_is_answered_at_once_and_alike(beating):
+def test_a_repeated_heartbeat_gets_the_same_answer_at_once(beating):
     connection, service = beating.connection, beating.served.service
     before = beating.served.server.server_state.total_requests
     for position in (7, 12_345):
@@ -229,7 +231,7 @@ def test_a_repeated_heartbeat_is_answered_at_once_and_alike(beating):
     assert counts["beat", 200] >= 3
 
 
-def test_head_and_body_of_a_heartbeat_may_arrive_apart(beating):
+def test_head_and_body_of_a_heartbeat_may_arrive_separately(beating):
     connection = beating.connection
     sent = beat_bytes(PROGRESS % 5)
     head = sent.index(b"\r\n\r\n") + 4
@@ -241,7 +243,7 @@ def test_head_and_body_of_a_heartbeat_may_arrive_apart(beating):
     assert names_of(beating.served.service) == ["beat_at_once", "beat"] * 2
 
 
-def test_a_slow_body_of_a_heartbeat_has_the_limits_of_every_body(beating, monkeypatch):
+def test_a_slow_body_of_a_repeated_heartbeat_times_out(beating, monkeypatch):
     monkeypatch.setattr(requests, "BODY_S_MAX", 0.2)
     connection = beating.connection
     connection.sendall(beat_bytes(length=9))
@@ -252,7 +254,9 @@ def test_a_slow_body_of_a_heartbeat_has_the_limits_of_every_body(beating, monkey
 
 
 @pytest.mark.parametrize("body", [b"", b'{"flush": true, "timeout_ms": 5000}'])
-def test_a_heartbeat_that_takes_longer_goes_to_a_thread(beating, body, monkeypatch):
+def test_a_repeated_heartbeat_that_may_block_runs_on_a_thread(
+    beating, body, monkeypatch
+):
     monkeypatch.setattr(beating.served.app, "_asgi", None)  # nothing is routed
     beating.served.service.is_slow = True
     beating.connection.sendall(beat_bytes(body))
@@ -282,7 +286,7 @@ def test_an_invalid_repeated_heartbeat_is_refused_with_a_reason(beating, body):
     assert failure_of(response).setting == "body"
 
 
-def test_the_next_heartbeat_of_a_client_that_is_gone_is_refused(beating):
+def test_a_repeated_heartbeat_of_a_removed_client_is_refused(beating):
     service = beating.served.service
     service.gone.add(("g", "c"))
     try:
@@ -309,7 +313,7 @@ def test_another_instance_on_the_connection_is_refused(beating):
     assert receive(beating.connection).startswith(b"HTTP/1.1 409 ")
 
 
-def test_over_tcp_only_the_head_with_the_token_is_repeated(served):
+def test_over_tcp_a_repeated_heartbeat_needs_its_token(served):
     served.service.calls.clear()
     token = f"Authorization: Bearer {TOKEN.decode()}"
     local = [line.replace(b"sidecar", b"localhost", 1) for line in [beat_bytes()]]
@@ -334,8 +338,8 @@ def on_loop(served, call):
     return done[0]
 
 
-def test_repeated_heartbeats_keep_the_connection(beating):
-    """The timer of an idle connection counts from the last of them."""
+def test_repeated_heartbeats_keep_the_connection_open(beating):
+    """The timer of an idle connection counts from the last heartbeat."""
     state = beating.served.server.server_state
     (one,) = (each for each in state.connections if each._repeated._known)
     timer = one.timeout_keep_alive_task
@@ -382,9 +386,9 @@ CLOSING = beat_bytes(b"", "Connection: close")
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_any_bytes_after_a_heartbeat_are_answered_as_without_repetition(served, pieces):
+def test_bytes_after_a_heartbeat_are_answered_as_if_all_were_parsed(served, pieces):
     if CLOSING in pieces:
-        # Bytes after such a request are refused where they arrive before its answer.
+        # Bytes after such a request are refused if they arrive before its answer.
         pieces = pieces[: pieces.index(CLOSING) + 1]
     answers = []
     for known in (True, False):
@@ -398,6 +402,6 @@ def test_any_bytes_after_a_heartbeat_are_answered_as_without_repetition(served, 
                 connection.shutdown(socket.SHUT_WR)
             answers.append(read(connection))
     served.service.is_slow = False
-    # What follows the last whole request may be answered or not: both have closed.
+    # Bytes after the last complete request may get an error response or none.
     one, other = (each.split(b"HTTP/1.1 ") for each in answers)
     assert one[: len(other)] == other[: len(one)]

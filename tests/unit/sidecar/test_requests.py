@@ -64,7 +64,7 @@ def wire():
         ("POST", CLIENT + "/subscriptions/s/end?keep=perhaps", 400),
     ],
 )
-def test_unknown_paths_and_methods_are_refused(wire, method, path, status):
+def test_unknown_paths_methods_and_parameters_are_refused(wire, method, path, status):
     response = wire.request(method, path, headers=HEADERS)
     assert response.status_code == status, response.text
     if method != "HEAD":
@@ -72,14 +72,14 @@ def test_unknown_paths_and_methods_are_refused(wire, method, path, status):
     assert wire.service.calls == []
 
 
-def test_a_wrong_method_is_answered_with_the_right_ones(wire):
+def test_a_wrong_method_is_answered_with_the_allowed_ones(wire):
     response = wire.request("POST", "/v1/info", headers=HEADERS)
     assert response.headers["allow"] == "GET"
     assert failure(response).message.startswith("'/v1/info' accepts GET, not POST; see")
 
 
 @pytest.mark.parametrize("value", [None, "", "CD" * 16, "cd" * 15, "cd" * 17])
-def test_a_client_shows_its_instance(wire, value):
+def test_a_request_without_a_valid_instance_is_refused(wire, value):
     headers = {} if value is None else {api.INSTANCE_HEADER: value}
     response = wire.request("POST", CLIENT + "/beat", json={}, headers=headers)
     assert response.status_code == 400
@@ -99,7 +99,7 @@ def test_an_invalid_body_is_refused_with_a_reason(wire, body):
     assert wire.service.calls == []
 
 
-def test_a_body_is_bounded(wire, monkeypatch):
+def test_a_body_over_the_size_limit_is_refused(wire, monkeypatch):
     monkeypatch.setattr(requests, "BODY_BYTES_MAX", 1_000)
 
     async def pieces():
@@ -113,13 +113,13 @@ def test_a_body_is_bounded(wire, monkeypatch):
     assert wire.service.calls == []
 
 
-def test_long_bodies_are_bounded_together(wire, monkeypatch):
+def test_long_bodies_have_a_common_size_limit(wire, monkeypatch):
     monkeypatch.setattr(requests, "BODIES_BYTES_MAX", 1_000)
     monkeypatch.setattr(requests, "BODY_BYTES_FREE", 100)
     bodies = requests.LongBodies()
     with bodies.reading() as first, bodies.reading() as second:
         first.grow(600)
-        first.grow(900)  # 800 of them count
+        first.grow(900)  # counts 800: the first 100 bytes are free
         second.grow(300)
         assert (first.charged, second.charged) == (800, 200)
         with pytest.raises(HttpError) as caught:
@@ -131,13 +131,13 @@ def test_long_bodies_are_bounded_together(wire, monkeypatch):
         third.grow(1_100)
 
 
-def test_a_body_that_finds_no_room_is_refused_and_retriable(wire, monkeypatch):
+def test_a_body_over_the_common_limit_gets_a_retriable_error(wire, monkeypatch):
     monkeypatch.setattr(requests, "BODIES_BYTES_MAX", 20_000)
     response = wire.request("PUT", CLIENT, content=b" " * 40_000)
     assert response.status_code == 503
     assert failure(response).retriable
     assert wire.service.calls == []
-    # The room of a body that was refused is free again.
+    # The bytes of a refused body no longer count.
     assert wire.request("PUT", CLIENT, content=b" " * 30_000).status_code == 400
 
 
@@ -153,7 +153,7 @@ def test_a_slow_body_times_out(wire, monkeypatch):
     assert response.status_code == 408
 
 
-# --- anything at all
+# --- arbitrary requests
 
 SEGMENT = st.text(
     st.characters(codec="utf-8", exclude_characters="?#"), min_size=1, max_size=12
@@ -207,7 +207,7 @@ BODIES = st.one_of(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_any_request_gets_a_response(wire, method, path, rest):
-    """Any bytes, any path, any header: an answer of ours, and never a 500."""
+    """Errors have a ``Failure`` as their body, and no request gets a 500."""
     query, headers, pieces = rest
     service = wire.service
     service.calls.clear()
@@ -287,7 +287,7 @@ def test_tcp_has_no_peer_and_needs_the_token(served):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser becomes another")
-def test_another_user_is_turned_away_however_open_the_socket_is(served):
+def test_another_user_is_refused_even_if_file_modes_allow_access(served):
     program = (
         "import http.client, os, socket, sys\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
@@ -298,7 +298,7 @@ def test_another_user_is_turned_away_however_open_the_socket_is(served):
         "print(c.getresponse().status)\n"
     )
     command = [sys.executable, "-c", program, str(served.path)]
-    # With its own modes nobody else gets as far as connecting.
+    # With the modes that the sidecar sets, another user cannot even connect.
     run = partial(
         subprocess.run,
         command,
@@ -395,7 +395,7 @@ def test_excess_connections_are_refused_and_probes_answered(tmp_path):
         served.close()
 
 
-def test_tcp_leaves_room_for_the_unix_socket(tmp_path):
+def test_tcp_connections_leave_room_for_the_unix_socket(tmp_path):
     served = Served(tmp_path / "own" / "s.sock", connections_max=8)
     try:
         standing = []
@@ -414,13 +414,13 @@ def test_tcp_leaves_room_for_the_unix_socket(tmp_path):
         served.close()
 
 
-def test_guests_do_not_displace_clients(tmp_path):
+def test_guest_connections_do_not_displace_clients(tmp_path):
     served = Served(tmp_path / "own" / "s.sock", connections_max=64)
     strangers = [
         socket.create_connection(("127.0.0.1", served.port), 30) for _ in range(100)
     ]
     try:
-        # The oldest are ended; a busy one is not older than those behind it.
+        # The oldest guests are closed; a client that connects now is the newest.
         eventually(lambda: 0 < served.connection_count <= 16)
         for _ in range(3):
             with ask(served.port, paths.INFO, SHOWN) as client:
@@ -454,13 +454,13 @@ def test_an_unread_body_closes_the_connection(served, path, headers, status):
     eventually(lambda: served.connection_count == 0)
 
 
-def test_a_guest_gets_one_response_and_a_deadline(served, monkeypatch):
+def test_a_guest_connection_gets_one_response_and_a_deadline(served, monkeypatch):
     with ask(served.port, paths.INFO) as connection:
         assert read(connection).startswith(b"HTTP/1.1 401 ")
     with ask(served.port, paths.LIVEZ) as connection:
         assert b"connection: close\r\n" in read(connection)
     monkeypatch.setattr(requests, "GUEST_S_MAX", 0.2)
-    # It never reads its answer, and what it asks for fills every buffer.
+    # It never reads the response, which is larger than all buffers.
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1_024)
         connection.connect(("127.0.0.1", served.port))
@@ -489,7 +489,7 @@ def test_an_admitted_connection_stays_open(served):
         *((b"[::1", False), (b"evil.example:7070", False)),
     ],
 )
-def test_a_page_of_another_name_is_refused_over_tcp(served, host, is_ours):
+def test_a_foreign_host_header_is_refused_over_tcp(served, host, is_ours):
     with socket.create_connection(("127.0.0.1", served.port), 30) as connection:
         connection.sendall(b"GET /livez HTTP/1.1\r\nhost: " + host + b"\r\n\r\n")
         response = read(connection)
@@ -515,8 +515,10 @@ PLAIN_REGISTRATION = (
         pytest.param(INFO + PLAIN_REGISTRATION, id="two"),
     ],
 )
-def test_a_client_may_end_its_side_after_its_request(served, sent, is_local):
-    """As ``nc -N`` does: it was closed, and got no response."""
+def test_a_client_that_half_closes_after_its_request_is_answered(
+    served, sent, is_local
+):
+    """As ``nc -N`` does."""
     tcp = ("127.0.0.1", served.port)
     connect = served.connect if is_local else partial(socket.create_connection, tcp, 30)
     with connect() as connection:
@@ -528,7 +530,7 @@ def test_a_client_may_end_its_side_after_its_request(served, sent, is_local):
     eventually(lambda: served.connection_count == 0)
 
 
-def test_a_client_that_ended_its_side_gets_a_response_that_waits(served):
+def test_a_client_that_half_closed_gets_a_delayed_response(served):
     served.service.hold = threading.Event()
     try:
         with served.connect() as connection:
@@ -550,7 +552,7 @@ def test_a_client_that_ended_its_side_gets_a_response_that_waits(served):
         pytest.param(PLAIN_REGISTRATION[:-1], id="body"),
     ],
 )
-def test_a_request_that_ends_too_early_is_refused(served, sent):
+def test_an_incomplete_request_is_refused(served, sent):
     with served.connect() as connection:
         connection.sendall(sent)
         connection.shutdown(socket.SHUT_WR)
@@ -560,7 +562,7 @@ def test_a_request_that_ends_too_early_is_refused(served, sent):
     eventually(lambda: served.connection_count == 0)
 
 
-def test_a_stream_ends_with_the_client_s_side(served):
+def test_an_event_stream_ends_when_the_client_half_closes(served):
     count = len(served.service.feeds)
     with served.connect() as connection:
         connection.sendall(EVENTS.encode() + b"\r\n\r\n")
@@ -572,7 +574,7 @@ def test_a_stream_ends_with_the_client_s_side(served):
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /livez HT", REQUEST + b"GET /li"])
-def test_a_slow_request_times_out(served, monkeypatch, begun):
+def test_a_slow_request_head_times_out(served, monkeypatch, begun):
     monkeypatch.setattr(requests, "HEAD_S_MAX", 0.5)
     with served.connect() as connection:
         connection.sendall(begun)
@@ -583,7 +585,7 @@ def test_a_slow_request_times_out(served, monkeypatch, begun):
 
 
 def test_an_idle_connection_stays_open(served, monkeypatch):
-    # More than passes between connecting and asking, less than is waited then.
+    # Longer than from the connection to the request, shorter than the pause below.
     monkeypatch.setattr(requests, "HEAD_S_MAX", 0.5)
     with served.client() as client:
         for _ in range(2):
@@ -621,7 +623,7 @@ def test_a_broken_body_closes_only_its_connection(served):
 
 
 def test_a_long_request_is_parsed_in_small_pieces(served, monkeypatch):
-    """A body in chunks of one byte kept other clients' heartbeats waiting."""
+    """Otherwise a body in chunks of one byte delays heartbeats of other clients."""
     sizes, plain = [], h11.Connection.receive_data
 
     def receive(parser, data):
@@ -669,7 +671,7 @@ def test_a_long_request_is_parsed_in_small_pieces(served, monkeypatch):
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_any_bytes_leave_the_daemon_serving(served, pieces, is_reset):
+def test_arbitrary_bytes_do_not_stop_the_server(served, pieces, is_reset):
     with served.connect() as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for piece in pieces:
@@ -682,8 +684,10 @@ def test_any_bytes_leave_the_daemon_serving(served, pieces, is_reset):
         assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_without_descriptors_connections_wait_and_the_log_has_one_line(served, caplog):
-    """It had thousands of tracebacks a minute."""
+def test_without_file_descriptors_connections_wait_and_one_line_is_logged(
+    served, caplog
+):
+    """Otherwise asyncio logs thousands of tracebacks a minute."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     connections = [socket.socket(socket.AF_UNIX) for _ in range(3)]
     try:
@@ -712,13 +716,13 @@ def test_other_errors_of_the_event_loop_are_logged(served, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_all_connections_are_closed(served):
+def test_no_connection_or_task_is_left_over(served):
     eventually(lambda: served.connection_count == 0)
     assert served.server.server_state.tasks == set()
 
 
-def test_a_stalled_reader_costs_its_buffer_and_catches_up(served):
-    """What is not read stands in the service's ring, which is bounded."""
+def test_a_stalled_event_reader_uses_bounded_memory_and_catches_up(served):
+    """Unread events stay in the event buffer of the service, which is bounded."""
     head = f"GET {CLIENT}/events HTTP/1.1\r\nhost: x\r\n"
     head += f"{api.INSTANCE_HEADER}: {INSTANCE}\r\n\r\n"
     count = len(served.service.feeds)
@@ -729,7 +733,7 @@ def test_a_stalled_reader_costs_its_buffer_and_catches_up(served):
         feed = served.service.feeds[-1]
         eventually(lambda: feed.taken)
         pushed = 0
-        # Until nothing is taken any more, whatever comes: the buffers are full.
+        # Until no new event is taken any more: the buffers are full.
         while True:
             before = feed.taken
             for _ in range(1_000):
@@ -742,7 +746,7 @@ def test_a_stalled_reader_costs_its_buffer_and_catches_up(served):
             assert feed.taken < 100_000
         (one,) = served.server.server_state.connections
         assert one.transport.get_write_buffer_size() < 400_000
-        # It reconnects: a snapshot replaces what it missed, then events follow.
+        # Once it reads, a snapshot replaces the missed events, and new ones follow.
         feed.push(assigned(4_711))
         text = bytearray()
         while b'"partition":4711' not in text:
@@ -756,12 +760,12 @@ EVENTS = f"GET {CLIENT}/events HTTP/1.1\r\nhost: x\r\n{api.INSTANCE_HEADER}: {IN
 
 
 def fill(served, connection, sent):
-    """Ask for so much that answers wait to be sent; return the server's end of it."""
+    """Send requests until responses wait to be sent; return the server's connection."""
     eventually(lambda: served.connection_count == 1)
     (one,) = served.server.server_state.connections
 
     def is_waiting():
-        # On a busy machine the deadline of its answers may have ended it by now.
+        # On a busy machine the deadline of its responses may have closed it by now.
         if one.transport.get_write_buffer_size() or one.transport.is_closing():
             return True
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -774,7 +778,7 @@ def fill(served, connection, sent):
 
 @pytest.mark.parametrize("sent", [REQUEST * 100, OPENAPI, b"nonsense\r\n\r\n"])
 def test_an_unread_response_times_out(served, monkeypatch, sent):
-    """The connection is admitted: only the deadline of its answers ends it."""
+    """The connection is admitted: only the deadline of its responses closes it."""
     eventually(lambda: served.connection_count == 0)
     monkeypatch.setattr(requests, "WRITE_S_MAX", 0.5)
     with served.connect() as connection:
@@ -782,12 +786,12 @@ def test_an_unread_response_times_out(served, monkeypatch, sent):
         one = fill(served, connection, filled)
         if filled != sent:
             with contextlib.suppress(OSError):
-                connection.sendall(sent)  # its answer is the last one
+                connection.sendall(sent)  # its response is the last one
         eventually(lambda: served.connection_count == 0)
         assert one.transport.get_write_buffer_size() == 0
 
 
-def test_an_unread_stream_times_out(served, monkeypatch):
+def test_an_unread_event_stream_times_out(served, monkeypatch):
     eventually(lambda: served.connection_count == 0)
     monkeypatch.setattr(requests, "WRITE_S_MAX", 0.5)
     count = len(served.service.feeds)

@@ -18,14 +18,14 @@ from kafka_marshal.sidecar.routes import ROUTES
 # --- Routes ---
 
 
-def test_each_path_is_used_and_each_name_once():
+def test_every_path_has_a_route_and_route_names_are_unique():
     known = {path for name, path in vars(paths).items() if name.isupper()}
     assert {route.path for route in ROUTES} == known
     assert len({route.name for route in ROUTES}) == len(ROUTES)
     assert len({(route.method, route.path) for route in ROUTES}) == len(ROUTES)
 
 
-def test_registered_clients_send_their_instance():
+def test_requests_of_registered_clients_require_their_instance():
     of_client = {route.name for route in ROUTES if route.is_of_client}
     assert of_client == {
         *("leave", "events", "beat", "released", "ready", "children"),
@@ -33,12 +33,12 @@ def test_registered_clients_send_their_instance():
     }
 
 
-def test_probes_need_no_token():
+def test_probes_and_the_openapi_document_need_no_token():
     is_open = {route.name for route in ROUTES if route.is_open}
     assert is_open == {"livez", "readyz", "startupz", "openapi"}
 
 
-def test_get_requests_change_nothing():
+def test_get_requests_have_no_body():
     for route in ROUTES:
         assert route.takes is None or route.method != "GET", route.name
 
@@ -49,12 +49,12 @@ def test_get_requests_change_nothing():
 DOCUMENT = routes.openapi_document()
 
 
-def test_it_is_valid():
+def test_the_openapi_document_is_valid():
     validate(DOCUMENT)
     assert json.loads(routes.openapi_text()) == DOCUMENT
 
 
-def test_all_routes_are_described_and_no_others():
+def test_the_openapi_document_describes_exactly_the_served_routes():
     app = App(states=None, metrics=None)
     served = {
         (method, place.path)
@@ -78,12 +78,12 @@ def operations():
             yield path, operation
 
 
-def test_operations_have_names_of_their_own():
+def test_each_operation_id_is_the_name_of_a_route():
     names = [operation["operationId"] for _, operation in operations()]
     assert sorted(names) == sorted(route.name for route in ROUTES)
 
 
-def test_each_part_of_a_path_is_a_parameter():
+def test_each_variable_of_a_path_is_described_as_a_parameter():
     for path, operation in operations():
         named = {
             each["name"] for each in operation["parameters"] if each["in"] == "path"
@@ -101,14 +101,14 @@ def test_client_operations_need_the_instance_header():
     assert needing.isdisjoint({"register", "grant", "info", "world"})
 
 
-def test_every_operation_can_fail_with_a_failure():
+def test_every_operation_with_a_token_describes_its_failure():
     for _, operation in operations():
         if operation.get("security") != []:
             found = operation["responses"]["default"]["content"]["application/json"]
             assert found["schema"] == {"$ref": "#/components/schemas/Failure"}
 
 
-def test_every_field_has_a_description():
+def test_each_schema_describes_all_of_its_fields_or_none():
     for name, schema in DOCUMENT["components"]["schemas"].items():
         if name in {"EventBody", "SubscriptionSpec", "SubscribeResponse"}:
             continue  # a union, and types with descriptions of their own
@@ -118,7 +118,7 @@ def test_every_field_has_a_description():
             for field, found in fields.items()
             if "description" not in found and field != "type"
         ]
-        # Where there is a list of attributes, it is a whole one.
+        # A docstring that lists attributes lists all of them.
         assert mute in ([], [field for field in fields if field != "type"]), name
 
 
@@ -134,7 +134,7 @@ def test_every_field_has_a_description():
     ],
     ids=lambda body: type(body).__name__,
 )
-def test_events_are_as_described(body):
+def test_events_match_the_openapi_schema(body):
     schema = {"$ref": "#/components/schemas/EventBody", **DOCUMENT}
     validator = Draft202012Validator(schema)
     validator.validate(msgspec.json.decode(msgspec.json.encode(body)))
@@ -150,7 +150,7 @@ def test_events_are_as_described(body):
         ("HeartbeatRequest", {}, {"timeout_ms": api.WAIT_MS_MAX + 1}),
     ],
 )
-def test_bounds_are_described_as_they_are_checked(kind, good, bad):
+def test_the_openapi_schema_refuses_the_same_values_as_decoding(kind, good, bad):
     schema = {"$ref": f"#/components/schemas/{kind}", **DOCUMENT}
     validator = Draft202012Validator(schema)
     assert validator.is_valid(good)

@@ -71,7 +71,7 @@ def test_the_server_starts_serves_drains_and_ends(world, caplog):
     assert world.given["bootstrap_servers"] == ("localhost:9092",)
 
 
-def test_deaths_are_counted(world):
+def test_deaths_of_clients_are_counted(world):
     def script():
         world.wait_ready()
         for reason in ("client_died", "client_silent", "client_died"):
@@ -102,7 +102,7 @@ def test_the_server_answers_while_it_connects(world):
     world.run(script)
 
 
-def test_reading_the_log_is_reported(world):
+def test_a_daemon_that_reads_the_log_reports_state_recovery(world):
     world.reading = threading.Event()
 
     def script():
@@ -120,7 +120,7 @@ def test_reading_the_log_is_reported(world):
     world.run(script)
 
 
-def test_a_signal_while_it_connects_ends_it_at_once(world, caplog):
+def test_a_signal_while_the_daemon_connects_ends_it_at_once(world, caplog):
     caplog.set_level(logging.INFO, LOGGER_NAME)
     world.hold = threading.Event()
     world.run(lambda: eventually(lambda: world.get(paths.LIVEZ), "it listens"))
@@ -129,7 +129,7 @@ def test_a_signal_while_it_connects_ends_it_at_once(world, caplog):
     world.hold.set()
 
 
-def test_threads_that_compute_give_way_soon_while_it_runs(world):
+def test_the_switch_interval_is_shorter_while_the_daemon_runs(world):
     before, meanwhile = sys.getswitchinterval(), []
     world.run(lambda: world.wait_ready() or meanwhile.append(sys.getswitchinterval()))
     assert meanwhile[0] < before == sys.getswitchinterval()
@@ -143,7 +143,7 @@ def test_an_error_at_the_start_is_raised(world):
     assert world.done == [("open", 30_000)]
 
 
-def test_a_topic_that_is_wrong_is_raised_and_closed(world):
+def test_a_misconfigured_topic_ends_the_daemon(world):
     world.topic_fault = TopicMisconfigured("settings that break the guarantees")
     with pytest.raises(TopicMisconfigured):
         server.run(world.settings, NullObserver())
@@ -165,13 +165,13 @@ def test_a_failed_engine_ends_the_daemon(world, caplog):
     with pytest.raises(LogTruncated, match="went back"):
         server.run(world.settings, NullObserver())
     thread.join(30)
-    # Nothing can be given back in order: nobody is asked to.
+    # Without an engine nothing can be released, so clients are not asked to.
     assert "PENDING_CONTROLLED_SHUTDOWN" not in states(caplog)
     assert ("start_drain",) not in world.service.calls
     assert world.done[-1] == "stop"
 
 
-def test_an_unexpected_end_of_the_server_is_raised(world, monkeypatch):
+def test_an_unexpected_end_of_the_http_server_is_raised(world, monkeypatch):
     def broken(app, *, connections_max, socket_gid):
         made = make_server(app, connections_max=connections_max, socket_gid=socket_gid)
         monkeypatch.setattr(made, "serve", fail)
@@ -186,7 +186,7 @@ def test_an_unexpected_end_of_the_server_is_raised(world, monkeypatch):
     assert world.done[-1] == "stop"
 
 
-def test_a_socket_that_is_removed_ends_the_daemon(world):
+def test_the_removal_of_the_socket_ends_the_daemon(world):
     def remove():
         world.wait_ready()
         world.settings.socket.unlink()
@@ -287,7 +287,7 @@ def test_a_handoff_has_a_deadline(world, caplog, handoff_ms, is_tried):
     assert ("other hosts did not take over" in caplog.text) == is_tried
 
 
-def test_before_a_restart_nothing_is_handed_off(world):
+def test_with_restarts_no_partitions_are_handed_off(world):
     world.service.is_handed_off = False
     member = Membership(restarts=True)
     world.settings = attrs.evolve(world.settings, member=member)
@@ -306,7 +306,7 @@ def test_a_drain_has_a_deadline(world, caplog):
     assert world.service.calls[-1] == ("close", server.CLOSE_MS)
 
 
-def test_a_second_signal_ends_it_at_once(world):
+def test_a_second_signal_ends_the_daemon_at_once(world):
     """In a process of its own, which the second signal ends."""
     process = multiprocessing.get_context("spawn").Process(
         target=run_undrained, args=(world.path,)
@@ -324,7 +324,7 @@ def test_a_second_signal_ends_it_at_once(world):
         process.join(30)
 
 
-def test_a_hangup_is_ignored(world, caplog):
+def test_sighup_is_ignored(world, caplog):
     caplog.set_level(logging.INFO, LOGGER_NAME)
 
     def script():
@@ -391,7 +391,7 @@ def test_readiness_is_logged_when_it_changes(tmp_path, caplog):
     assert second == "sidecar ready again"
 
 
-def test_the_end_waits_for_an_action_and_starts_no_other(world, monkeypatch):
+def test_the_shutdown_waits_for_an_action_and_starts_no_other(world, monkeypatch):
     world.settings = attrs.evolve(world.settings, allow_admin=True)
     entered, found = threading.Event(), []
 
@@ -435,7 +435,7 @@ def test_the_end_waits_for_an_action_and_starts_no_other(world, monkeypatch):
     assert found == [503, "closed"]
 
 
-def test_an_action_that_hangs_does_not_delay_the_end(world, monkeypatch):
+def test_an_action_that_hangs_does_not_delay_the_shutdown(world, monkeypatch):
     world.settings = attrs.evolve(world.settings, allow_admin=True, drain_ms=1)
     made, entered, hold = [], threading.Event(), threading.Event()
 

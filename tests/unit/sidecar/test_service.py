@@ -1,4 +1,4 @@
-"""Operations over a whole log: positions, grants and shutdown."""
+"""Operations of the service in a simulated cluster: positions, grants, shutdown."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -61,7 +61,7 @@ TASK = "7a" * 16
 # --- Positions ---
 
 
-def test_positions_come_with_beats(cluster, machine):
+def test_a_position_in_a_heartbeat_reaches_the_log(cluster, machine):
     a = having(machine)
     a.positions[KEY] = 4
     run(cluster, [a], H)
@@ -71,7 +71,7 @@ def test_positions_come_with_beats(cluster, machine):
     )
 
 
-def test_a_beat_at_once_does_what_a_beat_does(cluster, machine):
+def test_beat_at_once_does_the_same_as_beat(cluster, machine):
     a = having(machine)
     before = a.beat()
     a.positions[KEY] = 4
@@ -83,7 +83,7 @@ def test_a_beat_at_once_does_what_a_beat_does(cluster, machine):
     assert line.beat_age_ms == 0
 
 
-def test_a_beat_at_once_leaves_to_threads_what_takes_longer(cluster, machine):
+def test_beat_at_once_declines_heartbeats_that_may_block(cluster, machine):
     a = having(machine)
     a.beat()
     at_once, lock = machine.service.beat_at_once, machine.node.engine.changed
@@ -105,10 +105,10 @@ def test_a_beat_at_once_leaves_to_threads_what_takes_longer(cluster, machine):
 
 
 @pytest.mark.parametrize("group_id", ["g", "other"])
-def test_a_client_is_not_silent_while_its_beats_cannot_be_recorded(
+def test_a_heartbeat_keeps_a_client_from_being_silent_while_the_lock_is_busy(
     cluster, machine, group_id
 ):
-    """A busy engine would move what it has, and be busier still."""
+    """Otherwise a busy engine would move its partitions, and become busier."""
     a = having(machine)
     find(machine, a).mark_away(cluster.clock.now_ms())
     lock, beat = machine.node.engine.changed, api.HeartbeatRequest()
@@ -126,7 +126,7 @@ def test_a_client_is_not_silent_while_its_beats_cannot_be_recorded(
         other.submit(lock.release).result()
 
 
-def test_a_beat_at_once_of_an_unknown_client_is_refused(machine):
+def test_beat_at_once_refuses_an_unknown_client(machine):
     with pytest.raises(ClaimLost, match="register first"):
         machine.service.beat_at_once(Caller("g", "c", "00"), api.HeartbeatRequest())
     with ThreadPoolExecutor(1) as other:  # the lock is free again
@@ -134,8 +134,7 @@ def test_a_beat_at_once_of_an_unknown_client_is_refused(machine):
         other.submit(machine.node.engine.changed.release).result()
 
 
-def test_a_flush_is_answered_once_the_log_shows_it(cluster, machine):
-    """An answer never comes before what it confirms."""
+def test_a_flush_is_answered_once_the_log_has_the_positions(cluster, machine):
     a = having(machine)
     a.positions = dict.fromkeys(a.held, 5)
     a.beat(flush=True, timeout_ms=1_000)
@@ -149,7 +148,7 @@ def test_a_flush_has_a_deadline(cluster, machine):
         a.beat(flush=True, timeout_ms=300)
 
 
-def test_a_flush_after_a_seek_is_answered_once_the_log_has_it(cluster, machine):
+def test_a_flush_confirms_a_seek_and_its_repeat_rewinds_nothing(cluster, machine):
     a = having(machine)
     a.positions = dict.fromkeys(a.held, 5)
     a.beat(flush=True, timeout_ms=1_000)
@@ -163,8 +162,8 @@ def test_a_flush_after_a_seek_is_answered_once_the_log_has_it(cluster, machine):
     assert [each.record.position for each in sent if each.record.rewind] == [2]
 
 
-def test_a_seek_that_may_be_undone_ends_the_claim_without_a_release(cluster, machine):
-    """PROTOCOL 6.6: the client has a deadline of its own, which comes first."""
+def test_an_unconfirmed_seek_ends_a_subleased_claim_without_a_release(cluster, machine):
+    """PROTOCOL 6.6: an earlier record may undo the seek, so the claim becomes stale."""
     a = having(machine)
     epoch, _ = a.held[KEY]
     cluster.fates["host-1"] = AppendFate(is_lost=True)
@@ -182,7 +181,7 @@ def test_a_seek_that_may_be_undone_ends_the_claim_without_a_release(cluster, mac
     assert a.held[KEY][0] > epoch
 
 
-def test_a_report_that_was_sent_before_a_seek_moves_nothing(cluster, machine):
+def test_a_position_reported_before_a_seek_is_ignored(cluster, machine):
     a = having(machine)
     a.positions[KEY], a.seeks[KEY] = 2, 1
     a.beat(flush=True, timeout_ms=1_000)
@@ -199,8 +198,8 @@ def test_a_flush_after_a_seek_has_a_deadline(cluster, machine):
         a.beat(flush=True, timeout_ms=300)
 
 
-def test_a_report_for_a_lost_claim_changes_nothing(cluster, machine):
-    """A stale call never mutates, and names the owner."""
+def test_a_position_reported_for_an_ended_claim_is_ignored(cluster, machine):
+    """A flush with such a report is refused."""
     a = having(machine)
     epoch, _ = a.held[KEY]
     a.positions[KEY] = 2
@@ -228,7 +227,7 @@ def test_a_release_is_idempotent(cluster, machine):
 
 
 def granted(machine, client, key, first, last, **rest):
-    """Ask as a client does."""
+    """Request offsets as a client does; return the verdict."""
     ask = grant_request(machine, client, key, first, last, **rest)
     return machine.service.grant(client.group, ask)
 
@@ -256,7 +255,7 @@ def single():
     return Machine(world(records=(20,)))
 
 
-def test_grants_are_verdicts_of_the_fold(single):
+def test_a_grant_request_is_answered_with_the_verdict_of_the_fold(single):
     a = having(single, count=1, delivery="amo")
     (assigned,) = single.service.groups[0].snapshot(find(single, a))[0].assigned
     assert assigned.position == 0
@@ -276,14 +275,14 @@ def test_grants_are_verdicts_of_the_fold(single):
 
 
 def at_once(machine, client, first, last, **rest):
-    """Begin a grant at once; return it, and the verdicts it was notified of."""
+    """Call ``grant_at_once``; return the request, and the verdicts sent to it."""
     ask = grant_request(machine, client, KEY, first, last, **rest)
     seen = []
     pending = machine.service.grant_at_once(client.group, ask, on_verdict=seen.append)
     return pending, seen
 
 
-def test_a_grant_at_once_does_what_a_grant_does(single):
+def test_grant_at_once_does_the_same_as_grant(single):
     a = having(single, count=1, delivery="amo")
     assert at_once(single, a, 0, 4)[0] is None, "the end of the log is not known yet"
     granted(single, a, KEY, 0, 19, grantee=TASK)
@@ -294,14 +293,14 @@ def test_a_grant_at_once_does_what_a_grant_does(single):
     assert seen == [pending.verdict]
     verdict = pending.verdict
     assert (verdict.outcome, verdict.reason) == ("refused", "nothing_left")
-    # The same number again has its verdict already.
+    # A repeated number returns the same request, which has its verdict.
     again, later = at_once(single, a, 0, 4, request=1)
     assert (again, later) == (pending, [])
     with pytest.raises(ConfigurationError, match="request number 1 was"):
         at_once(single, a, 1, 4, request=1)
 
 
-def test_a_grant_at_once_leaves_to_threads_what_waits(single):
+def test_grant_at_once_declines_requests_that_have_to_wait(single):
     a = having(single, count=1, delivery="amo")
     granted(single, a, KEY, 0, 9)
     before = len(of(single.cluster, "host-1", ClaimingMessages))
@@ -336,7 +335,7 @@ def test_a_grant_begun_at_once_has_a_deadline(single):
     assert response.reason == "nothing_left"
 
 
-def test_a_grant_is_as_long_as_the_configs_span_from_the_head():
+def test_a_grant_begins_at_the_head_and_is_limited_by_the_span():
     machine = Machine(world(records=(40,), span=8))
     assert machine.service.info().span == 8
     a = having(machine, count=1, delivery="amo")
@@ -347,13 +346,13 @@ def test_a_grant_is_as_long_as_the_configs_span_from_the_head():
     assert (far.first, far.last) == (20, 27), "from the head, not from its first"
 
 
-def test_under_an_old_claim_nothing_is_granted(single):
+def test_a_request_under_an_old_epoch_is_granted_nothing(single):
     a = having(single, count=1, delivery="amo")
     a.held[KEY] = (a.held[KEY][0] - 1, 0)
     assert granted(single, a, KEY, 0, 4).reason == "old_epoch"
 
 
-def test_a_verdict_has_a_deadline(single):
+def test_a_grant_that_lands_after_the_deadline_is_reported_lost(single):
     a = having(single, count=1, delivery="amo")
     granted(single, a, KEY, 0, 4)
     single.node.cut(is_cut=True)
@@ -365,8 +364,8 @@ def test_a_verdict_has_a_deadline(single):
     assert event.fields["ranges"] == [(5, 9)]
 
 
-def test_a_repeated_request_is_granted_once(single):
-    """Its answer was lost: the range would be nobody's."""
+def test_a_repeated_grant_request_is_granted_once(single):
+    """Otherwise the range would be lost with the answer."""
     a = having(single, count=1, delivery="amo")
     got = [granted(single, a, KEY, 0, 4, request=1) for _ in range(3)]
     assert got[0] == got[1] == got[2]
@@ -377,7 +376,7 @@ def test_a_repeated_request_is_granted_once(single):
     assert event.fields["ranges"] == [(0, 4)], "it is counted once"
 
 
-def test_a_request_in_time_is_not_reported_though_one_before_gave_up(single):
+def test_a_repeat_that_receives_the_verdict_in_time_loses_no_grant(single):
     a = having(single, count=1, delivery="amo")
     granted(single, a, KEY, 0, 4)
     single.node.cut(is_cut=True)
@@ -390,7 +389,7 @@ def test_a_request_in_time_is_not_reported_though_one_before_gave_up(single):
 
 
 def granted_late(machine, client, **rest):
-    """Have a request granted offsets 5 to 9 that nobody waits for any more."""
+    """Have offsets 5 to 9 granted to a request after its deadline."""
     granted(machine, client, KEY, 0, 4)
     machine.node.cut(is_cut=True)
     with pytest.raises(DeadlineExceeded):
@@ -399,7 +398,7 @@ def granted_late(machine, client, **rest):
     machine.cluster.run(200)
 
 
-def test_a_late_grant_that_is_asked_for_again_is_not_lost(single):
+def test_a_late_grant_is_not_lost_if_its_request_is_repeated(single):
     a = having(single, count=1, delivery="amo")
     granted_late(single, a, request=1)
     got = granted(single, a, KEY, 5, 9, request=1)
@@ -410,7 +409,7 @@ def test_a_late_grant_that_is_asked_for_again_is_not_lost(single):
 
 
 @pytest.mark.parametrize("is_dead", [False, True])
-def test_a_late_grant_is_lost_with_the_claim(single, is_dead):
+def test_a_late_grant_is_reported_lost_when_its_claim_ends(single, is_dead):
     a = having(single, count=1, delivery="amo")
     granted_late(single, a, request=1)
     assert not single.events.named("grant_lost"), "it may still be asked for"
@@ -426,7 +425,7 @@ def test_a_late_grant_is_lost_with_the_claim(single, is_dead):
     assert event.fields == {"key": KEY, "ranges": [(5, 9)]}
 
 
-def test_a_late_grant_of_a_claim_that_is_over_is_lost_at_once(single):
+def test_a_late_grant_of_an_ended_claim_is_reported_lost_at_once(single):
     a = having(single, count=1, delivery="amo")
     granted(single, a, KEY, 0, 4)
     single.node.cut(is_cut=True)
@@ -439,7 +438,7 @@ def test_a_late_grant_of_a_claim_that_is_over_is_lost_at_once(single):
     assert event.fields == {"key": KEY, "ranges": [(5, 9)]}
 
 
-def test_grants_of_a_dead_client_are_reported(single):
+def test_unfinished_grants_of_a_dead_client_are_reported_lost(single):
     a = having(single, count=1, delivery="amo")
     granted(single, a, KEY, 0, 9)
     epoch, _ = a.held[KEY]
@@ -458,7 +457,7 @@ def test_grants_of_a_dead_client_are_reported(single):
     assert b.positions[KEY] == 10, "what was granted is never granted again"
 
 
-def test_a_release_leaves_the_grants_to_the_client(single):
+def test_a_release_by_the_client_reports_no_grants_lost(single):
     a = having(single, count=1, delivery="amo")
     granted(single, a, KEY, 0, 9)
     a.give_back(KEY, done=4)
@@ -466,7 +465,7 @@ def test_a_release_leaves_the_grants_to_the_client(single):
     assert not single.events.named("grant_lost")
 
 
-def test_heartbeats_report_done_offsets(single):
+def test_done_offsets_that_a_client_reports_reach_the_log(single):
     a = having(single, count=1, delivery="amo")
     granted(single, a, KEY, 0, 9)
     epoch, _ = a.held[KEY]
@@ -477,7 +476,7 @@ def test_heartbeats_report_done_offsets(single):
     assert marks_of(beats[-1]) == {0: 7}
 
 
-# --- The end ---
+# --- Shutdown, and views of the log ---
 
 
 def test_a_controlled_shutdown_waits_for_every_client(cluster, machine):
@@ -509,7 +508,7 @@ def test_a_controlled_shutdown_waits_for_every_client(cluster, machine):
     assert members[-1].draining
 
 
-def test_leases_in_use_at_the_end_are_not_released(cluster, machine):
+def test_closing_the_service_releases_no_leases_in_use(cluster, machine):
     a = having(machine)
     machine.service.close(timeout_ms=1_000)
     assert not releases(cluster)
@@ -519,8 +518,7 @@ def test_leases_in_use_at_the_end_are_not_released(cluster, machine):
     assert not a.valid
 
 
-def test_the_world_is_that_of_the_log(cluster, machine):
-    """Any sidecar answers alike."""
+def test_two_sidecars_report_the_same_world(cluster, machine):
     a = having(machine)
     second = Machine(cluster, "host-2")
     worlds = []
@@ -537,7 +535,7 @@ def test_the_world_is_that_of_the_log(cluster, machine):
     assert a.valid
 
 
-def test_owners_of_a_topic_are_those_of_the_world(cluster, machine):
+def test_the_owners_of_a_topic_match_the_claims_of_the_world(cluster, machine):
     a = having(machine)
     machine.node.engine.catch_up = lambda timeout_ms, partitions=None: None
     world, _ = machine.service.world(timeout_ms=1_000)
@@ -560,7 +558,7 @@ def test_owners_of_a_topic_are_those_of_the_world(cluster, machine):
     )
 
 
-def test_a_fence_is_the_newest_claim_or_none(cluster, machine):
+def test_a_fence_query_returns_the_newest_claim_or_none(cluster, machine):
     a = having(machine)
     machine.node.engine.catch_up = lambda timeout_ms: None
     world, _ = machine.service.world(timeout_ms=1_000)
@@ -583,7 +581,7 @@ def test_a_fence_is_the_newest_claim_or_none(cluster, machine):
     assert a.valid
 
 
-def test_the_fence_of_a_released_claim_names_no_owner(cluster, machine):
+def test_a_fence_query_returns_token_but_no_owner_of_a_released_claim(cluster, machine):
     a = having(machine)
     token = machine.service.fence(KEY).token
     leaving(a)
@@ -592,10 +590,8 @@ def test_the_fence_of_a_released_claim_names_no_owner(cluster, machine):
     assert (found.token, found.incarnation) == (token, None)
 
 
-def test_a_claim_is_shown_from_where_its_key_is_while_the_count_changes(
-    cluster, machine
-):
-    """From its source until the target knows it: each time once (PROTOCOL 10.8)."""
+def test_a_claim_is_shown_once_while_the_partition_count_changes(cluster, machine):
+    """In the source, and in the target once that has the key (PROTOCOL 10.8)."""
     a = having(machine)
     key = moving(2, 4)[0]
     source, target = (place_of(key, partition_count=n) for n in (2, 4))
@@ -623,7 +619,7 @@ def test_a_claim_is_shown_from_where_its_key_is_while_the_count_changes(
     assert shown == [source, target]
 
 
-def test_pauses_have_person_and_begin(cluster, machine):
+def test_the_world_shows_person_and_begin_of_a_pause(cluster, machine):
     a = having(machine)
     until_ms = cluster.clock.wall_ms() + 2 * H
     record = pause_record(cluster, until_ms)
@@ -647,7 +643,7 @@ def test_reasons_of_claims_name_the_client(cluster, machine):
 # --- plans
 
 
-def test_the_plan_has_the_fields_of_the_command(cluster, machine):
+def test_a_plan_has_the_fields_of_marshal_plan_show(cluster, machine):
     for t in (0, 1):
         write(cluster, settings(policy="planner"), t)
     having(machine)
@@ -663,17 +659,17 @@ def test_the_plan_has_the_fields_of_the_command(cluster, machine):
     assert (found["handoffs"], found["uncovered"]) == ([], [])
 
 
-def test_an_unknown_group_has_no_plan(machine):
+def test_an_unknown_group_has_an_empty_plan(machine):
     _, found = machine.service.plan("of-nobody-else", timeout_ms=1_000)
     assert (found["policy"], found["generation"]) == ("fair", 0)
     assert (found["members"], found["keys"]) == ([], [])
 
 
-# --- handing off before the end
+# --- handing off before the shutdown
 
 
 def handing_off(cluster, machine, **rest):
-    """Return a client here, and a member on another host; the sidecar is to end."""
+    """Begin the handoff of a sidecar; return its client, and a member elsewhere."""
     a = having(machine, warms=True)
     other = cluster.node("other")
     other.warming.is_held = True
@@ -705,7 +701,7 @@ def test_clients_work_until_another_host_has_taken_over(cluster, machine):
     assert len(other.held) == 8
 
 
-def test_before_a_restart_partitions_are_released_with_that_reason(cluster):
+def test_partitions_released_before_a_restart_have_that_reason(cluster):
     member = Membership(labels={"rack": "r1"}, can_plan=False, restarts=True)
     machine = Machine(cluster, member=member)
     a = having(machine)
@@ -718,7 +714,7 @@ def test_before_a_restart_partitions_are_released_with_that_reason(cluster):
     assert reasons == {"restart"}
 
 
-def test_nothing_is_handed_off_where_nobody_can_take_it(cluster, machine):
+def test_without_a_taker_the_sidecar_hands_nothing_off(cluster, machine):
     a = having(machine)
     machine.service.start_handoff(for_ms=20 * H)
     assert machine.service.is_handed_off
@@ -744,7 +740,7 @@ def test_a_failed_group_is_not_handed_off(cluster, machine):
     assert a.held
 
 
-def test_a_drained_sidecar_moves_nothing_between_its_clients(cluster, machine):
+def test_a_drained_sidecar_moves_no_partitions_between_its_clients(cluster, machine):
     a = having(machine)
     (group,) = machine.service.groups
     group.session.self_drain.begin(20 * H)

@@ -22,7 +22,7 @@ def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_other_users_may_not_enter(path):
+def test_the_socket_and_its_folder_are_private_by_default(path):
     place = open_unix(path)
     assert mode(path) == 0o600
     assert mode(path.parent) == 0o700
@@ -44,11 +44,11 @@ def test_the_mode_does_not_depend_on_the_umask(path):
     place.close()
 
 
-def test_the_members_of_a_group_may_enter(path):
+def test_members_of_the_socket_group_have_access(path):
     gid = os.getgid()
     below = path.parent / "own" / path.name
     open_unix(below, gid=gid).close()
-    # What was made stays, and fits the next time.
+    # The folders stay, and are accepted at the next start.
     place = open_unix(below, gid=gid)
     assert (mode(below), below.stat().st_gid) == (0o660, gid)
     assert (mode(below.parent), below.parent.stat().st_gid) == (0o750, gid)
@@ -57,7 +57,7 @@ def test_the_members_of_a_group_may_enter(path):
 
 
 @pytest.mark.parametrize("wrong", [0o700, 0o770, 0o755, 0o751])
-def test_a_folder_of_a_group_is_for_its_members_to_enter_alone(path, wrong):
+def test_a_group_folder_with_a_wrong_mode_or_group_is_refused(path, wrong):
     path.parent.mkdir()
     path.parent.chmod(wrong)
     with pytest.raises(ConfigurationError, match=f"chmod 750 {path.parent}"):
@@ -68,7 +68,7 @@ def test_a_folder_of_a_group_is_for_its_members_to_enter_alone(path, wrong):
     open_unix(path, gid=os.getgid()).close()
 
 
-def test_a_folder_that_others_enter_is_refused(path):
+def test_a_folder_that_other_users_may_enter_is_refused(path):
     path.parent.mkdir()
     path.parent.chmod(0o755)
     with pytest.raises(ConfigurationError, match=f"chmod 700 {path.parent}"):
@@ -105,7 +105,7 @@ def test_a_socket_of_another_program_is_kept(path):
     assert path.exists()
 
 
-def test_a_socket_that_a_dead_one_left_is_replaced(path):
+def test_the_socket_of_a_dead_sidecar_is_replaced(path):
     program = (
         "import os, sys, pathlib\n"
         "from kafka_marshal.sidecar.sockets import open_unix\n"
@@ -122,7 +122,7 @@ def test_a_socket_that_a_dead_one_left_is_replaced(path):
     place.close()
 
 
-def test_a_socket_that_was_removed_is_not_there_any_more(path):
+def test_the_removal_of_the_socket_is_detected(path):
     place = open_unix(path)
     assert place.is_there()
     path.unlink()
@@ -130,9 +130,11 @@ def test_a_socket_that_was_removed_is_not_there_any_more(path):
     place.close()
 
 
-def test_the_socket_of_another_process_at_its_path_is_kept(path):
+def test_closing_keeps_a_socket_that_replaced_its_own(path):
     place = open_unix(path)
-    for each in path.parent.iterdir():  # by a clean-up, with its lock
+    for (
+        each
+    ) in path.parent.iterdir():  # as by a clean-up, which removes the lock file too
         each.unlink()
     other = open_unix(path)
     assert (place.is_there(), other.is_there()) == (False, True)
@@ -156,7 +158,7 @@ def test_an_unusable_path_is_refused(tmp_path):
         open_unix(tmp_path / "file" / "sidecar.sock")
 
 
-def test_a_tcp_address_in_use_is_named():
+def test_a_tcp_address_that_cannot_be_used_is_refused():
     with open_tcp("127.0.0.1", 0) as first:
         first.listen()
         port = first.getsockname()[1]

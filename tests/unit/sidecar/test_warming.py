@@ -1,4 +1,4 @@
-"""Clients warm up before they get a partition, of this host or of another one."""
+"""Clients warm up before they get a partition of this host or of another one."""
 
 import pytest
 from enginekit import H, of, spec, world, write
@@ -39,7 +39,7 @@ def joining(machine, name="b", *, pid=2, warms=True):
 
 
 def offered(cluster, machine, count=4):
-    """Return a client that holds everything, and one that is to warm up for half."""
+    """Return a client that holds all partitions, and one asked to warm up for half."""
     a = having(machine, warms=True)
     b = joining(machine)
     run_until(cluster, [a, b], lambda: len(b.warm) == count, H)
@@ -47,7 +47,7 @@ def offered(cluster, machine, count=4):
 
 
 def limit(cluster, machine, handoff_ms):
-    """Give successors so long to warm up."""
+    """Set the time that successors have to warm up."""
     home = machine.node.engine.context.home_of("g")
     write(cluster, settings(handoff_ms=handoff_ms), home)
 
@@ -79,7 +79,7 @@ def test_a_client_keeps_its_partitions_until_another_is_ready(cluster, machine):
     assert (left.partition, left.reason) == (key.partition, "moved")
 
 
-def test_such_a_move_writes_no_record_but_the_release_and_the_claim(cluster, machine):
+def test_a_handoff_between_clients_writes_only_releases_and_claims(cluster, machine):
     a, b = offered(cluster, machine)
     for key in list(b.warm):
         b.ready(key)
@@ -97,8 +97,7 @@ def test_a_client_that_does_not_warm_up_gets_partitions_at_once(cluster, machine
     assert not b.named(api.Warm)
 
 
-def test_a_partition_of_a_dead_client_is_given_to_another_at_once(cluster, machine):
-    """No handoff."""
+def test_partitions_of_a_dead_client_move_without_a_handoff(cluster, machine):
     a, b = offered(cluster, machine)
     machine.watch.kill(1)
     run_until(cluster, [b], lambda: len(b.valid) == 8, H)
@@ -108,8 +107,8 @@ def test_a_partition_of_a_dead_client_is_given_to_another_at_once(cluster, machi
     assert a.held
 
 
-def test_dead_and_living_owners_at_once(cluster, machine):
-    """What the dead one had is assigned, the rest is handed off."""
+def test_only_partitions_of_living_clients_are_handed_off(cluster, machine):
+    """Those of a dead client are assigned without a warm-up."""
     a = having(machine, warms=True)
     b = joining(machine, warms=False)
     run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
@@ -128,7 +127,7 @@ def test_dead_and_living_owners_at_once(cluster, machine):
     assert not had & {c.key(w) for w in c.named(api.Warm)}
 
 
-def test_a_client_that_dies_while_it_warms_up_changes_nothing(cluster, machine):
+def test_the_death_of_a_client_that_warms_up_moves_no_partitions(cluster, machine):
     a, b = offered(cluster, machine)
     before = dict.fromkeys(a.held)
     machine.watch.kill(2)
@@ -141,7 +140,7 @@ def test_a_client_that_dies_while_it_warms_up_changes_nothing(cluster, machine):
     assert b.warm
 
 
-def test_one_that_is_late_is_not_asked_again_at_once(cluster, machine):
+def test_a_client_that_warms_up_too_slowly_is_asked_again_only_later(cluster, machine):
     limit(cluster, machine, H)
     a, b = offered(cluster, machine)
     asked = len(b.named(api.Warm))
@@ -170,7 +169,7 @@ def test_a_ready_after_the_deadline_is_refused(cluster, machine):
     assert caught.value.reason == "late"
 
 
-def test_few_partitions_are_offered_at_a_time():
+def test_at_most_handoffs_max_partitions_are_offered_at_a_time():
     cluster = world(partitions=2, records=[1] * 40)
     machine = Machine(cluster)
     a = having(machine, count=40, warms=True)
@@ -187,7 +186,7 @@ def test_few_partitions_are_offered_at_a_time():
     assert sizes(a, b) == [20, 20]
 
 
-def test_an_offer_that_is_not_wanted_any_more_is_withdrawn(cluster, machine):
+def test_unsubscribe_withdraws_the_offers_to_a_client(cluster, machine):
     a, b = offered(cluster, machine)
     none = api.ReleaseRequest(returned=())
     machine.service.unsubscribe(b.who, "s", release=none, keep=False)
@@ -223,7 +222,7 @@ def test_a_client_that_leaves_works_until_another_is_ready(cluster, machine):
 
 
 @pytest.mark.parametrize("is_leaving", [True, False])
-def test_a_client_that_stops_working_gives_its_partitions_up_at_once(
+def test_partitions_of_a_client_that_stops_move_without_a_warm_up(
     cluster, machine, is_leaving
 ):
     a = having(machine, warms=True)
@@ -243,7 +242,7 @@ def test_a_client_that_stops_working_gives_its_partitions_up_at_once(
 # --- a reconnect, a replay, a snapshot
 
 
-def test_missed_events_are_replayed(cluster, machine):
+def test_missed_warm_events_are_replayed(cluster, machine):
     a = having(machine, warms=True)
     b = Local(machine, "b", pid=2)
     b.take()
@@ -257,7 +256,7 @@ def test_missed_events_are_replayed(cluster, machine):
     assert [type(each) for each in missed] == [api.Warm] * 4
 
 
-def test_nothing_is_missed_over_a_hundred_reconnects(cluster, machine):
+def test_a_hundred_reconnects_lose_no_event(cluster, machine):
     """Each reconnect resumes after the last event."""
     a = having(machine, warms=True)
     b = Local(machine, "b", pid=2)
@@ -283,12 +282,12 @@ def test_nothing_is_missed_over_a_hundred_reconnects(cluster, machine):
         assert {key: lease.epoch for key, lease in leases.items()} == {
             key: epoch for key, (epoch, _) in client.held.items()
         }
-        # Never was anything gone that a snapshot had to replace.
+        # No event was lost that a second snapshot had to replace.
         assert len(client.named(api.Snapshot)) == 1
     assert len(b.named(api.Warm)) >= 8
 
 
-def test_a_snapshot_has_what_a_client_is_to_warm_up_for(cluster, machine):
+def test_a_snapshot_lists_the_partitions_to_warm_up_for(cluster, machine):
     _, b = offered(cluster, machine)
     expected = set(b.warm)
     b.ready(min(expected))
@@ -296,7 +295,7 @@ def test_a_snapshot_has_what_a_client_is_to_warm_up_for(cluster, machine):
     assert {b.key(each) for each in frame.body.warming} == expected - {min(expected)}
 
 
-def test_readiness_is_shown(cluster, machine):
+def test_views_and_counts_show_the_phase_of_each_handoff(cluster, machine):
     _, b = offered(cluster, machine)
     assert counts(machine) == {"offered": 4, "ready": 0, "warming": 4}
     key = min(b.warm)
@@ -325,8 +324,8 @@ def test_readiness_is_shown(cluster, machine):
 # --- refusals: phase by sender
 
 
-def test_ready_is_refused_from_whom_nothing_was_asked(cluster, machine):
-    """The product of phase and sender."""
+def test_a_ready_report_without_an_open_offer_is_refused(cluster, machine):
+    """For combinations of phase and sender."""
     a, b = offered(cluster, machine)
     key = min(b.warm)
     epoch, owner = b.warm[key].epoch, a.who
@@ -365,7 +364,7 @@ def test_ready_is_refused_from_whom_nothing_was_asked(cluster, machine):
     }
 
 
-def test_released_without_effect_is_counted(cluster, machine):
+def test_a_release_without_effect_is_counted_as_refused(cluster, machine):
     a, b = offered(cluster, machine)
     key = min(a.held)
     true = a.returned(key)
@@ -387,7 +386,7 @@ def test_released_without_effect_is_counted(cluster, machine):
 
 
 def other_owner(cluster, machine, *, warms=True):
-    """Return an owner on another host, and a client here that is to warm up."""
+    """Return an owner on another host, and a client here that can warm up."""
     other = cluster.node("other", spec=spec())
     cluster.run_until(lambda: len(other.held) == 8, 3 * H)
     b = joining(machine, warms=warms)
@@ -416,7 +415,7 @@ def test_a_client_warms_up_for_partitions_of_another_host(cluster, machine):
     assert release.successor == "host-1"
 
 
-def test_a_key_of_another_host_comes_to_the_client_that_warmed_up(cluster, machine):
+def test_a_key_of_another_host_goes_to_the_client_that_warmed_up(cluster, machine):
     other, b = other_owner(cluster, machine)
     run_until(cluster, [b], lambda: len(b.warm) == 4, 3 * H)
     c = joining(machine, "c", pid=3)
@@ -429,7 +428,7 @@ def test_a_key_of_another_host_comes_to_the_client_that_warmed_up(cluster, machi
     assert other.held
 
 
-def test_another_client_is_asked_if_the_first_dies(cluster, machine):
+def test_another_client_is_asked_to_warm_up_if_the_first_dies(cluster, machine):
     _, b = other_owner(cluster, machine)
     run_until(cluster, [b], lambda: len(b.warm) == 4, 3 * H)
     c = joining(machine, "c", pid=3)
@@ -441,8 +440,7 @@ def test_another_client_is_asked_if_the_first_dies(cluster, machine):
     run_until(cluster, [c], lambda: key in c.valid, H)
 
 
-def test_the_last_client_dies_while_it_warms_up(cluster, machine):
-    """The owner stays the owner."""
+def test_the_owner_stays_if_the_last_client_that_warms_up_dies(cluster, machine):
     other, b = other_owner(cluster, machine)
     run_until(cluster, [b], lambda: len(b.warm) == 4, 3 * H)
     machine.watch.kill(2)
@@ -452,7 +450,9 @@ def test_the_last_client_dies_while_it_warms_up(cluster, machine):
     assert not list(machine.service.groups[0].warm_ups)
 
 
-def test_a_mixed_sidecar_is_ready_for_clients_that_do_not_warm_up(cluster, machine):
+def test_a_client_that_does_not_warm_up_gets_partitions_of_another_host(
+    cluster, machine
+):
     other = cluster.node("other", spec=spec())
     cluster.run_until(lambda: len(other.held) == 8, 3 * H)
     b = joining(machine)
@@ -462,7 +462,7 @@ def test_a_mixed_sidecar_is_ready_for_clients_that_do_not_warm_up(cluster, machi
     assert not c.named(api.Warm)
 
 
-def test_a_dead_owner_elsewhere_leaves_its_keys_to_clients_here(cluster, machine):
+def test_keys_of_a_crashed_host_go_to_a_client_that_was_warming_up(cluster, machine):
     other, b = other_owner(cluster, machine)
     run_until(cluster, [b], lambda: len(b.warm) == 4, 3 * H)
     cluster.crash(other)
@@ -505,7 +505,9 @@ def test_a_client_keeps_a_partition_until_another_host_is_ready(cluster, machine
     assert {each.successor for each in a.named(api.Releasing)} == {"other"}
 
 
-def test_what_is_offered_to_another_host_does_not_move_here(cluster, machine):
+def test_partitions_offered_to_another_host_do_not_move_between_clients(
+    cluster, machine
+):
     a = having(machine)
     other = cluster.node("other")
     other.warming.is_held = True
@@ -517,7 +519,7 @@ def test_what_is_offered_to_another_host_does_not_move_here(cluster, machine):
     assert offered <= set(a.valid)
 
 
-def test_partitions_travel_between_clients_of_two_sidecars(cluster, machine):
+def test_partitions_are_handed_off_between_clients_of_two_sidecars(cluster, machine):
     a = having(machine, warms=True)
     second = Machine(cluster, "host-2")
     b = joining(second)
@@ -552,7 +554,7 @@ def placed(machine):
     return machine.service.groups[0]._warm_ups.standbys
 
 
-def test_a_client_loads_the_state_of_partitions_of_another_host(cluster, machine):
+def test_a_client_stands_by_for_partitions_of_another_host(cluster, machine):
     other = owner_elsewhere(cluster)
     b = standing(machine)
     run_until(cluster, [b], lambda: len(b.standbys) == HELD, 3 * H)
@@ -567,7 +569,7 @@ def test_a_client_loads_the_state_of_partitions_of_another_host(cluster, machine
     assert all(each.owner for each in b.named(api.Standby))
 
 
-def test_each_partition_goes_to_the_client_that_loaded_it(cluster, machine):
+def test_each_partition_goes_to_the_client_that_stood_by_for_it(cluster, machine):
     other = owner_elsewhere(cluster)
     b, c = standing(machine), standing(machine, "d", pid=3)
     run_until(cluster, [b, c], lambda: len(b.standbys) + len(c.standbys) == HELD, 3 * H)
@@ -588,7 +590,7 @@ def test_each_partition_goes_to_the_client_that_loaded_it(cluster, machine):
     assert first == loaded
 
 
-def test_a_client_without_standbys_loads_nothing(cluster, machine):
+def test_a_client_without_standbys_gets_no_standby_events(cluster, machine):
     owner_elsewhere(cluster)
     b, c = standing(machine), standing(machine, "c", pid=3, count=0)
     run_until(cluster, [b, c], lambda: len(b.standbys) == HELD, 3 * H)
@@ -603,7 +605,7 @@ def test_another_client_stands_by_if_the_first_dies(cluster, machine):
     run_until(cluster, [c], lambda: len(c.standbys) == HELD, 2 * H)
 
 
-def test_without_a_client_nobody_is_asked(cluster, machine):
+def test_the_death_of_the_only_client_ends_its_standbys(cluster, machine):
     other = owner_elsewhere(cluster)
     b = standing(machine)
     run_until(cluster, [b], lambda: len(b.standbys) == HELD, 3 * H)
@@ -613,7 +615,7 @@ def test_without_a_client_nobody_is_asked(cluster, machine):
     assert not placed(machine).by_key
 
 
-def test_a_client_forgets_what_another_host_stands_by_for(cluster, machine):
+def test_two_hosts_divide_the_standbys(cluster, machine):
     owner_elsewhere(cluster)
     b = standing(machine)
     run_until(cluster, [b], lambda: len(b.standbys) == HELD, 3 * H)
@@ -625,7 +627,7 @@ def test_a_client_forgets_what_another_host_stands_by_for(cluster, machine):
     assert len(b.standbys) + len(c.standbys) == HELD
 
 
-def test_a_snapshot_has_what_a_client_stands_by_for(cluster, machine):
+def test_a_snapshot_lists_the_standbys_of_a_client(cluster, machine):
     owner_elsewhere(cluster)
     b = standing(machine)
     run_until(cluster, [b], lambda: len(b.standbys) == HELD, 3 * H)
@@ -636,8 +638,8 @@ def test_a_snapshot_has_what_a_client_stands_by_for(cluster, machine):
     assert b.standbys == before
 
 
-def test_a_partition_that_went_elsewhere_is_forgotten(cluster, machine):
-    """The sidecar had it and lost it before a client got it."""
+def test_a_standby_ends_if_no_client_gets_the_claimed_partition(cluster, machine):
+    """The sidecar claimed the partition, and lost it before a client got it."""
     owner_elsewhere(cluster)
     b = standing(machine)
     run_until(cluster, [b], lambda: len(b.standbys) == HELD, 3 * H)
@@ -649,7 +651,7 @@ def test_a_partition_that_went_elsewhere_is_forgotten(cluster, machine):
     assert key not in placed(machine).by_key
 
 
-def test_a_partition_that_another_client_got_is_forgotten(cluster, machine):
+def test_a_standby_ends_if_another_client_has_the_partition(cluster, machine):
     b = standing(machine, count=0)
     run_until(cluster, [b], lambda: len(b.valid) == HELD, 3 * H)
     c = standing(machine, "c", pid=3, claims_max=1)
@@ -660,7 +662,7 @@ def test_a_partition_that_another_client_got_is_forgotten(cluster, machine):
     assert [each.owner for each in c.named(api.Standby)] == ["other", None]
 
 
-def test_what_the_client_makes_of_it_is_never_known(cluster, machine):
+def test_the_sidecar_counts_a_standby_as_done_when_it_begins(cluster, machine):
     standing(machine)
     session = machine.service.groups[0].session
     (sub,) = session.subscriptions
@@ -674,7 +676,7 @@ def test_what_the_client_makes_of_it_is_never_known(cluster, machine):
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_the_largest_number_of_the_clients_counts(cluster, machine, count):
+def test_the_subscription_has_the_standby_count_of_its_client(cluster, machine, count):
     b = standing(machine, count=count)
     run(cluster, [b], H)
     (sub,) = machine.service.groups[0].session.subscriptions
