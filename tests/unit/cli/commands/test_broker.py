@@ -16,7 +16,7 @@ def test_a_signal_before_the_broker_is_up_aborts_the_start():
     signals.on_signal(signal.SIGTERM, None)  # the second is one too many
 
 
-def test_a_download_is_noted(monkeypatch, tmp_path, capsys):
+def test_a_download_of_kafka_is_announced(monkeypatch, tmp_path, capsys):
     """It takes minutes, in which the command would seem to do nothing."""
 
     def stop(**_):
@@ -29,7 +29,7 @@ def test_a_download_is_noted(monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().err.startswith("Fetching Apache Kafka")
 
 
-def test_the_handler_takes_no_lock_that_it_may_interrupt():
+def test_the_signal_handler_uses_no_lock():
     """A handler runs between any two steps of the main thread, in its waits too."""
     signals = Signals(is_serving=True)
     locks = (type(threading.Lock()), type(threading.RLock()), threading.Event)
