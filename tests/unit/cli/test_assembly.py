@@ -1,4 +1,4 @@
-"""The command as a whole: every part is there, explained, with an example."""
+"""The whole command: subcommands, help, usage errors and exit codes."""
 
 import subprocess
 import sys

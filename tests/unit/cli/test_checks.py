@@ -1,4 +1,4 @@
-"""A line of the doctor's."""
+"""The checks of `marshal doctor`, one by one."""
 
 import errno
 import fcntl
@@ -153,7 +153,7 @@ def test_round_trips_are_compared_with_the_heartbeat_interval(worst_ms, result):
     ("interval_ms", "result"), [(1_200, "note"), (1_500, "ok"), (60_000, "ok")]
 )
 def test_an_interval_too_short_for_the_read_timeout_is_noted(interval_ms, result):
-    """A connection that breaks unnoticed outlasts the leases."""
+    """Leases end before a read over a broken connection times out."""
     check = checks.round_trips([1], interval_ms, read_ms=reader_timeout_ms(interval_ms))
     assert check.result.value == result
     assert ("noticed only after" in check.found) is (result == "note")

@@ -1,4 +1,4 @@
-"""Options of commands that claim: by the command line, variables and profiles."""
+"""Options of commands that claim, from arguments, variables and profiles."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ TCP, UNIX, TOKEN = "http://127.0.0.1:1", "unix:/s", Path("token")
 
 
 def run(arguments, *, env=None):
-    """Run a command; return what it is given, or None, and the outcome."""
+    """Run a command; return its arguments, or None, and the outcome."""
     app, found = typer.Typer(), []
 
     @app.command()
@@ -68,7 +68,7 @@ def test_a_label_without_a_name_is_refused():
 
 
 def asked(*arguments, env=None):
-    """Return what a command is given for these arguments."""
+    """Return the call and the sidecar option that a command gets."""
     found, outcome = run(arguments, env=env)
     assert outcome.exit_code == 0, outcome.output
     call, _, via = found

@@ -1,4 +1,4 @@
-"""Names that shells complete: what is kept, for how many, and what is not."""
+"""The cache of names that shells complete: content, bounds and errors."""
 
 import json
 from pathlib import Path
@@ -139,7 +139,7 @@ def test_the_placeholder_of_an_option_selects_its_completion():
     ],
 )
 def test_names_are_completed_in_arguments_and_options(words, wanted):
-    """Whatever follows or encloses the name in the placeholder."""
+    """Also where the placeholder has more than the name, as in ``[CLIENT]``."""
     save(world(), "localhost:9092", topic="__marshal")
     asked = {
         "_MARSHAL_COMPLETE": "complete_bash",

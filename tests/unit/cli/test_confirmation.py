@@ -1,4 +1,4 @@
-"""A person types the name before live clients lose their work."""
+"""Confirmation by a typed name before a command affects live clients."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ EFFECT = "client c1 is alive"
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Return the keyboard of a terminal that is standard input."""
+    """Make standard input a terminal; return the descriptor that types into it."""
     keyboard, end = os.openpty()
     with os.fdopen(end, encoding="utf-8") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)

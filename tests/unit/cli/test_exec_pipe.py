@@ -1,4 +1,4 @@
-"""Processes for records: commits, failures, retries, ends. Real processes."""
+"""`marshal consume --exec`, with real processes: commits, failures, retries, stops."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def record(offset=0, *, place=P0, key=b"k", value=b"v"):
 
 
 class FakeConsumer:
-    """Hands out what it was given, and notes what is done with it."""
+    """Hands out the given records; notes commits and paused partitions."""
 
     def __init__(self, *records):
         self.waiting = list(records)
@@ -80,7 +80,7 @@ class FakeConsumer:
 
 
 class Drained(Idle):
-    """Idle as soon as nothing waits any more."""
+    """An idle time that is over when no record waits."""
 
     def __init__(self, consumer):
         super().__init__(None)
@@ -92,7 +92,7 @@ class Drained(Idle):
 
 
 class Run:
-    """One run of the loop, over a handler that notes what it does."""
+    """A run of ExecLoop; ``noted`` has what its processes wrote."""
 
     def __init__(self, tmp_path, *records):
         self.consumer = FakeConsumer(*records)
@@ -366,7 +366,7 @@ def is_running(pid):
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # A zombie that nobody has reaped yet does not run any more.
+    # A zombie that is not reaped yet does not run.
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 

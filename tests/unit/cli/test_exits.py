@@ -1,4 +1,4 @@
-"""Every error has an exit code of its own choosing, and a next command."""
+"""Exit codes and messages of errors, with the command to run next."""
 
 import errno
 import inspect

@@ -1,4 +1,4 @@
-"""What commands share that go on: ends, idleness, outages, a reader that left."""
+"""Long-running commands: signals, idle time, outages and closed pipes."""
 
 import os
 import signal

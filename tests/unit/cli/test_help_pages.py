@@ -1,4 +1,4 @@
-"""The help of a command: everything in it, in columns that fit the terminal."""
+"""Help of commands: its content, and its layout at widths of terminals."""
 
 import re
 from textwrap import dedent
@@ -143,7 +143,7 @@ def test_placeholders_are_names_and_not_types_of_python():
     ],
 )
 def test_a_usage_error_shows_the_usage_line_of_the_command(path, usage):
-    """Also that of an error, which typer writes."""
+    """typer writes the error."""
     outcome = CliRunner().invoke(app, [*path.split(), "--no-such-option"])
     assert f"{path} {usage}\n" in outcome.output
 

@@ -1,4 +1,4 @@
-"""Commands are imported when they are invoked: what each start imports, and lists."""
+"""Commands are imported when they are invoked: imports, help and conversions."""
 
 import os
 import subprocess
@@ -182,7 +182,7 @@ def convert_all(command):
 
 
 def outcome(command, arguments):
-    """Return the status of a command, and what it wrote."""
+    """Return the exit code of a command, and its output."""
     shown = StringIO()
     with redirect_stdout(shown), redirect_stderr(shown), pytest.raises(SystemExit) as e:
         command.main(arguments.split(), prog_name="show")
@@ -208,7 +208,8 @@ def test_the_group_option_becomes_the_first_argument(given, wanted):
 @pytest.mark.parametrize("command", ["groups pause", "groups reset --to-earliest"])
 def test_a_command_accepts_its_group_as_an_option(command, flags):
     done = CliRunner().invoke(app, [*command.split(), *flags])
-    assert "marshal: give " in done.output  # it then misses other options
+    # The group is accepted, other options are missing.
+    assert "marshal: give " in done.output
 
 
 @pytest.mark.parametrize("command", ["claims list", "grants losses", "consume"])
@@ -222,4 +223,5 @@ def test_an_unknown_command_is_refused_with_the_visible_commands():
     assert done.exit_code == 2
     assert "No such command 'describe'" in done.output
     assert "format" in done.output
-    assert "release" not in CliRunner().invoke(app, ["groups", "x"]).output  # hidden
+    # A hidden command.
+    assert "release" not in CliRunner().invoke(app, ["groups", "x"]).output

@@ -40,7 +40,7 @@ def test_leading_shared_options_are_moved_behind_the_command(given, wanted):
 
 
 def test_every_shared_option_can_precede_the_command():
-    """The table repeats what commands have: `marshal` imports them when invoked."""
+    """The table repeats options of commands, which are imported only when invoked."""
     groups: Any = complete_command().commands["groups"]
     command = groups.commands["pause"]
     shared = {"bootstrap_server", "coordination_topic", "command_property", "as_"}

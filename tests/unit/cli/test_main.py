@@ -1,4 +1,4 @@
-"""The entry point: what it leaves to the interpreter at the end."""
+"""The entry point: exit, closed pipes and arguments that cannot be decoded."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ def test_objects_are_frozen_against_collection_at_exit(argument, code):
 
 
 def closed_pipe(*arguments):
-    """Return how a program ends whose reader is gone."""
+    """Run a program whose standard output is a pipe without a reader."""
     reader, writer = os.pipe()
     os.close(reader)
     try:

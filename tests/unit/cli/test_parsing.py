@@ -1,4 +1,4 @@
-"""What people type: understood, or refused by name."""
+"""Values of options and arguments: parsed, or refused with the option's name."""
 
 import pytest
 

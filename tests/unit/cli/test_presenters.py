@@ -1,4 +1,4 @@
-"""Rows out of a world: claims, pauses, members, groups."""
+"""Rows of claims, pauses, members and groups, from a world."""
 
 import msgspec
 import pytest
@@ -197,7 +197,7 @@ def test_a_member_is_active_for_two_intervals(silent_ms, state):
     ("silent_ms", "state", "lag"), [(2 * H, "leaving", 2), (2 * H + 1, "left", None)]
 )
 def test_a_draining_member_has_left_after_two_intervals(silent_ms, state, lag):
-    """The log grows on: how far behind it one is that left says nothing."""
+    """A member that has left has no lag, although the log still grows."""
     log = Log()
     tags = applied_to_tags(Applied(applied={0: 1}, began={0: 0}))
     log.append(msgspec.structs.replace(member(), draining=True, tags=tags))
@@ -219,7 +219,7 @@ def test_an_owner_that_never_announced_itself_is_unregistered():
 
 
 def test_the_labels_column_appears_only_with_labels_to_show():
-    """What only the engine announces is in the row, and in no table."""
+    """Labels that only the engine uses are in the row, but not in the table."""
     log = Log()
     log.append(member("c1", labels={"plans": "1"}))
     rows = presenters.member_rows(world_of(log))
@@ -236,7 +236,7 @@ def test_the_labels_column_appears_only_with_labels_to_show():
 
 
 def test_the_log_lag_column_appears_only_with_applied_offsets():
-    """In the partition where it is most; of those that this view knows."""
+    """The lag is the largest over the partitions of the view."""
     logs = [Log(k=2), Log(1, k=2)]
     home = next(log for log in logs if log.append(member("c1"))[0].outcome == ACCEPTED)
     rows = presenters.member_rows(world_of(*logs))
@@ -354,7 +354,7 @@ def test_a_fenced_client_is_listed_while_it_owns_partitions():
 
 
 def moved(step):
-    """Return the row of a key that moves, after some steps, and its places."""
+    """Return the row of a moving key after some steps, and its source and target."""
     change = Change(2, 4)
     (key,) = change.moving()
     change.claimed(key)

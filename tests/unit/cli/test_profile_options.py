@@ -1,4 +1,4 @@
-"""The defaults of options come from a profile: what wins, and what is refused."""
+"""Profiles give defaults of options: precedence, and refused values."""
 
 from types import SimpleNamespace
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Profiles: what a file may say, what wins, secrets, and what is refused."""
+"""The profile file: path, keys, precedence, secrets and errors."""
 
 import re
 from pathlib import Path
@@ -37,7 +37,7 @@ check = true
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch, tmp_path):
-    """Nobody's own file or variables."""
+    """Isolate the test from the user's profile file and variables."""
     for name in ("MARSHAL_CONFIG", "MARSHAL_PROFILE", "KAFKA_PASSWORD"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
@@ -208,9 +208,6 @@ def test_the_example_of_the_reference_is_valid(file):
 def test_every_key_may_be_in_a_profile(file):
     lines = "\n".join(f'{key} = "x"' for key in KEYS)
     assert set(load(file(f"[default]\n{lines}"), None).settings) == set(KEYS)
-
-
-# --- defaults of options
 
 
 def test_a_user_without_a_home_directory_has_no_file(monkeypatch):

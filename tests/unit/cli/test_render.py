@@ -1,4 +1,4 @@
-"""Answers as people and programs read them, whatever the log holds."""
+"""Answers as text and JSON, with any values from the log."""
 
 import json
 import re

@@ -303,7 +303,7 @@ def test_execute_and_dry_run_exclude_each_other(flags):
 
 
 def executing(*flags):
-    """Run a command that can execute; return the outcome and what it was given."""
+    """Run a command that can execute; return the outcome and the value of Execute."""
     app, seen = typer.Typer(), []
 
     @app.command()

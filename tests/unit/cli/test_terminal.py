@@ -1,4 +1,4 @@
-"""What the terminal shows."""
+"""Width and color of terminals."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The commands of `marshal shell`, over a world in memory."""
+"""The commands of `marshal shell`, with a world in memory."""
 
 import copy
 import json
@@ -36,7 +36,7 @@ HOSTILE = "\x1b[31mred\u202e"
 
 
 def a_log():
-    """Return a log with owned, released and locked keys, members and a checkpoint."""
+    """Return a log with owned keys, also /checkpoint, a member and garbage."""
     log = Log(level=2)
     payments = [Key("billing", "payments", number) for number in (2, 10)]
     for key in payments:
@@ -58,7 +58,7 @@ def set_positions(log):
 
 
 class Bench:
-    """A session whose lines are collected, and the worlds it reads."""
+    """A session with collected output, and the log that it reads."""
 
     def __init__(self, log=None, **settings):
         self.log = log or a_log()

@@ -1,4 +1,4 @@
-"""Log ends for people: what is not known is absent."""
+"""Log ends for display: unknown ones are absent."""
 
 import pytest
 

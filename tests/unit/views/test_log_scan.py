@@ -21,7 +21,7 @@ def entry(offset):
 
 
 class Log:
-    """A log whose polls are given; each takes a second."""
+    """A log with given results of polls; each poll takes a second."""
 
     def __init__(self, clock, *polls):
         self.clock, self.polls, self.at = clock, list(polls), {0: 0, 1: 0}

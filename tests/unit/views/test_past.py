@@ -155,7 +155,7 @@ def test_a_packed_run_is_cut_like_a_list(offset, time_ms):
 
 
 class Reader:
-    """Opens the log of ``past`` and notes what is read of it."""
+    """Opens the log of ``past`` and notes the offsets that are read."""
 
     def __init__(self, past, monkeypatch):
         self.entries = []
@@ -187,7 +187,6 @@ def times(past):
 
 @pytest.mark.parametrize("by", ["offset", "time"])
 def test_entries_after_the_moment_are_not_read(past, reader, by):
-    """And nothing before the checkpoint, where the first window finds it."""
     at = past.ends[1] + 3
     moment = {"offset": {0: at}} if by == "offset" else {"time_ms": times(past)[at]}
     expected = past.whole(at) if by == "offset" else past.at_time(times(past)[at])
@@ -196,7 +195,7 @@ def test_entries_after_the_moment_are_not_read(past, reader, by):
         write(past.cluster, b"much later")
     (state,) = World.at(**moment).partitions
     assert to_bytes(state) == to_bytes(expected)
-    # An entry or two show that the view is over.
+    # One or two entries more are read, to detect the end of the view.
     assert max(reader.entries) <= state.next_offset + 2
 
 
@@ -272,14 +271,14 @@ def test_without_a_known_moment_the_error_names_the_doctor(past):
 
 
 def paused(past, reason, *, for_ms=60_000, **record):
-    """Pause the group for a long time, for a reason."""
+    """Pause the group for a reason, for a minute by default."""
     until_ms = past.cluster.clock.wall_ms() + for_ms
     write(past.cluster, pausing(reason, until_ms=until_ms, **record))
     past.cluster.run(50)
 
 
 def again(past):
-    """Have another checkpoint written; return the last offset then."""
+    """Write another checkpoint; return the last offset after it."""
     checkpointed(past.cluster, past.node)
     return past.entries()[-1].offset
 
@@ -302,7 +301,7 @@ def test_the_reason_of_a_pause_is_read_from_before_the_checkpoint(
     assert view.partitions[0].active_pause("g").op_id == OP
     assert view.notes["g", OP].reason == "deploy"
     assert view.pauses()[0]["renewed_by"] == "other"
-    # From the checkpoint before the pause on, and not from the log's start.
+    # The log is read from the checkpoint before the pause, not from its start.
     assert min(reader.entries) > past.begins[0]
 
 
@@ -336,7 +335,7 @@ def test_members_are_read_only_on_request(past):
 
 
 def failing(past, monkeypatch, error, times):
-    """Have the first polls of each log fail."""
+    """Make the first polls of each log fail."""
 
     def open_log(*_, **__):
         log = past.open()
@@ -376,6 +375,6 @@ def test_a_view_that_exceeds_its_timeout_fails(past, monkeypatch):
 
 
 def silent(log):
-    """Have a log return nothing."""
+    """Make polls of a log return nothing."""
     log.poll = lambda timeout_ms: time.sleep(timeout_ms / 1000) or []
     return log

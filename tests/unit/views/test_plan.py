@@ -1,4 +1,4 @@
-"""What a Plan names, what became of it, and whether it repeats."""
+"""Views of a Plan: entries and their outcome, changes, verification."""
 
 import pytest
 from logkit import H, Log, beat, claim, direct, member, planned, release, settings
@@ -93,7 +93,7 @@ def test_lag_is_summed_where_position_and_end_are_known(log):
         log.append(beat(epoch, position, key=named(number), client="a"))
     ends = {place(0): 15, place(1): 40, place(3): 9}
     view = view_plan(view_of(log), "g", partition_counts=COUNTS, log_ends=ends)
-    # Partition 1 is beyond its end; 2 has neither, and nobody has claimed 3.
+    # Position 1 is beyond its log end; 2 has neither; 3 has no claim.
     facts = plan_object(view, [])
     assert lags([facts]) == [(5, 2)]
     assert lags(facts["members"]) == [(5, 1), (0, 0)]
@@ -279,7 +279,7 @@ def test_a_plan_for_another_partition_count_is_not_verified(log):
 
 
 class Scan:
-    """A scan of a planned_log, or of what is left of it."""
+    """A scan of a log whose entries before an offset are deleted."""
 
     def __init__(self, planned_log, *, first=0):
         self._entries = [each for each in planned_log.entries if each.offset >= first]
@@ -350,7 +350,7 @@ def test_entries_of_an_earlier_plan_are_done_open_or_overtaken(planned_log):
     plan_to(planned_log, "b", 1, 2, 3)
     plan_to(planned_log, "b", 2)
     move(planned_log, 1, "b")
-    # Nobody has claimed 3, and the plan in force does not name anybody for it.
+    # 3 has no claim, and the latest plan names no member for it.
     assert changes(planned_log, 1) == [
         (1, "b", "b", "b", "done"),
         (2, "b", "b", "a", "open"),

@@ -1,4 +1,4 @@
-"""Predictions of what a group does: kills, joins, drains, limits, partitions."""
+"""Predicted owners after kills, joins, drains, limits and new partitions."""
 
 from collections import Counter
 
@@ -82,7 +82,7 @@ def test_a_drained_client_and_host_release_all_partitions():
 
 
 def directed_group(*owners, policy=None, **directive):
-    """Return a world of members ``abc``, one of which a directive names."""
+    """Return a world of members ``abc`` and a directive."""
     log = Log(level=2)
     if policy:
         log.append(settings(policy=policy))
@@ -146,7 +146,7 @@ def test_drained_members_release_and_cordoned_members_keep_keys(policy):
 
 
 def test_shares_follow_weights():
-    """As of a sidecar with four clients when another with one joins: none moves."""
+    """A sidecar with four clients keeps four keys when one with one client joins."""
     world = group(*"aaaa", members="ab", a={"labels": {"weight": "4"}})
     found = simulate(world, "g", changes=Changes())
     assert counts(found) == {"a": 4}

@@ -1,4 +1,4 @@
-"""Following the world: what each entry did, what changed, outages, deadlines."""
+"""Following the world: transitions of entries, changes, outages, deadlines."""
 
 import msgspec
 import pytest
@@ -336,7 +336,7 @@ def test_a_watch_can_be_closed_again_after_its_block(story):
 
 
 def shelf(story):
-    """Return a source that has what the log has come to so far."""
+    """Return a source with the present state of the log."""
     return Shelf(kept(story.watch().world().partitions[0]))
 
 
@@ -375,7 +375,7 @@ def test_a_watch_starts_once_the_log_can_be_reached(story):
 
 @pytest.mark.parametrize(("first", "asked"), [(0, 1), (2, 2), (9, 3)])
 def test_a_kept_state_after_the_first_wanted_offset_is_not_used(first, asked):
-    """It is looked for before that, and within the log alone."""
+    """The source is queried only up to that offset, and within the log."""
     spans = []
 
     class Source(Shelf):
@@ -393,7 +393,7 @@ def test_a_kept_state_after_the_first_wanted_offset_is_not_used(first, asked):
 
 
 def test_a_watch_that_begins_while_a_key_moves_knows_its_owner():
-    """The source still has the owner that died; the target has the next one."""
+    """The source partition still has the dead owner; the target has the next one."""
     change = Change(4, 2)
     (key,) = change.moving()
     change.claimed(key)

@@ -1,4 +1,4 @@
-"""Views: which entries belong to one, and what is estimated for people."""
+"""Views of the log: their entries, and estimates for display."""
 
 import pytest
 from changekit import Change, group_at, opened
@@ -68,7 +68,7 @@ def test_claims_are_sorted_and_filtered_by_group():
 
 
 def test_the_lag_of_a_member_ends_at_the_end_of_the_view():
-    """A view of an earlier moment may end before what a member has applied."""
+    """A past view may end before the offsets that a member has applied."""
     log = Log()
     tags = applied_to_tags(Applied(applied={0: 1, 1: 3}))
     log.append(replace(member("c1"), tags=tags))
@@ -151,7 +151,7 @@ def test_a_topic_with_other_records_gets_no_advice_to_format():
 
 
 def test_a_formatted_topic_with_a_spare_partition_is_accepted():
-    spare = Log(1, configured=False)  # PROTOCOL 2.5: added in Kafka, changes nothing
+    spare = Log(1, configured=False)  # PROTOCOL 2.5: added in Kafka, no effect
     world = World([Log().state, spare.state], {}, cluster_id="cluster")
     assert world.config().partition_count == 1
 
@@ -267,7 +267,7 @@ def test_losses_begin_at_the_first_checkpoint_that_remains(past):
 
 
 class WallClock(SystemClock):
-    """A wall clock that is set."""
+    """A wall clock with a given time."""
 
     def __init__(self, begin_ms):
         super().__init__()
@@ -288,7 +288,7 @@ class WallClock(SystemClock):
     ids=["world", "losses", "group", "key"],
 )
 def test_owners_are_judged_at_the_time_of_the_log_end_query(past, monkeypatch, view):
-    """An owner that lived then is not stale because reading took long."""
+    """A live owner does not become stale because reading takes long."""
     last_ms = fold(past.cluster).append_time_ms
     clock = WallClock(last_ms + 1)
 
@@ -327,7 +327,7 @@ def test_a_watch_begins_at_the_first_checkpoint_that_remains(past, monkeypatch):
         assert watching.world().log_start_missing == (0,)
 
 
-# --- readings of a part of the log, which is whole
+# --- reading a part of a complete log
 
 
 def test_a_scan_since_a_moment_begins_at_the_newest_checkpoint_before_it(past):
@@ -375,7 +375,7 @@ def test_a_scan_of_selected_entries_reads_no_others(past):
         assert list(scan) == []
 
 
-def test_losses_since_a_time_begin_before_the_claims_that_were_open_then(past):
+def test_losses_since_a_time_begin_before_claims_open_at_that_time(past):
     times = {each.offset: each.timestamp_ms for each in past.entries()}
     latest = max(times.values())
     # The only claim is earlier than both checkpoints, so all of the log is read.
@@ -394,7 +394,7 @@ DIRECTIONS = [pytest.param(4, 8, id="growing"), pytest.param(8, 4, id="shrinking
 
 
 class Steps:
-    """A whole change; ``views`` has what a view shows after each step."""
+    """A whole change; ``times`` and ``ends`` are the moments after each step."""
 
     def __init__(self, patch, before, after, **settings):
         self.change = change = Change(before, after, **settings)
@@ -416,7 +416,7 @@ class Steps:
         opened(patch, change)
 
     def _step(self):
-        """Note the moment, and let a second pass in all partitions."""
+        """Note the moment, and advance all partitions by a second."""
         logs = self.change.logs
         self.times.append(max(log.now_ms for log in logs))
         self.ends.append([len(log.entries) for log in logs])
@@ -437,7 +437,7 @@ SHOWN = [("c1", None), ("c1", "draining"), (None, "final"), (None, None), ("c2",
 
 @pytest.mark.parametrize(("before", "after"), DIRECTIONS)
 @pytest.mark.parametrize("has_key", [False, True])
-def test_the_past_shows_a_key_once_at_every_step_of_a_change(
+def test_a_past_view_shows_a_key_once_at_every_step_of_a_change(
     monkeypatch, before, after, has_key
 ):
     steps = Steps(monkeypatch, before, after)
@@ -489,7 +489,7 @@ def test_a_past_view_before_the_first_config_has_no_claims(monkeypatch):
 
 
 def test_a_moved_key_is_found_if_partition_0_has_no_fence_yet(monkeypatch):
-    """Clocks of leaders differ; the key is found where it went."""
+    """Clocks of leaders differ: partition 0 is read up to before its fence."""
     change = Change(4, 8)
     (key,) = change.moving()
     change.claimed(key)

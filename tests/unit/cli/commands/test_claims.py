@@ -1,4 +1,4 @@
-"""`marshal claims`, over a world of our own."""
+"""`marshal claims`, with a world in memory."""
 
 import json
 import re

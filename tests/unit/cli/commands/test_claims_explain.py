@@ -1,4 +1,4 @@
-"""`marshal claims explain` and `claims history`, over a log of our own."""
+"""`marshal claims explain` and `claims history`, with a log in memory."""
 
 import json
 
@@ -31,7 +31,7 @@ def read(*arguments):
 
 @pytest.fixture
 def log(monkeypatch):
-    """c1 releases for a pause, c2 is refused in it and claims after it."""
+    """c1 releases for a pause; c2 is refused during it and claims after it."""
     log = Log(cluster_id="cluster")
     log.append(beat(log.claimed(), 5), after=10)
     tags = person_to_tags("alice")
@@ -150,7 +150,7 @@ def test_history_as_json_has_begin_and_end_of_each_claim(log):
     assert (first["from_position"], first["until_position"]) == (None, 7)
     assert (second["until_offset"], second["ended_by"]) == (None, None)
     assert read("history", "g", "t:0", "--limit", "1")["claims"] == [second]
-    # An open claim is of every time.
+    # An open claim belongs to every range.
     assert read("history", "g", "t:0", "--since", "5")["claims"] == [second]
 
 
@@ -188,7 +188,7 @@ def test_a_partition_that_does_not_exist_is_refused(log, monkeypatch):
 
 @pytest.mark.parametrize("command", ["explain", "history"])
 def test_an_unknown_group_is_noted(log, monkeypatch, command):
-    """The name may be misspelt: the answer alone reads as if nobody had claimed it."""
+    """The group's name may be misspelt."""
     monkeypatch.setattr(Call, "world", lambda _: World([log.state], {}))
     monkeypatch.setattr(Admin, "partition_count", lambda *_: 2)
     note = "the log knows no members and no claims of group"

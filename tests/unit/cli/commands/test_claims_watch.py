@@ -1,4 +1,4 @@
-"""`marshal claims watch`, over a log in memory: lines, JSON, and the table."""
+"""`marshal claims watch`, with a log in memory: lines, JSON and the table."""
 
 import json
 from contextlib import nullcontext
@@ -39,7 +39,7 @@ def story():
 
 @pytest.fixture
 def watching(story, monkeypatch):
-    """Run the command; what is planned happens once the watch has caught up."""
+    """Run the command; call a function of ``then`` before each reading of changes."""
 
     def run(*arguments, then=()):
         watch = story.watch()
@@ -61,7 +61,7 @@ def watching(story, monkeypatch):
 
 
 def words(outcome):
-    """Return what each line says, without the time in front."""
+    """Return the lines without their times."""
     return [line.partition("Z ")[2] for line in outcome.stdout.splitlines()]
 
 
@@ -286,7 +286,7 @@ def test_the_table_fits_into_a_small_terminal(story):
 
 
 def test_claims_without_a_fresh_owner_are_first_in_a_small_terminal(story):
-    """Of many claims the few that need a look are not below the edge."""
+    """Claims that need attention are not cut off."""
     for partition in range(19):
         story.write(claim("c1", key=Key("g", "t", partition)))
     epoch = story.write(claim("c1", key=Key("g", "t", 19)))

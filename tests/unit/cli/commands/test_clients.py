@@ -1,4 +1,4 @@
-"""`marshal clients`: ends a client's claims, and forgets what a host keeps of it."""
+"""`marshal clients`: list, drain, cordon, uncordon, fence and forget."""
 
 import json
 
@@ -128,7 +128,7 @@ RESULT = DirectiveResult(
 
 
 class Directing(Opened):
-    """An admin that drains, cordons and ends that."""
+    """An admin that drains, cordons and uncordons."""
 
     def __init__(self, *held):
         self.held, self.asked = held, None

@@ -1,4 +1,4 @@
-"""`marshal config`: what is shown, where it came from, and what is not shown."""
+"""`marshal config`: settings, their origins and masked secrets."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The console consumer's parts: records as JSON, commits, events, signals."""
+"""Parts of `marshal consume`: commits, signals, events and the summary."""
 
 import json
 import signal

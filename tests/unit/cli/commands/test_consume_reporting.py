@@ -1,4 +1,4 @@
-"""How a long-running command reports on itself."""
+"""Metrics and events of long-running commands."""
 
 import json
 import re

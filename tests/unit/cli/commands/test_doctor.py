@@ -1,4 +1,4 @@
-"""The doctor: a line a check, and no failure that is none."""
+"""`marshal doctor`: its checks, their results and advice."""
 
 import json
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ from kafka_marshal_cli.shared import Call
 
 
 class Cluster(Opened):
-    """What the doctor asks, answered as a test wants it."""
+    """A cluster with the answers that a test sets."""
 
     transport = Choice("fast", "why not")
 
@@ -73,7 +73,7 @@ class Cluster(Opened):
         return self.report
 
     def risk_of(self, topic):
-        if topic.startswith("/"):  # as a broker: no topic can have such a name
+        if topic.startswith("/"):  # like a broker: the name is invalid
             raise CoordinationError(f"{topic} is no valid topic name")
         if topic in self.hidden:
             raise LogUnreadable(f"DESCRIBE on topic {topic} is missing")
@@ -200,7 +200,7 @@ def test_an_unreadable_certificate_has_no_check(cluster):
 
 
 def test_a_principal_without_the_right_to_write_is_a_note(cluster):
-    """Who only reads needs no more."""
+    """Commands that only read do not need it."""
     assert "rights" not in examined()
     topic = attrs.evolve(cluster.report.topic, can_write=False)
     cluster.report = attrs.evolve(cluster.report, topic=topic)
@@ -264,7 +264,6 @@ def test_a_missing_topic_fails_and_the_log_is_skipped(cluster):
 def test_a_wrong_topic_setting_fails_with_a_command_to_correct_it(
     cluster, problem, run
 ):
-    """Each with the whole command that mends it."""
     cluster.report = attrs.evolve(cluster.report, found=(problem,))
     checks = examined(1)
     check = checks["settings"]
@@ -355,7 +354,7 @@ def test_without_live_members_the_doctor_waits_for_no_record(cluster):
 
 
 def test_the_doctor_waits_longer_if_live_members_seem_silent(cluster):
-    """They write each third of an interval: so old a last record is suspicious."""
+    """Live members write every third of a heartbeat interval."""
     cluster.log.append(member())
     for age_ms in (1_000, 2_000, 90_000):
         cluster.read_at_ms = cluster.log.now_ms + age_ms
@@ -393,7 +392,7 @@ def test_topics_that_may_lose_records_are_named(cluster):
 
 
 def test_topics_that_may_not_be_described_are_a_note(cluster):
-    """Those of other groups: the doctor checks the rest, as SECURITY.md states."""
+    """The doctor checks the other topics, as SECURITY.md states."""
     for topic in ("orders", "sound"):
         cluster.log.claimed(key=Key("g", topic, 0))
     cluster.hidden = ("orders",)
@@ -466,7 +465,7 @@ def test_all_checks_share_one_deadline(cluster, monkeypatch):
     for module in (doctor, deadline):
         monkeypatch.setattr(module, "time", clock)
     examined()
-    # Broker, topic, data topics: each has what those before have left of 30 seconds.
+    # Broker, topic, data topics: each has the rest of 30 seconds.
     assert given == [20_000, 14_000, 8_000]
 
 

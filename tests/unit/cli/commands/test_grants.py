@@ -1,4 +1,4 @@
-"""`marshal grants losses`, over a log of our own."""
+"""`marshal grants losses`, with a log in memory."""
 
 import json
 
@@ -13,7 +13,7 @@ from kafka_marshal.protocol.losses import mark_to_tags
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.shared import Call
 
-# Far in the future: no claim of it is stale by the wall clock.
+# Far in the future, so that claims are not stale by the wall clock.
 LATER_MS = 4_102_444_800_000
 OTHER = Key("g", "u", 0)
 
@@ -32,7 +32,7 @@ def granted(log, epoch, first, last, *, mark, key=KEY, client="c1"):
 
 @pytest.fixture
 def log(monkeypatch):
-    """c1 dies with 4..19 uncommitted, c2 takes over and works; u-0 was given up."""
+    """c1 dies with 4..19 uncommitted, c2 takes over; c1 released u-0 with 0..1 lost."""
     log = Log(cluster_id="cluster")
     epoch = log.claimed("c1")
     log.append(beat(epoch, 0))

@@ -1,4 +1,4 @@
-"""`marshal groups`, over a world of our own: golden tables and JSON."""
+"""`marshal groups`, with a world in memory: tables and JSON."""
 
 import json
 from contextlib import nullcontext
@@ -215,7 +215,7 @@ def test_describe_shows_drains_and_cordons_with_their_reasons(monkeypatch):
 def test_describe_lists_partitions_that_no_member_can_take(
     monkeypatch, members, uncovered
 ):
-    """Free, stale and never claimed; a fresh owner's key and a paused one are not."""
+    """Free, stale and unclaimed partitions; not that of a fresh owner."""
     log = Log(cluster_id="cluster")
     epoch = log.claimed("z", key=Key("g", "t", 0))
     log.append(release(epoch, client="z", key=Key("g", "t", 0)))
@@ -446,7 +446,7 @@ def test_an_open_reset_is_listed_with_the_command_that_ends_it(world):
 
 
 class SettingsAdmin:
-    """Plans and notes changes of the settings of a group."""
+    """An admin that plans changes of settings and records the calls."""
 
     def __init__(self, log):
         self.log = log

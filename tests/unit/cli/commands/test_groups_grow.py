@@ -1,4 +1,4 @@
-"""`marshal groups grow`, over a cluster in memory."""
+"""`marshal groups grow`, with a cluster in memory."""
 
 import json
 
@@ -105,7 +105,7 @@ def test_a_growth_waits_ten_minutes_for_producers_by_default(cluster):
     assert cluster.clock.now_ms() - before_ms >= SETTLE_MS == 600_000
 
 
-def test_without_a_number_the_growths_are_shown(cluster):
+def test_without_a_partition_count_known_growths_are_shown(cluster):
     done = invoke()
     assert "no growths" in done.stdout
     with pytest.raises(Died):
@@ -160,6 +160,6 @@ def test_partitions_beyond_the_growth_are_noted(cluster):
         (["--topic", "t", "--withdraw"], ExitCode.REFUSED, "the log knows none"),
     ],
 )
-def test_refusals_have_exit_codes(cluster, words, code, text):
+def test_an_invalid_growth_is_refused_with_an_exit_code(cluster, words, code, text):
     assert text in invoke(*words, code=code).stderr
     assert growths(cluster) == ()

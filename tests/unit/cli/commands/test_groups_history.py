@@ -1,4 +1,4 @@
-"""`marshal groups history`, over logs of our own."""
+"""`marshal groups history`, with logs in memory."""
 
 import json
 
@@ -46,7 +46,7 @@ def replaced(record, **fields):
 
 @pytest.fixture
 def log(monkeypatch):
-    """alice pauses and resumes g, a position of it is set, a key is forgotten."""
+    """alice resets g; of two pauses of h one is refused; a key is forgotten."""
     log = Log(cluster_id="cluster", level=SECOND_LEVEL)
     epoch = log.claimed()
     log.append(release(epoch, 9))
@@ -211,7 +211,7 @@ def test_since_reads_from_a_checkpoint_before_the_time(past):
     assert {action["kind"] for action in whole["actions"]} == {"format"}
     outcome = invoke("--since", "2100-01-01T00:00:00Z", "-o", "json")
     found = json.loads(outcome.stdout)
-    # The Config is before the checkpoint, and nothing that was wanted is missing.
+    # The Config is before the checkpoint; no requested action is missing.
     assert (found["records_count"], outcome.stderr) == (0, "")
     assert found["as_of"]["offsets"] == whole["as_of"]["offsets"]
     past.delete(past.begins[0])

@@ -172,7 +172,7 @@ def test_to_fence_gives_the_positions_at_a_past_moment(
 
 def test_to_fence_needs_an_offset_of_each_coordinating_partition(monkeypatch, admin):
     state = WorldState(1)
-    state.config = config(k=2)  # t-0 is of coordinating partition 1, t-1 of 0
+    state.config = config(k=2)  # t-0 is in coordinating partition 1, t-1 in 0
     world = World([state], {}, is_past=True, is_partial=True)
     monkeypatch.setattr(Call, "formatted_world", lambda *_: world)
     fence = ["reset", "g", "--all-topics", "--to-fence", "1:100", "--execute"]
@@ -313,7 +313,7 @@ def test_execute_shows_progress_and_the_undo_command(admin, tmp_path):
         "waiting until 3 partitions are released",
         f"undo it with: marshal groups undo {OP} --execute",
     ]
-    # The position that was replaced, not that of the plan.
+    # The position that was replaced, not the one in the plan.
     assert outcome.stdout.splitlines()[-1].split()[2:6] == ["8", "2", "12", "18"]
     assert admin.stored == tmp_path / "state" / "plans" / f"{OP}.json"
     assert not admin.stored.exists()

@@ -1,4 +1,4 @@
-"""`marshal log dump` and `verify`, over a log of our own."""
+"""`marshal log`, mainly `dump` and `verify`, with a log in memory."""
 
 import json
 
@@ -125,7 +125,7 @@ def test_verify_of_a_broken_fold_exits_with_code_70(logs, monkeypatch):
 
 
 class FakeResetter(Opened):
-    """An admin that plans a reset, and remembers what it was asked for."""
+    """An admin that plans a reset and records the calls."""
 
     def __init__(self):
         self.asked = []
@@ -378,7 +378,7 @@ def test_tail_shows_the_last_entries_before_the_moment(past, is_deleted):
     assert tailed("--at", f"0:{at}", "--from", first) == expected[-2:]
 
 
-def test_tail_of_the_past_cannot_follow(past):
+def test_tail_at_a_past_moment_cannot_follow(past):
     outcome = invoke("log", "tail", "--at", "-5m", "--follow")
     assert outcome.exit_code == 2
     assert "--follow" in outcome.stderr

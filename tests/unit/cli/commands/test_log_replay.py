@@ -141,7 +141,7 @@ def test_a_halted_partition_exits_with_code_3_and_prints_the_world():
     log = Log()
     log.append(config(2, era=2, level=3))
     given = lines(log)
-    # Behind the halt nothing is folded, so nothing there can go back.
+    # Entries after the halt are not folded, so their order is not checked.
     code, out, err = run([*given, given[0], *lines(Log(1, k=2))], transitions=True)
     assert (code, err) == (3, "")
     *entries, world = map(json.loads, out.splitlines())
@@ -206,7 +206,7 @@ def test_invalid_utf_8_is_an_error():
     raw = f"{FIRST}\n".encode() + b'{"a":"\xff"}\n'
     code, out, err = run(io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
     assert (code, out) == (1, "")
-    # A reader decodes ahead: all that is known is that it ends somewhere here.
+    # The decoder reads ahead, so the number of the line is not known.
     assert "is not UTF-8" in err
 
 
@@ -249,7 +249,7 @@ def test_replay_prints_transitions_while_it_reads():
     seen = []
 
     class Source:
-        """Gives lines for as long as what they did has been printed."""
+        """Notes at each read how many lines have been printed."""
 
         def __init__(self):
             self.given = iter(lines(story()))

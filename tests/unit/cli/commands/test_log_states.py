@@ -272,7 +272,7 @@ def log():
 
 
 def shown(one, other):
-    """Return what, name and field of each row; it must be JSON."""
+    """Return what, name and field of each row; check that the rows are JSON."""
     rows = difference(one, other)
     assert json.loads(json.dumps(rows)) == rows
     return [(row["what"], row["name"], row["field"]) for row in rows]

@@ -1,4 +1,4 @@
-"""`marshal log tail`, over a log in memory: what is shown, and in which words."""
+"""`marshal log tail`, with a log in memory."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def story():
 
 @pytest.fixture
 def tail(story, monkeypatch):
-    """Run the command; what is planned happens before each later read."""
+    """Run the command; once it caught up, call a function of ``then`` at each read."""
 
     def run(*arguments, then=(), source=None):
         story.log = story.kafka.coordination_log()

@@ -1,4 +1,4 @@
-"""The verifier passes sound logs, and names each clause that one breaks."""
+"""The verifier accepts sound logs and names each violated invariant."""
 
 import msgspec
 import pytest
@@ -82,7 +82,7 @@ def test_a_claim_of_a_key_forgotten_by_age_is_no_finding():
 
 
 def doctored(monkeypatch, change):
-    """Let the first fold go wrong: ``change`` gets its state and each transition."""
+    """Make the first fold wrong: ``change`` may replace each transition."""
     real = log_verify.apply
 
     def apply(state, entry):

@@ -1,4 +1,4 @@
-"""`marshal plan`, over a world of our own."""
+"""`marshal plan`, with a world in memory."""
 
 import json
 from typing import ClassVar
@@ -38,7 +38,7 @@ class Cluster(Opened):
 
 @pytest.fixture(autouse=True)
 def world(monkeypatch):
-    """Members a and b hold two partitions each; topic u is gone."""
+    """Members a and b hold two partitions each; topic u does not exist."""
     log = Log(cluster_id="cluster")
     for name in "ab":
         record = member(name)

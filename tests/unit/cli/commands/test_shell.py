@@ -1,4 +1,4 @@
-"""`marshal shell`: worlds of a log, of a moment and of files; scripts; a terminal."""
+"""`marshal shell`: states of logs, moments and files; scripts; a terminal."""
 
 import os
 import pty
@@ -30,7 +30,7 @@ def invoke(*arguments, source=None):
 
 
 class Live:
-    """A log that commands read, and the moments at which they did."""
+    """A log in memory; ``read`` has the moments that were read."""
 
     def __init__(self):
         self.log = Log()
@@ -200,7 +200,7 @@ def test_diff_refuses_an_unknown_state(live, other):
 
 @pytest.fixture
 def prompt(monkeypatch):
-    """Return a function that answers prompts with these lines."""
+    """Return a function that sets the answers to prompts."""
 
     def answers(*lines):
         left = iter(lines)
@@ -257,7 +257,7 @@ def test_a_refresh_that_is_no_duration_is_wrong_usage(live):
 
 
 class Terminal:
-    """A shell in a terminal of its own."""
+    """`marshal shell` in a pseudo-terminal."""
 
     def __init__(self, file):
         self.lead, follow = pty.openpty()
@@ -273,7 +273,7 @@ class Terminal:
         self.text = ""
 
     def reads(self, wanted):
-        """Wait until the terminal shows this; return what it showed up to there."""
+        """Wait until the terminal shows this; return its output up to there."""
 
         def is_there():
             if select.select([self.lead], [], [], 0.05)[0]:
@@ -288,7 +288,7 @@ class Terminal:
         os.write(self.lead, text.encode())
 
     def ends(self):
-        """Close the terminal and wait for the process."""
+        """Wait for the process, close the terminal and return the exit code."""
         until(lambda: self.process.poll() is not None, "the end of the shell")
         os.close(self.lead)
         return self.process.returncode
@@ -308,10 +308,10 @@ def test_a_terminal_completes_paths_and_recalls_commands(terminal):
     terminal.types("cat gr\tg/k\tt/0/pos\t\r")
     assert "cat groups/g/keys/t/0/position " in terminal.reads("9\r\n")
     terminal.reads("marshal:/> ")
-    terminal.types("\x10\r")  # Ctrl-P: the command before
+    terminal.types("\x10\r")  # Ctrl-P: the previous command
     terminal.reads("9\r\n")
     terminal.reads("marshal:/> ")
-    terminal.process.send_signal(signal.SIGINT)  # ends no session
+    terminal.process.send_signal(signal.SIGINT)  # does not end the session
     terminal.reads("marshal:/> ")
     terminal.types("\x04")
     assert terminal.ends() == 0

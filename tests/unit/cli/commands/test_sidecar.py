@@ -1,4 +1,4 @@
-"""`marshal sidecar`: settings from all sides, and what a running one is asked."""
+"""`marshal sidecar`: settings, and queries to a running sidecar."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def invoke(*arguments, **env):
 
 @pytest.fixture
 def asked(world):
-    """Runs the daemon by the command on this thread, and asks it from another."""
+    """Run the daemon by its command on this thread, and a script on another."""
 
     def run(script, *arguments, **env):
         with ThreadPoolExecutor(1) as pool:
@@ -81,7 +81,7 @@ def test_status_of_a_running_sidecar_is_shown(asked, world):
 
 
 def test_a_failed_check_exits_as_refused(asked, world):
-    # Nothing was read of the log, so that it is not ready.
+    # The log has not been read, so the sidecar is not ready.
     _, outcome = asked(lambda: invoke("status", "--check", "ready"))
     assert outcome.exit_code == ExitCode.REFUSED
     assert "not read to its end" in outcome.stdout
@@ -239,7 +239,7 @@ DOCUMENT = (DOCUMENTS / "SIDECAR.md").read_text()
 
 
 def test_the_reference_has_the_settings_of_the_command():
-    """docs/SIDECAR.md refers to it for all but a few details."""
+    """docs/SIDECAR.md refers to the reference for most settings."""
     reference = (DOCUMENTS / "cli.md").read_text()
     _, found, rest = reference.partition("### `marshal sidecar run`\n")
     assert found
@@ -282,7 +282,7 @@ def test_actions_on_groups_are_allowed_by_a_setting(
         with world.client() as client:
             return client.post("/v1/groups/a%20b/finish").status_code
 
-    # An invalid name, so that nothing connects to Kafka.
+    # The group's name is invalid, so that nothing connects to Kafka.
     outcome, status = asked(finish, "--config", str(config))
     assert outcome.exit_code == 0, outcome.stderr
     assert status == (400 if expected else 403)

@@ -1,4 +1,4 @@
-"""`marshal spark audit`: its options, and what it says; the job itself is given."""
+"""`marshal spark audit`: options and output, with a fake job."""
 
 import json
 from contextlib import contextmanager
@@ -128,7 +128,7 @@ def test_a_violated_invariant_exits_with_code_70_and_its_rows(fake):
 
 
 class FakeQuery:
-    """One that ends at the third look."""
+    """A query that ends during the third wait."""
 
     def __init__(self):
         self.looks = 0

@@ -1,4 +1,4 @@
-"""`marshal topic`: what deserves which exit code."""
+"""`marshal topic`: exit codes, problems and changes."""
 
 import json
 from types import SimpleNamespace

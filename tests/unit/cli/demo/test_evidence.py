@@ -1,4 +1,4 @@
-"""The log becomes claims, grants, takeovers and findings."""
+"""Evidence from the log: claims, grants, takeovers and findings."""
 
 import pytest
 from logkit import KEY, H, Log, beat, claim, messages, release
@@ -22,7 +22,7 @@ def test_the_log_gives_claims_with_endings_grants_and_takeovers():
     log.claimed(key=OTHER)
     one = log.claimed("a")
     log.append(messages(one, 0, 4, client="a"))
-    log.append(messages(one, 0, 2, client="a"))  # nothing is left
+    log.append(messages(one, 0, 2, client="a"))  # grants nothing more
     log.append(release(one, 5, client="a"))
     two = log.claimed("b")
     log.append(beat(two, 7, client="b"), after=H)

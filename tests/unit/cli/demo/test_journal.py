@@ -1,4 +1,4 @@
-"""What a worker writes arrives, and what a kill cut off does not count."""
+"""Journals of workers: lines are read once, an incomplete line is ignored."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_a_line_is_read_only_once_it_is_whole(tmp_path):
     path.write_bytes(whole + whole[:-1])
     reader = JournalReader(path)
     assert len(reader.read()) == 1
-    # Had it only been late, it would count once it is whole.
+    # The line is read once it is complete.
     path.write_bytes(whole + whole)
     assert len(reader.read()) == 1
 

@@ -1,4 +1,4 @@
-"""What the whole run amounts to."""
+"""The outcome of a demo, and its options."""
 
 import json
 

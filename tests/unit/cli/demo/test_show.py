@@ -1,4 +1,4 @@
-"""What people see: plain lines off a terminal, tables on one."""
+"""Output of the demo: lines without a terminal, tables with one."""
 
 from io import StringIO
 

@@ -1,4 +1,4 @@
-"""The verdict must be able to say no: each guarantee, kept and broken."""
+"""Verdicts about rounds that keep the guarantees and rounds that break one each."""
 
 import attrs
 import msgspec
@@ -15,8 +15,8 @@ H = 2_000
 BATCH = 5
 PAUSE = Pause(asked_at_ms=5_000, drained_at_ms=5_300, ended_at_ms=7_300)
 
-# What one partition of 20 records sees at least once: worker a handles 0 to 9 and
-# dies, the log knows of 6, worker b resumes there, the group rests, c ends it.
+# One partition of 20 records, at least once: worker a processes 0 to 9 and is killed
+# at position 6, worker b resumes there, the group is paused, worker c does the rest.
 DEAD = {"claimed_ms": 100, "renewed_ms": 600, "ending": "taken_over"}
 SUCCESSOR = {"claimed_ms": 600 + 2 * H + 50, "renewed_ms": 4_900, "ending": "released"}
 
@@ -89,7 +89,7 @@ def alo(**changes):
 
 
 def amo(**changes):
-    """The same at most once: a was granted 5 to 9 and processed 5 and 6."""
+    """The same at most once: a was last granted 5 to 9 and processed 5 and 6."""
     claims = (
         claim("a", 3, None, **DEAD),
         claim("b", 9, 10, **SUCCESSOR),
