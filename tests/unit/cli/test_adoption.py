@@ -52,11 +52,11 @@ def found(offset=50, log_range=ALL, position=None, owner=None, place=PLACE):
         pytest.param(found(log_range=None), Action.GONE, None, None, id="gone"),
     ],
 )
-def test_each_partition_gets_one_action(step, action, position, lag):
+def test_offsets_position_and_owner_decide_the_action(step, action, position, lag):
     assert (step.action, step.position, step.lag) == (action, position, lag)
 
 
-def test_a_step_has_the_values_that_decide_it():
+def test_a_step_has_source_offset_and_position_before():
     step = found(50, position=60)
     assert (step.partition, step.source) == (PLACE, "committed")
     assert (step.offset, step.before) == (50, 60)
@@ -71,15 +71,15 @@ def test_a_step_has_the_values_that_decide_it():
         pytest.param(found(position=60), "is kept", id="keep"),
     ],
 )
-def test_an_unusual_group_has_a_note(step, words):
+def test_a_blocked_kept_or_raised_offset_has_a_note(step, words):
     assert words in step.note
 
 
-def test_an_ordinary_group_has_no_note():
+def test_a_position_that_is_set_or_equal_has_no_note():
     assert [step.note for step in (found(), found(position=50))] == [None] * 2
 
 
-def test_blocked_steps_are_separate():
+def test_a_plan_selects_its_steps_by_action():
     others = [found(place=TopicPartition("orders", number)) for number in (2, 11)]
     plan = AdoptionPlan(
         group_id="g",
@@ -103,7 +103,7 @@ def line(kind, offset=None, *, group="billing", at_s=NOW_S, part=3):
     return (text if offset is None else f"{text}/{offset}").encode()
 
 
-def test_the_last_record_of_a_partition_counts():
+def test_the_last_heartbeat_of_a_partition_gives_its_offset():
     group = read_group(
         [
             line("ClaimingPartition"),
@@ -119,7 +119,7 @@ def test_the_last_record_of_a_partition_counts():
     assert group.unreadable_count == 0
 
 
-def test_a_release_counts_too_and_ends_the_claim():
+def test_a_release_gives_the_offset_and_ends_the_claim():
     group = read_group(
         [line("Heartbeat", 10), line("ReleasingPartition", 12)], "billing"
     )
@@ -130,7 +130,7 @@ def test_a_release_counts_too_and_ends_the_claim():
 @pytest.mark.parametrize(
     ("silent_s", "is_active"), [(0, True), (119, True), (120, False), (86_400, False)]
 )
-def test_a_group_works_until_it_was_silent_for_two_intervals(silent_s, is_active):
+def test_a_group_is_active_until_silent_for_two_intervals(silent_s, is_active):
     group = read_group([line("Heartbeat", 10)], "billing")
     assert group.is_active(NOW_S + silent_s) is is_active
 
@@ -161,15 +161,15 @@ def test_an_undecodable_entry_is_counted_and_changes_nothing(value):
 
 
 @given(st.lists(st.binary(max_size=80)))
-def test_no_bytes_stop_the_reader(values):
+def test_random_bytes_cause_no_error(values):
     assert read_group(values, "billing").unreadable_count <= len(values)
 
 
-def test_a_claim_of_another_group_is_skipped():
+def test_a_record_of_another_group_is_skipped():
     assert read_group([line("Heartbeat", 10, group="x")], "billing").offsets == {}
 
 
-def test_coordinating_partitions_add_up():
+def test_offsets_and_unreadable_records_add_up_over_partitions():
     values = [line("Heartbeat", 10), b"?", line("ReleasingPartition", 4, part=1), b"?"]
     whole = read_group(values, "billing")
     assert whole.offsets == {ORIGINAL_PLACE: 10, TopicPartition("orders", 1): 4}

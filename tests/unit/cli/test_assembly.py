@@ -1,4 +1,4 @@
-"""The command as a whole: every part is there, explained, with an example."""
+"""The whole command: subcommands, help, usage errors and exit codes."""
 
 import subprocess
 import sys
@@ -84,7 +84,7 @@ def leaves(command, path=()):
         yield from leaves(child, (*path, name))
 
 
-def test_every_command_is_there():
+def test_the_command_has_exactly_the_listed_subcommands():
     assert set(leaves(complete_command())) == COMMANDS
 
 
@@ -96,13 +96,13 @@ def test_every_command_has_help_with_an_example(path):
     assert "--debug" not in outcome.output
 
 
-def test_the_exit_codes_are_in_the_help():
+def test_the_help_lists_every_exit_code():
     outcome = invoke("--help")
     for code in ExitCode:
         assert f"\n{code.value}: " in outcome.output
 
 
-def test_version():
+def test_the_version_option_prints_the_version():
     assert invoke("--version").stdout == f"marshal {__version__}\n"
 
 
@@ -127,7 +127,7 @@ def test_version():
     ],
     ids=" ".join,
 )
-def test_wrong_usage_is_2(arguments):
+def test_wrong_usage_exits_with_code_2(arguments):
     outcome = invoke(*arguments)
     assert (outcome.exit_code, outcome.stdout) == (2, "")
     assert outcome.stderr
@@ -144,13 +144,13 @@ def test_wrong_usage_is_2(arguments):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
-def test_a_typing_error_is_answered_with_the_nearest(arguments, near):
+def test_a_misspelling_is_refused_with_the_nearest_valid_word(arguments, near):
     outcome = invoke(*arguments)
     assert (outcome.exit_code, outcome.stdout) == (2, "")
     assert near in outcome.stderr
 
 
-def test_nothing_at_all_shows_the_help():
+def test_marshal_without_arguments_shows_the_help():
     outcome = invoke()
     assert "Usage: marshal" in outcome.output
 

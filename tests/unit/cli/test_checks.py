@@ -1,4 +1,4 @@
-"""A line of the doctor's."""
+"""The checks of `marshal doctor`, one by one."""
 
 import errno
 import fcntl
@@ -19,7 +19,7 @@ from kafka_marshal_cli import checks
 from kafka_marshal_cli.checks import Check, ClockReading, Result
 
 
-def test_only_a_failure_fails():
+def test_a_check_has_one_of_four_results():
     assert [each.value for each in Result] == ["ok", "note", "failed", "skipped"]
     assert Check("clock", Result.OK, "runs well").run is None
 
@@ -54,20 +54,20 @@ def world(log, *, behind_ms=1_000):
     ("off_ppm", "result"),
     [(0, "ok"), (900, "ok"), (-900, "ok"), (1_100, "failed"), (-1_100, "failed")],
 )
-def test_a_clock_is_judged_by_its_oscillator(off_ppm, result):
+def test_a_clock_that_drifts_more_than_1000_ppm_fails(off_ppm, result):
     ended = ClockReading(SECOND + off_ppm * SECOND // 1_000_000, SECOND)
     check = checks.local_clock(ClockReading(0, 0), ended)
     assert check.result.value == result
     assert (check.run is None) is (result == "ok")
 
 
-def test_reading_two_clocks_takes_time():
+def test_the_time_to_read_two_clocks_is_not_counted_as_drift():
     ended = ClockReading(SECOND // 4 + checks.READING_NS, SECOND // 4)
     check = checks.local_clock(ClockReading(0, 0), ended)
     assert "drifts 0 ppm" in check.found
 
 
-def test_this_machine_has_clocks_or_a_note(monkeypatch):
+def test_a_machine_without_a_boot_clock_gets_a_note(monkeypatch):
     if hasattr(time, "CLOCK_BOOTTIME"):
         reading = ClockReading.now()
         assert reading is not None
@@ -77,14 +77,14 @@ def test_this_machine_has_clocks_or_a_note(monkeypatch):
     assert checks.local_clock(None, None).result is Result.NOTE
 
 
-def test_a_folder_on_this_machine_will_do(tmp_path):
+def test_a_usable_state_folder_passes_and_is_not_created(tmp_path):
     home = tmp_path / "not" / "yet"
     check = checks.state_folder(lambda: home)
     assert (check.result, str(home) in check.found) == (Result.OK, True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_locks_that_two_can_hold_are_none(tmp_path, monkeypatch):
+def test_a_folder_where_two_can_hold_a_lock_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", lambda _file, _how: None)
     check = checks.state_folder(lambda: tmp_path)
     assert check.result is Result.FAILED
@@ -92,7 +92,7 @@ def test_locks_that_two_can_hold_are_none(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("broken", ["fsync", "flock"])
-def test_a_folder_that_cannot_be_used(tmp_path, monkeypatch, broken):
+def test_a_folder_where_fsync_or_flock_fails_is_reported(tmp_path, monkeypatch, broken):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -111,7 +111,7 @@ def test_a_low_limit_of_open_files_is_noted(limit, result):
     assert ("ulimit -n" in (check.run or "")) is (result is Result.NOTE)
 
 
-def test_death_is_seen_by_pidfd():
+def test_a_machine_without_usable_pidfds_gets_a_note():
     assert checks.death_watch(None).result is Result.NOTE
 
     def refuse(_pid):
@@ -132,7 +132,7 @@ def test_death_is_seen_by_pidfd():
         ({"replication": 1, "in_sync": 1, "configs": {}}, "note"),
     ],
 )
-def test_copies(changes, result):
+def test_missing_or_too_few_replicas_are_reported(changes, result):
     (check,) = checks.copies(report(**changes), servers="b:1,c:2")
     assert check.result.value == result
     assert (check.run is None) is (result == "ok")
@@ -144,7 +144,7 @@ def test_copies(changes, result):
     ("worst_ms", "result"),
     [(H / 10 - 1, "ok"), (H / 10, "note"), (H / 2 - 1, "note"), (H / 2, "failed")],
 )
-def test_round_trips_are_judged_by_h(worst_ms, result):
+def test_round_trips_are_compared_with_the_heartbeat_interval(worst_ms, result):
     check = checks.round_trips([1, worst_ms], 2 * H, read_ms=2 * H)
     assert check.result.value == result
 
@@ -152,25 +152,25 @@ def test_round_trips_are_judged_by_h(worst_ms, result):
 @pytest.mark.parametrize(
     ("interval_ms", "result"), [(1_200, "note"), (1_500, "ok"), (60_000, "ok")]
 )
-def test_an_interval_below_what_a_read_may_take_is_noted(interval_ms, result):
-    """A connection that breaks unnoticed outlasts the leases."""
+def test_an_interval_too_short_for_the_read_timeout_is_noted(interval_ms, result):
+    """Leases end before a read over a broken connection times out."""
     check = checks.round_trips([1], interval_ms, read_ms=reader_timeout_ms(interval_ms))
     assert check.result.value == result
     assert ("noticed only after" in check.found) is (result == "note")
 
 
-def test_leaders_that_are_ahead_are_named():
+def test_a_broker_whose_clock_is_ahead_is_named():
     log = Log()
     assert checks.leaders_clocks(world(log), {0: 2}) is None
     check = checks.leaders_clocks(world(log, behind_ms=-3_000), {0: 2})
     assert (check.result, "broker 2 is 3s ahead" in check.found) == (Result.NOTE, True)
 
 
-def test_a_record_that_came_while_the_end_was_looked_up_shows_no_clock():
+def test_a_record_100_ms_after_the_read_is_no_clock_error():
     assert checks.leaders_clocks(world(Log(), behind_ms=-100), {0: 2}) is None
 
 
-def test_records_that_no_broker_dated():
+def test_records_without_a_time_of_the_broker_are_noted():
     log = Log()
     servers = "one:9092,two:9092"
     assert list(checks.timestamps(world(log), "__marshal", servers=servers)) == []
@@ -185,7 +185,7 @@ def test_records_that_no_broker_dated():
     )
 
 
-def test_members_that_a_later_level_would_halt():
+def test_live_members_that_do_not_support_the_level_fail():
     log = Log()
     log.append(member("old"))
     assert list(checks.levels(world(log))) == []
@@ -197,12 +197,12 @@ def test_members_that_a_later_level_would_halt():
     assert list(checks.levels(world(log))) == []
 
 
-def test_an_unformatted_partition_has_no_level():
+def test_members_of_an_unformatted_partition_are_not_checked():
     log = Log(configured=False)
     assert list(checks.levels(world(log))) == []
 
 
-def test_a_growth_that_was_begun_and_has_not_ended():
+def test_an_unfinished_growth_is_noted_until_it_ends():
     log = Log(level=2)
     assert list(checks.growths(world(log))) == []
     log.append(growth(8, 4, topic="payments"))

@@ -1,4 +1,4 @@
-"""Options of commands that claim: by the command line, variables and profiles."""
+"""Options of commands that claim, from arguments, variables and profiles."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ TCP, UNIX, TOKEN = "http://127.0.0.1:1", "unix:/s", Path("token")
 
 
 def run(arguments, *, env=None):
-    """Run a command; return what it is given, or None, and the outcome."""
+    """Run a command; return its arguments, or None, and the outcome."""
     app, found = typer.Typer(), []
 
     @app.command()
@@ -41,7 +41,7 @@ def test_by_default_a_member_has_no_labels_and_may_plan():
     assert member() == Membership()
 
 
-def test_options_and_variables_are_the_same():
+def test_options_and_variables_set_the_same_membership():
     given = Membership(labels=LABELS, can_plan=False, restarts=True)
     labels = "rack=r1, replaces=old"
     assert member("--labels", labels, "--no-plan", "--restarts") == given
@@ -68,7 +68,7 @@ def test_a_label_without_a_name_is_refused():
 
 
 def asked(*arguments, env=None):
-    """Return what a command is given for these arguments."""
+    """Return the call and the sidecar option that a command gets."""
     found, outcome = run(arguments, env=env)
     assert outcome.exit_code == 0, outcome.output
     call, _, via = found
@@ -81,7 +81,7 @@ def test_without_a_sidecar_the_defaults_apply():
     assert (via.servers(call), via.topic(call)) == ("localhost:9092", "__marshal")
 
 
-def test_a_sidecar_supplies_what_was_not_given():
+def test_with_a_sidecar_servers_and_topic_have_no_defaults():
     call, via = asked("--sidecar", UNIX)
     assert (via.sidecar, via.servers(call), via.topic(call)) == (UNIX, None, None)
 
@@ -101,7 +101,7 @@ def test_a_sidecar_supplies_what_was_not_given():
         ),
     ],
 )
-def test_given_options_are_used(arguments, env):
+def test_given_servers_and_topic_are_used_with_a_sidecar(arguments, env):
     call, via = asked("--sidecar", UNIX, *arguments, env=env)
     assert (via.servers(call), via.topic(call)) == ("h:1", "t")
 
@@ -121,5 +121,5 @@ def test_a_profile_may_name_the_sidecar(tmp_path):
         pytest.param(None, None, id="none"),
     ],
 )
-def test_a_token_is_shown_over_tcp_only(sidecar, token):
+def test_the_token_is_used_only_for_a_sidecar_over_tcp(sidecar, token):
     assert SidecarOption(sidecar, TOKEN).token == token

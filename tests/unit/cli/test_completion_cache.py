@@ -1,4 +1,4 @@
-"""Names that shells complete: what is kept, for how many, and what is not."""
+"""The cache of names that shells complete: content, bounds and errors."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def context(servers="s:1", topic="__marshal"):
     return SimpleNamespace(params=params)
 
 
-def test_names_of_a_world_are_completed():
+def test_groups_topics_and_clients_of_a_world_are_completed():
     save(world(), "s:1", topic="__marshal")
     assert completion_cache.groups(context(), "") == ["billing", "other"]
     assert completion_cache.groups(context(), "b") == ["billing"]
@@ -42,7 +42,7 @@ def test_names_of_a_world_are_completed():
     assert completion_cache.clients(context(), "") == ["w1", "w2"]
 
 
-def test_names_are_of_the_given_cluster_or_the_last_one():
+def test_names_of_the_given_or_else_the_last_cluster_are_used():
     save(world(group="one"), "s:1", topic="__marshal")
     save(world(group="two"), "s:2", topic="__marshal")
     assert completion_cache.groups(context("s:1"), "o") == ["one", "other"]
@@ -50,14 +50,14 @@ def test_names_are_of_the_given_cluster_or_the_last_one():
     assert completion_cache.groups(context("unknown:1"), "tw") == ["two"]
 
 
-def test_the_file_is_for_its_owner_alone(cache):
+def test_only_the_user_can_read_the_cache_file(cache):
     save(world(), "s:1", topic="__marshal")
     assert cache.stat().st_mode & 0o777 == 0o600
     assert cache.parent.stat().st_mode & 0o777 == 0o700
     assert [path.name for path in cache.parent.iterdir()] == [cache.name]
 
 
-def test_the_file_is_left_alone_where_nothing_is_new(cache):
+def test_the_cache_file_is_not_rewritten_without_new_names(cache):
     save(world(), "s:1", topic="__marshal")
     before = cache.stat().st_ino
     save(world(), "s:1", topic="__marshal")
@@ -80,7 +80,7 @@ def test_the_completion_cache_is_bounded(cache):
 HOSTILE = ["$(reboot)", "a b", "`x`", "a;b", "\x1b[31m", "a\nb", "*", "-", 7, None]
 
 
-def test_nothing_but_names_reaches_a_shell(cache):
+def test_only_valid_names_reach_a_shell(cache):
     domain = {"servers": "s:1", "topic": "__marshal", "groups": [*HOSTILE, "ok"]}
     cache.parent.mkdir()
     cache.write_text(json.dumps({"version": 1, "domains": [domain]}))
@@ -101,7 +101,7 @@ def test_nothing_but_names_reaches_a_shell(cache):
     ],
     ids=lambda text: text[:30],
 )
-def test_a_damaged_file_is_no_names_and_is_replaced(cache, text):
+def test_a_damaged_cache_file_has_no_names_and_is_replaced(cache, text):
     cache.parent.mkdir()
     cache.write_text(text)
     assert completion_cache.groups(context(), "") == []
@@ -116,7 +116,7 @@ def test_an_unwritable_completion_cache_is_no_error(monkeypatch, tmp_path):
     assert completion_cache.groups(context(), "") == []
 
 
-def test_an_option_is_completed_by_its_placeholder():
+def test_the_placeholder_of_an_option_selects_its_completion():
     group, other = typer.Option(metavar="GROUP"), typer.Option(metavar="X")
     completion_cache.complete("g", Annotated[str, group])
     completion_cache.complete("o", Annotated[str, other, "no description"])
@@ -138,8 +138,8 @@ def test_an_option_is_completed_by_its_placeholder():
         ("topic info --coordination-topic pay", ""),
     ],
 )
-def test_names_are_completed_wherever_a_command_takes_them(words, wanted):
-    """Whatever follows or encloses the name in the placeholder."""
+def test_names_are_completed_in_arguments_and_options(words, wanted):
+    """Also where the placeholder has more than the name, as in ``[CLIENT]``."""
     save(world(), "localhost:9092", topic="__marshal")
     asked = {
         "_MARSHAL_COMPLETE": "complete_bash",

@@ -1,4 +1,4 @@
-"""A person types the name before live clients lose their work."""
+"""Confirmation by a typed name before a command affects live clients."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ EFFECT = "client c1 is alive"
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Return the keyboard of a terminal that is standard input."""
+    """Make standard input a terminal; return the descriptor that types into it."""
     keyboard, end = os.openpty()
     with os.fdopen(end, encoding="utf-8") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
@@ -29,21 +29,21 @@ def test_the_typed_name_confirms(terminal, capsys):
 
 
 @pytest.mark.parametrize("typed", [b"\n", b"y\n", b"yes\n", b"c2\n", b"\x04"])
-def test_anything_else_does_not(terminal, typed):
+def test_any_other_text_does_not_confirm(terminal, typed):
     os.write(terminal, typed)
     with pytest.raises(ClaimRejected, match="nothing was written") as caught:
         confirmation.require("c1", effect=EFFECT, yes=False)
     assert caught.value.reason == "unconfirmed"
 
 
-def test_without_an_answer_the_command_ends(terminal, monkeypatch):
+def test_a_confirmation_without_an_answer_times_out(terminal, monkeypatch):
     monkeypatch.setattr(confirmation, "ANSWER_S_MAX", 0.01)
     with pytest.raises(ClaimRejected, match="not confirmed"):
         confirmation.require("c1", effect=EFFECT, yes=False)
 
 
 @pytest.mark.parametrize("has_stdin", [True, False])
-def test_without_a_terminal_nobody_is_asked(monkeypatch, has_stdin):
+def test_without_a_terminal_only_the_yes_option_confirms(monkeypatch, has_stdin):
     with Path(os.devnull).open(encoding="utf-8") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin if has_stdin else None)
         with pytest.raises(ConfigurationError, match=r"alive.*not a terminal.*--yes"):

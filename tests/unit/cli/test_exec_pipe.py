@@ -1,4 +1,4 @@
-"""Processes for records: commits, failures, retries, ends. Real processes."""
+"""`marshal consume --exec`, with real processes: commits, failures, retries, stops."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def record(offset=0, *, place=P0, key=b"k", value=b"v"):
 
 
 class FakeConsumer:
-    """Hands out what it was given, and notes what is done with it."""
+    """Hands out the given records; notes commits and paused partitions."""
 
     def __init__(self, *records):
         self.waiting = list(records)
@@ -80,7 +80,7 @@ class FakeConsumer:
 
 
 class Drained(Idle):
-    """Idle as soon as nothing waits any more."""
+    """An idle time that is over when no record waits."""
 
     def __init__(self, consumer):
         super().__init__(None)
@@ -92,7 +92,7 @@ class Drained(Idle):
 
 
 class Run:
-    """One run of the loop, over a handler that notes what it does."""
+    """A run of ExecLoop; ``noted`` has what its processes wrote."""
 
     def __init__(self, tmp_path, *records):
         self.consumer = FakeConsumer(*records)
@@ -129,14 +129,14 @@ def run(tmp_path, monkeypatch):
     return lambda *records: Run(tmp_path, *records)
 
 
-def test_each_record_is_a_process_and_is_committed_when_it_is_done(run):
+def test_each_record_has_a_process_whose_success_commits_it(run):
     one = run(record(0, value=b"a"), record(1, value=b"b"), record(0, place=P1))
     one("note(value)")
     assert one.noted == ["a", "b", "v"]
     assert one.consumer.committed == [(0, 0), (0, 1), (1, 0)]
 
 
-def test_a_failure_stops_and_commits_nothing_of_it(run):
+def test_a_failed_record_is_not_committed_and_ends_the_run(run):
     one = run(record(0), record(1), record(2))
     with pytest.raises(ExecFailed, match="t-0 offset 1: exit code 7, try 1 of 1"):
         one("sys.exit(7 if offset == 1 else 0)")
@@ -144,7 +144,7 @@ def test_a_failure_stops_and_commits_nothing_of_it(run):
     assert [each.offset for each in one.consumer.waiting] == [2]
 
 
-def test_a_failure_is_tried_again_and_then_stops(run, capsys):
+def test_a_failed_record_is_retried_and_then_ends_the_run(run, capsys):
     one = run(record(0))
     with pytest.raises(ExecFailed, match="try 3 of 3"):
         one("note(attempt); sys.exit(1)", retries_max=2, on_error=OnError.RETRY)
@@ -153,27 +153,27 @@ def test_a_failure_is_tried_again_and_then_stops(run, capsys):
     assert capsys.readouterr().err.count("tried again in") == 2
 
 
-def test_a_try_that_succeeds_commits(run):
+def test_a_retry_that_succeeds_commits(run):
     one = run(record(0), record(1))
     one("sys.exit(attempt < 2)", retries_max=3, on_error=OnError.RETRY)
     assert one.consumer.committed == [(0, 0), (0, 1)]
 
 
-def test_a_failure_may_be_skipped(run, capsys):
+def test_a_failed_record_is_committed_if_failures_are_skipped(run, capsys):
     one = run(record(0), record(1))
     one("sys.exit(offset == 0)", on_error=OnError.SKIP)
     assert one.consumer.committed == [(0, 0), (0, 1)]
     assert "t-0 offset 0: exit code 1, try 1 of 1; skipped" in capsys.readouterr().err
 
 
-def test_one_that_takes_too_long_is_ended_and_has_failed(run):
+def test_a_process_that_exceeds_its_timeout_fails(run):
     one = run(record(0))
     with pytest.raises(ExecFailed, match=r"signal 15 \(not done after 50 ms\)"):
         one("time.sleep(600)", timeout_ms=50)
     assert one.consumer.committed == []
 
 
-def test_one_that_ignores_its_end_is_killed(run, capsys):
+def test_a_process_that_ignores_sigterm_is_killed_after_a_stop(run, capsys):
     one = run(record(0))
 
     def stop():
@@ -187,7 +187,7 @@ def test_one_that_ignores_its_end_is_killed(run, capsys):
     assert "t-0 offset 0: ended by signal 9" in capsys.readouterr().err
 
 
-def test_a_lost_claim_ends_its_process_and_the_others_continue(run, capsys):
+def test_a_lost_claim_ends_only_the_process_of_its_partition(run, capsys):
     one = run(record(0), record(0, place=P1), record(1, place=P1))
 
     def lose():
@@ -205,7 +205,7 @@ def test_a_lost_claim_ends_its_process_and_the_others_continue(run, capsys):
     assert "lost: t-0 offset 0" in err
 
 
-def test_a_late_commit_is_reported(run, capsys):
+def test_a_commit_without_a_claim_is_reported(run, capsys):
     one = run(record(0))
     one.consumer.commit = lambda records: (_ for _ in ()).throw(ClaimLost("gone"))
     one()
@@ -228,7 +228,7 @@ def test_a_stop_ends_the_process_and_commits_nothing(run, capsys):
     assert one.noted == ["on"]
 
 
-def test_a_process_may_complete_after_a_stop(run):
+def test_a_process_that_succeeds_after_a_stop_is_committed(run):
     one = run(record(0), record(1))
 
     def stop():
@@ -242,7 +242,7 @@ def test_a_process_may_complete_after_a_stop(run):
     assert one.consumer.committed == [(0, 0)]
 
 
-def test_at_most_once_what_is_in_hand_is_finished(run):
+def test_at_most_once_fetched_records_are_processed_after_a_stop(run):
     one = run(record(0), record(1), record(2))
 
     def stop():
@@ -253,7 +253,7 @@ def test_at_most_once_what_is_in_hand_is_finished(run):
     assert one.noted == ["0", "1", "2"]
 
 
-def test_at_most_once_a_failure_is_reported_as_lost(run):
+def test_at_most_once_a_failed_record_is_reported_as_lost(run):
     one = run(record(0))
     with pytest.raises(ExecFailed, match="the records will not be processed again"):
         one("sys.exit(1)", at_most_once=True)
@@ -272,14 +272,14 @@ def test_an_error_of_the_consumer_leaves_no_process_behind(run):
     assert one.loop._jobs == []
 
 
-def test_no_more_than_asked_for(run):
+def test_a_run_ends_after_the_maximum_number_of_records(run):
     one = run(*map(record, range(5)))
     one(records_max=2)
     assert one.consumer.committed == [(0, 0), (0, 1)]
     assert len(one.consumer.waiting) == 3
 
 
-def test_partitions_side_by_side_each_in_order(run):
+def test_partitions_are_processed_in_parallel_each_in_order(run):
     places = [TopicPartition("t", number) for number in range(3)]
     one = run(*(record(n, place=place) for n in range(3) for place in places))
     seen = []
@@ -291,7 +291,7 @@ def test_partitions_side_by_side_each_in_order(run):
         assert mine == [0, 1, 2]
 
 
-def test_a_batch_is_a_process(run):
+def test_a_batch_of_a_partition_has_one_process(run):
     one = run(record(0), record(1), record(0, place=P1))
     one(
         "note(value.replace('\\n', '/') + os.environ['MARSHAL_COUNT'])",
@@ -310,7 +310,7 @@ def test_a_waiting_batch_of_a_lost_claim_is_dropped(run, capsys):
     assert "lost: t-1 offset 0" in capsys.readouterr().err
 
 
-def test_the_input_of_a_process():
+def test_the_input_of_a_process_is_values_or_json_lines():
     records = [record(0, value=b"a\xff"), record(1, value=None)]
     assert payload(records[:1], ExecFormat.VALUE) == b"a\xff"
     assert payload(records, ExecFormat.VALUE) == b"a\xff\n\n"
@@ -318,7 +318,7 @@ def test_the_input_of_a_process():
     assert [json.loads(line)["offset"] for line in lines] == [0, 1]
 
 
-def test_the_environment_of_a_process():
+def test_the_environment_of_a_process_describes_its_records():
     text = variables(
         Job(partition=P0, records=[record(7, key=b"\xff", value=None)], attempt=2)
     )
@@ -340,7 +340,7 @@ def test_the_environment_of_a_process():
 
 
 @pytest.mark.parametrize("key", [None, b"a\0b", b"x" * (KEY_BYTES_MAX + 1)])
-def test_a_key_that_no_environment_takes_is_left_out(run, key):
+def test_a_key_unfit_for_the_environment_is_omitted(run, key):
     one = run(record(0, key=key))
     one("note('MARSHAL_KEY' in os.environ)")
     assert one.noted == ["False"]
@@ -366,7 +366,7 @@ def is_running(pid):
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # A zombie that nobody has reaped yet does not run any more.
+    # A zombie that is not reaped yet does not run.
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
@@ -380,12 +380,12 @@ def test_a_process_reads_all_of_its_input(tmp_path, size):
 
 
 @pytest.mark.parametrize("size", [1, 1_000_000])
-def test_one_that_does_not_read_is_no_failure(size):
+def test_a_process_that_does_not_read_its_input_succeeds(size):
     assert ended(started("", b"x" * size)) == 0
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_the_exit_code_of_a_process(code):
+def test_the_exit_code_of_a_process_can_be_read_repeatedly(code):
     child = started(f"raise SystemExit({code})")
     wait_any([child], WAIT_MS)
     assert child.exit_code() == code
@@ -419,7 +419,7 @@ def test_a_terminated_process_ends(tmp_path):
     assert child.is_terminating
 
 
-def test_one_that_will_not_end_is_killed(tmp_path):
+def test_a_process_that_ignores_sigterm_is_killed_after_its_grace(tmp_path):
     ready = tmp_path / "ready"
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     child = started(READY.format(ignore, str(ready)))
@@ -436,7 +436,7 @@ def test_a_process_runs_in_its_own_session():
     assert ended(started(script)) == 0
 
 
-def test_a_wait_is_bounded():
+def test_a_wait_ends_at_its_timeout():
     child = started("import time; time.sleep(600)")
     wait_any([child], 10)
     assert child.exit_code() is None
@@ -454,7 +454,7 @@ def test_a_system_without_pidfd_polls_for_the_end(monkeypatch):
     assert child.exit_code() == 3
 
 
-def test_an_unstartable_process_is_an_error():
+def test_a_program_that_cannot_be_started_is_an_error():
     with pytest.raises(ConfigurationError, match="cannot be started"):
         Child(["/no/such/program"], b"", env={})
 
@@ -472,7 +472,7 @@ def of(**given):
     return asked(**{"exec_": "true", **given}).of_run(**rest)
 
 
-def test_without_exec_there_is_no_job():
+def test_without_exec_no_exec_options_are_chosen():
     assert asked() is None
 
 
@@ -480,7 +480,7 @@ def test_without_exec_there_is_no_job():
     ("name", "value"),
     [("on_error", OnError.SKIP), ("workers", 2), ("exec_shell", True)],
 )
-def test_options_that_need_exec(name, value):
+def test_options_for_exec_are_refused_without_exec(name, value):
     with pytest.raises(ConfigurationError, match="needs --exec CMD"):
         asked(**{name: value})
 
@@ -494,7 +494,7 @@ def test_options_of_exec_and_consume_are_combined():
     assert (found.on_error, found.retries_max) == (OnError.STOP, 0)
 
 
-def test_a_line_for_a_shell():
+def test_exec_shell_passes_the_line_to_a_shell():
     found = of(exec_="cat | wc", exec_shell=True)
     assert found.argv == ["/bin/sh", "-c", "cat | wc"]
 
@@ -510,7 +510,7 @@ def test_a_line_for_a_shell():
         ),
     ],
 )
-def test_the_format_that_fits_the_mode(given, expected):
+def test_the_mode_decides_the_default_format(given, expected):
     assert of(**given).format is expected
 
 
@@ -522,7 +522,7 @@ def test_the_format_that_fits_the_mode(given, expected):
         ({"on_error": OnError.SKIP, "retries": 2}, 2),
     ],
 )
-def test_the_number_of_retries(given, count):
+def test_given_retries_override_the_default(given, count):
     assert of(**given).retries_max == count
 
 
@@ -537,6 +537,6 @@ def test_the_number_of_retries(given, count):
         ({"at_most_once": True, "workers": 2}, "--delivery alo"),
     ],
 )
-def test_what_is_refused(given, message):
+def test_unusable_exec_options_are_refused(given, message):
     with pytest.raises(ConfigurationError, match=message):
         of(**given)

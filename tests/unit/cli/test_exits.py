@@ -1,4 +1,4 @@
-"""Every error has an exit code of its own choosing, and a next command."""
+"""Exit codes and messages of errors, with the command to run next."""
 
 import errno
 import inspect
@@ -39,14 +39,14 @@ EVERY_ERROR = [
 ]
 
 
-def test_every_error_is_in_the_table_before_its_bases():
+def test_every_error_is_in_the_table_before_its_base_classes():
     kinds = [kind for kind, _, _ in _TABLE]
     assert set(kinds) == set(EVERY_ERROR)
     for index, kind in enumerate(kinds):
         assert not any(issubclass(later, kind) for later in kinds[index + 1 :])
 
 
-def test_every_code_is_documented():
+def test_every_exit_code_has_a_meaning():
     assert set(MEANINGS) == set(ExitCode)
 
 
@@ -75,11 +75,11 @@ def test_every_code_is_documented():
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_exit_codes(error, code):
+def test_each_error_has_its_exit_code(error, code):
     assert exit_code(error) == code
 
 
-def test_the_cause_of_a_failure_is_no_command():
+def test_a_cause_after_a_colon_is_not_taken_for_a_command():
     error = CoordinationError("no answer; the last attempt ended with: Refused")
     assert message(error).endswith("\nnext: marshal doctor")
 
@@ -113,30 +113,30 @@ def test_an_error_that_names_another_program_is_unchanged(text):
         ("no kafka-b run: marshal doctor", "run: marshal -b h:1 doctor"),
     ],
 )
-def test_commands_that_connect_have_the_options_of_the_failed_one(text, expected):
+def test_a_suggested_command_repeats_the_connection_options(text, expected):
     found = message(TopicMisconfigured(text), connection={"-b": "h:1"})
     assert found.endswith(expected)
 
 
-def test_a_command_for_help_needs_no_connection():
+def test_a_suggested_help_command_has_no_connection_options():
     error = ConfigurationError("wrong")
     found = message(error, command="marshal log dump", connection={"-b": "h:1"})
     assert found == "wrong\nnext: marshal log dump --help"
 
 
 @pytest.mark.parametrize("kind", [CoordinationError, TopicMisconfigured, MarshalError])
-def test_any_other_error_gets_a_command(kind):
+def test_an_error_that_names_no_command_gets_one(kind):
     assert message(kind("broken\n")).startswith("broken\nnext: marshal ")
 
 
-def test_a_bug_is_reported_with_its_type():
+def test_an_unexpected_exception_is_reported_with_its_type():
     assert message(ZeroDivisionError("division by zero")) == (
         "unexpected ZeroDivisionError: division by zero; --debug shows where\n"
         "next: marshal log verify"
     )
 
 
-def test_an_error_of_the_operating_system_is_no_bug():
+def test_an_error_of_the_operating_system_is_not_a_bug():
     error = OSError(errno.ENOSPC, "No space left on device", "/var/x")
     assert exit_code(error) == ExitCode.FAILED
     text = message(error)
@@ -145,26 +145,26 @@ def test_an_error_of_the_operating_system_is_no_bug():
     assert exit_code(BrokenPipeError()) == ExitCode.FAILED
 
 
-def test_too_many_open_files_name_the_limit_to_raise():
+def test_the_message_for_too_many_open_files_names_the_limit():
     text = message(OSError(errno.EMFILE, "Too many open files", "/x/topics.py"))
     assert "Too many open files: '/x/topics.py'; raise the limit" in text
     assert "ulimit -n" in text
 
 
-def test_arguments_of_the_library_are_shown_as_flags():
+def test_a_message_shows_library_arguments_as_options():
     error = errors.ClaimRejected(
         "it goes back; allow_reprocess=True allows that", reason="x"
     )
     assert message(error) == "it goes back; --allow-reprocess allows that"
 
 
-def test_a_command_that_formats_names_another_coordination_topic():
+def test_a_suggested_format_command_names_the_given_topic():
     error = TopicMisconfigured("not formatted; run: marshal topic format")
     wanted = "not formatted; run: marshal topic format --coordination-topic other"
     assert message(error, topic="other") == wanted
     assert message(TopicMisconfigured(wanted), topic="other") == wanted
 
 
-def test_wrong_usage_leads_to_the_help_of_the_command():
+def test_wrong_usage_suggests_the_help_of_the_command():
     text = message(ConfigurationError("no"), command="marshal claims who")
     assert text == "no\nnext: marshal claims who --help"

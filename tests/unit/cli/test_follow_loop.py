@@ -1,4 +1,4 @@
-"""What commands share that go on: ends, idleness, outages, a reader that left."""
+"""Long-running commands: signals, idle time, outages and closed pipes."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from kafka_marshal_cli.follow_loop import (
 )
 
 
-def test_a_sigterm_ends_the_block_in_order():
+def test_a_sigterm_ends_the_block_without_an_error():
     before = signal.getsignal(signal.SIGTERM)
     reached = []
     with ending_in_order():
@@ -26,12 +26,12 @@ def test_a_sigterm_ends_the_block_in_order():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_other_ends_pass_through():
+def test_a_sigint_raises_keyboard_interrupt():
     with pytest.raises(KeyboardInterrupt), ending_in_order():
         signal.raise_signal(signal.SIGINT)
 
 
-def test_idleness(monkeypatch):
+def test_idle_time_is_measured_since_the_last_activity(monkeypatch):
     now_s = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     idle = Idle(1_000)
@@ -59,7 +59,7 @@ def test_an_outage_is_reported_once(capsys):
     ]
 
 
-def test_a_reader_that_left_is_noticed_without_writing(tmp_path):
+def test_a_closed_pipe_is_detected_without_writing(tmp_path):
     ours, theirs = os.pipe()
     with os.fdopen(theirs, "w") as out:
         check_reader(out)

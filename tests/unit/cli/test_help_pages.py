@@ -1,4 +1,4 @@
-"""The help of a command: everything in it, in columns that fit the terminal."""
+"""Help of commands: its content, and its layout at widths of terminals."""
 
 import re
 from textwrap import dedent
@@ -52,7 +52,7 @@ def shown(command, **settings):
     return page(command, context, **{"width": 60, **settings})
 
 
-def test_the_page_of_a_group(group):
+def test_the_help_of_a_group_lists_its_options_and_commands(group):
     assert shown(group) == dedent("""\
         Usage: small [OPTIONS] COMMAND [ARGS]...
 
@@ -75,7 +75,7 @@ def test_the_page_of_a_group(group):
         The end.""")
 
 
-def test_the_page_of_a_command(group):
+def test_the_help_of_a_command_has_a_section_per_panel(group):
     [usage, what, *sections, end] = shown(group.commands["show"]).split("\n\n")
     assert usage.startswith("Usage: small [OPTIONS] ")
     assert what == "Show every kind of parameter (see pip install 'x[y]')."
@@ -92,13 +92,13 @@ def test_the_page_of_a_command(group):
     assert end == "Example: small show x"
 
 
-def test_a_long_name_has_its_text_on_the_next_line(group):
+def test_the_text_of_a_long_option_starts_on_the_next_line(group):
     lines = shown(group.commands["show"]).splitlines()
     [at] = [i for i, line in enumerate(lines) if "--number-of-a-few" in line]
     assert lines[at + 1].strip().startswith("How many.")
 
 
-def test_a_terminal_shows_color_and_the_same_text(group):
+def test_color_does_not_change_the_text_of_the_help(group):
     for command in (group, group.commands["show"]):
         colored = shown(command, is_color=True)
         assert SGR.sub("", colored) == shown(command)
@@ -117,13 +117,13 @@ COMMANDS = list(every_command(complete_command()))
 
 
 @pytest.mark.parametrize("width", [80, 100, 300])
-def test_no_line_is_longer_than_a_terminal(width):
+def test_no_help_line_is_wider_than_the_terminal(width):
     for command in COMMANDS:
         for line in shown(command, width=width).splitlines():
             assert len(line) <= width, line
 
 
-def test_a_narrow_terminal_drops_nothing():
+def test_a_narrow_terminal_drops_no_word_of_the_help():
     for command in COMMANDS:
         assert shown(command, width=1).split() == shown(command, width=300).split()
 
@@ -142,8 +142,8 @@ def test_placeholders_are_names_and_not_types_of_python():
         ("clients drain", "[OPTIONS] [CLIENT]"),
     ],
 )
-def test_the_usage_is_that_of_the_reference(path, usage):
-    """Also that of an error, which typer writes."""
+def test_a_usage_error_shows_the_usage_line_of_the_command(path, usage):
+    """typer writes the error."""
     outcome = CliRunner().invoke(app, [*path.split(), "--no-such-option"])
     assert f"{path} {usage}\n" in outcome.output
 

@@ -1,4 +1,4 @@
-"""Commands are imported when they are invoked: what each start imports, and lists."""
+"""Commands are imported when they are invoked: imports, help and conversions."""
 
 import os
 import subprocess
@@ -90,7 +90,7 @@ def stubs(group, path=()):
             yield from stubs(found, (*path, name))
 
 
-def test_what_is_listed_is_the_first_paragraph_of_the_help():
+def test_a_command_is_listed_with_the_first_paragraph_of_its_help():
     found = list(stubs(get_command(app)))
     assert {"consume", "groups", "groups reset", "log tail"} < {n for n, _, _ in found}
     for name, listed, command in found:
@@ -98,12 +98,12 @@ def test_what_is_listed_is_the_first_paragraph_of_the_help():
         assert (name, listed.help, listed.hidden) == (name, first, command.hidden)
 
 
-def test_the_help_of_a_group_is_its_own():
+def test_the_help_of_a_group_has_its_description():
     outcome = CliRunner().invoke(app, ["claims", "--help"])
     assert "Claims: which client holds which partition." in outcome.output
 
 
-def test_paragraphs_of_help_break_where_the_terminal_ends(monkeypatch):
+def test_paragraphs_of_help_fill_the_width_of_the_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "500")
     shown = CliRunner().invoke(app, ["groups", "reset", "--help"]).output
     [paragraph] = [line for line in shown.splitlines() if "Without --execute" in line]
@@ -144,7 +144,7 @@ def show(
         "--help",
     ],
 )
-def test_values_are_converted_as_by_typer(arguments):
+def test_values_are_converted_as_typer_converts_them(arguments):
     plain, quick = get_command(small), get_command(small)
     convert_all(quick)
     assert quick.params != plain.params
@@ -152,7 +152,7 @@ def test_values_are_converted_as_by_typer(arguments):
 
 
 @pytest.mark.parametrize("number", ["1_0", "\u0663", "5.0", "0x5", "9" * 19, "nan"])
-def test_a_number_is_written_in_digits(number):
+def test_a_number_with_other_than_decimal_digits_is_refused(number):
     command = get_command(small)
     convert_all(command)
     code, shown = outcome(command, f"here --number {number}")
@@ -182,7 +182,7 @@ def convert_all(command):
 
 
 def outcome(command, arguments):
-    """Return the status of a command, and what it wrote."""
+    """Return the exit code of a command, and its output."""
     shown = StringIO()
     with redirect_stdout(shown), redirect_stderr(shown), pytest.raises(SystemExit) as e:
         command.main(arguments.split(), prog_name="show")
@@ -200,26 +200,28 @@ def outcome(command, arguments):
         (["--group"], ["--group"]),
     ],
 )
-def test_an_option_of_the_group_becomes_the_first_argument(given, wanted):
+def test_the_group_option_becomes_the_first_argument(given, wanted):
     assert group_first(given) == wanted
 
 
 @pytest.mark.parametrize("flags", [("--group", "a"), ("-g", "a"), ("--group=a",)])
 @pytest.mark.parametrize("command", ["groups pause", "groups reset --to-earliest"])
-def test_a_command_takes_its_group_as_an_option(command, flags):
+def test_a_command_accepts_its_group_as_an_option(command, flags):
     done = CliRunner().invoke(app, [*command.split(), *flags])
-    assert "marshal: give " in done.output  # it then misses other options
+    # The group is accepted, other options are missing.
+    assert "marshal: give " in done.output
 
 
 @pytest.mark.parametrize("command", ["claims list", "grants losses", "consume"])
-def test_an_option_of_a_group_has_the_same_short_name_everywhere(command):
+def test_the_group_option_has_the_same_short_name_in_commands(command):
     shown = CliRunner().invoke(app, [*command.split(), "--help"]).output
     assert "-g, --group" in " ".join(shown.replace(",--", ", --").split())
 
 
-def test_an_unknown_command_lists_those_that_there_are():
+def test_an_unknown_command_is_refused_with_the_visible_commands():
     done = CliRunner().invoke(app, ["topic", "describe"])
     assert done.exit_code == 2
     assert "No such command 'describe'" in done.output
     assert "format" in done.output
-    assert "release" not in CliRunner().invoke(app, ["groups", "x"]).output  # hidden
+    # A hidden command.
+    assert "release" not in CliRunner().invoke(app, ["groups", "x"]).output

@@ -35,12 +35,12 @@ COMMANDS = {
         ("groups --group g list", "groups --group g list"),
     ],
 )
-def test_options_follow_the_command(given, wanted):
+def test_leading_shared_options_are_moved_behind_the_command(given, wanted):
     assert split(given.split(), COMMANDS).joined == wanted.split()
 
 
-def test_every_shared_option_may_lead():
-    """The table repeats what commands have: `marshal` imports them when invoked."""
+def test_every_shared_option_can_precede_the_command():
+    """The table repeats options of commands, which are imported only when invoked."""
     groups: Any = complete_command().commands["groups"]
     command = groups.commands["pause"]
     shared = {"bootstrap_server", "coordination_topic", "command_property", "as_"}
@@ -52,7 +52,7 @@ def test_every_shared_option_may_lead():
     assert names == WITH_VALUE | FLAGS | PROFILE
 
 
-def test_a_command_accepts_them_before_its_name():
+def test_a_command_accepts_shared_options_before_its_name():
     refused = CliRunner().invoke(app, ["-o", "xml", "groups", "-b", "a:1", "list"])
     assert refused.exit_code == 2
     assert "marshal groups list" in refused.output

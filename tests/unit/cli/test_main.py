@@ -1,4 +1,4 @@
-"""The entry point: what it leaves to the interpreter at the end."""
+"""The entry point: exit, closed pipes and arguments that cannot be decoded."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ app()
 
 
 @pytest.mark.parametrize(("argument", "code"), [("--version", 0), ("nope", 2)])
-def test_the_end_of_a_command_looks_for_no_garbage(argument, code):
+def test_objects_are_frozen_against_collection_at_exit(argument, code):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, argument],
         capture_output=True,
@@ -41,7 +41,7 @@ def test_the_end_of_a_command_looks_for_no_garbage(argument, code):
 
 
 def closed_pipe(*arguments):
-    """Return how a program ends whose reader is gone."""
+    """Run a program whose standard output is a pipe without a reader."""
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -71,12 +71,12 @@ def closed_pipe(*arguments):
         ("groups", 2),
     ],
 )
-def test_a_reader_that_closed_the_pipe_is_no_failure(line, code):
+def test_output_to_a_closed_pipe_is_not_a_failure(line, code):
     done = closed_pipe("-m", "kafka_marshal_cli", *line.split())
     assert (done.returncode, done.stderr) == (code, "")
 
 
-def test_a_result_stands_if_the_reader_closed_the_pipe():
+def test_the_exit_code_of_a_result_survives_a_closed_pipe():
     done = closed_pipe("-c", RESULT)
     assert (done.returncode, done.stderr) == (1, "")
 
@@ -100,7 +100,7 @@ def test_an_argument_that_the_locale_cannot_decode_is_wrong_usage(setting):
     assert "the encoding of the locale (LC_ALL=C)\n  next: " in done.stderr
 
 
-def test_bytes_that_are_no_utf_8_are_wrong_usage():
+def test_an_argument_that_is_not_utf_8_is_wrong_usage():
     done = subprocess.run(
         [sys.executable, "-X", "utf8", "-m", "kafka_marshal_cli", "shell", b"g\xff"],
         capture_output=True,

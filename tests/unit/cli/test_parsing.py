@@ -1,4 +1,4 @@
-"""What people type: understood, or refused by name."""
+"""Values of options and arguments: parsed, or refused with the option's name."""
 
 import pytest
 
@@ -33,20 +33,20 @@ from kafka_marshal_cli.parsing import (
         (" 1D ", 86_400_000),
     ],
 )
-def test_duration(text, value):
+def test_a_duration_is_parsed_to_milliseconds(text, value):
     assert duration_ms("--for", text) == value
 
 
 @pytest.mark.parametrize(
     "text", ["", "-1", "1.5s", "10 m", "m", "10x", "1s2", "\u0661s"]
 )
-def test_no_duration(text):
+def test_an_invalid_duration_is_refused(text):
     with pytest.raises(ConfigurationError, match="--for is") as caught:
         duration_ms("--for", text)
     assert caught.value.setting == "--for"
 
 
-def test_a_plain_number_may_be_refused():
+def test_a_duration_without_a_unit_can_be_refused():
     with pytest.raises(ConfigurationError, match="not a duration"):
         duration_ms("--for", "10", is_bare_ms=False)
 
@@ -61,24 +61,24 @@ def test_a_plain_number_may_be_refused():
         ("10m", 600_000),
     ],
 )
-def test_a_duration_of_kafkas_tools(text, value):
+def test_an_iso_duration_is_parsed_to_milliseconds(text, value):
     assert iso_duration_ms("--by-duration", text) == value
 
 
 @pytest.mark.parametrize("text", ["P", "PT", "P1M", "P1Y", "-PT5M", "10", ""])
-def test_no_duration_of_kafkas_tools(text):
+def test_an_invalid_iso_duration_is_refused(text):
     with pytest.raises(ConfigurationError, match="--by-duration is"):
         iso_duration_ms("--by-duration", text)
 
 
-def test_a_time_is_of_its_zone_or_of_utc():
+def test_a_time_without_a_zone_is_utc():
     assert datetime_ms("--to-datetime", "1970-01-01T00:00:01") == 1_000
     assert datetime_ms("--to-datetime", "1970-01-01T01:00:01.5+01:00") == 1_500
     with pytest.raises(ConfigurationError, match="--to-datetime is"):
         datetime_ms("--to-datetime", "yesterday")
 
 
-def test_pairs():
+def test_pairs_are_split_at_the_first_equals_sign():
     assert pairs("-C", ["a=1", " b = x=y ", "a=2"]) == {"a": "2", "b": "x=y"}
 
 
@@ -89,13 +89,13 @@ def test_an_invalid_pair_is_not_repeated_in_the_error(text):
     assert "hunter2" not in str(caught.value)
 
 
-def test_counts():
+def test_counts_are_pairs_of_names_and_numbers():
     assert counts("--limit", ["span=10", "keys=5"]) == {"span": 10, "keys": 5}
     with pytest.raises(ConfigurationError, match="--limit span is 'x'"):
         counts("--limit", ["span=x"])
 
 
-def test_properties_of_librdkafka(tmp_path):
+def test_a_properties_file_of_librdkafka_is_read(tmp_path):
     path = tmp_path / "client.properties"
     path.write_text(
         "# a comment\n! another\n\n"
@@ -114,7 +114,7 @@ def test_properties_of_librdkafka(tmp_path):
     }
 
 
-def test_properties_of_java(tmp_path):
+def test_a_properties_file_of_java_is_converted(tmp_path):
     path, ca = tmp_path / "client.properties", tmp_path / "ca"
     ca.write_text("-----BEGIN CERTIFICATE-----")
     path.write_text(
@@ -146,20 +146,20 @@ def test_properties_of_java(tmp_path):
         ),
     ],
 )
-def test_a_login_or_keystore_of_java_that_cannot_be_used(options, message):
+def test_an_unusable_java_login_or_truststore_is_refused(options, message):
     with pytest.raises(ConfigurationError, match=message) as caught:
         without_java(options)
     assert caught.value.setting == next(iter(options))
 
 
-def test_a_line_that_is_no_property(tmp_path):
+def test_a_line_that_is_no_property_is_refused(tmp_path):
     path = tmp_path / "client.properties"
     path.write_text("secret\n")
     with pytest.raises(ConfigurationError, match="line 1 is not name=value"):
         properties(path)
 
 
-def test_a_properties_file_that_is_not_there(tmp_path):
+def test_a_missing_properties_file_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot be read"):
         properties(tmp_path / "none")
 
@@ -180,12 +180,12 @@ NOW = 1_000_000_000
         ("-P1DT2H", (None, NOW - 93_600_000)),
     ],
 )
-def test_moment(text, found):
+def test_a_moment_is_an_offset_a_time_or_an_age(text, found):
     assert moment("--at", text, now_ms=NOW) == found
 
 
 @pytest.mark.parametrize("text", ["yesterday", "-", "-5", "2026-13-01"])
-def test_no_moment(text):
+def test_an_invalid_moment_is_refused(text):
     with pytest.raises(ConfigurationError, match=f"--at is '{text}'; .* like -5m$"):
         moment("--at", text, now_ms=NOW)
 
@@ -200,7 +200,7 @@ def test_no_moment(text):
         ("-0s", Moment(text="1970-01-12T13:46:40.000Z", time_ms=NOW)),
     ],
 )
-def test_past_moment(text, found):
+def test_a_past_moment_is_offsets_or_a_time(text, found):
     assert past_moment("--at", text, now_ms=NOW) == found
 
 
@@ -213,19 +213,19 @@ def test_past_moment(text, found):
         ("1970-01-12T13:46:40.001Z", "in the future"),
     ],
 )
-def test_no_past_moment(text, why):
+def test_a_future_moment_or_incomplete_offset_is_refused(text, why):
     with pytest.raises(ConfigurationError, match=why):
         past_moment("--at", text, now_ms=NOW)
 
 
-def test_an_offset_needs_its_partition():
+def test_an_offset_without_its_partition_can_be_refused():
     found = past_moment("--since", "12", now_ms=NOW)
     with pytest.raises(ConfigurationError, match=r"--since is 12, .* write 0:12 for"):
         found.require_partition()
     Moment(text="3:1", offsets={3: 1}).require_partition()
 
 
-def test_an_offset_is_of_the_partition_of_the_command():
+def test_a_bare_offset_applies_to_the_given_partition():
     bare = Moment(text="12", offset=12)
     assert bare.of_partition(3).offsets == {3: 12}
     assert bare.of_partition(None) is bare
@@ -243,12 +243,12 @@ def test_an_offset_is_of_the_partition_of_the_command():
         ("1970-01-02", 86_400_000),
     ],
 )
-def test_a_time_to_come(text, expected):
+def test_an_upcoming_time_is_a_duration_or_a_date(text, expected):
     assert upcoming_ms("--until", text, now_ms=1_000) == expected
 
 
 @pytest.mark.parametrize("text", ["", "soon", "5", "-5m", "2h?"])
-def test_no_time_to_come(text):
+def test_an_invalid_upcoming_time_is_refused(text):
     with pytest.raises(ConfigurationError, match="--until"):
         upcoming_ms("--until", text, now_ms=1_000)
 
@@ -261,7 +261,7 @@ def test_no_time_to_come(text):
         (("marshal", "/checkpoint:0", None), Key("marshal", "/checkpoint", 0)),
     ],
 )
-def test_a_key(words, key):
+def test_a_key_is_parsed_from_its_words(words, key):
     group, topic, partition = words
     assert key_of(group, topic, partition=partition) == key
 
@@ -277,7 +277,7 @@ def test_a_key(words, key):
         (("g h", "payments", 1), "GROUP"),
     ],
 )
-def test_no_key(words, setting):
+def test_an_invalid_key_is_refused_with_the_wrong_argument(words, setting):
     group, topic, partition = words
     with pytest.raises(ConfigurationError) as caught:
         key_of(group, topic, partition=partition)

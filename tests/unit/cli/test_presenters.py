@@ -1,4 +1,4 @@
-"""Rows out of a world: claims, pauses, members, groups."""
+"""Rows of claims, pauses, members and groups, from a world."""
 
 import msgspec
 import pytest
@@ -37,14 +37,14 @@ def world_of(*logs, elapsed_ms=0, notes=None):
     return World(states, elapsed, read_at_ms=5, notes=notes)
 
 
-def test_as_of():
+def test_as_of_has_the_read_time_and_the_offsets():
     assert presenters.as_of(world_of(Log(), Log(1, configured=False))) == {
         "time_ms": 5,
         "offsets": {"0": 1, "1": 0},
     }
 
 
-def test_a_claim_has_an_estimate_beside_its_age():
+def test_a_claim_row_has_an_age_and_an_estimated_age():
     log = Log()
     log.claimed()
     log.append(b"", after=10)
@@ -59,7 +59,7 @@ def test_a_claim_has_an_estimate_beside_its_age():
     [({}, 1), ({"group_id": "marshal"}, 1), ({"topic": "/checkpoint"}, 1),
      ({"group_id": "g"}, 1), ({"topic": "t"}, 1), ({"group_id": "x"}, 0)],
 )  # fmt: skip
-def test_the_protocols_own_claims_are_listed_only_by_name(named, count):
+def test_claims_of_the_protocol_are_listed_only_if_named(named, count):
     log = Log()
     log.claimed()
     log.append(claim("w", key=Key("marshal", "/checkpoint", 0)))
@@ -98,7 +98,7 @@ def test_lag_needs_position_and_log_end():
     assert presented({t0: 3}) == [(3, 0), (None, None)], "no look back, none unknown"
 
 
-def test_a_claim_has_the_reason_of_its_last_change():
+def test_a_claim_row_has_the_reason_of_its_last_change():
     log = Log()
     why = why_to_tags("fair: share 1 of 2; free")
     log.append(msgspec.structs.replace(claim(), tags=why))
@@ -124,7 +124,7 @@ def test_a_claim_has_the_reason_of_its_last_change():
     assert (row["why"], cell) == (None, "-")
 
 
-def test_the_offer_of_a_claim():
+def test_a_claim_row_shows_a_handoff_offer_until_it_ends():
     log = Log(level=2)
     log.append(offer(log.claimed()))
     (row,) = presenters.claim_rows(world_of(log))
@@ -137,7 +137,7 @@ def test_the_offer_of_a_claim():
     assert (row["offer"], cell(row)) == (None, "-"), "it has ended"
 
 
-def test_claims_of_a_group_or_topic():
+def test_claims_are_sorted_and_filtered_by_group_and_topic():
     log = Log()
     for key in (KEY, OTHER, Key("h", "u", 0)):
         log.claimed(key=key)
@@ -152,7 +152,7 @@ def test_claims_of_a_group_or_topic():
     assert presenters.claim_rows(world, group_id="g", topic="u") == []
 
 
-def test_a_scheduled_pause_is_listed_and_begins_by_an_estimate():
+def test_a_scheduled_pause_begins_and_ends_by_the_estimated_time():
     log = Log(level=2)
     log.append(schedule(START_MS + 10, START_MS + 30, op=ident("later")))
     log.append(pause(START_MS + 5, op=ident("now")))
@@ -185,7 +185,7 @@ def test_a_pause_is_listed_once_for_all_partitions():
 @pytest.mark.parametrize(
     ("silent_ms", "state"), [(2 * H, "active"), (2 * H + 1, "silent")]
 )
-def test_a_member_is_active_for_2h(silent_ms, state):
+def test_a_member_is_active_for_two_intervals(silent_ms, state):
     log = Log()
     log.append(member())
     (row,) = presenters.member_rows(world_of(log, elapsed_ms=silent_ms))
@@ -196,8 +196,8 @@ def test_a_member_is_active_for_2h(silent_ms, state):
 @pytest.mark.parametrize(
     ("silent_ms", "state", "lag"), [(2 * H, "leaving", 2), (2 * H + 1, "left", None)]
 )
-def test_a_member_that_announced_its_end_has_left(silent_ms, state, lag):
-    """The log grows on: how far behind it one is that left says nothing."""
+def test_a_draining_member_has_left_after_two_intervals(silent_ms, state, lag):
+    """A member that has left has no lag, although the log still grows."""
     log = Log()
     tags = applied_to_tags(Applied(applied={0: 1}, began={0: 0}))
     log.append(msgspec.structs.replace(member(), draining=True, tags=tags))
@@ -218,8 +218,8 @@ def test_an_owner_that_never_announced_itself_is_unregistered():
     assert presenters.member_rows(world_of(log), group_id="h") == []
 
 
-def test_labels_are_shown_where_members_have_some_of_their_own():
-    """What only the engine announces is in the row, and in no table."""
+def test_the_labels_column_appears_only_with_labels_to_show():
+    """Labels that only the engine uses are in the row, but not in the table."""
     log = Log()
     log.append(member("c1", labels={"plans": "1"}))
     rows = presenters.member_rows(world_of(log))
@@ -235,8 +235,8 @@ def test_labels_are_shown_where_members_have_some_of_their_own():
     assert texts == ["-", "fails:t=0,3, page=http://host-1:8080, rack=r1"]
 
 
-def test_the_lag_of_a_client_is_shown_where_one_announces_what_it_has_applied():
-    """In the partition where it is most; of those that this view knows."""
+def test_the_log_lag_column_appears_only_with_applied_offsets():
+    """The lag is the largest over the partitions of the view."""
     logs = [Log(k=2), Log(1, k=2)]
     home = next(log for log in logs if log.append(member("c1"))[0].outcome == ACCEPTED)
     rows = presenters.member_rows(world_of(*logs))
@@ -259,7 +259,7 @@ def test_the_lag_of_a_client_is_shown_where_one_announces_what_it_has_applied():
     assert [read.cell(row) for row in rows] == ["-", "1"]
 
 
-def test_two_lives_of_a_client_are_two_rows():
+def test_two_incarnations_of_a_client_are_two_rows():
     log = Log()
     log.append(member())
     log.append(member(inc=ident("again")))
@@ -270,7 +270,7 @@ def test_two_lives_of_a_client_are_two_rows():
     ]
 
 
-def test_groups_of_every_kind():
+def test_groups_with_members_claims_or_a_pause_are_listed():
     log = Log()
     log.append(member("c1", group="announced"))
     log.claimed(key=Key("claimed", "t", 0))
@@ -286,14 +286,14 @@ def test_groups_of_every_kind():
     assert rows["paused"]["paused_by"] == "admin"
 
 
-def test_a_stale_owner_does_not_count_as_one():
+def test_a_claim_of_a_stale_owner_is_not_counted_as_owned():
     log = Log()
     log.claimed()
     (row,) = presenters.group_rows(world_of(log, elapsed_ms=3 * H))
     assert (row["owned_count"], row["claims_count"]) == (0, 1)
 
 
-def test_a_beat_makes_an_owner_young_again():
+def test_a_heartbeat_resets_the_age_of_a_claim():
     log = Log()
     epoch = log.claimed()
     log.append(beat(epoch, 3), after=H)
@@ -301,7 +301,7 @@ def test_a_beat_makes_an_owner_young_again():
     assert (row["age_ms"], row["position"]) == (0, 3)
 
 
-def test_known_groups_and_texts_of_keys():
+def test_a_claimed_group_is_known_and_keys_have_texts():
     log = Log()
     log.append(claim())
     assert presenters.is_known(world_of(log), "g")
@@ -317,7 +317,7 @@ def record(offset=0, *, key=None, value=b"v"):
     return PlainRecord("t", 3, offset, 99, 0, key, value, token=token)
 
 
-def test_a_record_as_json():
+def test_a_record_is_shown_as_a_json_object():
     assert record_object(record(7, value="日\x1b".encode()), 1234) == {
         "topic": "t",
         "partition": 3,
@@ -330,7 +330,7 @@ def test_a_record_as_json():
     }
 
 
-def test_bytes_that_are_no_text_are_base64():
+def test_bytes_that_are_not_text_are_base64():
     found = record_object(record(key=b"\xff", value=b"\xfe\x00"), 0)
     assert (found["key_base64"], found["value_base64"]) == ("/w==", "/gA=")
     assert "key" not in found
@@ -354,7 +354,7 @@ def test_a_fenced_client_is_listed_while_it_owns_partitions():
 
 
 def moved(step):
-    """Return the row of a key that moves, after some steps, and its places."""
+    """Return the row of a moving key after some steps, and its source and target."""
     change = Change(2, 4)
     (key,) = change.moving()
     change.claimed(key)
@@ -405,7 +405,7 @@ def test_a_group_counts_a_key_that_moves_once():
     assert (row["claims_count"], row["owned_count"]) == (1, 1)
 
 
-def test_a_member_of_both_homes_is_one_row():
+def test_a_member_in_the_old_and_new_home_is_one_row():
     change = Change(2, 4)
     group = group_at(1, 2, to_home=3, to_count=4)
     change.logs[1].append(member(group=group))

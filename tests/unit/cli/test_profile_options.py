@@ -1,4 +1,4 @@
-"""The defaults of options come from a profile: what wins, and what is refused."""
+"""Profiles give defaults of options: precedence, and refused values."""
 
 from types import SimpleNamespace
 from typing import Annotated
@@ -60,21 +60,21 @@ def run(monkeypatch, tmp_path):
     return invoke
 
 
-def test_a_profile_replaces_defaults(run):
+def test_a_profile_replaces_the_defaults_of_options(run):
     _, (call, _, _) = run("--profile", "json", "act")
     assert call.bootstrap_servers == "base:9092"
     assert (call.output, call.timeout_ms) == (Output.JSON, 5_000)
     assert call.options == {"client.id": "json", "ssl.ca.location": "/ca"}
 
 
-def test_a_timeout_of_a_profile_is_no_word_on_this_call(run):
+def test_a_timeout_of_a_profile_does_not_count_as_given(run):
     _, (call, _, _) = run("act")
     assert not call.is_timeout_given
     _, (call, _, _) = run("act", "--timeout", "5s")
     assert call.is_timeout_given
 
 
-def test_the_environment_wins_over_it_and_an_option_over_both(run):
+def test_a_variable_overrides_a_profile_and_an_option_overrides_both(run):
     env = {"MARSHAL_BOOTSTRAP_SERVER": "env:1"}
     _, (call, _, _) = run("act", env=env)
     assert call.bootstrap_servers == "env:1"
@@ -83,7 +83,7 @@ def test_the_environment_wins_over_it_and_an_option_over_both(run):
     assert call.options == {"client.id": "flag"}
 
 
-def test_an_option_of_another_meaning_is_left_alone(run):
+def test_a_profile_applies_only_to_an_option_with_the_variable(run):
     _, (_, group, member) = run("act")
     assert (group, member) == (None, "from-profile")
 
@@ -97,12 +97,12 @@ def test_an_option_of_another_meaning_is_left_alone(run):
     ],
     ids=" ".join,
 )
-def test_the_profile_option_may_stand_before_or_behind_the_command(run, arguments):
+def test_the_profile_option_can_precede_or_follow_the_command(run, arguments):
     _, (call, _, _) = run(*arguments)
     assert call.output is Output.JSON
 
 
-def test_the_order_of_the_two_options_does_not_matter(run, tmp_path):
+def test_config_and_profile_can_be_given_in_any_order(run, tmp_path):
     other = tmp_path / "other.toml"
     other.write_text('[profiles.p]\nbootstrap-server = "other:1"\n')
     for arguments in (
@@ -114,7 +114,7 @@ def test_the_order_of_the_two_options_does_not_matter(run, tmp_path):
         assert call.bootstrap_servers == "other:1"
 
 
-def test_a_wrong_value_is_wrong_usage_that_names_the_option(run):
+def test_a_wrong_profile_value_or_file_is_wrong_usage(run):
     outcome, _ = run("act", "--profile", "jsno")
     assert outcome.exit_code == 2
     assert "--profile" in outcome.stderr
@@ -127,7 +127,7 @@ def test_a_wrong_value_is_wrong_usage_that_names_the_option(run):
     assert "--config" in outcome.stderr
 
 
-def test_help_needs_no_file(run):
+def test_help_does_not_need_the_profile_file(run):
     outcome, _ = run("act", "--help", env={"MARSHAL_CONFIG": "/no/such/file"})
     assert outcome.exit_code == 0
 

@@ -1,4 +1,4 @@
-"""Profiles: what a file may say, what wins, secrets, and what is refused."""
+"""The profile file: path, keys, precedence, secrets and errors."""
 
 import re
 from pathlib import Path
@@ -37,7 +37,7 @@ check = true
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch, tmp_path):
-    """Nobody's own file or variables."""
+    """Isolate the test from the user's profile file and variables."""
     for name in ("MARSHAL_CONFIG", "MARSHAL_PROFILE", "KAFKA_PASSWORD"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
@@ -58,7 +58,7 @@ def texts(values):
     return {name: value.text for name, value in values.items()}
 
 
-def test_a_file_chooses_its_own_profile(file):
+def test_a_file_names_its_default_profile(file):
     path = file(TEXT)
     found = load(path, None)
     assert (found.name, found.names) == ("dev", ("dev", "prod"))
@@ -71,7 +71,7 @@ def test_a_file_chooses_its_own_profile(file):
     assert found.settings["output"].origin == f"{path} [profiles.dev]"
 
 
-def test_a_profile_wins_over_the_base(file, tmp_path):
+def test_a_profile_overrides_the_default_table(file, tmp_path):
     found = load(file(TEXT), "prod")
     assert found.settings["bootstrap-server"].text == "a:1,b:2"
     assert texts(found.options) == {
@@ -84,7 +84,7 @@ def test_a_profile_wins_over_the_base(file, tmp_path):
     }
 
 
-def test_the_paths_of_the_profile_file(monkeypatch, tmp_path):
+def test_the_path_of_the_file_is_an_argument_variable_or_default(monkeypatch, tmp_path):
     assert config_path("/a") == (tmp_path / "/a", True)
     default = tmp_path / "xdg" / "kafka-marshal" / "config.toml"
     assert config_path(None) == (default, False)
@@ -96,19 +96,19 @@ def test_the_paths_of_the_profile_file(monkeypatch, tmp_path):
     assert str(config_path(None)[0]) == "/home/x/.config/kafka-marshal/config.toml"
 
 
-def test_no_file_is_no_settings(tmp_path):
+def test_without_a_file_there_are_no_settings(tmp_path):
     found = load(None, None)
     assert (found.settings, found.options, found.name) == ({}, {}, None)
 
 
-def test_the_environment_chooses(monkeypatch, file):
+def test_variables_choose_the_file_and_the_profile(monkeypatch, file):
     monkeypatch.setenv("MARSHAL_CONFIG", file(TEXT))
     monkeypatch.setenv("MARSHAL_PROFILE", "prod")
     assert load(None, None).name == "prod"
     assert load(None, "dev").name == "dev"
 
 
-def test_a_profile_overrides_an_option_by_another_name(file):
+def test_a_profile_overrides_an_option_under_another_name(file):
     text = (
         '[default.options]\nssl_cafile = "/a"\nclient_id = "x"\n'
         '[profiles.p.options]\n"ssl.ca.location" = "/b"\n'
@@ -117,7 +117,7 @@ def test_a_profile_overrides_an_option_by_another_name(file):
     assert texts(found) == {"client_id": "x", "ssl.ca.location": "/b"}
 
 
-def test_secrets_come_from_where_they_are_kept(monkeypatch, tmp_path, file):
+def test_secrets_are_read_from_variables_and_files(monkeypatch, tmp_path, file):
     options = load(file(TEXT), "prod").options
     with pytest.raises(ConfigurationError, match="KAFKA_PASSWORD, which is not set"):
         options["sasl.password"].resolved("sasl.password")
@@ -140,7 +140,9 @@ def test_secrets_come_from_where_they_are_kept(monkeypatch, tmp_path, file):
         (0o644, '"ssl.ca.location" = "/ca"', False),
     ],
 )
-def test_a_secret_that_others_may_read_is_warned_of(file, mode, option, warns):
+def test_a_secret_in_a_file_that_others_can_read_gives_a_warning(
+    file, mode, option, warns
+):
     found = load(file(f"[default.options]\n{option}\n", mode=mode), None)
     assert (found.warning is not None) == warns
     if warns:
@@ -159,7 +161,7 @@ def test_a_secret_that_others_may_read_is_warned_of(file, mode, option, warns):
         ("sasl.username", False),
     ],
 )
-def test_which_options_are_secrets(name, secret):
+def test_passwords_and_private_keys_are_secrets(name, secret):
     assert is_secret(name) == secret
 
 
@@ -181,12 +183,12 @@ def test_which_options_are_secrets(name, secret):
     ],
     ids=lambda text: text[:30],
 )
-def test_unknown_keys_and_values_are_refused(file, text, message):
+def test_unknown_keys_and_wrong_values_are_refused(file, text, message):
     with pytest.raises(ConfigurationError, match=message):
         load(file(text), None)
 
 
-def test_a_named_file_must_exist(tmp_path):
+def test_a_named_file_or_profile_must_exist(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot be read"):
         load(str(tmp_path / "none.toml"), None)
     with pytest.raises(ConfigurationError, match="there is no file"):
@@ -206,9 +208,6 @@ def test_the_example_of_the_reference_is_valid(file):
 def test_every_key_may_be_in_a_profile(file):
     lines = "\n".join(f'{key} = "x"' for key in KEYS)
     assert set(load(file(f"[default]\n{lines}"), None).settings) == set(KEYS)
-
-
-# --- defaults of options
 
 
 def test_a_user_without_a_home_directory_has_no_file(monkeypatch):

@@ -1,4 +1,4 @@
-"""Answers as people and programs read them, whatever the log holds."""
+"""Answers as text and JSON, with any values from the log."""
 
 import json
 import re
@@ -49,23 +49,23 @@ SGR = re.compile(r"\x1b\[[0-9;]*m")
         ("[red]x[/red]", "[red]x[/red]"),
     ],
 )
-def test_escape(text, shown):
+def test_unprintable_characters_are_escaped(text, shown):
     assert escape(text) == shown
 
 
 @given(st.text(st.characters(exclude_categories=[])))
-def test_nothing_gets_past_the_escape(text):
+def test_escaped_text_and_json_are_printable(text):
     assert escape(text).isprintable()
     assert to_json({text: text}).isprintable()
     assert json.loads(to_json({text: text})) == {text: text}
 
 
 @given(st.text(), st.text())
-def test_different_texts_look_different(one, other):
+def test_different_texts_differ_when_escaped(one, other):
     assert (escape(one) == escape(other)) == (one == other)
 
 
-def test_a_newline_in_a_value_begins_no_line():
+def test_lines_of_a_value_after_the_first_are_indented():
     assert escape_lines("error\nmarshal: all is well") == (
         "error\n  marshal: all is well"
     )
@@ -76,7 +76,7 @@ def test_json_is_one_line_unless_pretty():
     assert to_json({"a": 1}, is_pretty=True) == '{\n  "a": 1\n}'
 
 
-def test_long_json_comes_in_parts():
+def test_long_json_is_rendered_in_parts():
     rows = [{"topic": f"t-{n}\x1b", "partition": n, "tags": {}} for n in range(9_000)]
     parts = list(json_parts({"claims": rows}))
     assert max(map(len, parts)) * 5 < sum(map(len, parts))
@@ -86,7 +86,7 @@ def test_long_json_comes_in_parts():
     assert text.replace("\n", "").isprintable()
 
 
-def test_json_escapes_beyond_the_basic_plane_in_pairs():
+def test_json_escapes_supplementary_characters_as_surrogates():
     assert to_json("\U000e0001") == r'"\udb40\udc01"'
 
 
@@ -106,7 +106,7 @@ ANSWER = Answer(
 )
 
 
-def test_table():
+def test_a_table_aligns_its_columns():
     assert table(SECTION).splitlines() == [
         "NAME            AGE",
         "c1             12ms",
@@ -114,7 +114,7 @@ def test_table():
     ]
 
 
-def test_a_table_has_colour_only_where_it_may():
+def test_a_table_has_color_only_if_allowed():
     assert "\x1b" not in table(SECTION, width=80)
     assert "\x1b[1m" in table(SECTION, width=80, is_color=True)
 
@@ -140,7 +140,7 @@ FIELDS = (Column("A", lambda row: row[0]), Column("NUMBER", lambda row: row[1], 
     st.none() | st.integers(1, 50),
     st.booleans(),
 )
-def test_a_table_has_what_its_cells_have(rows, width, is_color):
+def test_a_table_has_every_character_of_its_cells(rows, width, is_color):
     section = Section("x", rows, (*FIELDS, Column("LAST", lambda row: row[2])))
     shown = "".join(uncolored(table(section, width=width, is_color=is_color)))
     cells = "".join(escape(cell) for row in rows for cell in row)
@@ -150,7 +150,7 @@ def test_a_table_has_what_its_cells_have(rows, width, is_color):
 
 
 @given(st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=4))
-def test_a_table_is_the_one_of_rich(rows):
+def test_a_table_equals_the_one_that_rich_draws(rows):
     drawn = Table(box=None, pad_edge=False, show_edge=False)
     drawn.add_column("A")
     drawn.add_column("NUMBER", justify="right")
@@ -193,14 +193,14 @@ def test_a_narrow_terminal_folds_text_and_titles():
 
 
 @pytest.mark.parametrize("width", range(1, 60))
-def test_no_width_folds_a_name_or_a_number(width):
+def test_names_and_numbers_are_not_folded_at_any_width(width):
     shown = table(WIDE, width=width)
     assert {"worker-2", "worker-1", "1234567", "7"} <= set(shown.split())
     is_narrow = max(map(len, shown.splitlines())) <= width
     assert is_narrow or shown == table(WIDE)
 
 
-def test_texts_of_a_narrow_terminal_share_the_room():
+def test_long_texts_share_the_width_of_a_narrow_terminal():
     section = Section(
         "checks",
         [{"name": "log", "found": "a " * 60, "next": "b " * 60, "short": "c d"}],
@@ -212,13 +212,13 @@ def test_texts_of_a_narrow_terminal_share_the_room():
     assert first.endswith("c d")
 
 
-def test_names_as_wide_as_two_columns_each():
+def test_a_name_of_double_width_characters_is_not_folded():
     section = Section("x", [{"name": "日本" * 9}], (column("NAME", "name"),))
     assert table(section, width=36).splitlines() == ["NAME", "日本" * 9]
     assert fitting(section, 10)[1] == []
 
 
-def test_a_table_in_place_leaves_out_what_does_not_fit_at_the_right():
+def test_columns_that_do_not_fit_are_omitted_from_the_right():
     section, left_out = fitting(WIDE, 20)
     assert left_out == ["WHY"]
     assert max(map(len, table(section, width=20).splitlines())) <= 20
@@ -227,7 +227,7 @@ def test_a_table_in_place_leaves_out_what_does_not_fit_at_the_right():
     assert fitting(WIDE, 30, less=("LOG-END-OFFSET", "NONE"))[1] == ["LOG-END-OFFSET"]
 
 
-def test_people():
+def test_text_output_has_facts_before_tables():
     assert people(ANSWER).splitlines() == [
         r"group id: g\n",
         "until:    1970-01-01",
@@ -243,13 +243,13 @@ def test_people():
     ("shown", "line"),
     [({}, "age ms: 2000"), ({"age_ms": "2000 (2s)"}, "age ms: 2000 (2s)")],
 )
-def test_a_bare_number_keeps_its_unit(shown, line):
+def test_a_label_keeps_its_unit_unless_the_value_has_one(shown, line):
     answer = Answer({}, {"age_ms": 2000}, shown=shown)
     assert people(answer) == line
     assert people(Answer({}, {"age_ms": 2000}, shown={"age_ms": "2s"})) == "age: 2s"
 
 
-def test_people_see_the_first_items_of_a_long_list():
+def test_text_output_has_ten_items_of_a_long_list():
     names = [f"client-{number}" for number in range(3_000)]
     section = Section("x", [{"names": names}], (column("NAMES", "names"),))
     shown = people(Answer({}, {"held": names, "few": names[:10]}, (section,)))
@@ -259,7 +259,7 @@ def test_people_see_the_first_items_of_a_long_list():
     assert cell.endswith(" client-8, client-9 and 2990 more")
 
 
-def test_an_empty_list_has_a_line():
+def test_an_empty_section_is_shown_as_one_line():
     empty = Section("pauses", [], SECTION.columns)
     assert people(Answer({}, {}, (empty,))) == "no pauses"
     both = people(Answer({}, {}, (empty, SECTION))).splitlines()
@@ -276,12 +276,12 @@ def test_document_and_lines_carry_schema_and_as_of():
     assert all(line["as_of"]["offsets"] == {"0": 7} for line in reported)
 
 
-def test_lines_of_nothing_but_an_empty_list_are_none():
+def test_an_answer_with_only_an_empty_section_has_no_lines():
     assert lines(Answer({}, {}, (Section("x", [], ()),))) == []
     assert len(lines(Answer({}))) == 1
 
 
-def test_a_custom_column():
+def test_a_column_can_compute_its_cells():
     own = Column("X", lambda row: row["a"] + row["b"])
     assert table(Section("x", [{"a": "1", "b": "2"}], (own,))) == "X\n12"
 
@@ -290,5 +290,5 @@ def test_a_custom_column():
     ("value", "shown"),
     [(None, "-"), (False, "no"), ([1, None], "1, -"), ({"a": 1}, "a=1"), ({}, "-")],
 )
-def test_plain(value, shown):
+def test_values_are_shown_as_plain_text(value, shown):
     assert plain(value) == shown

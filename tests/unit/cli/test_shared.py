@@ -71,7 +71,7 @@ def test_a_call_has_all_shared_options():
     )
 
 
-def test_defaults_and_environment():
+def test_variables_override_defaults_and_options_override_both():
     calls = []
     run(lambda call, *_: calls.append(call))
     env = {
@@ -99,7 +99,7 @@ def test_defaults_and_environment():
     assert calls[2].bootstrap_servers == "o:1"
 
 
-def test_a_command_that_writes_has_a_person(monkeypatch):
+def test_a_command_that_writes_accepts_a_person(monkeypatch):
     calls = []
     made = []
     monkeypatch.setattr(client, "Admin", lambda *_, **given: made.append(given))
@@ -113,7 +113,7 @@ def test_a_command_that_writes_has_a_person(monkeypatch):
     assert made[0]["person"] == "ada"
 
 
-def test_a_command_takes_only_what_it_uses():
+def test_a_command_refuses_shared_options_that_it_does_not_use():
     outcome = run(lambda *_: None, "-b", "h:1", connects=False)
     assert outcome.exit_code == 2
     assert run(lambda *_: None, "-o", "json", answers=False).exit_code == 2
@@ -121,7 +121,7 @@ def test_a_command_takes_only_what_it_uses():
     assert run(lambda *_: None, "--as", "ada").exit_code == 2
 
 
-def test_a_file_of_options_gives_way_to_the_command_line(tmp_path):
+def test_the_command_line_overrides_a_file_of_options(tmp_path):
     path = tmp_path / "client.properties"
     ignored = "enable.metrics.push=false\nmetadata.recovery.strategy=none\n"
     path.write_text(
@@ -140,7 +140,7 @@ JAAS = (
 )
 
 
-def test_an_option_overrides_that_of_the_same_meaning_by_another_name(tmp_path):
+def test_an_option_overrides_the_same_one_under_another_name(tmp_path):
     path = tmp_path / "client.properties"
     path.write_text("sasl.mechanism=PLAIN\nssl.ca.location=/ca\n")
     given = ["sasl_mechanism=GSSAPI", "ssl_cafile=/other"]
@@ -148,7 +148,7 @@ def test_an_option_overrides_that_of_the_same_meaning_by_another_name(tmp_path):
     assert call.options == {"sasl_mechanism": "GSSAPI", "ssl_cafile": "/other"}
 
 
-def test_options_of_java_are_taken_wherever_they_are_given(tmp_path):
+def test_java_options_are_converted_on_the_command_line_too(tmp_path):
     path = tmp_path / "client.properties"
     path.write_text("sasl.mechanism=PLAIN\n")
     given = [f"sasl.jaas.config={JAAS}"]
@@ -160,7 +160,7 @@ def test_options_of_java_are_taken_wherever_they_are_given(tmp_path):
     }
 
 
-def test_a_timeout_of_nothing_is_refused():
+def test_a_timeout_of_zero_is_refused():
     with pytest.raises(ConfigurationError, match="--timeout"):
         call_of({"timeout": "0"})
 
@@ -187,7 +187,7 @@ def test_errors_become_exit_codes(error, code):
     assert "\x1b" not in outcome.output
 
 
-def test_an_error_is_on_stderr_escaped():
+def test_an_error_is_escaped_on_stderr():
     def body(*_):
         raise TopicMisconfigured("torn [bold]\x1b[31m\nmarshal: fine")
 
@@ -200,7 +200,7 @@ def test_an_error_is_on_stderr_escaped():
     ]
 
 
-def test_commands_to_run_next_reach_the_same_cluster(tmp_path):
+def test_a_suggested_command_connects_to_the_same_cluster(tmp_path):
     def body(*_):
         raise TopicMisconfigured("it is torn")
 
@@ -218,7 +218,7 @@ def test_commands_to_run_next_reach_the_same_cluster(tmp_path):
     assert run(body, env=env).stderr.splitlines()[1] == "  next: marshal topic info"
 
 
-def test_debug_shows_where(monkeypatch):
+def test_debug_shows_a_traceback_and_logs(monkeypatch):
     def body(*_):
         raise TopicMisconfigured("x")
 
@@ -228,7 +228,7 @@ def test_debug_shows_where(monkeypatch):
     assert shown == [1]
 
 
-def test_written_data_precedes_the_error():
+def test_output_before_an_error_is_kept():
     def body(*_):
         emit("line")
         raise TopicMisconfigured("x")
@@ -257,7 +257,7 @@ def test_an_output_that_cannot_be_written_is_an_error(arguments):
 
 @pytest.mark.parametrize("arguments", ["--version", "topic random-id"])
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_closed_outputs_are_no_bug(arguments, closed):
+def test_closed_output_streams_are_no_error(arguments, closed):
     line = f'"{sys.executable}" -m kafka_marshal_cli {arguments} {closed}'
     ended = subprocess.run(
         ["/bin/sh", "-c", line], capture_output=True, text=True, check=False
@@ -265,7 +265,7 @@ def test_closed_outputs_are_no_bug(arguments, closed):
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_answers_in_every_form():
+def test_an_answer_is_a_table_json_or_json_lines():
     def body(call, *_):
         call.answer(ANSWER)
 
@@ -303,7 +303,7 @@ def test_execute_and_dry_run_exclude_each_other(flags):
 
 
 def executing(*flags):
-    """Run a command that can execute; return the outcome and what it was given."""
+    """Run a command that can execute; return the outcome and the value of Execute."""
     app, seen = typer.Typer(), []
 
     @app.command()

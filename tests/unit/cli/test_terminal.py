@@ -1,4 +1,4 @@
-"""What the terminal shows."""
+"""Width and color of terminals."""
 
 import sys
 
@@ -15,7 +15,7 @@ from kafka_marshal_cli.terminal import columns, terminal
         ({"TERM": "dumb"}, False),
     ],
 )
-def test_colour_of_a_terminal(monkeypatch, env, is_color):
+def test_color_depends_on_term_and_no_color(monkeypatch, env, is_color):
     for name in ("TERM", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {**env, "COLUMNS": "33"}.items():

@@ -1,4 +1,4 @@
-"""The commands of `marshal shell`, over a world in memory."""
+"""The commands of `marshal shell`, with a world in memory."""
 
 import copy
 import json
@@ -36,7 +36,7 @@ HOSTILE = "\x1b[31mred\u202e"
 
 
 def a_log():
-    """Return a log with owned, released and locked keys, members and a checkpoint."""
+    """Return a log with owned keys, also /checkpoint, a member and garbage."""
     log = Log(level=2)
     payments = [Key("billing", "payments", number) for number in (2, 10)]
     for key in payments:
@@ -58,7 +58,7 @@ def set_positions(log):
 
 
 class Bench:
-    """A session whose lines are collected, and the worlds it reads."""
+    """A session with collected output, and the log that it reads."""
 
     def __init__(self, log=None, **settings):
         self.log = log or a_log()
@@ -126,7 +126,7 @@ exit
 """
 
 
-def test_a_session_prints_what_the_golden_file_has(request, bench):
+def test_the_output_of_a_session_equals_the_golden_file(request, bench):
     written = []
     for line in SCRIPT.strip().splitlines():
         if line == "refresh":
@@ -188,7 +188,7 @@ def test_every_path_that_find_prints_can_be_used(bench):
         pytest.param("ls /config/x", "ls: /config/x: no such", id="below a file"),
     ],
 )
-def test_a_mistake_is_explained_and_the_session_goes_on(bench, line, message):
+def test_a_wrong_line_is_explained_and_the_session_continues(bench, line, message):
     (shown,) = bench(line)
     assert shown.startswith(f"! {message}")
     assert bench.session.is_failed
@@ -200,7 +200,7 @@ def test_a_blank_line_and_a_comment_do_nothing(bench):
     assert bench("history") == ["    1  history"]
 
 
-def test_dots_and_relative_paths(bench):
+def test_dots_and_relative_paths_are_resolved(bench):
     bench("cd groups/billing")
     assert bench("cat ./keys/../keys/payments/2/position") == ["40"]
     assert bench("ls ..") == ["billing", "g", "marshal"]
@@ -212,7 +212,7 @@ def test_partitions_are_in_numeric_order(bench):
     assert bench("ls /groups/billing/keys/payments") == ["2", "10"]
 
 
-def test_a_value_that_changes_is_seen_after_a_refresh(bench):
+def test_a_refresh_shows_a_changed_value(bench):
     path = "/groups/billing/keys/payments/2/position"
     bench.log.append(beat(1, 50, client="w1", key=Key("billing", "payments", 2)))
     bench("refresh")
@@ -225,7 +225,7 @@ def test_a_refresh_that_fails_keeps_the_tree(bench):
     assert bench("ls") == ["config", "groups", "partitions", "topic"]
 
 
-def test_the_current_directory_may_disappear(bench):
+def test_a_current_directory_that_disappears_is_reported(bench):
     bench("cd /groups/billing")
     bench.log = Log()
     bench("refresh")
@@ -234,7 +234,7 @@ def test_the_current_directory_may_disappear(bench):
     assert bench("ls") == []
 
 
-def test_output_has_a_limit_where_one_is_given():
+def test_output_is_cut_after_the_maximum_number_of_lines():
     bench = Bench(lines_max=3)
     shown = bench("find /")
     assert shown[:3] == ["/", "/config", "/groups"]
@@ -242,7 +242,7 @@ def test_output_has_a_limit_where_one_is_given():
     assert len(bench("ls /groups")) == 3
 
 
-def test_growths_of_data_topics_are_in_partition_0():
+def test_growths_of_data_topics_are_listed_under_partition_0():
     log = Log(level=2)
     log.append(growth(8, 4))
     world = World([log.state], {})
@@ -251,14 +251,14 @@ def test_growths_of_data_topics_are_in_partition_0():
     assert (found["topic"], found["old_count"], found["ends"]) == ("t", 4, None)
 
 
-def test_a_config_that_not_all_partitions_have_is_null(bench):
+def test_a_config_that_some_partition_lacks_is_null(bench):
     other = Log(1)
     other.append(config(2, era=2))
     world = World([bench.log.state, other.state], {})
     assert tree_of(world, topic="t").child("config").read() is None
 
 
-def test_keys_are_listed_and_read_one_by_one(monkeypatch):
+def test_listing_and_completing_keys_reads_no_values(monkeypatch):
     log = Log(keys=10**6)
     for number in range(3_000):
         log.append(claim(key=Key("g", "t", number), seq=number))
@@ -297,11 +297,11 @@ def test_keys_are_listed_and_read_one_by_one(monkeypatch):
         pytest.param("cat ", "groups/../co", ["groups/../config "], id="dots"),
     ],
 )
-def test_completion(bench, before, word, found):
+def test_commands_and_paths_are_completed(bench, before, word, found):
     assert bench.session.candidates(before, word) == found
 
 
-def test_every_command_is_explained(bench):
+def test_every_command_of_the_shell_has_help(bench):
     shown = bench("help")
     assert [re.split(r"\W", line)[0] for line in shown] == sorted(COMMANDS)
     assert all(bench(f"man {name}")[0] == each.usage for name, each in COMMANDS.items())

@@ -1,4 +1,4 @@
-"""Log ends for people: what is not known is absent."""
+"""Log ends for display: unknown ones are absent."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def over(monkeypatch):
     return make
 
 
-def test_a_query_is_bounded_and_closed_once(over):
+def test_a_query_has_a_bounded_timeout_and_is_closed_once(over):
     query = over(7)
     with LogEnds("a:1", timeout_ms=10 * LOG_ENDS_MS_MAX) as ends:
         assert ends.of([A]) == ends.of([A]) == {A: 7}
@@ -43,7 +43,7 @@ def test_a_query_is_bounded_and_closed_once(over):
     assert query.closed == 1
 
 
-def test_without_an_answer_all_are_absent(over):
+def test_all_log_ends_are_absent_if_the_query_fails(over):
     query = over(CoordinationError("no answer"))
     with LogEnds("a:1", timeout_ms=50) as ends:
         assert ends.of([A]) == {}

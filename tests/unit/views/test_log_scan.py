@@ -21,7 +21,7 @@ def entry(offset):
 
 
 class Log:
-    """A log whose polls are given; each takes a second."""
+    """A log with given results of polls; each poll takes a second."""
 
     def __init__(self, clock, *polls):
         self.clock, self.polls, self.at = clock, list(polls), {0: 0, 1: 0}
@@ -65,28 +65,28 @@ def test_entries_below_the_ends_are_yielded(clock):
     assert not log.polls
 
 
-def test_other_partitions_are_left_out(clock):
+def test_entries_of_partitions_without_an_end_are_omitted(clock):
     assert read(Log(clock, [run(1, 0, 5)], [run(0, 0, 1)]), {0: 1}) == [(0, 0)]
 
 
-def test_brokers_may_be_away_for_a_while(clock):
+def test_a_temporary_coordination_error_is_retried(clock):
     log = Log(clock, CoordinationError("no answer"), (), [run(0, 0, 1)])
     assert read(log, {0: 1}) == [(0, 0)]
 
 
-def test_an_error_that_stays_is_raised(clock):
+def test_an_unreadable_log_is_an_error(clock):
     with pytest.raises(LogUnreadable, match="above"):
         read(Log(clock, LogUnreadable("above offset 0")), {0: 1})
 
 
-def test_a_silent_log_is_waited_for_from_its_last_entry_on(clock):
+def test_the_timeout_restarts_with_each_entry(clock):
     log = Log(clock, (), (), [run(0, 0, 1)], (), (), ())
     with pytest.raises(DeadlineExceeded, match=r"partitions \[0\] sent nothing for"):
         read(log, {0: 2})
     assert clock.now_ms() == 7_000
 
 
-def test_a_partition_may_end_earlier(clock):
+def test_a_partition_can_end_before_its_given_end(clock):
     calls = count()
     log = Log(clock, [run(0, 0, 2)])
     assert read(log, {0: 9}, has_ended=lambda _: next(calls) > 0) == [(0, 0), (0, 1)]

@@ -44,13 +44,13 @@ def accepted(prefix, *entries, partition=0):
     return [e.offset for e in entries if prefix.accept(partition, e)]
 
 
-def test_a_view_of_an_offset_ends_there():
+def test_a_view_of_an_offset_ends_at_the_offset():
     prefix = Prefix({0: 1}, None)
     assert accepted(prefix, *map(entry, range(4))) == [0, 1]
     assert accepted(prefix, entry(0), partition=1) == []
 
 
-def test_a_view_of_a_time_is_a_prefix_though_a_clock_goes_back():
+def test_a_view_of_a_time_is_a_prefix_even_if_timestamps_go_back():
     prefix = Prefix(None, 10)
     times = [entry(0, 5), entry(1, 11), entry(2, 7), entry(3, 12)]
     assert accepted(prefix, *times) == [0]
@@ -97,7 +97,7 @@ def test_a_scheduled_pause_has_its_reason_and_begin():
     assert prefix.notes["g", OP][:3] == ("rest", "ada", 7)
 
 
-def test_a_pause_began_with_the_first_record_of_its_operation():
+def test_a_pause_begins_with_the_first_record_of_its_operation():
     prefix = Prefix(None, None)
     for offset, at_ms in enumerate((5, 8)):
         value = pausing(None, seq=offset)
@@ -105,13 +105,13 @@ def test_a_pause_began_with_the_first_record_of_its_operation():
     assert prefix.notes["g", OP][:3] == (None, None, 5)
 
 
-def test_reasons_beyond_the_view_are_left_out():
+def test_reasons_after_the_end_of_the_view_are_omitted():
     prefix = Prefix({0: -1}, None)
     prefix.accept(0, entry(0, value=pausing("later")))
     assert prefix.notes == {}
 
 
-def test_reasons_are_bounded():
+def test_only_the_latest_pause_notes_are_kept():
     prefix = Prefix(None, None)
     for number in range(NOTES_MAX + 5):
         op = number.to_bytes(16, "big")
@@ -122,7 +122,7 @@ def test_reasons_are_bounded():
     assert ("g", (4).to_bytes(16, "big")) not in prefix.notes
 
 
-def test_an_entry_that_its_client_dated_does_not_end_a_view():
+def test_an_entry_with_a_client_timestamp_does_not_end_a_view():
     prefix = Prefix(None, 10)
     entries = [entry(0, 5), entry(1, 99, kind=0), entry(2, 7), entry(3, 11)]
     assert accepted(prefix, *entries) == [0, 1, 2]
@@ -144,7 +144,7 @@ def test_a_run_within_the_view_is_not_cut():
 @pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
 @pytest.mark.parametrize("offset", [None, {0: 2}, {0: 9}, {1: 9}])
 @pytest.mark.parametrize("time_ms", [None, 4, 10, 11])
-def test_a_packed_run_is_cut_as_a_list_is(offset, time_ms):
+def test_a_packed_run_is_cut_like_a_list(offset, time_ms):
     entries = [entry(0, 5), entry(1, 99, kind=0), entry(2, 10), entry(4, 11)]
     expected, found = Prefix(offset, time_ms), Prefix(offset, time_ms)
     cut = found.cut(0, packed(entries))
@@ -155,7 +155,7 @@ def test_a_packed_run_is_cut_as_a_list_is(offset, time_ms):
 
 
 class Reader:
-    """Opens the log of ``past`` and notes what is read of it."""
+    """Opens the log of ``past`` and notes the offsets that are read."""
 
     def __init__(self, past, monkeypatch):
         self.entries = []
@@ -186,8 +186,7 @@ def times(past):
 
 
 @pytest.mark.parametrize("by", ["offset", "time"])
-def test_nothing_behind_the_moment_is_read(past, reader, by):
-    """And nothing before the checkpoint, where the first window finds it."""
+def test_entries_after_the_moment_are_not_read(past, reader, by):
     at = past.ends[1] + 3
     moment = {"offset": {0: at}} if by == "offset" else {"time_ms": times(past)[at]}
     expected = past.whole(at) if by == "offset" else past.at_time(times(past)[at])
@@ -196,7 +195,7 @@ def test_nothing_behind_the_moment_is_read(past, reader, by):
         write(past.cluster, b"much later")
     (state,) = World.at(**moment).partitions
     assert to_bytes(state) == to_bytes(expected)
-    # An entry or two show that the view is over.
+    # One or two entries more are read, to detect the end of the view.
     assert max(reader.entries) <= state.next_offset + 2
 
 
@@ -208,7 +207,7 @@ def test_only_the_partition_of_a_key_is_read(past, reader):
     assert not view.is_partial
 
 
-def test_the_count_of_partitions_comes_from_a_checkpoint_too(past):
+def test_the_partition_count_can_be_read_from_a_checkpoint(past):
     expected = past.whole(past.ends[0])
     past.delete(past.begins[0])
     view = World.at(key=KEY, offset=past.ends[0])
@@ -218,7 +217,7 @@ def test_the_count_of_partitions_comes_from_a_checkpoint_too(past):
         World.at(key=KEY, offset=past.end - 1)
 
 
-def test_a_moment_before_the_format_is_empty(past):
+def test_a_view_before_the_format_is_empty(past):
     for wrong in ({"time_ms": 0, "offset": {0: 1}}, {"time_ms": "now"}):
         with pytest.raises(ConfigurationError, match=r"not both|whole number"):
             World.at(**wrong)
@@ -229,7 +228,7 @@ def test_a_moment_before_the_format_is_empty(past):
     assert World.at(offset={0: -1}).partitions[0].keys == {}
 
 
-def test_an_offset_needs_its_partition():
+def test_an_offset_without_partition_and_key_is_refused():
     with pytest.raises(ConfigurationError, match="name the partition"):
         World.at(offset=5)
 
@@ -238,7 +237,7 @@ def test_an_offset_needs_its_partition():
     ("offset", "why"),
     [({0: 10**6}, "is not written yet"), ({1: 0}, "no coordinating partition 1")],
 )
-def test_an_offset_that_is_not_there_is_refused(past, offset, why):
+def test_an_unwritten_offset_or_missing_partition_is_refused(past, offset, why):
     with pytest.raises(ConfigurationError, match=why):
         World.at(offset=offset)
 
@@ -248,7 +247,7 @@ def test_a_time_in_the_future_is_refused(past):
         World.at(time_ms=2**60)
 
 
-def test_the_earliest_known_moment_is_named_and_known(past):
+def test_an_unknown_moment_error_names_the_earliest_known_one(past):
     past.delete(past.begins[0])
     view = World.at(offset={0: past.begins[0]})
     known = view.known_from[0]
@@ -263,7 +262,7 @@ def test_the_earliest_known_moment_is_named_and_known(past):
     assert early.known_from == view.known_from
 
 
-def test_no_moment_is_named_where_none_is_known(past):
+def test_without_a_known_moment_the_error_names_the_doctor(past):
     past.delete(past.begins[1] + 1)
     view = World.at(offset={0: past.end - 1})
     assert view.known_from == {}
@@ -272,20 +271,20 @@ def test_no_moment_is_named_where_none_is_known(past):
 
 
 def paused(past, reason, *, for_ms=60_000, **record):
-    """Pause the group for a long time, for a reason."""
+    """Pause the group for a reason, for a minute by default."""
     until_ms = past.cluster.clock.wall_ms() + for_ms
     write(past.cluster, pausing(reason, until_ms=until_ms, **record))
     past.cluster.run(50)
 
 
 def again(past):
-    """Have another checkpoint written; return the last offset then."""
+    """Write another checkpoint; return the last offset after it."""
     checkpointed(past.cluster, past.node)
     return past.entries()[-1].offset
 
 
 @pytest.mark.parametrize("deleted", [False, True])
-def test_the_reason_of_a_pause_is_found_before_the_checkpoint(
+def test_the_reason_of_a_pause_is_read_from_before_the_checkpoint(
     past, reader, monkeypatch, deleted
 ):
     monkeypatch.setattr(checkpoint_reader, "WINDOW_MIN", 2)
@@ -302,11 +301,11 @@ def test_the_reason_of_a_pause_is_found_before_the_checkpoint(
     assert view.partitions[0].active_pause("g").op_id == OP
     assert view.notes["g", OP].reason == "deploy"
     assert view.pauses()[0]["renewed_by"] == "other"
-    # From the checkpoint before the pause on, and not from the log's start.
+    # The log is read from the checkpoint before the pause, not from its start.
     assert min(reader.entries) > past.begins[0]
 
 
-def test_a_pause_that_no_checkpoint_precedes_has_its_reason_too(past):
+def test_a_pause_before_every_checkpoint_has_its_reason(past):
     past.delete(past.begins[1])
     paused(past, "deploy")
     first = again(past)
@@ -315,7 +314,7 @@ def test_a_pause_that_no_checkpoint_precedes_has_its_reason_too(past):
     assert view.notes["g", OP].reason == "deploy"
 
 
-def test_a_pause_that_is_over_needs_no_reason(past, reader):
+def test_the_reason_of_an_ended_pause_is_not_read(past, reader):
     paused(past, "short", for_ms=100)
     again(past)
     past.cluster.run(1_000)
@@ -323,7 +322,7 @@ def test_a_pause_that_is_over_needs_no_reason(past, reader):
     assert World.at(offset={0: at}).notes == {}
 
 
-def test_members_are_those_that_had_announced_themselves(past):
+def test_members_are_read_only_on_request(past):
     at = again(past)
     whole = {name: m.offset for name, m in past.whole(at).soft.members.items()}
     assert whole
@@ -336,7 +335,7 @@ def test_members_are_those_that_had_announced_themselves(past):
 
 
 def failing(past, monkeypatch, error, times):
-    """Have the first polls of each log fail."""
+    """Make the first polls of each log fail."""
 
     def open_log(*_, **__):
         log = past.open()
@@ -353,13 +352,13 @@ def failing(past, monkeypatch, error, times):
     patch_open(monkeypatch, open_log)
 
 
-def test_an_error_that_passes_is_survived(past, monkeypatch):
+def test_a_temporary_coordination_error_is_retried(past, monkeypatch):
     failing(past, monkeypatch, CoordinationError("no broker"), times=3)
     view = World.at(key=KEY, offset=past.ends[0])
     assert digest(view.partitions[0]) == digest(past.whole(past.ends[0]))
 
 
-def test_an_error_that_stays_ends_the_view(past, monkeypatch):
+def test_a_permanent_error_ends_the_view(past, monkeypatch):
     failing(past, monkeypatch, LogUnreadable("denied"), times=1)
     with pytest.raises(LogUnreadable, match="denied"):
         World.at(offset={0: past.ends[0]})
@@ -368,7 +367,7 @@ def test_an_error_that_stays_ends_the_view(past, monkeypatch):
         World.at(offset={0: past.ends[0]}, timeout_ms=200)
 
 
-def test_a_view_that_takes_too_long_ends(past, monkeypatch):
+def test_a_view_that_exceeds_its_timeout_fails(past, monkeypatch):
     monkeypatch.setattr(LogCheckpoints, "find", lambda *_, **__: {})
     patch_open(monkeypatch, lambda *_, **__: silent(past.open()))
     with pytest.raises(DeadlineExceeded, match="--timeout"):
@@ -376,6 +375,6 @@ def test_a_view_that_takes_too_long_ends(past, monkeypatch):
 
 
 def silent(log):
-    """Have a log return nothing."""
+    """Make polls of a log return nothing."""
     log.poll = lambda timeout_ms: time.sleep(timeout_ms / 1000) or []
     return log

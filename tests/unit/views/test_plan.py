@@ -1,4 +1,4 @@
-"""What a Plan names, what became of it, and whether it repeats."""
+"""Views of a Plan: entries and their outcome, changes, verification."""
 
 import pytest
 from logkit import H, Log, beat, claim, direct, member, planned, release, settings
@@ -63,7 +63,7 @@ def state_of(log, number):
     return {each.key.partition: each.state for each in seen(log).keys}[number]
 
 
-def test_a_group_without_a_plan(log):
+def test_a_group_without_a_plan_has_no_entries(log):
     view = seen(log)
     assert (view.policy, view.generation, view.is_known) == ("planner", 0, False)
     assert (view.author, view.offset, view.keys) == (None, None, ())
@@ -71,7 +71,7 @@ def test_a_group_without_a_plan(log):
     assert held == [("a", 3), ("b", 0)]
 
 
-def test_what_is_open_counts_for_members(log):
+def test_open_entries_are_gains_and_losses_of_members(log):
     log.append(planned(0, ("b", 0, (2, 3)), client="a", vector=((FAR, 0),)))
     view = seen(log)
     assert (view.generation, view.author, view.is_known) == (1, "a", True)
@@ -93,7 +93,7 @@ def test_lag_is_summed_where_position_and_end_are_known(log):
         log.append(beat(epoch, position, key=named(number), client="a"))
     ends = {place(0): 15, place(1): 40, place(3): 9}
     view = view_plan(view_of(log), "g", partition_counts=COUNTS, log_ends=ends)
-    # Partition 1 is beyond its end; 2 has neither, and nobody has claimed 3.
+    # Position 1 is beyond its log end; 2 has neither; 3 has no claim.
     facts = plan_object(view, [])
     assert lags([facts]) == [(5, 2)]
     assert lags(facts["members"]) == [(5, 1), (0, 0)]
@@ -151,12 +151,12 @@ def test_entries_are_done_or_void_after_a_claim(log):
     assert state_of(log, 2) == "void"
 
 
-def test_a_plan_of_other_coordinating_partitions_has_no_entries(log):
+def test_a_plan_for_another_partition_count_has_no_entries(log):
     log.append(planned(0, ("b", 0, (2,)), vector=((FAR, 0), (FAR, 0))))
     assert seen(log).keys == ()
 
 
-def test_what_nobody_can_have_is_named(log):
+def test_a_partition_that_no_member_can_take_is_uncovered(log):
     log.append(member("a", seq=1, capacity=3))
     log.append(member("b", seq=1, topics=()))
     (row,) = seen(log).uncovered
@@ -180,7 +180,7 @@ def test_each_partition_is_explained(log):
         why(log, 9)
 
 
-def test_a_partition_that_waits_is_explained(log):
+def test_a_partition_reserved_for_a_restart_is_explained(log):
     epoch = log.state.keys[named(0)].epoch
     log.append(release(epoch, key=named(0), client="a", reason="restart"))
     log.append(member("a", seq=1, draining=True))
@@ -225,27 +225,27 @@ def verified(log):
     return verify_plan(view_of(log), "g", past=past)
 
 
-def test_a_plan_repeats(log):
+def test_a_plan_equal_to_a_new_one_from_its_input_is_the_same(log):
     write_plan(log)
     found = verified(log)
     assert (found.outcome, found.author, found.differences) == ("same", "a", {})
 
 
-def test_a_later_plan_repeats_with_what_the_one_before_names(log):
+def test_a_plan_that_follows_a_plan_is_verified_as_the_same(log):
     write_plan(log)
     log.append(member("c", capacity=0), after=H // 2)
     write_plan(log)
     assert (verified(log).outcome, verified(log).generation) == ("same", 2)
 
 
-def test_a_plan_that_its_input_does_not_give_has_diverged(log):
+def test_a_plan_that_differs_from_its_input_has_diverged(log):
     write_plan(log, change=lambda entries: {**entries, place(0): "b"})
     found = verified(log)
     assert found.outcome == "plan_diverged"
     assert found.differences == {place(0): ("b", None)}
 
 
-def test_a_plan_of_all_that_fits_repeats(log, monkeypatch):
+def test_a_plan_cut_to_the_maximum_size_is_verified_as_the_same(log, monkeypatch):
     for name, value in (
         ("PLAN_SLICES_MAX", 1),
         ("FRAME_BYTES_MAX", 1_536 + 50),
@@ -259,12 +259,12 @@ def test_a_plan_of_all_that_fits_repeats(log, monkeypatch):
     assert verified(log).outcome == "same"
 
 
-def test_of_another_input_nothing_is_known(log):
+def test_a_plan_with_another_input_digest_is_unknown(log):
     write_plan(log, digest=b"d" * 16)
     assert verified(log).outcome == "unknown"
 
 
-def test_without_a_whole_plan_there_is_nothing_to_verify(log):
+def test_a_group_without_a_whole_plan_cannot_be_verified(log):
     with pytest.raises(ClaimRejected, match="no whole plan"):
         verified(log)
     log.append(planned(0, count=2))
@@ -272,14 +272,14 @@ def test_without_a_whole_plan_there_is_nothing_to_verify(log):
         verified(log)
 
 
-def test_a_vector_of_other_coordinating_partitions_is_not_verified(log):
+def test_a_plan_for_another_partition_count_is_not_verified(log):
     log.append(planned(0, vector=((3, 0), (3, 0))))
     with pytest.raises(LogUnreadable, match="coordinating partitions, but"):
         verified(log)
 
 
 class Scan:
-    """A scan of a planned_log, or of what is left of it."""
+    """A scan of a log whose entries before an offset are deleted."""
 
     def __init__(self, planned_log, *, first=0):
         self._entries = [each for each in planned_log.entries if each.offset >= first]
@@ -346,11 +346,11 @@ def changes(planned_log, generation):
     ]
 
 
-def test_entries_are_carried_out_open_or_overtaken(planned_log):
+def test_entries_of_an_earlier_plan_are_done_open_or_overtaken(planned_log):
     plan_to(planned_log, "b", 1, 2, 3)
     plan_to(planned_log, "b", 2)
     move(planned_log, 1, "b")
-    # Nobody has claimed 3, and the plan in force does not name anybody for it.
+    # 3 has no claim, and the latest plan names no member for it.
     assert changes(planned_log, 1) == [
         (1, "b", "b", "b", "done"),
         (2, "b", "b", "a", "open"),
@@ -360,7 +360,7 @@ def test_entries_are_carried_out_open_or_overtaken(planned_log):
     assert changes(planned_log, 1)[1] == (2, "b", "c", "c", "overtaken")
 
 
-def test_other_partitions_are_shown_if_another_member_is_to_have_them(planned_log):
+def test_changes_include_other_partitions_with_a_new_member(planned_log):
     plan_to(planned_log, "b", 2)
     move(planned_log, 0, "b")
     move(planned_log, 3, "a")
@@ -373,13 +373,13 @@ def test_other_partitions_are_shown_if_another_member_is_to_have_them(planned_lo
     ]
 
 
-def test_keys_of_the_protocol_itself_are_left_out(planned_log):
+def test_changes_omit_keys_of_the_protocol(planned_log):
     plan_to(planned_log, "b", 2)
     planned_log.append(claim("a", key=Key("g", "/checkpoint", 0)))
     assert [row[0] for row in changes(planned_log, 1)] == [2]
 
 
-def test_a_plan_in_slices_is_found_by_any_of_them(planned_log):
+def test_a_plan_is_found_by_the_generation_of_any_slice(planned_log):
     plan_to(planned_log, "b", 2)
     at = ((planned_log.state.next_offset, 0),)
     for number in (0, 1):
@@ -397,7 +397,7 @@ def test_a_plan_that_was_never_whole_is_not_found(planned_log):
         find_plan(Scan(planned_log), "g", generation=1)
 
 
-def test_of_a_plan_that_is_gone_the_oldest_is_named(planned_log):
+def test_an_error_for_a_deleted_plan_names_the_oldest_one(planned_log):
     plan_to(planned_log, "b", 2)
     first = planned_log.state.next_offset
     begun = Restored(
@@ -410,12 +410,12 @@ def test_of_a_plan_that_is_gone_the_oldest_is_named(planned_log):
         find_plan(scan, "g", generation=1)
 
 
-def test_without_the_start_of_the_log_nothing_is_found(planned_log):
+def test_a_plan_cannot_be_found_without_the_log_start(planned_log):
     with pytest.raises(LogUnreadable, match="marshal doctor"):
         find_plan(Scan(planned_log, first=3), "g", generation=1)
 
 
-def test_a_group_that_was_dropped_counts_again():
+def test_plan_generations_restart_after_a_group_is_forgotten():
     planned_log = Log(level=2, forget_ms=100)
     for follows in (0, 1):
         planned_log.append(planned(follows))
@@ -429,7 +429,7 @@ def test_a_group_that_was_dropped_counts_again():
         find_plan(Scan(planned_log), "g", generation=2)
 
 
-def test_a_vector_of_other_coordinating_partitions_is_not_compared(planned_log):
+def test_a_plan_for_another_partition_count_is_not_compared(planned_log):
     planned_log.append(planned(0, vector=((3, 0), (3, 0))))
     with pytest.raises(LogUnreadable, match="coordinating partitions, but"):
         changes(planned_log, 1)

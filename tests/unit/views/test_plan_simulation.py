@@ -1,4 +1,4 @@
-"""Predictions of what a group does: kills, joins, drains, limits, partitions."""
+"""Predicted owners after kills, joins, drains, limits and new partitions."""
 
 from collections import Counter
 
@@ -45,13 +45,13 @@ def counts(found):
     return dict(Counter(found.owners.values()))
 
 
-def test_a_balanced_group_stays_as_it_is():
+def test_a_balanced_group_has_no_moves():
     found = simulate(group(*"abc"), "g", changes=Changes())
     assert (found.moves, found.waves, found.is_settled) == ((), 0, True)
     assert found.owners == found.before
 
 
-def test_after_a_kill_others_take_over_within_two_intervals():
+def test_keys_of_a_killed_member_move_after_two_intervals():
     found = simulate(group(*"aabbcc"), "g", changes=Changes(kill=("c",)))
     assert counts(found) == {"a": 3, "b": 3}
     assert {(m.source, m.gap_ms, m.wave) for m in found.moves} == {("c", 2 * H, 1)}
@@ -74,7 +74,7 @@ def test_a_joining_member_gets_a_share_up_to_its_limit():
     assert [move.gap_ms for move in found.moves] == [None]
 
 
-def test_a_drained_client_and_host_release_all():
+def test_a_drained_client_and_host_release_all_partitions():
     world = group(*"aabbcc", b={"host": "h2"}, c={"host": "h2"})
     found = simulate(world, "g", changes=Changes(drain=("b",), drain_hosts=("h2",)))
     assert counts(found) == {"a": 6}
@@ -82,7 +82,7 @@ def test_a_drained_client_and_host_release_all():
 
 
 def directed_group(*owners, policy=None, **directive):
-    """Return a world of members ``abc``, one of which a directive names."""
+    """Return a world of members ``abc`` and a directive."""
     log = Log(level=2)
     if policy:
         log.append(settings(policy=policy))
@@ -96,7 +96,7 @@ def directed_group(*owners, policy=None, **directive):
 
 @pytest.mark.parametrize("policy", [None, "planner"])
 @pytest.mark.parametrize("action", ["drain", "cordon"])
-def test_a_client_that_is_drained_or_cordoned_already_takes_nothing(policy, action):
+def test_a_client_with_a_drain_or_cordon_takes_no_partitions(policy, action):
     world = directed_group(*"bbcc", client="a", action=action, policy=policy)
     found = simulate(world, "g", changes=Changes(kill=("c",)))
     assert counts(found) == {"b": 4}
@@ -104,7 +104,7 @@ def test_a_client_that_is_drained_or_cordoned_already_takes_nothing(policy, acti
     assert {each.reason for each in nobody.uncovered} == {"no members"}
 
 
-def test_what_a_drained_client_holds_moves_to_others():
+def test_partitions_of_a_drained_client_move_to_others():
     found = simulate(directed_group(*"aabc", client="a"), "g", changes=Changes())
     assert counts(found) == {"b": 2, "c": 2}
 
@@ -126,7 +126,7 @@ def test_uncovered_keys_have_a_reason():
 
 
 @pytest.mark.parametrize("policy", ["fair", "planner"])
-def test_what_an_admin_drains_or_cordons_takes_nothing(policy):
+def test_drained_members_release_and_cordoned_members_keep_keys(policy):
     log = Log(level=2)
     log.append(settings(policy=policy))
     for name in "abc":
@@ -146,21 +146,21 @@ def test_what_an_admin_drains_or_cordons_takes_nothing(policy):
 
 
 def test_shares_follow_weights():
-    """As of a sidecar with four clients when another with one joins: none moves."""
+    """A sidecar with four clients keeps four keys when one with one client joins."""
     world = group(*"aaaa", members="ab", a={"labels": {"weight": "4"}})
     found = simulate(world, "g", changes=Changes())
     assert counts(found) == {"a": 4}
     assert [found.terms[name].weight for name in "ab"] == [4, 1]
 
 
-def test_a_planner_gives_no_member_what_it_cannot_serve():
+def test_a_planner_assigns_no_partition_that_a_member_fails():
     world = planned_group(*"aabbcc", a={"labels": {"fails:t": "4,5"}})
     found = simulate(world, "g", changes=Changes(kill=("c",)))
     assert counts(found) == {"a": 3, "b": 3}
     assert {found.owners[place(number)] for number in (4, 5)} == {"b"}
 
 
-def test_what_a_pause_or_a_named_successor_holds_back_is_not_uncovered():
+def test_paused_or_reserved_keys_are_not_uncovered():
     world = group(None, members="")
     assert closed_topics(world, "g") == {"t": "no members"}
     assert uncovered_now(world, "g", partition_counts={"t": 2}) == (
@@ -178,14 +178,14 @@ def test_what_a_pause_or_a_named_successor_holds_back_is_not_uncovered():
     assert uncovered_now(later, "g", partition_counts={"t": 2}) == ()
 
 
-def test_new_partitions_are_shared():
+def test_new_partitions_are_shared_among_members():
     found = simulate(group(*"abc"), "g", changes=Changes(partitions={"t": 9}))
     assert counts(found) == {"a": 3, "b": 3, "c": 3}
     found = simulate(group(*"abc"), "g", changes=Changes(), partition_counts={"t": 6})
     assert counts(found) == {"a": 2, "b": 2, "c": 2}
 
 
-def test_keys_of_stale_owners_are_free_and_of_the_last_owner():
+def test_keys_of_stale_owners_count_as_free():
     log = Log()
     for number, name in enumerate("az"):
         log.append(claim(client=name, key=Key("g", "t", number)), at=START_MS)
@@ -195,13 +195,13 @@ def test_keys_of_stale_owners_are_free_and_of_the_last_owner():
     assert counts(found) == {"a": 2}
 
 
-def test_a_released_key_is_taken():
+def test_a_released_key_is_assigned():
     found = simulate(group("a", "b", "c", None), "g", changes=Changes())
     assert [(m.key, m.source) for m in found.moves] == [(place(3), None)]
     assert found.is_settled
 
 
-def test_only_the_last_process_of_a_client_counts_and_none_that_leaves():
+def test_members_are_the_latest_incarnations_of_staying_clients():
     log = Log()
     log.append(announced("a", incarnation=b"1" * 16, host="old"))
     log.append(announced("a", host="new"))
@@ -210,7 +210,7 @@ def test_only_the_last_process_of_a_client_counts_and_none_that_leaves():
     assert found.members == {"a": "new"}
 
 
-def test_topics_are_those_of_members_and_claims():
+def test_topics_of_a_group_are_those_of_members_and_claims():
     world = group(*"ab", members="ab", b={"topics": ("u",)})
     assert group_topics(world, "g") == {"t", "u"}
 
@@ -228,7 +228,7 @@ def test_topics_are_those_of_members_and_claims():
         (Changes(partitions={"t": 1}), "partitions"),
     ],
 )
-def test_changes_that_do_not_fit_are_refused(changes, setting):
+def test_invalid_changes_are_refused_with_their_setting(changes, setting):
     with pytest.raises(ConfigurationError) as caught:
         simulate(group(*"abc"), "g", changes=changes)
     assert caught.value.setting == setting
@@ -245,7 +245,7 @@ def planned_group(*owners, **others):
     return World([log.state], {0: 0})
 
 
-def test_a_group_that_is_planned_moves_by_its_plan():
+def test_a_group_with_policy_planner_moves_in_one_wave():
     changes = Changes(kill=("c",), add=(NewMember(name="d"),))
     found = simulate(planned_group(*"aabbcc"), "g", changes=changes)
     assert counts(found) == {"a": 2, "b": 2, "d": 2}
@@ -255,7 +255,7 @@ def test_a_group_that_is_planned_moves_by_its_plan():
     assert (still.moves, still.waves, still.policy) == ((), 0, "planner")
 
 
-def test_a_plan_keeps_the_targets_that_members_announce():
+def test_a_plan_limits_a_member_to_its_announced_target():
     world = planned_group(*"aabbcc", c={"labels": {"target": "1", "rack": "r"}})
     found = simulate(world, "g", changes=Changes())
     assert counts(found)["c"] == 1

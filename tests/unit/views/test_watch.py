@@ -1,4 +1,4 @@
-"""Following the world: what each entry did, what changed, outages, deadlines."""
+"""Following the world: transitions of entries, changes, outages, deadlines."""
 
 import msgspec
 import pytest
@@ -50,7 +50,7 @@ def changes_of(watch):
     return [(c.what, c.client_id) for c in watch.changes(0)]
 
 
-def test_claims_that_come_and_go(story):
+def test_a_claim_and_its_release_are_reported(story):
     watch = story.watch()
     epoch = story.write(claim("c1"))
     (claimed,) = watch.changes(0)
@@ -112,7 +112,7 @@ def test_claims_before_the_start_are_known_but_not_reported(story):
     assert lost.offset == claimed.offset
 
 
-def test_a_claim_after_a_release_is_nobodys_loss(story):
+def test_a_claim_after_a_release_reports_no_loss(story):
     watch = story.watch()
     story.write(release(story.write(claim("c1"))))
     story.write(claim("c2"))
@@ -123,7 +123,7 @@ def test_a_claim_after_a_release_is_nobodys_loss(story):
     ]
 
 
-def test_a_restart_resumes(story):
+def test_a_resumed_claim_is_reported_with_its_incarnation(story):
     watch = story.watch()
     epoch = story.write(claim("c1", resume_hash=hashed(A_SECRET)))
     story.write(resume(epoch))
@@ -159,7 +159,7 @@ def test_a_pause_in_several_partitions_is_reported_once():
     assert changes_of(watch) == [("paused", "admin")]
 
 
-def test_a_pause_that_runs_out_is_over_with_the_next_entry(story):
+def test_an_expired_pause_ends_with_the_next_entry(story):
     watch = story.watch()
     story.write(pause(story.clock.wall_ms() + 1_000, op=OP))
     assert changes_of(watch) == [("paused", "admin")]
@@ -167,7 +167,7 @@ def test_a_pause_that_runs_out_is_over_with_the_next_entry(story):
     assert changes_of(watch) == [("unpaused", None)]
 
 
-def test_a_pause_names_its_person(story):
+def test_a_pause_is_reported_with_its_person(story):
     watch = story.watch()
     rest = pause(story.clock.wall_ms() + 1_000)
     story.write(msgspec.structs.replace(rest, tags=person_to_tags("ada")))
@@ -218,7 +218,7 @@ def test_a_scheduled_pause_is_reported_with_its_begin():
     assert changes_of(watch) == [("unpaused", None)]
 
 
-def test_a_scheduled_pause_that_does_not_begin():
+def test_a_cancelled_scheduled_pause_is_reported_as_unscheduled():
     story = Story(level=2)
     now_ms = story.clock.wall_ms()
     story.write(schedule(now_ms + 100, now_ms + 300))
@@ -243,7 +243,7 @@ def test_a_scheduled_pause_is_cancelled_once_no_partition_has_it():
     assert changes_of(watch) == [("unscheduled", None)]
 
 
-def test_a_scheduled_pause_of_a_state_begins_without_its_reason():
+def test_a_scheduled_pause_known_only_from_a_state_has_no_reason():
     story = Story(level=2)
     now_ms = story.clock.wall_ms()
     story.write(schedule(now_ms + 100, now_ms + 300))
@@ -255,7 +255,7 @@ def test_a_scheduled_pause_of_a_state_begins_without_its_reason():
     assert (begun.what, begun.reason, begun.client_id) == ("paused", None, "admin")
 
 
-def test_a_scheduled_pause_may_begin_by_its_admin():
+def test_a_scheduled_pause_can_be_begun_early_by_an_admin():
     story = Story(level=2)
     watch = story.watch()
     now_ms = story.clock.wall_ms()
@@ -278,7 +278,7 @@ def test_every_entry_has_its_transitions(story):
     ]
 
 
-def test_the_view_moves_with_what_is_read(story):
+def test_the_world_advances_only_with_reads(story):
     watch = story.watch()
     epoch = story.write(claim("c1"))
     story.write(beat(epoch, 3))
@@ -291,7 +291,7 @@ def test_the_view_moves_with_what_is_read(story):
     assert watch.world().estimated_age_ms(world.partitions[0], known) == 700
 
 
-def test_an_unreachable_broker_is_reported_and_waited_for(story):
+def test_an_outage_is_reported_until_the_broker_answers(story):
     watch = story.watch()
     story.log.cut = True
     watch.read(0)
@@ -312,7 +312,7 @@ def test_an_unreachable_broker_is_reported_and_waited_for(story):
     assert watch.outage is None
 
 
-def test_a_log_that_goes_back_ends_it(story):
+def test_a_truncated_log_ends_the_watch(story):
     story.write(claim("c1"))
     watch = story.watch()
     story.kafka.truncate(TopicPartition(TOPIC, 0), end=1, leader=1)
@@ -321,7 +321,7 @@ def test_a_log_that_goes_back_ends_it(story):
         watch.changes(0)
 
 
-def test_a_log_that_is_not_read_in_time(story):
+def test_a_watch_that_cannot_catch_up_in_time_fails(story):
     log = story.kafka.coordination_log(TOPIC)
     watch = WorldWatch(log, story.clock)
     log.cut = True
@@ -329,14 +329,14 @@ def test_a_log_that_is_not_read_in_time(story):
         watch.catch_up(0)
 
 
-def test_a_block_closes_it(story):
+def test_a_watch_can_be_closed_again_after_its_block(story):
     with story.watch() as watch:
         assert watch.is_caught_up
     watch.close()
 
 
 def shelf(story):
-    """Return a source that has what the log has come to so far."""
+    """Return a source with the present state of the log."""
     return Shelf(kept(story.watch().world().partitions[0]))
 
 
@@ -351,7 +351,7 @@ def test_a_watch_resumes_from_a_kept_state_with_its_owners(story):
     assert changes_of(watch) == [("lost", "c1"), ("claimed", "c2")]
 
 
-def test_a_pause_in_a_kept_state_is_read_from_the_start_for_its_reason(story):
+def test_the_reason_of_a_pause_in_a_kept_state_is_read(story):
     story.write(claim("c1"))
     rest = pause(story.clock.wall_ms() + 5_000)
     story.write(msgspec.structs.replace(rest, reason="a rest"))
@@ -361,7 +361,7 @@ def test_a_pause_in_a_kept_state_is_read_from_the_start_for_its_reason(story):
     assert [c.what for c in watch.changes(0)] == ["unpaused"]
 
 
-def test_a_log_without_a_known_start_is_waited_for(story):
+def test_a_watch_starts_once_the_log_can_be_reached(story):
     story.write(claim("c1"))
     log = story.kafka.coordination_log(TOPIC)
     watch = WorldWatch(log, story.clock, sources=(shelf(story),))
@@ -374,8 +374,8 @@ def test_a_log_without_a_known_start_is_waited_for(story):
 
 
 @pytest.mark.parametrize(("first", "asked"), [(0, 1), (2, 2), (9, 3)])
-def test_a_state_behind_what_has_to_be_read_is_left_out(first, asked):
-    """It is looked for before that, and within the log alone."""
+def test_a_kept_state_after_the_first_wanted_offset_is_not_used(first, asked):
+    """The source is queried only up to that offset, and within the log."""
     spans = []
 
     class Source(Shelf):
@@ -393,7 +393,7 @@ def test_a_state_behind_what_has_to_be_read_is_left_out(first, asked):
 
 
 def test_a_watch_that_begins_while_a_key_moves_knows_its_owner():
-    """The source still has the owner that died; the target has the next one."""
+    """The source partition still has the dead owner; the target has the next one."""
     change = Change(4, 2)
     (key,) = change.moving()
     change.claimed(key)
@@ -418,7 +418,7 @@ def test_a_watch_that_begins_while_a_key_moves_knows_its_owner():
 
 
 @pytest.mark.parametrize("is_dead", [False, True])
-def test_a_key_that_moves_is_a_change(is_dead):
+def test_a_moved_key_is_reported_as_a_change(is_dead):
     change = Change(2, 4)
     (key,) = change.moving()
     change.claimed(key)

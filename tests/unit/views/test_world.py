@@ -1,4 +1,4 @@
-"""Views: which entries belong to one, and what is estimated for people."""
+"""Views of the log: their entries, and estimates for display."""
 
 import pytest
 from changekit import Change, group_at, opened
@@ -48,7 +48,7 @@ __all__ = ["past"]
 UNTIL = 2_000_000
 
 
-def test_an_age_is_estimated_with_the_time_since():
+def test_an_age_estimate_includes_the_time_since_the_last_entry():
     log = Log()
     log.append(beat(log.claimed(), 5))
     log.append(b"", after=10)
@@ -58,7 +58,7 @@ def test_an_age_is_estimated_with_the_time_since():
     assert World([log.state], {0: -5}).elapsed_ms(0) == 0
 
 
-def test_claims_are_sorted_and_by_group():
+def test_claims_are_sorted_and_filtered_by_group():
     log = Log()
     for name in ("h", "g"):
         log.claimed(key=KEY._replace(group_id=name))
@@ -67,8 +67,8 @@ def test_claims_are_sorted_and_by_group():
     assert [key.group_id for key, _ in world.claims("h")] == ["h"]
 
 
-def test_the_lag_of_a_member_is_up_to_the_end_of_the_view():
-    """A view of an earlier moment may end before what a member has applied."""
+def test_the_lag_of_a_member_ends_at_the_end_of_the_view():
+    """A past view may end before the offsets that a member has applied."""
     log = Log()
     tags = applied_to_tags(Applied(applied={0: 1, 1: 3}))
     log.append(replace(member("c1"), tags=tags))
@@ -135,13 +135,13 @@ def test_open_handoffs_are_shown_with_phase_and_times():
         ),
     ],
 )
-def test_a_topic_that_is_not_in_order(world, kind, message):
+def test_an_unusable_coordination_topic_is_refused(world, kind, message):
     with pytest.raises(kind, match=message) as caught:
         world.config()
     assert caught.value.problems
 
 
-def test_a_topic_of_another_use_is_not_to_be_formatted():
+def test_a_topic_with_other_records_gets_no_advice_to_format():
     data = Log(configured=False)
     data.append(b"an order")
     with pytest.raises(TopicMisconfigured, match="1 of its records are not") as caught:
@@ -150,19 +150,19 @@ def test_a_topic_of_another_use_is_not_to_be_formatted():
     assert "topic format" not in str(caught.value)
 
 
-def test_a_topic_that_is_in_order():
-    spare = Log(1, configured=False)  # PROTOCOL 2.5: added in Kafka, changes nothing
+def test_a_formatted_topic_with_a_spare_partition_is_accepted():
+    spare = Log(1, configured=False)  # PROTOCOL 2.5: added in Kafka, no effect
     world = World([Log().state, spare.state], {}, cluster_id="cluster")
     assert world.config().partition_count == 1
 
 
-def test_a_pause_has_no_reason_in_the_world_itself():
+def test_a_world_of_states_alone_has_no_pause_reasons():
     log = Log()
     log.append(pause(UNTIL))
     assert World([log.state], {}).notes == {}
 
 
-def test_partitions_that_are_not_in_use_need_not_be_known():
+def test_unused_partitions_may_lack_their_log_start():
     used, empty = Log(k=2), WorldState(0)
     assert World([used.state], {}, log_start_missing=[1, 2, 3]).unused == (2, 3)
     view = World([used.state], {}, log_start_missing=[1, 2, 3])
@@ -175,7 +175,7 @@ def test_partitions_that_are_not_in_use_need_not_be_known():
 # --- the past, where retention has deleted the start of the log
 
 
-def test_the_past_begins_at_the_newest_checkpoint_before_it(past):
+def test_a_past_view_starts_at_the_newest_checkpoint_before_it(past):
     expected = {at: past.whole(at) for at in range(past.end)}
     past.delete(past.begins[0])
     for at in range(past.ends[0], past.end):
@@ -197,12 +197,12 @@ def test_offsets_before_every_checkpoint_are_unknown(past):
         view.require_known([1])
 
 
-def test_a_partition_that_is_not_asked_about_is_not_unknown(past):
+def test_an_unrequested_partition_does_not_count_as_unknown(past):
     past.delete(past.begins[0])
     assert World.at(offset={}).log_start_missing == ()
 
 
-def test_a_time_of_the_past_begins_at_a_checkpoint_before_it(past):
+def test_a_view_of_a_past_time_starts_at_a_checkpoint_before_it(past):
     times = {each.offset: each.timestamp_ms for each in past.entries()}
     at_ms = times[past.ends[1]]
     expected = past.whole(max(o for o, ms in times.items() if ms <= at_ms))
@@ -212,13 +212,13 @@ def test_a_time_of_the_past_begins_at_a_checkpoint_before_it(past):
     assert World.at(time_ms=times[past.begins[0]] - 1).log_start_missing == (0,)
 
 
-def test_a_log_that_is_whole_is_folded_from_its_start(past):
+def test_a_complete_log_is_folded_from_its_start(past):
     view = World.at(offset={0: 3})
     assert view.log_start_missing == ()
     assert digest(view.partitions[0]) == digest(past.whole(3))
 
 
-def test_a_scan_has_no_state_of_partitions_that_are_not_in_use(past):
+def test_unused_partitions_have_an_empty_state_in_a_scan(past):
     cluster = past.cluster
     cluster.kafka.add_partitions("__marshal", 2)
     for t in (1, 2):
@@ -256,7 +256,7 @@ def test_a_scan_begins_at_the_first_checkpoint_that_remains(past):
         assert scan.restore()[0].is_log_start_missing
 
 
-def test_losses_begin_there_too(past):
+def test_losses_begin_at_the_first_checkpoint_that_remains(past):
     past.delete(past.begins[0])
     found = Losses.open()
     assert found.began_at == {0: past.begins[0] + 1}
@@ -267,7 +267,7 @@ def test_losses_begin_there_too(past):
 
 
 class WallClock(SystemClock):
-    """A wall clock that is set."""
+    """A wall clock with a given time."""
 
     def __init__(self, begin_ms):
         super().__init__()
@@ -287,8 +287,8 @@ class WallClock(SystemClock):
     ],
     ids=["world", "losses", "group", "key"],
 )
-def test_who_lives_is_judged_at_the_end_that_was_looked_up(past, monkeypatch, view):
-    """An owner that lived then is not stale because reading took long."""
+def test_owners_are_judged_at_the_time_of_the_log_end_query(past, monkeypatch, view):
+    """A live owner does not become stale because reading takes long."""
     last_ms = fold(past.cluster).append_time_ms
     clock = WallClock(last_ms + 1)
 
@@ -314,7 +314,7 @@ def test_who_lives_is_judged_at_the_end_that_was_looked_up(past, monkeypatch, vi
         assert found.state == "owned"
 
 
-def test_a_watch_of_the_whole_log_begins_there_too(past, monkeypatch):
+def test_a_watch_begins_at_the_first_checkpoint_that_remains(past, monkeypatch):
     expected = digest(fold(past.cluster))
     past.delete(past.begins[0])
     monkeypatch.setattr(watch, "open_coordination_log", past.open)
@@ -327,7 +327,7 @@ def test_a_watch_of_the_whole_log_begins_there_too(past, monkeypatch):
         assert watching.world().log_start_missing == (0,)
 
 
-# --- readings of a part of the log, which is whole
+# --- reading a part of a complete log
 
 
 def test_a_scan_since_a_moment_begins_at_the_newest_checkpoint_before_it(past):
@@ -375,7 +375,7 @@ def test_a_scan_of_selected_entries_reads_no_others(past):
         assert list(scan) == []
 
 
-def test_losses_since_a_time_begin_before_the_claims_that_were_open_then(past):
+def test_losses_since_a_time_begin_before_claims_open_at_that_time(past):
     times = {each.offset: each.timestamp_ms for each in past.entries()}
     latest = max(times.values())
     # The only claim is earlier than both checkpoints, so all of the log is read.
@@ -394,7 +394,7 @@ DIRECTIONS = [pytest.param(4, 8, id="growing"), pytest.param(8, 4, id="shrinking
 
 
 class Steps:
-    """A whole change; ``views`` has what a view shows after each step."""
+    """A whole change; ``times`` and ``ends`` are the moments after each step."""
 
     def __init__(self, patch, before, after, **settings):
         self.change = change = Change(before, after, **settings)
@@ -416,7 +416,7 @@ class Steps:
         opened(patch, change)
 
     def _step(self):
-        """Note the moment, and let a second pass in all partitions."""
+        """Note the moment, and advance all partitions by a second."""
         logs = self.change.logs
         self.times.append(max(log.now_ms for log in logs))
         self.ends.append([len(log.entries) for log in logs])
@@ -437,7 +437,7 @@ SHOWN = [("c1", None), ("c1", "draining"), (None, "final"), (None, None), ("c2",
 
 @pytest.mark.parametrize(("before", "after"), DIRECTIONS)
 @pytest.mark.parametrize("has_key", [False, True])
-def test_the_past_shows_a_key_once_at_every_step_of_a_change(
+def test_a_past_view_shows_a_key_once_at_every_step_of_a_change(
     monkeypatch, before, after, has_key
 ):
     steps = Steps(monkeypatch, before, after)
@@ -461,7 +461,7 @@ def test_the_past_shows_a_key_once_at_every_step_of_a_change(
 
 
 @pytest.mark.parametrize(("before", "after"), DIRECTIONS)
-def test_the_past_of_an_offset_of_the_old_or_the_new_partition(
+def test_a_key_is_shown_at_an_offset_of_its_old_or_new_partition(
     monkeypatch, before, after
 ):
     steps = Steps(monkeypatch, before, after)
@@ -477,7 +477,7 @@ def test_the_past_of_an_offset_of_the_old_or_the_new_partition(
     assert plain.state_of(key).keys[key].owner.client_id == "c2"
 
 
-def test_the_past_before_the_first_config_has_nobody(monkeypatch):
+def test_a_past_view_before_the_first_config_has_no_claims(monkeypatch):
     steps = Steps(monkeypatch, 4, 8)
     world = World.at(time_ms=1, key=steps.key)
     assert world.partition_of(steps.key) == steps.places[0]
@@ -488,8 +488,8 @@ def test_the_past_before_the_first_config_has_nobody(monkeypatch):
         World([Log(configured=False).state], {}).partition_of(steps.key)
 
 
-def test_a_past_for_which_partition_0_was_read_before_its_fence(monkeypatch):
-    """Clocks of leaders differ; the key is found where it went."""
+def test_a_moved_key_is_found_if_partition_0_has_no_fence_yet(monkeypatch):
+    """Clocks of leaders differ: partition 0 is read up to before its fence."""
     change = Change(4, 8)
     (key,) = change.moving()
     change.claimed(key)
@@ -510,7 +510,7 @@ def test_a_past_for_which_partition_0_was_read_before_its_fence(monkeypatch):
 
 
 @pytest.mark.parametrize(("before", "after"), DIRECTIONS)
-def test_a_view_of_now_is_in_order_at_every_step_of_a_change(before, after):
+def test_a_current_view_is_valid_at_every_step_of_a_change(before, after):
     change = Change(before, after, spare=2)
 
     def world():
@@ -533,7 +533,7 @@ def test_a_view_of_now_is_in_order_at_every_step_of_a_change(before, after):
         assert [each for each, _ in world().claims()] == [key]
 
 
-def test_partition_0_that_has_lost_its_fence_is_not_torn():
+def test_partition_0_without_its_fence_is_not_a_torn_format():
     change = Change(2, 4)
     change.fence()
     behind = Log(0, k=2, level=2)
@@ -547,7 +547,7 @@ def test_partition_0_that_has_lost_its_fence_is_not_torn():
         World([behind.state, other.state], {}).config()
 
 
-def test_settings_are_those_of_the_home_that_has_them():
+def test_settings_of_a_group_are_those_of_its_current_home():
     change = Change(2, 4)
     group = group_at(1, 2, to_home=3, to_count=4)
     change.logs[1].append(settings(group=group, policy="planner"))
@@ -566,7 +566,7 @@ def test_settings_are_those_of_the_home_that_has_them():
     assert World(change.states, {}).settings("nobody").generation == 0
 
 
-def test_members_are_those_of_both_homes_once():
+def test_members_of_both_homes_are_listed_once():
     change = Change(2, 4)
     group = group_at(1, 2, to_home=3, to_count=4)
     for name in ("c1", "c2"):

@@ -13,11 +13,11 @@ def test_a_signal_before_the_broker_is_up_aborts_the_start():
     signals = Signals()
     with pytest.raises(_Stopped):
         signals.on_signal(signal.SIGTERM, None)
-    signals.on_signal(signal.SIGTERM, None)  # the second is one too many
+    signals.on_signal(signal.SIGTERM, None)  # a second signal is ignored
 
 
-def test_a_download_is_noted(monkeypatch, tmp_path, capsys):
-    """It takes minutes, in which the command would seem to do nothing."""
+def test_a_download_of_kafka_is_announced(monkeypatch, tmp_path, capsys):
+    """The download takes minutes."""
 
     def stop(**_):
         raise _Stopped
@@ -29,8 +29,8 @@ def test_a_download_is_noted(monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().err.startswith("Fetching Apache Kafka")
 
 
-def test_the_handler_takes_no_lock_that_it_may_interrupt():
-    """A handler runs between any two steps of the main thread, in its waits too."""
+def test_the_signal_handler_uses_no_lock():
+    """The handler may interrupt the main thread while that holds the lock."""
     signals = Signals(is_serving=True)
     locks = (type(threading.Lock()), type(threading.RLock()), threading.Event)
     held = [getattr(signals, name) for name in Signals.__slots__ if name[0] != "_"]

@@ -1,4 +1,4 @@
-"""`marshal claims`, over a world of our own."""
+"""`marshal claims`, with a world in memory."""
 
 import json
 import re
@@ -57,7 +57,7 @@ class Cluster(Opened):
         return self.COUNTS.get(topic)
 
 
-def test_list(asked):
+def test_list_shows_claims_with_lag_and_filters_them(asked):
     output = invoke("claims", "list").stdout.splitlines()
     assert [" ".join(line.split()) for line in output] == [
         (
@@ -77,7 +77,7 @@ def test_list_as_json_has_log_ends_and_lag(asked):
     assert found == [(7, 9, 2), (3, None, None)]
 
 
-def test_who(asked):
+def test_who_shows_the_owner_of_a_partition(asked):
     found = json.loads(invoke("claims", "who", *map(str, KEY), "-o", "json").stdout)
     assert found["owner"]["client_id"] == "c1"
     assert (found["token"], found["position"]) == ("1.0.1", 7)
@@ -94,7 +94,7 @@ def test_who(asked):
         ("clients", "list", "--group", "GROUP"),
     ],
 )
-def test_a_group_that_the_log_does_not_know_is_noted(asked, words):
+def test_an_unknown_group_is_noted(asked, words):
     def stderr_for(group):
         outcome = invoke(*(group if word == "GROUP" else word for word in words))
         assert outcome.exit_code == 0
@@ -104,7 +104,7 @@ def test_a_group_that_the_log_does_not_know_is_noted(asked, words):
     assert stderr_for("g") == ""
 
 
-def test_who_of_a_key_without_claims(asked):
+def test_who_shows_an_unclaimed_partition_without_an_error(asked):
     outcome = invoke("claims", "who", "g", "u", "0")
     assert outcome.exit_code == 0
     assert "none: the partition was not claimed at that time" in outcome.stdout
@@ -125,7 +125,7 @@ def test_who_of_a_missing_topic_or_partition_is_refused(
     assert expected in outcome.stderr
 
 
-def test_who_without_the_right_to_describe_the_topic(asked):
+def test_who_works_without_the_right_to_describe_the_topic(asked):
     outcome = invoke("claims", "who", "g", "secret", "0")
     assert outcome.exit_code == 0
     assert "none: the partition" in outcome.stdout
@@ -142,13 +142,13 @@ def test_who_without_the_right_to_describe_the_topic(asked):
         ),
     ],
 )
-def test_who_at_another_time(asked, at, moment):
+def test_who_reads_the_world_of_a_past_moment(asked, at, moment):
     output = invoke("claims", "who", *map(str, KEY), "--at", at).stdout
     assert output.startswith(f"as of: {moment.text}\n\ngroup id:")
     assert asked == [((moment,), {"key": KEY})]
 
 
-def test_list_of_the_past_has_nothing_of_now(asked, monkeypatch):
+def test_list_of_a_past_moment_has_no_estimates_and_no_lag(asked, monkeypatch):
     world = Call().world()
     world.is_past = True
     at = "1970-01-01T00:00:01Z"
@@ -176,7 +176,7 @@ class FakeAdmin(Opened):
 
 
 @pytest.mark.parametrize("is_executed", [False, True])
-def test_forget_lists_what_it_drops(monkeypatch, is_executed):
+def test_forget_lists_the_forgotten_keys(monkeypatch, is_executed):
     admin = FakeAdmin()
     monkeypatch.setattr(Call, "admin", lambda self: admin)
     words = ("claims", "forget", "g", "--topic", "gone", "-o", "json")
@@ -199,7 +199,9 @@ def test_forget_lists_what_it_drops(monkeypatch, is_executed):
         pytest.param(True, False, r"topics of group g exist \(t\)", id="a live topic"),
     ],
 )
-def test_forget_beside_what_lives_is_confirmed(monkeypatch, force, held, effect):
+def test_forget_with_live_owners_or_topics_needs_confirmation(
+    monkeypatch, force, held, effect
+):
     class Admin(FakeAdmin):
         def forget_keys(self, group_id, **asked):
             self.asked.append(asked.get("execute", False))
@@ -220,7 +222,7 @@ def test_forget_beside_what_lives_is_confirmed(monkeypatch, force, held, effect)
     assert True in admin.asked
 
 
-def test_forget_of_a_dead_group_asks_nothing(monkeypatch):
+def test_forget_without_live_owners_needs_no_confirmation(monkeypatch):
     class Admin(FakeAdmin):
         def forget_keys(self, group_id, **asked):
             return ForgetPlan(((Key("g", "gone", 1), 7),), (), ("t",))
@@ -229,7 +231,7 @@ def test_forget_of_a_dead_group_asks_nothing(monkeypatch):
     assert invoke("claims", "forget", "g", "--execute").exit_code == 0
 
 
-def test_who_of_a_key_that_moves(monkeypatch):
+def test_who_shows_the_move_of_a_key(monkeypatch):
     change = Change(2, 4, cluster_id="cluster")
     (key,) = change.moving()
     change.claimed(key)

@@ -1,4 +1,4 @@
-"""`marshal claims explain` and `claims history`, over a log of our own."""
+"""`marshal claims explain` and `claims history`, with a log in memory."""
 
 import json
 
@@ -31,7 +31,7 @@ def read(*arguments):
 
 @pytest.fixture
 def log(monkeypatch):
-    """c1 releases for a pause, c2 is refused in it and claims after it."""
+    """c1 releases for a pause; c2 is refused during it and claims after it."""
     log = Log(cluster_id="cluster")
     log.append(beat(log.claimed(), 5), after=10)
     tags = person_to_tags("alice")
@@ -45,7 +45,7 @@ def log(monkeypatch):
     return log
 
 
-def test_explain_for_people(log):
+def test_explain_shows_the_reason_and_a_table_of_events(log):
     output = invoke("explain", "g", "t", "0").stdout.splitlines()
     name, _, text = output[0].partition(":")
     assert name == "why"
@@ -70,7 +70,7 @@ def test_explain_for_people(log):
     )
 
 
-def test_explain_as_json(log):
+def test_explain_as_json_has_the_state_and_the_events(log):
     found = read("explain", "g", "t:0")
     assert (found["state"], found["owner"]["client_id"]) == ("owned", "c2")
     assert (found["token"], found["position"]) == ("1.0.8", 7)
@@ -83,7 +83,7 @@ def test_explain_as_json(log):
     assert (paused["person"], paused["until_ms"]) == ("alice", UNTIL)
 
 
-def test_explain_as_of_a_moment(log):
+def test_explain_shows_the_state_at_a_past_moment(log):
     found = read("explain", "g", "t:0", "--at", "4")
     assert found["state"] == "free"
     assert found["why"].endswith("by admin (alice): deploy")
@@ -93,7 +93,7 @@ def test_explain_as_of_a_moment(log):
     assert "there is no coordinating partition 3" in outcome.stderr
 
 
-def test_the_last_events_since_a_moment(log):
+def test_events_are_selected_by_limit_and_since(log):
     outcome = invoke("explain", "g", "t:0", "--limit", "2", "-o", "json")
     events = json.loads(outcome.stdout)["events"]
     assert [event["what"] for event in events] == ["unpaused", "claimed"]
@@ -106,14 +106,14 @@ def test_the_last_events_since_a_moment(log):
 
 @pytest.mark.parametrize("what", ["explain", "history"])
 @pytest.mark.parametrize(("since", "at"), [("6", "5"), ("-1m", "-5m")])
-def test_a_range_without_offsets_is_wrong_usage(log, what, since, at):
+def test_a_since_that_is_after_at_is_wrong_usage(log, what, since, at):
     range_ = (f"--since={since}", f"--at={at}")
     outcome = invoke(what, "g", "t:0", *range_)
     assert (outcome.exit_code, outcome.stdout) == (2, "")
     assert "which is after --at" in outcome.stderr
 
 
-def test_since_a_moment_is_read_from_the_newest_checkpoint_before_it(past):
+def test_since_reads_from_the_newest_checkpoint_before_it(past):
     whole = read("explain", "g", "t:0")
     assert whole["began_at"] is None
     for what in ("explain", "history"):
@@ -129,7 +129,7 @@ def test_since_a_moment_is_read_from_the_newest_checkpoint_before_it(past):
     assert read("explain", "g", "t:0", *since)["events"] == whole["events"]
 
 
-def test_history_for_people(log):
+def test_history_shows_a_table_of_past_claims(log):
     output = invoke("history", "g", "t", "0").stdout.splitlines()
     table = [" ".join(line.split()) for line in output[output.index("") + 1 :]]
     assert table == [
@@ -142,7 +142,7 @@ def test_history_for_people(log):
     ]
 
 
-def test_history_as_json(log):
+def test_history_as_json_has_begin_and_end_of_each_claim(log):
     found = read("history", "g", "t:0")
     first, second = found["claims"]
     assert (first["owner"]["client_id"], first["ending"]) == ("c1", "released")
@@ -150,7 +150,7 @@ def test_history_as_json(log):
     assert (first["from_position"], first["until_position"]) == (None, 7)
     assert (second["until_offset"], second["ended_by"]) == (None, None)
     assert read("history", "g", "t:0", "--limit", "1")["claims"] == [second]
-    # An open claim is of every time.
+    # An open claim belongs to every range.
     assert read("history", "g", "t:0", "--since", "5")["claims"] == [second]
 
 
@@ -170,7 +170,7 @@ def test_lines_of_json_have_the_kind_of_each_row(log):
     [("g", "t"), ("g", "t:0", "1"), ("g", "t:x"), ("g", "t:")],
     ids=" ".join,
 )
-def test_a_partition_is_named_once(log, arguments):
+def test_a_partition_given_twice_or_not_at_all_is_refused(log, arguments):
     outcome = invoke("explain", *arguments)
     assert outcome.exit_code == 2
     assert "write it like payments 3, or payments:3" in outcome.stderr
@@ -187,8 +187,8 @@ def test_a_partition_that_does_not_exist_is_refused(log, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["explain", "history"])
-def test_a_group_that_nobody_is_a_member_of_is_noted(log, monkeypatch, command):
-    """The name may be misspelt: the answer alone reads as if nobody had claimed it."""
+def test_an_unknown_group_is_noted(log, monkeypatch, command):
+    """The group's name may be misspelt."""
     monkeypatch.setattr(Call, "world", lambda _: World([log.state], {}))
     monkeypatch.setattr(Admin, "partition_count", lambda *_: 2)
     note = "the log knows no members and no claims of group"
@@ -203,7 +203,7 @@ def test_text_from_the_log_is_escaped(log):
     assert LIMIT_DEFAULT == 100
 
 
-def test_what_a_new_partition_of_a_topic_that_has_grown_waits_for(monkeypatch):
+def test_explain_names_the_partition_for_which_a_new_one_waits(monkeypatch):
     log = Log(cluster_id="cluster", level=2)
     log.append(release(log.claimed(), 7))
     monkeypatch.setattr(reading, "LogScan", lambda *_, **__: FakeScan(log))

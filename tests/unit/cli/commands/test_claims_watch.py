@@ -1,4 +1,4 @@
-"""`marshal claims watch`, over a log in memory: lines, JSON, and the table."""
+"""`marshal claims watch`, with a log in memory: lines, JSON and the table."""
 
 import json
 from contextlib import nullcontext
@@ -39,7 +39,7 @@ def story():
 
 @pytest.fixture
 def watching(story, monkeypatch):
-    """Run the command; what is planned happens once the watch has caught up."""
+    """Run the command; call a function of ``then`` before each reading of changes."""
 
     def run(*arguments, then=()):
         watch = story.watch()
@@ -61,7 +61,7 @@ def watching(story, monkeypatch):
 
 
 def words(outcome):
-    """Return what each line says, without the time in front."""
+    """Return the lines without their times."""
     return [line.partition("Z ")[2] for line in outcome.stdout.splitlines()]
 
 
@@ -83,7 +83,7 @@ def test_lines_show_present_claims_and_then_changes(story, watching):
     ]
 
 
-def test_a_takeover_names_both(story, watching):
+def test_a_takeover_names_both_owners(story, watching):
     story.write(claim("c1"))
     outcome = watching(
         "--only-changes",
@@ -94,7 +94,7 @@ def test_a_takeover_names_both(story, watching):
     assert words(outcome) == ["lost     g t-0 of c1, to c2, at 0:2"]
 
 
-def test_json_lines(story, watching):
+def test_json_lines_have_claims_and_then_changes(story, watching):
     epoch = story.write(claim("c1"))
     outcome = watching(
         "-o", "jsonl", "--count", "1", then=[lambda: story.write(release(epoch, 9))]
@@ -133,7 +133,7 @@ def test_log_ends_are_requested_at_intervals(story):
     assert asked == [{T0}, {T0}]
 
 
-def test_only_what_is_asked_for(story, watching):
+def test_only_claims_of_the_given_group_or_topic_are_shown(story, watching):
     def both():
         story.write(claim("c1"))
         story.write(claim("c1", key=OTHER))
@@ -168,7 +168,7 @@ def test_a_pause_has_its_reason_and_end(story, watching):
     assert "\x1b" not in outcome.stdout
 
 
-def test_watching_ends_when_nothing_changes(watching):
+def test_watching_ends_if_nothing_changes_within_the_timeout(watching):
     outcome = watching("--timeout", "1ms")
     assert (outcome.exit_code, outcome.stdout) == (0, "")
 
@@ -200,7 +200,7 @@ def test_an_outage_is_reported_on_stderr_and_survived(story, watching):
     assert "answer again" in back
 
 
-def test_ctrl_c_is_130(watching):
+def test_ctrl_c_exits_with_code_130(watching):
     def interrupt():
         raise KeyboardInterrupt
 
@@ -218,7 +218,7 @@ def board(story):
     return board
 
 
-def test_the_table_is_drawn_at_changes_and_now_and_then(story, board):
+def test_the_table_is_drawn_at_changes_and_at_intervals(story, board):
     story.write(claim("c1"))
     watch = story.watch()
 
@@ -242,7 +242,9 @@ def test_the_table_is_drawn_at_changes_and_now_and_then(story, board):
 
 
 @pytest.mark.parametrize(("takes_s", "rest_s"), [(2.5, 10.0), (60.0, REST_S_MAX)])
-def test_a_large_table_rests_longer_than_it_takes(story, board, takes_s, rest_s):
+def test_a_table_that_is_slow_to_draw_is_drawn_less_often(
+    story, board, takes_s, rest_s
+):
     story.write(claim("c1"))
     world, draws = story.watch().world(), []
 
@@ -283,8 +285,8 @@ def test_the_table_fits_into_a_small_terminal(story):
     assert any("worker-with-name" in line for line in shown)
 
 
-def test_a_small_terminal_shows_first_what_has_no_fresh_owner(story):
-    """Of many claims the few that need a look are not below the edge."""
+def test_claims_without_a_fresh_owner_are_first_in_a_small_terminal(story):
+    """Claims that need attention are not cut off."""
     for partition in range(19):
         story.write(claim("c1", key=Key("g", "t", partition)))
     epoch = story.write(claim("c1", key=Key("g", "t", 19)))
@@ -306,7 +308,7 @@ def test_a_small_terminal_shows_first_what_has_no_fresh_owner(story):
     assert drawn()[2].split()[2] == "0"
 
 
-def test_a_change_without_a_claim_as_json():
+def test_a_change_without_a_claim_has_null_fields_in_json():
     row = change_row(
         Change(what="unpaused", group_id="g", partition=1, offset=5, time_ms=9), 77
     )

@@ -1,4 +1,4 @@
-"""`marshal clients`: ends a client's claims, and forgets what a host keeps of it."""
+"""`marshal clients`: list, drain, cordon, uncordon, fence and forget."""
 
 import json
 
@@ -28,7 +28,7 @@ def forget(home, client="c1"):
     return CliRunner().invoke(app, words)
 
 
-def test_a_client_that_is_gone_is_forgotten(domain, tmp_path):
+def test_forget_removes_the_identity_of_a_closed_client(domain, tmp_path):
     who = {"domain": domain, "group_id": "g", "client_id": "c1"}
     identity = Identity.take(tmp_path, **who)
     identity.remember(bytes(16), master=bytes(16))
@@ -48,11 +48,11 @@ def test_a_client_that_is_gone_is_forgotten(domain, tmp_path):
     )
 
 
-def test_a_name_that_is_none_is_refused(domain, tmp_path):
+def test_an_invalid_client_id_is_refused(domain, tmp_path):
     assert forget(tmp_path, "../x").exit_code == 2
 
 
-def test_a_live_client_is_confirmed_before_it_is_forgotten(monkeypatch, tmp_path):
+def test_forget_of_a_live_client_needs_confirmation(monkeypatch, tmp_path):
     log = Log(cluster_id="cluster")
     log.append(member("c1"))
     log.append(member("c2"))
@@ -128,7 +128,7 @@ RESULT = DirectiveResult(
 
 
 class Directing(Opened):
-    """An admin that drains, cordons and ends that."""
+    """An admin that drains, cordons and uncordons."""
 
     def __init__(self, *held):
         self.held, self.asked = held, None
@@ -168,7 +168,7 @@ def clients(monkeypatch):
     return run
 
 
-def test_a_host_is_drained_and_waited_for(clients):
+def test_drain_of_a_host_waits_for_its_partitions(clients):
     admin = Directing()
     words = ("drain", "--host", "web-1", "--for", "2h", "--wait", "--timeout", "5s")
     done = clients(admin, *words, "--reason", "reboot", "--group", "g")
@@ -204,7 +204,7 @@ def test_a_drain_that_does_not_finish_names_its_operation(clients):
 
 
 @pytest.mark.parametrize("words", [("drain", "c1", "--wait"), ("cordon", "c1")])
-def test_a_dry_run_shows_whom_it_would_name(clients, words):
+def test_a_dry_run_of_a_drain_or_cordon_writes_nothing(clients, words):
     admin = Directing(Key("g", "t", 3))
     done = clients(admin, *words, "--dry-run", "-o", "json")
     assert done.exit_code == 0, done.output
@@ -218,7 +218,7 @@ def test_a_dry_run_shows_whom_it_would_name(clients, words):
     assert admin.asked["dry_run"]
 
 
-def test_a_client_is_cordoned_and_that_is_ended(clients):
+def test_a_client_is_cordoned_and_uncordoned(clients):
     admin = Directing()
     done = clients(admin, "cordon", "c1", "--for", "1d", "-o", "json")
     assert json.loads(done.stdout)["action"] == "cordon"
@@ -236,7 +236,7 @@ def test_a_client_is_cordoned_and_that_is_ended(clients):
     assert admin.asked == ("c1", {**nothing, "group_id": "g"})
 
 
-def test_a_dry_run_shows_where_directives_would_end(clients):
+def test_a_dry_run_of_uncordon_counts_the_partitions(clients):
     admin = Directing()
     shown = clients(admin, "uncordon", "c1", "--dry-run", "-o", "json")
     assert shown.exit_code == 0, shown.output
@@ -248,7 +248,7 @@ def test_a_dry_run_shows_where_directives_would_end(clients):
     assert admin.asked[1]["dry_run"]
 
 
-def test_a_member_that_turns_out_to_be_dead_is_noted(clients, monkeypatch):
+def test_a_drain_that_matches_no_live_member_is_noted(clients, monkeypatch):
     monkeypatch.setattr(
         Directing, "result", lambda self, *_, **__: evolve(RESULT, members=())
     )
@@ -258,7 +258,7 @@ def test_a_member_that_turns_out_to_be_dead_is_noted(clients, monkeypatch):
     assert f"marshal clients uncordon --operation {OP.hex()}" in done.stderr
 
 
-def test_list_shows_who_is_drained(monkeypatch):
+def test_list_shows_the_directive_of_each_member(monkeypatch):
     log = Log(level=2, cluster_id="cluster")
     log.append(member("c1"))
     log.append(member("c2"))
@@ -282,7 +282,7 @@ def fence(monkeypatch):
     return run
 
 
-def test_a_live_client_is_confirmed_before_it_is_fenced(fence):
+def test_fence_of_a_live_client_needs_confirmation(fence):
     admin = FakeAdmin(process())
     refused = fence(admin)
     assert refused.exit_code == 2
@@ -297,7 +297,7 @@ def test_a_live_client_is_confirmed_before_it_is_fenced(fence):
     }
 
 
-def test_a_dry_run_of_a_fence_asks_nobody_and_waits_for_nothing(fence):
+def test_a_dry_run_of_a_fence_neither_confirms_nor_waits(fence):
     admin = FakeAdmin(process())
     shown = fence(admin, "--dry-run", "--wait", "-o", "json")
     assert shown.exit_code == 0, shown.output
@@ -308,7 +308,7 @@ def test_a_dry_run_of_a_fence_asks_nobody_and_waits_for_nothing(fence):
     assert admin.asked["dry_run"]
 
 
-def test_whether_a_client_lives_is_unknown_where_nobody_writes(fence):
+def test_a_silent_client_is_reported_as_possibly_alive(fence):
     refused = fence(FakeAdmin(evolve(process(), is_silent=True)))
     assert refused.exit_code == 2
     assert "by the clock of this machine" in refused.stderr
@@ -317,14 +317,14 @@ def test_whether_a_client_lives_is_unknown_where_nobody_writes(fence):
     assert "g is alive on host web-1 and holds 2 partitions" in one_lives.stderr
 
 
-def test_a_client_that_is_gone_is_fenced_without_a_question(fence):
+def test_fence_of_a_client_that_has_left_needs_no_confirmation(fence):
     stale = OwnedKey(HELD.key, 0)
     admin = FakeAdmin(process(owned=(stale,), is_announced=False))
     assert fence(admin, "--reason", "gone").exit_code == 0
     assert admin.asked["reason"] == "gone"
 
 
-def test_what_was_applied_is_reported(fence):
+def test_fence_reports_the_offsets_and_the_held_partitions(fence):
     admin = FakeAdmin(process(), left=(HELD,))
     found = json.loads(fence(admin, "--yes", "-o", "json").stdout)
     assert (found["is_changed"], found["held_count"]) == (True, 1)
@@ -342,7 +342,7 @@ def test_a_second_fence_succeeds_and_writes_nothing(fence):
     assert "nothing was written" in again.stderr
 
 
-def test_waiting_ends_with_an_error_while_partitions_are_held(fence):
+def test_fence_with_wait_fails_while_partitions_are_held(fence):
     admin = FakeAdmin(process(), left=(HELD,))
     late = fence(admin, "--yes", "--wait", "--timeout", "5s")
     assert late.exit_code == 5
@@ -351,7 +351,7 @@ def test_waiting_ends_with_an_error_while_partitions_are_held(fence):
     assert fence(FakeAdmin(process()), "--yes", "--wait").exit_code == 0
 
 
-def test_only_the_named_process_is_confirmed_and_fenced(fence):
+def test_only_the_given_incarnation_is_confirmed_and_fenced(fence):
     admin = FakeAdmin(process(), process("cd", owned=(), is_announced=False))
     assert fence(admin, "--incarnation", "cd" * 16).exit_code == 0
     assert admin.asked["incarnations"] == ["cd" * 16]
@@ -376,5 +376,5 @@ def test_only_the_named_process_is_confirmed_and_fenced(fence):
         pytest.param(["clients", "uncordon"], id="nobody"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_read(words):
+def test_invalid_names_reasons_and_durations_are_wrong_usage(words):
     assert CliRunner().invoke(app, words).exit_code == 2

@@ -37,7 +37,7 @@ def script(shell):
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_script_is_for_that_shell(shell, tmp_path):
+def test_the_completion_script_is_valid_in_its_shell(shell, tmp_path):
     text = script(shell)
     assert f"complete_{shell}" in text
     assert "_MARSHAL_COMPLETE" in text
@@ -47,12 +47,12 @@ def test_the_script_is_for_that_shell(shell, tmp_path):
         subprocess.run([shell, *CHECKS[shell], path], check=True, timeout=HANG_S)
 
 
-def test_another_shell_is_wrong_usage():
+def test_an_unsupported_shell_is_wrong_usage():
     outcome = CliRunner().invoke(app, ["completion", "show", "tcsh"])
     assert outcome.exit_code == 2
 
 
-def test_a_real_bash_completes(tmp_path):
+def test_bash_completes_commands_options_and_names(tmp_path):
     cache = tmp_path / "cache" / "kafka-marshal"
     cache.mkdir(parents=True)
     domain = {

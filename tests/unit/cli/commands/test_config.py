@@ -1,4 +1,4 @@
-"""`marshal config`: what is shown, where it came from, and what is not shown."""
+"""`marshal config`: settings, their origins and masked secrets."""
 
 import json
 
@@ -38,7 +38,7 @@ def show(path, *arguments, **env):
     return outcome
 
 
-def test_every_setting_with_its_origin(path):
+def test_show_lists_every_setting_with_its_origin(path):
     found = json.loads(
         show(
             path,
@@ -62,7 +62,7 @@ def test_every_setting_with_its_origin(path):
     assert (found["profile"], found["profiles"]) == ("prod", ["prod"])
 
 
-def test_secrets_are_never_shown(path):
+def test_secrets_are_masked(path):
     outcome = show(
         *(path, "--profile", "prod", "--origin", "-C", "x.secret=s3"),
         *("-C", "proxy_url=http://user:pr0xy@host:3128"),
@@ -81,7 +81,7 @@ def test_origins_are_a_column_on_request(path):
     assert "ORIGIN" in show(path, "--origin").stdout
 
 
-def test_the_path(tmp_path):
+def test_path_prints_the_path_of_the_profile_file(tmp_path):
     outcome = invoke("config", "path", XDG_CONFIG_HOME=str(tmp_path), MARSHAL_CONFIG="")
     assert outcome.stdout.strip() == str(tmp_path / "kafka-marshal" / "config.toml")
     assert invoke("config", "path", "--config", "/x").stdout == "/x\n"

@@ -1,4 +1,4 @@
-"""The console consumer's parts: records as JSON, commits, events, signals."""
+"""Parts of `marshal consume`: commits, signals, events and the summary."""
 
 import json
 import signal
@@ -79,14 +79,14 @@ def test_unwritten_records_are_not_committed(monkeypatch, capsys):
     assert "stay uncommitted" in capsys.readouterr().err
 
 
-def test_no_more_than_asked_for(capsys):
+def test_printing_ends_after_the_maximum_number_of_records(capsys):
     consumer = FakeConsumer(5)
     printer = printer_of(consumer, 2, is_amo=True)
     printer.run(Idle(None))
     assert (printer.done_count, len(consumer.waiting)) == (2, 3)
 
 
-def test_granted_records_are_drained_after_the_stop(capsys):
+def test_at_most_once_granted_records_are_printed_after_a_stop(capsys):
     consumer = FakeConsumer(5)
     printer_of(consumer, is_stopped=True).run(Idle(None))
     assert (consumer.is_stopped, len(consumer.waiting)) == (False, 5)
@@ -95,7 +95,7 @@ def test_granted_records_are_drained_after_the_stop(capsys):
     assert (consumer.is_stopped, printer.done_count) == (True, 5)
 
 
-def test_a_signal_stops_the_consumer_once():
+def test_a_signal_stops_the_consumer():
     before = signal.getsignal(signal.SIGTERM)
     stopper = Stopper()
     stopper.consumer = FakeConsumer(0)
@@ -107,7 +107,7 @@ def test_a_signal_stops_the_consumer_once():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_the_same_signal_again_kills_us_and_what_we_started():
+def test_a_repeated_signal_kills_the_process_and_its_children():
     program = (
         "import signal\n"
         "from kafka_marshal_cli.commands.consume import Stopper\n"
@@ -133,7 +133,7 @@ def test_the_same_signal_again_kills_us_and_what_we_started():
     assert done.returncode == -signal.SIGTERM
 
 
-def test_a_hangup_that_is_ignored_stays_ignored():
+def test_an_ignored_sighup_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Stopper().installed():
@@ -142,7 +142,7 @@ def test_a_hangup_that_is_ignored_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_signal_before_there_is_a_consumer_leaves(capsys):
+def test_a_signal_before_the_consumer_exists_ends_the_command(capsys):
     reached = []
     with Stopper().installed():
         signal.raise_signal(signal.SIGINT)
@@ -151,7 +151,7 @@ def test_a_signal_before_there_is_a_consumer_leaves(capsys):
     assert "stopped before" in capsys.readouterr().err
 
 
-def test_events_are_written_later_and_bounded(capsys):
+def test_buffered_events_are_bounded_and_written_on_flush(capsys):
     events = EventBuffer()
     events.observe(Event("claimed", {}))
     for number in range(EVENTS_MAX + 5):
@@ -182,7 +182,7 @@ def test_info_events_are_written_if_verbose(capsys):
 
 
 @pytest.mark.parametrize(("count", "words"), [(0, "0 records"), (1, "1 record,")])
-def test_the_summary_counts_in_english(count, words):
+def test_the_summary_has_singular_and_plural(count, words):
     assert words in f"{consume.Summary(lambda: count).text(is_confirmed=True)}"
 
 
@@ -216,7 +216,7 @@ def test_there_is_no_summary_without_a_consumer(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_claims_that_come_and_go(capsys):
+def test_lost_claims_are_reported_and_all_others_if_verbose(capsys):
     place = TopicPartition("t", 3)
 
     def come_and_go(reporting):
@@ -237,14 +237,14 @@ def test_claims_that_come_and_go(capsys):
     ("records_max", "batch_max"),
     [(0, MAX_POLL_RECORDS), (10, 1), (2_000, 20), (10**6, MAX_POLL_RECORDS)],
 )
-def test_at_most_once_few_records_are_granted_beyond_a_limit(records_max, batch_max):
+def test_at_most_once_a_limit_of_records_reduces_the_batch(records_max, batch_max):
     found = consume._batch_max(None, None, is_amo=True, limit=records_max)
     assert found == batch_max
     found = consume._batch_max(None, None, is_amo=False, limit=records_max)
     assert found == min(MAX_POLL_RECORDS, records_max or MAX_POLL_RECORDS)
 
 
-def test_options_have_the_names_of_kafkas_console_consumer_too():
+def test_options_also_have_the_names_of_kafka_console_consumer():
     command = get_group(consume.app).commands["consume"]
     names = {each.name: each.opts for each in command.params}
     assert names["max_records"] == ["--max-records", "--max-messages"]

@@ -1,4 +1,4 @@
-"""How a long-running command reports on itself."""
+"""Metrics and events of long-running commands."""
 
 import json
 import re
@@ -23,7 +23,7 @@ ENDED = Event(
 GIVEN = {name: default for name, (_, default) in REPORTING.options.items()}
 
 
-def test_without_options_nothing_is_served(capsys):
+def test_without_options_no_metrics_are_served(capsys):
     reporting = REPORTING.build(GIVEN)
     assert reporting == Reporting()
     with reporting.exported(None):
@@ -31,7 +31,7 @@ def test_without_options_nothing_is_served(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_metrics_are_served_for_the_time_of_the_block(capsys):
+def test_metrics_are_served_until_the_block_ends(capsys):
     client = Client(owning(world()))
     reporting = REPORTING.build(GIVEN | {"metrics_port": 0})
     with reporting.exported(client):
@@ -46,20 +46,20 @@ def test_metrics_are_served_for_the_time_of_the_block(capsys):
         urllib.request.urlopen(url, timeout=10)
 
 
-def test_a_missing_extra_fails_before_anything_is_claimed(monkeypatch):
+def test_a_metrics_port_without_the_extra_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     assert REPORTING.build(GIVEN) == Reporting()
     with pytest.raises(ConfigurationError, match=r"kafka-marshal\[metrics\]"):
         REPORTING.build(GIVEN | {"metrics_port": 9464})
 
 
-def test_events_as_text():
+def test_an_event_as_text_is_one_printable_line():
     line = Reporting().line(ENDED, AT_MS)
     assert line.startswith("event: claim_ended key=")
     assert line.isprintable()
 
 
-def test_events_as_json():
+def test_an_event_as_json_has_the_fields_of_its_claim():
     line = Reporting(log_format=LogFormat.JSON).line(ENDED, AT_MS)
     assert line.isprintable()
     assert json.loads(line) == {

@@ -1,4 +1,4 @@
-"""The doctor: a line a check, and no failure that is none."""
+"""`marshal doctor`: its checks, their results and advice."""
 
 import json
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ from kafka_marshal_cli.shared import Call
 
 
 class Cluster(Opened):
-    """What the doctor asks, answered as a test wants it."""
+    """A cluster with the answers that a test sets."""
 
     transport = Choice("fast", "why not")
 
@@ -73,7 +73,7 @@ class Cluster(Opened):
         return self.report
 
     def risk_of(self, topic):
-        if topic.startswith("/"):  # as a broker: no topic can have such a name
+        if topic.startswith("/"):  # like a broker: the name is invalid
             raise CoordinationError(f"{topic} is no valid topic name")
         if topic in self.hidden:
             raise LogUnreadable(f"DESCRIBE on topic {topic} is missing")
@@ -122,7 +122,7 @@ def results(checks, *names):
     return [checks[name]["result"] for name in names]
 
 
-def test_all_is_well(cluster):
+def test_a_healthy_cluster_has_no_failed_check(cluster):
     checks = examined()
     assert {check["result"] for check in checks.values()} <= {"ok", "note"}
     assert checks["transport"]["found"] == "fast: why not"
@@ -130,7 +130,7 @@ def test_all_is_well(cluster):
     assert "1.5s old" in checks["clock"]["found"]
 
 
-def test_the_parser_may_be_missing(cluster, monkeypatch):
+def test_a_missing_record_parser_is_a_note(cluster, monkeypatch):
     assert examined()["record parser"]["found"].startswith("aiokafka ")
     monkeypatch.setattr(record_batches, "compiled_parser", lambda: None)
     check = examined()["record parser"]
@@ -139,7 +139,7 @@ def test_the_parser_may_be_missing(cluster, monkeypatch):
     assert check["run"] == "pip install aiokafka cramjam"
 
 
-def test_a_broker_may_be_too_old(cluster):
+def test_a_broker_older_than_kafka_3_1_fails(cluster):
     cluster.report = attrs.evolve(
         cluster.report, cluster=ClusterInfo("cluster", 1, (), has_fetch_by_id=False)
     )
@@ -148,7 +148,7 @@ def test_a_broker_may_be_too_old(cluster):
     assert "older than Kafka 3.1" in checks["kafka"]["found"]
 
 
-def test_no_broker(cluster):
+def test_without_a_broker_the_later_checks_are_skipped(cluster):
     cluster.error = CoordinationError("nobody there")
     checks = examined(1)
     assert results(checks, "broker", "log", "format", "clock") == [
@@ -163,12 +163,12 @@ def test_no_broker(cluster):
         (ConfigurationError("no such file"), "correct the option"),
     ],
 )
-def test_a_broker_that_refuses_is_no_broker_that_is_down(cluster, error, run):
+def test_a_login_or_option_error_has_its_own_advice(cluster, error, run):
     cluster.error = error
     assert examined(1)["broker"]["run"] == run
 
 
-def test_a_missing_right_on_the_topic_is_no_failure_of_the_brokers(cluster):
+def test_a_missing_right_on_the_topic_does_not_fail_the_broker(cluster):
     cluster.hidden = ("__marshal",)
     checks = examined(1)
     assert results(checks, "broker", "topic", "log") == ["ok", "failed", "skipped"]
@@ -183,7 +183,7 @@ def test_a_missing_right_on_the_topic_is_no_failure_of_the_brokers(cluster):
         (172_800, "ok", "/own.pem expires in 2d"),
     ],
 )
-def test_a_certificate_that_expires_is_noted(
+def test_an_expiring_certificate_is_a_note_and_an_expired_one_fails(
     cluster, monkeypatch, left_s, result, found
 ):
     assert "certificate" not in examined()
@@ -194,13 +194,13 @@ def test_a_certificate_that_expires_is_noted(
     assert (check["result"], check["found"]) == (result, found)
 
 
-def test_a_certificate_that_cannot_be_read_is_no_check_of_its_own(cluster):
+def test_an_unreadable_certificate_has_no_check(cluster):
     given = ("-C", "security.protocol=SSL", "-C", "ssl.certificate.location=/none.pem")
     assert "certificate" not in examined(0, *given)
 
 
-def test_a_principal_that_may_not_write_is_noted(cluster):
-    """Who only reads needs no more."""
+def test_a_principal_without_the_right_to_write_is_a_note(cluster):
+    """Commands that only read do not need it."""
     assert "rights" not in examined()
     topic = attrs.evolve(cluster.report.topic, can_write=False)
     cluster.report = attrs.evolve(cluster.report, topic=topic)
@@ -222,12 +222,12 @@ def test_a_principal_that_may_not_write_is_noted(cluster):
         ),
     ],
 )
-def test_the_doctor_does_not_advise_itself(cluster, advice, found):
+def test_the_doctor_does_not_suggest_marshal_doctor(cluster, advice, found):
     cluster.error = CoordinationError(f"no answer{advice}")
     assert examined(1)["broker"]["found"] == found
 
 
-def test_no_topic(cluster):
+def test_a_missing_topic_fails_and_the_log_is_skipped(cluster):
     cluster.report = cluster.reported("gone", exists=False)
     checks = examined(1)
     assert results(checks, "topic", "log") == ["failed", "skipped"]
@@ -261,8 +261,9 @@ def test_no_topic(cluster):
         ),
     ],
 )
-def test_bad_settings(cluster, problem, run):
-    """Each with the whole command that mends it."""
+def test_a_wrong_topic_setting_fails_with_a_command_to_correct_it(
+    cluster, problem, run
+):
     cluster.report = attrs.evolve(cluster.report, found=(problem,))
     checks = examined(1)
     check = checks["settings"]
@@ -280,18 +281,18 @@ def test_requests_that_a_quota_delays_are_noted(cluster, monkeypatch):
     assert "delayed requests by 1.5s" in check["found"]
 
 
-def test_settings_that_may_not_be_seen_are_no_failure(cluster):
+def test_settings_that_may_not_be_read_are_a_note(cluster):
     cluster.report = cluster.reported(note="refused")
     assert examined()["settings"]["result"] == "note"
 
 
-def test_a_log_that_lost_its_beginning(cluster):
+def test_a_log_without_its_start_fails(cluster):
     cluster.starts, cluster.log_start_missing = {0: 3}, (0,)
     checks = examined(1)
     assert results(checks, "log", "format") == ["failed", "skipped"]
 
 
-def test_partitions_of_a_change_that_was_given_up(cluster):
+def test_unused_partitions_without_their_log_start_are_a_note(cluster):
     cluster.starts, cluster.log_start_missing = {0: 0, 3: 1}, (3,)
     checks = examined()
     assert results(checks, "unused", "log", "format") == ["note", "ok", "ok"]
@@ -299,13 +300,13 @@ def test_partitions_of_a_change_that_was_given_up(cluster):
     assert "retention" not in checks
 
 
-def test_a_log_that_starts_with_a_checkpoint(cluster):
+def test_a_log_that_starts_with_a_checkpoint_passes(cluster):
     cluster.starts = {0: 3}
     checks = examined()
     assert results(checks, "retention", "log", "format") == ["ok", "ok", "ok"]
 
 
-def test_unformatted(cluster):
+def test_an_unformatted_topic_fails(cluster):
     cluster.log = Log(configured=False)
     checks = examined(1)
     assert results(checks, "format", "clock") == ["failed", "skipped"]
@@ -316,7 +317,7 @@ def test_undecodable_records_are_a_note(cluster):
     assert examined()["records"]["result"] == "note"
 
 
-def test_a_clock_that_is_behind_is_a_note(cluster):
+def test_a_machine_clock_behind_a_broker_is_a_note(cluster):
     cluster.read_at_ms = cluster.log.now_ms - 2_000
     check = examined()["clock"]
     assert check["result"] == "note"
@@ -332,7 +333,7 @@ def test_a_clock_that_is_behind_is_a_note(cluster):
         (-90_000, "note", "this machine is 1m30s behind broker 7"),
     ],
 )
-def test_a_record_that_arrives_shows_this_machine_s_clock(
+def test_a_new_record_shows_how_far_the_machine_clock_is_off(
     cluster, by_ms, result, found
 ):
     cluster.log.append(member())
@@ -344,7 +345,7 @@ def test_a_record_that_arrives_shows_this_machine_s_clock(
     assert (check["run"] is None) == (result == "ok")
 
 
-def test_nobody_waits_for_a_record_where_no_member_is_live(cluster):
+def test_without_live_members_the_doctor_waits_for_no_record(cluster):
     cluster.read_at_ms = cluster.log.now_ms + 90_000
     check = examined()["clock"]
     assert check["result"] == "ok"
@@ -352,8 +353,8 @@ def test_nobody_waits_for_a_record_where_no_member_is_live(cluster):
     assert cluster.waits_ms == []
 
 
-def test_the_wait_is_long_where_live_members_seem_silent(cluster):
-    """They write each third of an interval: so old a last record is suspicious."""
+def test_the_doctor_waits_longer_if_live_members_seem_silent(cluster):
+    """Live members write every third of a heartbeat interval."""
     cluster.log.append(member())
     for age_ms in (1_000, 2_000, 90_000):
         cluster.read_at_ms = cluster.log.now_ms + age_ms
@@ -390,8 +391,8 @@ def test_topics_that_may_lose_records_are_named(cluster):
     )
 
 
-def test_topics_that_this_principal_may_not_describe_are_no_failure(cluster):
-    """Those of other groups: the doctor checks the rest, as SECURITY.md states."""
+def test_topics_that_may_not_be_described_are_a_note(cluster):
+    """The doctor checks the other topics, as SECURITY.md states."""
     for topic in ("orders", "sound"):
         cluster.log.claimed(key=Key("g", topic, 0))
     cluster.hidden = ("orders",)
@@ -407,19 +408,19 @@ def test_topics_that_this_principal_may_not_describe_are_no_failure(cluster):
     assert rows[1]["found"] == "1 checked"
 
 
-def test_a_checkpoint_is_no_data_topic(cluster):
+def test_the_checkpoint_is_not_checked_as_a_data_topic(cluster):
     cluster.log.claimed(key=Key("marshal", "/checkpoint", 0))
     cluster.log.claimed(key=Key("g", "sound", 0))
     assert examined()["data topics"]["found"] == "1 checked"
 
 
-def test_a_clock_that_runs_wrong_is_a_failure(cluster, monkeypatch):
+def test_a_local_clock_that_drifts_fails(cluster, monkeypatch):
     readings = iter([ClockReading(0, 0), ClockReading(10**9, 9 * 10**8)])
     monkeypatch.setattr(ClockReading, "now", lambda: next(readings))
     assert examined(1)["local clock"]["result"] == "failed"
 
 
-def test_java_is_needed_by_few(cluster, monkeypatch):
+def test_a_missing_java_is_a_note(cluster, monkeypatch):
     def find_java():
         raise ConfigurationError("No Java.")
 
@@ -427,7 +428,7 @@ def test_java_is_needed_by_few(cluster, monkeypatch):
     assert examined()["java"]["result"] == "note"
 
 
-def test_the_compiled_part_is_optional(cluster, monkeypatch):
+def test_a_missing_compiled_part_is_a_note(cluster, monkeypatch):
     monkeypatch.setattr(native, "compiled", None)
     found = examined()["compiled part"]
     assert (found["result"], found["run"].split()[:2]) == ("note", ["pip", "install"])
@@ -436,12 +437,12 @@ def test_the_compiled_part_is_optional(cluster, monkeypatch):
     assert (found["result"], found["found"]) == ("ok", json.__file__)
 
 
-def test_a_package_that_is_missing(cluster, monkeypatch):
+def test_a_missing_package_fails_with_the_command_to_install_it(cluster, monkeypatch):
     monkeypatch.setattr(doctor, "installed", lambda name: None)
     assert examined(1)["crc32c"]["run"] == "pip install crc32c"
 
 
-def test_versions():
+def test_the_version_of_a_missing_package_is_none():
     assert doctor.installed("kafka-python")
     assert doctor.installed("no-such-package-anywhere") is None
 
@@ -464,7 +465,7 @@ def test_all_checks_share_one_deadline(cluster, monkeypatch):
     for module in (doctor, deadline):
         monkeypatch.setattr(module, "time", clock)
     examined()
-    # Broker, topic, data topics: each has what those before have left of 30 seconds.
+    # Broker, topic, data topics: each has the rest of 30 seconds.
     assert given == [20_000, 14_000, 8_000]
 
 

@@ -1,4 +1,4 @@
-"""`marshal grants losses`, over a log of our own."""
+"""`marshal grants losses`, with a log in memory."""
 
 import json
 
@@ -13,7 +13,7 @@ from kafka_marshal.protocol.losses import mark_to_tags
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.shared import Call
 
-# Far in the future: no claim of it is stale by the wall clock.
+# Far in the future, so that claims are not stale by the wall clock.
 LATER_MS = 4_102_444_800_000
 OTHER = Key("g", "u", 0)
 
@@ -32,7 +32,7 @@ def granted(log, epoch, first, last, *, mark, key=KEY, client="c1"):
 
 @pytest.fixture
 def log(monkeypatch):
-    """c1 dies with 4..19 uncommitted, c2 takes over and works; u-0 was given up."""
+    """c1 dies with 4..19 uncommitted, c2 takes over; c1 released u-0 with 0..1 lost."""
     log = Log(cluster_id="cluster")
     epoch = log.claimed("c1")
     log.append(beat(epoch, 0))
@@ -47,7 +47,7 @@ def log(monkeypatch):
     return log
 
 
-def test_losses_for_people(log):
+def test_losses_are_shown_as_tables_of_lost_and_at_risk(log):
     output = invoke("--group", "g").stdout.splitlines()
     assert output[:4] == [
         "group id:      g",
@@ -67,7 +67,7 @@ def test_losses_for_people(log):
     ]
 
 
-def test_losses_as_json(log):
+def test_losses_as_json_have_ranges_and_owners(log):
     found = json.loads(invoke("--group", "g", "--topic", "t", "-o", "json").stdout)
     assert (found["lost_count"], found["at_risk_count"]) == (16, 5)
     assert found["as_of"]["offsets"] == {"0": 10}
@@ -90,14 +90,14 @@ def test_losses_as_json(log):
     }
 
 
-def test_losses_as_of_a_time(log):
+def test_losses_are_shown_as_of_a_past_time(log):
     at = "1970-01-01T00:20:00Z"
     found = json.loads(invoke("--group", "g", "--at", at, "-o", "json").stdout)
     assert [row["topic"] for row in found["lost"]] == ["u"]
     assert [row["ranges"] for row in found["at_risk"]] == [[{"first": 4, "last": 19}]]
 
 
-def test_an_offset_is_no_time(log):
+def test_an_offset_is_refused_where_a_time_is_needed(log):
     outcome = invoke("--group", "g", "--at", "5")
     assert outcome.exit_code == 2
     assert "write a time" in outcome.stderr
@@ -109,7 +109,7 @@ def test_an_unknown_group_is_an_error(log):
     assert "marshal groups list" in outcome.stderr
 
 
-def test_a_group_that_lost_nothing(log):
+def test_a_group_without_losses_has_empty_lists(log):
     log.append(claim("c1", key=Key("h", "t", 0)))
     outcome = invoke("--group", "h")
     assert outcome.exit_code == 0

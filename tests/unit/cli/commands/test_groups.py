@@ -1,4 +1,4 @@
-"""`marshal groups`, over a world of our own: golden tables and JSON."""
+"""`marshal groups`, with a world in memory: tables and JSON."""
 
 import json
 from contextlib import nullcontext
@@ -67,7 +67,7 @@ def world(monkeypatch):
     return made
 
 
-def test_list(world):
+def test_list_shows_groups_with_their_pauses(world):
     assert invoke("groups", "list").stdout.splitlines() == [
         (
             "GROUP  MEMBERS  OWNED  CLAIMS               PAUSED FROM              "
@@ -84,7 +84,7 @@ def test_list(world):
     ]
 
 
-def test_list_as_json(world):
+def test_list_as_json_has_the_reason_and_person_of_a_pause(world):
     found = json.loads(invoke("groups", "list", "-o", "json").stdout)
     assert found["schema"] == 1
     assert found["as_of"] == {"time_ms": 5, "offsets": {"0": 6}}
@@ -93,7 +93,7 @@ def test_list_as_json(world):
     assert found["groups"][0]["paused_by"] == "admin"
 
 
-def test_describe(world):
+def test_describe_shows_all_sections_of_a_group(world):
     assert invoke("groups", "describe", "g").stdout.splitlines() == [
         "group id: g",
         "",
@@ -132,7 +132,7 @@ def test_describe(world):
     ]
 
 
-def test_describe_shows_what_waits_in_a_topic_that_has_grown(monkeypatch):
+def test_describe_shows_partitions_that_wait_in_a_grown_topic(monkeypatch):
     log = Log(cluster_id="cluster", level=2)
     log.append(beat(log.claimed("c1"), 7))
     log.append(growth(4, 2))
@@ -167,7 +167,7 @@ def test_describe_shows_standbys(monkeypatch):
         assert found["standbys"] == ([] if is_partial else [row])
 
 
-def test_describe_shows_who_is_drained_until_when_by_whom_and_why(monkeypatch):
+def test_describe_shows_drains_and_cordons_with_their_reasons(monkeypatch):
     log = Log(level=SECOND_LEVEL, cluster_id="cluster")
     log.append(member("c1"))
     log.append(direct(host="host", until=UNTIL, group="marshal"))
@@ -212,10 +212,10 @@ def test_describe_shows_who_is_drained_until_when_by_whom_and_why(monkeypatch):
         ),
     ],
 )
-def test_describe_names_the_partitions_that_nobody_can_take(
+def test_describe_lists_partitions_that_no_member_can_take(
     monkeypatch, members, uncovered
 ):
-    """Free, stale and never claimed; a fresh owner's key and a paused one are not."""
+    """Free, stale and unclaimed partitions; not that of a fresh owner."""
     log = Log(cluster_id="cluster")
     epoch = log.claimed("z", key=Key("g", "t", 0))
     log.append(release(epoch, client="z", key=Key("g", "t", 0)))
@@ -239,7 +239,7 @@ def test_describe_names_the_partitions_that_nobody_can_take(
     assert "no uncovered" in table, "the topic was deleted"
 
 
-def test_describe_a_group_that_is_not_there(world):
+def test_describe_refuses_an_unknown_group(world):
     outcome = invoke("groups", "describe", "nope")
     assert (outcome.exit_code, outcome.stdout) == (3, "")
     assert outcome.stderr == (
@@ -280,7 +280,9 @@ class FakeAdmin(Opened):
         ((Key("g", "t", 1),), ["--wait", "--timeout", "5s"], 5, 5_000, "t-1"),
     ],
 )
-def test_pause(world, monkeypatch, *, verb, held, arguments, code, wait_ms, message):
+def test_a_pause_reports_claims_that_are_still_held(
+    world, monkeypatch, *, verb, held, arguments, code, wait_ms, message
+):
     admin = FakeAdmin(held)
     monkeypatch.setattr(Call, "admin", lambda self: admin)
     monkeypatch.setattr(Call, "log_ends", lambda _, wanted: {})
@@ -299,7 +301,9 @@ def test_pause(world, monkeypatch, *, verb, held, arguments, code, wait_ms, mess
 @pytest.mark.parametrize(
     ("ahead_ms", "note"), [(59_000, ""), (7_200_000, "is 2h ahead of the brokers")]
 )
-def test_a_pause_by_a_clock_that_is_ahead_is_noted(world, monkeypatch, ahead_ms, note):
+def test_a_pause_set_with_a_clock_that_is_ahead_is_noted(
+    world, monkeypatch, ahead_ms, note
+):
     admin = FakeAdmin(())
     (state,) = world.partitions
     admin.until_ms = state.append_time_ms + ahead_ms + 600_000
@@ -310,7 +314,7 @@ def test_a_pause_by_a_clock_that_is_ahead_is_noted(world, monkeypatch, ahead_ms,
     assert bool(note) == ("set the clock" in outcome.stderr)
 
 
-def test_a_dry_run_of_a_pause_shows_what_would_be_released(world, monkeypatch):
+def test_a_dry_run_of_a_pause_lists_the_claims_to_release(world, monkeypatch):
     admin = FakeAdmin((Key("g", "t", 1),))
     monkeypatch.setattr(Call, "admin", lambda self: admin)
     outcome = invoke(
@@ -328,7 +332,7 @@ def test_a_dry_run_of_a_pause_shows_what_would_be_released(world, monkeypatch):
     assert wanted["dry_run"]
 
 
-def test_pause_of_some_topics(world, monkeypatch):
+def test_a_pause_can_be_limited_to_topics_and_partitions(world, monkeypatch):
     admin = FakeAdmin(())
     monkeypatch.setattr(Call, "admin", lambda self: admin)
     monkeypatch.setattr(Call, "log_ends", lambda _, wanted: {})
@@ -350,7 +354,9 @@ def test_pause_of_some_topics(world, monkeypatch):
         ("hidden", ""),
     ],
 )
-def test_a_pause_of_what_does_not_exist_is_noted(world, monkeypatch, scope, note):
+def test_a_pause_of_a_missing_topic_or_partition_is_noted(
+    world, monkeypatch, scope, note
+):
     monkeypatch.setattr(Call, "admin", lambda self: FakeAdmin(()))
     outcome = invoke("groups", "pause", "g", "--for", "10m", "--topic", scope)
     assert outcome.exit_code == 0
@@ -358,7 +364,7 @@ def test_a_pause_of_what_does_not_exist_is_noted(world, monkeypatch, scope, note
     assert bool(note) == ("has no effect" in outcome.stderr)
 
 
-def test_pause_until_a_time_and_from_a_time_on(world, monkeypatch):
+def test_a_pause_can_have_a_begin_and_an_end(world, monkeypatch):
     admin = FakeAdmin(())
     admin.begin_ms = UNTIL - 1_000
     monkeypatch.setattr(Call, "admin", lambda self: admin)
@@ -377,13 +383,13 @@ def test_pause_until_a_time_and_from_a_time_on(world, monkeypatch):
 @pytest.mark.parametrize(
     "arguments", [[], ["--for", "1h", "--until", "2h"], ["--until", "soon"]]
 )
-def test_a_pause_has_a_length_or_an_end(world, arguments):
+def test_a_pause_needs_either_a_length_or_an_end(world, arguments):
     outcome = invoke("groups", "pause", "g", *arguments)
     assert outcome.exit_code == 2
     assert "--until" in outcome.stderr
 
 
-def test_resume(world, monkeypatch):
+def test_resume_ends_the_pause_of_an_operation(world, monkeypatch):
     admin = FakeAdmin(())
     monkeypatch.setattr(Call, "admin", lambda self: admin)
     monkeypatch.setattr(Call, "log_ends", lambda _, wanted: {})
@@ -393,7 +399,7 @@ def test_resume(world, monkeypatch):
     assert "is executed:      yes" in outcome.stdout
 
 
-def test_a_dry_run_of_a_resume_shows_where_it_would_end_a_pause(world, monkeypatch):
+def test_a_dry_run_of_a_resume_counts_the_partitions(world, monkeypatch):
     admin = FakeAdmin(())
     monkeypatch.setattr(Call, "admin", lambda self: admin)
     outcome = invoke("groups", "resume", "g", "--dry-run", "-o", "json")
@@ -407,7 +413,7 @@ def test_a_dry_run_of_a_resume_shows_where_it_would_end_a_pause(world, monkeypat
 
 
 @pytest.mark.parametrize("action", [["pause", "--for", "10m"], ["resume"]])
-def test_a_group_that_nobody_is_a_member_of_is_noted(world, monkeypatch, action):
+def test_a_pause_or_resume_of_an_unknown_group_is_noted(world, monkeypatch, action):
     monkeypatch.setattr(Call, "admin", lambda self: FakeAdmin(()))
     note = "the log knows no members and no claims of group"
     verb, *options = action
@@ -440,7 +446,7 @@ def test_an_open_reset_is_listed_with_the_command_that_ends_it(world):
 
 
 class SettingsAdmin:
-    """Plans and notes changes of the settings of a group."""
+    """An admin that plans changes of settings and records the calls."""
 
     def __init__(self, log):
         self.log = log
@@ -462,7 +468,7 @@ def setting(monkeypatch):
     return admin
 
 
-def test_set_shows_what_would_change(setting):
+def test_set_without_execute_shows_the_changes(setting):
     words = ["--handoff-ms", "10m", "--handoffs-max", "default", "--debounce-ms", "9"]
     result = invoke("groups", "set", "g", *words)
     changes = {"debounce_ms": 9, "handoff_ms": 600_000, "handoffs_max": None}
@@ -478,7 +484,7 @@ def test_set_shows_what_would_change(setting):
     assert "--execute writes it" in result.stderr
 
 
-def test_set_writes(setting):
+def test_set_with_execute_writes_the_settings(setting):
     words = ["--handoff-ms", "default", "--reason", "done", "--execute", "-o", "json"]
     result = invoke("groups", "set", "g", *words)
     assert setting.calls == [("g", {"handoff_ms": None}, "done", True)]
@@ -488,7 +494,7 @@ def test_set_writes(setting):
     assert "nothing was written" not in result.stderr
 
 
-def test_set_names_a_policy(setting):
+def test_set_changes_the_policy(setting):
     words = ["--policy", "planner", "--grace-ms", "5m", "--execute", "-o", "json"]
     found = json.loads(invoke("groups", "set", "g", *words).stdout)
     changes = {"policy": "planner", "grace_ms": 300_000}
@@ -499,7 +505,7 @@ def test_set_names_a_policy(setting):
     assert setting.calls[-1][1] == {"policy": None}
 
 
-def test_set_of_what_is_set_writes_nothing(setting):
+def test_set_of_unchanged_settings_writes_nothing(setting):
     result = invoke("groups", "set", "g", "--handoff-ms", "5000", "--execute")
     assert "has these settings already" in result.stderr
     assert "is executed:     no" in result.stdout
@@ -516,7 +522,7 @@ def test_set_of_what_is_set_writes_nothing(setting):
         pytest.param(["--policy", "greedy"], id="no policy of groups"),
     ],
 )
-def test_set_refuses_what_is_no_setting(setting, words):
+def test_set_refuses_missing_or_invalid_settings(setting, words):
     assert invoke("groups", "set", "g", *words, "--execute").exit_code == 2
 
 

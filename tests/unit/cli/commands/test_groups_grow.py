@@ -1,4 +1,4 @@
-"""`marshal groups grow`, over a cluster in memory."""
+"""`marshal groups grow`, with a cluster in memory."""
 
 import json
 
@@ -35,7 +35,7 @@ def grow(*words):
     return invoke("--topic", "t", "--partitions", "8", *words)
 
 
-def test_without_execute_it_is_only_shown(cluster):
+def test_without_execute_a_growth_is_only_shown(cluster):
     done = grow()
     assert done.stdout.splitlines()[:8] == [
         "topic:            t",
@@ -59,12 +59,12 @@ def test_without_execute_it_is_only_shown(cluster):
     assert (growths(cluster), partitions(cluster)) == ((), 4)
 
 
-def test_the_reason_is_in_the_log(cluster):
+def test_the_reason_of_a_growth_is_in_the_log(cluster):
     grow("--reason", "more consumers", "--settle", "15s", "--execute")
     assert {each.reason for each in records(cluster)} == {"more consumers"}
 
 
-def test_with_execute_it_is_done_with_its_steps_on_stderr(cluster):
+def test_with_execute_a_growth_reports_its_steps_on_stderr(cluster):
     done = grow("--settle", "15s", "--execute", "-o", "json")
     found = json.loads(done.stdout)
     assert found["steps"] == ["announce", "add", "settle", "end"]
@@ -99,13 +99,13 @@ def test_with_execute_it_is_done_with_its_steps_on_stderr(cluster):
     assert (found["steps"], found["is_executed"], found["settle_ms"]) == ([], False, 0)
 
 
-def test_producers_get_ten_minutes_by_default(cluster):
+def test_a_growth_waits_ten_minutes_for_producers_by_default(cluster):
     before_ms = cluster.clock.now_ms()
     assert "note" not in grow("--execute").stderr
     assert cluster.clock.now_ms() - before_ms >= SETTLE_MS == 600_000
 
 
-def test_without_a_number_the_growths_are_shown(cluster):
+def test_without_a_partition_count_known_growths_are_shown(cluster):
     done = invoke()
     assert "no growths" in done.stdout
     with pytest.raises(Died):
@@ -126,7 +126,7 @@ def test_without_a_number_the_growths_are_shown(cluster):
     assert "ended" in invoke().stdout
 
 
-def test_a_growth_is_withdrawn(cluster):
+def test_withdraw_ends_a_growth_only_with_execute(cluster):
     with pytest.raises(Died):
         Tool(cluster, left=1).grow()
     done = invoke("--topic", "t", "--withdraw")
@@ -160,6 +160,6 @@ def test_partitions_beyond_the_growth_are_noted(cluster):
         (["--topic", "t", "--withdraw"], ExitCode.REFUSED, "the log knows none"),
     ],
 )
-def test_refusals_have_exit_codes(cluster, words, code, text):
+def test_an_invalid_growth_is_refused_with_an_exit_code(cluster, words, code, text):
     assert text in invoke(*words, code=code).stderr
     assert growths(cluster) == ()

@@ -1,4 +1,4 @@
-"""`marshal groups history`, over logs of our own."""
+"""`marshal groups history`, with logs in memory."""
 
 import json
 
@@ -46,7 +46,7 @@ def replaced(record, **fields):
 
 @pytest.fixture
 def log(monkeypatch):
-    """alice pauses and resumes g, a position of it is set, a key is forgotten."""
+    """alice resets g; of two pauses of h one is refused; a key is forgotten."""
     log = Log(cluster_id="cluster", level=SECOND_LEVEL)
     epoch = log.claimed()
     log.append(release(epoch, 9))
@@ -94,7 +94,7 @@ def test_an_open_growth_is_named_with_the_command_that_continues_it(monkeypatch)
     assert invoke().stderr == ""
 
 
-def test_history_for_people(log):
+def test_history_shows_a_table_of_actions(log):
     output = invoke().stdout.splitlines()
     assert output[:3] == ["group id:      -", "actions count: 5", "records count: 9"]
     table = [" ".join(line.split()) for line in output[4:]]
@@ -121,7 +121,7 @@ def test_history_for_people(log):
     ]
 
 
-def test_history_of_a_group_as_json(log):
+def test_history_as_json_has_the_records_of_each_action(log):
     found = read("g")
     assert found["as_of"]["offsets"] == {"0": 11}
     assert (found["group_id"], found["records_count"]) == ("g", 7)
@@ -146,7 +146,7 @@ def test_history_of_a_group_as_json(log):
     ]
 
 
-def test_the_last_actions_since_a_time_and_as_of_one(log):
+def test_actions_are_selected_by_limit_since_and_at(log):
     outcome = invoke("--limit", "1", "-o", "json")
     assert [a["kind"] for a in json.loads(outcome.stdout)["actions"]] == ["forget"]
     assert "1 of 5 actions are shown; see --limit and --since" in outcome.stderr
@@ -158,7 +158,7 @@ def test_the_last_actions_since_a_time_and_as_of_one(log):
     assert found["text"].endswith("; still in force")
 
 
-def test_a_pause_that_lasts_is_shown_whenever_it_began(log):
+def test_a_pause_in_force_is_shown_even_if_it_began_earlier(log):
     log.append(pause(4_102_444_800_000, group="x", op=b"x" * 16))
     found = read("--since", "2020-01-01T00:00:00Z", "--at", "1970-01-01T12:00:00Z")
     assert [action["group_id"] for action in found["actions"]] == ["x"]
@@ -173,7 +173,7 @@ def test_a_pause_that_lasts_is_shown_whenever_it_began(log):
     }
 
 
-def test_an_offset_is_no_time(log):
+def test_an_offset_is_refused_where_a_time_is_needed(log):
     for option, what in (("--at", "admins"), ("--since", "each coordinating")):
         outcome = invoke(option, "5")
         assert outcome.exit_code == 2
@@ -186,12 +186,12 @@ def test_an_unknown_group_is_an_error(log):
     assert "marshal groups list" in outcome.stderr
 
 
-def test_a_group_of_which_only_a_refused_record_is_known(log):
+def test_a_group_with_only_a_refused_record_is_known(log):
     log.append(forgetting(1, key=("z", "t", 0)))
     assert read("z")["actions"][-1]["refusals"] == {"cas": 1}
 
 
-def test_a_log_without_its_start_begins_at_a_checkpoint(past):
+def test_history_without_the_log_start_begins_at_a_checkpoint(past):
     past.delete(before=past.begins[0])
     outcome = invoke()
     assert outcome.exit_code == 0
@@ -199,19 +199,19 @@ def test_a_log_without_its_start_begins_at_a_checkpoint(past):
     assert text in outcome.stderr
 
 
-def test_a_moment_before_that_checkpoint_is_unknown(past):
+def test_a_moment_before_the_first_checkpoint_is_refused(past):
     past.delete(before=past.begins[0])
     outcome = invoke("--at", "1970-01-01T00:00:00Z")
     assert outcome.exit_code != 0
     assert "no checkpoint lies between" in outcome.stderr
 
 
-def test_since_a_time_is_read_from_a_checkpoint_before_it(past):
+def test_since_reads_from_a_checkpoint_before_the_time(past):
     whole = read()
     assert {action["kind"] for action in whole["actions"]} == {"format"}
     outcome = invoke("--since", "2100-01-01T00:00:00Z", "-o", "json")
     found = json.loads(outcome.stdout)
-    # The Config is before the checkpoint, and nothing that was wanted is missing.
+    # The Config is before the checkpoint; no requested action is missing.
     assert (found["records_count"], outcome.stderr) == (0, "")
     assert found["as_of"]["offsets"] == whole["as_of"]["offsets"]
     past.delete(past.begins[0])
@@ -221,7 +221,7 @@ def test_since_a_time_is_read_from_a_checkpoint_before_it(past):
     assert "group 'x' is not in the log since -1d" in outcome.stderr
 
 
-def test_a_pause_that_lasts_at_a_checkpoint_is_read_from_before_it(past):
+def test_a_pause_in_force_at_a_checkpoint_is_read_from_before_it(past):
     until_ms = pause_for(past.cluster, 60_000)
     checkpointed(past.cluster, past.node)
     past.cluster.run(2 * H)
@@ -252,14 +252,14 @@ def test_a_growth_that_is_open_at_a_checkpoint_is_read_from_before_it(past):
     ("ended", "until_ms", "expected"),
     [(None, 500, True), (None, 400, False), (None, None, False), ({}, 500, False)],
 )
-def test_a_directive_goes_on_until_its_end(ended, until_ms, expected):
+def test_a_directive_is_in_force_until_its_end(ended, until_ms, expected):
     lasts = {"lasting_partitions": [], "scheduled_partitions": []}
     row = {"kind": "drain", "last_ms": 300, "ended": ended, "until_ms": until_ms}
     row["outcome"] = "accepted"
     assert groups_history._went_on({**row, **lasts}, 450) is expected
 
 
-def test_empty_logs_have_no_actions(monkeypatch):
+def test_an_unformatted_log_has_no_actions(monkeypatch):
     bare = Log(configured=False)
     monkeypatch.setattr(reading, "LogScan", lambda *_, **__: FakeScan(bare))
     assert "no actions" in invoke().stdout

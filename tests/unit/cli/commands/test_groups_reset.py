@@ -130,18 +130,18 @@ def invoke(*arguments):
         ({"to_datetime": "1970-01-01T00:00:01"}, PositionSpec.to_time(1_000)),
     ],
 )
-def test_each_option_is_a_rule(given, spec):
+def test_each_option_gives_its_position_spec(given, spec):
     assert Rules(**given).spec() == spec
 
 
-def test_a_duration_is_so_long_ago(monkeypatch):
+def test_by_duration_gives_a_time_before_now(monkeypatch):
     monkeypatch.setattr(groups_reset, "wall_ms", lambda: 700_000)
     assert Rules(by_duration="PT10M").spec() == PositionSpec.to_time(100_000)
     assert Rules(by_duration="10m").spec() == PositionSpec.to_time(100_000)
     assert Rules(by_duration="P1D").spec() == PositionSpec.to_time(0)
 
 
-def test_a_file_has_positions(tmp_path):
+def test_from_file_gives_the_positions_in_the_file(tmp_path):
     path = tmp_path / "positions.csv"
     path.write_text("t,0,4\n", encoding="utf-8")
     assert Rules(from_file=path).spec() == PositionSpec.from_offsets({PLACE: 4})
@@ -154,7 +154,9 @@ def test_a_file_has_positions(tmp_path):
         ("3:100,5:80", Moment(text="3:100,5:80", offsets={3: 100, 5: 80})),
     ],
 )
-def test_a_fence_is_a_moment_of_the_log(monkeypatch, admin, text, moment):
+def test_to_fence_gives_the_positions_at_a_past_moment(
+    monkeypatch, admin, text, moment
+):
     monkeypatch.setattr(groups_reset, "wall_ms", lambda: 700_000)
     assert Rules(to_fence=text).spec() == moment
     state, asked = WorldState(3), []
@@ -168,9 +170,9 @@ def test_a_fence_is_a_moment_of_the_log(monkeypatch, admin, text, moment):
     assert admin.asked[0][1] == PositionSpec.to_fence([state], "g")
 
 
-def test_a_fence_has_to_name_the_partitions_that_know_the_topic(monkeypatch, admin):
+def test_to_fence_needs_an_offset_of_each_coordinating_partition(monkeypatch, admin):
     state = WorldState(1)
-    state.config = config(k=2)  # t-0 is of coordinating partition 1, t-1 of 0
+    state.config = config(k=2)  # t-0 is in coordinating partition 1, t-1 in 0
     world = World([state], {}, is_past=True, is_partial=True)
     monkeypatch.setattr(Call, "formatted_world", lambda *_: world)
     fence = ["reset", "g", "--all-topics", "--to-fence", "1:100", "--execute"]
@@ -185,7 +187,7 @@ def test_a_fence_has_to_name_the_partitions_that_know_the_topic(monkeypatch, adm
     )
 
 
-def test_two_rules_are_refused():
+def test_two_position_options_are_refused():
     with pytest.raises(ConfigurationError, match="--to-earliest, --to-offset"):
         Rules(to_earliest=True, to_offset=0).spec()
 
@@ -206,7 +208,9 @@ def test_two_rules_are_refused():
         ),
     ],
 )
-def test_options_that_do_not_fit(admin, tmp_path, arguments, message):
+def test_missing_or_conflicting_options_are_refused(
+    admin, tmp_path, arguments, message
+):
     file = tmp_path / "file"
     file.write_text("t,0,4\n", encoding="utf-8")
     given = [str(file) if each == "FILE" else each for each in arguments]
@@ -215,7 +219,7 @@ def test_options_that_do_not_fit(admin, tmp_path, arguments, message):
     assert message in outcome.stderr
 
 
-def test_the_rule_and_topics_are_passed_on(admin):
+def test_positions_topics_and_flags_are_passed_to_the_admin(admin):
     invoke("reset", "g", *WHERE, "--topic", "u:1", "--clamp", "--allow-reprocess")
     invoke("reset", "g", "--all-topics", "--to-latest")
     options = {"clamp": False, "allow_reprocess": False}
@@ -232,7 +236,7 @@ def test_the_rule_and_topics_are_passed_on(admin):
 # --- the plan
 
 
-def test_a_position_outside_of_the_log_is_a_bad_argument(admin):
+def test_a_position_outside_of_the_log_is_wrong_usage(admin):
     outside = PositionError(
         "position 21 of t-0 lies outside of its log; nothing was written; choose one "
         "of these, or the nearest one with clamp=True",
@@ -259,14 +263,14 @@ def test_a_dry_run_shows_the_plan(admin):
     assert "--execute sets the positions" in outcome.stderr
 
 
-def test_a_dry_run_names_what_is_missing(admin):
+def test_a_dry_run_names_the_option_that_execute_needs(admin):
     admin.plan = plan(repeats=True)
     outcome = invoke("reset", "g", *WHERE)
     assert "--execute needs --allow-reprocess" in outcome.stderr
     assert "handed out again" in outcome.stdout
 
 
-def test_a_dry_run_may_store_the_plan(admin, tmp_path):
+def test_a_dry_run_can_store_a_plan_for_continue(admin, tmp_path):
     file = tmp_path / "plan.json"
     invoke("reset", "g", *WHERE, "--plan-file", str(file))
     assert read_plan(file) == admin.plan.positions
@@ -277,7 +281,7 @@ def test_a_dry_run_may_store_the_plan(admin, tmp_path):
     assert (other.exit_code, "is for group 'g'" in other.stderr) == (2, True)
 
 
-def test_what_stays_is_named_like_partitions(admin):
+def test_partitions_without_a_new_position_are_listed(admin):
     admin.plan = plan(left_out=(("t", 3), ("u", 0)))
     outcome = invoke("reset", "g", *WHERE)
     assert "left out:     t-3, u-0\n" in outcome.stdout
@@ -285,7 +289,7 @@ def test_what_stays_is_named_like_partitions(admin):
     assert found["left_out"] == [["t", 3], ["u", 0]]
 
 
-def test_a_file_may_be_the_standard_input(monkeypatch, tmp_path):
+def test_from_file_can_read_standard_input(monkeypatch, tmp_path):
     path = tmp_path / "stdin"
     path.write_text("t,0,4\n")
     monkeypatch.setattr(groups_reset, "STDIN", path)
@@ -301,7 +305,7 @@ def test_export_writes_lines_for_another_group(admin):
 # --- executed
 
 
-def test_executing_shows_progress_and_the_undo(admin, tmp_path):
+def test_execute_shows_progress_and_the_undo_command(admin, tmp_path):
     outcome = invoke("reset", "g", *WHERE, "--execute", "--reason", "why")
     assert outcome.exit_code == 0
     assert admin.asked[1:] == [{"reason": "why", "drain_ms": None}]
@@ -309,7 +313,7 @@ def test_executing_shows_progress_and_the_undo(admin, tmp_path):
         "waiting until 3 partitions are released",
         f"undo it with: marshal groups undo {OP} --execute",
     ]
-    # The position that was replaced, not that of the plan.
+    # The position that was replaced, not the one in the plan.
     assert outcome.stdout.splitlines()[-1].split()[2:6] == ["8", "2", "12", "18"]
     assert admin.stored == tmp_path / "state" / "plans" / f"{OP}.json"
     assert not admin.stored.exists()
@@ -320,7 +324,7 @@ def test_a_timeout_limits_the_wait_for_owners(admin):
     assert admin.asked[1]["drain_ms"] == 5_000
 
 
-def test_as_json(admin):
+def test_execute_as_json_has_the_outcome_and_the_mirror_error(admin):
     admin.mirror_error = "no right"
     outcome = invoke("reset", "g", *WHERE, "--execute", "-o", "json")
     found = json.loads(outcome.stdout)
@@ -343,7 +347,7 @@ def test_as_json(admin):
         (KeyboardInterrupt(), 130, True),
     ],
 )
-def test_after_an_error_the_plan_stays_if_it_may_be_open(admin, error, code, is_open):
+def test_after_an_error_the_plan_of_an_open_reset_is_kept(admin, error, code, is_open):
     admin.error = error
     outcome = invoke("reset", "g", *WHERE, "--execute")
     assert outcome.exit_code == code
@@ -352,7 +356,7 @@ def test_after_an_error_the_plan_stays_if_it_may_be_open(admin, error, code, is_
     assert (hint in outcome.stderr.replace("\n", "")) == is_open
 
 
-def test_without_positions_before_there_is_nothing_to_undo(admin):
+def test_a_reset_without_earlier_positions_suggests_no_undo(admin):
     admin.before = None
     outcome = invoke("reset", "g", *WHERE, "--execute")
     assert (outcome.exit_code, "undo" in outcome.stderr) == (0, False)
@@ -368,13 +372,13 @@ def test_keys_that_lose_their_order_are_noted(admin):
     assert "see: marshal groups grow --topic t\n" in outcome.stderr
 
 
-def test_a_plan_that_was_aborted_sets_nothing(admin):
+def test_an_aborted_plan_exits_as_refused(admin):
     admin.outcome = "aborted"
     outcome = invoke("reset", "g", *WHERE, "--execute")
     assert (outcome.exit_code, "it set nothing" in outcome.stderr) == (3, True)
 
 
-def test_undo(admin):
+def test_undo_plans_and_executes_an_operation(admin):
     admin.plan = plan(left_out=(("t", 3),))
     outcome = invoke("undo", OTHER, "--partial", "--execute", "--reason", "oops")
     assert outcome.exit_code == 0
@@ -385,9 +389,7 @@ def test_undo(admin):
     assert "t-3 had no position at that moment" in outcome.stderr
 
 
-def test_without_a_reset_to_finish_the_pause_that_its_command_left_is_named(
-    admin, monkeypatch
-):
+def test_finish_without_a_reset_names_a_remaining_pause(admin, monkeypatch):
     log = Log(cluster_id="cluster")
     until_ms = log.state.append_time_ms + 50_000
     log.append(pause(until_ms))
@@ -404,7 +406,7 @@ def test_without_a_reset_to_finish_the_pause_that_its_command_left_is_named(
     assert invoke("finish", "g").stderr == "group 'g' has no reset to finish\n"
 
 
-def test_finish(admin):
+def test_finish_lists_the_resets_that_it_ends(admin):
     outcome = invoke("finish", "g", "--reason", "its host is gone")
     assert "no reset to finish" in outcome.stderr
     admin.finished = (SimpleNamespace(op_id=OP, outcome="aborted", moved={}),)
@@ -413,7 +415,7 @@ def test_finish(admin):
     assert admin.asked == [("g", "its host is gone"), ("g", None)]
 
 
-def test_progress_is_shown_once_a_second(capsys, monkeypatch):
+def test_progress_is_shown_once_a_second_and_at_new_steps(capsys, monkeypatch):
     now = SimpleNamespace(monotonic=lambda: 1.0)
     monkeypatch.setattr(groups_reset, "time", now)
     show = Printer()

@@ -1,4 +1,4 @@
-"""`marshal log dump` and `verify`, over a log of our own."""
+"""`marshal log`, mainly `dump` and `verify`, with a log in memory."""
 
 import json
 
@@ -48,26 +48,26 @@ def places(*arguments):
     return [(line["partition"], line["offset"]) for line in dumped(*arguments)]
 
 
-def test_dump(logs):
+def test_dump_prints_the_entries_of_a_range(logs):
     assert places() == [(0, 0), (0, 1), (0, 2), (1, 0)]
     assert places("--partition", "0", "--from", "1", "--to", "1") == [(0, 1)]
     kinds = [line["type"] for line in dumped("--skip-record-metadata")]
     assert kinds == ["Config", "ClaimingPartition", "Config"]
 
 
-def test_a_range_without_offsets_is_wrong_usage(logs):
+def test_a_dump_that_ends_before_its_start_is_wrong_usage(logs):
     outcome = invoke("log", "dump", "--from", "5", "--to", "3")
     assert (outcome.exit_code, outcome.stdout) == (2, "")
     assert "give a larger --to" in outcome.stderr
 
 
-def test_dump_of_a_partition_that_is_not_there(logs):
+def test_dump_of_a_missing_partition_is_wrong_usage(logs):
     outcome = invoke("log", "dump", "--partition", "2")
     assert outcome.exit_code == 2
     assert "has 2 partitions" in outcome.stderr
 
 
-def test_dump_and_replay_agree(logs):
+def test_replay_of_a_dump_has_the_digests_of_verify(logs):
     text = invoke("log", "dump").stdout
     world = json.loads(invoke("log", "replay", "-", source=text).stdout)
     (zero, one) = json.loads(invoke("log", "verify", "-o", "json").stdout)["partitions"]
@@ -75,7 +75,7 @@ def test_dump_and_replay_agree(logs):
     assert world["partitions"]["1"]["digest"] == one["digest"]
 
 
-def test_replay_of_a_file(tmp_path, logs):
+def test_replay_of_a_file_prints_transitions(tmp_path, logs):
     path = tmp_path / "dump"
     path.write_text(invoke("log", "dump").stdout)
     lines = invoke("log", "replay", str(path), "--transitions").stdout.splitlines()
@@ -83,13 +83,13 @@ def test_replay_of_a_file(tmp_path, logs):
     assert json.loads(lines[-1])["schema"] == 1
 
 
-def test_replay_of_garbage_is_1():
+def test_replay_of_invalid_text_exits_with_code_1():
     outcome = invoke("log", "replay", "-", source="garbage\x1b\n")
     assert (outcome.exit_code, outcome.stdout) == (1, "")
     assert "line 1" in outcome.stderr
 
 
-def test_verify(logs):
+def test_verify_of_a_sound_log_is_ok(logs):
     outcome = invoke("log", "verify")
     assert outcome.exit_code == 0
     assert outcome.stdout.startswith("result: ok\n")
@@ -99,7 +99,7 @@ def test_verify(logs):
     ("values", "why"),
     [([], "is not formatted"), ([b"1", b"2"], "is not a coordination topic")],
 )
-def test_verify_of_another_topic_is_3(monkeypatch, values, why):
+def test_verify_of_an_unformatted_topic_exits_with_code_3(monkeypatch, values, why):
     empty = Log(configured=False), Log(1, configured=False)
     for value in values:
         empty[1].append(value)
@@ -109,14 +109,14 @@ def test_verify_of_another_topic_is_3(monkeypatch, values, why):
     assert why in outcome.stderr
 
 
-def test_verify_of_a_halted_log_is_3(logs):
+def test_verify_of_a_halted_log_exits_with_code_3(logs):
     logs[0].append(config(2, k=2, era=2, level=9))
     outcome = invoke("log", "verify")
     assert outcome.exit_code == 3
     assert "upgrade" in outcome.stderr
 
 
-def test_verify_of_a_broken_fold_is_70(logs, monkeypatch):
+def test_verify_of_a_broken_fold_exits_with_code_70(logs, monkeypatch):
     monkeypatch.setattr(log_verify, "replay", lambda state, entries: None)
     outcome = invoke("log", "verify", "-o", "json")
     assert outcome.exit_code == 70
@@ -125,7 +125,7 @@ def test_verify_of_a_broken_fold_is_70(logs, monkeypatch):
 
 
 class FakeResetter(Opened):
-    """An admin that plans a reset, and remembers what it was asked for."""
+    """An admin that plans a reset and records the calls."""
 
     def __init__(self):
         self.asked = []
@@ -204,7 +204,7 @@ def test_verify_since_a_moment_begins_at_the_newest_checkpoint_before_it(past):
     assert "--since is 5, and each coordinating partition" in outcome.stderr
 
 
-def test_verify_without_any_state_is_unknown(past):
+def test_verify_without_log_start_and_checkpoint_is_unknown(past):
     past.delete(past.begins[1] + 1)
     outcome = invoke("log", "verify", "-o", "json")
     assert outcome.exit_code == 1
@@ -212,7 +212,7 @@ def test_verify_without_any_state_is_unknown(past):
     assert "no checkpoint" in outcome.stderr
 
 
-def test_a_snapshot_from_before_the_checkpoint_cannot_be_compared(past, tmp_path):
+def test_a_snapshot_before_the_first_checkpoint_cannot_be_compared(past, tmp_path):
     file = tmp_path / "kept"
     assert invoke("log", "snapshot", str(file)).exit_code == 0
     past.cluster.run(5_000)
@@ -223,7 +223,7 @@ def test_a_snapshot_from_before_the_checkpoint_cannot_be_compared(past, tmp_path
     assert "cannot be compared" in outcome.stderr
 
 
-def test_a_snapshot_and_a_difference_begin_there_too(past, tmp_path):
+def test_snapshot_and_diff_begin_at_the_first_checkpoint(past, tmp_path):
     before, after = str(tmp_path / "before"), str(tmp_path / "after")
     assert invoke("log", "snapshot", before).exit_code == 0
     past.delete(past.begins[0])
@@ -233,7 +233,7 @@ def test_a_snapshot_and_a_difference_begin_there_too(past, tmp_path):
     assert invoke("log", "diff", before, "live").exit_code == 1
 
 
-def test_who_owned_a_key_in_the_past(past):
+def test_who_shows_a_past_owner_after_the_log_start_is_deleted(past):
     who = ("claims", "who", "g", "t", "0", "-o", "json", "--at")
     past.delete(past.begins[0])
     output = json.loads(invoke(*who, str(past.ends[0])).stdout)
@@ -288,7 +288,7 @@ def world_at(past, at):
     return World.at(offset={0: at}).partitions[0]
 
 
-def test_a_snapshot_is_of_the_moment(past, tmp_path):
+def test_a_snapshot_has_the_state_of_the_moment(past, tmp_path):
     at, file = past.ends[0], str(tmp_path / "then")
     outcome = invoke("log", "snapshot", file, "--at", f"0:{at}", "-o", "json")
     (row,) = json.loads(outcome.stdout)["partitions"]
@@ -300,7 +300,7 @@ def test_a_snapshot_is_of_the_moment(past, tmp_path):
     assert "marshal log dump --at" in both.stderr
 
 
-def test_a_difference_of_two_moments(past):
+def test_diff_compares_two_moments(past):
     at = past.ends[0]
     outcome = invoke("log", "diff", f"0:{at}", "live", "-o", "json")
     assert outcome.exit_code == 1
@@ -333,7 +333,7 @@ LISTS = [
 
 
 @pytest.mark.parametrize("command", LISTS, ids=" ".join)
-def test_every_list_shows_its_moment(past, command):
+def test_every_command_with_at_shows_its_moment(past, command):
     at = instant(past.entries()[past.ends[0]].timestamp_ms)
     output = invoke(*command, "--at", at).stdout
     assert output.startswith(f"as of: {at}\n\n")
@@ -346,7 +346,7 @@ def test_every_list_shows_its_moment(past, command):
         assert invoke(*command, "--at", "0:1").exit_code == 1
 
 
-def test_the_config_of_the_moment(past):
+def test_topic_info_shows_the_config_of_the_moment(past):
     info = ("topic", "info", "-o", "json", "--at")
     found = json.loads(invoke(*info, f"0:{past.ends[0]}").stdout)
     assert (found["partition_count"], found["is_formatted"]) == (1, True)
@@ -378,7 +378,7 @@ def test_tail_shows_the_last_entries_before_the_moment(past, is_deleted):
     assert tailed("--at", f"0:{at}", "--from", first) == expected[-2:]
 
 
-def test_tail_of_the_past_cannot_follow(past):
+def test_tail_at_a_past_moment_cannot_follow(past):
     outcome = invoke("log", "tail", "--at", "-5m", "--follow")
     assert outcome.exit_code == 2
     assert "--follow" in outcome.stderr

@@ -77,7 +77,7 @@ accepted released - t-0 1
 """
 
 
-def test_transitions_go_before_it():
+def test_transitions_are_printed_before_the_world():
     log = story()
     code, out, err = run(lines(log), transitions=True)
     assert (code, err) == (0, "")
@@ -97,7 +97,7 @@ def test_transitions_go_before_it():
     assert brief == GOLDEN
 
 
-def test_golden_output():
+def test_the_output_for_one_entry_equals_the_golden_text():
     given = (
         '{"partition":3,"offset":4,"leader_epoch":2,"timestamp_ms":50,'
         '"timestamp_type":"LogAppendTime","undecodable":{"reason":"x","value":null}}'
@@ -115,7 +115,7 @@ def test_golden_output():
     )
 
 
-def test_partitions_may_be_mixed():
+def test_lines_of_partitions_can_be_mixed():
     logs = [Log(number, k=4) for number in (3, 0)]
     for log in logs:
         log.append(b"", after=5)
@@ -131,17 +131,17 @@ def test_an_empty_log_is_an_empty_world(given):
     assert run(given) == (0, '{"schema": 1, "partitions": {}}\n', "")
 
 
-def test_blank_lines_are_passed_over():
+def test_blank_lines_are_ignored():
     log = story()
     spread = [part for line in lines(log) for part in ("", line)]
     assert run(spread) == run(lines(log))
 
 
-def test_a_halt_ends_with_three_and_prints_the_world():
+def test_a_halted_partition_exits_with_code_3_and_prints_the_world():
     log = Log()
     log.append(config(2, era=2, level=3))
     given = lines(log)
-    # Behind the halt nothing is folded, so nothing there can go back.
+    # Entries after the halt are not folded, so their order is not checked.
     code, out, err = run([*given, given[0], *lines(Log(1, k=2))], transitions=True)
     assert (code, err) == (3, "")
     *entries, world = map(json.loads, out.splitlines())
@@ -190,7 +190,7 @@ BAD = [
 
 @pytest.mark.parametrize(("bad", "message"), BAD)
 @pytest.mark.parametrize("transitions", [False, True])
-def test_a_bad_line_is_named_and_there_is_no_world(bad, message, transitions):
+def test_a_bad_line_is_reported_and_no_world_is_printed(bad, message, transitions):
     code, out, err = run([FIRST, "", bad, FIRST], transitions=transitions)
     assert code == 1
     assert len(out.splitlines()) == transitions
@@ -202,15 +202,15 @@ def test_a_bad_line_is_named_and_there_is_no_world(bad, message, transitions):
     assert err.rstrip("\n").isprintable()
 
 
-def test_bytes_that_are_no_text():
+def test_invalid_utf_8_is_an_error():
     raw = f"{FIRST}\n".encode() + b'{"a":"\xff"}\n'
     code, out, err = run(io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
     assert (code, out) == (1, "")
-    # A reader decodes ahead: all that is known is that it ends somewhere here.
+    # The decoder reads ahead, so the number of the line is not known.
     assert "is not UTF-8" in err
 
 
-def test_bytes_that_are_no_text_as_standard_input_brings_them():
+def test_invalid_utf_8_in_standard_input_is_reported_by_line():
     raw = f"{FIRST}\n".encode() + b'{"a":"\xff"}\n'
     source = io.TextIOWrapper(
         io.BytesIO(raw), encoding="utf-8", errors="surrogateescape"
@@ -220,7 +220,7 @@ def test_bytes_that_are_no_text_as_standard_input_brings_them():
     assert err.startswith("marshal: line 2: not a JSON object")
 
 
-def test_a_line_has_a_limit(monkeypatch):
+def test_a_line_has_a_maximum_length(monkeypatch):
     monkeypatch.setattr(log_replay, "LINE_CHARACTERS_MAX", 500)
     assert run([FIRST, " " * 499])[0] == 0
     code, out, err = run([FIRST, " " * 400, "x" * 501])
@@ -244,12 +244,12 @@ def test_control_characters_are_not_printed():
     assert output == "\x9b31m\u202e\x7f"
 
 
-def test_it_streams():
+def test_replay_prints_transitions_while_it_reads():
     out = io.StringIO()
     seen = []
 
     class Source:
-        """Gives lines for as long as what they did has been printed."""
+        """Notes at each read how many lines have been printed."""
 
         def __init__(self):
             self.given = iter(lines(story()))
@@ -262,7 +262,7 @@ def test_it_streams():
     assert seen == [0, 1, 2, 3, 5, 6, 7, 8, 9, 10]
 
 
-def test_worlds_end_where_the_dump_breaks():
+def test_worlds_have_the_entries_before_a_bad_line():
     worlds = {}
     log = story()
     reported = []
@@ -272,7 +272,7 @@ def test_worlds_end_where_the_dump_breaks():
     assert len(reported) == 9
 
 
-def test_the_digest_is_that_of_the_live_log():
+def test_the_digest_equals_that_of_the_live_log():
     log = story()
     live = WorldState(0)
     for one in log.entries:
@@ -303,7 +303,7 @@ def replayed(path):
         (b"[\n", "line 1: not a JSON object"),
     ],
 )
-def test_a_file_of_another_format_is_named_with_what_to_give(tmp_path, content, why):
+def test_a_file_of_another_format_is_refused_with_advice(tmp_path, content, why):
     path = tmp_path / "other"
     path.write_bytes(content)
     code, err = replayed(path)
@@ -313,7 +313,7 @@ def test_a_file_of_another_format_is_named_with_what_to_give(tmp_path, content, 
     assert err.endswith("; name an output of marshal log dump\n")
 
 
-def test_a_bad_line_of_a_dump_needs_no_other_file(tmp_path):
+def test_a_bad_line_after_good_lines_gets_no_advice(tmp_path):
     path = tmp_path / "dump"
     path.write_text(f"{FIRST}\n{{\n")
     code, err = replayed(path)
@@ -322,7 +322,7 @@ def test_a_bad_line_of_a_dump_needs_no_other_file(tmp_path):
     assert "log dump" not in err
 
 
-def test_a_snapshot_is_named_as_one(tmp_path):
+def test_a_snapshot_is_refused_with_the_command_to_show_it(tmp_path):
     path = tmp_path / "state"
     section = snapshot_of(story().state, cluster_id="c", topic_id=b"i" * 16)
     path.write_bytes(to_file_bytes(section))
@@ -332,7 +332,7 @@ def test_a_snapshot_is_named_as_one(tmp_path):
 
 
 @pytest.mark.parametrize("name", [".", "missing"])
-def test_what_is_no_file_is_named_with_what_to_give(tmp_path, name):
+def test_a_directory_or_a_missing_file_is_wrong_usage(tmp_path, name):
     code, err = replayed(tmp_path / name)
     assert code == 2
     assert "cannot be read" in err

@@ -48,7 +48,7 @@ def file(tmp_path, logs):
     return path
 
 
-def test_the_state_of_the_log_is_written(file, logs):
+def test_snapshot_writes_the_state_of_each_partition(file, logs):
     sections = read_file(file)
     assert [each.state.partition for each in sections] == [0, 1]
     assert [each.state.digest for each in sections] == [
@@ -60,7 +60,7 @@ def test_the_state_of_the_log_is_written(file, logs):
     assert sections[1].world() == logs[1].state
 
 
-def test_the_written_states_are_listed(tmp_path, logs):
+def test_snapshot_lists_the_written_states(tmp_path, logs):
     path = tmp_path / "it"
     output = json.loads(invoke("snapshot", str(path), "-o", "json").stdout)
     assert [row["digest"] for row in output["partitions"]] == [
@@ -69,7 +69,7 @@ def test_the_written_states_are_listed(tmp_path, logs):
     assert [row["claims_count"] for row in output["partitions"]] == [0, 1]
 
 
-def test_the_state_of_a_dump_is_the_same(tmp_path, logs, file):
+def test_a_snapshot_of_a_dump_equals_that_of_the_log(tmp_path, logs, file):
     text = invoke("dump").stdout
     dump, path = tmp_path / "dump.jsonl", tmp_path / "of-dump.snapshot"
     dump.write_text(text)
@@ -81,7 +81,7 @@ def test_the_state_of_a_dump_is_the_same(tmp_path, logs, file):
     assert invoke("diff", str(dump), str(file)).exit_code == 0
 
 
-def test_a_partition_that_halted_is_left_out(tmp_path, logs):
+def test_a_halted_partition_is_omitted_from_a_snapshot(tmp_path, logs):
     logs[0].append(config(2, k=2, era=2, level=99))
     path = tmp_path / "it"
     outcome = invoke("snapshot", str(path))
@@ -90,19 +90,19 @@ def test_a_partition_that_halted_is_left_out(tmp_path, logs):
     assert "partition 0 needs a newer release" in outcome.stderr
 
 
-def test_a_file_that_cannot_be_written_is_usage(tmp_path, logs):
+def test_a_file_that_cannot_be_written_is_wrong_usage(tmp_path, logs):
     outcome = invoke("snapshot", str(tmp_path / "none" / "it"))
     assert outcome.exit_code == 2
     assert "cannot be written" in outcome.stderr
 
 
-def test_equal_states_do_not_differ(file, logs):
+def test_diff_of_equal_states_exits_with_code_0(file, logs):
     outcome = invoke("diff", str(file), "live")
     assert outcome.exit_code == 0
     assert outcome.stdout.startswith("result: equal\n")
 
 
-def test_growths_of_data_topics_differ():
+def test_a_growth_of_a_data_topic_is_a_difference():
     log = Log(level=2)
     before = from_bytes(to_bytes(log.state))
     offset = log.append(growth(8, 4, topic_id=OP))[0].offset
@@ -121,7 +121,7 @@ def test_growths_of_data_topics_differ():
     ]
 
 
-def test_changed_states_differ_by_key(file, logs):
+def test_diff_lists_the_changed_fields_of_a_key(file, logs):
     epoch = logs[1].state.next_offset - 1
     logs[1].append(beat(epoch, 7))
     outcome = invoke("diff", str(file), "live", "-o", "json")
@@ -139,7 +139,7 @@ def test_changed_states_differ_by_key(file, logs):
 # --- dump of a snapshot
 
 
-def test_the_dump_of_a_snapshot_is_what_a_replay_of_the_log_prints(file, logs):
+def test_the_dump_of_a_snapshot_equals_the_replay_of_the_log(file, logs):
     logs[1].append(b"later")
     outcome = invoke("dump", str(file))
     assert outcome.exit_code == 0, outcome.stderr
@@ -158,7 +158,7 @@ def test_the_dump_of_a_snapshot_needs_no_broker(file, monkeypatch):
     assert invoke("dump", str(file)).exit_code == 0
 
 
-def test_a_partition_that_a_snapshot_lacks_is_usage(file):
+def test_a_partition_that_a_snapshot_lacks_is_wrong_usage(file):
     outcome = invoke("dump", str(file), "--partition", "7")
     assert outcome.exit_code == 2
     assert "has the partitions [0, 1]" in outcome.stderr
@@ -205,7 +205,7 @@ def test_an_invalid_file_is_wrong_usage(tmp_path, logs, value, why):
     assert why in outcome.stderr
 
 
-def test_a_file_that_is_not_there_is_usage(tmp_path, logs):
+def test_a_missing_file_is_wrong_usage(tmp_path, logs):
     for arguments in (
         ("diff", "live"),
         ("verify", "--snapshot"),
@@ -216,7 +216,7 @@ def test_a_file_that_is_not_there_is_usage(tmp_path, logs):
         assert "cannot be used" in outcome.stderr
 
 
-def test_a_changed_file_is_no_snapshot(file, logs):
+def test_a_snapshot_with_a_wrong_checksum_is_refused(file, logs):
     value = bytearray(file.read_bytes())
     value[-1] ^= 1
     file.write_bytes(bytes(value))
@@ -226,7 +226,7 @@ def test_a_changed_file_is_no_snapshot(file, logs):
         assert "checksum" in outcome.stderr
 
 
-def test_verify_finds_what_was_kept_in_a_log_that_went_on(file, logs):
+def test_verify_accepts_a_snapshot_of_an_earlier_state(file, logs):
     logs[1].append(beat(1, 7))
     logs[0].append(b"more")
     outcome = invoke("verify", "--snapshot", str(file), "-o", "json")
@@ -272,26 +272,26 @@ def log():
 
 
 def shown(one, other):
-    """Return what, name and field of each row; it must be JSON."""
+    """Return what, name and field of each row; check that the rows are JSON."""
     rows = difference(one, other)
     assert json.loads(json.dumps(rows)) == rows
     return [(row["what"], row["name"], row["field"]) for row in rows]
 
 
-def test_equal_worlds_do_not_differ():
+def test_equal_worlds_have_no_differences():
     state = log().state
     assert difference({0: state}, {0: copied(state)}) == []
     assert difference({}, {}) == []
 
 
-def test_a_partition_that_one_of_them_lacks():
+def test_a_missing_partition_is_a_difference():
     state = log().state
     (row,) = difference({0: state}, {})
     assert (row["what"], row["field"], row["other"]) == ("partition", "digest", None)
     assert difference({}, {0: state})[0]["one"] is None
 
 
-def test_each_field_of_a_key_that_differs():
+def test_each_changed_field_of_a_key_is_a_difference():
     before, after = log().state, log().state
     (key,) = after.keys
     after.keys[key] = attrs.evolve(after.keys[key], position=7, topic_id=b"\x01")
@@ -304,7 +304,7 @@ def test_each_field_of_a_key_that_differs():
     ]
 
 
-def test_a_key_and_a_group_that_only_one_has():
+def test_a_key_and_a_group_of_only_one_world_are_differences():
     empty = Log().state
     found = shown({0: empty}, {0: log().state})
     assert ("header", "", "next_offset") in found
@@ -317,7 +317,7 @@ def test_a_key_and_a_group_that_only_one_has():
     }
 
 
-def test_a_pause():
+def test_a_pause_is_a_difference_of_its_group():
     other = log()
     until_ms = other.state.append_time_ms + 10_000
     other.append(pause(until_ms))
@@ -327,13 +327,13 @@ def test_a_pause():
     assert (row["one"], row["other"]["until_ms"]) == (None, until_ms)
 
 
-def test_values_are_named():
+def test_fields_of_an_owner_are_named():
     rows = difference({0: Log().state}, {0: log().state})
     (owner,) = (row["other"] for row in rows if row["field"] == "owner")
     assert sorted(owner) == ["client_id", "incarnation"]
 
 
-def test_lists_that_are_empty_are_not_listed():
+def test_empty_lists_of_a_group_are_omitted():
     other = Log()
     other.append(pause(other.state.append_time_ms + 10_000))
     found = shown({0: Log().state}, {0: other.state})
@@ -349,14 +349,14 @@ def test_lists_that_are_empty_are_not_listed():
         ("reset", Staging(OP, "c", OP, 2, 9, OP, 10, (b"part",), OP)),
     ],
 )
-def test_each_field_besides_keys_and_groups(field, value):
+def test_each_changed_field_of_a_partition_is_a_difference(field, value):
     other = log().state
     setattr(other, {"reset": "staging"}.get(field, field), value)
     other.rebuild_derived()
     assert shown({0: log().state}, {0: other}) == [("header", "", field)]
 
 
-def test_a_verdict():
+def test_a_verdict_is_a_difference_of_its_group():
     other = log()
     other.append(config(2, era=2, level=2))
     other.append(pause(other.state.append_time_ms + 10 * H))
@@ -365,7 +365,7 @@ def test_a_verdict():
     assert ("group", "g", "verdict") in shown({0: before}, {0: other.state})
 
 
-def test_a_config():
+def test_changed_fields_of_a_config_are_differences():
     other = log()
     other.append(config(2, era=2))
     found = shown({0: log().state}, {0: other.state})
@@ -373,7 +373,7 @@ def test_a_config():
     assert ("config", "", "heartbeat_interval_ms") not in found
 
 
-def test_a_name_that_no_file_can_have_is_wrong_usage(logs):
+def test_a_file_name_that_is_too_long_is_wrong_usage(logs):
     outcome = invoke("diff", "x" * 300, "live")
     assert outcome.exit_code == 2
     assert "there is no such file" in outcome.stderr

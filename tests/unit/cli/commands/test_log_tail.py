@@ -1,4 +1,4 @@
-"""`marshal log tail`, over a log in memory: what is shown, and in which words."""
+"""`marshal log tail`, with a log in memory."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def story():
 
 @pytest.fixture
 def tail(story, monkeypatch):
-    """Run the command; what is planned happens before each later read."""
+    """Run the command; once it caught up, call a function of ``then`` at each read."""
 
     def run(*arguments, then=(), source=None):
         story.log = story.kafka.coordination_log()
@@ -76,7 +76,7 @@ def records_of(outcome):
     return [line.partition("Z ")[2] for line in outcome.stdout.splitlines()]
 
 
-def test_each_record_with_what_it_did(story, tail):
+def test_each_record_is_shown_with_its_transitions(story, tail):
     epoch = story.write(claim("c1"))
     story.write(claim("c2"))
     story.write(beat(epoch, 7))
@@ -98,7 +98,7 @@ def test_each_record_with_what_it_did(story, tail):
     assert reported[6].endswith("position=9 -> released")
 
 
-def test_the_last_few_by_time_of_all_partitions(monkeypatch, tail, story):
+def test_the_last_entries_are_selected_by_number_and_offset(monkeypatch, tail, story):
     for number in range(15):
         story.write(member(seq=number), after=1)
     assert len(places(tail())) == 10
@@ -150,7 +150,7 @@ def test_a_kept_state_does_not_change_the_output(story, tail, arguments, spared)
     assert tail.read_count == (read_whole - 6 if spared else read_whole)
 
 
-def test_filters(story, tail):
+def test_entries_are_filtered_by_group_and_type(story, tail):
     story.write(claim("c1"))
     story.write(claim("c1", key=OTHER))
     story.write(b"garbage")
@@ -159,7 +159,7 @@ def test_filters(story, tail):
     assert [line.split()[0] for line in found] == ["Config", "undecodable"]
 
 
-def test_an_unknown_type_names_the_nearest(tail):
+def test_an_unknown_type_is_refused_with_the_nearest_one(tail):
     outcome = tail("--type", "Heartbeet")
     assert outcome.exit_code == 2
     assert "did you mean Heartbeat?" in outcome.stderr
@@ -175,13 +175,13 @@ def test_an_unknown_type_names_the_nearest(tail):
         (["--partition", "7"], "has 1 partitions"),
     ],
 )
-def test_bad_places(tail, arguments, word):
+def test_a_bad_offset_or_partition_is_wrong_usage(tail, arguments, word):
     outcome = tail(*arguments)
     assert outcome.exit_code == 2
     assert word in outcome.stderr
 
 
-def test_json_is_the_text_form_and_folds_to_the_same_world(story, tail):
+def test_json_lines_fold_to_the_same_world(story, tail):
     story.write(claim("c1"))
     story.write(b"garbage")
     lines = [json.loads(line) for line in tail("-o", "jsonl").stdout.splitlines()]
@@ -193,14 +193,14 @@ def test_json_is_the_text_form_and_folds_to_the_same_world(story, tail):
     assert transition["transition"] == "undecodable"
 
 
-def test_following_ends_when_nothing_arrives(story, tail):
+def test_following_ends_if_nothing_arrives_within_the_timeout(story, tail):
     later = [lambda: story.write(claim("c1")), lambda: story.write(b"x", after=1)]
     outcome = tail("-f", "--from", "end", "--timeout", "300ms", then=later)
     assert outcome.exit_code == 0
     assert places(outcome) == ["0:1", "0:2"]
 
 
-def test_without_following_it_ends_where_the_log_ended(story, tail):
+def test_without_follow_tail_ends_at_the_log_end(story, tail):
     outcome = tail(then=[lambda: story.write(claim("c1"))])
     assert places(outcome) == ["0:0"]
 
@@ -222,7 +222,7 @@ def test_an_outage_is_reported_and_survived(story, tail):
 
 
 @pytest.mark.parametrize("record", all_records(), ids=lambda r: type(r).__name__)
-def test_every_kind_has_a_printable_line(record):
+def test_every_record_type_has_a_printable_line(record):
     log = Log()
     transitions = log.append(record)
     line = text_line(Folded(0, log.entries[-1], transitions))
@@ -231,7 +231,7 @@ def test_every_kind_has_a_printable_line(record):
     assert re.search(r" -> \w+", line)
 
 
-def test_behind_a_halt_nothing_is_folded():
+def test_an_entry_without_transitions_is_shown_as_not_folded():
     assert verdict(()) == "not folded"
 
 

@@ -1,4 +1,4 @@
-"""The verifier passes sound logs, and names each clause that one breaks."""
+"""The verifier accepts sound logs and names each violated invariant."""
 
 import msgspec
 import pytest
@@ -58,7 +58,7 @@ def test_a_halted_partition_is_reported(split):
 
 
 @pytest.mark.parametrize("split", [0, 5, 7, 9])
-def test_a_reset_may_go_back(split):
+def test_a_reset_to_an_earlier_state_is_no_finding(split):
     log = Log(level=2)
     epoch = log.claimed()
     value, expected_digest = to_bytes(log.state), digest(log.state)
@@ -73,7 +73,7 @@ def test_a_reset_may_go_back(split):
     assert verified(log, split)["findings"] == []
 
 
-def test_a_claim_may_forget_what_was_forgotten():
+def test_a_claim_of_a_key_forgotten_by_age_is_no_finding():
     log = Log(forget_ms=1)
     log.append(release(log.claimed(), 50))
     log.append(b"", after=10)
@@ -82,7 +82,7 @@ def test_a_claim_may_forget_what_was_forgotten():
 
 
 def doctored(monkeypatch, change):
-    """Let the first fold go wrong: ``change`` gets its state and each transition."""
+    """Make the first fold wrong: ``change`` may replace each transition."""
     real = log_verify.apply
 
     def apply(state, entry):
@@ -91,7 +91,7 @@ def doctored(monkeypatch, change):
     monkeypatch.setattr(log_verify, "apply", apply)
 
 
-def test_overlapping_grants_are_found(monkeypatch):
+def test_overlapping_grants_are_a_finding(monkeypatch):
     def change(state, each):
         if each.effect == "granted":
             return msgspec.structs.replace(each, detail={"first": 5, "last": 9})
@@ -102,21 +102,21 @@ def test_overlapping_grants_are_found(monkeypatch):
     assert first.startswith("S3: offset 5: ")
 
 
-def test_two_folds_that_differ_are_found(monkeypatch):
+def test_two_folds_that_differ_are_a_finding(monkeypatch):
     monkeypatch.setattr(log_verify, "replay", lambda state, entries: None)
     result = verified(sound_log())
     assert result["result"] == "broken"
     assert result["findings"][-1].startswith("S2: ")
 
 
-def test_a_snapshot_that_changes_is_found(monkeypatch):
+def test_a_snapshot_that_changes_when_restored_is_a_finding(monkeypatch):
     values = iter([b"one", b"two"])
     monkeypatch.setattr(log_verify, "to_bytes", lambda state: next(values))
     monkeypatch.setattr(log_verify, "from_bytes", lambda value: WorldState(0))
     assert any(f.startswith("S5: ") for f in verified(Log())["findings"])
 
 
-def test_findings_are_bounded(monkeypatch):
+def test_the_number_of_findings_is_bounded(monkeypatch):
     def change(state, each):
         if each.effect == "granted":
             return msgspec.structs.replace(each, detail={"first": 1, "last": 0})
@@ -130,7 +130,7 @@ def test_findings_are_bounded(monkeypatch):
     assert len(verified(log)["findings"]) == FINDINGS_MAX
 
 
-def test_a_key_that_was_forgotten_may_be_granted_again():
+def test_a_grant_of_a_forgotten_key_is_no_finding():
     log = Log(level=2)
     epoch = log.claimed()
     log.append(messages(epoch, 0, 9))

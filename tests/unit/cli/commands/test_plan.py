@@ -1,4 +1,4 @@
-"""`marshal plan`, over a world of our own."""
+"""`marshal plan`, with a world in memory."""
 
 import json
 from typing import ClassVar
@@ -38,7 +38,7 @@ class Cluster(Opened):
 
 @pytest.fixture(autouse=True)
 def world(monkeypatch):
-    """Members a and b hold two partitions each; topic u is gone."""
+    """Members a and b hold two partitions each; topic u does not exist."""
     log = Log(cluster_id="cluster")
     for name in "ab":
         record = member(name)
@@ -52,7 +52,7 @@ def world(monkeypatch):
     return world
 
 
-def test_a_kill_is_predicted():
+def test_simulate_predicts_the_moves_after_a_kill():
     found = json.loads(invoke("g", "--kill", "b", "-o", "json").stdout)
     assert found["moves"] == [
         {
@@ -81,7 +81,7 @@ def test_a_kill_is_predicted():
     assert found["uncovered"] == []
 
 
-def test_all_changes_are_combined():
+def test_simulate_combines_all_changes():
     outcome = invoke(
         *("g", "--drain", "a", "--add", "c@h2:1", "--limit", "b=2"),
         *("--partitions", "t=5", "-o", "json"),
@@ -93,7 +93,7 @@ def test_all_changes_are_combined():
     assert found["uncovered_count"] == 2
 
 
-def test_the_table_has_moves_and_gaps():
+def test_the_table_of_simulate_has_moves_and_gaps():
     lines = invoke("g", "--host", "host").stdout
     assert "no members" in lines
     lines = invoke("g", "--kill", "b").stdout.splitlines()
@@ -102,7 +102,7 @@ def test_the_table_has_moves_and_gaps():
     assert "unknown" in lines
 
 
-def test_the_table_shows_what_makes_shares_unequal(monkeypatch):
+def test_the_table_shows_limits_weights_targets_and_directives(monkeypatch):
     found = invoke("g").stdout
     assert "HOST  HELD" in found
     log = Log(cluster_id="cluster", level=2)
@@ -120,7 +120,7 @@ def test_the_table_shows_what_makes_shares_unequal(monkeypatch):
     assert ["b", "host", "-", "1", "0", "-", "cordon", "2", "2"] in lines
 
 
-def test_input_that_does_not_fit_is_refused():
+def test_unknown_groups_and_invalid_changes_are_refused():
     assert invoke("nobody").exit_code == ExitCode.REFUSED
     for option, text in (
         ("--kill", "x"),
@@ -142,7 +142,7 @@ def test_input_that_does_not_fit_is_refused():
         ("c:3", NewMember(name="c", limit=3)),
     ],
 )
-def test_new_members(text, expected):
+def test_a_new_member_is_parsed_from_name_host_and_limit(text, expected):
     assert new_member(text) == expected
     with pytest.raises(ConfigurationError, match="NAME@HOST"):
         new_member("c:x")
@@ -172,7 +172,7 @@ def planned_world(log, monkeypatch):
     return world
 
 
-def test_the_plan_of_a_group_is_shown(planned_world):
+def test_show_lists_the_plan_of_a_group(planned_world):
     found = json.loads(invoke("g", "-o", "json", what="show").stdout)
     assert (found["policy"], found["generation"]) == ("planner", 1)
     assert (found["author"], found["open_count"], found["is_known"]) == ("a", 1, True)
@@ -185,7 +185,7 @@ def test_the_plan_of_a_group_is_shown(planned_world):
     assert "HOLDER  PLANNED  STATE" in invoke("g", what="show").stdout
 
 
-def test_lag_is_shown_by_the_ends_of_the_logs(planned_world, monkeypatch):
+def test_show_computes_lag_from_log_ends(planned_world, monkeypatch):
     asked = []
 
     def ends(call, partitions):
@@ -205,7 +205,7 @@ def test_lag_is_shown_by_the_ends_of_the_logs(planned_world, monkeypatch):
     assert "LAG" not in lines
 
 
-def test_targets_and_directives_are_columns_where_there_are_some(log, planned_world):
+def test_the_target_column_appears_only_with_a_target(log, planned_world):
     lines = invoke("g", what="show").stdout
     assert "TARGET" not in lines
     assert "DIRECTIVE" not in lines
@@ -215,14 +215,14 @@ def test_targets_and_directives_are_columns_where_there_are_some(log, planned_wo
     assert "DIRECTIVE" not in lines
 
 
-def test_a_partition_of_a_plan_is_explained(planned_world):
+def test_show_explains_a_partition_of_a_plan(planned_world):
     result = invoke("g", "--why", "t:3", "-o", "json", what="show")
     assert json.loads(result.stdout)["why"].startswith("t-3 is to go from a to b")
     assert invoke("g", "--why", "t", what="show").exit_code == ExitCode.USAGE
     assert invoke("g", "--why", "t:9", what="show").exit_code == ExitCode.REFUSED
 
 
-def test_changes_since_an_earlier_plan_are_shown(log, planned_world, monkeypatch):
+def test_show_lists_changes_since_an_earlier_plan(log, planned_world, monkeypatch):
     opened = []
 
     class Scan(Opened):
@@ -262,7 +262,7 @@ def test_a_plan_needs_a_moment_of_all_coordinating_partitions(monkeypatch):
     assert "an offset of each" in result.stderr
 
 
-def test_an_unknown_group_has_no_plan(planned_world):
+def test_the_plan_of_an_unknown_group_is_refused(planned_world):
     assert invoke("nobody", what="show").exit_code == ExitCode.REFUSED
     assert invoke("nobody", what="verify").exit_code == ExitCode.REFUSED
 
@@ -283,7 +283,9 @@ MOVE = Move(TopicPartition("t", 1), "a", "b")
         ),
     ],
 )
-def test_a_group_is_spread(planned_world, monkeypatch, options, found, message):
+def test_rebalance_writes_a_plan_only_with_execute(
+    planned_world, monkeypatch, options, found, message
+):
     class Spreading(Cluster):
         def spread_group(self, group_id, *, execute):
             assert execute == ("--execute" in options)
@@ -299,14 +301,16 @@ def test_a_group_is_spread(planned_world, monkeypatch, options, found, message):
     assert (message is None and not result.stderr) or message in result.stderr
 
 
-def test_what_to_improve_must_be_given():
+def test_rebalance_without_spread_is_wrong_usage():
     result = invoke("g", "--execute", what="rebalance")
     assert result.exit_code == ExitCode.USAGE
     assert "--spread" in result.stderr
 
 
 @pytest.mark.parametrize("outcome", ["same", "unknown", "plan_diverged"])
-def test_a_plan_is_verified(planned_world, monkeypatch, outcome):
+def test_the_outcome_of_verify_decides_the_exit_code(
+    planned_world, monkeypatch, outcome
+):
     is_other = outcome == "plan_diverged"
     differences = {TopicPartition("t", 3): ("b", None)} if is_other else {}
 

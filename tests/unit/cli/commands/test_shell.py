@@ -1,4 +1,4 @@
-"""`marshal shell`: worlds of a log, of a moment and of files; scripts; a terminal."""
+"""`marshal shell`: states of logs, moments and files; scripts; a terminal."""
 
 import os
 import pty
@@ -30,7 +30,7 @@ def invoke(*arguments, source=None):
 
 
 class Live:
-    """A log that commands read, and the moments at which they did."""
+    """A log in memory; ``read`` has the moments that were read."""
 
     def __init__(self):
         self.log = Log()
@@ -71,18 +71,18 @@ def file(tmp_path, live):
     return path
 
 
-def test_a_command_of_the_command_line(live):
+def test_commands_can_be_given_as_options(live):
     outcome = invoke("shell", "-c", f"cat {POSITION}", "-c", "ls /groups")
     assert (outcome.exit_code, outcome.stdout) == (0, "9\ng\n")
     assert live.read == [None]
 
 
-def test_commands_of_standard_input(live):
+def test_commands_are_read_from_standard_input(live):
     outcome = invoke("shell", source=f"cd /groups\npwd\n\n# it\ncat {POSITION}\n")
     assert (outcome.exit_code, outcome.stdout) == (0, "/groups\n9\n")
 
 
-def test_a_script_reads_the_log_once_and_again_on_request(live):
+def test_a_script_reads_the_log_once_and_at_each_refresh(live):
     outcome = invoke("shell", source="ls\nls\nrefresh\nls\n")
     assert outcome.exit_code == 0
     assert len(live.read) == 2
@@ -92,13 +92,13 @@ def test_a_script_ends_at_exit(live):
     assert invoke("shell", source="exit\nnothing\n").exit_code == 0
 
 
-def test_a_failed_command_does_not_end_a_script_and_is_in_its_exit_code(live):
+def test_a_failed_command_changes_only_the_exit_code_of_a_script(live):
     outcome = invoke("shell", source=f"cat none\ncat {POSITION}\n")
     assert (outcome.exit_code, outcome.stdout) == (1, "9\n")
     assert outcome.stderr == "cat: none: no such file or directory\n"
 
 
-def test_a_log_that_cannot_be_read_has_its_own_exit_code(live):
+def test_an_unreachable_broker_exits_with_code_5(live):
     live.failure = CoordinationError("no broker")
     assert invoke("shell", "-c", "ls").exit_code == 5
 
@@ -133,7 +133,7 @@ def test_a_partition_of_unknown_state_is_reported(live, monkeypatch):
     assert "coordinating partitions [0] begins above" in outcome.stderr
 
 
-def test_standard_input_that_is_no_text_is_wrong_usage(live):
+def test_invalid_utf_8_in_standard_input_is_wrong_usage(live):
     outcome = invoke("shell", source=b"\xff\n")
     assert outcome.exit_code == 2
     assert "not UTF-8" in outcome.stderr
@@ -142,7 +142,7 @@ def test_standard_input_that_is_no_text_is_wrong_usage(live):
 # --- diff
 
 
-def test_a_file_is_compared_with_the_log(live, file):
+def test_diff_compares_a_file_with_the_log(live, file):
     live.log.append(beat(1, 12, seq=2))
     outcome = invoke("shell", "-c", f"diff {file} /groups")
     assert (outcome.exit_code, outcome.stdout) == (1, f"{POSITION}: 12 -> 9\n")
@@ -155,19 +155,19 @@ def test_equal_states_have_no_differences(live, file):
     assert (outcome.exit_code, outcome.stdout) == (0, "")
 
 
-def test_an_earlier_moment_is_compared(live):
+def test_diff_compares_with_an_earlier_time(live):
     moment = f"1970-01-01T00:{START_MS // 60_000:02}:{START_MS // 1000 % 60:02}Z"
     outcome = invoke("shell", "-c", f"diff {moment} {POSITION}")
     assert (outcome.exit_code, outcome.stdout) == (1, f"{POSITION}: 9 -> 4\n")
     assert live.read == [None, START_MS]
 
 
-def test_an_offset_is_compared_in_its_partition(live):
+def test_diff_compares_with_an_earlier_offset(live):
     outcome = invoke("shell", "-c", f"diff 0:2 {POSITION}")
     assert (outcome.exit_code, outcome.stdout) == (1, f"{POSITION}: 9 -> 4\n")
 
 
-def test_a_moment_of_the_past_is_browsed(live, prompt):
+def test_a_past_moment_is_browsed_and_not_read_again(live, prompt):
     outcome = invoke("shell", "--at", "0:2", "-c", f"cat {POSITION}")
     assert (outcome.exit_code, outcome.stdout) == (0, "4\n")
     prompt("ls")
@@ -175,20 +175,20 @@ def test_a_moment_of_the_past_is_browsed(live, prompt):
     assert live.read == [{0: 2}] * 2, "the past is not read again"
 
 
-def test_a_moment_of_a_file_is_wrong_usage(live, file):
+def test_a_file_with_at_is_wrong_usage(live, file):
     outcome = invoke("shell", str(file), "--at", "0:2")
     assert outcome.exit_code == 2
     assert "leave one of them out" in outcome.stderr
 
 
-def test_standard_input_is_no_state(live):
+def test_diff_refuses_standard_input(live):
     outcome = invoke("shell", source="diff -\n")
     assert (outcome.exit_code, outcome.stdout) == (1, "")
     assert "diff: standard input has commands here" in outcome.stderr
 
 
 @pytest.mark.parametrize("other", ["none.snapshot", "17", "-5x"])
-def test_what_is_no_state_is_explained(live, other):
+def test_diff_refuses_an_unknown_state(live, other):
     outcome = invoke("shell", "-c", f"diff {other}")
     assert (outcome.exit_code, outcome.stdout) == (1, "")
     assert "diff: " in outcome.stderr
@@ -200,7 +200,7 @@ def test_what_is_no_state_is_explained(live, other):
 
 @pytest.fixture
 def prompt(monkeypatch):
-    """Return a function that answers prompts with these lines."""
+    """Return a function that sets the answers to prompts."""
 
     def answers(*lines):
         left = iter(lines)
@@ -236,7 +236,7 @@ def test_a_prompt_reads_the_log_again_when_the_last_reading_is_old(live, prompt)
     assert len(live.read) == 4
 
 
-def test_a_failed_reading_leaves_the_state_with_its_time(live, prompt):
+def test_a_failed_refresh_keeps_the_state_and_reports_its_time(live, prompt):
     def fail():
         live.failure = CoordinationError("no broker")
 
@@ -257,7 +257,7 @@ def test_a_refresh_that_is_no_duration_is_wrong_usage(live):
 
 
 class Terminal:
-    """A shell in a terminal of its own."""
+    """`marshal shell` in a pseudo-terminal."""
 
     def __init__(self, file):
         self.lead, follow = pty.openpty()
@@ -273,7 +273,7 @@ class Terminal:
         self.text = ""
 
     def reads(self, wanted):
-        """Wait until the terminal shows this; return what it showed up to there."""
+        """Wait until the terminal shows this; return its output up to there."""
 
         def is_there():
             if select.select([self.lead], [], [], 0.05)[0]:
@@ -288,7 +288,7 @@ class Terminal:
         os.write(self.lead, text.encode())
 
     def ends(self):
-        """Close the terminal and wait for the process."""
+        """Wait for the process, close the terminal and return the exit code."""
         until(lambda: self.process.poll() is not None, "the end of the shell")
         os.close(self.lead)
         return self.process.returncode
@@ -308,10 +308,10 @@ def test_a_terminal_completes_paths_and_recalls_commands(terminal):
     terminal.types("cat gr\tg/k\tt/0/pos\t\r")
     assert "cat groups/g/keys/t/0/position " in terminal.reads("9\r\n")
     terminal.reads("marshal:/> ")
-    terminal.types("\x10\r")  # Ctrl-P: the command before
+    terminal.types("\x10\r")  # Ctrl-P: the previous command
     terminal.reads("9\r\n")
     terminal.reads("marshal:/> ")
-    terminal.process.send_signal(signal.SIGINT)  # ends no session
+    terminal.process.send_signal(signal.SIGINT)  # does not end the session
     terminal.reads("marshal:/> ")
     terminal.types("\x04")
     assert terminal.ends() == 0

@@ -1,4 +1,4 @@
-"""`marshal sidecar`: settings from all sides, and what a running one is asked."""
+"""`marshal sidecar`: settings, and queries to a running sidecar."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def invoke(*arguments, **env):
 
 @pytest.fixture
 def asked(world):
-    """Runs the daemon by the command on this thread, and asks it from another."""
+    """Run the daemon by its command on this thread, and a script on another."""
 
     def run(script, *arguments, **env):
         with ThreadPoolExecutor(1) as pool:
@@ -62,7 +62,7 @@ def asked(world):
     return run
 
 
-def test_status_of_one_that_serves(asked, world):
+def test_status_of_a_running_sidecar_is_shown(asked, world):
     outcome, (table, document, live) = asked(
         lambda: (
             invoke("status"),
@@ -80,14 +80,14 @@ def test_status_of_one_that_serves(asked, world):
     assert [row["check"] for row in found["checks"]] == ["live", "ready", "started"]
 
 
-def test_a_check_that_fails_has_its_exit_code(asked, world):
-    # Nothing was read of the log, so that it is not ready.
+def test_a_failed_check_exits_as_refused(asked, world):
+    # The log has not been read, so the sidecar is not ready.
     _, outcome = asked(lambda: invoke("status", "--check", "ready"))
     assert outcome.exit_code == ExitCode.REFUSED
     assert "not read to its end" in outcome.stdout
 
 
-def test_clients_of_one_that_serves(asked):
+def test_clients_of_a_running_sidecar_are_listed(asked):
     _, (table, lines) = asked(
         lambda: (invoke("clients"), invoke("clients", "-o", "jsonl"))
     )
@@ -105,7 +105,7 @@ def test_a_missing_sidecar_is_reported(world):
         assert "marshal sidecar run" in outcome.stderr
 
 
-def test_a_connecting_sidecar_returns_what_it_has(world):
+def test_a_connecting_sidecar_has_a_status_but_no_clients(world):
     world.hold = threading.Event()
 
     def script():
@@ -126,7 +126,7 @@ def test_a_connecting_sidecar_returns_what_it_has(world):
     assert "not ready: STARTING, connecting to" in clients.stderr
 
 
-def test_settings_come_from_a_profile_and_options_win(asked, world, tmp_path):
+def test_options_override_settings_of_a_profile(asked, world, tmp_path):
     config = tmp_path / "marshal.toml"
     config.write_text(
         f"""
@@ -156,7 +156,7 @@ def test_settings_come_from_a_profile_and_options_win(asked, world, tmp_path):
     assert any("clients have 7000 ms" in line["event"] for line in lines)
 
 
-def test_config_show_lists_the_settings(tmp_path):
+def test_config_show_lists_the_settings_of_a_sidecar(tmp_path):
     config = tmp_path / "marshal.toml"
     config.write_text('[default]\ntcp = "127.0.0.1:1"\n')
     arguments = ["config", "show", "--config", str(config), "-o", "json"]
@@ -188,7 +188,9 @@ def test_config_show_lists_the_settings(tmp_path):
         ('checkpoint-interval = "1ms"', "at least 1000 ms"),
     ],
 )
-def test_a_mistake_in_the_file_names_file_and_key(world, tmp_path, text, expected):
+def test_an_error_in_the_profile_file_names_file_and_key(
+    world, tmp_path, text, expected
+):
     config = tmp_path / "marshal.toml"
     config.write_text(f"[default]\ntoken-file = '{tmp_path}/token'\n{text}\n")
     env = {} if "socket =" not in text else {"MARSHAL_SIDECAR_SOCKET": None}
@@ -202,7 +204,7 @@ def test_a_mistake_in_the_file_names_file_and_key(world, tmp_path, text, expecte
 
 
 @pytest.mark.parametrize("name", ["starlette", "uvicorn", "prometheus_client"])
-def test_a_missing_extra_is_named(world, monkeypatch, name):
+def test_a_missing_package_is_reported_with_the_extra(world, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     outcome = invoke("run")
     assert outcome.exit_code == ExitCode.USAGE
@@ -210,7 +212,7 @@ def test_a_missing_extra_is_named(world, monkeypatch, name):
     assert not world.path.exists()
 
 
-def test_an_unreachable_broker_is_one_sentence(world):
+def test_an_unreachable_broker_is_reported_without_a_traceback(world):
     world.fault = CoordinationError("no broker answers on localhost:9092")
     outcome = invoke("run")
     assert outcome.exit_code == ExitCode.TIMEOUT
@@ -218,13 +220,13 @@ def test_an_unreachable_broker_is_one_sentence(world):
     assert "Traceback" not in outcome.stderr
 
 
-def test_a_living_sidecar_is_named(asked):
+def test_a_running_sidecar_on_the_socket_is_reported(asked):
     _, outcome = asked(lambda: invoke("run"))
     assert outcome.exit_code == ExitCode.USAGE
     assert f"in use by a living sidecar (process {os.getpid()})" in outcome.stderr
 
 
-def test_the_description_is_printed():
+def test_openapi_prints_the_description_of_the_api():
     outcome = invoke("openapi")
     assert outcome.exit_code == 0
     assert json.loads(outcome.stdout)["openapi"] == "3.1.0"
@@ -237,7 +239,7 @@ DOCUMENT = (DOCUMENTS / "SIDECAR.md").read_text()
 
 
 def test_the_reference_has_the_settings_of_the_command():
-    """docs/SIDECAR.md refers to it for all but a few details."""
+    """docs/SIDECAR.md refers to the reference for most settings."""
     reference = (DOCUMENTS / "cli.md").read_text()
     _, found, rest = reference.partition("### `marshal sidecar run`\n")
     assert found
@@ -280,7 +282,7 @@ def test_actions_on_groups_are_allowed_by_a_setting(
         with world.client() as client:
             return client.post("/v1/groups/a%20b/finish").status_code
 
-    # An invalid name, so that nothing connects to Kafka.
+    # The group's name is invalid, so that nothing connects to Kafka.
     outcome, status = asked(finish, "--config", str(config))
     assert outcome.exit_code == 0, outcome.stderr
     assert status == (400 if expected else 403)

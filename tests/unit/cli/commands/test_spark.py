@@ -1,4 +1,4 @@
-"""`marshal spark audit`: its options, and what it says; the job itself is given."""
+"""`marshal spark audit`: options and output, with a fake job."""
 
 import json
 from contextlib import contextmanager
@@ -109,7 +109,7 @@ def test_a_fold_after_the_log_start_is_reported(fake):
     assert "partition 0 is covered from offset 7 on" in done.stderr
 
 
-def test_people_get_tables(fake):
+def test_text_output_has_tables(fake):
     done = invoke("--check", "--incremental", "--tolerance", "2s")
     assert done.exit_code == 0, done.output
     assert "is sound:" in done.stdout
@@ -118,7 +118,7 @@ def test_people_get_tables(fake):
     assert (fake.asked["incremental"], fake.asked["tolerance_ms"]) == (True, 2_000)
 
 
-def test_a_broken_invariant_is_70_with_the_rows(fake):
+def test_a_violated_invariant_exits_with_code_70_and_its_rows(fake):
     fake.findings = [BROKEN]
     done = invoke("--check")
     assert done.exit_code == 70
@@ -128,7 +128,7 @@ def test_a_broken_invariant_is_70_with_the_rows(fake):
 
 
 class FakeQuery:
-    """One that ends at the third look."""
+    """A query that ends during the third wait."""
 
     def __init__(self):
         self.looks = 0
@@ -146,7 +146,7 @@ class FakeQuery:
     ("words", "every_ms", "available_now"),
     [([], 60_000, False), (["--every", "5s", "--available-now"], 5_000, True)],
 )
-def test_following_reports_each_run_and_then_all(
+def test_follow_reports_each_run_and_then_the_audit(
     fake, monkeypatch, words, every_ms, available_now
 ):
     query = FakeQuery()
@@ -171,7 +171,9 @@ def test_following_reports_each_run_and_then_all(
 
 
 @pytest.mark.parametrize("with_lag", [True, False])
-def test_a_report_is_written_and_named(fake, monkeypatch, tmp_path, with_lag):
+def test_a_report_is_written_and_its_path_is_printed(
+    fake, monkeypatch, tmp_path, with_lag
+):
     written = {}
     monkeypatch.setattr(report, "data_ends", lambda *_: {"t": 5})
     monkeypatch.setattr(
@@ -193,7 +195,7 @@ def test_a_report_that_cannot_be_written_is_an_error(fake, monkeypatch):
     assert (done.exit_code, "read-only" in done.stderr) == (2, True)
 
 
-def test_a_report_that_this_user_may_not_write_is_found_before_the_work(
+def test_an_unwritable_report_is_refused_before_the_job_runs(
     fake, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(command.os, "access", lambda *_: False)
@@ -202,7 +204,7 @@ def test_a_report_that_this_user_may_not_write_is_found_before_the_work(
     assert fake.asked == {}
 
 
-def test_missing_plotting_packages_are_found_before_the_work(fake, monkeypatch):
+def test_missing_report_packages_are_refused_before_the_job_runs(fake, monkeypatch):
     def missing():
         raise ConfigurationError("a report needs jinja2; run: pip install it")
 
@@ -231,7 +233,7 @@ def test_missing_plotting_packages_are_found_before_the_work(fake, monkeypatch):
         pytest.param(["-f", "--every", "x"], 2, id="every-no-duration"),
     ],
 )
-def test_wrong_usage_fails_before_anything_is_done(fake, words, code):
+def test_wrong_usage_is_refused_before_the_job_runs(fake, words, code):
     done = invoke(*words)
     assert done.exit_code == code, done.output
     assert fake.asked == {}

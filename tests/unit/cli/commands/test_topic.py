@@ -1,4 +1,4 @@
-"""`marshal topic`: what deserves which exit code."""
+"""`marshal topic`: exit codes, problems and changes."""
 
 import json
 from types import SimpleNamespace
@@ -90,7 +90,7 @@ def halted():
         ),
     ],
 )
-def test_judge(expected, found, code, problem):
+def test_problems_of_the_topic_decide_the_exit_code(expected, found, code, problem):
     assert judge(expected, found)[0] == code
     problems = judge(expected, found)[1]
     assert bool(problems) == (problem is not None)
@@ -114,19 +114,19 @@ def test_info_names_every_problem(monkeypatch):
     assert "problems:              a is 1; b is 2" in outcome.stdout
 
 
-def test_info_without_the_right_to_see_settings(monkeypatch):
+def test_info_works_without_the_right_to_read_settings(monkeypatch):
     outcome = info(monkeypatch, report(note="refused"), world(Log()))
     assert outcome.exit_code == 0
     assert "DESCRIBE_CONFIGS): refused" in outcome.stderr
 
 
-def test_info_of_a_topic_that_is_not_there(monkeypatch):
+def test_info_of_a_missing_topic_suggests_to_format_it(monkeypatch):
     outcome = info(monkeypatch, report("missing", exists=False), None)
     assert (outcome.exit_code, outcome.stdout) == (3, "")
     assert "run: marshal topic format" in outcome.stderr
 
 
-def test_info_of_an_unformatted_topic_names_the_command(monkeypatch):
+def test_info_of_an_unformatted_topic_suggests_to_format_it(monkeypatch):
     outcome = info(monkeypatch, report(), world(Log(configured=False)))
     assert outcome.exit_code == 3
     assert "marshal topic format" in outcome.stderr
@@ -260,7 +260,7 @@ def test_the_number_of_partitions_changes_only_with_execute(monkeypatch, words):
     assert CliRunner().invoke(app, line).exit_code == 0
 
 
-def test_the_number_that_the_topic_has_is_nothing_to_do(monkeypatch):
+def test_a_resize_to_the_present_number_is_noted(monkeypatch):
     class FakeAdmin(Opened):
         def resize_topic(self, count, **_):
             return ResizePlan(
@@ -279,7 +279,7 @@ def test_the_number_that_the_topic_has_is_nothing_to_do(monkeypatch):
     assert "has 8 coordinating partitions already" in outcome.stderr
 
 
-def test_an_open_change_of_the_count_is_shown():
+def test_info_shows_an_open_change_of_the_partition_count():
     source, epoch, _ = source_log()
     source.append(release(epoch))
     target = target_log()
@@ -316,7 +316,7 @@ def test_an_open_change_of_the_count_is_shown():
     assert layout_rows(world(Log())) == []
 
 
-def test_growths_of_data_topics_are_listed_where_there_are_any():
+def test_info_lists_growths_of_data_topics_if_there_are_any():
     log = Log(level=2)
     assert [each.name for each in _sections(world(log))] == ["partitions"]
     log.append(growth(8, 4, topic_id=ident("topic")))

@@ -1,4 +1,4 @@
-"""The log becomes claims, grants, takeovers and findings."""
+"""Evidence from the log: claims, grants, takeovers and findings."""
 
 import pytest
 from logkit import KEY, H, Log, beat, claim, messages, release
@@ -17,12 +17,12 @@ def of(log):
     return LogEvidence.of(((0, entry) for entry in log.entries), "g")
 
 
-def test_a_claim_that_is_released_and_one_that_is_taken():
+def test_the_log_gives_claims_with_endings_grants_and_takeovers():
     log = Log()
     log.claimed(key=OTHER)
     one = log.claimed("a")
     log.append(messages(one, 0, 4, client="a"))
-    log.append(messages(one, 0, 2, client="a"))  # nothing is left
+    log.append(messages(one, 0, 2, client="a"))  # grants nothing more
     log.append(release(one, 5, client="a"))
     two = log.claimed("b")
     log.append(beat(two, 7, client="b"), after=H)
@@ -44,7 +44,7 @@ def test_a_claim_that_is_released_and_one_that_is_taken():
     assert took_ms == 2 * H + 1
 
 
-def test_violations_are_found(monkeypatch):
+def test_violations_of_invariants_are_findings(monkeypatch):
     def spoil(world, entry):
         transitions = apply(world, entry)
         if transitions[0].effect == "renewed":
@@ -78,7 +78,7 @@ def test_uncommitted_records_are_the_rest_of_the_last_batch(has_journal):
     assert found.uncommitted_count(held) == (4 if has_journal else 0)
 
 
-def test_epoch_is_the_last_part_of_a_token():
+def test_the_epoch_is_the_last_part_of_a_token():
     assert epoch_of("1790000000.4.17") == 17
     assert epoch_of("") == -1
 

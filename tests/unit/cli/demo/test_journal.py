@@ -1,4 +1,4 @@
-"""What a worker writes arrives, and what a kill cut off does not count."""
+"""Journals of workers: lines are read once, an incomplete line is ignored."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from kafka_marshal_cli.demo.journal import (
 )
 
 
-def test_lines_are_read_as_they_come(tmp_path):
+def test_a_reader_returns_only_the_new_lines_of_a_journal(tmp_path):
     path = tmp_path / "w.journal"
     reader = JournalReader(path)
     assert reader.read() == []
@@ -28,19 +28,19 @@ def test_lines_are_read_as_they_come(tmp_path):
     assert len(reader.lines) == 3
 
 
-def test_a_line_that_a_kill_cut_does_not_count(tmp_path):
+def test_a_line_is_read_only_once_it_is_whole(tmp_path):
     path = tmp_path / "w.journal"
     JournalWriter(path).write(Line(kind="record", partition=0, offset=1))
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:-1])
     reader = JournalReader(path)
     assert len(reader.read()) == 1
-    # Had it only been late, it would count once it is whole.
+    # The line is read once it is complete.
     path.write_bytes(whole + whole)
     assert len(reader.read()) == 1
 
 
-def test_a_damaged_journal_is_no_evidence(tmp_path):
+def test_a_damaged_journal_is_refused(tmp_path):
     path = tmp_path / "w.journal"
     path.write_bytes(b"{}\n")
     with pytest.raises(BadJournal, match="is damaged"):

@@ -1,4 +1,4 @@
-"""What the whole run amounts to."""
+"""The outcome of a demo, and its options."""
 
 import json
 
@@ -41,7 +41,7 @@ def verdict(delivery, *, held=True):
         pytest.param([], False, id="no-run"),
     ],
 )
-def test_only_a_whole_run_can_hold(verdicts, is_held):
+def test_an_outcome_holds_only_if_both_verdicts_hold(verdicts, is_held):
     outcome = Outcome(
         options=OPTIONS, verdicts=tuple(verdicts), took_s=1.5, folder=None
     )
@@ -56,6 +56,6 @@ def test_a_verdict_without_checks_does_not_hold():
 
 
 @pytest.mark.parametrize("interval_ms", [0, 499, 60_001])
-def test_intervals_that_prove_nothing_are_refused(interval_ms):
+def test_heartbeat_intervals_out_of_range_are_refused(interval_ms):
     with pytest.raises(ConfigurationError, match="--heartbeat-interval must be"):
         attrs.evolve(OPTIONS, heartbeat_interval_ms=interval_ms)

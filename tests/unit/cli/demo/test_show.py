@@ -1,4 +1,4 @@
-"""What people see: plain lines off a terminal, tables on one."""
+"""Output of the demo: lines without a terminal, tables with one."""
 
 from io import StringIO
 
@@ -52,11 +52,11 @@ def shown(*, is_terminal):
         ),
     ],
 )
-def test_changes_of_hands(before, after, lines):
+def test_changes_of_owners_are_grouped_into_lines(before, after, lines):
     assert changes(before, after) == lines
 
 
-def test_off_a_terminal_only_changes_are_lines():
+def test_without_a_terminal_only_changes_are_printed():
     text, show = shown(is_terminal=False)
     with show:
         show.step("Begin.")
@@ -68,7 +68,7 @@ def test_off_a_terminal_only_changes_are_lines():
     assert "\x1b" not in text.getvalue()
 
 
-def test_a_terminal_gets_the_table():
+def test_a_terminal_shows_the_table_of_partitions():
     text, show = shown(is_terminal=True)
     with show:
         show.update(board("a", None))
@@ -77,7 +77,7 @@ def test_a_terminal_gets_the_table():
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_the_verdict_shows_whether_it_held(held):
+def test_the_verdict_shows_which_checks_held(held):
     checks = (
         Check(
             name="Good", held=True, measured=0, bound=0, unit="", text="All is well."

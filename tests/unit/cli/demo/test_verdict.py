@@ -1,4 +1,4 @@
-"""The verdict must be able to say no: each guarantee, kept and broken."""
+"""Verdicts about rounds that keep the guarantees and rounds that break one each."""
 
 import attrs
 import msgspec
@@ -15,8 +15,8 @@ H = 2_000
 BATCH = 5
 PAUSE = Pause(asked_at_ms=5_000, drained_at_ms=5_300, ended_at_ms=7_300)
 
-# What one partition of 20 records sees at least once: worker a handles 0 to 9 and
-# dies, the log knows of 6, worker b resumes there, the group rests, c ends it.
+# One partition of 20 records, at least once: worker a processes 0 to 9 and is killed
+# at position 6, worker b resumes there, the group is paused, worker c does the rest.
 DEAD = {"claimed_ms": 100, "renewed_ms": 600, "ending": "taken_over"}
 SUCCESSOR = {"claimed_ms": 600 + 2 * H + 50, "renewed_ms": 4_900, "ending": "released"}
 
@@ -89,7 +89,7 @@ def alo(**changes):
 
 
 def amo(**changes):
-    """The same at most once: a was granted 5 to 9 and processed 5 and 6."""
+    """The same at most once: a was last granted 5 to 9 and processed 5 and 6."""
     claims = (
         claim("a", 3, None, **DEAD),
         claim("b", 9, 10, **SUCCESSOR),
@@ -150,12 +150,12 @@ def test_at_least_once_with_a_takeover_holds():
     assert (verdict.lost, verdict.duplicated) == ((), 4)
 
 
-def test_the_bound_counts_processed_and_uncommitted_records_of_the_dead():
+def test_duplicates_are_bounded_by_uncommitted_records_of_the_killed():
     check = next(c for c in judge(alo()).checks if c.name.startswith("Duplicates"))
     assert (check.measured, check.bound) == (4, 4 + 2)
 
 
-def test_at_most_once_loses_exactly_what_was_granted_and_not_processed():
+def test_at_most_once_only_granted_unprocessed_records_are_lost():
     verdict = judge(amo())
     assert verdict.held, verdict.checks
     assert verdict.lost == ((0, 7), (0, 8), (0, 9))
@@ -250,14 +250,14 @@ BROKEN_BOTH = [
 
 
 @pytest.mark.parametrize(("evidence", "names"), BROKEN_ALO + BROKEN_AMO)
-def test_broken_delivery_is_caught(evidence, names):
+def test_a_broken_delivery_guarantee_fails_its_check(evidence, names):
     assert broken(evidence) == names
     assert not judge(evidence).held
 
 
 @pytest.mark.parametrize("make", [alo, amo], ids=["alo", "amo"])
 @pytest.mark.parametrize(("changes", "name"), BROKEN_BOTH)
-def test_broken_round_is_caught(make, changes, name):
+def test_a_round_that_did_not_run_as_planned_fails_its_check(make, changes, name):
     found = broken(make(**changes))
     assert (name in found) if name else not found
 
@@ -272,13 +272,13 @@ def test_broken_round_is_caught(make, changes, name):
         pytest.param(LATE_MS + 1, False, id="late"),
     ],
 )
-def test_takeover_is_neither_early_nor_late(make, claimed_ms, is_held):
+def test_a_takeover_that_is_early_or_late_fails_its_check(make, claimed_ms, is_held):
     start = Moment(9, claimed_ms, claimed_ms)
     found = broken(with_claim(make(), 1, start=start))
     assert found == ([] if is_held else [REPLACED])
 
 
-def test_a_partition_that_nobody_took_is_caught():
+def test_a_partition_without_a_new_owner_fails_its_check():
     evidence = alo()
     assert REPLACED in broken(with_log(evidence, claims=evidence.log.claims[:1]))
 
@@ -291,16 +291,16 @@ def test_a_partition_that_nobody_took_is_caught():
         pytest.param("", id="no-token"),
     ],
 )
-def test_work_without_a_claim_is_caught(token):
+def test_a_record_processed_without_a_claim_fails_its_check(token):
     line = Line(at=7_800, kind="record", partition=0, offset=20, token=token)
     assert broken(with_lines(alo(produced={0: 21}), "c", line)) == [CLAIMED]
 
 
-def test_an_invariant_of_the_log_that_is_violated_is_caught():
+def test_a_violated_invariant_of_the_log_fails_the_round():
     assert broken(with_log(alo(), findings=("S1: offset 2: wrong",))) == [RAN]
 
 
-def test_a_verdict_about_nothing_is_no_verdict():
+def test_a_verdict_without_records_does_not_hold():
     nothing = alo(produced={}, journals={}, log=LogEvidence(), killed=None, pause=None)
     assert not judge(nothing).held
     assert REAL in broken(nothing)
