@@ -185,7 +185,7 @@ def test_a_partition_that_comes_into_use_begins_as_if_the_fence_were_first(level
 
 
 def test_a_fence_drops_state_from_before_the_count_fell():
-    """The log of this partition went back, and lost the change to fewer."""
+    """The log of this partition lost the change to fewer partitions."""
     log = Log(1, k=2, level=2)
     log.claimed()
     assert log.outcome_of(layout_fence(2, generation=9)) == "layout_fenced"

@@ -71,7 +71,7 @@ def test_a_retired_partition_has_lost_nothing():
 
 
 def test_the_lost_change_from_the_larger_count_comes_first():
-    """Partitions with the larger count first: no fence of another count reaches them."""
+    """No fence of another count reaches the partitions above that count."""
     logs = ended(4, 2)
     logs = {t: logs[t] for t in (0, 1)}
     logs[0].append(layout_fence(8, 2, generation=3, era=3))
