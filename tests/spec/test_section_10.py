@@ -230,7 +230,7 @@ def test_10_2_a_partition_that_comes_into_use_refuses_only_an_old_generation():
     assert log.outcome_of(layout_fence(2, 1, generation=5, era=5)) == "layout_fenced"
 
 
-def test_10_2_a_fence_does_what_a_missed_final_would_have_done():
+def test_10_2_a_fence_drops_the_keys_that_a_missed_final_would_have_dropped():
     log = Log(1, k=2, level=2)
     log.claimed()
     log.append(layout_fence(4, 2))

@@ -294,7 +294,7 @@ def test_hand_outs_end_at_the_soft_deadline_and_the_claim_at_the_hard_one():
     assert not it.is_valid(HARD_MS)
 
 
-def test_a_claim_that_has_not_started_hands_nothing_out():
+def test_a_claim_that_has_not_started_hands_out_no_records():
     it = at(Phase.STARTING)
     assert it.is_valid(20)
     assert not it.may_hand_out(20)
@@ -535,7 +535,7 @@ def test_a_lost_claim_keeps_the_reason_of_its_first_ending(end, ending):
     assert it.ending == ending
     assert it.ending.was_lost
     it.end(Ending("released", was_lost=False))
-    assert it.ending == ending  # the first one stands
+    assert it.ending == ending  # the first ending stays
 
 
 def test_check_lease_returns_true_only_when_it_ends_the_claim():

@@ -352,7 +352,7 @@ def test_a_grant_to_another_process_is_not_used(bench):
     assert bench.it.outstanding_count == 1
 
 
-def test_an_acceptance_without_a_range_grants_nothing(bench):
+def test_an_accepted_request_without_a_range_grants_nothing(bench):
     request = bench.request(4)
     record = messages(bench.epoch, 0, 4, seq=request.seq)
     strange = transition("granted", offset=9, epoch=1, record=record)

@@ -100,7 +100,7 @@ def test_a_partition_that_a_growth_does_not_add_has_no_growth(partition):
     assert growth_of(GROWTHS, Key("g", "t", partition), topic_id=ID) is None
 
 
-def test_a_new_partition_waits_for_the_one_that_had_its_keys():
+def test_a_new_partition_waits_for_the_partition_that_had_its_keys():
     key = Key("g", "t", 6)
     found = growth_of(GROWTHS, key, topic_id=ID)
     assert growth_of(GROWTHS, key, topic_id=None) == found == GROWTHS[0]

@@ -58,7 +58,7 @@ def test_the_span_of_a_trend_does_not_change_the_result():
 
 
 def run(health, paces, *, step_ms=333, start=(0, 1_000)):
-    """Add samples, (consumed, produced) since the last; return the bad cycles each."""
+    """Add samples by (consumed, produced) since the last; return bad cycles of each."""
     reached, end = start
     at_ms = 0
     seen = []

@@ -538,7 +538,7 @@ def test_a_lost_change_is_restored_before_the_open_one(first, then):
 # --- waits and progress
 
 
-def test_owners_are_waited_for():
+def test_moving_keys_with_an_owner_are_waited_for():
     change = Change()
     keys = [key_of(0, 2, skip=n) for n in range(2)]
     held(change, keys[0])
@@ -558,7 +558,7 @@ def test_owners_are_waited_for():
     assert one.keys == (keys[0],)
 
 
-def test_records_name_their_operation():
+def test_a_fence_record_has_the_config_and_a_final_its_operation():
     change = Change().fence(0).read().change
     assert fence_of(change, sender=SENDER).config == encode(change.config)
     assert final_of(Final(0, OTHER), sender=SENDER).op_id == OTHER

@@ -103,7 +103,7 @@ def test_a_partition_not_shown_to_have_come_into_use_keeps_its_state(gone):
 
 @pytest.mark.parametrize("t", [1, 2])
 def test_a_partition_with_the_newest_count_keeps_its_state(t):
-    """It may lack only a Config with other settings, although the fence has them."""
+    """It may lack only later settings, which other partitions got with the fence."""
     logs = ended(2, 4)
     logs[t] = Log(t, k=4, level=2)
     states = {each: log.state for each, log in logs.items()}
@@ -180,7 +180,7 @@ def test_partition_0_gets_a_lost_config_first():
     assert unclaimed(states) == {0}
 
 
-def test_partition_0_gets_one_generation_after_the_other():
+def test_partition_0_gets_lost_configs_one_generation_at_a_time():
     """No partition shows the Config between; it gets the newest settings."""
     states, _ = altered(to=())
     log = Log(1, k=3, level=2)
@@ -278,7 +278,7 @@ def test_nothing_is_claimed_where_partition_0_has_lost_a_final_and_a_config(
     assert lost_configs(states, newest) == {0: newest}
 
 
-def test_a_config_read_and_lost_comes_one_generation_after_the_other():
+def test_a_config_that_all_lost_comes_one_generation_at_a_time():
     states, _ = altered(to=(), count=1)
     newest = config(3, era=5, k=1, level=2, h=9_000)
     between = msgspec.structs.replace(newest, generation=2, era=2)
@@ -295,13 +295,13 @@ def test_a_config_read_and_lost_comes_one_generation_after_the_other():
         ),
     ],
 )
-def test_a_config_read_that_does_not_follow_the_newest_does_not_count(read):
+def test_a_config_once_read_counts_only_if_it_follows_the_newest(read):
     states = {t: log.state for t, log in ended(2, 4).items()}
     assert lost_configs(states, read) == {}
     assert unclaimed(states, read) == set()
 
 
-def test_a_config_read_waits_for_the_change_that_partition_0_lost_before():
+def test_a_config_once_read_waits_for_the_lost_change_before_it():
     """First the change that others still show is restored, then the Config follows."""
     logs = ended(2, 4)
     read = config(3, era=9, k=4, level=2, h=9_000)
