@@ -1,4 +1,4 @@
-"""Whatever is thrown at a reader, what it keeps stays within the limits (S9).
+"""What a reader keeps stays within the limits, whatever it reads (S9).
 
 ``make flood`` runs ten million records; here it is fewer.
 """
@@ -13,7 +13,7 @@ from slices import HANG_S, slice_of
 
 FLOOD = Path(__file__).parents[1] / "support" / "flood.py"
 RECORDS = slice_of(quick=100_000, full=10_000_000)
-# The allocator keeps some of what it had at a peak; growth would come to far more.
+# The allocator keeps some memory of a peak; a leak would be far larger.
 SLACK_BYTES = 6 << 20
 
 
@@ -31,14 +31,14 @@ def flooded(request):
     return json.loads(done.stdout)
 
 
-# One process runs each flood once.
+# All tests run in one process, so that each flood runs once.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("flood"),
 ]
 
 
-def test_hard_state_stays_within_its_limits(flooded):
+def test_the_folded_state_stays_within_its_limits(flooded):
     limits = flooded["limits"]
     for when in ("half", "end"):
         found = flooded[when]
@@ -50,15 +50,15 @@ def test_hard_state_stays_within_its_limits(flooded):
         assert found["verdicts"] <= found["groups"]
 
 
-def test_the_limits_were_reached(flooded):
-    """Else the flood was none."""
+def test_the_flood_reaches_the_limits_of_keys_and_locks(flooded):
+    """Otherwise the other tests of this module prove nothing."""
     assert flooded["half"]["keys"] == flooded["limits"]["keys"]
     assert flooded["most_locks"] == flooded["limits"]["locks"]
     for name, count in flooded["effects"].items():
         assert count > 20, name
 
 
-def test_what_only_informs_is_bounded_too(flooded):
+def test_soft_state_stays_within_its_limits(flooded):
     limits, found = flooded["limits"], flooded["end"]
     assert found["members"] <= limits["keys"]
     assert found["notes"] <= limits["keys"]
@@ -67,7 +67,7 @@ def test_what_only_informs_is_bounded_too(flooded):
     assert found["counters"] <= 60
 
 
-def test_memory_is_flat(flooded, record_property):
+def test_memory_does_not_grow_in_the_second_half(flooded, record_property):
     half, end = flooded["half"], flooded["end"]
     grown = end["resident_bytes"] - half["resident_bytes"]
     record_property("records", RECORDS)

@@ -20,7 +20,7 @@ def test_1_1_the_world_is_a_fold_of_the_entries_alone():
 
 
 @pytest.mark.parametrize("module", sorted(CORE.glob("*.py")), ids=lambda m: m.stem)
-def test_1_1_no_clock_chance_or_setting_enters(module):
+def test_1_1_the_core_imports_no_clock_random_or_system_module(module):
     imported = set()
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -30,7 +30,7 @@ def test_1_1_no_clock_chance_or_setting_enters(module):
     assert not imported & {"time", "datetime", "random", "secrets", "os", "socket"}
 
 
-def test_1_2_h_k_and_limits_live_in_the_log():
+def test_1_2_h_and_limits_come_from_the_config_in_the_log():
     log = Log(h=10, span=2)
     log.claimed()
     assert log.outcome_of(claim("c2"), after=21) == "claimed"
@@ -41,7 +41,7 @@ def test_1_2_h_k_and_limits_live_in_the_log():
 def test_1_3_a_claim_is_judged_at_its_own_append():
     log = Log()
     log.claimed()
-    # The sender was right when it sent; the owner's beat landed first.
+    # The claim was due when it was sent, but the owner's beat was appended first.
     log.append(beat(1), after=2 * H + 1)
     assert log.outcome_of(claim("c2")) == "held"
 

@@ -70,12 +70,12 @@ OTHER = ident("another")
 
 
 def source(**settings):
-    """Return T0 of one partition."""
+    """Return partition 0 of a topic with one coordinating partition."""
     return Log(level=2, **settings)
 
 
 def shrunk(partition, k=1, before=2):
-    """Return a partition that a fence has made one of fewer."""
+    """Return a partition in which a fence has opened a change to fewer."""
     log = Log(partition, k=before, level=2)
     assert log.outcome_of(layout_fence(k, before)) == "layout_fenced"
     return log
@@ -84,7 +84,7 @@ def shrunk(partition, k=1, before=2):
 # --- 10.2 ---
 
 
-def test_10_2_a_fence_changes_count_generation_and_era():
+def test_10_2_a_fence_opens_a_layout_and_puts_its_config_in_force():
     log = source(keys=9, h=H)
     log.append(layout_fence(2, keys=9))
     assert log.state.config == config(2, era=2, k=2, level=2, keys=9)
@@ -111,13 +111,13 @@ def test_10_2_a_fence_changes_count_generation_and_era():
     ],
     ids=str,
 )
-def test_10_2_what_partition_0_refuses(bad):
+def test_10_2_partition_0_refuses_a_fence_that_does_not_follow(bad):
     log = source()
     assert log.outcome_of(layout_fence(**{"k": 2} | bad)) == "config"
     assert log.state.layout is None
 
 
-def test_10_2_other_partitions_follow():
+def test_10_2_other_partitions_accept_any_fence_of_a_later_generation():
     for k, before, change, expected in (
         (4, 2, {"generation": 7, "h": 5, "keys": 9}, "layout_fenced"),
         (4, 2, {"generation": 1}, "config"),
@@ -141,15 +141,15 @@ def test_10_2_other_partitions_follow():
     assert empty.outcome_of(layout_fence(2)) == "config"
 
 
-def test_10_2_a_fence_of_impossible_counts_is_refused_at_once():
-    """A partition would have a source for each multiple of its number."""
+def test_10_2_a_fence_of_impossible_counts_is_refused():
+    """Huge counts would give a partition millions of sources."""
     log = Log(5, configured=False)
     for k, before in ((2**29, 2**30), (2**30, 2**29), (10_002, 5_001), (3, 2**31 - 2)):
         assert log.outcome_of(layout_fence(k, before)) == "config"
     assert Log(5, configured=False).outcome_of(layout_fence(10, 5)) == "layout_fenced"
 
 
-def test_10_2_levels():
+def test_10_2_only_a_partition_without_config_judges_a_fence_at_level_1():
     log = Log(level=1)
     assert log.outcome_of(layout_fence(2, level=1)) == "level"
     log = Log(1, configured=False)
@@ -158,7 +158,7 @@ def test_10_2_levels():
     assert log.state.halted is not None
 
 
-def test_10_2_partition_0_is_busy():
+def test_10_2_partition_0_is_busy_while_paused_unresolved_or_in_a_change():
     log = source()
     log.append(pause(START_MS + 9))
     assert log.outcome_of(layout_fence(2)) == "busy"
@@ -186,7 +186,7 @@ def test_10_2_partition_0_is_busy():
     assert log.outcome_of(pause(0, op=ident("four"))) == "expired"
 
 
-def test_10_2_no_partition_takes_pauses_and_only_partition_0_refuses_a_config():
+def test_10_2_a_partition_with_a_layout_refuses_pauses_but_accepts_a_config():
     log = target_log()
     assert log.outcome_of(pause(START_MS + 9)) == "busy"
     assert log.outcome_of(schedule(START_MS + 5, START_MS + 9)) == "busy"
@@ -195,14 +195,14 @@ def test_10_2_no_partition_takes_pauses_and_only_partition_0_refuses_a_config():
     assert log.state.layout is not None
 
 
-def test_10_2_a_reset_is_busy_also_its_last_part():
+def test_10_2_each_part_of_a_reset_is_refused_while_a_layout_is_open():
     log, *_ = source_log()
     parts = resets(to_bytes(log.state), digest(log.state))
     assert [log.outcome_of(part) for part in parts] == ["busy"] * len(parts)
 
 
 def test_10_2_a_partition_that_comes_into_use_begins_with_its_fence():
-    """After 2 -> 1 -> 2 it would know keys of long ago."""
+    """After 2 -> 1 -> 2 it would otherwise have its old keys again."""
     log = Log(1, k=2, level=2)
     mine = Key("marshal", "/checkpoint", 1)
     epoch = log.claimed(key=mine)
@@ -219,7 +219,7 @@ def test_10_2_a_partition_that_comes_into_use_begins_with_its_fence():
     assert log.outcome_of(beat(epoch, key=mine)) == "not_owner"
 
 
-def test_10_2_nothing_before_it_keeps_such_a_fence_out_but_a_later_generation():
+def test_10_2_a_partition_that_comes_into_use_refuses_only_an_old_generation():
     log = Log(1, k=2, level=2)
     log.claimed()
     log.append(release(log.key().epoch))
@@ -230,7 +230,7 @@ def test_10_2_nothing_before_it_keeps_such_a_fence_out_but_a_later_generation():
     assert log.outcome_of(layout_fence(2, 1, generation=5, era=5)) == "layout_fenced"
 
 
-def test_10_2_a_fence_does_what_a_missed_final_would_have_done():
+def test_10_2_a_fence_drops_the_keys_that_a_missed_final_would_have_dropped():
     log = Log(1, k=2, level=2)
     log.claimed()
     log.append(layout_fence(4, 2))
@@ -239,7 +239,7 @@ def test_10_2_a_fence_does_what_a_missed_final_would_have_done():
     assert (log.state.keys, log.state.groups) == ({}, {})
 
 
-def test_10_2_the_home_under_either_count():
+def test_10_2_members_count_on_the_home_by_either_count():
     one, two = (home_partition("g", partition_count=k) for k in (1, 2))
     log = source()
     log.append(layout_fence(2))
@@ -253,7 +253,7 @@ def test_10_2_the_home_under_either_count():
 # --- 10.3 ---
 
 
-def test_10_3_a_key_that_stays_notices_nothing():
+def test_10_3_records_about_a_key_that_stays_are_judged_as_usual():
     log, _, epoch = source_log()
     assert log.outcome_of(beat(epoch, 5, key=STAYS), after=H) == "renewed"
     assert log.outcome_of(messages(epoch, 5, 9, key=STAYS)) == "granted"
@@ -263,7 +263,7 @@ def test_10_3_a_key_that_stays_notices_nothing():
     assert log.state.token(STAYS) == Token(2, 0, log.key(STAYS).epoch)
 
 
-def test_10_3_a_moving_key_takes_no_claims_and_is_not_renewed():
+def test_10_3_a_moving_key_is_neither_claimed_nor_granted_nor_renewed():
     log, epoch, _ = source_log()
     for record, reason in (
         (claim("c2"), "wrong_generation"),
@@ -282,7 +282,7 @@ def test_10_3_a_moving_key_takes_no_claims_and_is_not_renewed():
     assert log.key().position == 7
 
 
-def test_10_3_ready_and_stage_of_a_moving_key():
+def test_10_3_a_ready_and_a_stage_of_a_moving_key_are_refused():
     log = source()
     epoch = log.claimed()
     log.append(offer(epoch))
@@ -292,7 +292,7 @@ def test_10_3_ready_and_stage_of_a_moving_key():
     assert log.one(stage((1, 5))).reason == "not_paused"
 
 
-def test_10_3_a_stage_with_a_moving_key_is_moving_whatever_is_before_it():
+def test_10_3_a_stage_with_any_moving_key_is_moving_before_other_reasons():
     log = Log(0, k=2, level=2)
     log.append(layout_fence(4, 2))
     places = [
@@ -307,7 +307,7 @@ def test_10_3_a_stage_with_a_moving_key_is_moving_whatever_is_before_it():
         assert (transition.reason, transition.key) == ("moving", Key("g", "t", moving))
 
 
-def test_10_3_nothing_changes_a_final_key():
+def test_10_3_records_of_the_last_owner_do_not_change_a_final_key():
     log, epoch, _ = source_log()
     log.append(release(epoch, 7))
     before = log.key().position, log.key().owner
@@ -316,7 +316,7 @@ def test_10_3_nothing_changes_a_final_key():
     assert (log.key().position, log.key().owner) == before
 
 
-def test_10_3_a_late_beat_of_a_stale_owner_counts_no_more():
+def test_10_3_a_late_beat_of_a_stale_owner_is_ignored():
     log, epoch, _ = source_log()
     assert log.outcome_of(beat(epoch, 5), after=2 * H) == "position_only"
     assert log.outcome_of(beat(epoch, 6), after=1) == "not_owner"
@@ -327,7 +327,7 @@ def test_10_3_a_late_beat_of_a_stale_owner_counts_no_more():
     assert log.key().position == 5
 
 
-def test_10_3_a_quiet_partition_and_a_lock_keep_a_key_from_being_final():
+def test_10_3_a_key_is_not_final_while_its_partition_is_quiet():
     log = source()
     epoch = log.claimed()
     log.append(release(epoch))
@@ -340,8 +340,8 @@ def test_10_3_a_quiet_partition_and_a_lock_keep_a_key_from_being_final():
     assert is_final(log.state, KEY)
 
 
-def test_10_3_a_lock_keeps_a_key_from_being_final_until_it_is_resolved():
-    """The pause of its set position ran out in partition 0, before the fence."""
+def test_10_3_a_locked_key_is_not_final_until_it_is_resolved():
+    """The pause of its set position had expired in partition 0 before the fence."""
     log = Log(1, k=2, level=2)
     epoch = log.claimed()
     log.append(release(epoch))
@@ -354,7 +354,7 @@ def test_10_3_a_lock_keeps_a_key_from_being_final_until_it_is_resolved():
     assert log.key().position == 5
 
 
-def test_10_3_silence_drops_nothing_while_a_change_is_open():
+def test_10_3_no_silent_key_is_dropped_while_a_change_is_open():
     log = source(forget_ms=H)
     epoch = log.claimed(key=STAYS)
     log.append(release(epoch, key=STAYS))
@@ -367,7 +367,7 @@ def test_10_3_silence_drops_nothing_while_a_change_is_open():
     assert STAYS not in log.state.keys
 
 
-def test_10_3_a_retired_partition_refuses_and_names_the_new_place():
+def test_10_3_a_retired_partition_refuses_a_claim_and_names_the_new_place():
     log = shrunk(1)
     for _ in range(2):
         transition = log.one(claim(generation=2))
@@ -425,7 +425,7 @@ def test_10_4_an_import_makes_the_key_known():
     assert log.outcome_of(beat(epoch, 9, client="c2")) == "renewed"
 
 
-def test_10_4_the_first_import_wins():
+def test_10_4_only_the_first_import_of_a_key_counts():
     log = target_log()
     log.append(layout_import(imported(KEY, 5)))
     other = Key("h", *KEY[1:])
@@ -441,7 +441,7 @@ def test_10_4_the_first_import_wins():
     assert from_bytes(to_bytes(log.state)) == log.state
 
 
-def test_10_4_what_is_refused():
+def test_10_4_an_import_that_does_not_fit_the_change_is_refused():
     log = target_log()
     assert log.outcome_of(layout_import(op=OTHER)) == "layout"
     assert log.outcome_of(layout_import(source=1)) == "wrong_partition"
@@ -454,7 +454,7 @@ def test_10_4_what_is_refused():
     assert shrunk(1).outcome_of(layout_import()) == "retired"
 
 
-def test_10_4_no_source_has_more_keys_than_the_limit():
+def test_10_4_keys_of_a_source_beyond_the_limit_are_not_imported():
     log = target_log(keys=2, groups=1)
     outcomes = [
         log.outcome_of(layout_import(imported(KEY._replace(group_id=group))))
@@ -464,7 +464,7 @@ def test_10_4_no_source_has_more_keys_than_the_limit():
     assert len(log.state.keys) == 2
 
 
-def test_10_5_done_when_all_are_imported():
+def test_10_5_a_done_counts_once_all_keys_are_imported():
     log = target_log()
     assert log.outcome_of(layout_done(op=OTHER)) == "layout"
     assert log.outcome_of(layout_done(source=1)) == "wrong_partition"
@@ -478,7 +478,7 @@ def test_10_5_done_when_all_are_imported():
     assert log.claimed(key=KEY._replace(group_id="h"), generation=2)
 
 
-def test_10_5_shrinking_has_several_sources():
+def test_10_5_a_change_to_fewer_partitions_has_several_sources():
     log = shrunk(0, 1, 3)
     assert log.state.layout.sources == ((1, 0, None), (2, 0, None))
     of_2 = Key("g", "t", 2)
@@ -493,7 +493,7 @@ def test_10_5_shrinking_has_several_sources():
     assert log.outcome_of(layout_final()) == "layout_final"
 
 
-def test_10_5_the_digest_of_items():
+def test_10_5_the_digest_of_the_items_is_frozen():
     log, *_ = source_log()
     items = [item_of(key, log.key(key)) for key in moving_keys(log.state, 1)]
     assert [item.partition for item in items] == [0]
@@ -501,7 +501,7 @@ def test_10_5_the_digest_of_items():
     assert digest_of(items).hex() == "38796c0b587e0008ae236bd91c798925"
 
 
-def test_10_6_a_final_drops_what_moved_away():
+def test_10_6_a_final_drops_the_keys_that_moved_away():
     log, _, epoch = source_log()
     assert log.outcome_of(layout_final(OTHER)) == "layout"
     assert log.outcome_of(layout_final()) == "layout_final"
@@ -512,7 +512,7 @@ def test_10_6_a_final_drops_what_moved_away():
     assert from_bytes(to_bytes(log.state)) == log.state
 
 
-def test_10_1_a_snapshot_in_the_middle_has_the_layout():
+def test_10_1_a_snapshot_in_an_open_change_has_the_layout():
     log, *_ = source_log()
     again = from_bytes(to_bytes(log.state))
     assert again == log.state
@@ -566,7 +566,7 @@ def test_10_4_settings_and_directives_move_to_the_new_home():
     assert target.outcome_of(direct(group=MOVES, until=0, seq=1)) == "directive_ended"
 
 
-def test_10_4_what_is_refused_of_groups():
+def test_10_4_settings_and_directives_that_do_not_fit_are_refused():
     item, target = imported_settings(MOVES), target_log()
     assert target.outcome_of(layout_groups(item, op=OTHER)) == "layout"
     assert target.outcome_of(layout_groups(item, source=1)) == "wrong_partition"
@@ -576,7 +576,7 @@ def test_10_4_what_is_refused_of_groups():
     target.append(layout_done(0))
     assert target.outcome_of(layout_groups(item)) == "done"
     assert shrunk(1).outcome_of(layout_groups(item)) == "retired"
-    # All partitions in use have the directives of all groups.
+    # Every partition in use has the directives of the group ``marshal``.
     fewer = shrunk(0)
     for_all = layout_groups(imported_directive("marshal"), source=1)
     homes = {home_partition("marshal", partition_count=n) for n in (1, 2)}
@@ -584,7 +584,7 @@ def test_10_4_what_is_refused_of_groups():
     assert fewer.outcome_of(for_all) == expected
 
 
-def test_10_4_settings_of_no_group_too_many():
+def test_10_4_settings_of_groups_beyond_the_limit_are_not_imported():
     target = target_log(groups=1)
     one, other = imported_settings(MOVES), imported_settings(MOVES_TOO)
     found = target.append(layout_groups(one, other))
@@ -592,7 +592,7 @@ def test_10_4_settings_of_no_group_too_many():
     assert outcomes == ["group_imported", "limits"]
 
 
-def test_10_4_directives_within_the_limits():
+def test_10_4_directives_beyond_the_limit_are_not_imported():
     target = target_log(operations=1)
     one, other = imported_directive(MOVES), imported_directive(MOVES, op=OTHER)
     found = target.append(layout_groups(one, other))
@@ -605,7 +605,7 @@ def test_10_4_directives_within_the_limits():
     assert target.one(layout_groups(one)).reason == "known"
 
 
-def test_10_6_an_earlier_home_keeps_nothing_of_a_group_that_left():
+def test_10_6_a_final_drops_groups_whose_home_moved_away():
     log = home_log()
     assert log.outcome_of(settings(2, group=MOVES)) == "wrong_partition"
     assert log.outcome_of(settings(2, group=REMAINS)) == "group_configured"
@@ -619,8 +619,8 @@ def test_10_6_an_earlier_home_keeps_nothing_of_a_group_that_left():
     assert from_bytes(to_bytes(log.state)) == log.state
 
 
-def test_10_9_what_is_lost_is_accepted_again():
-    """A target that lost its fence, and a source that did."""
+def test_10_9_lost_fences_and_imports_are_accepted_again():
+    """First a target, then a source loses the fence and all after it."""
     log = target_log()
     log.append(layout_import(imported(KEY, 5, 7)))
     log.append(layout_done(1))
@@ -642,8 +642,8 @@ def test_10_9_what_is_lost_is_accepted_again():
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
-def test_10_9_a_change_that_has_ended_is_restored_where_it_is_lost(before, after):
-    """Of its fence others have kept the Config; its sources have nothing left."""
+def test_10_9_the_fence_that_restores_a_lost_change_is_accepted_once(before, after):
+    """Other partitions have its Config; its sources have no keys left to import."""
     restored = layout_fence(after, before, op=OTHER)
     log = Log(1, k=before, level=2)
     assert log.outcome_of(restored) == "layout_fenced"
@@ -660,8 +660,8 @@ def test_10_9_a_change_that_has_ended_is_restored_where_it_is_lost(before, after
 @pytest.mark.parametrize(
     ("counts", "t"), [((2, 4, 8), 1), ((2, 4, 2), 1), ((4, 2, 4), 1)]
 )
-def test_10_9_a_change_that_is_lost_as_the_next_begins_comes_first(counts, t):
-    """Its Config is the one before in partition 0; the next fence does the rest."""
+def test_10_9_the_fence_of_a_lost_change_is_needed_before_the_next(counts, t):
+    """The next fence is refused before it, and then ends the restored change."""
     first, second, third = counts
     before = layout_fence(second, first, op=OTHER)
     later = layout_fence(third, second, generation=3, era=3)
@@ -674,8 +674,8 @@ def test_10_9_a_change_that_is_lost_as_the_next_begins_comes_first(counts, t):
 
 
 @pytest.mark.parametrize("t", [0, 1])
-def test_10_9_a_config_that_is_lost_is_accepted_again(t):
-    """Tokens under it grow, as nobody claims before; the keys stay."""
+def test_10_9_a_lost_config_is_accepted_again(t):
+    """The keys stay; a claim under the new Config gets a larger token."""
     key = next(
         each
         for each in (Key("g", "t", number) for number in range(99))
@@ -698,7 +698,7 @@ def test_10_9_a_config_that_is_lost_is_accepted_again(t):
 
 
 def test_10_9_a_config_of_level_2_comes_before_a_lost_fence():
-    """At level 1 a partition ignores the fence; the Config has its own count."""
+    """At level 1 a partition ignores the fence; the Config keeps its count."""
     lost = layout_fence(4, 2, generation=3, era=9, op=OTHER)
     log = Log(1, k=2)
     assert log.one(lost).effect is None
@@ -714,8 +714,8 @@ def test_10_9_partition_0_ends_an_open_change_before_the_next_fence():
     assert log.outcome_of(layout_fence(4, 2, generation=3, era=3)) == "layout_fenced"
 
 
-def test_10_6_a_lock_and_a_verdict_wait_for_their_home():
-    """The count they began with has it, so the next fence waits, too."""
+def test_10_6_a_lock_or_an_unresolved_verdict_delays_final_and_fence():
+    """Their home is that of the count before the fence."""
     name = next(n for n in "abcdefgh" if home_partition(n, partition_count=2) == 1)
     stays = next(
         key

@@ -22,7 +22,7 @@ DEFAULTS = {
 
 
 @pytest.mark.parametrize(("name", "value"), DEFAULTS.items())
-def test_2_2_defaults_of_limits_and_each_is_optional(name, value):
+def test_2_2_each_limit_is_optional_and_has_its_default(name, value):
     record = decode(encode(config()))
     assert getattr(record.limits, name) is None
     assert record.limit(name) == value
@@ -38,12 +38,12 @@ def test_2_2_defaults_of_limits_and_each_is_optional(name, value):
         ("日本", 3, 33, 2709125333),
     ],
 )
-def test_2_3_hashing_vectors(topic, partition, of_50, unsigned):
+def test_2_3_placement_matches_the_frozen_vectors(topic, partition, of_50, unsigned):
     assert coordinating_partition(topic, partition, partition_count=50) == of_50
     assert coordinating_partition(topic, partition, partition_count=2**32) == unsigned
 
 
-def test_2_3_ten_thousand_partitions_over_fifty():
+def test_2_3_ten_thousand_partitions_are_spread_over_fifty():
     counts = Counter(
         coordinating_partition("events", number, partition_count=50)
         for number in range(10_000)
@@ -58,19 +58,19 @@ ELSEWHERE = Key("g", "events", 0)  # 3838325209 is odd: partition 1 of 2
 @pytest.mark.parametrize(
     "record", [beat, release, lambda e, **k: messages(e, 0, 1, **k)]
 )
-def test_2_3_records_of_another_partition_are_ignored(record):
+def test_2_3_records_of_owners_in_another_partition_are_ignored(record):
     assert Log(0, k=2).outcome_of(record(0, key=ELSEWHERE)) == "wrong_partition"
     assert Log(1, k=2).outcome_of(record(0, key=ELSEWHERE)) == "not_owner"
 
 
-def test_2_3_claims_of_another_partition_are_refused_in_their_order():
+def test_2_3_a_claim_in_another_partition_is_refused_after_its_generation():
     log = Log(0, k=2, keys=1)
     assert log.outcome_of(claim(key=ELSEWHERE, generation=2)) == "wrong_generation"
     assert log.outcome_of(claim(key=ELSEWHERE)) == "wrong_partition"
     assert Log(1, k=2).outcome_of(claim(key=ELSEWHERE)) == "claimed"
 
 
-def test_2_3_without_config():
+def test_2_3_without_a_config_claims_and_pauses_are_refused():
     log = Log(0, configured=False)
     assert log.outcome_of(claim(key=ELSEWHERE)) == "no_config"
     assert log.outcome_of(pause(2**40)) == "no_config"
@@ -87,7 +87,7 @@ def test_2_3_reserved_keys_must_name_their_t(topic):
     assert log.outcome_of(beat(0, key=Key("marshal", topic, 0))) == "wrong_partition"
 
 
-def test_2_3_a_pause_does_not_touch_the_planner_key():
+def test_2_3_a_pause_does_not_affect_the_planner_key():
     log = Log()
     planner = Key("g", "/planner", 0)
     log.append(pause(2**40))
@@ -100,10 +100,10 @@ def test_2_3_a_pause_does_not_touch_the_planner_key():
     ("group", "unsigned"),
     [("billing", 2154717404), ("g", 1421860928), ("日本", 1724022129)],
 )
-def test_2_4_home_of_a_group(group, unsigned):
+def test_2_4_the_home_of_a_group_matches_the_frozen_vectors(group, unsigned):
     assert home_partition(group, partition_count=2**32) == unsigned
     assert home_partition(group, partition_count=8) == unsigned % 8
 
 
-def test_2_5_k_is_pinned():
+def test_2_5_a_config_with_another_k_is_refused():
     assert Log(k=2).outcome_of(config(2, era=2, k=4)) == "config"

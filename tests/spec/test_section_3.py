@@ -65,14 +65,14 @@ def test_3_1_invalid_bytes_are_frozen(vector):
     assert isinstance(decode(bytes.fromhex(vector["hex"])), Undecodable)
 
 
-def test_3_1_every_kind_has_vectors():
+def test_3_1_every_record_type_has_valid_and_invalid_vectors():
     valid = {vector["payload"]["type"] for vector in VECTORS["valid"]}
     invalid = {vector["why"].partition(":")[0] for vector in VECTORS["invalid"]}
     assert {kind.name for kind in KINDS} == valid
     assert {kind.name for kind in KINDS} <= invalid
 
 
-def test_3_1_tags_inform_and_unreadable_ones_are_absent():
+def test_3_1_unreadable_tags_count_as_absent_and_do_not_affect_the_digest():
     one = Log()
     other = Log()
     one.append(replace(claim(), tags=b"\xc1"))
@@ -81,14 +81,14 @@ def test_3_1_tags_inform_and_unreadable_ones_are_absent():
     assert digest(one.state) == digest(other.state)
 
 
-def test_3_1_tags_are_a_map_of_up_to_1_kib():
+def test_3_1_tags_are_an_optional_last_element():
     tags = msgspec.msgpack.encode({"cause": "deploy"})
     assert decode(encode(replace(beat(0), tags=tags))).tags == tags
     assert isinstance(decode(encode(beat(0))[:3] + b"\x90"), Undecodable)
 
 
 @pytest.mark.parametrize("level", [3, 7, 2**31 - 1])
-def test_3_3_an_accepted_config_beyond_us_halts(level):
+def test_3_3_an_accepted_config_above_the_known_level_halts(level):
     log = Log()
     transition = log.one(config(2, era=2, level=level), after=3)
     assert transition.outcome == "halted"
@@ -98,7 +98,7 @@ def test_3_3_an_accepted_config_beyond_us_halts(level):
     assert (log.state.now_ms, log.state.next_offset) == (START_MS + 3, 1)
 
 
-def test_3_3_a_refused_config_halts_nobody():
+def test_3_3_a_refused_config_above_the_known_level_does_not_halt():
     log = Log()
     assert log.outcome_of(config(3, era=2, level=3)) == "config"
     assert log.state.halted is None
@@ -113,7 +113,7 @@ def test_3_3_a_refused_config_halts_nobody():
         pytest.param("018101009090", id="plan"),
     ],
 )
-def test_3_3_bytes_beyond_us_halt_nobody(value):
+def test_3_3_unknown_frames_and_records_do_not_halt(value):
     log = Log()
     assert log.outcome_of(bytes.fromhex(value)) == "undecodable"
     assert log.state.halted is None
@@ -141,7 +141,7 @@ def test_3_3_a_record_above_the_level_in_force_is_ignored(monkeypatch):
         (".a", True),
     ],
 )
-def test_3_5_client_and_group_names(name, is_valid):
+def test_3_5_only_valid_client_and_group_ids_are_read(name, is_valid):
     for field in ("client_id", "group_id"):
         document = record_to_object(beat(0))
         document["data"][field] = name
@@ -158,13 +158,13 @@ def test_3_5_client_and_group_names(name, is_valid):
         ("t\n", False),
     ],
 )
-def test_3_5_topics(topic, is_valid):
+def test_3_5_only_valid_topic_names_are_read(topic, is_valid):
     document = record_to_object(beat(0))
     document["data"]["topic"] = topic
     assert isinstance(object_to_record(document), Heartbeat) == is_valid
 
 
-def test_3_5_frames_of_48_kib():
+def test_3_5_a_frame_of_more_than_48_kib_is_too_long():
     header = bytes([1, 1, 0])
     assert "frame too long" not in decode(header.ljust(48 * 1024, b"\x90")).reason
     assert decode(header.ljust(48 * 1024 + 1, b"\x90")).reason == "frame too long"
@@ -185,7 +185,7 @@ def test_3_6_proposed_last_offset_is_inclusive():
     assert log.key().position == 6
 
 
-def test_3_6_a_batch_is_that_many_heartbeats():
+def test_3_6_a_batch_has_the_effect_of_its_single_heartbeats():
     one, other = Log(), Log()
     for log in (one, other):
         log.claimed()
@@ -205,7 +205,7 @@ def test_3_6_a_batch_counts_for_its_own_group_only():
     assert (transition.reason, transition.key) == ("not_owner", None)
 
 
-def test_3_6_a_batch_above_the_limit_is_one_refusal():
+def test_3_6_a_batch_above_the_limit_is_refused_as_one_transition():
     log = Log(beats=1)
     log.claimed()
     (transition,) = log.append(batch((1, 5), (1, 6)))
@@ -218,7 +218,7 @@ def test_3_6_an_empty_batch_is_undecodable():
 
 
 @pytest.mark.parametrize("record", all_records(), ids=lambda r: type(r).__name__)
-def test_3_7_text_and_bytes_are_equivalent(record):
+def test_3_7_the_text_form_of_an_entry_is_read_back_as_its_bytes(record):
     entry = LogEntry(
         offset=12,
         leader_epoch=0,
@@ -250,7 +250,7 @@ def test_3_7_an_undecodable_value_is_never_decoded_again():
     assert object_to_entry(document) == (0, entry)
 
 
-def test_3_7_what_the_codec_cannot_produce_is_undecodable():
+def test_3_7_text_that_the_codec_cannot_produce_is_undecodable():
     document = record_to_object(beat(0))
     document["data"]["epoch"] = -1
     assert isinstance(object_to_record(document), Undecodable)
@@ -268,7 +268,7 @@ def test_3_7_dump_then_replay_gives_the_same_digest():
     assert digest(again.state) == digest(log.state)
 
 
-def test_3_8_shape_of_a_transition():
+def test_3_8_a_transition_document_has_exactly_these_fields():
     log = Log()
     log.claimed()
     document = transition_to_object(0, log.one(claim("c2")))
@@ -284,7 +284,7 @@ def test_3_8_shape_of_a_transition():
     }
 
 
-def test_3_8_shape_of_the_world():
+def test_3_8_the_world_document_has_exactly_these_fields():
     log = Log()
     log.claimed()
     document = world_to_object([log.state])
@@ -308,7 +308,7 @@ def test_3_8_shape_of_the_world():
     ]
 
 
-def test_3_9_the_person_of_a_record_informs():
+def test_3_9_the_person_in_tags_does_not_affect_the_digest():
     tags = msgspec.msgpack.encode({"by": "ada"})
     named, plain = Log(), Log()
     for log, record in (
@@ -320,7 +320,7 @@ def test_3_9_the_person_of_a_record_informs():
     assert digest(named.state) == digest(plain.state)
 
 
-def test_3_10_how_far_a_member_has_applied_the_log_informs():
+def test_3_10_applied_and_began_do_not_affect_the_digest():
     tags = msgspec.msgpack.encode({"applied": [7, None, 9], "began": [0, None, 3]})
     stated, plain = Log(), Log()
     stated.append(replace(member(), tags=tags))

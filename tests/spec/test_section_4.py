@@ -39,7 +39,7 @@ GOLDEN = Path(__file__).parent / "golden.json"
 FOR_EVER = 2**62
 
 
-def test_4_golden_log_digest_and_canonical_bytes():
+def test_4_the_golden_log_has_its_frozen_digest_and_canonical_bytes():
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
     state = fold(object_to_entry(line)[1] for line in golden["log"])
     assert digest(state) == golden["digest"]
@@ -53,7 +53,7 @@ def test_4_golden_log_digest_and_canonical_bytes():
     ("offset", "epoch", "error"),
     [(0, 0, LogTruncated), (1, -1, LogUnreadable), (1, None, LogUnreadable)],
 )
-def test_4_1_what_goes_back_is_an_environment_fault(offset, epoch, error):
+def test_4_1_an_offset_or_leader_epoch_out_of_order_is_an_error(offset, epoch, error):
     log = Log()
     with pytest.raises(error):
         fold(
@@ -70,7 +70,7 @@ def test_4_1_what_goes_back_is_an_environment_fault(offset, epoch, error):
         )
 
 
-def test_4_1_a_leader_epoch_that_goes_back():
+def test_4_1_a_leader_epoch_that_goes_back_is_a_truncation():
     entries = [
         LogEntry(offset=0, leader_epoch=5, timestamp_ms=0, timestamp_type=1, value=b""),
         LogEntry(offset=1, leader_epoch=4, timestamp_ms=0, timestamp_type=1, value=b""),
@@ -96,14 +96,14 @@ def test_4_1_the_first_entry_starts_log_time(kind):
     assert state.append_time_ms == (70 if kind == 1 else 0)
 
 
-def test_4_1_only_log_append_time_moves_time():
+def test_4_1_an_entry_with_create_time_is_counted_and_moves_no_clock():
     log = Log()
     log.append(b"", after=50, kind=CREATE_TIME)
     assert log.state.now_ms == START_MS
     assert log.state.soft.counters["timestamp_type"] == 1
 
 
-def test_4_1_time_counts_only_inside_a_leader_epoch():
+def test_4_1_log_time_grows_only_within_a_leader_epoch():
     log = Log()
     log.append(b"", after=9 * H, epoch=1)
     assert log.state.now_ms == START_MS
@@ -129,14 +129,14 @@ def test_4_1_m_is_the_largest_append_time_ever():
     ("age", "expected"),
     [(H - 1, "fresh"), (H, "unknown"), (2 * H, "unknown"), (2 * H + 1, "stale")],
 )
-def test_4_2_freshness(age, expected):
+def test_4_2_freshness_follows_the_age_of_the_last_renewal(age, expected):
     log = Log()
     log.claimed()
     log.append(b"", after=age)
     assert log.key().freshness(log.state.now_ms).value == expected
 
 
-def test_4_2_a_key_is_judged_by_the_h_of_its_last_renewal():
+def test_4_2_freshness_uses_the_h_of_the_last_renewal():
     log = Log()
     log.claimed()
     log.append(config(2, era=2, h=1))
@@ -148,7 +148,7 @@ def test_4_2_a_key_is_judged_by_the_h_of_its_last_renewal():
 
 
 def occupied(**settings):
-    """Return a log in which every refusal of a claim can be had."""
+    """Return a log that can refuse a claim for each reason."""
     log = Log(**settings)
     epoch = log.claimed("c2", topic_id=ident("old"))
     log.append(release(epoch, client="c2"))
@@ -156,10 +156,10 @@ def occupied(**settings):
     return log
 
 
-def test_4_3_order_of_refusals():
+def test_4_3_a_claim_gets_the_first_reason_that_applies():
     other = {"generation": 2, "expected": 99, "topic_id": ident("old")}
     assert Log(configured=False).outcome_of(claim(**other)) == "no_config"
-    # Each log adds nothing and each record drops what was refused before.
+    # Each step removes the reason of the refusal before it.
     log = occupied()
     log.append(pause(FOR_EVER))
     log.key().lock = LOCK
@@ -192,7 +192,7 @@ def test_4_3_order_of_refusals():
     )
 
 
-def test_4_3_a_key_that_does_not_exist_has_no_expected_epoch():
+def test_4_3_a_claim_with_an_expected_epoch_of_an_unknown_key_is_refused():
     assert Log().outcome_of(claim(expected=0)) == "cas"
 
 
@@ -203,7 +203,7 @@ def test_4_3_the_earliest_claim_wins():
     assert {one.epoch for one in transitions} == {1}
 
 
-def test_4_3_what_an_accepted_claim_does():
+def test_4_3_an_accepted_claim_keeps_the_position_within_a_topic_id():
     log = Log()
     log.append(release(log.claimed("c2", resume_hash=hashed(SECRET)), 7, client="c2"))
     log.claimed()
@@ -227,7 +227,7 @@ def resumable():
     return log
 
 
-def test_4_4_order_of_refusals():
+def test_4_4_a_resume_gets_the_first_reason_that_applies():
     bad = {"secret": ident("guess"), "generation": 2}
     assert Log(configured=False).outcome_of(resume(1, **bad)) == "no_config"
     log = resumable()
@@ -255,11 +255,11 @@ def test_4_4_order_of_refusals():
     ],
     ids=lambda wrong: list(wrong)[-1],
 )
-def test_4_4_every_part_of_a_former_life_must_match(wrong):
+def test_4_4_a_resume_must_match_the_earlier_claim_in_every_field(wrong):
     assert resumable().outcome_of(resume(**wrong)) == "resume_mismatch"
 
 
-def test_4_4_an_accepted_resume_fences_the_former_life():
+def test_4_4_an_accepted_resume_replaces_the_earlier_incarnation():
     log = resumable()
     transition = log.one(resume(1), after=H - 1)
     assert (transition.effect, transition.epoch) == ("resumed", 2)
@@ -268,7 +268,7 @@ def test_4_4_an_accepted_resume_fences_the_former_life():
     assert log.outcome_of(resume(2, before=INC_AGAIN, inc=INC)) == "resume_mismatch"
 
 
-def test_4_4_checks_that_a_resume_skips():
+def test_4_4_limits_expected_epoch_and_topic_id_do_not_refuse_a_resume():
     log = Log(keys=1, groups=1)
     log.claimed(resume_hash=hashed(SECRET))
     again = resume(1, expected=99, topic_id=ident("topic"))
@@ -279,7 +279,7 @@ def test_4_4_checks_that_a_resume_skips():
 # --- 4.5 Heartbeat ---
 
 
-def test_4_5_only_the_owners_beat_counts():
+def test_4_5_only_beats_of_the_owner_under_its_epoch_count():
     log = Log()
     log.claimed()
     assert log.outcome_of(beat(1)) == "renewed"
@@ -290,7 +290,7 @@ def test_4_5_only_the_owners_beat_counts():
     assert log.outcome_of(beat(1)) == "not_owner"
 
 
-def test_4_5_positions_only_grow_unless_rewound():
+def test_4_5_a_beat_lowers_the_position_only_with_rewind():
     log = Log()
     log.claimed()
     log.append(messages(1, 0, 8))
@@ -304,7 +304,7 @@ def test_4_5_positions_only_grow_unless_rewound():
         assert (log.key().position, log.key().granted) == (expected, 9)
 
 
-def test_4_5_a_paused_group_does_not_renew():
+def test_4_5_a_beat_in_a_paused_group_moves_only_the_position():
     log = Log()
     log.claimed()
     log.append(pause(FOR_EVER))
@@ -314,7 +314,7 @@ def test_4_5_a_paused_group_does_not_renew():
     assert transition.effect == "position_only"
 
 
-def test_4_5_a_beat_after_expiry_still_renews():
+def test_4_5_a_beat_of_a_stale_owner_still_renews():
     log = Log()
     log.claimed()
     assert log.outcome_of(beat(1), after=9 * H) == "renewed"
@@ -326,10 +326,10 @@ def test_4_5_a_renewal_never_makes_a_key_stale_earlier(write):
     log = Log(h=60)
     log.claimed()
     log.append(config(2, era=2, h=10), after=10)
-    # Ends at 120, the longer lease, not at 30.
+    # The lease still ends at 120, not at 30.
     assert log.outcome_of(write(1)) == "renewed"
     assert log.outcome_of(claim("c2", generation=2), after=21) == "held"
-    # From 100 on, a renewal with the new interval loses nothing.
+    # From 100 on, a renewal under the new interval ends no lease earlier.
     assert log.outcome_of(write(1), after=68) == "renewed"
     assert log.one(claim("c2", generation=2)).detail == {"remaining_ms": 22}
     assert log.outcome_of(write(1), after=1) == "renewed"
@@ -340,7 +340,7 @@ def test_4_5_a_renewal_never_makes_a_key_stale_earlier(write):
 # --- 4.6 Release ---
 
 
-def test_4_6_release_names_a_successor_for_half_of_h():
+def test_4_6_a_release_reserves_the_key_for_its_successor():
     log = Log()
     log.claimed()
     assert log.outcome_of(release(1, 5, successor="c2")) == "released"
@@ -350,7 +350,7 @@ def test_4_6_release_names_a_successor_for_half_of_h():
     assert log.outcome_of(release(1, 9)) == "not_owner"
 
 
-def test_4_6_the_preference_ends_at_its_deadline():
+def test_4_6_the_reservation_ends_after_half_of_h():
     log = Log()
     log.claimed()
     log.append(release(1, successor="c2"))
@@ -360,7 +360,7 @@ def test_4_6_the_preference_ends_at_its_deadline():
 # --- 4.7 ClaimingMessages ---
 
 
-def test_4_7_order_of_refusals():
+def test_4_7_a_claim_of_messages_gets_the_first_reason_that_applies():
     log = Log(span=10)
     log.claimed()
     log.append(beat(1, 5))
@@ -387,7 +387,7 @@ def test_4_7_grants_are_disjoint_and_never_renew():
 # --- 4.8 ReleaseGroup ---
 
 
-def test_4_8_order_of_refusals():
+def test_4_8_a_release_group_gets_the_first_reason_that_applies():
     assert Log(configured=False).outcome_of(pause(0)) == "no_config"
     log = Log(groups=1)
     log.append(pause(START_MS + 5))
@@ -400,7 +400,7 @@ def test_4_8_order_of_refusals():
     assert log.outcome_of(pause(log.now_ms + 1, op=ident("other"))) == "paused"
 
 
-def test_4_8_sixteen_incarnations_of_an_operation():
+def test_4_8_a_pause_accepts_sixteen_incarnations_of_its_operation():
     log = Log()
     for number in range(16):
         assert log.outcome_of(pause(FOR_EVER, inc=ident(str(number)))) == "paused"
@@ -418,7 +418,7 @@ def test_4_8_a_pause_is_bounded_and_ends():
     assert log.outcome_of(pause(FOR_EVER, seq=1)) == "op_over"
 
 
-def test_4_8_an_ended_pause_is_over_for_good():
+def test_4_8_an_ended_pause_cannot_begin_again():
     log = Log()
     log.append(pause(FOR_EVER))
     assert log.outcome_of(pause(START_MS, seq=1)) == "unpaused"
@@ -428,7 +428,7 @@ def test_4_8_an_ended_pause_is_over_for_good():
 # --- 4.9 Forgetting ---
 
 
-def test_4_9_eight_silent_keys_go_with_each_entry():
+def test_4_9_each_entry_drops_up_to_eight_silent_keys():
     log = Log(forget_ms=100)
     keys = [Key("g", "t", number) for number in range(10)]
     for key in keys:
@@ -444,7 +444,7 @@ def test_4_9_eight_silent_keys_go_with_each_entry():
 
 
 @pytest.mark.parametrize("held_by", ["owner", "lock", "granted"])
-def test_4_9_what_is_held_is_kept(held_by):
+def test_4_9_an_owned_locked_or_granted_key_is_not_dropped(held_by):
     log = Log(forget_ms=0)
     log.claimed()
     if held_by == "granted":
@@ -457,7 +457,7 @@ def test_4_9_what_is_held_is_kept(held_by):
     assert KEY in log.state.keys
 
 
-def test_4_9_a_record_drops_a_key_that_nobody_owns():
+def test_4_9_a_forgetting_record_drops_a_key_without_a_live_owner():
     log = Log(level=2)
     assert log.outcome_of(forgetting(0)) == "cas"
     epoch = log.claimed()
@@ -478,12 +478,12 @@ def test_4_9_a_record_drops_a_key_that_nobody_owns():
 def test_4_11_an_idle_log_never_turns_an_owner_stale():
     log = Log()
     log.claimed()
-    # However long nobody appends: the claim's own append carries the time.
+    # Only an append moves log time; here it is that of the claim itself.
     assert log.key().freshness(log.state.now_ms).value == "fresh"
     assert log.outcome_of(claim("c2"), after=2 * H + 1) == "claimed"
 
 
-def test_4_12_who_may_follow_a_config():
+def test_4_12_a_config_that_does_not_follow_the_one_in_force_is_refused():
     log = Log()
     for bad in (
         config(3, era=2),
@@ -520,7 +520,7 @@ def test_4_13_a_fenced_process_keeps_its_key_until_it_is_stale():
     assert log.outcome_of(claim("c2"), after=1) == "claimed"
 
 
-def test_4_13_a_fenced_process_releases_at_once():
+def test_4_13_a_fenced_process_may_release_its_key():
     log, epoch = fenced()
     assert log.outcome_of(release(epoch, 7)) == "released"
     assert log.outcome_of(claim("c2")) == "claimed"
@@ -536,7 +536,7 @@ def test_4_13_a_fenced_process_releases_at_once():
         pytest.param(member(), id="an announcement"),
     ],
 )
-def test_4_13_what_a_fenced_process_cannot_do(record):
+def test_4_13_claims_requests_and_members_of_a_fenced_process_are_refused(record):
     log, _ = fenced()
     transition = log.one(record)
     assert (transition.outcome, transition.reason) == ("refused", "sender_fenced")
@@ -556,21 +556,21 @@ def test_4_13_a_second_fence_changes_nothing():
     assert log.state.groups["g"].fences == before == ((2, "c1", INC),)
 
 
-def test_4_13_a_fence_names_one_process_in_one_group():
+def test_4_13_a_fence_affects_only_one_incarnation_in_one_group():
     log, epoch = fenced()
     assert log.outcome_of(claim(key=Key("h", "t", 0))) == "claimed"
     assert log.outcome_of(claim(key=Key("g", "t", 1), inc=INC_AGAIN)) == "claimed"
     assert log.outcome_of(resume(epoch)) == "resumed"
 
 
-def test_4_13_a_fence_keeps_its_group():
+def test_4_13_a_group_with_nothing_but_a_fence_counts_for_the_limit():
     log = Log(level=2, groups=1)
     log.append(fence())
     assert log.outcome_of(claim("c2", key=Key("h", "t", 0))) == "limits"
     assert log.outcome_of(fence(group="h")) == "limits"
 
 
-def test_4_13_below_level_2_a_fence_does_nothing():
+def test_4_13_below_level_2_a_fence_is_ignored():
     """S6."""
     log = Log(level=1)
     epoch = log.claimed()

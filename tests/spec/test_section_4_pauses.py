@@ -30,7 +30,7 @@ BEGIN, AFTER = START_MS + 100, START_MS + 200
 MONTH_MS = 30 * 86_400_000
 
 
-def test_4_14_order_of_refusals():
+def test_4_14_a_pause_group_gets_the_first_reason_that_applies():
     log = Log(level=2, groups=1, max_pause_ms=150)
     one, two = ident("one"), ident("two")
     assert log.outcome_of(schedule(BEGIN, AFTER, op=one)) == "scheduled"
@@ -47,11 +47,11 @@ def test_4_14_order_of_refusals():
     assert log.outcome_of(schedule(BEGIN, AFTER, op=one)) == "op_over"
 
 
-def test_4_14_below_level_2_it_is_ignored():
+def test_4_14_below_level_2_a_pause_group_is_ignored():
     assert Log().outcome_of(schedule(BEGIN, AFTER)) == "level"
 
 
-def test_4_14_a_begin_that_has_passed_is_a_release_group():
+def test_4_14_a_pause_group_with_a_past_begin_is_judged_as_a_release_group():
     log = Log(level=2)
     assert log.outcome_of(schedule(START_MS, AFTER)) == "paused"
     assert log.outcome_of(schedule(START_MS, AFTER, op=ident("two"))) == "busy"
@@ -71,8 +71,8 @@ def test_4_14_a_begin_that_has_passed_is_a_release_group():
     ],
 )
 @pytest.mark.parametrize("at", [BEGIN - 1, BEGIN, AFTER - 1, AFTER])
-def test_4_14_a_begin_is_a_release_group_right_before_the_entry(record, at):
-    """So what holds of pauses (S4) holds of scheduled ones."""
+def test_4_14_a_pause_begins_as_if_by_a_release_group_before_the_entry(record, at):
+    """So what holds for pauses (S4) holds for scheduled ones."""
     planned, plain = Log(level=2), Log(level=2)
     for log in (planned, plain):
         log.claimed(resume_hash=hashed(SECRET))
@@ -86,7 +86,7 @@ def test_4_14_a_begin_is_a_release_group_right_before_the_entry(record, at):
     assert planned.state.active_pause("g") == plain.state.active_pause("g")
 
 
-def test_4_14_the_pause_of_a_set_position_is_not_disturbed():
+def test_4_14_a_scheduled_pause_begins_after_the_pause_of_a_set_position():
     log = Log(level=2)
     log.append(release(log.claimed(), 5))
     log.append(schedule(BEGIN, AFTER, op=ident("planned")))
@@ -100,7 +100,7 @@ def test_4_14_the_pause_of_a_set_position_is_not_disturbed():
     assert log.outcome_of(claim(), at=AFTER) == "claimed"
 
 
-def test_4_14_one_that_ends_while_another_lasts_never_begins():
+def test_4_14_a_scheduled_pause_that_ends_during_another_never_begins():
     log = Log(level=2)
     log.append(schedule(BEGIN, AFTER, op=ident("planned")))
     log.append(pause(AFTER + 5))
@@ -138,8 +138,8 @@ def scoped(scope, until=AFTER, **fields):
     ],
 )
 @pytest.mark.parametrize("at", [START_MS, AFTER])
-def test_4_15_a_key_in_scope_is_as_in_a_pause_of_its_group(record, expected, at):
-    """So what holds of pauses (S4) holds of those with a scope, key by key."""
+def test_4_15_a_key_in_scope_is_judged_as_in_a_pause_of_its_group(record, expected, at):
+    """So what holds for pauses (S4) holds for those with a scope, key by key."""
     logs = [Log(level=2) for _ in range(4)]
     whole, inside, outside, plain = logs
     for log in logs:
@@ -156,7 +156,7 @@ def test_4_15_a_key_in_scope_is_as_in_a_pause_of_its_group(record, expected, at)
     assert outside.key() == plain.key()
 
 
-def test_4_15_a_topic_without_partitions_stands_for_all_of_its_own():
+def test_4_15_a_topic_without_partitions_stands_for_all_of_them():
     log = Log(level=2)
     log.append(scoped(T_ALL))
     assert [log.outcome_of(claim(key=key)) for key in T_KEYS] == ["paused"] * 2
@@ -164,7 +164,7 @@ def test_4_15_a_topic_without_partitions_stands_for_all_of_its_own():
         assert log.outcome_of(claim(key=key)) == "claimed"
 
 
-def test_4_15_several_last_and_each_ends_by_itself():
+def test_4_15_several_pauses_last_at_a_time_and_end_independently():
     log = Log(level=2)
     log.append(scoped(T_0, op=ONE))
     log.append(scoped(T_ALL, AFTER + 10, op=TWO))
@@ -180,7 +180,7 @@ def test_4_15_several_last_and_each_ends_by_itself():
     assert log.outcome_of(scoped(T_0, AFTER + 9, op=ONE)) == "op_over"
 
 
-def test_4_15_a_set_position_goes_on_beside_it():
+def test_4_15_a_set_position_needs_the_groups_own_pause():
     log = Log(level=2)
     log.append(release(log.claimed(), 5))
     log.append(scoped(T_ALL, op=ONE))
@@ -196,7 +196,7 @@ def test_4_15_a_set_position_goes_on_beside_it():
     assert log.key().position == 2
 
 
-def test_4_15_scheduled_ones_begin_beside_all_others():
+def test_4_15_scheduled_pauses_with_a_scope_begin_beside_all_others():
     log = Log(level=2)
     log.append(pause(AFTER - 10))
     assert log.outcome_of(schedule(BEGIN, AFTER, op=ONE, scope=T_0)) == "scheduled"
@@ -211,7 +211,7 @@ def test_4_15_scheduled_ones_begin_beside_all_others():
     assert [op for _, op in log.state.groups["g"].over] == [OP, ident("x"), ONE, TWO]
 
 
-def test_4_15_a_scheduled_one_is_cancelled_or_begins_at_once_with_its_scope():
+def test_4_15_a_scheduled_pause_begins_early_only_with_its_scope():
     log = Log(level=2)
     log.append(schedule(BEGIN, AFTER, op=ONE, scope=T_0))
     log.append(schedule(BEGIN, AFTER, op=TWO, scope=T_0))
@@ -224,7 +224,7 @@ def test_4_15_a_scheduled_one_is_cancelled_or_begins_at_once_with_its_scope():
     assert (held(log), log.state.groups["g"].scheduled) == ([(ONE, AFTER)], ())
 
 
-def test_4_15_order_of_refusals():
+def test_4_15_a_pause_with_a_scope_gets_the_first_reason_that_applies():
     log = Log(level=2, groups=1, max_pause_ms=150)
     assert log.outcome_of(scoped(T_0, START_MS)) == "expired"
     assert log.outcome_of(scoped(T_0, op=ONE, seq=3)) == "paused"
@@ -250,7 +250,7 @@ def test_4_15_order_of_refusals():
     assert log.outcome_of(scoped(T_0, op=ONE)) == "op_over"
 
 
-def test_4_15_a_partition_has_so_many_over_all_groups():
+def test_4_15_pauses_with_a_scope_are_limited_over_all_groups():
     log = Log(level=2, operations=2)
     assert log.outcome_of(scoped(T_0, group="a")) == "paused"
     assert log.outcome_of(schedule(BEGIN, AFTER, group="b", scope=T_0)) == "scheduled"
@@ -261,10 +261,10 @@ def test_4_15_a_partition_has_so_many_over_all_groups():
     assert log.outcome_of(scoped(T_0, AFTER + 9, group="d")) == "paused"
 
 
-def test_4_15_digests_of_logs_without_a_scope_are_as_before():
+def test_4_15_the_digest_of_a_log_without_scopes_is_frozen():
     log = Log(level=2)
     log.claimed()
     log.append(schedule(BEGIN, AFTER, op=ONE))
     log.append(schedule(0, AFTER, op=TWO))
-    # Of the release that had no scopes, with the same records.
+    # The digest of the same records in the release before scopes.
     assert digest(log.state) == "2d6a84b16fc5955e0cc215c03de60c26"

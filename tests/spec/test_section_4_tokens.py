@@ -21,13 +21,13 @@ def test_4_10_a_token_is_ordered_and_sixteen_bytes():
     assert log.state.token(KEY._replace(partition=1)) == Token(4, 2, third)
 
 
-def test_4_10_a_config_leaves_the_tokens_of_standing_claims():
+def test_4_10_a_config_does_not_change_the_tokens_of_standing_claims():
     log = Log(era=3)
     log.claimed()
     standing = log.state.token(KEY)
     assert log.outcome_of(config(2, era=4)) == "configured"
     assert log.state.token(KEY) == standing == Token(3, 0, 1)
-    # The state says so itself, and so do its bytes.
+    # Both the state and its canonical bytes have the eras.
     back = from_bytes(to_bytes(log.state))
     assert back.token(KEY) == standing
     assert back.eras == log.state.eras == ((2, 3),)
@@ -36,7 +36,7 @@ def test_4_10_a_config_leaves_the_tokens_of_standing_claims():
     assert log.state.token(KEY) == Token(4, 0, 4)
 
 
-def test_4_10_an_era_is_kept_as_long_as_a_claim_has_it():
+def test_4_10_an_era_is_kept_while_an_owned_key_has_an_epoch_in_it():
     log = Log()
     log.claimed()
     for generation in range(2, 200):
@@ -45,7 +45,7 @@ def test_4_10_an_era_is_kept_as_long_as_a_claim_has_it():
     assert log.state.token(KEY) == Token(1, 0, 1)
     back = from_bytes(to_bytes(log.state))
     assert (back.eras, back.token(KEY)) == (log.state.eras, Token(1, 0, 1))
-    # Nobody needs it once the key is released.
+    # No owned key has an epoch of that era once the key is released.
     log.append(release(1))
     log.append(config(200, era=200))
     assert log.state.eras[0][1] > 1
@@ -63,7 +63,7 @@ def test_4_10_a_token_becomes_larger_where_claims_have_more_than_64_eras():
     assert log.state.token(KEY._replace(partition=1)) == Token(2, 0, 3)
 
 
-def test_4_one_config_leaves_no_eras_in_digest_and_bytes():
+def test_4_eras_are_in_canonical_bytes_only_after_a_second_config():
     log = Log()
     plain = to_bytes(log.state)
     assert plain.endswith(b"\x90")  # no operations

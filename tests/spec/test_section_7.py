@@ -1,4 +1,4 @@
-"""PROTOCOL 7: snapshots."""
+"""PROTOCOL 7: snapshots, checkpoints and Resets."""
 
 import pytest
 from logkit import (
@@ -44,7 +44,7 @@ def story(level=1):
     return log
 
 
-def test_7_4_snapshot_and_tail_are_the_whole_byte_for_byte():
+def test_7_4_a_snapshot_and_the_tail_give_the_state_of_the_whole_log():
     log = story()
     whole = to_bytes(log.state)
     for k in range(len(log.entries) + 1):
@@ -75,8 +75,8 @@ def checkpointed(k, *, records=None):
     Entries of the story stand between the records of the checkpoint.
 
     Args:
-        k: Where.
-        records: How many records of it are written, all by default.
+        k: Index of the entry in the story.
+        records: Number of the records written after the Begin, all by default.
     """
     log = Log(configured=False)
     left = [(value, 1) for value in STORY]
@@ -125,7 +125,7 @@ def newest(log):
 
 
 @pytest.mark.parametrize("k", range(1, len(STORY) + 1))
-def test_7_2_a_checkpoint_at_every_point_and_the_tail_are_the_whole(k):
+def test_7_2_a_checkpoint_and_the_tail_give_the_state_of_the_whole_log(k):
     log = checkpointed(k)
     state = newest(log)
     for entry in log.entries[state.next_offset :]:
@@ -135,7 +135,7 @@ def test_7_2_a_checkpoint_at_every_point_and_the_tail_are_the_whole(k):
 
 
 @pytest.mark.parametrize("records", range(4))
-def test_7_2_one_that_was_not_completed_is_none(records):
+def test_7_2_an_incomplete_checkpoint_does_not_count(records):
     for k in range(1, len(STORY) + 1):
         assert newest(checkpointed(k, records=records)) is None
 
@@ -148,7 +148,7 @@ def test_7_2_readers_of_the_same_log_compute_the_same_digest():
         assert compared.is_equal
 
 
-def test_7_2_a_state_in_the_middle_of_a_checkpoint_is_a_state():
+def test_7_2_a_snapshot_within_a_checkpoint_and_the_tail_give_the_whole():
     log = checkpointed(5)
     for k in range(len(log.entries)):
         head = WorldState(0)
@@ -160,7 +160,7 @@ def test_7_2_a_state_in_the_middle_of_a_checkpoint_is_a_state():
         assert to_bytes(state) == to_bytes(log.state)
 
 
-def test_7_2_checkpoints_override_nothing():
+def test_7_2_checkpoint_records_do_not_change_the_state():
     log = Log(level=2)
     before = digest(log.state)
     for part in split(to_bytes(log.state)):
@@ -170,7 +170,7 @@ def test_7_2_checkpoints_override_nothing():
     assert digest(log.state) == before
 
 
-def test_7_6_a_reset_replaces_the_log_before_it():
+def test_7_6_a_reset_replaces_the_state_and_begins_a_quiet_time():
     for k in range(2, len(STORY)):
         log = checkpointed(k)
         state = newest(log)
@@ -217,7 +217,9 @@ MANY = {"keys": 1_000_000}
         (MANY, 4_097, 4_096 * 48_128, "limits"),
     ],
 )
-def test_7_6_bounds_of_the_parts(limits, part_count, size_bytes, outcome):
+def test_7_6_a_reset_of_too_many_parts_or_bytes_is_refused(
+    limits, part_count, size_bytes, outcome
+):
     log = Log(level=2, **limits)
     (record,) = resets(b"state", "00" * 16)
     record = replace(record, part_count=part_count, size_bytes=size_bytes)

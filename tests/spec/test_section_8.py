@@ -55,8 +55,8 @@ def positions(log):
 # --- 8.3 Stage ---
 
 
-def test_8_3_a_plan_digest_covers_the_whole_operation():
-    """How a sender makes it; the fold compares it only."""
+def test_8_3_a_lock_and_a_decide_carry_the_plan_digest():
+    """The sender computes it as 8.3 states; the fold only compares it."""
     plan = sorted([["t", None, 1, 9], ["t", None, 0, 2]])
     made = blake2b(msgspec.msgpack.encode(plan), digest_size=16).digest()
     log = drained()
@@ -65,7 +65,7 @@ def test_8_3_a_plan_digest_covers_the_whole_operation():
     assert log.outcome_of(decide(2, plan=made)) == "decided"
 
 
-def test_8_3_every_key_or_none_is_locked():
+def test_8_3_a_stage_locks_all_of_its_keys_or_none():
     log = drained(KEY, SECOND)
     log.append(pause(0, seq=1))
     log.claimed("c2", key=SECOND)
@@ -91,13 +91,13 @@ def test_8_3_every_key_or_none_is_locked():
         (stage((2, 1), topic_id=ident("new")), "limits"),
     ],
 )
-def test_8_3_the_first_reason_of_the_clause_counts(record, reason):
-    """Of all keys: one that comes later in the record can have an earlier reason."""
+def test_8_3_a_stage_gets_the_first_reason_that_applies_to_any_key(record, reason):
+    """A key later in the record may have a reason that is judged earlier."""
     assert crowded().outcome_of(record) == reason
 
 
 def crowded():
-    """Return a log of keys that cannot be staged, each for another reason.
+    """Return a log whose keys refuse a Stage for different reasons.
 
     Key 0 is locked by this operation, 1 by another one, 2 is free, 3 has an owner.
     """
@@ -117,7 +117,7 @@ def crowded():
     return log
 
 
-def test_8_3_a_stage_of_another_partition_is_refused_before_all_else():
+def test_8_3_a_stage_of_another_partition_is_refused():
     assert Log(level=2, k=50).outcome_of(stage((0, 2))) == "wrong_partition"
 
 
@@ -133,7 +133,7 @@ def test_8_3_a_locked_key_has_neither_owner_nor_handoff():
     assert known.active_ms == log.state.now_ms
 
 
-def test_8_3_a_repeat_leaves_the_lock_as_it_is():
+def test_8_3_a_repeated_stage_leaves_the_lock_as_it_is():
     log = drained()
     log.append(stage((0, 2)))
     lock, active_ms = log.key().lock, log.key().active_ms
@@ -141,7 +141,7 @@ def test_8_3_a_repeat_leaves_the_lock_as_it_is():
     assert (log.key().lock, log.key().active_ms) == (lock, active_ms)
 
 
-def test_8_3_an_owner_at_2h_is_waited_for():
+def test_8_3_a_stage_is_refused_until_the_owner_is_stale():
     log = Log(level=2)
     epoch = log.claimed()
     log.append(pause(log.now_ms + LONG_MS))
@@ -162,7 +162,7 @@ def test_8_3_a_lock_outlasts_the_pause_of_its_operation():
     assert log.outcome_of(forgetting(epoch)) == "locked"
 
 
-def test_8_3_a_key_that_was_dropped_is_unknown():
+def test_8_3_a_stage_of_a_forgotten_key_is_refused():
     log = drained()
     end_of(log)
     assert log.outcome_of(forgetting(log.key().epoch)) == "forgotten"
@@ -174,7 +174,7 @@ def test_8_3_a_key_that_was_dropped_is_unknown():
 # --- 8.4 Decide ---
 
 
-def test_8_4_only_the_home_decides():
+def test_8_4_a_decide_outside_the_home_is_refused():
     assert Log(1, level=2, k=2).outcome_of(decide(group="a")) == "wrong_partition"
     home = Log(0, level=2, k=2)
     home.append(pause(home.now_ms + LONG_MS, group="a"))
@@ -189,15 +189,15 @@ def test_8_4_a_decide_needs_the_pause_of_its_operation():
     assert log.state.groups["g"].verdict is None
 
 
-def test_8_4_the_pause_ends_before_a_decide_is_judged():
-    """At its very end: the commit point is in the pause, or is none."""
+def test_8_4_a_decide_at_the_end_of_the_pause_is_refused():
+    """A Decide a millisecond earlier is accepted."""
     for early_ms, outcome in ((1, "decided"), (0, "op_over")):
         log = drained()
         log.append(stage((0, 2)))
         assert log.outcome_of(decide(), after=LONG_MS - early_ms) == outcome
 
 
-def test_8_4_an_open_verdict_keeps_the_next_operation_waiting():
+def test_8_4_an_unresolved_verdict_makes_the_next_decide_busy():
     log = drained()
     log.append(decide())
     end_of(log)
@@ -208,7 +208,7 @@ def test_8_4_an_open_verdict_keeps_the_next_operation_waiting():
     assert log.state.groups["g"].verdict.op_id == OTHER_OP
 
 
-def test_8_4_a_repeat_changes_nothing_and_another_plan_is_refused():
+def test_8_4_a_repeated_decide_changes_nothing_and_another_plan_is_refused():
     log = drained()
     log.append(decide(1))
     verdict = log.state.groups["g"].verdict
@@ -218,7 +218,7 @@ def test_8_4_a_repeat_changes_nothing_and_another_plan_is_refused():
     assert log.state.groups["g"].verdict == verdict
 
 
-def test_8_4_an_unresolved_verdict_keeps_its_group():
+def test_8_4_a_group_with_an_unresolved_verdict_is_not_dropped():
     log = drained(forget_ms=H, operations=1)
     log.append(decide())
     log.append(b"", after=LONG_MS)
@@ -234,7 +234,7 @@ def test_8_4_an_unresolved_verdict_keeps_its_group():
 # --- 8.5 Resolve ---
 
 
-def test_8_5_what_is_over_without_lock_and_verdict_is_ignored():
+def test_8_5_a_resolve_of_an_operation_that_is_over_is_ignored():
     log = drained()
     log.append(stage((0, 2)))
     assert log.outcome_of(resolve(commit=False)) == "unlocked"
@@ -243,7 +243,7 @@ def test_8_5_what_is_over_without_lock_and_verdict_is_ignored():
         assert (ignored.outcome, ignored.reason) == ("ignored", "op_over")
 
 
-def test_8_5_the_home_obeys_what_it_decided():
+def test_8_5_the_home_accepts_only_the_resolve_that_its_verdict_allows():
     log = drained()
     log.append(stage((0, 2)))
     assert log.outcome_of(resolve(commit=True)) == "undecided"
@@ -253,7 +253,7 @@ def test_8_5_the_home_obeys_what_it_decided():
     assert log.state.groups["g"].verdict.is_resolved
 
 
-def test_8_5_elsewhere_the_first_resolve_counts():
+def test_8_5_outside_the_home_the_first_resolve_counts():
     for commit in (True, False):
         log = Log(1, level=2, k=2)
         key = Key("g", "t", 0)  # its home is 0
@@ -266,14 +266,14 @@ def test_8_5_elsewhere_the_first_resolve_counts():
         assert positions(log) == {key: 2 if commit else 5}
 
 
-def test_8_5_a_group_too_many_is_refused():
+def test_8_5_an_abort_for_a_group_beyond_the_limit_is_refused():
     log = drained(groups=1)
     assert log.outcome_of(resolve(commit=True, group="h")) == "undecided"
     assert log.outcome_of(resolve(commit=False, group="h")) == "limits"
 
 
 @pytest.mark.parametrize("granted", [True, False])
-def test_8_5_a_commit_sets_what_was_staged(granted):
+def test_8_5_a_commit_sets_the_staged_position_and_notes_the_previous(granted):
     log = drained(granted=granted)
     log.append(stage((0, 2), topic_id=ident("topic")))
     log.append(decide())
@@ -301,7 +301,7 @@ def test_8_5_an_abort_leaves_the_key_as_it_was():
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_8_5_an_operation_that_was_resolved_never_comes_back(commit):
+def test_8_5_an_operation_that_was_resolved_cannot_begin_again(commit):
     log = drained()
     if commit:
         log.append(decide())
@@ -312,13 +312,13 @@ def test_8_5_an_operation_that_was_resolved_never_comes_back(commit):
     assert log.outcome_of(decide()) == "op_over"
 
 
-def test_8_5_an_unknown_operation_is_over_too():
+def test_8_5_an_unknown_operation_is_over_after_its_resolve():
     log = Log(level=2)
     assert log.outcome_of(resolve(commit=False)) == "resolved"
     assert log.outcome_of(pause(log.now_ms + LONG_MS)) == "op_over"
 
 
-def test_8_5_a_position_that_was_set_is_discarded_with_its_topic():
+def test_8_5_a_new_topic_id_clears_a_set_position_and_its_previous():
     """4.3: another topic_id clears previous."""
     log = drained()
     log.append(stage((0, 2), topic_id=ident("one")))
@@ -338,7 +338,7 @@ def test_8_5_a_position_that_was_set_is_discarded_with_its_topic():
 @pytest.mark.parametrize("commit", [True, False])
 @pytest.mark.parametrize("staged", [(KEY, SECOND), (KEY,)])
 def test_8_5_all_keys_of_a_partition_move_or_none(commit, staged):
-    """S8 within one coordinating partition, however often and late they arrive."""
+    """S8 within one partition, however often and late the records arrive."""
     log = drained(KEY, SECOND)
     stages = [stage((key.partition, 2)) for key in staged]
     for record in (*stages, *stages):
@@ -367,7 +367,7 @@ def test_8_5_only_a_commit_lets_a_position_fall_within_an_epoch():
 
 
 @pytest.mark.parametrize("count", range(4))
-def test_8_5_a_state_in_the_middle_of_an_operation_is_kept(count):
+def test_8_5_a_snapshot_within_an_operation_and_the_tail_give_the_whole(count):
     """7.4: locks, verdicts and previous are part of the canonical bytes."""
     records = [stage((0, 2)), decide(), resolve(commit=True), claim("c2")]
     log = drained(granted=True)
@@ -381,8 +381,8 @@ def test_8_5_a_state_in_the_middle_of_an_operation_is_kept(count):
     assert digest(again.state) == digest(log.state)
 
 
-def test_8_5_records_above_the_level_in_force_do_nothing():
-    """S6; a topic of level 1 goes on without section 8."""
+def test_8_5_at_level_1_records_of_a_set_position_are_ignored():
+    """S6: a topic of level 1 works without section 8."""
     log = Log(level=1)
     log.append(release(log.claimed(), 5))
     log.append(pause(START_MS + LONG_MS))

@@ -28,7 +28,7 @@ from kafka_marshal.protocol.types import Key
 HOUR_MS = 3_600_000
 
 
-def test_9_1_the_next_generation_is_in_force():
+def test_9_1_only_settings_of_the_next_generation_are_accepted():
     log = Log(level=2)
     assert log.outcome_of(settings(2)) == "settings_overtaken"
     assert log.outcome_of(settings(1, policy="fair")) == "group_configured"
@@ -42,7 +42,7 @@ def home_of(name):
     return home_partition(name, partition_count=8)
 
 
-def test_9_1_order_of_refusals():
+def test_9_1_settings_get_the_first_reason_that_applies():
     log = Log(level=2, k=8, groups=1)
     names = sorted("abcdefghijklmnopqrstuvwxyz", key=home_of)
     (one, two), away = names[:2], names[-1]
@@ -52,7 +52,7 @@ def test_9_1_order_of_refusals():
     assert log.outcome_of(settings(1, group=two)) == "limits"
 
 
-def test_9_1_settings_keep_their_group():
+def test_9_1_a_group_with_settings_is_not_dropped():
     log = Log(level=2, operations=1)
     log.append(settings())
     log.append(fence())
@@ -60,13 +60,13 @@ def test_9_1_settings_keep_their_group():
     assert log.outcome_of(settings(2)) == "group_configured"
 
 
-def test_9_1_below_level_2_settings_do_nothing():
+def test_9_1_below_level_2_settings_are_ignored():
     log = Log(level=1)
     assert log.outcome_of(settings()) == "level"
     assert log.state.groups == {}
 
 
-def test_9_2_the_earliest_next_plan_wins():
+def test_9_2_the_first_plan_that_follows_the_last_one_is_accepted():
     log = Log(level=2)
     assert log.outcome_of(planned(1)) == "plan_overtaken"
     assert log.outcome_of(planned(0)) == "planned"
@@ -75,7 +75,7 @@ def test_9_2_the_earliest_next_plan_wins():
     assert log.state.groups["g"].planned == (2, log.now_ms)
 
 
-def test_9_2_order_of_refusals():
+def test_9_2_a_plan_gets_the_first_reason_that_applies():
     log = Log(level=2, k=8, groups=1)
     names = sorted("abcdefghijklmnopqrstuvwxyz", key=home_of)
     (one, two), away = names[:2], names[-1]
@@ -85,7 +85,7 @@ def test_9_2_order_of_refusals():
     assert log.outcome_of(planned(0, group=two)) == "limits"
 
 
-def test_9_2_below_level_2_a_plan_does_nothing():
+def test_9_2_below_level_2_a_plan_is_ignored():
     log = Log(level=1)
     assert log.outcome_of(planned()) == "level"
     assert log.state.groups == {}
@@ -101,7 +101,7 @@ def test_9_2_a_plan_changes_no_key():
     assert log.outcome_of(claim("c3")) == "claimed"
 
 
-def test_9_2_a_group_of_plans_alone_is_dropped_after_silence():
+def test_9_2_a_group_with_nothing_but_old_plans_is_dropped():
     log = Log(level=2, forget_ms=100)
     log.append(planned())
     log.append(planned(1), after=50)
@@ -112,7 +112,7 @@ def test_9_2_a_group_of_plans_alone_is_dropped_after_silence():
     assert log.outcome_of(planned(0)) == "planned"
 
 
-def test_9_2_a_group_with_a_key_keeps_its_generation():
+def test_9_2_a_group_with_a_key_keeps_its_plan_generation():
     log = Log(level=2, forget_ms=100)
     log.append(planned())
     log.claimed()
@@ -121,12 +121,12 @@ def test_9_2_a_group_with_a_key_keeps_its_generation():
     log.append(release(2))
     log.append(b"", after=50)
     assert log.state.plan_generation("g") == 1
-    # Its last key goes, and with it what only the key kept.
+    # The group is dropped with its last key.
     log.append(b"", after=51)
     assert log.state.groups == {}
 
 
-def test_9_2_dropping_frees_the_room_of_a_group():
+def test_9_2_a_dropped_group_no_longer_counts_for_the_limit():
     log = Log(level=2, groups=1, forget_ms=100)
     log.append(planned(group="a"))
     assert log.outcome_of(planned(group="b"), after=100) == "limits"
@@ -139,11 +139,11 @@ def held():
     return log, log.claimed()
 
 
-def test_9_4_a_handoff():
+def test_9_4_a_handoff_moves_the_key_to_its_successor():
     log, epoch = held()
     assert log.outcome_of(offer(epoch, "c2", within_ms=9 * H)) == "offered"
     assert log.outcome_of(ready(epoch)) == "ready"
-    # The successor works on nothing before its claim, and the claim on no Ready.
+    # A Ready does not let the successor claim before the release.
     assert log.outcome_of(claim("c2")) == "held"
     assert log.outcome_of(release(epoch, 5, successor="c2")) == "released"
     assert log.outcome_of(claim("c3"), after=H // 2 - 1) == "handoff"
@@ -151,7 +151,7 @@ def test_9_4_a_handoff():
     assert (log.key().position, log.key().offer) == (5, None)
 
 
-def test_9_4_an_offer_is_the_owners():
+def test_9_4_an_offer_not_by_the_owner_or_in_a_pause_is_not_accepted():
     log, epoch = held()
     assert log.outcome_of(offer(epoch, "c3", client="c2")) == "not_owner"
     assert log.outcome_of(offer(epoch - 1)) == "old_epoch"
@@ -159,7 +159,7 @@ def test_9_4_an_offer_is_the_owners():
     assert log.outcome_of(offer(epoch)) == "paused"
 
 
-def test_9_4_order_of_the_refusals_of_ready():
+def test_9_4_a_ready_gets_the_first_reason_that_applies():
     log, epoch = held()
     assert log.outcome_of(ready(epoch - 1)) == "old_epoch"
     assert log.outcome_of(ready(epoch)) == "no_offer"
@@ -171,7 +171,7 @@ def test_9_4_order_of_the_refusals_of_ready():
     assert log.outcome_of(ready(epoch)) == "paused"
 
 
-def test_9_4_a_later_offer_replaces_and_none_withdraws():
+def test_9_4_an_offer_is_replaced_by_the_next_and_withdrawn_by_an_empty_one():
     log, epoch = held()
     log.append(offer(epoch, "c2"))
     log.append(ready(epoch))
@@ -190,7 +190,7 @@ def test_9_4_an_offer_lasts_an_hour_at_most_and_renews_nothing():
     assert log.key().renewed_ms == log.now_ms - 8
 
 
-def test_9_4_an_offer_refuses_nobodys_claim():
+def test_9_4_an_offer_does_not_refuse_the_claim_of_another_client():
     log, epoch = held()
     log.append(offer(epoch, "c2", within_ms=HOUR_MS))
     log.append(ready(epoch))
@@ -198,7 +198,7 @@ def test_9_4_an_offer_refuses_nobodys_claim():
     assert log.key().offer is None
 
 
-def test_9_4_ready_is_of_a_process():
+def test_9_4_a_ready_of_another_incarnation_replaces_the_last_one():
     log, epoch = held()
     log.append(offer(epoch, "c2"))
     log.append(ready(epoch))
@@ -219,7 +219,7 @@ def test_9_7_a_directive_is_in_force_until_its_end():
     assert log.state.groups["g"].directives[0].until_ms == START_MS + 50 + 90
 
 
-def test_9_7_order_of_the_refusals():
+def test_9_7_a_directive_gets_the_first_reason_that_applies():
     log = Log(level=2, operations=1, groups=2)
     log.claimed()
     log.append(direct(group="marshal", host="m1", seq=7))
@@ -233,14 +233,14 @@ def test_9_7_order_of_the_refusals():
     assert log.outcome_of(direct(group="marshal", host="m1", seq=9)) == "op_over"
 
 
-def test_9_7_no_claim_is_refused_for_it():
+def test_9_7_a_directive_does_not_refuse_claims():
     log = Log(level=2)
     log.append(direct("c1"))
     log.append(direct(host="m1", group="marshal", op=ident("b")))
     assert log.outcome_of(claim("c1")) == "claimed"
 
 
-def test_9_9_order_of_the_standbys():
+def test_9_9_standbys_are_ordered_by_host_and_digest():
     members = {"a": "h1", "b": "h1", "c": "h2", "d": "h0", "e": "h3"}
 
     def digest(name):
@@ -278,7 +278,7 @@ def test_9_10_a_growth_is_announced_and_then_has_ends():
     assert (left.new_count, left.ends) == (8, (1, 2, 3, 4))
 
 
-def test_9_10_another_topic_of_the_name_has_no_growths():
+def test_9_10_a_growth_of_another_topic_id_drops_earlier_growths():
     log = Log(level=2)
     assert log.outcome_of(growth(topic_id=ident("one"))) == "growing"
     assert log.outcome_of(growth(2, 1, topic_id=ident("two"))) == "growing"

@@ -1,21 +1,21 @@
-"""Stories of a log in text files: a diff of one is a change of the protocol.
+"""Transcripts: text files with commands on a log, and their output.
 
-A file holds blocks, parted by blank lines::
+A changed output is a change of the protocol. Blank lines separate blocks::
 
     command words
     lines of input
     ----
-    what it prints
+    lines of output
 
 ``pytest tests/transcripts --rewrite`` writes the output again. The commands:
 
 - ``format h=1000 keys=5``: a new log with a Config; settings and limits by name.
 - ``empty partition=1``: a new log without one.
-- ``append at=+5 epoch=1 type=CreateTime``: append the lines of input, after the time
-  has moved by ``+`` or ``-`` so much, or to so much. A line is a record as
-  ``Kind field=value``, with defaults for what it does not say, or a payload in JSON
-  as in the text form, or ``bytes`` in hex, or ``tombstone``. Prints what each did.
-- ``world``: prints the state, a line for each key and pause.
+- ``append at=+5 epoch=1 type=CreateTime``: append the lines of input at a time in
+  ms, with ``+`` or ``-`` relative to the last. A line is a record as
+  ``Kind field=value``, with defaults for absent fields, or a payload in JSON as in
+  the text form, or ``bytes`` in hex, or ``tombstone``. Prints the transitions.
+- ``world``: prints the state, a line for each key, pause, lock and fence.
 - ``counters``: prints all counters.
 - ``replay``: folds the log again from its text form, and from a snapshot at each
   offset on; prints the digest that all of them have.
@@ -75,7 +75,7 @@ DEFAULTS = {
 
 
 def parse(text):
-    """Return a value of a field: JSON where it is, else the text itself."""
+    """Return the value of a field: decoded if it is JSON, else the text itself."""
     try:
         return json.loads(text)
     except ValueError:
@@ -83,7 +83,7 @@ def parse(text):
 
 
 def payload(line):
-    """Return the payload in text form that a line of input stands for."""
+    """Return the payload of a line of input, in the text form."""
     if line.startswith("{"):
         return json.loads(line)
     kind, *words = line.split()
@@ -245,7 +245,7 @@ def blocks(text):
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_transcript(file, request):
+def test_each_transcript_has_the_output_of_its_commands(file, request):
     text = file.read_text(encoding="utf-8")
     story = Story()
     written = []
@@ -262,5 +262,5 @@ def test_transcript(file, request):
         assert new == text, "run pytest --rewrite and read the diff"
 
 
-def test_there_are_transcripts():
+def test_there_are_at_least_ten_transcripts():
     assert len(FILES) >= 10

@@ -1,4 +1,4 @@
-"""How far a member has applied the log, in tags that may have anything."""
+"""Tags in which a member announces how far it has applied the log."""
 
 import msgspec
 import pytest
@@ -18,22 +18,22 @@ def read_back(announced):
     return applied_of(record)
 
 
-def test_what_is_announced_is_read_back():
+def test_applied_offsets_in_tags_are_read_back():
     announced = Applied(applied={0: 7, 1: LARGE, 2: 0}, began={0: 3, 1: 0, 2: 0})
     assert read_back(announced) == announced
 
 
-def test_a_partition_that_is_not_known_is_left_out():
+def test_a_partition_of_unknown_progress_is_absent_when_read_back():
     announced = Applied(applied={1: 7, 3: 9}, began={1: 0, 3: 2})
     assert read_back(announced) == announced
 
 
-def test_nothing_known_is_no_tag():
+def test_without_known_offsets_there_are_no_tags():
     assert applied_to_tags(Applied()) is UNSET
     assert applied_of(member()) == Applied()
 
 
-def test_what_does_not_fit_is_left_out_beginning_with_the_starts():
+def test_tags_that_do_not_fit_drop_began_then_the_last_partitions():
     offsets = dict.fromkeys(range(100), LARGE)
     found = read_back(Applied(applied=offsets, began=offsets))
     assert (found.applied, found.began) == (offsets, {})
@@ -50,10 +50,10 @@ def test_what_does_not_fit_is_left_out_beginning_with_the_starts():
         *({"applied": [True, 2**64 - 1, [7]]}, {"applied": None}, {"other": [7]}),
     ],
 )
-def test_other_tags_count_as_absent(tags):
+def test_tags_without_valid_offsets_count_as_absent(tags):
     record = replace(member(), tags=msgspec.msgpack.encode(tags))
     assert applied_of(record) == Applied()
 
 
-def test_tags_that_are_no_map_count_as_absent():
+def test_tags_that_are_no_messagepack_count_as_absent():
     assert applied_of(replace(member(), tags=b"\xc1")) == Applied()

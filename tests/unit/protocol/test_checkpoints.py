@@ -83,7 +83,7 @@ def test_a_checkpoint_is_the_state_right_after_its_begin():
     assert log.watch.last_offset == end.begin_offset
 
 
-def test_every_prefix_gives_the_whole_or_nothing():
+def test_a_checkpoint_with_a_missing_record_gives_no_state():
     log, end = written()
     for count in range(len(log.entries)):
         whole = put_together(log, end, log.entries[:count])
@@ -100,7 +100,7 @@ def test_chunks_that_were_written_twice_count_once():
     assert put_together(log, end, twice) == put_together(log, end)
 
 
-def test_records_of_others_between_parts_are_skipped():
+def test_records_of_other_checkpoints_between_chunks_are_skipped():
     def others(log):
         log.append(chunk(b"?", 0, epoch=1, client="c9"))
         log.append(chunk(b"?", 0, epoch=2, client="c8"))
@@ -122,14 +122,14 @@ def test_records_of_others_between_parts_are_skipped():
         pytest.param({"digest": ident("else")}, "digest", id="digest"),
     ],
 )
-def test_an_end_must_match_its_parts(wrong, why):
+def test_an_end_that_does_not_match_its_begin_or_chunks_is_rejected(wrong, why):
     parts = {} if "parts" not in wrong else {"parts": 3}
     log, end = written(**(wrong | parts))
     end = replace(end, part_count=wrong.get("parts", end.part_count))
     assert why in put_together(log, end)
 
 
-def test_a_state_of_another_partition_is_none():
+def test_a_checkpoint_of_another_partition_is_rejected():
     log, end = written()
     assembly = Assembly(end)
     for entry in log.entries:
@@ -137,7 +137,7 @@ def test_a_state_of_another_partition_is_none():
     assert "another coordinating partition" in assembly.state(1)
 
 
-def test_bytes_that_are_no_state_are_none():
+def test_a_checkpoint_of_invalid_bytes_is_rejected():
     log = Watched()
     epoch = log.claimed("c9", key=PLACE)
     log.append(begin(epoch, client="c9"))
@@ -146,7 +146,7 @@ def test_bytes_that_are_no_state_are_none():
     assert "not a snapshot" in put_together(log, end)
 
 
-def test_only_the_owner_of_the_place_writes_checkpoints():
+def test_only_the_owner_of_the_checkpoint_key_writes_checkpoints():
     log = Watched()
     log.append(begin(0, client="c9"))
     value, expected_digest = to_bytes(log.state), digest(log.state)
@@ -191,7 +191,7 @@ def test_a_reader_with_another_state_is_reported():
     ],
     ids=str,
 )
-def test_an_end_belongs_to_its_begin(change):
+def test_an_end_of_another_begin_is_not_compared(change):
     log = Watched()
     epoch = log.claimed("c9", key=PLACE)
     log.append(begin(epoch, client="c9"))
@@ -199,7 +199,7 @@ def test_an_end_belongs_to_its_begin(change):
     assert log.seen == []
 
 
-def test_few_checkpoints_are_waited_for():
+def test_the_oldest_open_checkpoint_is_dropped_at_the_limit():
     log = Watched()
     epoch = log.claimed("c9", key=PLACE)
     names = [ident(str(number)) for number in range(OPEN_MAX + 1)]
@@ -210,7 +210,7 @@ def test_few_checkpoints_are_waited_for():
     assert [seen.checkpoint_id for seen in log.seen] == names[1:]
 
 
-def test_records_for_the_next_checkpoint_are_counted():
+def test_records_not_in_the_last_checkpoint_are_counted():
     log, _ = written()
     assert log.watch.news_count == 0
     log.append(release(log.key(PLACE).epoch, client="c9", key=PLACE))
@@ -222,14 +222,14 @@ def test_records_for_the_next_checkpoint_are_counted():
     assert Watch().on_entry(log.state, ()) is None
 
 
-def test_beats_that_were_folded_in_a_run_are_news_too():
+def test_beats_folded_as_a_run_are_counted_too():
     watch = Watch()
     watch.pass_beats(3)
     assert watch.news_count == 3
 
 
 @pytest.mark.parametrize("size", [1, CHUNK_BYTES_MAX, CHUNK_BYTES_MAX + 1])
-def test_parts_fit_into_records(size):
+def test_split_gives_chunks_that_fit_into_records(size):
     value = bytes(size)
     parts = split(value)
     assert b"".join(parts) == value
@@ -238,7 +238,7 @@ def test_parts_fit_into_records(size):
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES_MAX, 3 * CHUNK_BYTES_MAX + 1])
 @pytest.mark.parametrize("piece", [10_007, CHUNK_BYTES_MAX, 2 * CHUNK_BYTES_MAX + 5])
-def test_pieces_are_cut_as_the_whole_is_split(size, piece):
+def test_bytes_in_pieces_are_split_like_the_whole(size, piece):
     value = bytes(range(256)) * (size // 256) + bytes(size % 256)
     pieces = [value[at : at + piece] for at in range(0, size, piece)]
     assert list(parts_of(pieces)) == split(value)

@@ -184,21 +184,21 @@ def renew(it, transition, *, sent_ms=100, h=H):
     it.on_beat_verdict(transition, sent_ms=sent_ms, heartbeat_interval_ms=h)
 
 
-def test_the_product_is_full():
+def test_the_table_covers_every_input_and_phase():
     assert INPUTS.keys() == AFTER.keys()
     assert all(len(row) == len(Phase) for row in AFTER.values())
 
 
 @pytest.mark.parametrize("phase", Phase, ids=lambda phase: phase.value)
 @pytest.mark.parametrize("name", INPUTS)
-def test_every_input_in_every_phase(phase, name):
+def test_each_input_in_each_phase_leads_to_the_phase_of_the_table(phase, name):
     it = at(phase)
     after = AFTER[name][list(Phase).index(phase)]
     before = {slot: getattr(it, slot) for slot in Claim.__slots__}
     if after is BAD:
         with pytest.raises(InvalidTransition):
             INPUTS[name](it)
-        # A machine that was misused keeps its state.
+        # A refused input leaves the claim unchanged.
         assert {slot: getattr(it, slot) for slot in Claim.__slots__} == before
         return
     INPUTS[name](it)
@@ -215,7 +215,7 @@ def test_every_input_in_every_phase(phase, name):
 # --- Claims of another process ---
 
 
-def test_a_sublease_is_used_as_it_was_sent():
+def test_an_assigned_sublease_sets_epoch_token_secret_and_lease():
     it = new_claim()
     it.assign(sublease(5))
     assert (it.epoch, it.token, it.secret) == (5, Token(1, 0, 5), b"secret")
@@ -227,7 +227,7 @@ def test_a_sublease_is_used_as_it_was_sent():
     assert not it.may_hand_out(LATER.soft_until_ms)
 
 
-def test_a_later_sublease_takes_the_place_of_one_in_use():
+def test_a_later_sublease_replaces_the_one_in_use():
     it = new_claim()
     it.assign(sublease(5))
     it.start(3)
@@ -236,8 +236,8 @@ def test_a_later_sublease_takes_the_place_of_one_in_use():
     assert it.lease == Lease(70_000, 80_000)
 
 
-def test_a_sublease_is_later_by_its_token():
-    """In another coordinating partition its epoch may be lower (PROTOCOL 10)."""
+def test_subleases_are_ordered_by_token():
+    """In another coordinating partition a later epoch may be lower (PROTOCOL 10)."""
     it = new_claim()
     it.assign(sublease(5))
     later = attrs.evolve(sublease(2), token=Token(2, 0, 2))
@@ -247,7 +247,7 @@ def test_a_sublease_is_later_by_its_token():
         it.reassign(sublease(9))
 
 
-def test_deadlines_of_another_process_move_both_ways_and_limits_only_forward():
+def test_renew_until_sets_any_deadline_and_limit_only_shortens_it():
     it = new_claim()
     it.assign(sublease())
     it.renew_until(Lease(10, 20))
@@ -276,16 +276,16 @@ def test_deadlines_of_another_process_move_both_ways_and_limits_only_forward():
         pytest.param(1, 0, 0, id="shortest"),
     ],
 )
-def test_lease_arithmetic(h, soft_ms, hard_ms):
+def test_the_interval_determines_both_deadlines_of_a_lease(h, soft_ms, hard_ms):
     base_ms = 5_000
     lease = Lease.since(base_ms, h)
     assert lease.soft_until_ms == base_ms + soft_ms
     assert lease.hard_until_ms == base_ms + hard_ms
-    # What the log allows, less the drift, is never reached.
+    # Less than the log allows, even if clocks drift by 0.1 %.
     assert hard_ms <= 2 * h * 0.999
 
 
-def test_hand_out_ends_at_the_soft_stop_and_work_at_the_hard_one():
+def test_hand_outs_end_at_the_soft_deadline_and_the_claim_at_the_hard_one():
     it = at(Phase.HELD)
     assert it.lease == Lease(SOFT_MS, HARD_MS)
     assert it.may_hand_out(SOFT_MS - 1)
@@ -294,13 +294,13 @@ def test_hand_out_ends_at_the_soft_stop_and_work_at_the_hard_one():
     assert not it.is_valid(HARD_MS)
 
 
-def test_a_claim_that_has_not_started_hands_nothing_out():
+def test_a_claim_that_has_not_started_hands_out_no_records():
     it = at(Phase.STARTING)
     assert it.is_valid(20)
     assert not it.may_hand_out(20)
 
 
-def test_a_lease_counts_from_the_time_of_sending():
+def test_a_lease_counts_from_the_send_time_of_its_record():
     it = new_claim()
     it.claim_sent(1, 1_000)
     assert judge(it, WON, now_ms=1_700)
@@ -311,15 +311,15 @@ def test_a_lease_counts_from_the_time_of_sending():
     assert it.base_ms == 1_500
 
 
-def test_a_beat_sent_earlier_shortens_nothing():
+def test_a_beat_sent_earlier_does_not_shorten_the_lease():
     it = at(Phase.HELD)
     renew(it, RENEWED, sent_ms=500)
     renew(it, RENEWED, sent_ms=300)
     assert it.lease == Lease.since(500, H)
 
 
-def test_a_renewal_under_a_lower_interval_moves_no_deadline_back():
-    """Others may have been sent the later one, and rely on it."""
+def test_a_renewal_under_a_lower_interval_does_not_shorten_the_lease():
+    """Other processes may have been sent the later deadline, and rely on it."""
     it = at(Phase.HELD)
     was = it.lease
     renew(it, RENEWED, sent_ms=H, h=H // 4)
@@ -329,7 +329,7 @@ def test_a_renewal_under_a_lower_interval_moves_no_deadline_back():
     assert (it.base_ms, it.heartbeat_interval_ms) == (2 * H, H // 4)
 
 
-def test_a_renewal_that_the_fold_left_out_moves_nothing():
+def test_a_renewal_without_effect_in_the_fold_does_not_extend_the_lease():
     it = at(Phase.HELD)
     was = it.lease
     renew(it, RENEWED, sent_ms=2 * H, h=None)
@@ -337,13 +337,13 @@ def test_a_renewal_that_the_fold_left_out_moves_nothing():
     assert it.phase is Phase.HELD
 
 
-def test_a_beat_in_a_paused_group_renews_nothing():
+def test_a_beat_in_a_paused_group_does_not_renew_the_lease():
     it = at(Phase.HELD)
     renew(it, POSITION_ONLY, sent_ms=500)
     assert it.lease == Lease.since(0, H)
 
 
-def test_a_lease_follows_the_interval_of_its_renewal():
+def test_a_lease_uses_the_interval_of_its_renewal():
     it = at(Phase.HELD)
     renew(it, RENEWED, sent_ms=500, h=2_000)
     assert it.lease == Lease.since(500, 2_000)
@@ -365,7 +365,7 @@ def test_log_time_that_outruns_local_time_is_a_step(now_ms, log_elapsed_ms, surp
     assert it.surplus_ms(now_ms, log_elapsed_ms=log_elapsed_ms) == surplus_ms
 
 
-def test_a_clock_that_steps_ahead_shortens_the_lease_until_the_next_beat():
+def test_a_clock_step_shortens_the_lease_until_the_next_renewal():
     it = at(Phase.HELD)
     it.shorten(300)
     assert it.lease == Lease.since(-300, H)
@@ -376,14 +376,14 @@ def test_a_clock_that_steps_ahead_shortens_the_lease_until_the_next_beat():
 # --- Contending ---
 
 
-def test_an_opportunity_draws_its_jitter_once():
+def test_a_claimant_waits_for_the_jitter_that_it_drew_first():
     it = new_claim()
     assert not wants(it, 100, 0, jitter_ms=30)
     assert not wants(it, 129, 0, jitter_ms=0)
     assert wants(it, 130, 0, jitter_ms=999)
 
 
-def test_a_missed_opportunity_draws_a_new_delay():
+def test_jitter_is_drawn_again_if_the_key_was_held_meanwhile():
     it = new_claim()
     assert not wants(it, 100, 0, jitter_ms=30)
     assert not wants(it, 110, 5)
@@ -391,7 +391,7 @@ def test_a_missed_opportunity_draws_a_new_delay():
     assert wants(it, 150, 0)
 
 
-def test_refused_with_time_left_waits_that_long():
+def test_a_refused_claim_waits_for_the_remaining_time():
     it = at(Phase.CLAIMING)
     assert not judge(it, held_by_other(700), now_ms=50)
     assert it.retry_at_ms == 750
@@ -400,21 +400,21 @@ def test_refused_with_time_left_waits_that_long():
     assert wants(it, 750, 0)
 
 
-def test_refused_without_time_left_may_try_at_once():
+def test_a_refused_claim_without_a_remaining_time_may_be_repeated_at_once():
     it = at(Phase.CLAIMING)
     judge(it, verdict("refused", reason="handoff"), now_ms=50)
     assert wants(it, 50, 0)
 
 
-def test_a_view_that_requires_a_wait_replaces_the_time_of_a_refusal():
-    """Refused for long, then released at once: the release is what counts."""
+def test_a_later_estimate_replaces_the_retry_time_of_a_refusal():
+    """The owner may release the key long before the time of the refusal."""
     it = at(Phase.CLAIMING)
     judge(it, held_by_other(2 * H), now_ms=50)
     assert not wants(it, 60, 2 * H - 10)
     assert wants(it, 70, 0)
 
 
-def test_a_refusal_outside_claiming_changes_nothing():
+def test_a_refusal_outside_the_claiming_phase_is_ignored():
     it = at(Phase.CLAIMING)
     assert wants(it, ANSWER_MS, 0)
     judge(it, held_by_other(10**6))
@@ -422,7 +422,7 @@ def test_a_refusal_outside_claiming_changes_nothing():
     assert it.refusal is None
 
 
-def test_an_unanswered_claim_may_still_win():
+def test_a_claim_without_a_verdict_in_time_may_still_win():
     it = at(Phase.CLAIMING)
     assert wants(it, ANSWER_MS, 0)
     assert judge(it, WON, now_ms=ANSWER_MS)
@@ -430,7 +430,7 @@ def test_an_unanswered_claim_may_still_win():
     assert it.lease == Lease.since(0, H)
 
 
-def test_an_earlier_claim_may_win_while_a_later_one_is_under_way():
+def test_an_earlier_claim_may_win_while_a_later_one_is_in_flight():
     it = at(Phase.CLAIMING)
     assert wants(it, ANSWER_MS, 0)
     it.claim_sent(2, ANSWER_MS)
@@ -449,7 +449,7 @@ def test_a_claim_read_back_after_its_lease_is_not_used():
     assert judge(it, WON, now_ms=HARD_MS - 1)
 
 
-def test_only_so_many_claims_are_remembered():
+def test_the_oldest_claim_in_flight_is_forgotten_at_the_limit():
     it = new_claim()
     for seq in range(CLAIMS_IN_FLIGHT_MAX + 1):
         it.claim_sent(seq, seq)
@@ -458,7 +458,7 @@ def test_only_so_many_claims_are_remembered():
     assert judge(it, WON, seq=1)
 
 
-def test_the_claiming_record():
+def test_a_claiming_record_has_the_hash_of_the_secret_of_its_key():
     it = new_claim()
     past = Resume(INC_AGAIN, 3, SECRET)
     record = it.claim_record(
@@ -475,7 +475,7 @@ def test_the_claiming_record():
     )
 
 
-def test_secrets_differ_by_key_and_by_life():
+def test_secrets_differ_by_key_and_by_master_secret():
     others = [KEY._replace(group_id="h"), KEY._replace(topic="u"), Key("g", "t", 1)]
     secrets = {key_secret(MASTER, key) for key in [KEY, *others]}
     secrets.add(key_secret(b"n" * 32, KEY))
@@ -483,8 +483,8 @@ def test_secrets_differ_by_key_and_by_life():
     assert {len(secret) for secret in secrets} == {16}
 
 
-def test_each_claim_has_a_secret_for_its_grants():
-    """What the log has of a claim leads to what its holder shows."""
+def test_the_grant_secret_of_a_claim_derives_from_its_resume_hash():
+    """Every reader of the log can compute it (PROTOCOL 12)."""
     it = new_claim()
     assert it.secret == b""
     record = it.claim_record(4, 2)
@@ -529,16 +529,16 @@ def test_sequence_numbers_grow():
         ),
     ],
 )
-def test_an_ending_has_a_reason(end, ending):
+def test_a_lost_claim_keeps_the_reason_of_its_first_ending(end, ending):
     it = at(Phase.HELD)
     end(it)
     assert it.ending == ending
     assert it.ending.was_lost
     it.end(Ending("released", was_lost=False))
-    assert it.ending == ending  # the first one stands
+    assert it.ending == ending  # the first ending stays
 
 
-def test_checking_a_lease_returns_whether_it_ended_now():
+def test_check_lease_returns_true_only_when_it_ends_the_claim():
     it = at(Phase.HELD)
     assert not it.check_lease(HARD_MS - 1)
     assert it.check_lease(HARD_MS)
@@ -552,12 +552,12 @@ def guess(log, *, elapsed_ms=0, claimant=ME, key=KEY):
     return estimate(log.state, key, elapsed_ms=elapsed_ms, claimant=claimant)
 
 
-def test_a_key_that_nobody_claimed_is_free():
+def test_a_key_that_was_never_claimed_is_free():
     it = guess(Log())
     assert (it.known, it.wait_ms) == (None, 0)
 
 
-def test_an_owner_is_waited_for_until_it_would_be_stale():
+def test_the_estimated_wait_lasts_until_the_owner_is_stale():
     log = Log()
     log.claimed("c2")
     assert guess(log).wait_ms == 2 * H + 1
@@ -566,28 +566,28 @@ def test_an_owner_is_waited_for_until_it_would_be_stale():
     assert guess(log, elapsed_ms=5 * H).wait_ms == 0
 
 
-def test_an_own_key_is_not_claimed_again():
+def test_a_claimant_does_not_claim_a_key_that_it_owns():
     log = Log()
     log.claimed("c1")
     assert guess(log, elapsed_ms=H).wait_ms is None
 
 
-def test_an_own_key_that_went_stale_can_be_claimed_again():
-    """Nobody else may ever come: a ghost must not keep its own client out."""
+def test_a_claimant_may_claim_its_own_stale_key():
+    """A ghost must not keep its own client from the key."""
     log = Log()
     log.claimed("c1")
     assert guess(log, elapsed_ms=2 * H).wait_ms is None
     assert guess(log, elapsed_ms=2 * H + 1).wait_ms == 0
 
 
-def test_a_locked_key_has_to_be_unlocked_by_others():
+def test_a_locked_key_is_never_estimated_as_claimable():
     log = Log()
     log.append(release(log.claimed("c2"), client="c2"))
     log.key().lock = LOCK
     assert guess(log, elapsed_ms=10 * H).wait_ms is None
 
 
-def test_a_named_successor_goes_first():
+def test_other_claimants_wait_for_the_named_successor():
     log = Log()
     epoch = log.claimed("c2")
     log.append(release(epoch, client="c2", successor="c3"))
@@ -601,7 +601,7 @@ def test_a_named_successor_goes_first():
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_a_pause_is_waited_for(is_known):
+def test_the_estimated_wait_lasts_until_the_pause_ends(is_known):
     log = Log()
     if is_known:
         log.append(release(log.claimed("c2"), client="c2"))
@@ -611,7 +611,7 @@ def test_a_pause_is_waited_for(is_known):
     assert guess(log, elapsed_ms=301).wait_ms == 0
 
 
-def test_the_begin_of_a_pause_is_estimated():
+def test_the_begin_of_a_scheduled_pause_is_estimated():
     log = Log(level=2)
     log.append(schedule(START_MS + 100, START_MS + 300))
     assert guess(log, elapsed_ms=99).wait_ms == 0
@@ -637,7 +637,7 @@ def may_resume(known, *, lives=(LIFE,), client_id="c1", after_ms=0):
     return resumable(known, lives, client_id=client_id, log_time_ms=START_MS + after_ms)
 
 
-def test_a_fresh_key_of_an_earlier_life_is_resumable():
+def test_a_fresh_key_of_an_earlier_incarnation_is_resumable():
     log = Log()
     log.claimed("c1")
     other = PreviousLife(INC_AGAIN, MASTER)
@@ -652,7 +652,7 @@ def test_a_fresh_key_of_an_earlier_life_is_resumable():
     assert may_resume(log.key()) is None
 
 
-def test_the_fold_resumes_the_claims_of_a_restart():
+def test_a_restarted_claimant_resumes_its_claim():
     log = Log()
     it = new_claim()
     epoch = log.one(it.claim_record(1, 1)).epoch
@@ -660,7 +660,7 @@ def test_the_fold_resumes_the_claims_of_a_restart():
     again = Claim(Claimant(Owner("c1", INC_AGAIN), "g", master=b"n" * 32), KEY)
     past = Resume(life.incarnation, epoch, key_secret(life.master, KEY))
     assert log.outcome_of(again.claim_record(1, 1, resume=past)) == "resumed"
-    # The old secret is public now, and of no use.
+    # The old secret is public now; it resumes nothing.
     third = resume(2, inc=ident("third"), before=INC_AGAIN, secret=past.secret)
     assert log.outcome_of(third) == "resume_mismatch"
 
@@ -671,7 +671,7 @@ def test_an_estimate_needs_no_config():
     assert config().generation == 1
 
 
-def test_an_estimate_waits_for_the_quiet_behind_a_reset():
+def test_the_estimated_wait_lasts_until_the_quiet_time_of_a_reset_ends():
     world = Log(level=2).state
     world.quiet_until_ms = world.now_ms + 50
     owner = Owner("c1", b"i" * 16)

@@ -73,7 +73,7 @@ def reason(value):
 
 
 @pytest.mark.parametrize("record", all_records(), ids=lambda r: type(r).__name__)
-def test_round_trip(record):
+def test_each_record_decodes_to_itself(record):
     assert decode(encode(record)) == record
 
 
@@ -93,7 +93,7 @@ def test_every_prefix_and_every_longer_frame_is_undecodable(record):
 
 
 @pytest.mark.parametrize("record", all_records(), ids=lambda r: type(r).__name__)
-def test_one_element_less_or_more_is_undecodable(record):
+def test_a_record_with_a_missing_or_extra_element_is_undecodable(record):
     kind = kind_of(record)
     fields = list(astuple(record)[:-1])
     assert decode(encode_fields(kind, fields)) == record
@@ -115,7 +115,7 @@ def test_one_element_less_or_more_is_undecodable(record):
         pytest.param(2**21, "80808001", id="four bytes"),
     ],
 )
-def test_uvarint(number, encoded):
+def test_uvarint_is_leb128_in_its_shortest_form(number, encoded):
     assert uvarint(number).hex() == encoded
 
 
@@ -146,11 +146,11 @@ def test_uvarint(number, encoded):
         ),
     ],
 )
-def test_unknown_headers_are_undecodable(value, expected):
+def test_an_invalid_or_unknown_header_is_undecodable(value, expected):
     assert reason(value) == expected
 
 
-def test_a_frame_has_a_limit():
+def test_a_frame_of_more_than_48_kib_is_undecodable():
     room = FRAME_BYTES_MAX - len(BEAT)
     assert FRAME_BYTES_MAX == 48 * 1024
     assert reason(BEAT + b"\x90" * room).startswith("bad payload")
@@ -231,7 +231,7 @@ def test_the_ends_of_each_range_decode(field, value):
         pytest.param({"cluster_id": "c" * 256}, False, id="long cluster_id"),
     ],
 )
-def test_ranges_of_config(change, is_valid):
+def test_a_config_is_encoded_only_within_its_ranges(change, is_valid):
     record = config(**change)
     if is_valid:
         assert decode(encode(record)) == record
@@ -258,7 +258,7 @@ def test_limits_are_an_array_of_exactly_eight():
         pytest.param("topic_id", 17, id="17 bytes of id"),
     ],
 )
-def test_bytes_have_their_exact_size(name, is_valid):
+def test_bytes_of_another_size_are_not_encoded(name, is_valid):
     with pytest.raises(MalformedRecord):
         encode(replace(claim(), **{name: bytes(is_valid)}))
 
@@ -275,7 +275,7 @@ def test_bytes_have_their_exact_size(name, is_valid):
         pytest.param([0], False, id="no pair"),
     ],
 )
-def test_beats_of_a_batch(beats, is_valid):
+def test_a_batch_has_at_least_one_beat_of_epoch_and_position(beats, is_valid):
     value = b"\x01\x06\x00" + pack(["c1", "g", INC, 0, beats])
     assert isinstance(decode(value), Undecodable) != is_valid
 
@@ -296,7 +296,7 @@ def test_beats_of_a_batch(beats, is_valid):
         pytest.param([("s", range(128)), ("t", range(129))], False, id="257 in all"),
     ],
 )
-def test_a_scope_has_one_form(scope, is_valid):
+def test_a_scope_has_ascending_topics_and_at_most_256_partitions(scope, is_valid):
     topics = scope and tuple(ScopedTopic(name, tuple(each)) for name, each in scope)
     record = replace(schedule(1, 2), scope=topics)
     found = decode(_encode_unjudged(record))
@@ -304,24 +304,24 @@ def test_a_scope_has_one_form(scope, is_valid):
     assert isinstance(found, Undecodable) != is_valid
 
 
-def test_payloads_that_are_no_array():
+def test_a_payload_that_is_no_array_is_undecodable():
     for payload in (b"", b"\x80", b"\xc0", b"\xc1", b"\x01", b"\xd4\x01\x01"):
         assert reason(BEAT + payload).startswith("bad payload"), payload
 
 
-def test_text_that_is_no_utf8():
+def test_text_that_is_no_utf8_is_undecodable():
     value = BEAT + pack(heartbeat_fields()).replace(b"\xa2c1", b"\xa2\xff\xfe")
     assert reason(value).startswith("bad payload")
 
 
 @pytest.mark.parametrize("opening", [b"\x91", b"\x81\x01", b"\xdd\x00\x00\x00\x01"])
-def test_deep_nesting(opening):
+def test_a_deeply_nested_payload_is_undecodable(opening):
     deep = opening * (40_000 // len(opening))
     assert reason(BEAT + deep).startswith("bad payload")
     assert reason(BEAT + b"\x99" + deep).startswith("bad payload")
 
 
-def test_a_reason_is_short_for_any_bytes():
+def test_the_reason_of_an_undecodable_value_has_at_most_200_characters():
     value = b"\x01\x80\x01\x00" + pack([{"x" * 900: "y"}])
     assert len(reason(value)) <= 200
 
@@ -371,7 +371,7 @@ TOPICS = [
 
 
 @pytest.mark.parametrize(("name", "is_valid"), IDENTIFIERS)
-def test_identifiers(name, is_valid):
+def test_only_valid_identifiers_are_decoded(name, is_valid):
     assert is_identifier(name) == is_valid
     for field in ("client_id", "group_id"):
         found = decode_beat(**{field: name})
@@ -383,7 +383,7 @@ def test_identifiers(name, is_valid):
 
 
 @pytest.mark.parametrize(("name", "is_valid"), TOPICS)
-def test_topics(name, is_valid):
+def test_only_valid_topic_names_are_decoded(name, is_valid):
     assert is_topic(name) == is_valid
     assert isinstance(decode_beat(topic=name), Heartbeat) == is_valid
     record = replace(member(), topics=("t", name))
@@ -391,7 +391,7 @@ def test_topics(name, is_valid):
 
 
 @pytest.mark.parametrize("name", ["/checkpoint", "/planner"])
-def test_reserved_topics_can_be_claimed_but_no_member_consumes_them(name):
+def test_a_reserved_topic_is_valid_in_a_key_but_not_in_a_member(name):
     assert not is_topic(name)
     assert isinstance(decode_beat(topic=name), Heartbeat)
     assert isinstance(decode_beat(topic=name + "\n"), Undecodable)
@@ -399,7 +399,7 @@ def test_reserved_topics_can_be_claimed_but_no_member_consumes_them(name):
     assert found == Undecodable("bad topics")
 
 
-def test_no_successor_is_a_valid_one():
+def test_a_release_without_a_successor_is_valid():
     assert decode(encode(release(0))) == release(0)
 
 
@@ -413,12 +413,12 @@ def _encode_unjudged(record):
 @pytest.mark.parametrize(
     ("size", "is_valid"), [pytest.param(1024, True), pytest.param(1025, False)]
 )
-def test_tags_have_a_limit(size, is_valid):
+def test_tags_of_more_than_1024_bytes_are_undecodable(size, is_valid):
     value = BEAT + pack([*heartbeat_fields(), bytes(size)])
     assert isinstance(decode(value), Heartbeat) == is_valid
 
 
-def test_tags_are_bytes_or_not_there():
+def test_tags_that_are_no_bytes_are_undecodable():
     for tags in (None, "x", {}, 0):
         value = BEAT + pack([*heartbeat_fields(), tags])
         assert isinstance(decode(value), Undecodable)
@@ -437,7 +437,7 @@ def test_tags_are_bytes_or_not_there():
         pytest.param(b"\x81\xa1a" + b"\x91" * 1000, None, id="too deep"),
     ],
 )
-def test_tags_inform_or_are_absent(tags, expected):
+def test_tags_that_are_no_map_with_text_keys_count_as_absent(tags, expected):
     assert decode_tags(tags) == expected
 
 
@@ -453,13 +453,13 @@ def test_tags_inform_or_are_absent(tags, expected):
         (None, None),
     ],
 )
-def test_tags_name_a_person(person, expected):
+def test_the_name_of_a_person_is_cut_to_fit_into_tags(person, expected):
     record = replace(beat(0), tags=person_to_tags(person))
     assert person_of(decode(encode(record))) == expected
 
 
 @pytest.mark.parametrize("tags", [b"\xc1", pack({"by": 7}), pack({"why": "x"})])
-def test_tags_without_a_person(tags):
+def test_tags_without_a_valid_name_have_no_person(tags):
     assert person_of(replace(beat(0), tags=tags)) is None
 
 
@@ -471,11 +471,11 @@ def test_tags_name_the_operation_that_is_undone():
 
 
 @pytest.mark.parametrize("value", [1, "00" * 16, bytes(15), None])
-def test_what_is_no_op_id_in_tags_is_no_undo(value):
+def test_tags_with_an_invalid_op_id_name_no_undone_operation(value):
     assert undone_of(replace(beat(0), tags=pack({"undoes": value}))) is None
 
 
-def test_a_person_in_the_log_is_cut():
+def test_a_long_name_of_a_person_is_cut_when_it_is_read():
     assert person_of(replace(beat(0), tags=pack({"by": "x" * 900}))) == "x" * 200
 
 
@@ -492,12 +492,12 @@ def test_a_person_in_the_log_is_cut():
         pytest.param(beat(object()), id="no value"),
     ],
 )
-def test_an_unreadable_record_is_not_encoded(bad):
+def test_an_invalid_record_is_not_encoded(bad):
     with pytest.raises(MalformedRecord):
         encode(bad)
 
 
-def test_a_too_deep_record_is_not_encoded():
+def test_a_deeply_nested_record_is_not_encoded():
     deep = []
     for _ in range(100_000):
         deep = [deep]
@@ -507,7 +507,7 @@ def test_a_too_deep_record_is_not_encoded():
         (deep,) = deep
 
 
-def test_kind_of_names_the_wire_type():
+def test_kind_of_returns_the_type_on_the_wire():
     assert [kind_of(record).number for record in all_records()] == [
         *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20),
         *(21, 22, 23, 24),
@@ -515,7 +515,7 @@ def test_kind_of_names_the_wire_type():
     ]
 
 
-def test_a_config_of_defaults_is_small():
+def test_a_config_with_default_limits_has_46_bytes():
     assert len(encode(config())) == 46
     assert decode(encode(config())) == Config(
         generation=1,
@@ -529,8 +529,8 @@ def test_a_config_of_defaults_is_small():
     )
 
 
-def test_names_that_are_remembered_are_short():
-    # What is judged once is remembered, so hostile names must stay small.
+def test_names_that_are_too_long_are_not_cached():
+    # Valid names are cached, so hostile ones must be short.
     codec._known_ids.clear()
     codec._known_topics.clear()
     decode_beat(client_id="a" * 250)
@@ -547,7 +547,7 @@ def test_the_name_cache_is_bounded(monkeypatch):
         assert len(codec._known_ids) <= 3
 
 
-def test_a_name_that_is_remembered_as_one_thing_is_not_valid_as_another():
+def test_valid_identifiers_and_topics_are_cached_separately():
     assert isinstance(decode_beat(client_id="a:b", topic="t"), Heartbeat)
     assert decode_beat(client_id="a:b", topic="a:b").reason == "bad topic"
     assert isinstance(decode_beat(client_id="c", topic="/planner"), Heartbeat)
@@ -555,20 +555,20 @@ def test_a_name_that_is_remembered_as_one_thing_is_not_valid_as_another():
 
 
 @pytest.mark.parametrize("record", all_records(), ids=lambda r: type(r).__name__)
-def test_the_head_of_a_frame_identifies_its_kind(record):
+def test_the_header_of_a_frame_identifies_its_record_type(record):
     assert encode(record).startswith(header_of(type(record)))
     others = {header_of(type(other)) for other in all_records()}
     assert sum(encode(record).startswith(head) for head in others) == 1
 
 
 @pytest.mark.parametrize("record", all_records(), ids=lambda each: type(each).__name__)
-def test_a_payload_is_parsed_as_the_frame_is(record):
+def test_a_payload_parses_to_the_record_of_its_frame(record):
     head = header_of(type(record))
     assert parser_of(type(record))(encode(record)[len(head) :]) == record
 
 
 @pytest.mark.parametrize("second", ["t", "u"])
-def test_a_stage_names_each_key_once(second):
+def test_a_stage_that_names_a_key_twice_is_undecodable(second):
     record = stage((0, 2))
     topics = (*record.topics, StagedTopic(second, None, ((0, 3),)))
     value = header_of(StagePosition) + pack([*astuple(record)[:6], topics])
@@ -589,7 +589,7 @@ def test_a_stage_names_each_key_once(second):
         pytest.param({"action": "stop"}, id="action"),
     ],
 )
-def test_a_directive_names_a_client_or_a_host(fields):
+def test_a_directive_with_an_invalid_target_or_action_is_not_encoded(fields):
     record = direct()
     assert decode(encode(record)) == record
     with pytest.raises(MalformedRecord):
@@ -609,7 +609,7 @@ def test_a_directive_names_a_client_or_a_host(fields):
     ],
     ids=str,
 )
-def test_settings_and_directives_that_are_imported_are_checked(item, reason):
+def test_a_layout_groups_record_with_invalid_items_is_not_encoded(item, reason):
     record = layout_groups(*([] if item is None else [item]))
     with pytest.raises(MalformedRecord, match=reason):
         encode(record)
@@ -630,7 +630,7 @@ def test_settings_and_directives_that_are_imported_are_checked(item, reason):
         ({"topic": "/checkpoint", "new_count": 4}, False),
     ],
 )
-def test_a_growth_is_of_a_topic_to_a_multiple(change, is_valid):
+def test_a_growth_with_invalid_counts_ends_or_topic_is_undecodable(change, is_valid):
     record = replace(growth(8, 4), **change)
     value = encode_fields(kind_of(record), [*astuple(record)])
     assert isinstance(decode(value), Undecodable) is not is_valid

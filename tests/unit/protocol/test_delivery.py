@@ -21,7 +21,7 @@ def commit(it, offset):
 
 
 class Model:
-    """The position by its definition: below the first offset not yet done."""
+    """The position by its definition: all handed out below it is committed."""
 
     def __init__(self, start):
         self.start = start
@@ -42,7 +42,9 @@ class Model:
     "offsets", [(0, 1, 2, 3), (5, 7, 8, 20)], ids=["dense", "gaps"]
 )
 @pytest.mark.parametrize("order", list(permutations(range(4))))
-def test_commits_in_any_order_move_over_the_contiguous_prefix(offsets, order):
+def test_commits_in_any_order_move_the_position_over_the_contiguous_prefix(
+    offsets, order
+):
     it, model = alo(0, *offsets), Model(0)
     model.handed = list(offsets)
     for index in order:
@@ -92,7 +94,9 @@ def alternate(script):
         pytest.param(3, (), (), 3, id="at-the-start"),
     ],
 )
-def test_an_unknown_offset_is_an_error(start, handed, committed, unknown):
+def test_a_commit_of_an_offset_not_handed_out_is_refused(
+    start, handed, committed, unknown
+):
     it = alo(start, *handed)
     for offset in committed:
         commit(it, offset)
@@ -102,7 +106,7 @@ def test_an_unknown_offset_is_an_error(start, handed, committed, unknown):
     assert (it.position, it.uncommitted_count, it.tracked_count) == before
 
 
-def test_offsets_below_the_position_are_already_processed():
+def test_a_commit_below_the_position_changes_nothing():
     it = alo(7, 7, 8)
     commit(it, 3)
     commit(it, 7)
@@ -110,7 +114,7 @@ def test_offsets_below_the_position_are_already_processed():
     assert it.position == 8
 
 
-def test_offset_zero_is_a_real_position():
+def test_zero_is_a_known_position_and_none_an_unknown_one():
     it = alo(0, 0)
     assert it.position == 0
     assert it.position is not None
@@ -119,7 +123,7 @@ def test_offset_zero_is_a_real_position():
     assert AtLeastOnce(None).position is None
 
 
-def test_a_first_commit_makes_a_position():
+def test_the_first_contiguous_commit_sets_an_unknown_position():
     it = alo(None, 4, 6)
     commit(it, 6)
     assert it.position is None
@@ -128,7 +132,7 @@ def test_a_first_commit_makes_a_position():
 
 
 @pytest.mark.parametrize("offset", [3, 2])
-def test_an_offset_is_handed_out_once(offset):
+def test_an_offset_is_not_handed_out_twice(offset):
     it = alo(0, 3)
     with pytest.raises(InvalidTransition, match="twice"):
         it.hand_out(offset, offset)
@@ -138,7 +142,7 @@ def test_an_offset_is_handed_out_once(offset):
     assert (it.position, it.tracked_count) == (4, 0)
 
 
-def test_committing_everything():
+def test_commit_all_commits_every_offset_handed_out():
     it = alo(0, 1, 2, 5)
     commit(it, 2)
     assert (it.uncommitted_count, it.tracked_count) == (2, 3)
@@ -151,7 +155,7 @@ def test_committing_everything():
         commit(it, 6)
 
 
-def test_committing_below_an_end_leaves_what_is_above_in_hand():
+def test_commit_below_leaves_higher_offsets_uncommitted():
     it = alo(0, 1, 2, 5, 6)
     it.commit_below(2)
     assert (it.position, it.uncommitted_count) == (2, 3)
@@ -166,7 +170,7 @@ def test_committing_below_an_end_leaves_what_is_above_in_hand():
         it.hand_out(8, 8)
 
 
-def test_committing_below_an_end_needs_no_start():
+def test_commit_below_sets_an_unknown_position():
     it = AtLeastOnce(None)
     it.commit_below(4)
     assert it.position == 4
@@ -187,7 +191,7 @@ def test_a_jump_while_offsets_are_uncommitted_is_refused():
 
 
 class Naive:
-    """The same ladder, offset by offset, without any cleverness."""
+    """A reference for AtLeastOnce, which keeps each offset by itself."""
 
     def __init__(self, start):
         self.position, self.handed, self.done = start, [], set()
@@ -233,7 +237,9 @@ def test_whole_batches_are_committed_in_any_order(order):
         pytest.param(9, 13, None, 8, id="to-the-end"),
     ],
 )
-def test_a_range_takes_what_lies_between_its_ends(first, last, position, uncommitted):
+def test_a_range_commits_every_offset_handed_out_within_it(
+    first, last, position, uncommitted
+):
     it = AtLeastOnce(None)
     for begin, end in ((0, 3), (6, 9), (12, 14)):
         it.hand_out(begin, end)
@@ -243,14 +249,14 @@ def test_a_range_takes_what_lies_between_its_ends(first, last, position, uncommi
     assert (it.position, it.uncommitted_count, it.tracked_count) == (15, 0, 0)
 
 
-def test_a_range_that_begins_below_the_position_counts_from_there():
+def test_a_range_that_begins_below_the_position_commits_the_rest():
     it = alo(0, 0, 1, 2, 3)
     commit(it, 0)
     it.commit(0, 2)
     assert (it.position, it.uncommitted_count) == (3, 1)
 
 
-def test_a_range_with_an_end_that_was_never_handed_out_changes_nothing():
+def test_a_range_with_an_end_not_handed_out_is_refused():
     it = alo(0, 1, 2, 4)
     for first, last in ((0, 2), (1, 3), (1, 5)):
         with pytest.raises(InvalidTransition):
@@ -258,8 +264,8 @@ def test_a_range_with_an_end_that_was_never_handed_out_changes_nothing():
         assert (it.position, it.uncommitted_count) == (0, 3)
 
 
-def test_runs_that_join_are_kept_as_one():
-    """Memory stays flat however many records a stuck handler is sent."""
+def test_adjacent_ranges_are_tracked_as_one():
+    """Memory stays small however many records are handed out and uncommitted."""
     it = AtLeastOnce(0)
     for first in range(0, 100_000, 500):
         it.hand_out(first, first + 499)
@@ -271,7 +277,7 @@ def test_runs_that_join_are_kept_as_one():
     assert (it.position, it.tracked_count) == (100_000, 0)
 
 
-def test_a_run_must_not_go_back():
+def test_a_range_that_goes_back_is_not_handed_out():
     it = AtLeastOnce(0)
     with pytest.raises(InvalidTransition):
         it.hand_out(5, 4)
@@ -283,7 +289,7 @@ def test_a_run_must_not_go_back():
 # --- offsets without records ---
 
 
-def test_a_gap_at_the_end_is_passed_once_everything_before_is_committed():
+def test_the_position_passes_a_gap_once_all_before_it_is_committed():
     it = alo(0, 0, 1)
     it.skip(2, 4)
     assert it.position == 0
@@ -293,7 +299,7 @@ def test_a_gap_at_the_end_is_passed_once_everything_before_is_committed():
     assert it.position == 5
 
 
-def test_a_gap_is_passed_at_once_with_empty_hands():
+def test_the_position_passes_a_gap_at_once_if_nothing_is_uncommitted():
     it = alo(3)
     it.skip(3, 3)
     assert it.position == 4
@@ -306,7 +312,7 @@ def test_a_gap_is_passed_at_once_with_empty_hands():
     assert it.position == 7
 
 
-def test_a_gap_before_records_in_hand_is_no_end():
+def test_the_position_does_not_pass_uncommitted_records_behind_a_gap():
     it = alo(0, 0)
     it.skip(1, 1)
     it.hand_out(2, 2)
@@ -316,7 +322,7 @@ def test_a_gap_before_records_in_hand_is_no_end():
     assert it.position == 3
 
 
-def test_a_gap_that_does_not_follow_is_not_passed():
+def test_a_gap_that_does_not_adjoin_handed_out_offsets_is_ignored():
     it = alo(0)
     it.skip(5, 6)
     assert it.position == 0
@@ -332,7 +338,7 @@ def test_a_gap_that_does_not_follow_is_not_passed():
 # --- Hand-outs that nobody received ---
 
 
-def test_what_is_put_back_is_handed_out_again():
+def test_records_put_back_are_handed_out_again():
     it = alo(0, 0, 1, 2, 5, 6)
     commit(it, 1)
     assert it.put_back(2) == 3
@@ -343,7 +349,7 @@ def test_what_is_put_back_is_handed_out_again():
     assert (it.position, it.tracked_count) == (3, 0)
 
 
-def test_what_is_put_back_is_not_committed_by_a_commit_of_all():
+def test_commit_all_does_not_commit_records_put_back():
     it = alo(0, 0, 1, 2, 3)
     it.commit_all(below=2)
     assert it.position == 2
@@ -363,7 +369,7 @@ def test_a_range_is_put_back_in_part():
     it.hand_out(4, 4)
 
 
-def test_an_empty_range_behind_what_is_put_back_is_not_passed():
+def test_the_position_does_not_pass_a_gap_behind_records_put_back():
     it = alo(0, 0)
     it.skip(1, 3)
     it.hand_out(4, 4)

@@ -1,6 +1,6 @@
 """Advice: Plans, offers of keys and directives (PROTOCOL 9.2, 9.4, 9.7).
 
-Clause 9.2 has its tests in tests/spec; here is what members remember of Plans.
+tests/spec has the tests of clause 9.2; here are those of the Plans that readers keep.
 """
 
 import pytest
@@ -46,12 +46,12 @@ def in_force(log, group="g"):
     return () if found is None else found.directives
 
 
-def test_all_kinds_of_the_module_have_its_level():
+def test_all_records_of_this_module_belong_to_level_2():
     levels = {kind.record: kind.level for kind in KINDS}
     assert {levels[record] for record in FOLDS} == {SECOND_LEVEL}
 
 
-def test_its_operation_changes_and_ends_it():
+def test_records_of_one_operation_change_and_end_its_directive():
     log = a_log()
     log.append(direct(until=SOON))
     assert log.outcome_of(direct(until=SOON + 7, seq=1)) == "directed"
@@ -59,14 +59,14 @@ def test_its_operation_changes_and_ends_it():
     other = ident("again")
     assert log.outcome_of(direct(until=SOON, inc=other)) == "directed"
     assert in_force(log)[0].until_ms == SOON
-    # Who ends it need not know what it asked for.
+    # The record that ends a directive may name another host.
     ends = direct(host="elsewhere", until=0, inc=other, seq=1)
     assert log.outcome_of(ends) == "directive_ended"
     assert not in_force(log)
     assert log.outcome_of(direct(until=0, inc=other, seq=2)) == "op_over"
 
 
-def test_there_are_no_more_than_so_many():
+def test_the_directives_of_a_group_are_limited():
     log = a_log()
     for number in range(DIRECTIVES_MAX):
         assert log.outcome_of(direct(op=bytes(15) + bytes([number]))) == "directed"
@@ -75,7 +75,7 @@ def test_there_are_no_more_than_so_many():
     assert log.outcome_of(direct(op=b"\xff" * 16, group="h")) == "directed"
 
 
-def test_a_group_with_nothing_else_goes_with_its_memory():
+def test_a_group_is_dropped_with_its_last_remembered_operation():
     log = a_log(operations=1)
     log.append(direct(until=SOON))
     log.append(direct(op=ident("b"), group="h", until=SOON), at=SOON)
@@ -85,7 +85,7 @@ def test_a_group_with_nothing_else_goes_with_its_memory():
     assert "g" not in log.state.groups, "the younger operation took its place"
 
 
-def test_the_largest_directives_fit_the_bound():
+def test_the_largest_directives_fit_into_the_most_bytes_of_a_state():
     log = a_log(operations=8)
     for number in range(8):
         op = bytes([number]) * 16
@@ -117,7 +117,7 @@ def offered(**options):
     return log, epoch
 
 
-def test_an_offer_changes_nothing_else():
+def test_an_offer_changes_only_the_offer_and_the_last_activity():
     log, epoch = held()
     log.append(beat(epoch, 5))
     before = log.key().renewed_ms
@@ -140,14 +140,14 @@ def test_an_offer_changes_nothing_else():
         ({"epoch": 0}, "old_epoch"),
     ],
 )
-def test_only_the_owner_offers(wrong, reason):
+def test_an_offer_not_by_the_owner_is_ignored(wrong, reason):
     log, epoch = held()
     transition = log.one(offer(**({"epoch": epoch} | wrong)))
     assert (transition.outcome, transition.reason) == ("ignored", reason)
     assert log.key().offer is None
 
 
-def test_a_fenced_owner_and_a_paused_group_offer_nothing():
+def test_an_offer_is_refused_in_a_pause_and_from_a_fenced_owner():
     log, epoch = held()
     log.append(pause(START_MS + 9 * H))
     assert log.outcome_of(offer(epoch)) == "paused"
@@ -156,7 +156,7 @@ def test_a_fenced_owner_and_a_paused_group_offer_nothing():
     assert log.key().offer is None
 
 
-def test_ready_notes_who_and_changes_nothing_else():
+def test_a_ready_notes_the_incarnation_of_the_successor_and_renews_nothing():
     log, epoch = offered()
     transition = log.one(ready(epoch), after=3)
     assert (transition.outcome, transition.effect) == ("accepted", "ready")
@@ -168,12 +168,12 @@ def test_ready_notes_who_and_changes_nothing_else():
     assert log.key().offer.ready == INC_AGAIN
 
 
-def test_ready_without_an_offer():
+def test_a_ready_without_an_offer_is_refused():
     log, epoch = held()
     assert log.outcome_of(ready(epoch)) == "no_offer"
 
 
-def test_a_key_without_an_offer_keeps_its_digest():
+def test_a_withdrawn_offer_leaves_the_key_as_it_was_before():
     log, epoch = held()
     before = to_bytes(log.state)
     log.append(offer(epoch))
@@ -198,7 +198,7 @@ def test_a_plan_of_one_slice_is_whole():
     assert note.log_time_ms == log.now_ms
 
 
-def test_a_slice_that_does_not_follow_leaves_no_plan():
+def test_a_slice_that_does_not_follow_the_last_one_discards_the_plan():
     for other in (
         planned(1, count=2, number=0, client="c2"),
         planned(1, count=3, number=1),
@@ -214,13 +214,13 @@ def test_a_slice_that_does_not_follow_leaves_no_plan():
         assert noted(log) == (None if other.number else [0])
 
 
-def test_a_slice_without_those_before_it_is_no_plan():
+def test_a_slice_without_the_slices_before_it_gives_no_plan():
     log = Log(level=2)
     assert log.outcome_of(planned(0, count=2, number=1)) == "planned"
     assert noted(log) is None
 
 
-def test_impossible_slices_are_no_plan():
+def test_slices_with_impossible_counts_or_numbers_give_no_plan():
     log = Log(level=2)
     assert log.outcome_of(planned(0, count=9)) == "planned"
     assert log.outcome_of(planned(1)) == "planned"
@@ -229,7 +229,7 @@ def test_impossible_slices_are_no_plan():
     assert log.state.plan_generation("g") == 3
 
 
-def test_the_records_that_are_remembered_are_bounded(monkeypatch):
+def test_the_slices_kept_of_all_groups_are_limited(monkeypatch):
     monkeypatch.setattr(fold_advice, "PLAN_RECORDS_MAX", 2)
     log = Log(level=2)
     for group in ("a", "b", "c"):
@@ -240,5 +240,5 @@ def test_the_records_that_are_remembered_are_bounded(monkeypatch):
     assert list(log.state.soft.plans) == ["b"]
 
 
-def test_a_plan_is_refused_while_settings_may_be_elsewhere():
+def test_a_plan_is_refused_while_its_new_home_is_importing():
     assert target_log().outcome_of(planned(group=MOVES)) == "importing"

@@ -1,4 +1,4 @@
-"""Runs of ordinary beats are folded as one entry after the other is."""
+"""The fast fold of runs of heartbeats gives the same state as the full fold."""
 
 from copy import deepcopy
 
@@ -60,7 +60,7 @@ def owned(**settings) -> Log:
 
 
 def both(log, *, begun=BEGUN) -> tuple[WorldState, int]:
-    """Fold what follows the first entries in two ways, and compare.
+    """Fold the entries from ``begun`` on with both folds, and compare.
 
     Returns:
         The state, and how many entries were folded as a run.
@@ -78,14 +78,14 @@ def both(log, *, begun=BEGUN) -> tuple[WorldState, int]:
         known = plain.keys[transition.key]
         at = (entry.offset, entry.timestamp_ms, known.epoch)
         assert folded == (*at, plain.now_ms, known.position)
-    # All of it: also what is soft, and what is derived.
+    # Soft and derived fields are compared, too.
     assert state == plain
     assert to_bytes(state) == to_bytes(plain)
     assert digest(state) == digest(plain)
     return state, stop
 
 
-def test_a_run_of_beats_is_what_its_entries_are():
+def test_a_run_of_beats_is_folded_like_its_single_entries():
     log = owned()
     log.one(beat(1, 7), after=3)
     log.one(beat(2, None, client="c2", key=OTHER), after=5, offset=9)
@@ -101,7 +101,7 @@ def test_a_run_of_beats_is_what_its_entries_are():
 
 
 @pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
-def test_a_packed_run_is_folded_as_its_entries_are():
+def test_a_packed_run_is_folded_like_its_single_entries():
     log = owned()
     for position in range(4):
         log.one(beat(1, position), after=position)
@@ -146,7 +146,7 @@ def test_equal_timestamps_do_not_move_the_clock():
 
 
 @pytest.mark.parametrize("h", [H // 2, 2 * H])
-def test_a_beat_by_another_interval_than_before_is_left(h):
+def test_a_beat_under_another_interval_is_left_to_the_full_fold(h):
     log = owned()
     log.one(config(2, era=2, h=h))
     log.one(beat(1, 7), after=H)
@@ -171,7 +171,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("odd", LEFT.values(), ids=LEFT)
-def test_other_records_are_left_to_the_full_fold(odd):
+def test_records_other_than_plain_beats_are_left_to_the_full_fold(odd):
     log = owned()
     log.one(beat(1, 7), after=3)
     log.append(**odd)
@@ -179,14 +179,14 @@ def test_other_records_are_left_to_the_full_fold(odd):
     assert both(log)[1] == 1
 
 
-def test_an_offset_that_goes_back_is_left():
+def test_an_offset_that_goes_back_is_left_to_the_full_fold():
     log = owned()
     log.one(beat(1, 7))
     log.entries.append(log.entries[-1])
     assert both(log)[1] == 1
 
 
-def test_a_value_that_an_earlier_reader_could_not_decode_is_left():
+def test_a_value_dumped_as_undecodable_is_left_to_the_full_fold():
     log = owned()
     log.one(beat(1, 7))
     entry = msgspec.structs.replace(log.entries[-1], undecodable="as it says")
@@ -194,14 +194,14 @@ def test_a_value_that_an_earlier_reader_could_not_decode_is_left():
     assert both(log)[1] == 0
 
 
-def test_a_released_key_has_no_beats():
+def test_a_beat_of_a_released_key_is_left_to_the_full_fold():
     log = owned()
     log.one(release(1, 7))
     log.append(beat(1, 8))
     assert both(log, begun=BEGUN + 1)[1] == 0
 
 
-def test_heartbeats_of_checkpoint_writers_are_left():
+def test_beats_of_checkpoint_writers_are_left_to_the_full_fold():
     log = owned()
     key = Key(CHECKPOINT_GROUP, CHECKPOINT_TOPIC, 0)
     assert log.claimed(key=key) == 3
@@ -210,7 +210,7 @@ def test_heartbeats_of_checkpoint_writers_are_left():
     assert both(log, begun=BEGUN + 1)[1] == 1
 
 
-def test_nothing_is_folded_before_there_is_a_config_and_a_time():
+def test_no_beats_are_folded_without_a_config_or_an_append_time():
     log = Log(configured=False)
     log.append(beat(1, 7))
     assert both(log, begun=1)[1] == 0
@@ -220,7 +220,7 @@ def test_nothing_is_folded_before_there_is_a_config_and_a_time():
     assert fold_beats(timeless, log.entries, start=0) == 0
 
 
-def test_nothing_is_folded_while_a_group_is_paused():
+def test_no_beats_of_a_paused_group_are_folded():
     log = owned()
     log.one(pause(START_MS + 10))
     log.one(beat(1, 7))
@@ -257,7 +257,7 @@ def test_beats_are_folded_until_a_scheduled_pause_begins():
     assert both(log, begun=BEGUN + 1)[1] == 1
 
 
-def test_nothing_is_folded_where_a_pause_is_due_with_the_next_entry():
+def test_no_beats_are_folded_where_a_pause_begins_with_the_next_entry():
     log = owned(level=2)
     log.one(pause(START_MS + 50))
     log.one(schedule(START_MS + 10, START_MS + 40, op=ident("due")))
@@ -267,7 +267,7 @@ def test_nothing_is_folded_where_a_pause_is_due_with_the_next_entry():
     assert both(log, begun=BEGUN + 4)[1] == 0
 
 
-def test_beats_are_folded_beside_a_locked_key_and_an_open_verdict():
+def test_beats_are_folded_beside_a_locked_key_and_an_unresolved_verdict():
     log = owned(level=2)
     log.one(release(1, 5))
     log.one(pause(START_MS + 10))
@@ -285,7 +285,7 @@ def test_beats_are_folded_beside_a_locked_key_and_an_open_verdict():
     assert both(log, begun=begun)[1] == 2
 
 
-def test_nothing_is_folded_while_an_operation_may_end():
+def test_no_beats_are_folded_while_the_quiet_time_of_a_reset_may_end():
     log = owned()
     log.state.quiet_until_ms = START_MS + 5
     log.state.note_next_end()
@@ -295,14 +295,14 @@ def test_nothing_is_folded_while_an_operation_may_end():
     assert to_bytes(log.state) == before
 
 
-def test_nothing_is_folded_behind_a_halt():
+def test_no_beats_are_folded_in_a_halted_partition():
     log = owned()
     log.state.halted = Halt(3, 9)
     assert fold_beats(log.state, owned().entries, start=0) == 0
 
 
-def test_a_run_ends_where_silence_drops_a_key():
-    """PROTOCOL 4.9: that happens at an entry, and in the order of entries."""
+def test_a_run_ends_where_a_silent_key_is_dropped():
+    """PROTOCOL 4.9: each entry may drop keys."""
     log = owned(forget_ms=FORGET_MS)
     log.one(release(2, None, client="c2", key=OTHER))
     log.one(beat(1, 7), after=FORGET_MS)
@@ -315,7 +315,7 @@ def test_a_run_ends_where_silence_drops_a_key():
     assert both(log, begun=BEGUN + 3)[1] == 1
 
 
-def test_a_run_waits_until_all_that_silence_drops_is_dropped():
+def test_a_run_begins_once_all_silent_keys_are_dropped():
     log = owned(forget_ms=FORGET_MS)
     many = [Key("g", "t", number) for number in range(10, 22)]
     for key in many:
@@ -325,13 +325,13 @@ def test_a_run_waits_until_all_that_silence_drops_is_dropped():
     log.one(beat(1, 7), after=FORGET_MS + 1)
     log.one(beat(1, 8))
     log.one(beat(1, 9))
-    # Eight are dropped by the first one, the others by the second.
+    # The first beat drops eight keys, the second the others.
     assert both(log, begun=begun)[1] == 0
     assert both(log, begun=begun + 1)[1] == 0
     assert both(log, begun=begun + 2)[1] == 1
 
 
-def test_a_claim_in_between_is_seen():
+def test_a_run_ends_at_a_claim_and_leaves_beats_of_the_earlier_epoch():
     log = owned()
     log.one(beat(1, 7))
     log.one(claim("c3"), after=2 * H + 1)
@@ -340,7 +340,7 @@ def test_a_claim_in_between_is_seen():
     assert both(log, begun=BEGUN + 2)[1] == 0
 
 
-def test_a_run_ends_at_a_heartbeat_of_the_epoch_that_is_left_out():
+def test_a_run_ends_at_a_heartbeat_of_the_excepted_epoch():
     log = owned()
     for epoch, client, key in ((2, "c2", OTHER), (2, "c2", OTHER), (1, "c1", KEY)):
         log.append(beat(epoch, 5, client=client, key=key), after=1)
@@ -354,7 +354,7 @@ def test_a_run_ends_at_a_heartbeat_of_the_epoch_that_is_left_out():
     assert (state.keys[KEY].position, state.keys[OTHER].position) == (None, 5)
 
 
-def test_nothing_is_fast_while_the_count_changes():
+def test_no_beats_are_folded_while_the_partition_count_changes():
     log, _, epoch = source_log()
     other = Log(level=2)
     other.append(beat(epoch, key=STAYS), offset=9)

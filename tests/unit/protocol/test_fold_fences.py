@@ -32,7 +32,7 @@ def fenced(**settings):
     return log, epoch
 
 
-def test_all_kinds_of_the_module_have_its_level():
+def test_all_records_of_this_module_belong_to_level_2():
     levels = {kind.record: kind.level for kind in KINDS}
     assert {levels[record] for record in FOLDS} == {SECOND_LEVEL}
 
@@ -87,5 +87,5 @@ def test_a_reset_to_more_fences_than_the_limit_is_refused():
     assert log.outcome_of(record) == "limits"
 
 
-def test_a_partition_that_is_not_in_use_fences_nobody():
+def test_a_fence_in_a_retired_partition_is_refused():
     assert Log(1, level=2).outcome_of(fence()) == "retired"

@@ -41,7 +41,7 @@ def ops(log, group="g"):
     return [op_id for _, op_id in log.state.groups[group].over]
 
 
-def test_every_record_about_groups_has_its_fold():
+def test_this_module_folds_all_records_about_groups():
     assert {kind.number for kind in KINDS if kind.record in FOLDS} == {
         5,
         10,
@@ -73,7 +73,7 @@ def test_sixty_four_operations_of_a_group_are_remembered(log):
     assert log.outcome_of(pause(UNTIL, op=ident("0"))) == "paused"
 
 
-def test_operations_of_all_groups_are_bounded():
+def test_the_remembered_operations_of_all_groups_are_limited():
     log = Log(operations=2)
     log.claimed(key=Key("b", "t", 0))
     for group in "abc":
@@ -103,7 +103,7 @@ def planned():
     return log
 
 
-def test_a_repeat_changes_nothing_and_another_time_is_busy(planned):
+def test_a_repeated_schedule_changes_nothing_and_another_time_is_busy(planned):
     before = planned.state.groups["g"].scheduled
     assert planned.outcome_of(schedule(BEGIN, AFTER, op=ONE, seq=9)) == "scheduled"
     assert planned.outcome_of(schedule(BEGIN, AFTER + 1, op=ONE)) == "busy"
@@ -114,13 +114,13 @@ def test_a_repeat_changes_nothing_and_another_time_is_busy(planned):
     assert planned.outcome_of(schedule(BEGIN, AFTER, op=ONE, seq=3)) == "old_seq"
 
 
-def test_the_earliest_of_several_begins_and_the_next_follows(planned):
+def test_the_earliest_of_several_scheduled_pauses_begins_first(planned):
     assert planned.outcome_of(schedule(BEGIN - 50, BEGIN + 50, op=TWO)) == "scheduled"
     assert planned.outcome_of(schedule(BEGIN - 10, BEGIN, op=THREE)) == "scheduled"
     for at, op in ((BEGIN - 50, TWO), (BEGIN, TWO), (BEGIN + 50, ONE)):
         planned.append(b"", at=at)
         assert planned.state.active_pause("g").op_id == op
-    # The one between them was over before it could begin.
+    # THREE was over before it could begin.
     assert ops(planned) == [TWO, THREE]
 
 
@@ -145,7 +145,7 @@ def scoped():
     return log
 
 
-def test_a_renewal_replaces_its_own_pause_alone(scoped):
+def test_a_renewal_replaces_only_the_pause_of_its_operation(scoped):
     renewal = schedule(0, BEGIN + 5, op=TWO, seq=1, scope=T_0)
     assert scoped.outcome_of(renewal) == "paused"
     assert lasting(scoped) == [(ONE, AFTER), (TWO, BEGIN + 5)]
@@ -153,7 +153,7 @@ def test_a_renewal_replaces_its_own_pause_alone(scoped):
     assert (lasting(scoped), scoped_ops(scoped)) == ([(ONE, AFTER)], [ONE])
 
 
-def test_a_scheduled_one_counts_at_once_and_begins_beside_the_others(scoped):
+def test_a_scheduled_pause_with_a_scope_begins_beside_other_pauses(scoped):
     later = schedule(BEGIN - 5, AFTER, op=THREE, scope=T_0)
     assert scoped.outcome_of(later) == "scheduled"
     assert scoped_ops(scoped) == [ONE, THREE, TWO]
@@ -187,7 +187,9 @@ LATEST = START_MS // 1_000 + 24 * 3_600
         pytest.param({"era": LATEST + 1, "level": 3}, False, id="ahead, and above us"),
     ],
 )
-def test_which_configs_may_follow_a_config(log, change, accepted):
+def test_a_config_that_does_not_follow_the_one_in_force_is_refused(
+    log, change, accepted
+):
     record = config(**{"generation": 2, "era": 2} | change)
     transition = log.one(record)
     if accepted:
@@ -199,14 +201,14 @@ def test_which_configs_may_follow_a_config(log, change, accepted):
     assert log.state.halted is None
 
 
-def test_other_partitions_take_any_higher_generation():
+def test_partitions_other_than_0_accept_any_higher_generation():
     log = Log(partition=1, k=2)
     assert log.outcome_of(config(4, k=2, era=2)) == "configured"
     for generation in (3, 4):
         assert log.outcome_of(config(generation, k=2, era=3)) == "config"
 
 
-def test_the_first_config_may_halt():
+def test_a_first_config_above_the_known_level_halts_the_partition():
     log = Log(configured=False)
     assert log.outcome_of(config(level=3)) == "halted"
     assert log.state.config is None
@@ -222,7 +224,7 @@ def members(log):
     }
 
 
-def test_a_member_announces_itself(log):
+def test_a_member_is_kept_by_incarnation_with_its_last_announcement(log):
     transition = log.one(member())
     assert (transition.outcome, transition.effect) == ("accepted", "member")
     assert members(log) == {("c1", 1, 1)}
@@ -241,13 +243,13 @@ def test_a_member_without_config_is_ignored():
     assert members(log) == set()
 
 
-def test_a_member_belongs_to_its_groups_home():
+def test_a_member_is_accepted_only_at_the_home_of_its_group():
     home = home_partition("g", partition_count=2)
     for place, expected in ((home, "member"), (1 - home, "wrong_partition")):
         assert Log(place, k=2).outcome_of(member()) == expected
 
 
-def test_members_are_bounded():
+def test_members_are_limited():
     log = Log(keys=2)
     log.append(member("c1"))
     log.append(member("c2"))
@@ -256,7 +258,7 @@ def test_members_are_bounded():
     assert log.outcome_of(member("c1", seq=1)) == "member"
 
 
-def test_gone_members_are_dropped_some_with_each_entry(log):
+def test_each_announcement_drops_up_to_eight_gone_members(log):
     for number in range(GONE_MEMBERS_PER_ENTRY_MAX + 1):
         log.append(member(f"c{number}"))
     log.append(member("late"), after=2 * H)
@@ -275,7 +277,7 @@ def test_an_announcement_keeps_a_member(log):
     assert {name for name, *_ in members(log)} == {"c1", "c3"}
 
 
-def test_an_operation_that_paused_nothing_ends_beside_a_pause():
+def test_ending_another_operation_leaves_the_pause_in_force():
     log = Log()
     log.append(pause(START_MS + H))
     end_operation(log.state, "g", op_id=ident("other"), offset=7)
@@ -306,11 +308,11 @@ def test_a_directive_ends_at_its_time_and_is_remembered():
 # --- Settings ---
 
 
-def test_settings_are_refused_while_they_may_be_elsewhere():
+def test_settings_are_refused_while_their_new_home_is_importing():
     assert target_log().outcome_of(settings(group=MOVES)) == "importing"
 
 
-def test_groups_of_old_plans_are_dropped_and_others_stay():
+def test_a_group_with_nothing_but_an_old_plan_is_dropped():
     log = Log(level=2, forget_ms=100)
     log.append(logkit.planned())
     log.append(logkit.planned(group="h"))
@@ -327,7 +329,7 @@ def test_groups_of_old_plans_are_dropped_and_others_stay():
     assert log.state.plans_ms is None
 
 
-def test_what_ends_last_leaves_the_plan_of_its_group():
+def test_a_group_that_loses_its_last_fence_keeps_its_plan():
     log = Log(level=2, operations=1, forget_ms=10**9)
     log.append(fence())
     log.append(logkit.planned())
@@ -337,7 +339,7 @@ def test_what_ends_last_leaves_the_plan_of_its_group():
     assert log.state.plan_generation("g") == 1
 
 
-def test_partition_0_takes_no_config_while_the_count_changes():
+def test_partition_0_refuses_a_config_while_the_partition_count_changes():
     log, *_ = source_log()
     assert log.outcome_of(config(3, era=3, k=2, level=2)) == "busy"
     log = target_log()

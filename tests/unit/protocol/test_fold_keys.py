@@ -46,7 +46,7 @@ def owned():
     return log
 
 
-def test_every_record_about_keys_has_its_fold():
+def test_this_module_folds_all_records_about_keys():
     assert {kind.number for kind in KINDS if kind.record in FOLDS} == {
         1,
         2,
@@ -60,7 +60,7 @@ def test_every_record_about_keys_has_its_fold():
 # --- Claims ---
 
 
-def test_a_claim_without_config_is_refused_before_all_else():
+def test_a_claim_without_a_config_is_refused_before_any_other_check():
     log = Log(configured=False)
     transition = log.one(claim(generation=9))
     assert (transition.outcome, transition.reason) == ("refused", "no_config")
@@ -70,7 +70,7 @@ def test_a_claim_without_config_is_refused_before_all_else():
 
 
 @pytest.mark.parametrize("write", [beat, lambda epoch: batch((epoch, None))])
-def test_a_lower_interval_ends_no_lease_earlier(owned, write):
+def test_a_beat_under_a_lower_interval_ends_no_lease_earlier(owned, write):
     owned.append(config(2, era=2, h=10))
     known = owned.key()
     assert owned.append(write(1), after=1)[0].effect == "renewed"
@@ -113,7 +113,9 @@ def test_the_last_four_retired_topic_ids_are_refused(log):
         pytest.param(messages(0, 0, 9), "old_epoch", id="old messages"),
     ],
 )
-def test_a_heartbeat_of_another_client_is_ignored(owned, foreign, reason):
+def test_a_record_that_does_not_match_owner_and_epoch_is_ignored(
+    owned, foreign, reason
+):
     before = owned.key().renewed_ms, owned.key().active_ms
     transition = owned.one(foreign, after=1)
     assert (transition.outcome, transition.reason) == ("ignored", reason)
@@ -123,14 +125,14 @@ def test_a_heartbeat_of_another_client_is_ignored(owned, foreign, reason):
     assert (known.renewed_ms, known.active_ms) == before
 
 
-def test_a_sender_that_does_not_match_is_left_to_the_judge(owned, monkeypatch):
-    # The quick look at an owner's beat may only ever say yes.
+def test_a_beat_that_fails_the_fast_check_is_judged_in_full(owned, monkeypatch):
+    # The fast check only accepts; ``mismatch`` decides about all other beats.
     monkeypatch.setattr(judging, "mismatch", lambda state, record, *, key: None)
     transition = owned.one(beat(99, 5, client="c2"))
     assert (transition.effect, transition.key, transition.epoch) == ("renewed", KEY, 1)
 
 
-def test_names_are_kept_once_however_many_keys_have_them(owned):
+def test_equal_names_of_several_keys_share_one_string(owned):
     other = KEY._replace(partition=1)
     owned.claimed(key=other)
     (first, one), (second, another) = owned.state.keys.items()
@@ -143,7 +145,7 @@ def test_names_are_kept_once_however_many_keys_have_them(owned):
 # --- Batches ---
 
 
-def test_a_batch_is_that_many_beats_in_order(log):
+def test_a_batch_counts_as_its_beats_in_order(log):
     epochs = [log.claimed(key=key) for key in keys(3)]
     foreign = log.claimed("c2", key=Key("g", "t", 3))
     elsewhere = log.claimed(key=Key("h", "t", 0))
@@ -166,7 +168,7 @@ def test_a_batch_is_that_many_beats_in_order(log):
     assert log.state.soft.counters["renewed"] == 3
 
 
-def test_an_epoch_that_was_replaced_names_no_key(owned):
+def test_a_beat_of_a_batch_with_a_replaced_epoch_names_no_key(owned):
     owned.append(resume(1))
     (transition,) = owned.append(batch((1, 5), inc=INC_AGAIN))
     assert (transition.reason, transition.key) == ("not_owner", None)
@@ -179,7 +181,7 @@ def test_an_epoch_that_was_replaced_names_no_key(owned):
         pytest.param(4, ["limits"], id="one more"),
     ],
 )
-def test_a_batch_has_a_limit(count, expected):
+def test_a_batch_with_too_many_beats_is_refused(count, expected):
     log = Log(beats=3)
     epoch = log.claimed()
     transitions = log.append(batch(*[(epoch, 1)] * count))
@@ -187,7 +189,7 @@ def test_a_batch_has_a_limit(count, expected):
     assert all(one.outcome != "ignored" for one in transitions)
 
 
-def test_without_config_every_beat_is_nobodys():
+def test_without_a_config_records_of_owners_are_ignored():
     log = Log(configured=False)
     refusals = [(one.reason, one.key) for one in log.append(batch((0, 1), (1, 1)))]
     assert refusals == [("not_owner", None)] * 2
@@ -217,7 +219,7 @@ def test_a_successor_may_claim_at_once(owned):
         pytest.param(8, 6, 4, 8, id="position beyond the grants"),
     ],
 )
-def test_a_grant_starts_where_nobody_was_granted(
+def test_a_grant_starts_at_the_larger_of_position_and_granted(
     owned, position, granted, first, start
 ):
     known = owned.key()
@@ -245,7 +247,7 @@ def test_a_grant_starts_where_nobody_was_granted(
         pytest.param(5, True, "paused", id="paused"),
     ],
 )
-def test_order_of_refusals_of_messages(last, paused, expected):
+def test_a_claim_of_messages_gets_the_first_reason_that_applies(last, paused, expected):
     log = Log(span=4)
     epoch = log.claimed()
     log.append(beat(epoch, 5))
@@ -260,7 +262,7 @@ def test_order_of_refusals_of_messages(last, paused, expected):
         assert (transition.detail, log.key().position) == (None, 5)
 
 
-def test_nothing_is_granted_twice(owned):
+def test_no_offset_is_granted_twice(owned):
     assert owned.one(messages(1, 0, 9)).detail == {"first": 0, "last": 9}
     assert owned.outcome_of(messages(1, 0, 9)) == "nothing_left"
     assert owned.one(messages(1, 0, 10)).detail == {"first": 10, "last": 10}
@@ -272,14 +274,14 @@ def test_nothing_is_granted_twice(owned):
 
 
 def silent(count, **settings):
-    """Return a log with that many released keys, one a millisecond."""
+    """Return a log with that many released keys, each a millisecond after the last."""
     log = Log(forget_ms=100, **settings)
     for key in keys(count):
         log.append(release(log.claimed(key=key), key=key), after=1)
     return log
 
 
-def test_owned_keys_are_kept_and_wait_again_when_released():
+def test_an_owned_key_is_kept_and_dropped_after_its_release():
     log = silent(1)
     epoch = log.claimed()
     log.append(b"", after=H)
@@ -289,7 +291,7 @@ def test_owned_keys_are_kept_and_wait_again_when_released():
     assert log.state.keys == {}
 
 
-def test_a_key_that_was_released_again_waits_longer():
+def test_a_later_release_delays_the_drop_of_a_key():
     log = silent(1)
     log.append(release(log.claimed(), 5), after=60)
     log.append(b"", after=60)
@@ -298,13 +300,13 @@ def test_a_key_that_was_released_again_waits_longer():
     assert log.state.keys == {}
 
 
-def test_named_keys_do_not_count_among_the_eight():
+def test_a_key_that_the_entry_names_is_not_among_the_eight_dropped():
     log = silent(10)
     log.append(beat(0, key=Key("g", "t", 2)), after=H)
     assert sorted(log.state.keys) == [Key("g", "t", 2), Key("g", "t", 9)]
 
 
-def test_nothing_is_remembered_of_dropped_keys():
+def test_dropped_keys_leave_nothing_in_the_state():
     log = Log(forget_ms=0)
     for number in range(50):
         key = Key("g", "t", number)
@@ -313,7 +315,7 @@ def test_nothing_is_remembered_of_dropped_keys():
     assert (log.state.keys, log.state.dirty) == ({}, {})
 
 
-def test_releasing_again_and_again_grows_nothing(owned):
+def test_repeated_releases_of_a_key_do_not_grow_the_state(owned):
     epoch = 1
     for _ in range(50):
         owned.append(release(epoch), after=1)
@@ -328,7 +330,7 @@ def at_level_2(**settings):
     return Log(level=2, **settings)
 
 
-def test_a_stale_owner_does_not_keep_a_key():
+def test_a_forgetting_record_drops_the_key_of_a_stale_owner():
     log = at_level_2()
     epoch = log.claimed()
     (transition,) = log.append(forgetting(epoch), after=2 * H)
@@ -339,7 +341,7 @@ def test_a_stale_owner_does_not_keep_a_key():
     assert transition.reason == "not_owner"
 
 
-def test_keys_that_are_claimed_and_dropped_over_and_over_leave_nothing():
+def test_keys_claimed_and_dropped_repeatedly_leave_nothing():
     log = at_level_2(forget_ms=100_000)
     other = KEY._replace(partition=1)
     log.append(release(log.claimed(key=other), key=other))
@@ -368,7 +370,7 @@ def test_a_fenced_owner_is_granted_nothing_and_does_not_renew():
 # --- while the partition count changes (PROTOCOL 10)
 
 
-def test_a_final_key_stays_as_it_is():
+def test_beats_of_a_final_key_are_ignored():
     log, epoch, stays = source_log()
     log.append(beat(stays, key=STAYS), after=2 * H + 1)
     assert log.outcome_of(beat(epoch, 5)) == "not_owner"
@@ -377,7 +379,7 @@ def test_a_final_key_stays_as_it_is():
     assert log.key().position is None
 
 
-def test_silence_drops_nothing_while_the_count_changes():
+def test_no_silent_key_is_dropped_while_the_partition_count_changes():
     log, _, epoch = source_log(forget_ms=H)
     log.append(release(epoch, key=STAYS))
     log.append(b"", after=9 * H)

@@ -56,7 +56,7 @@ def is_sound(log):
     return again == log.state and digest(again) == digest(log.state)
 
 
-def test_every_kind_of_its_level_is_folded():
+def test_this_module_folds_all_layout_records_of_level_2():
     named = {kind.record for kind in KINDS if kind.name.startswith("Layout")}
     assert set(FOLDS) == named
     assert {kind.level for kind in KINDS if kind.record in named} == {SECOND_LEVEL}
@@ -83,21 +83,21 @@ def test_every_kind_of_its_level_is_folded():
         pytest.param({"level": 3}, "config", id="another-level"),
     ],
 )
-def test_which_fence_may_follow_in_partition_0(change, expected):
+def test_partition_0_accepts_only_a_fence_that_follows_its_config(change, expected):
     log = Log(level=2)
     assert log.outcome_of(layout_fence(**{"k": 2} | change)) == expected
     assert (log.state.layout is None) == (expected == "config")
     assert is_sound(log)
 
 
-def test_levels():
+def test_a_fence_needs_level_2_and_halts_above_the_known_level():
     assert Log().outcome_of(layout_fence(2, level=1)) == "level"
     log = Log(1, configured=False)
     assert log.outcome_of(layout_fence(2, level=3)) == "halted"
     assert log.state.halted == (0, 3)
 
 
-def test_a_fence_ends_the_pauses_that_partition_0_has_no_more():
+def test_a_fence_ends_all_pauses_of_the_partition():
     log = Log(1, k=2, level=2)
     ops = [ident(name) for name in ("whole", "scoped", "later", "another")]
     log.append(pause(START_MS + 9, op=ops[0]))
@@ -114,7 +114,7 @@ def test_a_fence_ends_the_pauses_that_partition_0_has_no_more():
 
 
 @pytest.mark.parametrize("is_decided", [False, True])
-def test_a_set_position_has_to_be_resolved_at_the_home_it_began_with(is_decided):
+def test_an_unresolved_set_position_delays_the_final_and_the_next_fence(is_decided):
     group = next(n for n in "abcdefgh" if home_partition(n, partition_count=2) == 1)
     log = Log(1, k=2, level=2)
     stays = Key(group, "t", 14)
@@ -130,7 +130,7 @@ def test_a_set_position_has_to_be_resolved_at_the_home_it_began_with(is_decided)
     assert is_sound(log)
 
 
-def test_a_fence_begins_a_partition_that_comes_into_use():
+def test_a_fence_discards_the_state_of_a_partition_that_comes_into_use():
     log = Log(1, k=2, level=2)
     log.claimed(key=MINE)
     log.claimed()
@@ -151,7 +151,7 @@ def test_a_fence_begins_a_partition_that_comes_into_use():
 
 
 def test_a_fence_is_the_first_config_of_a_source_that_has_none():
-    """Its log went back: the next Final, or fence, has nothing to drop there."""
+    """Its log went back; a Final has nothing to drop there."""
     log = Log(1, configured=False)
     assert log.outcome_of(layout_fence(1, 2)) == "layout_fenced"
     assert (log.state.eras, log.state.config.partition_count) == ((), 1)
@@ -165,8 +165,8 @@ def from_nothing(log):
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_only_the_fence_matters_to_a_partition_that_comes_into_use(level):
-    """Neither a lock of an earlier life, nor its level, nor times before."""
+def test_a_partition_that_comes_into_use_begins_as_if_the_fence_were_first(level):
+    """Locks, feature levels and times from before it have no effect."""
     log = Log(1, k=2, level=2)
     log.claimed()
     log.append(release(log.key().epoch))
@@ -184,8 +184,8 @@ def test_only_the_fence_matters_to_a_partition_that_comes_into_use(level):
     assert log.state == from_nothing(log)
 
 
-def test_a_fence_drops_an_earlier_life_whose_end_was_never_read():
-    """The log of this partition went back to before the count fell."""
+def test_a_fence_drops_state_from_before_the_count_fell():
+    """The log of this partition lost the change to fewer partitions."""
     log = Log(1, k=2, level=2)
     log.claimed()
     assert log.outcome_of(layout_fence(2, generation=9)) == "layout_fenced"
@@ -197,7 +197,7 @@ def test_a_fence_drops_an_earlier_life_whose_end_was_never_read():
 # --- keys that move
 
 
-def test_an_import_brings_what_travels():
+def test_an_import_sets_all_fields_of_its_item():
     log = target_log()
     item = imported(
         KEY,
@@ -227,7 +227,7 @@ def test_the_first_import_of_a_key_counts():
     assert once.sources == ((0, 1, None),)
 
 
-def test_which_imports_are_refused():
+def test_an_import_that_does_not_fit_the_change_is_refused():
     log = target_log()
     assert log.outcome_of(layout_import(op=OTHER)) == "layout"
     assert log.outcome_of(layout_import(source=1)) == "wrong_partition"
@@ -260,7 +260,7 @@ def test_a_source_is_done_once_all_its_keys_are_imported():
     assert log.outcome_of(claim(generation=2)) == "claimed"
 
 
-def test_a_final_drops_what_moved_away():
+def test_a_final_drops_the_keys_that_moved_away():
     log, _, epoch = source_log()
     log.append(settings(group="h"))
     assert log.outcome_of(layout_final(OTHER)) == "layout"
@@ -299,7 +299,7 @@ def test_settings_and_directives_are_imported_once():
     assert effects_of(target, layout_groups(imported_directive(MOVES))) == ["known"]
 
 
-def test_settings_and_directives_of_other_groups_are_refused():
+def test_imported_settings_and_directives_of_other_homes_are_refused():
     target = target_log()
     item = imported_settings(MOVES)
     assert target.outcome_of(layout_groups(item, op=OTHER)) == "layout"
@@ -314,7 +314,7 @@ def test_settings_and_directives_of_other_groups_are_refused():
     assert fewer.outcome_of(for_all) == "wrong_partition"
 
 
-def test_keys_and_settings_beyond_the_limits_are_ignored():
+def test_imports_of_keys_and_settings_beyond_the_limits_are_ignored():
     target = target_log(keys=1, groups=2)
     record = layout_import(imported(), imported(KEY._replace(group_id="h")))
     assert effects_of(target, record) == ["imported", "limits"]
@@ -329,14 +329,14 @@ def moving_names(count):
     return [n for n in names if home_partition(n, partition_count=2) == 1][:count]
 
 
-def test_directives_beyond_the_limits_are_ignored():
+def test_imports_of_directives_beyond_the_limits_are_ignored():
     target = target_log(operations=1)
     record = layout_groups(imported_directive(MOVES), imported_directive("marshal"))
     assert effects_of(target, record) == ["group_imported", "limits"]
     assert "marshal" not in target.state.groups
 
 
-def test_directives_of_all_groups_stay_wherever_their_home_is():
+def test_a_final_keeps_the_directives_for_all_groups_in_every_partition():
     home, after = (home_partition("marshal", partition_count=n) for n in (1, 3))
     assert (home, after) != (0, 0)
     log = Log(level=2)

@@ -49,7 +49,7 @@ def decided(*, granted=False):
     return log
 
 
-def test_each_record_of_section_8_is_folded_here():
+def test_this_module_folds_all_records_of_section_8():
     numbers = {kind.number for kind in KINDS if kind.record in FOLDS}
     assert numbers == {7, 8, 9}
     assert {kind.level for kind in KINDS if kind.record in FOLDS} == {SECOND_LEVEL}
@@ -92,7 +92,7 @@ def of_another_topic(log):
         ),
     ],
 )
-def test_a_stage_is_refused(before, record, reason, key):
+def test_a_stage_is_refused_with_its_reason_and_the_key(before, record, reason, key):
     log = free()
     if before is not None:
         before(log)
@@ -101,7 +101,7 @@ def test_a_stage_is_refused(before, record, reason, key):
     assert transition.key == key
 
 
-def test_a_lock_of_another_operation_is_respected_after_its_pause():
+def test_a_lock_outlives_the_pause_and_refuses_another_operation():
     log = staged()
     log.append(pause(0, seq=1))
     log.append(pause(START_MS + 100 * H, op=OTHER_OP, seq=2))
@@ -128,7 +128,7 @@ def test_locks_are_limited():
     assert log.outcome_of(stage((0, 2))) == "staged"
 
 
-def test_silence_does_not_drop_a_locked_key():
+def test_a_silent_locked_key_is_not_dropped():
     log = free(forget_ms=10)
     log.append(stage((0, 2)))
     log.append(b"", after=20)
@@ -151,14 +151,14 @@ def test_the_first_of_two_decides_counts():
     assert log.state.groups["g"].verdict == first
 
 
-def test_a_decide_elsewhere_than_at_home_is_refused():
+def test_a_decide_outside_the_home_of_its_group_is_refused():
     log = Log(1, level=SECOND_LEVEL, k=2)
     assert log.outcome_of(decide(group="a")) == "wrong_partition"
     home = Log(0, level=SECOND_LEVEL, k=2)
     assert home.outcome_of(decide(group="a")) == "not_paused"
 
 
-def test_a_verdict_that_is_unresolved_keeps_others_back():
+def test_an_unresolved_verdict_refuses_decides_of_other_operations():
     log = decided()
     log.append(pause(0, seq=1))
     log.append(pause(START_MS + 100 * H, op=OTHER_OP, seq=2))
@@ -171,8 +171,8 @@ def test_a_verdict_that_is_unresolved_keeps_others_back():
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_claim_after_a_commit_follows_no_other(commit):
-    """Its start is the new position, whatever the owner before had reached."""
+def test_only_a_commit_clears_the_epoch_that_the_next_claim_follows(commit):
+    """The next owner starts at the set position, not where the last one stopped."""
     log = decided() if commit else staged()
     before = log.key().epoch
     log.append(resolve(commit=commit))
@@ -180,7 +180,7 @@ def test_a_claim_after_a_commit_follows_no_other(commit):
     assert log.state.soft.notes[KEY].follows == (None if commit else before)
 
 
-def test_a_commit_moves_grants_too():
+def test_a_commit_sets_the_position_and_the_granted_offset():
     log = decided(granted=True)
     log.append(resolve(commit=True))
     known = log.key()
@@ -192,14 +192,14 @@ def test_a_commit_moves_grants_too():
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_elsewhere_the_first_resolve_is_obeyed(commit):
+def test_outside_the_home_the_first_resolve_takes_effect(commit):
     log = Log(1, level=SECOND_LEVEL, k=2)
     assert log.outcome_of(resolve(commit=commit, group="a")) == "resolved"
     assert log.outcome_of(resolve(commit=not commit, group="a")) == "op_over"
     assert log.outcome_of(pause(START_MS + H, group="a")) == "op_over"
 
 
-def test_locks_that_outlive_the_pause_are_resolved():
+def test_a_lock_that_outlives_its_pause_can_be_aborted():
     log = staged()
     log.append(pause(0, seq=1))
     assert log.outcome_of(resolve(commit=True)) == "undecided"
@@ -207,13 +207,13 @@ def test_locks_that_outlive_the_pause_are_resolved():
     assert log.state.groups["g"].over == ((log.state.groups["g"].over[0][0], OP),)
 
 
-def test_a_resolve_of_an_unknown_group_needs_room():
+def test_a_resolve_of_a_new_group_beyond_the_limit_is_refused():
     log = free(groups=1)
     assert log.outcome_of(resolve(commit=False, group="h")) == "limits"
     assert "h" not in log.state.groups
 
 
-def test_a_topic_that_was_created_again_cannot_be_set_back():
+def test_a_new_topic_id_clears_the_previous_position():
     log = decided()
     log.append(resolve(commit=True))
     epoch = log.key().epoch
@@ -221,11 +221,11 @@ def test_a_topic_that_was_created_again_cannot_be_set_back():
     assert log.key().previous is None
 
 
-# --- canonical bytes
+# --- while the partition count changes
 
 
-def test_a_set_position_ends_where_it_began_and_stages_no_moving_key():
-    """Its pause ran out in partition 0, which the fence went to first."""
+def test_a_fence_refuses_a_stage_and_lets_a_set_position_be_resolved():
+    """Its pause had expired in partition 0, where the fence was written first."""
     log = Log(1, k=2, level=2)
     epoch = log.claimed()
     log.append(release(epoch))

@@ -42,12 +42,12 @@ OTHER = Key("g", "t", 1)
 
 
 def kept(log):
-    """Return the records of a Reset to the state of now."""
+    """Return the records of a Reset to the present state."""
     return resets(to_bytes(log.state), digest(log.state), bytes_max=40)
 
 
 def story():
-    """Return a log, the Reset to some point of it, and how it went on from there."""
+    """Return a log, and the records of a Reset to an earlier state of it."""
     log = Log(level=2)
     first = log.claimed(resume_hash=hashed(SECRET), topic_id=ident("topic"))
     log.append(messages(first, 0, 9), after=3)
@@ -63,7 +63,7 @@ def send_all(log, records, **where):
     return [log.outcome_of(record, **where) for record in records]
 
 
-def test_each_record_of_section_7_is_folded_here():
+def test_this_module_folds_all_records_of_section_7():
     checkpoints = {kind.record for kind in KINDS if kind.number >= 130}
     assert set(FOLDS) == {Reset, *checkpoints}
 
@@ -86,7 +86,7 @@ def test_a_reset_before_a_config_is_refused():
     assert log.state.staging is None
 
 
-def test_a_reset_brings_the_carried_state_owned_by_nobody():
+def test_a_reset_puts_the_carried_state_in_force_without_owners():
     log, records = story()
     before_ms = from_bytes(b"".join(r.data for r in records)).now_ms
     *staged, last = send_all(log, records, after=1)
@@ -105,11 +105,11 @@ def test_a_reset_brings_the_carried_state_owned_by_nobody():
     assert log.state.soft.counters["reset"] == 1
 
 
-def test_nothing_is_claimed_until_every_lease_has_expired():
+def test_claims_are_refused_after_a_reset_until_every_lease_has_expired():
     log, records = story()
     send_all(log, records)
     assert log.outcome_of(beat(1, 11)) == "not_owner"
-    refused = log.one(claim("c2"), after=5)  # the first entry only starts the clock
+    refused = log.one(claim("c2"), after=5)  # the first entry starts the clock
     assert (refused.reason, refused.detail) == ("quiet", {"remaining_ms": 2 * H - 4})
     assert log.outcome_of(claim("c2", key=Key("new", "t", 7)), after=5) == "quiet"
     assert log.outcome_of(resume(1), after=5) == "quiet"
@@ -122,7 +122,7 @@ def test_nothing_is_claimed_until_every_lease_has_expired():
     assert (log.state.quiet_until_ms, log.state.ends_ms) == (None, None)
 
 
-def test_replicas_that_disagreed_agree_again():
+def test_replicas_that_differed_are_equal_after_a_reset():
     log, records = story()
     wrong = from_bytes(to_bytes(log.state))
     wrong.keys[OTHER].position = 77
@@ -137,7 +137,7 @@ def test_replicas_that_disagreed_agree_again():
     assert digest(wrong) == digest(log.state)
 
 
-def test_parts_wait_for_a_while_only():
+def test_staged_parts_are_dropped_after_60_seconds():
     log, records = story()
     log.append(records[0])
     assert log.outcome_of(records[1], after=OPEN_MS_MAX - 1) == "reset_staged"
@@ -146,7 +146,7 @@ def test_parts_wait_for_a_while_only():
     assert log.outcome_of(records[2]) == "reset_order"
 
 
-def test_the_quiet_time_and_parts_end_apart():
+def test_the_quiet_time_and_the_staged_parts_end_independently():
     log, records = story()
     send_all(log, records)
     again = kept(log)
@@ -169,7 +169,7 @@ def test_the_quiet_time_and_parts_end_apart():
         pytest.param({"number": 1, "digest": ident("x")}, id="another digest"),
     ],
 )
-def test_a_part_follows_the_one_before_it(change):
+def test_a_part_that_does_not_follow_the_last_one_is_refused(change):
     log, records = story()
     log.append(records[0])
     before = log.state.staging
@@ -185,13 +185,13 @@ def test_a_part_follows_the_one_before_it(change):
         pytest.param({"size_bytes": 2**31 - 1}, id="more than parts can hold"),
     ],
 )
-def test_staged_parts_are_bounded(change):
+def test_a_reset_of_too_many_parts_or_bytes_is_refused(change):
     log, records = story()
     assert log.outcome_of(replace(records[0], **change)) == "limits"
     assert log.state.staging is None
 
 
-def test_parts_never_exceed_the_announced_size():
+def test_parts_beyond_the_announced_size_are_refused():
     log, records = story()
     first, second, *_ = records
     assert (
@@ -214,7 +214,7 @@ def as_one(log, value, expected_digest, **change):
     return log.outcome_of(replace(record, **change))
 
 
-def test_states_of_elsewhere_are_refused():
+def test_a_state_of_another_partition_or_config_or_later_offset_is_refused():
     log, _ = story()
     strangers = [Log(1, level=2), Log(level=2, h=3), Log(configured=False)]
     ahead = from_bytes(to_bytes(log.state))
@@ -224,7 +224,7 @@ def test_states_of_elsewhere_are_refused():
 
 
 @pytest.mark.parametrize("spoiled", ["keys", "groups", "digest", "foreign"])
-def test_a_state_is_made_of_nothing_that_can_be_refused_before(monkeypatch, spoiled):
+def test_a_reset_can_be_refused_before_its_state_is_decoded(monkeypatch, spoiled):
     log, _ = story()
     value, expected_digest = to_bytes(log.state), digest(log.state)
     if spoiled == "digest":
@@ -244,20 +244,20 @@ def test_a_state_is_made_of_nothing_that_can_be_refused_before(monkeypatch, spoi
     assert as_one(log, value, expected_digest) == expected.get(spoiled, "limits")
 
 
-def test_a_row_that_no_fold_gives_is_refused_though_its_digest_is_right():
+def test_an_impossible_row_is_refused_even_with_a_correct_digest():
     log, _ = story()
     value = to_bytes(log.state).replace(b"\xa1g", b"\xa1/")
     assert as_one(log, value, outline(value).digest()) == "reset_damaged"
 
 
-def test_a_state_with_a_reset_under_way_is_refused():
+def test_a_reset_to_a_state_with_staged_parts_is_refused():
     log, records = story()
     log.append(records[0])
     value, expected_digest = to_bytes(log.state), digest(log.state)
     assert as_one(log, value, expected_digest) == "reset_damaged"
 
 
-def test_hostile_resets_never_raise_and_leave_little():
+def test_damaged_resets_never_raise_and_never_replace_the_state():
     log, records = story()
     for record in records[:3]:
         for data in (b"\xc1", b"\x95" * 50, record.data[::-1]):
@@ -267,7 +267,7 @@ def test_hostile_resets_never_raise_and_leave_little():
     assert log.key().owner == Owner("c3", ident("c3"))
 
 
-def test_no_state_replaces_one_in_which_the_count_changes():
+def test_a_reset_is_refused_while_the_partition_count_changes():
     log, *_ = source_log()
     value = to_bytes(log.state)
     for part in resets(value, digest(log.state)):

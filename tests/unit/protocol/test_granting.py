@@ -39,7 +39,7 @@ def take(it, transition, *, head, **context):
 
 
 class Bench:
-    """The ladder with a real fold behind it, and a note of everything handed out."""
+    """An AtMostOnce whose requests a real fold judges."""
 
     def __init__(self, start=0):
         self.log = Log(span=100)
@@ -77,10 +77,10 @@ def refused(reason, request):
     return transition(reason=reason, offset=9, epoch=1, record=record)
 
 
-# --- asking
+# --- requests
 
 
-def test_requests_cover_offsets_once(bench):
+def test_requests_do_not_overlap(bench):
     assert bench.request(4) == SentRequest(1, through(0, 4))
     assert bench.request(9, sent_ms=7) == SentRequest(2, through(5, 9), sent_ms=7)
     assert (bench.it.next_first, bench.it.outstanding_count) == (10, 2)
@@ -88,7 +88,7 @@ def test_requests_cover_offsets_once(bench):
         bench.request(9)
 
 
-def test_only_so_many_requests_are_under_way(bench):
+def test_the_number_of_requests_in_flight_is_limited(bench):
     for last in range(REQUESTS_IN_FLIGHT_MAX):
         bench.request(last)
     with pytest.raises(InvalidTransition):
@@ -102,7 +102,7 @@ def test_the_depth_limits_the_requests_in_flight(bench):
     assert bench.it.may_request(2)
 
 
-def test_the_oldest_request_is_what_is_waited_for(bench):
+def test_the_send_time_of_the_oldest_request_in_flight_is_known(bench):
     assert bench.it.oldest_sent_ms is None
     first = bench.request(4, sent_ms=7)
     bench.request(9, sent_ms=8)
@@ -112,7 +112,7 @@ def test_the_oldest_request_is_what_is_waited_for(bench):
 
 
 def test_a_request_stays_within_the_span(bench):
-    """Should all that is under way be lost, the last request is granted it all."""
+    """If all earlier requests are lost, the last one is granted their ranges, too."""
     assert bench.it.last_within(4, 100) == 4
     assert bench.it.last_within(400, 100) == 99
     bench.request(49)
@@ -123,7 +123,7 @@ def test_a_request_stays_within_the_span(bench):
 
 
 def test_without_a_position_there_is_one_request_at_a_time():
-    """The trap: one that overtakes another would leave out what that one asks for."""
+    """A request that overtook another would leave out that one's range for ever."""
     bench = Bench(start=None)
     first = bench.request(4)
     assert not bench.it.may_request(REQUESTS_IN_FLIGHT_MAX)
@@ -135,7 +135,7 @@ def test_without_a_position_there_is_one_request_at_a_time():
     bench.request(14)
 
 
-def test_without_a_position_a_request_that_is_given_up_is_covered_by_the_next():
+def test_without_a_position_the_next_request_covers_one_given_up():
     bench = Bench(start=None)
     late = bench.request(4)
     bench.it.forget_requests()
@@ -169,12 +169,12 @@ def test_a_request_gets_at_most_the_span_from_the_head(last, head, within):
         (None, Refusal.UNEXPECTED),
     ],
 )
-def test_each_refusal_means_one_thing(reason, refusal):
+def test_each_reason_maps_to_one_refusal(reason, refusal):
     assert refusal_of(reason, last=9, head=10) is refusal
     assert (refusal_of(reason) in ENDING) == (refusal.value in {"over", "unexpected"})
 
 
-def test_offsets_behind_a_cut_request_are_not_granted():
+def test_nothing_left_for_a_cut_request_means_later_not_taken():
     """A cut request may find nothing left although the wanted offsets are free."""
     assert refusal_of("nothing_left", last=9, head=9) is Refusal.LATER
     assert refusal_of("nothing_left", last=9, head=None) is Refusal.TAKEN
@@ -192,7 +192,7 @@ def request_of(bench, **changes):
     return GrantRequest(**fields | changes)
 
 
-def test_a_claim_is_over_once_the_log_shows_another_or_none(bench):
+def test_a_claim_has_ended_once_the_log_shows_another_owner_or_none(bench):
     def reason(known, **changes):
         verdict = request_of(bench, **changes).verdict_if_over(known)
         return None if verdict is None else verdict.reason
@@ -211,7 +211,7 @@ def test_a_claim_is_over_once_the_log_shows_another_or_none(bench):
 
 @pytest.mark.parametrize(("head", "last"), [(None, 109), (0, 99), (20, 119)])
 def test_a_request_is_cut_to_the_span(bench, head, last):
-    """A grant begins at the head, else with the request."""
+    """A grant begins at the first offset not granted, if known, else as requested."""
     request = request_of(bench, first=10, last=400)
     assert request.within(100, head=head) == attrs.evolve(request, last=last)
     assert request_of(bench).within(100, head=head).last == 4
@@ -241,7 +241,7 @@ def test_the_rest_of_a_cut_request_is_requested_again(bench):
     assert bench.it.unused == (through(0, 9),)
 
 
-def test_the_rest_of_a_cut_request_is_granted_to_the_next(bench):
+def test_the_rest_of_a_cut_request_is_granted_to_the_next_request(bench):
     first, second = bench.request(9), bench.request(19)
     assert bench.answer(SentRequest(first.seq, through(0, 3))) is None
     assert (bench.it.next_first, bench.it.outstanding_count) == (20, 1)
@@ -250,14 +250,14 @@ def test_the_rest_of_a_cut_request_is_granted_to_the_next(bench):
     assert bench.it.next_first == 20
 
 
-def test_a_cut_request_with_no_rest_is_repeated_from_the_head(bench):
+def test_a_refused_cut_request_is_repeated_from_the_next_free_offset(bench):
     request = bench.request(9)
     bench.log.append(messages(bench.epoch, 0, 5, seq=99))
     assert bench.answer(SentRequest(request.seq, through(0, 3))) == "nothing_left"
     assert (bench.it.next_first, bench.it.outstanding_count) == (6, 0)
 
 
-def test_nothing_is_handed_out_before_it_is_granted(bench):
+def test_no_offset_is_handed_out_before_it_is_granted(bench):
     request = bench.request(4)
     assert bench.it.granted is None
     with pytest.raises(InvalidTransition, match="not granted"):
@@ -269,14 +269,14 @@ def test_nothing_is_handed_out_before_it_is_granted(bench):
 
 def test_grants_are_used_in_log_order_whatever_the_order_of_requests(bench):
     first, second = bench.request(4), bench.request(9)
-    assert bench.answer(second) is None  # the log took it first: 0 to 9
-    assert bench.it.outstanding_count == 0  # the other one can get nothing now
+    assert bench.answer(second) is None  # first in the log: granted 0 to 9
+    assert bench.it.outstanding_count == 0  # the other one will be refused
     assert bench.answer(first) == "nothing_left"
     assert bench.it.unused == (through(0, 9),)
     assert bench.it.next_first == 10
 
 
-def test_a_request_that_is_lost_is_covered_by_the_next(bench):
+def test_the_next_request_covers_one_that_was_lost(bench):
     bench.request(4)
     second, third = bench.request(9), bench.request(14)
     assert bench.answer(second) is None
@@ -292,22 +292,22 @@ def test_without_a_position_the_first_request_sets_the_start():
     assert bench.it.unused == (through(5, 9),)
 
 
-def test_a_range_granted_to_an_earlier_owner_is_not_counted():
+def test_a_grant_leaves_out_offsets_that_were_granted_before():
     bench = Bench(start=0)
     bench.log.append(messages(bench.epoch, 0, 3, seq=99))
     bench.granted(9)
     assert bench.it.unused == (through(4, 9),)
 
 
-def test_offsets_granted_to_others_are_not_requested_again(bench):
+def test_offsets_granted_by_another_request_are_not_requested_again(bench):
     request = bench.request(4)
     bench.log.append(messages(bench.epoch, 0, 20, seq=99))
     assert bench.answer(request) == "nothing_left"
     assert (bench.it.next_first, bench.it.outstanding_count) == (21, 0)
 
 
-def test_a_refused_wide_request_is_repeated_from_the_log_position(bench):
-    bench.it.next_first = 300  # retention took what lies between
+def test_a_request_refused_for_its_span_is_repeated_from_the_position(bench):
+    bench.it.next_first = 300  # retention deleted the records between
     assert bench.answer(bench.request(310)) == "span"
     assert bench.it.unused == ()
     assert bench.it.next_first == 0
@@ -323,7 +323,7 @@ def test_requests_behind_a_refused_one_are_repeated(bench):
     assert bench.it.next_first == 5
     again = bench.request(7)
     assert again.offsets.first == 5
-    assert bench.answer(third) is None  # it landed after the pause
+    assert bench.answer(third) is None  # appended after the pause
     assert bench.answer(again) == "nothing_left"
     assert bench.it.unused == (through(0, 14),)
 
@@ -336,14 +336,14 @@ def test_a_refusal_without_a_position_repeats_the_request():
     assert bench.it.next_first == 5
 
 
-def test_an_ignored_request_has_a_reason(bench):
+def test_an_ignored_request_returns_its_reason(bench):
     request = bench.request(4)
     bench.epoch = 77
     assert bench.answer(request) == "old_epoch"
 
 
-def test_a_verdict_of_another_process_is_not_counted(bench):
-    """Matched by grantee, never by incarnation and number alone (PROTOCOL 6.2)."""
+def test_a_grant_to_another_process_is_not_used(bench):
+    """Matched by grantee, not by incarnation and seq alone (PROTOCOL 6.2)."""
     request = bench.request(4)
     foreign = messages(bench.epoch, 0, 4, seq=request.seq)
     foreign = msgspec.structs.replace(foreign, grantee=ident("task"))
@@ -352,7 +352,7 @@ def test_a_verdict_of_another_process_is_not_counted(bench):
     assert bench.it.outstanding_count == 1
 
 
-def test_an_acceptance_without_a_range_grants_nothing(bench):
+def test_an_accepted_request_without_a_range_grants_nothing(bench):
     request = bench.request(4)
     record = messages(bench.epoch, 0, 4, seq=request.seq)
     strange = transition("granted", offset=9, epoch=1, record=record)
@@ -360,7 +360,7 @@ def test_an_acceptance_without_a_range_grants_nothing(bench):
     assert bench.it.unused == ()
 
 
-def test_an_unanswered_request_is_repeated_and_counted_once(bench):
+def test_a_repeated_request_and_its_late_grant_are_counted_once(bench):
     late = bench.request(4)
     bench.it.forget_requests()
     bench.it.forget_requests()
@@ -375,14 +375,14 @@ def test_an_unanswered_request_is_repeated_and_counted_once(bench):
     assert bench.it.next_first == 7
 
 
-def test_a_late_grant_moves_the_next_request(bench):
+def test_the_next_request_starts_behind_a_late_grant(bench):
     late = bench.request(4)
     bench.it.forget_requests()
     assert bench.answer(late) is None
     assert bench.it.next_first == 5
 
 
-def test_the_round_trip_of_what_is_answered_is_measured(bench):
+def test_the_round_trip_is_averaged_over_requests_not_given_up(bench):
     first, late = bench.request(4, sent_ms=10), bench.request(9, sent_ms=20)
     assert bench.answer(first, now_ms=14) is None
     assert bench.it.round_trip_us == 4_000
@@ -394,10 +394,10 @@ def test_the_round_trip_of_what_is_answered_is_measured(bench):
     assert bench.it.round_trip_us == averaged(4_000, 1)
 
 
-# --- using
+# --- hand-outs
 
 
-def test_what_is_ahead_is_granted_or_requested(bench):
+def test_the_ahead_count_has_granted_and_requested_offsets(bench):
     assert (bench.it.ahead_count, bench.it.unused_count) == (0, 0)
     one, two = bench.request(9), bench.request(19)
     assert (bench.it.ahead_count, bench.it.unused_count) == (20, 0)
@@ -418,7 +418,7 @@ def test_dropped_grants_are_neither_counted_nor_reported(bench):
     assert bench.it.discard() == ()
 
 
-def test_the_end_of_the_grants_is_known_until_they_are_used_or_given_up(bench):
+def test_the_granted_end_is_zero_once_grants_are_used_or_given_up(bench):
     assert bench.it.granted_end == 0
     bench.granted(9)
     bench.granted(19)
@@ -439,7 +439,7 @@ def test_a_granted_offset_is_handed_out_once(bench):
     assert (bench.it.granted, bench.it.unused) == (None, ())
 
 
-def test_gaps_use_up_what_they_skip(bench):
+def test_a_hand_out_uses_up_the_granted_offsets_below_it(bench):
     bench.granted(4)
     bench.granted(9)
     bench.it.hand_out(3)
@@ -453,7 +453,7 @@ def test_gaps_use_up_what_they_skip(bench):
         bench.it.hand_out(10)
 
 
-def test_grants_with_those_of_others_between_them_stay_apart(bench):
+def test_grants_separated_by_another_grant_are_not_joined(bench):
     bench.granted(4)
     bench.log.append(messages(bench.epoch, 0, 7, seq=99))
     bench.granted(12)
@@ -465,7 +465,7 @@ def test_grants_with_those_of_others_between_them_stay_apart(bench):
     assert bench.it.unused == (through(9, 12),)
 
 
-def test_what_nobody_received_is_handed_out_again(bench):
+def test_granted_records_put_back_are_handed_out_again(bench):
     for last in (4, 9, 19):
         bench.granted(last)
     bench.it.hand_out(1)
@@ -507,7 +507,7 @@ def test_offsets_without_records_are_skipped(bench, through, unused):
     assert bench.it.unused == unused
 
 
-def test_handed_out_records_are_processed_at_the_next_request(bench):
+def test_handed_out_records_count_as_processed_at_the_next_request(bench):
     bench.granted(9)
     bench.it.hand_out(3)
     assert bench.it.done == 0
@@ -518,7 +518,7 @@ def test_handed_out_records_are_processed_at_the_next_request(bench):
     assert bench.it.done == 8
 
 
-def test_offsets_without_records_are_done_with_once_all_before_them_is(bench):
+def test_offsets_without_records_are_done_once_all_before_them_are(bench):
     bench.granted(9)
     bench.it.skip_through(1)
     assert bench.it.done == 2
@@ -556,7 +556,7 @@ def test_given_up_ranges_are_reported_once_and_never_handed_out(bench):
     assert bench.it.discard() == ()
 
 
-# --- how many to have under way
+# --- depth of the pipeline
 
 
 @pytest.mark.parametrize(
@@ -570,7 +570,7 @@ def test_given_up_ranges_are_reported_once_and_never_handed_out(bench):
         pytest.param(30_000, 10_000, 3, id="three-batches"),
     ],
 )
-def test_so_much_ahead_hides_a_round_trip(round_trip_us, batch_us, lead):
+def test_the_lead_in_batches_hides_a_round_trip(round_trip_us, batch_us, lead):
     assert lead_for(round_trip_us, batch_us) == lead
 
 
@@ -578,12 +578,12 @@ def test_so_much_ahead_hides_a_round_trip(round_trip_us, batch_us, lead):
     ("batch_us", "step"),
     [(1, WORK_PER_ROUND_US), (WORK_PER_ROUND_US - 1, 2), (WORK_PER_ROUND_US, 1)],
 )
-def test_requests_do_not_come_too_often(batch_us, step):
+def test_short_batches_are_requested_several_at_a_time(batch_us, step):
     assert step_for(batch_us) == step
 
 
 MS = 1_000
-# A round trip for which batches of 10 ms are as many ahead as its 100 ms and more.
+# A round trip of ten batches of 10 ms.
 FAR_US = 100 * MS
 
 
@@ -595,7 +595,7 @@ def paced(pace, times, work_us, round_trip_us, partitions=1):
     return depths
 
 
-def test_a_bound_of_one_is_no_pipelining():
+def test_a_depth_limit_of_one_disables_pipelining():
     pace = GrantDepth(1)
     assert set(paced(pace, 20, 0, 900 * MS)) == {1}
 
@@ -606,7 +606,7 @@ def test_the_pipeline_begins_with_one_request_and_doubles():
     assert paced(pace, 5, 10 * MS, FAR_US) == [2, 4, 4, 4, 4]
 
 
-def test_the_pipeline_lasts_a_round_trip_and_the_work_of_a_round():
+def test_the_depth_covers_a_round_trip_and_the_work_of_a_round():
     batches = WORK_PER_ROUND_US // (10 * MS)
     assert paced(GrantDepth(99), 9, 10 * MS, 9 * MS)[-1] == 1 + batches
     assert paced(GrantDepth(99), 9, 10 * MS, 15 * MS)[-1] == 2 + batches
@@ -619,7 +619,7 @@ def test_partitions_share_the_work_of_a_round():
     assert alone.depth == 4 * shared.depth
 
 
-def test_without_a_round_trip_nothing_is_decided():
+def test_the_depth_stays_until_a_round_trip_is_measured():
     pace = GrantDepth(4)
     assert paced(pace, 1, 10 * MS, 0) == [1]
     assert pace.work_us == 0
@@ -630,13 +630,13 @@ def test_the_pipeline_shrinks_only_after_many_samples():
     paced(pace, 3, 10 * MS, FAR_US)
     pace.work_us = 40 * MS
     assert set(paced(pace, FEWER_IN_A_ROW - 1, 40 * MS, 40 * MS)) == {4}
-    paced(pace, 1, 40 * MS, 4 * FAR_US)  # one that needs all of it
+    paced(pace, 1, 40 * MS, 4 * FAR_US)  # a sample that needs the full depth
     assert set(paced(pace, FEWER_IN_A_ROW - 1, 40 * MS, 40 * MS)) == {4}
     assert paced(pace, 1, 40 * MS, 40 * MS) == [3]
 
 
 def test_the_pipeline_depth_settles():
-    """Figures that swing about their mean move nothing, once it has settled."""
+    """Samples that vary about a mean do not change a depth that has settled."""
     pace = GrantDepth(32)
     depths = set()
     for number in range(400):
@@ -647,14 +647,14 @@ def test_the_pipeline_depth_settles():
     assert len(depths) == 1
 
 
-def test_a_long_silence_is_soon_forgotten():
+def test_one_very_long_sample_does_not_keep_the_depth_low():
     pace = GrantDepth(4)
     assert paced(pace, 1, 3_600_000 * MS, 10 * MS) == [1]
     assert paced(pace, 8, 10 * MS, 10 * MS)[-1] > 1
 
 
-def test_one_wait_does_not_slow_down_what_follows():
-    """A consumer waits for its first large fetch, which is no work."""
+def test_one_long_wait_does_not_reduce_the_depth():
+    """The wait for a first large fetch is no work."""
     pace = GrantDepth(64)
     paced(pace, 8, 1 * MS, 4 * MS, partitions=8)
     before = pace.depth
@@ -665,12 +665,12 @@ def test_one_wait_does_not_slow_down_what_follows():
     assert pace.depth == before
 
 
-def test_a_slow_handler_has_nothing_ahead():
+def test_a_slow_handler_gets_no_pipelining():
     pace = GrantDepth(4)
     assert set(paced(pace, 40, 5_000 * MS, 10 * MS)) == {1}
 
 
-def test_a_handler_of_no_time_at_all_gets_the_most():
+def test_a_handler_that_takes_no_time_gets_the_largest_depth():
     pace = GrantDepth(4)
     assert paced(pace, 10, 0, 5 * MS)[-1] == 4
     assert pace.work_us == 1

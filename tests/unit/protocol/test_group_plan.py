@@ -31,7 +31,7 @@ def member(name, **others):
 
 
 def held(*owners, topic="t", free=()):
-    """Return keys by owner; None = nobody had it, numbers in ``free`` are free."""
+    """Return keys by last owner, None if never owned; those in ``free`` are free."""
     return tuple(
         PlanKey(key(n, topic), owner, owner is None or n in free)
         for n, owner in enumerate(owners)
@@ -51,7 +51,7 @@ def counts(result):
 
 @pytest.mark.parametrize("name", sorted(json.loads(VECTORS.read_text())["plans"]))
 def test_equal_inputs_have_equal_plans_under_one_version(name):
-    """A change of results is a new version: old members compute the old ones."""
+    """Other results need a new version: old members compute the old results."""
     found = json.loads(VECTORS.read_text())
     assert found["version"] == group_plan.PLANNER_VERSION
     vector = found["plans"][name]
@@ -80,12 +80,12 @@ def test_a_free_key_returns_to_its_last_owner():
     assert result.moves == (Move(key(3), None, "b"),)
 
 
-def test_weights_count_as_members():
+def test_a_member_gets_keys_in_proportion_to_its_weight():
     result = planned(held(*[None] * 8), [member("a", weight=3), member("b")])
     assert counts(result) == {"a": 6, "b": 2}
 
 
-def test_limits_are_kept_and_named():
+def test_keys_beyond_all_limits_stay_uncovered():
     result = planned(held("a", "a", None), [member("a", limit=1)])
     assert result.uncovered == (
         Uncovered(key(1), "limits"),
@@ -94,17 +94,17 @@ def test_limits_are_kept_and_named():
     assert result.owners == {key(0): "a"}
 
 
-def test_targets_are_kept_where_they_suffice():
+def test_targets_are_kept_if_they_suffice_for_all_keys():
     members = [member("a", target=1), member("b")]
     assert counts(planned(held(*[None] * 6), members)) == {"a": 1, "b": 5}
     members = [member("a", target=1), member("b", target=1)]
     assert counts(planned(held(*[None] * 6), members)) == {"a": 3, "b": 3}
 
 
-# --- Who may have what ---
+# --- Eligible members ---
 
 
-def test_a_drained_member_gives_up_what_others_can_take():
+def test_a_drained_member_gives_up_the_keys_that_others_can_take():
     members = [member("a", is_drained=True), member("b", limit=3)]
     result = planned(held(*"aaaa"), members)
     assert counts(result) == {"a": 1, "b": 3}
@@ -114,20 +114,20 @@ def test_a_drained_member_gives_up_what_others_can_take():
     )
 
 
-def test_if_all_are_drained_nothing_moves():
+def test_nothing_moves_if_all_members_are_drained():
     result = planned(held("a", None), [member("a", is_drained=True)])
     assert result == GroupPlan(
         owners={key(0): "a"}, moves=(), uncovered=(Uncovered(key(1), "no members"),)
     )
 
 
-def test_a_cordoned_member_takes_nothing():
+def test_a_cordoned_member_takes_no_key_and_keeps_its_share():
     members = [member("a", is_cordoned=True), member("b")]
     assert counts(planned(held("a", None, None, None), members)) == {"a": 1, "b": 3}
     assert counts(planned(held(*"aaaa"), members)) == {"a": 2, "b": 2}
 
 
-def test_only_subscribers_get_a_key():
+def test_keys_go_only_to_subscribers_of_their_topic():
     keys = (*held(None, "b"), *held(None, None, topic="u"))
     result = planned(keys, [member("a"), member("b", topics=("u",))])
     assert counts(result) == {"a": 2, "b": 2}
@@ -159,7 +159,7 @@ def test_a_chain_of_moves_covers_a_key():
     assert result.owners == {key(0): "a", key(0, "u"): "b"}
 
 
-# --- Places ---
+# --- Racks and hosts ---
 
 
 def test_a_topic_is_spread_over_racks_then_hosts():
@@ -173,7 +173,7 @@ def test_a_topic_is_spread_over_racks_then_hosts():
     assert set(result.owners.values()) == {"a", "c", "d"}
 
 
-def test_topics_that_crowd_a_rack_are_given_up():
+def test_the_topic_most_concentrated_in_a_rack_gives_up_keys():
     topics = ("t", "u")
     members = [
         member("a", topics=topics, rack="r1"),
@@ -184,8 +184,8 @@ def test_topics_that_crowd_a_rack_are_given_up():
     assert [each.key for each in result.moves] == [key(1), key(2)]
 
 
-def test_what_stays_uncovered_is_decided_by_name_alone():
-    """Else the next plan, with keys in other racks, would choose another one."""
+def test_uncovered_keys_are_chosen_by_name_alone():
+    """Else the next plan, with keys in other racks, would leave out another key."""
     topics = ("t", "u")
     members = [
         member("a", topics=topics, rack="r1", limit=2),
@@ -197,7 +197,7 @@ def test_what_stays_uncovered_is_decided_by_name_alone():
     assert result.moves == ()
 
 
-def test_places_never_cause_a_move():
+def test_racks_never_cause_a_move():
     members = [member("a", rack="r1"), member("b", rack="r2")]
     keys = (*held(*"aa"), *held(*"bb", topic="u"))
     assert not planned(
@@ -205,11 +205,11 @@ def test_places_never_cause_a_move():
     ).moves
 
 
-# --- The whole ---
+# --- Whole plans ---
 
 
 @pytest.mark.parametrize("kind", [plankit.uniform_group, plankit.mixed_group])
-def test_a_plan_is_at_rest_once_it_is_carried_out(kind):
+def test_a_plan_that_was_carried_out_is_followed_by_no_moves(kind):
     for seed in range(150):
         given = kind(plankit.chance_of(seed))
         first = plan(given)
@@ -226,14 +226,14 @@ def test_a_plan_is_at_rest_once_it_is_carried_out(kind):
         assert again.owners == first.owners
 
 
-def test_a_large_group_is_covered_although_improvement_is_cut_short(monkeypatch):
+def test_coverage_is_optimal_even_without_improvements(monkeypatch):
     monkeypatch.setattr(group_plan, "IMPROVEMENTS_MAX", 0)
     for seed in range(150):
         given = plankit.mixed_group(plankit.chance_of(seed))
         assert len(plan(given).uncovered) == plankit.optimum(given)[0]
 
 
-def test_input_must_be_in_order():
+def test_input_out_of_order_or_repeated_is_an_error():
     with pytest.raises(ValueError, match="t-0 is out of order or repeated"):
         planned(held(None)[::-1] * 2, [])
     with pytest.raises(ValueError, match="'a' is out of order"):

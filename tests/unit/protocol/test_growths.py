@@ -1,4 +1,4 @@
-"""What new partitions of a data topic wait for."""
+"""Growths of data topics, and the partitions that wait for them (PROTOCOL 9.10)."""
 
 import msgspec
 import pytest
@@ -74,18 +74,20 @@ def test_growths_are_sorted_by_topic_and_count():
         ([growth(8, 4, topic_id=ID)], growth(4, 4, topic_id=OTHER), "growth"),
     ],
 )
-def test_what_does_not_follow_the_growths_of_a_topic(before, record, reason):
+def test_a_growth_that_does_not_follow_those_of_its_topic_is_rejected(
+    before, record, reason
+):
     assert judge(grown(*before), record) == reason
 
 
-def test_a_topic_created_again_has_no_growths_of_its_earlier_life():
+def test_a_topic_created_again_drops_the_growths_of_the_earlier_topic():
     found = grown(growth(8, 4, topic_id=ID), growth(2, 1, topic_id=OTHER))
     assert [each[1:4] for each in found] == [(1, 2, OTHER)]
 
 
-def test_a_growth_is_withdrawn():
+def test_a_withdrawn_growth_is_dropped_and_others_stay():
     assert grown(growth(), growth(4, 4)) == ()
-    # One of several: the others stay.
+    # One of several growths of a topic.
     ended = (growth(), growth(ends=(1,) * 4), growth(16, 8), growth(4, 4))
     assert [each[:3] for each in grown(*ended)] == [("t", 8, 16)]
 
@@ -94,11 +96,11 @@ GROWTHS = grown(growth(8, 4, topic_id=ID), growth(8, 4, topic_id=ID, ends=(9, 8,
 
 
 @pytest.mark.parametrize("partition", [0, 3, 8, 100])
-def test_other_partitions_are_new_in_no_growth(partition):
+def test_a_partition_that_a_growth_does_not_add_has_no_growth(partition):
     assert growth_of(GROWTHS, Key("g", "t", partition), topic_id=ID) is None
 
 
-def test_a_new_partition_waits_for_the_one_that_had_its_keys():
+def test_a_new_partition_waits_for_the_partition_that_had_its_keys():
     key = Key("g", "t", 6)
     found = growth_of(GROWTHS, key, topic_id=ID)
     assert growth_of(GROWTHS, key, topic_id=None) == found == GROWTHS[0]
@@ -134,7 +136,9 @@ def known(position, topic_id=ID):
         (7, known(7, None), OTHER, True),
     ],
 )
-def test_when_a_source_has_passed_its_end(end, state, topic_id, has_passed):
+def test_a_source_has_passed_once_its_position_reaches_the_end(
+    end, state, topic_id, has_passed
+):
     source = Source(Key("g", "t", 2), end)
     assert source.has_passed(state, topic_id=topic_id) is has_passed
 
@@ -167,11 +171,11 @@ TWO = Growth("t", 8, 16, None, 6, None)
         ),
     ],
 )
-def test_growths_that_a_fold_gives(growths, is_sound):
+def test_only_growths_that_a_fold_can_give_are_sound(growths, is_sound):
     assert are_of_a_log(growths, next_offset=9) is is_sound
 
 
-def test_its_kind_and_level():
+def test_data_growth_is_record_21_of_level_2():
     assert set(FOLDS) == {DataGrowth}
     (kind,) = (kind for kind in KINDS if kind.record is DataGrowth)
     assert (kind.number, kind.level) == (21, SECOND_LEVEL)
@@ -185,7 +189,7 @@ def test_only_partition_0_keeps_growths():
     assert retired.state.growths == ()
 
 
-def test_the_life_of_a_growth():
+def test_a_growth_is_announced_completed_and_withdrawn():
     log = Log(level=2)
     before = digest(log.state)
     assert log.outcome_of(growth(ends=(1, 2, 3, 4))) == "growth"
@@ -202,7 +206,7 @@ def test_the_life_of_a_growth():
     assert digest(log.state) != before  # the clock and the offset moved
 
 
-def test_a_growth_is_in_the_digest():
+def test_the_digest_depends_on_growths():
     log, other = Log(level=2), Log(level=2)
     digests = {digest(log.state)}
     assert log.outcome_of(growth()) == "growing"
@@ -213,18 +217,18 @@ def test_a_growth_is_in_the_digest():
     assert len(digests) == 2
 
 
-def test_growths_are_bounded():
+def test_growths_are_limited():
     log = Log(level=2, operations=2)
     for topic in ("t", "u"):
         assert log.outcome_of(growth(topic=topic)) == "growing"
     assert log.outcome_of(growth(topic="v")) == "limits"
-    # What is known goes on, and makes room.
+    # A known growth may get its ends, or be withdrawn, which makes room.
     assert log.outcome_of(growth(topic="u", ends=(0,) * 4)) == "grown"
     assert log.outcome_of(growth(4, 4, topic="t")) == "growth_withdrawn"
     assert log.outcome_of(growth(topic="v")) == "growing"
 
 
-def test_their_ends_are_bounded():
+def test_the_ends_of_all_growths_are_limited():
     log = Log(level=2)
     most = ENDS_KEPT_MAX // 4096
     for number in range(most):
@@ -240,7 +244,7 @@ def test_their_ends_are_bounded():
     assert size <= bytes_max(log.state.config)
 
 
-def test_a_fence_and_a_reset_leave_them():
+def test_a_fence_and_a_reset_keep_growths():
     log = Log(level=2)
     log.append(growth())
     carried = to_bytes(log.state)
@@ -267,7 +271,7 @@ def with_growths(change):
     return msgspec.msgpack.encode(world)
 
 
-def test_growths_are_an_operation():
+def test_canonical_bytes_have_growths_as_an_operation():
     state = from_bytes(with_growths(lambda *_: None))
     assert msgspec.msgpack.decode(to_bytes(state))[4] == [
         [
@@ -293,6 +297,6 @@ def test_growths_are_an_operation():
         pytest.param(lambda _, item: item[1][0].__setitem__(1, 0), id="from-nothing"),
     ],
 )
-def test_growths_that_no_fold_gives_are_no_snapshot(change):
+def test_a_snapshot_with_impossible_growths_is_malformed(change):
     with pytest.raises(MalformedRecord):
         from_bytes(with_growths(change))

@@ -15,25 +15,25 @@ def log():
     return log
 
 
-def test_an_offer_alone_is_not_ready(log):
+def test_an_offer_without_a_handoff_ready_is_not_ready(log):
     assert not is_ready_for(log.key(), epoch=1, living=C2)
     log.append(offer(1, None))
     assert not is_ready_for(log.key(), epoch=1, living=C2)
 
 
-def test_it_is_ready_for_the_process_that_lives(log):
+def test_an_offer_is_ready_only_for_the_live_incarnation(log):
     log.append(ready(1))
     assert is_ready_for(log.key(), epoch=1, living=C2)
     assert not is_ready_for(log.key(), epoch=1, living=INC_AGAIN)
     assert not is_ready_for(log.key(), epoch=1, living=None)
 
 
-def test_it_is_ready_under_the_claim_that_offered_it(log):
+def test_an_offer_is_ready_only_under_the_epoch_that_made_it(log):
     log.append(ready(1))
     assert not is_ready_for(log.key(), epoch=0, living=C2)
 
 
-def test_an_offer_is_open_until_its_end_or_its_release(log):
+def test_an_offer_lasts_until_its_end_and_a_ready_one_until_withdrawn(log):
     now_ms = log.state.now_ms
     assert phase_of(log.key(), now_ms) == "offered"
     assert phase_of(log.key(), now_ms + H) is None
@@ -43,7 +43,7 @@ def test_an_offer_is_open_until_its_end_or_its_release(log):
     assert phase_of(log.key(), log.state.now_ms) is None
 
 
-def test_it_is_known_since_when_a_key_is_offered(log):
+def test_the_log_time_of_the_present_offer_is_known(log):
     first_ms = log.state.now_ms
     assert offered_since_ms(log.state, KEY) == first_ms
     log.append(ready(1), after=10)

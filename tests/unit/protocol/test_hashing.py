@@ -23,21 +23,21 @@ VECTORS = [
 
 
 @pytest.mark.parametrize(("topic", "partition", "of_50", "unsigned"), VECTORS)
-def test_vectors(topic, partition, of_50, unsigned):
+def test_placement_matches_the_frozen_vectors(topic, partition, of_50, unsigned):
     assert coordinating_partition(topic, partition, partition_count=50) == of_50
     assert coordinating_partition(topic, partition, partition_count=WHOLE) == unsigned
 
 
-def test_one_partition_coordinates_everything():
+def test_a_single_coordinating_partition_has_all_keys():
     assert {coordinating_partition("t", n, partition_count=1) for n in range(50)} == {0}
 
 
-def test_topic_and_partition_do_not_run_together():
+def test_the_hash_separates_the_topic_from_the_partition():
     near = coordinating_partition("t1", 1, partition_count=WHOLE)
     assert near != coordinating_partition("t", 11, partition_count=WHOLE)
 
 
-def test_the_name_is_topic_nul_decimal():
+def test_the_hash_is_of_topic_nul_and_decimal_partition():
     expected = mmh3.hash(b"orders\x0012", 0, signed=False)
     assert coordinating_partition("orders", 12, partition_count=WHOLE) == expected
 
@@ -58,7 +58,7 @@ def test_a_group_is_hashed_apart_from_topics():
     assert home_partition("g", partition_count=1) == 0
 
 
-def test_reserved_topics_are_no_topics_of_kafka():
+def test_reserved_topics_begin_with_a_slash():
     assert {CHECKPOINT_TOPIC, PLANNER_TOPIC} == RESERVED_TOPICS
     assert all(topic.startswith("/") for topic in RESERVED_TOPICS)
 

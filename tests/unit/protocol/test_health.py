@@ -36,7 +36,9 @@ H = 1_000
         pytest.param(500, 300, -10, True, id="a-log-that-was-cut"),
     ],
 )
-def test_keeps_up(lag, consumed, produced, keeps_up):
+def test_an_owner_keeps_up_if_it_is_near_the_end_or_gains(
+    lag, consumed, produced, keeps_up
+):
     assert LagTrend(lag, consumed, produced, H).keeps_up(H) is keeps_up
 
 
@@ -46,7 +48,7 @@ def test_velocities_are_per_second_and_signed():
     assert LagTrend(0, -1, 1, 3_000).consumed_per_s == 0
 
 
-def test_the_unit_of_time_cancels_out():
+def test_the_span_of_a_trend_does_not_change_the_result():
     for span_ms in (1, 333, 3_333, 10**7):
         assert LagTrend(14, span_ms, 9 * span_ms, span_ms).keeps_up(7) is True
         assert LagTrend(15, span_ms, 9 * span_ms, span_ms).keeps_up(7) is False
@@ -56,7 +58,7 @@ def test_the_unit_of_time_cancels_out():
 
 
 def run(health, paces, *, step_ms=333, start=(0, 1_000)):
-    """Feed samples; each trend is (consumed, produced) since the last one."""
+    """Add samples by (consumed, produced) since the last; return bad cycles of each."""
     reached, end = start
     at_ms = 0
     seen = []
@@ -68,13 +70,13 @@ def run(health, paces, *, step_ms=333, start=(0, 1_000)):
     return seen
 
 
-def test_nothing_is_judged_before_ten_samples():
+def test_there_is_no_trend_before_ten_samples():
     health = Health()
     assert run(health, [(0, 10)] * (SAMPLES_MAX - 1)) == [0] * (SAMPLES_MAX - 1)
     assert health.trend is None
 
 
-def test_three_bad_cycles_are_enough_and_two_are_not():
+def test_an_owner_is_behind_after_three_bad_cycles():
     health = Health()
     seen = run(health, [(1, 10)] * (SAMPLES_MAX + CYCLES_MAX - 1))
     assert seen[-3:] == [1, 2, 3]
@@ -92,7 +94,7 @@ def test_one_good_cycle_resets_the_count():
     assert not health.is_behind
 
 
-def test_the_oldest_sample_goes_and_with_it_an_early_burst():
+def test_the_oldest_sample_is_dropped_with_an_early_burst():
     health = Health()
     paces = [(0, 10), (500, 10)] + [(0, 10)] * (SAMPLES_MAX + 2)
     seen = run(health, paces, start=(0, 10_000))
@@ -101,7 +103,7 @@ def test_the_oldest_sample_goes_and_with_it_an_early_burst():
 
 
 def test_a_rewind_counts_against_the_owner():
-    """The order of samples counts, not their spread."""
+    """A trend compares the first and the last sample, not the least and the largest."""
     health = Health()
     run(health, [(50, 10)] * 5 + [(-300, 10)] + [(0, 10)] * 6)
     assert health.trend.consumed < 0
@@ -115,7 +117,7 @@ def test_a_sample_that_is_not_later_is_ignored():
     assert health.trend is None
 
 
-def test_a_restart_forgets():
+def test_a_restart_drops_all_samples():
     health = Health()
     run(health, [(1, 10)] * 20)
     health.restart()
@@ -138,7 +140,9 @@ def test_a_restart_forgets():
         pytest.param(9_999, 0, 1, 5, False, id="no-limit"),
     ],
 )
-def test_is_stuck(quiet_ms, limit_ms, count, lag, expected):
+def test_an_application_is_stuck_if_it_is_quiet_with_work_to_do(
+    quiet_ms, limit_ms, count, lag, expected
+):
     found = is_stuck(quiet_ms, limit_ms=limit_ms, uncommitted_count=count, lag=lag)
     assert found is expected
 
@@ -157,7 +161,7 @@ def test_the_limit_doubles_with_each_owner_stuck_at_the_same_position():
 # --- Backoff ---
 
 
-def test_a_backoff_doubles_while_it_lasts():
+def test_each_strike_doubles_the_backoff_up_to_a_maximum():
     backoff = Backoff()
     assert not backoff.is_on(0)
     lengths, now_ms = [], 7
@@ -180,7 +184,7 @@ def test_strikes_during_a_backoff_count_once():
     assert backoff.until_ms == 100 + 3 * H
 
 
-def test_holding_back_is_no_strike():
+def test_a_hold_does_not_count_as_a_strike():
     backoff = Backoff()
     backoff.hold(500)
     backoff.hold(100)

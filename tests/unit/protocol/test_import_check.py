@@ -1,4 +1,4 @@
-"""Imports that differ from what their sources show."""
+"""Imports that differ from the state of their source."""
 
 import msgspec
 import pytest
@@ -13,7 +13,7 @@ from kafka_marshal.protocol.rationalizer import apply
 
 
 class Bench:
-    """A change with a key that has moved, and a check of all partitions."""
+    """A change with one moving key, and a check of what is imported."""
 
     def __init__(self, before=2, after=4):
         self.check = ImportCheck()
@@ -48,7 +48,7 @@ class Bench:
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
-def test_what_the_source_has_left_is_no_difference(before, after):
+def test_an_import_equal_to_its_source_is_no_difference(before, after):
     bench = Bench(before, after)
     bench.change.released(bench.key, position=5)
     bench.append(bench.imports())
@@ -70,7 +70,7 @@ def test_what_the_source_has_left_is_no_difference(before, after):
         ({"successor": "c9"}, "the source has left the key in another state"),
     ],
 )
-def test_another_item_is_a_difference(changes, why):
+def test_an_import_with_other_fields_is_a_difference(changes, why):
     bench = Bench()
     bench.change.released(bench.key, position=5)
     transition = bench.append(bench.imports(**changes))
@@ -86,7 +86,7 @@ def test_another_item_is_a_difference(changes, why):
     assert bench.found() == []
 
 
-def test_a_key_that_may_change_or_is_unknown_is_a_difference():
+def test_an_import_of_a_non_final_or_unknown_key_is_a_difference():
     bench = Bench()
     bench.append(bench.imports())
     (found,) = bench.found()
@@ -101,7 +101,7 @@ def test_a_key_that_may_change_or_is_unknown_is_a_difference():
     assert (found.key, found.why) == (other, "the source does not know the key")
 
 
-def test_a_source_that_was_not_read_so_far_is_waited_for():
+def test_the_check_waits_until_the_source_is_read_up_to_the_import():
     bench = Bench()
     bench.change.tick(3 * H)
     bench.append(bench.imports(at=bench.source.state.next_offset + 1, position=7))
@@ -111,7 +111,7 @@ def test_a_source_that_was_not_read_so_far_is_waited_for():
     assert len(bench.found()) == 1
 
 
-def test_a_source_that_is_not_known_or_has_ended_the_change_is_not_compared():
+def test_an_unknown_source_or_one_that_ended_the_change_is_not_compared():
     bench = Bench()
     bench.change.tick(3 * H)
     bench.append(bench.imports(position=7))
@@ -125,7 +125,7 @@ def test_a_source_that_is_not_known_or_has_ended_the_change_is_not_compared():
     assert bench.found() == []
 
 
-def test_the_end_of_imports_is_compared_by_count_and_digest():
+def test_a_done_with_another_digest_is_a_difference():
     bench = Bench()
     bench.change.tick(3 * H)
     bench.append(bench.imports())
@@ -136,7 +136,7 @@ def test_the_end_of_imports_is_compared_by_count_and_digest():
     assert "1 keys that move here" in found.why
 
 
-def test_what_was_refused_or_known_already_is_not_compared():
+def test_refused_and_repeated_imports_are_not_compared():
     bench = Bench()
     bench.change.released(bench.key, position=5)
     bench.append(bench.imports())
@@ -156,7 +156,7 @@ def test_what_was_refused_or_known_already_is_not_compared():
         ({"partition": None}, "the source does not know the key"),
     ],
 )
-def test_a_source_that_was_read_to_its_end_first_is_compared(changes, why):
+def test_a_source_read_past_its_final_is_still_compared(changes, why):
     bench = Bench()
     bench.change.released(bench.key, position=5)
     if "partition" in changes:
@@ -184,7 +184,7 @@ def others():
     return Change(2, 4).moving(9)[1:]
 
 
-def test_a_key_that_was_not_final_at_the_end_is_a_difference():
+def test_a_key_that_is_not_final_in_the_kept_source_is_a_difference():
     bench = Bench()
     record = bench.imports()
     bench.check.keep(bench.source.state)
@@ -194,7 +194,7 @@ def test_a_key_that_was_not_final_at_the_end_is_a_difference():
     assert found.why == "the key may still change in the source"
 
 
-def test_few_sources_are_kept(monkeypatch):
+def test_the_number_of_kept_sources_is_limited(monkeypatch):
     monkeypatch.setattr(import_check, "KEPT_MAX", 1)
     bench = Bench()
     bench.change.released(bench.key, position=5)

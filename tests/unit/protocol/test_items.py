@@ -25,12 +25,14 @@ from kafka_marshal.protocol.items import (
         pytest.param(None, "m2", False, id="another host"),
     ],
 )
-def test_a_directive_names_one_client_or_a_host(client, host, expected):
+def test_a_directive_names_its_client_or_all_members_of_its_host(
+    client, host, expected
+):
     it = StandingDirective(OP, "admin", ident("admin"), 0, 9, client, host, "drain")
     assert it.names("c1", "m1") is expected
 
 
-def test_an_unknown_host_is_no_host():
+def test_a_directive_of_a_host_names_no_member_of_unknown_host():
     it = StandingDirective(OP, "admin", ident("admin"), 0, 9, None, "m1", "drain")
     assert not it.names("c1", "")
 
@@ -41,7 +43,7 @@ def test_a_plan_is_whole_once_all_slices_were_read():
     assert PlanNote(records, 2, 6, 7).is_whole
 
 
-def test_a_layout_finds_its_sources():
+def test_a_layout_returns_a_source_by_its_partition():
     one = LayoutSource(1, 0, None)
     layout = Layout(OP, 2, 9, (one, LayoutSource(3, 1, 5)))
     assert layout.source(1) == one
@@ -75,7 +77,7 @@ def test_a_scope_has_its_partitions_and_whole_topics(topic, partition, expected)
         pytest.param("/planner", False, id="planner"),
     ],
 )
-def test_without_a_scope_it_has_all_keys_but_the_planner(topic, expected):
+def test_a_pause_without_a_scope_has_all_keys_but_the_planner(topic, expected):
     assert is_in_scope(None, KEY._replace(topic=topic)) is expected
 
 
@@ -102,7 +104,7 @@ def test_an_offset_has_the_era_that_ends_behind_it():
     assert era_at((), 1) is None
 
 
-def test_all_are_kept_while_there_is_room():
+def test_all_eras_are_kept_below_the_limit():
     assert end_era((), (10, 1), epochs=iter(())) == ((10, 1),)
     epochs = iter(range(1_000))
     assert end_era(FULL[:-1], FULL[-1], epochs=epochs) == FULL
@@ -120,13 +122,13 @@ def test_all_are_kept_while_there_is_room():
         pytest.param(range(10 * ERAS_MAX + 10), 0, id="claims-of-all"),
     ],
 )
-def test_the_oldest_without_a_claim_is_dropped(epochs, dropped):
+def test_the_oldest_era_without_a_claim_is_dropped(epochs, dropped):
     eras = [*FULL, NEXT]
     del eras[dropped]
     assert end_era(FULL, NEXT, epochs=epochs) == tuple(eras)
 
 
-def test_what_is_dropped_has_the_next_era():
+def test_an_epoch_of_a_dropped_era_gets_the_next_era():
     eras = end_era(FULL, NEXT, epochs=[5])
     assert era_at(eras, 5) == 1
     assert era_at(eras, 15) == 3

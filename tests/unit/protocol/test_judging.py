@@ -1,7 +1,7 @@
-"""Every refusal, in its order: the whole product of what can speak against a record.
+"""The reasons of refusals and their order, in all combinations of conditions.
 
-The orders stand here as plain lists; each case is judged by the first entry of its
-list that holds.
+A test lists conditions and reasons in the order of judgement; it expects the reason of
+the first condition that holds.
 """
 
 from itertools import product
@@ -140,7 +140,7 @@ BOOLEANS = (False, True)
 
 
 @pytest.mark.parametrize(("owner", "age", "occupied"), OWNERS)
-def test_order_of_refusals_of_a_claim(owner, age, occupied):
+def test_a_claim_gets_the_first_reason_that_applies(owner, age, occupied):
     seen = set()
     for generation, place, fenced, held, handoff, expected, had, named in product(
         (1, 2),
@@ -201,7 +201,9 @@ def test_order_of_refusals_of_a_claim(owner, age, occupied):
         pytest.param(0, ("h", "i", "j", "k"), True, id="groups more than full"),
     ],
 )
-def test_order_of_refusals_of_a_first_claim(other_keys, groups, full):
+def test_a_first_claim_of_a_key_gets_the_first_reason_that_applies(
+    other_keys, groups, full
+):
     for generation, place, fenced, paused, expected in product(
         (1, 2), (HOME, 1 - HOME), BOOLEANS, BOOLEANS, (None, EPOCH)
     ):
@@ -239,7 +241,7 @@ def test_order_of_refusals_of_a_first_claim(other_keys, groups, full):
         pytest.param(2 * H + 1, False, id="stale"),
     ],
 )
-def test_order_of_refusals_of_a_resume(age, is_fresh):
+def test_a_resume_gets_the_first_reason_that_applies(age, is_fresh):
     for generation, place, fenced, held, owner, epoch, sender, stored in product(
         (1, 2),
         (HOME, 1 - HOME),
@@ -256,7 +258,7 @@ def test_order_of_refusals_of_a_resume(age, is_fresh):
             age,
             lock=LOCK if locked else None,
             resume_hash=stored,
-            # What is not asked of a resume:
+            # A resume is not judged by these:
             handoff=("c9", NOW + 1),
             retired_topic_ids=(RETIRED,),
             topic_id=TOPIC,
@@ -297,7 +299,7 @@ def test_order_of_refusals_of_a_resume(age, is_fresh):
         pytest.param(1, HOME, False, "resume_mismatch", id="nothing to resume"),
     ],
 )
-def test_a_resume_of_a_key_that_does_not_exist(generation, place, paused, expected):
+def test_a_resume_of_an_unknown_key_is_refused(generation, place, paused, expected):
     state = world(place=place, paused=paused)
     record = resume(EPOCH, generation=generation)
     assert judge_resume(state, record, config=state.config, key=KEY) == expected
@@ -328,21 +330,23 @@ SENDS = [
     ],
 )
 @pytest.mark.parametrize("paused", BOOLEANS)
-def test_which_senders_may_change_a_key(send, owner, epoch, expected, paused):
+def test_only_the_owner_under_the_present_epoch_may_change_a_key(
+    send, owner, epoch, expected, paused
+):
     known = None if owner == "no key" else key_state(owner, 2 * H + 1)
     state = world(paused=paused, known=known)
     assert mismatch(state, send(epoch), key=KEY) == expected
 
 
 @pytest.mark.parametrize("send", SENDS)
-def test_without_config_nobody_owns(send):
+def test_without_a_config_no_sender_is_the_owner(send):
     state = world(place=1 - HOME)
     state.config = None
     assert mismatch(state, send(EPOCH), key=KEY) == "not_owner"
 
 
 @pytest.mark.parametrize("topic", ["/checkpoint", "/planner"])
-def test_reserved_keys_live_where_they_are_about(topic):
+def test_a_reserved_key_belongs_to_the_partition_that_it_names(topic):
     for place, partition in product((0, 1), (0, 1, 2)):
         key = Key("marshal", topic, partition)
         state = world(place=place)
@@ -356,7 +360,7 @@ def test_reserved_keys_live_where_they_are_about(topic):
 # --- Handoffs: PROTOCOL 9.4 ---
 
 
-def test_order_of_refusals_of_an_offer():
+def test_an_offer_gets_the_first_reason_that_applies():
     for fenced, paused in product(BOOLEANS, BOOLEANS):
         who = (SELF,) if fenced else (OTHER,)
         state = world(paused=paused, known=key_state(SELF), fenced=who)
@@ -375,7 +379,7 @@ def test_order_of_refusals_of_an_offer():
         pytest.param(("c3", NOW), id="to another client, at its end"),
     ],
 )
-def test_order_of_refusals_of_ready(exists, made):
+def test_a_ready_gets_the_first_reason_that_applies(exists, made):
     for epoch, fenced, paused in product((EPOCH, EPOCH - 1), BOOLEANS, BOOLEANS):
         to, until_ms = made or (None, None)
         held = None if made is None else Offer(to, until_ms, 7, None)
@@ -397,7 +401,7 @@ def test_order_of_refusals_of_ready(exists, made):
 # --- How long a refusal lasts ---
 
 
-def test_log_time_alone_ends_what_is_held_or_quiet():
+def test_only_held_and_quiet_have_a_remaining_time():
     state, known = world(), key_state(OTHER, H)
     state.quiet_until_ms = NOW + 5
     assert time_left(state, known, reason="held") == {"remaining_ms": H + 1}
@@ -421,7 +425,7 @@ MANY = tuple(ident(f"life {number}") for number in range(OP_INCARNATIONS_MAX - 2
         pytest.param((*MANY, FORMER, ADMIN), id="sixteen lives"),
     ],
 )
-def test_order_of_refusals_of_a_pause(op, is_active, seen):
+def test_a_pause_gets_the_first_reason_that_applies(op, is_active, seen):
     for sender, seq, expires in product(
         (ADMIN, FORMER, STRANGER), (6, 7, 8), (M - 1, M, M + 1)
     ):
@@ -452,7 +456,7 @@ def test_order_of_refusals_of_a_pause(op, is_active, seen):
         assert reason == first(order), (sender, seq, expires)
 
 
-def test_a_pause_of_a_group_that_has_no_room():
+def test_a_pause_of_a_group_beyond_the_limit_is_refused():
     state = world(groups=("h", "i"))
     del state.groups["g"]
     for until, room in product((M, M + 1), (2, 3)):
@@ -462,7 +466,7 @@ def test_a_pause_of_a_group_that_has_no_room():
 
 
 @pytest.mark.parametrize("age", [0, 2 * H, 2 * H + 1])
-def test_order_of_refusals_of_forgetting(age):
+def test_a_forgetting_gets_the_first_reason_that_applies(age):
     for place, known, lock, owner, epoch in product(
         (HOME, 1 - HOME), (True, False), (OP, None), (SELF, None), (EPOCH, EPOCH + 1)
     ):
@@ -483,7 +487,7 @@ def test_order_of_refusals_of_forgetting(age):
         assert found == expected
 
 
-def test_nothing_is_forgotten_without_a_config():
+def test_a_forgetting_without_a_config_is_refused():
     state = WorldState(HOME)
     assert judge_forgetting(state, forgetting(EPOCH), key=KEY) == "no_config"
 
@@ -495,7 +499,7 @@ def planned(op, begin=M + 5, until=M + 9):
 @pytest.mark.parametrize("op", [OP, OTHER_OP, OVER_OP])
 @pytest.mark.parametrize("is_active", BOOLEANS)
 @pytest.mark.parametrize("scheduled", [(), (OP,), (1, 2, 3, 4), (OP, 1, 2, 3)])
-def test_order_of_refusals_of_a_scheduled_pause(op, is_active, scheduled):
+def test_a_scheduled_pause_gets_the_first_reason_that_applies(op, is_active, scheduled):
     for begin, until in product(
         (M + 5, M + 6, M + PAUSE_AHEAD_MS_MAX, M + PAUSE_AHEAD_MS_MAX + 1),
         (M + 6, M + 9),
@@ -531,7 +535,7 @@ def test_order_of_refusals_of_a_scheduled_pause(op, is_active, scheduled):
         assert reason == first(order), (begin, until)
 
 
-def test_a_scheduled_pause_of_a_group_that_has_no_room():
+def test_a_scheduled_pause_of_a_group_beyond_the_limit_is_refused():
     state = world(groups=("h", "i"))
     del state.groups["g"]
     for room in (2, 3):
@@ -577,7 +581,7 @@ def scoped_world(known, *, is_full, paused=False):
 
 @pytest.mark.parametrize("known", KNOWN)
 @pytest.mark.parametrize("scope", [None, T_0, T_ALL])
-def test_order_of_refusals_of_a_pause_with_a_scope(known, scope):
+def test_a_pause_with_a_scope_gets_the_first_reason_that_applies(known, scope):
     for paused, is_full, expires, seq in product(
         BOOLEANS, BOOLEANS, (M, M + 1), (7, 8)
     ):
@@ -599,7 +603,9 @@ def test_order_of_refusals_of_a_pause_with_a_scope(known, scope):
 
 @pytest.mark.parametrize("known", KNOWN)
 @pytest.mark.parametrize("scope", [None, T_0, T_ALL])
-def test_order_of_refusals_of_a_scheduled_pause_with_a_scope(known, scope):
+def test_a_scheduled_pause_with_a_scope_gets_the_first_reason_that_applies(
+    known, scope
+):
     for paused, is_full in product(BOOLEANS, BOOLEANS):
         state = scoped_world(known, is_full=is_full, paused=paused)
         order = [
@@ -622,7 +628,7 @@ def test_order_of_refusals_of_a_scheduled_pause_with_a_scope(known, scope):
         pytest.param(1, SCOPED_MAX + 1, True, id="partition full"),
     ],
 )
-def test_room_for_a_pause_with_a_scope(mine, others, is_full):
+def test_pauses_with_a_scope_are_limited_per_group_and_partition(mine, others, is_full):
     state = world()
     state.config = config(k=K, operations=SCOPED_MAX + 2)
     names = [("g", number) for number in range(mine)]
@@ -642,13 +648,13 @@ def next_of(log, group_id="g", *, is_next=True):
     return judge_next(log.state, group_id, is_next=is_next, overtaken="late")
 
 
-def test_what_follows_for_a_group_is_refused_where_it_may_be_elsewhere():
+def test_settings_and_plans_are_refused_while_importing_and_away_from_home():
     assert next_of(target_log(), MOVES, is_next=False) == "importing"
     away = {next_of(Log(level=2, k=2), name) for name in "abcdefgh"}
     assert away == {None, "wrong_partition"}
 
 
-def test_what_follows_for_a_group_comes_next_and_needs_room():
+def test_settings_and_plans_must_be_the_next_and_fit_the_limit():
     log = Log(level=2, groups=1)
     assert next_of(log, is_next=False) == "late"
     assert next_of(log) is None
@@ -665,7 +671,7 @@ def judged(log, record):
     return judge_directive(log.state, record, config=log.state.config)
 
 
-def test_a_directive_is_refused_while_it_may_be_elsewhere():
+def test_a_directive_is_refused_while_its_new_home_is_importing():
     assert judged(target_log(), direct(group=MOVES)) == "importing"
     assert judged(target_log(), direct(group="marshal")) == "importing"
 
@@ -689,13 +695,13 @@ def test_a_directive_is_judged_in_the_order_of_9_7():
 # --- changes of the partition count
 
 
-def test_what_holds_a_key_up():
+def test_only_a_moving_key_has_a_draining_reason():
     log, *_ = source_log()
     assert draining_reason(log.state, KEY) == "moving"
     assert draining_reason(log.state, STAYS) is None
 
 
-def test_the_home_under_either_count():
+def test_a_partition_is_home_by_the_old_or_the_new_count():
     log, *_ = source_log()
     assert all(is_home(log.state, group) for group in "ghij")
     log = target_log()
@@ -703,18 +709,18 @@ def test_the_home_under_either_count():
     assert is_home(Log().state, "g")
 
 
-def test_an_unknown_key_may_exist_in_its_source():
+def test_a_claim_of_an_unknown_key_is_refused_while_importing():
     log = target_log()
     assert log.outcome_of(claim(generation=2)) == "importing"
 
 
-def test_moving_keys_are_not_forgotten_and_others_wait():
+def test_a_forgetting_is_refused_while_the_partition_count_changes():
     log, epoch, stays = source_log()
     assert log.outcome_of(forgetting(epoch)) == "moving"
     assert log.outcome_of(forgetting(stays, key=STAYS)) == "busy"
 
 
-def test_a_final_key_has_no_owner_to_be():
+def test_records_of_the_owner_of_a_final_key_are_ignored():
     log, epoch, _ = source_log()
     log.append(b"", after=2 * H + 1)
     assert log.outcome_of(beat(epoch - 1)) == "not_owner"
@@ -722,7 +728,7 @@ def test_a_final_key_has_no_owner_to_be():
     assert log.outcome_of(release(epoch, client="c2")) == "not_owner"
 
 
-def test_a_partition_that_is_not_in_use_is_retired():
+def test_a_retired_partition_refuses_records():
     log = Log(1, level=2)
     soon = log.now_ms + 9
     for record in (claim(), forgetting(1), beat(1), direct(), pause(soon)):
@@ -730,7 +736,7 @@ def test_a_partition_that_is_not_in_use_is_retired():
     assert log.outcome_of(schedule(soon, soon + 9)) == "retired"
 
 
-def test_where_a_key_is_now():
+def test_a_refusal_names_the_new_partition_of_a_moved_key():
     log, *_ = source_log()
     place = {"generation": 2, "partition": 1}
     assert new_place(log.state, KEY, reason="wrong_generation") == place

@@ -1,4 +1,4 @@
-"""What members announce in labels; any labels are accepted."""
+"""Labels that members announce; readers accept any."""
 
 import pytest
 
@@ -23,11 +23,11 @@ from kafka_marshal.protocol.types import TopicPartition
         *(("٣", None), ("x", None)),
     ],
 )
-def test_a_number_is_a_few_digits(text, number):
+def test_only_one_to_nine_digits_are_a_number(text, number):
     assert number_of({"target": text}, "target") == number
 
 
-def test_a_label_that_is_missing_is_no_number():
+def test_a_missing_label_has_no_number():
     assert number_of({}, "target") is None
 
 
@@ -44,7 +44,7 @@ def test_a_number_of_standbys_is_within_bounds(text, count):
     assert standbys_label({"standbys": text}) == count
 
 
-def test_own_labels_are_those_that_the_engine_does_not_use_alone():
+def test_own_labels_leave_out_those_that_only_the_engine_uses():
     labels = {"weight": "2", "rack": "r1", "fails:t": "0", "layout": "3", "page": "x"}
     assert list(own_labels(labels).items()) == [
         ("fails:t", "0"),
@@ -53,19 +53,19 @@ def test_own_labels_are_those_that_the_engine_does_not_use_alone():
     ]
 
 
-def test_partitions_that_fail_are_named_by_topic():
+def test_failing_partitions_are_named_by_topic():
     failing = [TopicPartition("u", 1), TopicPartition("t", 10), TopicPartition("t", 2)]
     labels = failing_labels(failing)
     assert labels == {"fails:t": "2,10", "fails:u": "1"}
     assert failing_of({**labels, "rack": "r1"}) == tuple(sorted(failing))
 
 
-def test_what_is_no_partition_is_left_out():
+def test_invalid_partitions_of_a_fails_label_are_left_out():
     labels = {"fails:t": "1,x,,-2,1234567890,3", "fails:": "5"}
     assert failing_of(labels) == (("", 5), ("t", 1), ("t", 3))
 
 
-def test_as_many_are_named_as_a_member_can_carry():
+def test_failing_partitions_are_cut_to_what_a_member_can_announce():
     many = [TopicPartition("t", n) for n in range(100)]
     assert failing_of(failing_labels(many)) == tuple(many[:FAILING_MAX])
     long = [TopicPartition("t", 10**8 + n) for n in range(60)]
@@ -79,7 +79,7 @@ def test_as_many_are_named_as_a_member_can_carry():
     )
 
 
-def test_labels_of_users_fit_and_are_not_those_of_the_engine():
+def test_a_user_label_of_the_engine_or_of_invalid_length_is_rejected():
     assert problem_of("rack", "r1") is None
     assert problem_of("target", "7") is None
     assert "whole number" in (problem_of("target", "many") or "")

@@ -58,12 +58,12 @@ CHECKPOINT = Key("marshal", "/checkpoint", 0)
         *((5_000, 10_000, True), (1, 10_001, False), (2**30, 2**29, False)),
     ],
 )
-def test_steps(before, after, expected):
+def test_a_change_needs_a_multiple_within_10000_partitions(before, after, expected):
     assert is_step(before, after) is expected
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 8), (4, 12), (8, 4), (12, 4)])
-def test_sources_are_where_keys_come_from(before, after):
+def test_the_sources_of_a_partition_are_those_whose_keys_move_to_it(before, after):
     for partition in range(max(before, after) + 1):
         found = {
             place_of(key, partition_count=before)
@@ -75,7 +75,7 @@ def test_sources_are_where_keys_come_from(before, after):
         assert list(sources) == sorted(sources)
 
 
-def test_a_partition_is_a_source_or_a_target():
+def test_only_a_target_has_sources():
     for before, after in ((4, 8), (8, 4)):
         less = min(before, after)
         for partition in range(8):
@@ -83,12 +83,12 @@ def test_a_partition_is_a_source_or_a_target():
             assert bool(sources) == ((partition >= less) == (before < after))
 
 
-def test_the_config_of_a_fence():
+def test_the_config_of_a_fence_is_decoded():
     config = config_of(layout_fence(6, keys=7))
     assert (config.partition_count, config.limit("keys")) == (6, 7)
 
 
-def test_where_a_key_is_placed():
+def test_a_key_is_placed_by_its_topic_and_partition():
     place = coordinating_partition("t", 0, partition_count=7)
     assert place_of(KEY, partition_count=7) == place
 
@@ -99,7 +99,7 @@ def test_a_partition_above_the_count_is_retired():
     assert is_retired(Log(1).state)
 
 
-def test_which_keys_move():
+def test_only_keys_of_a_source_that_change_partition_move():
     log, *_ = source_log()
     assert is_moving(log.state, KEY)
     assert not is_moving(log.state, STAYS)
@@ -137,7 +137,7 @@ def test_a_key_is_final_once_nothing_can_change_it():
     assert not is_final(log.state, STAYS)
 
 
-def test_an_unknown_key_may_exist_until_its_source_is_done():
+def test_an_unknown_key_is_importing_until_its_source_is_done():
     log = target_log()
     assert is_importing(log.state, KEY)
     assert not is_importing(log.state, CHECKPOINT)
@@ -147,7 +147,7 @@ def test_an_unknown_key_may_exist_until_its_source_is_done():
     assert not is_importing(log.state, KEY)
 
 
-def test_settings_and_directives_that_move():
+def test_settings_and_directives_move_to_the_new_home_of_their_group():
     log = Log(level=2)
     groups = (MOVES, REMAINS, "marshal")
     for group in groups:
@@ -166,7 +166,7 @@ def test_settings_and_directives_that_move():
         assert [each.group_id for each in directives] == sorted({*mine, "marshal"})
 
 
-def test_a_group_may_have_settings_elsewhere_until_its_source_is_done():
+def test_a_group_is_importing_until_its_source_is_done():
     log = target_log()
     assert is_importing_group(log.state, MOVES)
     assert is_importing_group(log.state, "marshal")
@@ -180,13 +180,13 @@ def test_a_group_may_have_settings_elsewhere_until_its_source_is_done():
     assert not is_importing_group(fewer.state, REMAINS)
 
 
-def test_the_moving_keys_of_a_target():
+def test_moving_keys_can_be_limited_to_one_target():
     log, *_ = source_log()
     assert moving_keys(log.state) == moving_keys(log.state, 1) == [KEY]
     assert moving_keys(log.state, 0) == []
 
 
-def test_what_travels():
+def test_the_item_of_an_imported_key_equals_the_import():
     log = target_log()
     item = imported(
         position=5,
@@ -205,7 +205,7 @@ def test_what_travels():
     assert item_of(KEY, log.key()).previous == ImportedPrevious(OP, None, 4)
 
 
-def test_the_digest_is_of_the_items_in_order():
+def test_the_digest_depends_on_the_items_and_their_order():
     one, other = imported(), imported(STAYS)
     assert len(digest_of([one])) == 16
     assert digest_of([one, other]) != digest_of([other, one])
@@ -215,7 +215,7 @@ def test_the_digest_is_of_the_items_in_order():
 # --- logs whose start is missing
 
 
-def test_the_partitions_in_use():
+def test_the_larger_count_is_in_use_while_it_changes():
     log = Log(k=2, level=2)
     assert (used_count(WorldState(0)), used_count(log.state)) == (None, 2)
     log.append(layout_fence(1, 2))
@@ -242,7 +242,7 @@ def known_from(*records, partition=1, configured=False, k=1):
 OTHERS = [probe(ident(f"op {n}")) for n in range(64)]
 
 
-def test_the_state_is_known_from_the_first_fence_behind_the_probe_on():
+def test_the_state_is_known_from_the_first_fence_after_its_probe():
     fence = layout_fence(2)
     assert known_from(probe(), fence) == 1
     assert known_from(b"given up", probe(), probe(ident("other")), fence) == 3

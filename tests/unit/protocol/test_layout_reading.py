@@ -1,4 +1,4 @@
-"""What is read of a change of the number of coordinating partitions."""
+"""How readers see a change of the number of coordinating partitions."""
 
 import msgspec
 from logkit import OP, H, Log, config, layout_final, member, release
@@ -24,7 +24,7 @@ def test_without_a_change_there_are_no_steps():
     assert change_of({0: WorldState(0)}) is None
 
 
-def test_the_change_of_partition_0_is_the_one():
+def test_the_open_change_is_that_of_partition_0():
     found = Change().fence(0).read().change
     assert (found.op_id, found.from_count, found.to_count) == (OP, 2, 4)
     assert (found.generation, found.partitions) == (2, range(4))
@@ -54,7 +54,7 @@ def test_two_changes_of_one_generation_are_torn():
     assert not is_torn(change.worlds, change.read().change)
 
 
-def test_what_restores_a_change_is_no_other_change():
+def test_a_fence_that_restores_a_change_does_not_make_it_torn():
     """One partition has lost its Final, and another the fence before that."""
     change = over()
     config = change.worlds[2].config
@@ -71,8 +71,8 @@ def test_what_restores_a_change_is_no_other_change():
     assert change.steps().is_torn
 
 
-def test_a_config_behind_a_fence_is_no_second_change():
-    """Two partitions lost the end, and other settings came before it came again."""
+def test_a_later_config_ends_a_torn_change():
+    """Two partitions have different fences, and then a Config of a later generation."""
     change = over()
     for t, op in ((2, OP), (3, OTHER)):
         change.logs[t] = Log(t, configured=False)
@@ -91,7 +91,7 @@ def test_a_config_behind_a_fence_is_no_second_change():
 # --- what moves
 
 
-def test_moving_keys_are_placed_once():
+def test_moving_keys_are_computed_once_per_fence():
     change = Change()
     held(change, key_of(0, 2))
     change.fence(0)
@@ -104,10 +104,10 @@ def test_moving_keys_are_placed_once():
     assert moving.of(state) is not first
 
 
-# --- who acts on it already
+# --- members that act on the change
 
 
-def test_who_is_gone_or_leaves_is_not_waited_for():
+def test_members_that_are_gone_or_leave_are_not_waited_for():
     change = finished(Change())
     announce(change, "c3", 1)
     steps = change.steps(elapsed_ms=dict.fromkeys(range(4), 2 * H + 1))
@@ -140,7 +140,7 @@ def test_the_newest_announcement_of_two_homes_counts():
 # --- progress
 
 
-def test_progress():
+def test_progress_counts_fences_moved_keys_dones_and_finals():
     change = Change()
     keys = [key_of(0, 2, skip=n) for n in range(2)]
     epochs = [held(change, key) for key in keys]
@@ -165,6 +165,6 @@ def test_progress():
     assert (found.ended_count, found.done_count, found.moving_count) == (2, 2, 0)
 
 
-def test_a_partition_without_a_config_has_no_progress():
+def test_a_partition_without_a_config_counts_as_not_fenced():
     found = progress_of(Change().fence(0).read())
     assert (found.fenced_count, found.ended_count) == (1, 0)

@@ -1,4 +1,4 @@
-"""What is written next while the number of coordinating partitions changes."""
+"""Records that are due while the number of coordinating partitions changes."""
 
 import pytest
 from logkit import (
@@ -53,7 +53,7 @@ def test_a_torn_change_has_no_steps():
 # --- fences
 
 
-def test_partition_0_is_fenced_first_and_then_all_others():
+def test_other_partitions_are_fenced_after_partition_0():
     change = Change().fence(0)
     steps = change.steps()
     assert steps.fences == (1, 2, 3)
@@ -61,7 +61,7 @@ def test_partition_0_is_fenced_first_and_then_all_others():
     assert change.steps().fences == ()
 
 
-def test_a_partition_0_that_has_lost_the_fence_gets_it_again():
+def test_partition_0_is_fenced_again_if_it_lost_the_fence():
     change = Change().fence(1, 2, 3)
     steps = change.steps()
     assert (steps.fences, steps.dones) == ((0,), ())
@@ -70,7 +70,7 @@ def test_a_partition_0_that_has_lost_the_fence_gets_it_again():
 
 
 @pytest.mark.parametrize("lost", [None, {"generation": 1}, {"k": 8}], ids=str)
-def test_a_partition_0_that_has_lost_more_is_waited_for(lost):
+def test_no_step_is_due_while_partition_0_is_behind(lost):
     change = Change()
     for t in (1, 2):
         record = change.record(generation=3, era=3)
@@ -82,7 +82,7 @@ def test_a_partition_0_that_has_lost_more_is_waited_for(lost):
     assert steps == Steps(change=steps.change, waits=(Wait("behind", 0),))
 
 
-def test_what_is_unread_is_waited_for():
+def test_unread_partitions_are_waited_for():
     change = Change().fence()
     steps = change.steps(unread={0})
     assert steps == Steps(change=steps.change, waits=(Wait("unread", 0),))
@@ -99,17 +99,17 @@ def test_what_is_unread_is_waited_for():
     assert change.steps(unread={2, 9}).fences == ()
 
 
-def test_the_fence_begins_what_comes_into_use_and_no_other():
+def test_an_unread_partition_is_fenced_only_if_it_comes_into_use():
     """Without the state of a source it is not known whether that has the fence."""
     change = Change().fence(0)
     assert change.steps(unread={1, 2}).fences == (2, 3)
     assert Change(4, 2).fence(0).steps(unread={1, 3}).fences == (2,)
 
 
-# --- keys to bring over
+# --- imports of keys
 
 
-def test_final_keys_are_imported_those_wanted_first():
+def test_final_keys_are_imported_with_wanted_keys_first():
     change = Change()
     keys = [key_of(0, 2, skip=n) for n in range(3)]
     epochs = [held(change, key) for key in keys]
@@ -166,7 +166,7 @@ def moving_groups(count):
     ][:count]
 
 
-def test_settings_and_directives_come_before_done():
+def test_settings_and_directives_are_imported_before_the_done():
     change = Change()
     one, other = moving_groups(2)
     change.logs[0].append(settings(group=one))
@@ -205,7 +205,7 @@ def test_directives_that_do_not_fit_or_have_ended_are_not_waited_for():
     assert [each.op_id for each in left.directives] == [ident("two")]
 
 
-def test_settings_that_find_no_room_are_not_waited_for():
+def test_settings_beyond_the_limit_are_not_waited_for():
     change = Change()
     (group,) = moving_groups(1)
     change.logs[0].append(settings(group=group))
@@ -216,7 +216,7 @@ def test_settings_that_find_no_room_are_not_waited_for():
     assert [each.source for each in change.steps().dones] == [0, 1]
 
 
-def test_directives_take_as_many_records_as_they_need():
+def test_many_directives_are_split_over_several_records():
     change = Change()
     (group,) = moving_groups(1)
     for n in range(64):
@@ -274,7 +274,7 @@ def test_a_quiet_source_is_not_done():
     assert len(change.steps().dones) == 2
 
 
-def test_a_source_that_has_ended_the_change_has_nothing_left():
+def test_a_source_that_has_ended_the_change_is_done_without_keys():
     """PROTOCOL 10.9: the target has lost the Done, and maybe imports."""
     change = Change()
     epoch = held(change, key_of(0, 2))
@@ -307,7 +307,7 @@ def test_partition_0_ends_the_change_first():
     assert change.read() is None
 
 
-def test_shrinking_ends_the_same_way():
+def test_a_change_to_fewer_partitions_imports_keys_and_ends():
     change = Change(4, 2)
     key = key_of(0, 2)
     epoch = held(change, key)
@@ -335,11 +335,11 @@ def test_shrinking_ends_the_same_way():
         (1, FINAL_AFTER_MS, True),
     ],
 )
-def test_adoption(floor, waited_ms, expected):
+def test_a_change_is_adopted_by_all_members_or_after_a_wait(floor, waited_ms, expected):
     assert is_adopted(floor, generation=2, waited_ms=waited_ms) is expected
 
 
-def test_the_change_ends_once_all_members_follow():
+def test_the_final_is_due_once_all_members_act_on_the_change():
     change = finished(Change())
     announce(change, "c1", 2)
     announce(change, "c2", None)
@@ -354,14 +354,14 @@ def test_the_change_ends_once_all_members_follow():
     assert change.steps().finals == (Final(0, OP),)
 
 
-def test_the_dead_are_not_waited_for():
+def test_members_that_are_gone_do_not_delay_the_final():
     change = finished(Change())
     announce(change, "c3", 1)
     announce(change, "c1", 2, dead=True)
     assert change.steps().finals == (Final(0, OP),)
 
 
-def test_a_lock_and_a_verdict_are_waited_for():
+def test_a_lock_delays_the_final():
     change = Change()
     key = key_of(1, 1)
     epoch = held(change, key)
@@ -376,15 +376,15 @@ def test_a_lock_and_a_verdict_are_waited_for():
     assert list(final_waits_of(change.read(unread={1}))) == [Wait("unread", 1)]
 
 
-def test_what_is_unread_keeps_partition_0_from_ending():
+def test_an_unread_partition_delays_the_final():
     change = finished(Change())
     change.move_time(0, FINAL_AFTER_MS)
     steps = change.steps(unread={1})
     assert (steps.finals, steps.waits) == ((), (Wait("unread", 1),))
 
 
-def test_a_partition_left_in_an_earlier_change_is_ended():
-    """4 -> 2, of which partition 3 never read the end, then 2 -> 1."""
+def test_a_partition_left_in_an_earlier_change_gets_its_final():
+    """A change 4 -> 2 whose Final partition 3 lacks, then a change 2 -> 1."""
     change = finished(Change(4, 2))
     change.move_time(0, FINAL_AFTER_MS)
     for t in (0, 1, 2):
@@ -400,8 +400,8 @@ def test_a_partition_left_in_an_earlier_change_is_ended():
 
 
 @pytest.mark.parametrize("is_fenced", [False, True], ids=["ended", "fenced again"])
-def test_a_partition_0_that_has_lost_its_final_gets_it_again(is_fenced):
-    """What others have, nobody writes before partition 0 has ended the change."""
+def test_partition_0_gets_the_final_again_if_it_lost_it(is_fenced):
+    """No other record is due before partition 0 has ended the change."""
     change = finished(Change())
     for t in (1, 2, 3):
         if is_fenced:
@@ -416,7 +416,7 @@ def test_a_partition_0_that_has_lost_its_final_gets_it_again(is_fenced):
         assert change.steps().fences == (0,)
 
 
-def test_an_earlier_change_is_ended_by_the_fence_of_the_next():
+def test_the_next_fence_ends_an_earlier_change_or_else_a_final_does():
     change = finished(Change(4, 2))
     change.logs[0].append(layout_final())
     again = layout_fence(1, 2, generation=3, era=3, op=OTHER)
@@ -426,7 +426,7 @@ def test_an_earlier_change_is_ended_by_the_fence_of_the_next():
     assert steps.finals == (Final(2, OP), Final(3, OP))
 
 
-def test_a_target_that_has_lost_its_imports_gets_them_before_it_ends():
+def test_a_target_that_lost_its_imports_gets_a_done_before_its_final():
     change = Change()
     key = key_of(0, 2)
     epoch = held(change, key)
@@ -454,9 +454,7 @@ def test_a_target_that_has_lost_its_imports_gets_them_before_it_ends():
 
 
 @pytest.mark.parametrize(("before", "after", "lost"), [(2, 4, 0), (2, 4, 1), (4, 2, 1)])
-def test_a_partition_that_has_lost_a_change_that_is_over_gets_it_again(
-    before, after, lost
-):
+def test_an_ended_change_is_restored_in_a_partition_that_lost_it(before, after, lost):
     change = over(before, after)
     config = change.worlds[lost].config
     change.logs[lost] = Log(lost, **change.settings(before))
@@ -473,8 +471,8 @@ def test_a_partition_that_has_lost_a_change_that_is_over_gets_it_again(
 
 
 @pytest.mark.parametrize("k", [1, 8])
-def test_a_partition_that_lacks_what_others_have_not_ended(k):
-    """One that came into use by the change begins again, whatever its earlier life."""
+def test_a_lost_fence_of_a_change_that_has_not_ended_is_written_again(k):
+    """Also in a partition that came into use by the change, whatever its Config."""
     change = finished(Change())
     change.move_time(0, FINAL_AFTER_MS)
     change.write()
@@ -486,8 +484,8 @@ def test_a_partition_that_lacks_what_others_have_not_ended(k):
 
 
 @pytest.mark.parametrize(("k", "dones"), [(1, [(3, 1, 0)]), (2, [])])
-def test_a_source_that_does_not_get_back_what_it_lost_has_nothing_left(k, dones):
-    """PROTOCOL 10.9: its target waits for it alone. One that gets its fence is read."""
+def test_a_source_that_gets_no_fence_again_is_done_without_keys(k, dones):
+    """PROTOCOL 10.9. A source that gets its fence again is read like any other."""
     change = finished(Change())
     change.move_time(0, FINAL_AFTER_MS)
     change.write()
@@ -499,8 +497,8 @@ def test_a_source_that_does_not_get_back_what_it_lost_has_nothing_left(k, dones)
     assert [(d.target, d.source, d.key_count) for d in steps.dones] == dones
 
 
-def test_the_keys_of_a_partition_in_use_with_another_count_are_kept():
-    """No other shows that it came into use by the change."""
+def test_a_partition_not_shown_to_come_into_use_gets_no_fence():
+    """No other partition shows that the change brought it into use."""
     change = finished(Change())
     change.move_time(0, FINAL_AFTER_MS)
     change.write()
@@ -510,8 +508,8 @@ def test_the_keys_of_a_partition_in_use_with_another_count_are_kept():
 
 
 @pytest.mark.parametrize(("first", "then"), [((2, 4), 8), ((2, 4), 2), ((4, 2), 4)])
-def test_a_change_that_is_lost_as_the_next_begins_is_restored_first(first, then):
-    """PROTOCOL 10.9: the fence of the next one is refused until then."""
+def test_a_lost_change_is_restored_before_the_open_one(first, then):
+    """PROTOCOL 10.9: the fence of the open change is refused until then."""
     change = over(*first)
     before = change.worlds[1].config
     change.logs[1] = Log(1, **change.settings(first[0]))
@@ -540,7 +538,7 @@ def test_a_change_that_is_lost_as_the_next_begins_is_restored_first(first, then)
 # --- waits and progress
 
 
-def test_owners_are_waited_for():
+def test_moving_keys_with_an_owner_are_waited_for():
     change = Change()
     keys = [key_of(0, 2, skip=n) for n in range(2)]
     held(change, keys[0])
@@ -560,7 +558,7 @@ def test_owners_are_waited_for():
     assert one.keys == (keys[0],)
 
 
-def test_records_name_their_operation():
+def test_a_fence_record_has_the_config_and_a_final_its_operation():
     change = Change().fence(0).read().change
     assert fence_of(change, sender=SENDER).config == encode(change.config)
     assert final_of(Final(0, OTHER), sender=SENDER).op_id == OTHER

@@ -22,7 +22,9 @@ from kafka_marshal.protocol.lease import (
         pytest.param(10, 0, 0, id="too-short-to-hold"),
     ],
 )
-def test_a_lease_counts_from_the_sending(heartbeat_interval_ms, soft_ms, hard_ms):
+def test_lease_deadlines_count_from_the_send_time(
+    heartbeat_interval_ms, soft_ms, hard_ms
+):
     for base_ms in (0, 1, 7_000_000):
         lease = Lease.since(base_ms, heartbeat_interval_ms)
         assert lease.soft_until_ms == base_ms + soft_ms
@@ -34,7 +36,7 @@ def test_claims_that_one_record_renews_share_a_lease():
     assert Lease.since(5, 1_000) != Lease.since(6, 1_000)
 
 
-def test_no_lease_is_over_at_any_time():
+def test_no_lease_has_deadlines_in_the_past():
     assert NO_LEASE.soft_until_ms < 0
     assert NO_LEASE.hard_until_ms < 0
 
@@ -57,19 +59,19 @@ AGES = [
 
 
 @pytest.mark.parametrize(("age", "expected"), AGES)
-def test_freshness(age, expected):
+def test_freshness_follows_the_age_of_the_renewal(age, expected):
     assert freshness(age, H) is expected
 
 
 @pytest.mark.parametrize(("age", "expected"), AGES)
-def test_stale_is_what_freshness_calls_stale(age, expected):
+def test_is_stale_agrees_with_freshness(age, expected):
     assert is_stale(age, H) == (expected is Freshness.STALE)
 
 
-def test_names_are_those_of_the_world_document():
+def test_freshness_has_the_names_of_the_world_document():
     assert [one.value for one in Freshness] == ["fresh", "unknown", "stale"]
 
 
-def test_an_interval_of_one_millisecond():
+def test_freshness_is_exact_for_an_interval_of_one_millisecond():
     ages = [freshness(age, 1).value for age in range(4)]
     assert ages == ["fresh", "unknown", "unknown", "stale"]

@@ -1,4 +1,4 @@
-"""The clocks of a coordinating partition; ``test_rationalizer`` has them in logs."""
+"""Clocks of a coordinating partition; ``test_rationalizer`` tests them in a log."""
 
 import pytest
 from logkit import CREATE_TIME, LOG_APPEND_TIME
@@ -30,14 +30,14 @@ def clocks(state):
         ([entry(OFFSET_MAX + 5)], (OFFSET_MAX, OFFSET_MAX + 5, OFFSET_MAX + 5)),
     ],
 )
-def test_clocks(entries, expected):
+def test_entries_move_log_time_epoch_time_and_append_time(entries, expected):
     state = WorldState(3)
     for each in entries:
         move_clock(state, each)
     assert clocks(state) == expected
 
 
-def test_a_partition_that_begins_with_an_entry():
+def test_a_state_begun_by_an_entry_has_its_time_and_leader_epoch():
     begun = begun_by(3, entry(7, epoch=2))
     expected = WorldState(
         3, leader_epoch=2, log_time_ms=7, epoch_time_ms=7, append_time_ms=7

@@ -47,7 +47,7 @@ OTHER = Key("g", "t", 1)
 
 
 def judged(log, change=lambda world, transition: None, *, tokens=None):
-    """Fold a log and return what is found.
+    """Fold a log and return the findings.
 
     ``change`` breaks the fold: it gets the state behind each transition, and may return
     another transition.
@@ -75,7 +75,7 @@ def on(effect, spoil):
 
 
 def spoiling(**fields):
-    """Return what sets fields of the key that a transition is about."""
+    """Return a function that sets fields of the key of a transition."""
 
     def spoil(world, transition):
         for name, value in fields.items():
@@ -117,12 +117,12 @@ def test_a_judge_that_starts_from_a_state_has_its_keys():
         ("renewed", {"position": None}, "S10", "fell from position 10 to None"),
     ],
 )
-def test_a_spoilt_key_is_found(effect, fields, invariant, text):
+def test_a_key_with_a_wrong_field_is_reported(effect, fields, invariant, text):
     found = judged(sound_log(), on(effect, spoiling(**fields)))
     assert any(f.invariant == invariant and text in f.message for f in found), found
 
 
-def test_a_refusal_that_changes_a_key_is_found():
+def test_a_refusal_that_changes_a_key_is_reported():
     def change(world, transition):
         if transition.reason == "held":
             world.keys[transition.key].position = 99
@@ -132,7 +132,7 @@ def test_a_refusal_that_changes_a_key_is_found():
     assert found == ("S1", text)
 
 
-def test_a_beat_of_a_former_owner_is_found():
+def test_a_renewal_by_another_client_than_the_owner_is_reported():
     log = Log()
     epoch = log.claimed()
     log.append(beat(epoch))
@@ -148,7 +148,7 @@ def test_a_beat_of_a_former_owner_is_found():
     assert "is renewed by ('c9'" in found.message
 
 
-def test_a_renewal_in_a_pause_is_found():
+def test_a_renewal_in_a_pause_is_reported():
     log = Log()
     epoch = log.claimed()
     log.append(pause(log.now_ms + 10 * H))
@@ -162,7 +162,7 @@ def test_a_renewal_in_a_pause_is_found():
     assert judged(log) == []
 
 
-def test_a_grant_of_what_was_granted_is_found():
+def test_a_grant_of_granted_offsets_is_reported():
     def again(world, transition):
         return msgspec.structs.replace(transition, detail={"first": 0, "last": 9})
 
@@ -181,7 +181,7 @@ def test_a_grant_of_what_was_granted_is_found():
     assert {each.invariant for each in nothing} == {"S3"}
 
 
-def test_grants_count_on_where_a_claim_learns_the_id_of_the_topic():
+def test_grants_from_before_the_first_topic_id_still_count():
     log = Log()
     epoch = log.claimed()
     log.append(messages(epoch, 0, 9))
@@ -198,12 +198,12 @@ def test_grants_count_on_where_a_claim_learns_the_id_of_the_topic():
     assert [each.invariant for each in judged(log, on("granted", again))] == ["S3"]
 
 
-def test_a_position_of_an_earlier_topic_is_found():
+def test_a_position_of_an_earlier_topic_is_reported():
     found = judged(sound_log(), on("claimed", spoiling(position=4)))
     assert "4.3" in {each.invariant for each in found}
 
 
-def test_a_token_that_shrinks_or_is_not_there_is_found():
+def test_a_token_that_shrinks_or_is_missing_is_reported():
     log = sound_log()
     late = judged(log, tokens={KEY: log.state.token(KEY)})
     assert {each.invariant for each in late} == {"S7"}
@@ -214,7 +214,7 @@ def test_a_token_that_shrinks_or_is_not_there_is_found():
     assert "S7" in {each.invariant for each in judged(log, on("claimed", lose))}
 
 
-def test_an_effect_on_a_key_that_is_gone_or_never_was_is_found():
+def test_an_effect_on_a_missing_or_never_claimed_key_is_reported():
     def lose(world, transition):
         del world.keys[KEY]
 
@@ -230,13 +230,13 @@ def test_an_effect_on_a_key_that_is_gone_or_never_was_is_found():
     assert "never claimed" in found.message
 
 
-def test_a_refused_key_that_never_was_is_nothing():
+def test_an_ignored_beat_of_an_unknown_key_passes():
     log = Log()
     log.append(beat(1))
     assert judged(log) == []
 
 
-def test_a_key_that_a_record_forgot_begins_again():
+def test_grants_of_a_forgotten_key_begin_again():
     log = Log(level=2)
     epoch = log.claimed()
     log.append(messages(epoch, 0, 9))
@@ -247,7 +247,7 @@ def test_a_key_that_a_record_forgot_begins_again():
     assert judged(log) == []
 
 
-def test_a_key_that_was_dropped_in_silence_begins_again():
+def test_the_position_of_a_dropped_silent_key_begins_again():
     log = Log(forget_ms=1)
     log.append(release(log.claimed(), 50))
     log.append(b"", after=10)
@@ -256,7 +256,7 @@ def test_a_key_that_was_dropped_in_silence_begins_again():
     assert judged(log) == []
 
 
-def test_a_key_that_was_granted_is_never_dropped_in_silence():
+def test_a_silent_key_with_grants_must_keep_its_position():
     log = Log(forget_ms=1)
     epoch = log.claimed()
     log.append(messages(epoch, 0, 9))
@@ -272,7 +272,7 @@ def test_a_key_that_was_granted_is_never_dropped_in_silence():
     assert [each.invariant for each in judged(log, on("claimed", lose))] == ["S10"]
 
 
-def test_a_reset_may_bring_grants_back_and_not_those_of_its_state():
+def test_a_reset_takes_back_only_the_grants_after_its_state():
     log = Log(level=2)
     epoch = log.claimed()
     log.append(messages(epoch, 0, 9))
@@ -299,7 +299,7 @@ def test_a_reset_may_bring_grants_back_and_not_those_of_its_state():
 
 
 def set_log(*, commit=True):
-    """Return a log in which the position of a key at most once is set back to 2."""
+    """Return a log in which the position of a key with grants is set back to 2."""
     log = Log(level=SECOND_LEVEL)
     epoch = log.claimed(topic_id=ident("topic"))
     log.append(messages(epoch, 0, 9))
@@ -312,7 +312,7 @@ def set_log(*, commit=True):
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_position_that_was_set_breaks_nothing(commit):
+def test_a_set_position_passes(commit):
     log = set_log(commit=commit)
     epoch = log.claimed("c2")
     log.append(messages(epoch, 0, 20, client="c2"))
@@ -330,17 +330,19 @@ def test_a_position_that_was_set_breaks_nothing(commit):
         ("position_set", {"epoch": 7}, "S1", "is position_set, but has the owner"),
     ],
 )
-def test_a_fold_that_sets_a_position_wrongly_is_found(effect, fields, invariant, text):
+def test_a_fold_that_sets_a_position_wrongly_is_reported(
+    effect, fields, invariant, text
+):
     found = judged(set_log(), on(effect, spoiling(**fields)))
     assert any(f.invariant == invariant and text in f.message for f in found), found
 
 
-def test_an_abort_that_moves_a_key_is_found():
+def test_an_abort_that_moves_a_key_is_reported():
     found = judged(set_log(commit=False), on("unlocked", spoiling(position=3)))
     assert any("is unlocked, but has position 3" in f.message for f in found), found
 
 
-def test_a_key_that_another_operation_locked_is_not_moved():
+def test_a_resolve_of_a_key_locked_by_another_operation_is_reported():
     log = set_log()
 
     def change(world, transition):
@@ -353,7 +355,7 @@ def test_a_key_that_another_operation_locked_is_not_moved():
     assert [f.invariant for f in found] == ["8.5"]
 
 
-def test_a_claim_of_a_locked_key_is_found():
+def test_a_claim_of_a_locked_key_is_reported():
     log = set_log()
     state, judge = WorldState(0), None
     judge = LogJudge(state)
@@ -370,7 +372,7 @@ def test_a_claim_of_a_locked_key_is_found():
 
 
 def fenced_log(**settings):
-    """Return a log whose owner is fenced, and tries everything all the same."""
+    """Return a log whose owner is fenced, and still sends records of all kinds."""
     log = Log(level=2, **settings)
     epoch = log.claimed()
     log.append(fence())
@@ -383,15 +385,15 @@ def fenced_log(**settings):
 
 
 def forget_fences(world, _):
-    """Return to a fold that does not know what a fence is."""
+    """Make the fold ignore fences."""
     world.fences.clear()
 
 
-def test_a_fenced_client_that_beats_and_releases_breaks_nothing():
+def test_beats_and_releases_of_a_fenced_client_pass():
     assert judged(fenced_log()) == []
 
 
-def test_what_a_fenced_client_must_not_do_is_found():
+def test_renewals_grants_and_claims_of_a_fenced_client_are_reported():
     found = judged(fenced_log(), on("fenced", forget_fences))
     assert {one.invariant for one in found} == {"4.13"}
     assert [one.message.split(" is ")[1].split(" by ")[0] for one in found] == [
@@ -417,7 +419,7 @@ def test_a_judge_that_starts_from_a_state_knows_its_fences():
         pytest.param({}, ["g"] * 64, id="those of a group"),
     ],
 )
-def test_fences_that_the_log_forgot_bind_nobody(settings, others):
+def test_a_claim_of_a_client_whose_fence_was_dropped_passes(settings, others):
     log = Log(level=2, **settings)
     log.append(fence())
     for number, group in enumerate(others):
@@ -426,7 +428,7 @@ def test_fences_that_the_log_forgot_bind_nobody(settings, others):
     assert judged(log) == []
 
 
-def test_a_reset_takes_fences_back():
+def test_a_claim_passes_after_a_reset_took_its_fence_back():
     log = Log(level=2)
     log.append(release(log.claimed()))
     value, before = to_bytes(log.state), digest(log.state)
@@ -438,7 +440,7 @@ def test_a_reset_takes_fences_back():
     assert judged(log) == []
 
 
-def test_a_handoff_is_sound():
+def test_a_handoff_passes():
     log = Log(level=SECOND_LEVEL)
     epoch = log.claimed()
     for record in (offer(epoch), ready(epoch), release(epoch, 5, successor="c2")):
@@ -447,7 +449,7 @@ def test_a_handoff_is_sound():
     assert judged(log) == []
 
 
-def test_a_ready_that_changes_the_owner_is_found():
+def test_a_ready_that_changes_the_owner_is_reported():
     log = Log(level=SECOND_LEVEL)
     epoch = log.claimed()
     log.append(offer(epoch))
@@ -460,7 +462,7 @@ def test_a_ready_that_changes_the_owner_is_found():
     assert finding.invariant == "9.4"
 
 
-def test_plans_that_follow_each_other_are_sound():
+def test_plans_that_follow_each_other_pass():
     log = Log(level=2, forget_ms=100)
     log.append(planned(0))
     log.append(planned(0, client="c2"))
@@ -472,7 +474,7 @@ def test_plans_that_follow_each_other_are_sound():
     assert judged(log) == []
 
 
-def test_a_plan_that_does_not_follow_is_found():
+def test_an_accepted_plan_that_does_not_follow_the_last_is_reported():
     log = Log(level=2)
     log.append(planned(0))
     log.append(planned(1))
@@ -528,7 +530,7 @@ def test_plans_begin_again_where_a_home_moves_away_and_back():
     assert log.state.plan_generation(MOVES) == 1
 
 
-def test_fences_of_an_earlier_life_are_gone():
+def test_fences_from_before_a_partition_came_into_use_are_gone():
     log = Log(1, k=2, level=2)
     back = {"generation": 3, "era": 3}
     found, _ = followed(

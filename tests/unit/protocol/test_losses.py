@@ -42,7 +42,7 @@ H_GROUP = Key("h", "t", 0)
 
 
 class Bench:
-    """A log with a book that follows it, and the losses that it found."""
+    """A log, a LossBook that reads it, and the losses that it found."""
 
     def __init__(self, *, level=1, **wanted):
         self.log = Log(level=level)
@@ -105,7 +105,7 @@ def test_a_mark_is_read_back(mark):
     assert marks_of(marked(release(1), mark)) == {0: mark}
 
 
-def test_no_mark_is_no_tags():
+def test_without_a_mark_there_are_no_tags():
     assert mark_to_tags(None) is UNSET
     assert marks_to_tags([]) is UNSET
     assert marks_of(beat(1)) == {}
@@ -150,7 +150,7 @@ def test_an_unreadable_mark_counts_as_absent(value):
     assert marks_of(msgspec.structs.replace(batch((1, None)), tags=value)) == {}
 
 
-def test_tags_are_what_the_codec_calls_tags():
+def test_marks_are_the_done_entry_of_the_tags():
     assert decode_tags(mark_to_tags(7)) == {"done": 7}
     assert decode_tags(marks_to_tags([(0, 7)])) == {"done": [0, 7]}
 
@@ -166,7 +166,7 @@ def test_tags_are_what_the_codec_calls_tags():
         (10, []),
     ],
 )
-def test_above(mark, left):
+def test_above_leaves_the_offsets_from_the_mark_on(mark, left):
     assert pairs(above([OffsetRange(2, 5), OffsetRange(7, 10)], mark)) == tuple(left)
 
 
@@ -189,7 +189,7 @@ def test_unprocessed_grants_of_a_dead_owner_are_lost_at_the_takeover(bench):
     assert loss.at_ms == entry.timestamp_ms
 
 
-def test_an_orderly_release_leaves_nothing(bench):
+def test_a_release_with_a_complete_mark_loses_nothing(bench):
     bench.claim()
     bench.grant(0, 9)
     bench.release(10)
@@ -198,7 +198,7 @@ def test_an_orderly_release_leaves_nothing(bench):
     assert bench.found == bench.open_ones() == []
 
 
-def test_a_release_with_grants_that_are_not_used(bench):
+def test_a_release_with_a_lower_mark_loses_the_grants_above_it(bench):
     bench.claim()
     bench.grant(0, 9)
     bench.release(7)
@@ -211,7 +211,7 @@ def test_a_release_with_grants_that_are_not_used(bench):
     assert loss.winner is None
 
 
-def test_a_release_without_a_mark_lists_everything(bench):
+def test_a_release_without_a_mark_loses_all_grants(bench):
     bench.claim()
     bench.grant(0, 9)
     bench.grant(10, 19)
@@ -255,7 +255,7 @@ def test_a_mark_never_goes_back(bench):
     assert ranges(bench.open_ones()) == [((7, 9),)]
 
 
-def test_a_refused_request_carries_a_mark(bench):
+def test_the_mark_of_a_refused_request_counts(bench):
     bench.claim()
     bench.grant(0, 9)
     assert bench.grant(0, 9, mark=6).reason == "nothing_left"
@@ -271,8 +271,8 @@ def test_marks_of_other_senders_are_ignored(bench):
     assert ranges(bench.open_ones()) == [((0, 9),)]
 
 
-def test_a_mark_is_of_the_process_that_was_granted(bench):
-    """A task's range is not done because its parent is further (PROTOCOL 6.2)."""
+def test_a_mark_counts_only_for_the_grants_of_its_process(bench):
+    """The mark of a parent does not cover the grants of its task (PROTOCOL 6.2)."""
     bench.claim()
     bench.grant(0, 4, grantee="task")
     bench.grant(5, 9)
@@ -281,7 +281,7 @@ def test_a_mark_is_of_the_process_that_was_granted(bench):
     assert ranges(bench.open_ones()) == [((0, 4), (10, 11))]
 
 
-def test_grants_without_a_claim_in_view_are_not_counted(bench):
+def test_grants_of_a_claim_that_was_not_read_are_not_counted(bench):
     epoch = bench.log.claimed()
     bench.epochs[KEY] = epoch
     bench.grant(0, 9)
@@ -329,7 +329,7 @@ def test_a_record_of_another_kind_has_no_mark(bench):
     assert ranges(bench.open_ones()) == [((0, 9),)]
 
 
-def test_a_book_that_begins_at_a_state_lists_what_is_granted_from_there_on():
+def test_a_book_begun_from_a_state_lists_only_later_grants():
     first = Bench()
     first.claim()
     first.grant(0, 9)
@@ -408,7 +408,7 @@ def test_a_reset_ends_every_claim(is_key_gone):
     assert ranges(bench.open_ones()) == [((0, 9),)]
 
 
-def test_a_reset_that_is_not_complete_ends_nothing():
+def test_an_incomplete_reset_ends_no_claim():
     bench = Bench(level=2)
     bench.claim()
     bench.grant(0, 9)
@@ -418,7 +418,7 @@ def test_a_reset_that_is_not_complete_ends_nothing():
     assert ranges(bench.open_ones()) == [((0, 9),)]
 
 
-def test_a_claim_whose_key_moved_away_is_lost():
+def test_grants_of_a_key_that_moved_away_are_lost():
     """Its owner died, and the change of the partition count dropped its key."""
     bench = Bench(level=2)
     bench.claim()

@@ -39,7 +39,7 @@ def lost_of(logs):
 
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
 @pytest.mark.parametrize("t", [0, 1])
-def test_a_partition_that_lacks_the_last_change(before, after, t):
+def test_a_partition_without_the_last_change_has_lost_it(before, after, t):
     logs = ended(before, after)
     assert lost_of(logs) is None
     newest = logs[t].state.config
@@ -50,7 +50,7 @@ def test_a_partition_that_lacks_the_last_change(before, after, t):
     assert lost.op_id == blake2b(frame, digest_size=16).digest() == restored_op(newest)
 
 
-def test_partition_0_is_needed():
+def test_no_lost_change_is_concluded_without_partition_0():
     logs = ended()
     del logs[0]
     assert lost_of(logs) is None
@@ -58,20 +58,20 @@ def test_partition_0_is_needed():
     assert lost_of(logs) is None
 
 
-def test_others_may_not_have_what_is_open_in_partition_0():
+def test_partitions_without_the_open_change_have_lost_nothing():
     logs = {t: Log(t, configured=t < 2, k=2, level=2) for t in range(4)}
     logs[0].append(layout_fence(4, 2))
     assert lost_of(logs) is None
 
 
-def test_what_is_not_in_use_has_lost_nothing():
+def test_a_retired_partition_has_lost_nothing():
     logs = ended(4, 2)
     logs[3] = Log(3, k=4, level=2)
     assert lost_of(logs) is None
 
 
-def test_several_partitions_one_after_the_other():
-    """Those with the larger count first: no fence of another count reaches these."""
+def test_the_lost_change_from_the_larger_count_comes_first():
+    """No fence of another count reaches the partitions above that count."""
     logs = ended(4, 2)
     logs = {t: logs[t] for t in (0, 1)}
     logs[0].append(layout_fence(8, 2, generation=3, era=3))
@@ -85,15 +85,15 @@ def test_several_partitions_one_after_the_other():
 
 @pytest.mark.parametrize("k", [2, 8])
 @pytest.mark.parametrize("t", [2, 3])
-def test_one_that_the_change_brought_into_use_begins_again(k, t):
-    """PROTOCOL 10.2: of its earlier life, of whatever count, nothing is kept."""
+def test_a_partition_that_the_change_brought_into_use_begins_again(k, t):
+    """PROTOCOL 10.2: it keeps nothing, whatever the count of its earlier Config."""
     logs = ended(2, 4)
     logs[t] = Log(t, k=k, level=2)
     assert lost_of(logs).from_count == 2
 
 
 @pytest.mark.parametrize("gone", [(2,), (2, 3)])
-def test_what_nothing_shows_to_have_come_into_use_keeps_its_state(gone):
+def test_a_partition_not_shown_to_have_come_into_use_keeps_its_state(gone):
     logs = ended(2, 4)
     for t in gone:
         logs[t] = Log(t, k=8, level=2)
@@ -102,8 +102,8 @@ def test_what_nothing_shows_to_have_come_into_use_keeps_its_state(gone):
 
 
 @pytest.mark.parametrize("t", [1, 2])
-def test_one_with_the_newest_count_keeps_its_state(t):
-    """It may lack nothing but other settings, although another one begins with them."""
+def test_a_partition_with_the_newest_count_keeps_its_state(t):
+    """It may lack only later settings, which other partitions got with the fence."""
     logs = ended(2, 4)
     logs[t] = Log(t, k=4, level=2)
     states = {each: log.state for each, log in logs.items()}
@@ -111,7 +111,7 @@ def test_one_with_the_newest_count_keeps_its_state(t):
     assert lost_configs(states) == {t: states[0].config}
 
 
-def test_others_of_another_log_show_nothing():
+def test_partitions_of_another_format_are_no_evidence():
     logs = ended(2, 4)
     logs[3] = Log(3, k=4, level=2)
     logs[2] = Log(2, k=4, level=2, format_id=b"x" * 16)
@@ -131,7 +131,7 @@ def test_others_of_another_log_show_nothing():
         ({"k": 4, "format_id": b"x" * 16}, set()),
     ],
 )
-def test_nothing_is_claimed_where_the_newest_config_is_not(settings, expected):
+def test_nothing_is_claimed_where_the_newest_config_is_missing(settings, expected):
     logs = ended(2, 4)
     states = {t: log.state for t, log in logs.items()}
     assert unclaimed(states) == set()
@@ -153,7 +153,7 @@ def altered(*, to=(0,), h=7_000, count=3, level=2):
     return {t: log.state for t, log in logs.items()}, newest
 
 
-def test_a_config_is_written_where_it_is_not():
+def test_a_lost_config_is_written_again():
     states, newest = altered(to=(0, 2))
     assert lost_configs(states) == {1: newest}
     states[1] = Log(1, configured=False).state
@@ -167,21 +167,21 @@ def test_a_config_is_written_where_it_is_not():
     assert lost_configs(states) == {}
 
 
-def test_a_config_of_an_equal_era_is_not_followed():
+def test_a_config_is_not_written_over_one_of_an_equal_era():
     """It would be refused (PROTOCOL 4.12)."""
     states, _ = altered()
     states[1] = Log(1, k=3, level=2, era=5).state
     assert set(lost_configs(states)) == {2}
 
 
-def test_partition_0_gets_what_it_has_lost_first():
+def test_partition_0_gets_a_lost_config_first():
     states, newest = altered(to=(1, 2))
     assert lost_configs(states) == {0: newest}
     assert unclaimed(states) == {0}
 
 
-def test_partition_0_gets_one_generation_after_the_other():
-    """What was between the two has no witness: it comes with the newest settings."""
+def test_partition_0_gets_lost_configs_one_generation_at_a_time():
+    """No partition shows the Config between; it gets the newest settings."""
     states, _ = altered(to=())
     log = Log(1, k=3, level=2)
     newest = config(3, era=5, k=3, level=2, h=9_000)
@@ -199,7 +199,7 @@ def test_partition_0_gets_one_generation_after_the_other():
 
 @pytest.mark.parametrize("is_open", [False, True])
 def test_partition_0_gets_a_config_before_a_fence(is_open):
-    """It has lost other settings, and then a change of the count."""
+    """It has lost a Config with other settings, and then a change of the count."""
     logs = {t: Log(t, configured=t < 2, k=2, level=2) for t in range(4)}
     for t in (1, 2, 3):
         if t < 2:
@@ -226,8 +226,8 @@ def test_partition_0_gets_a_config_before_a_fence(is_open):
     assert lost_configs({**states, 0: logs[0].state}) == {}, "its Final is next"
 
 
-def test_partition_0_gets_other_settings_though_a_fence_came_with_them():
-    """Partition 3 lost the change before them, and got both at once."""
+def test_partition_0_gets_a_config_although_a_restoring_fence_has_it():
+    """Partition 3 lost the change before; the restoring fence brought both."""
     logs = ended(2, 4)
     logs[1].append(config(3, era=5, k=4, level=2, h=7_000))
     newest = logs[1].state.config
@@ -242,7 +242,7 @@ def test_partition_0_gets_other_settings_though_a_fence_came_with_them():
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_what_all_have_lost_is_written_again_by_a_process_that_has_read_it(count):
+def test_a_config_that_all_lost_is_written_again_by_a_process_that_read_it(count):
     states, newest = altered(to=(), count=count)
     assert lost_configs(states) == {}
     assert unclaimed(states) == set()
@@ -259,7 +259,7 @@ def test_what_all_have_lost_is_written_again_by_a_process_that_has_read_it(count
 def test_nothing_is_claimed_where_partition_0_has_lost_a_final_and_a_config(
     has_lost_it,
 ):
-    """The change is open there again; the Config came behind it."""
+    """The change is open there again; the Config followed its Final."""
     logs = {t: Log(t, configured=t < 2, k=2, level=2) for t in range(4)}
     newest = config(3, era=5, k=4, level=2, h=7_000)
     for t, log in logs.items():
@@ -278,7 +278,7 @@ def test_nothing_is_claimed_where_partition_0_has_lost_a_final_and_a_config(
     assert lost_configs(states, newest) == {0: newest}
 
 
-def test_what_was_read_and_lost_comes_one_generation_after_the_other():
+def test_a_config_that_all_lost_comes_one_generation_at_a_time():
     states, _ = altered(to=(), count=1)
     newest = config(3, era=5, k=1, level=2, h=9_000)
     between = msgspec.structs.replace(newest, generation=2, era=2)
@@ -295,14 +295,14 @@ def test_what_was_read_and_lost_comes_one_generation_after_the_other():
         ),
     ],
 )
-def test_what_does_not_follow_the_newest_config_does_not_count(read):
+def test_a_config_once_read_counts_only_if_it_follows_the_newest(read):
     states = {t: log.state for t, log in ended(2, 4).items()}
     assert lost_configs(states, read) == {}
     assert unclaimed(states, read) == set()
 
 
-def test_what_was_read_waits_for_what_partition_0_lacks_before_it():
-    """First the change that others still show, then the Config behind it."""
+def test_a_config_once_read_waits_for_the_lost_change_before_it():
+    """First the change that others still show is restored, then the Config follows."""
     logs = ended(2, 4)
     read = config(3, era=9, k=4, level=2, h=9_000)
     first = logs[0]
@@ -315,7 +315,7 @@ def test_what_was_read_waits_for_what_partition_0_lacks_before_it():
     assert lost_configs({**states, 0: first.state}, read) == {}
 
 
-def test_partition_0_that_has_lost_all_gets_a_config():
+def test_partition_0_without_a_config_gets_the_newest():
     states, newest = altered(to=(1, 2))
     states[0] = WorldState(0)
     assert lost_configs(states) == {0: newest}
@@ -328,7 +328,7 @@ def test_partition_0_that_has_lost_all_gets_a_config():
     assert unclaimed(none) == set()
 
 
-def test_partition_0_that_has_lost_all_gets_what_the_open_change_follows():
+def test_partition_0_without_a_config_gets_the_one_before_the_open_change():
     logs = {t: Log(t, configured=t < 2, k=2, level=2) for t in range(4)}
     fence = layout_fence(4, 2, generation=2, era=5)
     for t in (1, 2, 3):
@@ -342,8 +342,8 @@ def test_partition_0_that_has_lost_all_gets_what_the_open_change_follows():
     assert logs[0].outcome_of(fence) == "layout_fenced"
 
 
-def test_partition_0_may_have_lost_that_others_are_in_use():
-    """It was alone before; so they are those of which a Config counts."""
+def test_partition_0_may_have_lost_the_change_that_added_partitions():
+    """It was the only partition in use; the Config of the others counts."""
     logs = {t: Log(t, configured=t < 1, k=1, level=2) for t in range(2)}
     for log in logs.values():
         assert log.outcome_of(layout_fence(2, 1)) == "layout_fenced"
@@ -376,7 +376,7 @@ def test_no_config_is_written_while_a_change_is_open():
     assert lost_configs(states) == {}
 
 
-def test_a_fence_needs_the_level_that_was_lost():
+def test_a_partition_below_level_2_gets_a_config_before_the_fence():
     """Below level 2 it would be ignored (PROTOCOL 3.3)."""
     logs = ended(2, 4)
     states = {t: log.state for t, log in logs.items()}
@@ -399,7 +399,7 @@ def test_a_fence_needs_the_level_that_was_lost():
     assert lost_configs(states) == {}
 
 
-def test_below_level_2_nothing_is_fenced():
+def test_at_level_1_a_partition_gets_the_newest_config():
     logs = {t: Log(t, k=3) for t in range(3)}
     newest = config(3, era=5, k=3, level=1, h=9_000)
     logs[0].append(config(2, era=4, k=3, level=1, h=8_000))
@@ -410,7 +410,7 @@ def test_below_level_2_nothing_is_fenced():
     }
 
 
-def test_the_change_before_the_one_that_is_open():
+def test_a_change_lost_before_the_open_one_is_restored():
     logs = ended(2, 4)
     states = {t: log.state for t, log in logs.items()}
     before = logs[1].state.config
@@ -428,7 +428,7 @@ def test_the_change_before_the_one_that_is_open():
     assert lost_before(states) == {}
 
 
-def test_what_leads_to_the_newest_config():
+def test_count_before_returns_the_count_from_which_one_fence_leads():
     newest = ended()[0].state.config
     before = Log(0, k=2, level=2).state.config
     assert count_before(1, before, newest=newest) == 2
@@ -446,7 +446,7 @@ def test_what_leads_to_the_newest_config():
         assert count_before(1, other, newest=newest) is None
 
 
-def test_a_fence_of_another_count_drops_no_keys():
+def test_a_fence_keeps_the_keys_of_a_partition_below_its_count():
     """PROTOCOL 10.2: a partition at or above the count begins with the fence."""
     config = Log(0, k=4, level=2).state.config
     assert keeps_state(3, config, from_count=2)
