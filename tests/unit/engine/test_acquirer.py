@@ -11,8 +11,8 @@ def may_be_earlier(contender, *, seen_ms):
     return contender._may_be_earlier(KEY, NEWER, seen_ms=seen_ms)
 
 
-def test_forgotten_claims_count_as_the_newest(monkeypatch):
-    """Their number is bounded; the cost is an unnecessary look-up of a topic."""
+def test_a_dropped_claim_time_counts_as_the_time_of_the_drop(monkeypatch):
+    """Claim times are bounded; dropping them costs a look-up of each topic."""
     monkeypatch.setattr(acquirer, "CLAIMS_NOTED_MAX", 1)
     node = owning(world())
     contender, now_ms = node.session._acquirer, node.clock.now_ms()

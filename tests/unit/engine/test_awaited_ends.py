@@ -1,4 +1,4 @@
-"""Ends of logs that wait for a reader, and may never be reached."""
+"""Log ends that must be folded first, and that may never be reached."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def _ends(ports):
     return AwaitedEnds(ports)
 
 
-def test_ends_are_reached_one_by_one(ports, ends):
+def test_known_ends_are_judged_for_each_partition_without_a_request(ports, ends):
     assert not ends
     ends.add({0: 5, 1: 7})
     assert ends
@@ -62,7 +62,7 @@ def test_unknown_ends_are_requested_at_once(ports, ends):
     assert ends.are_reached({0: 10, 1: 10})
 
 
-def test_a_lower_end_counts_and_a_higher_one_does_not(ports, ends):
+def test_a_later_request_lowers_an_end_and_never_raises_it(ports, ends):
     ends.add({0: 20, 1: 5})
     ports.clock.advance(RETRY_MS - 1)
     assert not ends.reached({0: 3, 1: 3})
@@ -73,7 +73,7 @@ def test_a_lower_end_counts_and_a_higher_one_does_not(ports, ends):
     assert ends.reached({0: 10, 1: 5}) == [0, 1]
 
 
-def test_an_end_below_what_is_folded_does_not_count(ports, ends):
+def test_an_end_below_the_folded_offset_does_not_count(ports, ends):
     ends.add({0: 20})
     ports.clock.advance(RETRY_MS)
     assert not ends.are_reached({0: 11})
@@ -95,7 +95,7 @@ def test_a_request_that_fails_is_repeated(ports, ends):
     assert ends.are_reached({})
 
 
-def test_an_answer_from_before_an_end_was_added_does_not_count(ports, ends):
+def test_an_answer_to_a_request_before_an_end_was_added_is_ignored(ports, ends):
     ports.background.is_held = True
     ends.add_unknown([0])
     assert not ends.are_reached({})

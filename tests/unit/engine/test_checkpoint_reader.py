@@ -36,7 +36,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize("behind", [0, 1, 7, 40])
-def test_a_checkpoint_is_found_at_any_distance(small, behind):
+def test_a_checkpoint_at_any_distance_from_the_log_end_is_read(small, behind):
     cluster = world(2)
     node = owning(cluster)
     checkpointed(cluster, node, 2)
@@ -50,7 +50,7 @@ def test_a_checkpoint_is_found_at_any_distance(small, behind):
 
 
 def test_the_checkpoints_of_all_partitions_are_read_in_one_pass():
-    """A seek waits for the fetch in progress, so there is not one per partition."""
+    """A seek waits for the fetch in progress: one seek serves all partitions."""
     cluster = world(8)
     node = owning(cluster)
     checkpointed(cluster, node, 8)
@@ -65,7 +65,7 @@ def test_the_checkpoints_of_all_partitions_are_read_in_one_pass():
     assert places == [set(wanted), set(wanted)]
 
 
-def test_a_partition_whose_newest_is_incomplete_is_searched_alone(small):
+def test_an_incomplete_newest_checkpoint_is_skipped_in_its_partition_alone(small):
     cluster = world(2)
     node = owning(cluster)
     checkpointed(cluster, node, 2)
@@ -88,7 +88,7 @@ def test_an_incomplete_checkpoint_is_skipped(small):
     assert find(cluster)[0] == whole
 
 
-def test_ends_without_a_begin_are_skipped(small):
+def test_a_checkpoint_end_without_its_begin_is_skipped(small):
     cluster = world()
     node = owning(cluster)
     checkpointed(cluster, node)
@@ -103,7 +103,7 @@ def test_ends_without_a_begin_are_skipped(small):
     assert find(cluster) == {}
 
 
-def test_a_search_of_a_complete_log_is_limited(small, monkeypatch):
+def test_the_search_of_a_log_that_has_its_start_is_bounded(small, monkeypatch):
     monkeypatch.setattr(checkpoint_reader, "SEARCHED_MAX", 10)
     cluster = world()
     node = owning(cluster)
@@ -116,7 +116,7 @@ def test_a_search_of_a_complete_log_is_limited(small, monkeypatch):
 
 
 def test_a_short_log_is_not_searched_while_it_has_its_start():
-    """It would be read to its start, and then folded from there."""
+    """A search could read the whole log, which is then folded from its start."""
     cluster = world()
     checkpointed(cluster, owning(cluster))
     end = cluster.kafka.coordination_log().end_offsets(1)[0]
@@ -126,7 +126,7 @@ def test_a_short_log_is_not_searched_while_it_has_its_start():
     assert find(cluster, LogCheckpoints(whole_max=end)).keys() == {0}
 
 
-def test_an_empty_log_needs_no_checkpoint():
+def test_an_empty_log_has_no_checkpoint():
     cluster = world()
     cluster.kafka.delete_records(cluster.place(0), before=1)
     assert find(cluster) == {}
@@ -134,7 +134,7 @@ def test_an_empty_log_needs_no_checkpoint():
     assert not has_checkpoints(log, timeout_ms=1)
 
 
-def test_each_partition_needs_a_checkpoint():
+def test_has_checkpoints_requires_one_in_each_partition():
     cluster = world(2)
     node = owning(cluster)
     log = cluster.kafka.coordination_log
@@ -143,7 +143,7 @@ def test_each_partition_needs_a_checkpoint():
     assert has_checkpoints(log(), timeout_ms=1)
 
 
-def test_files_come_before_the_log():
+def test_kept_files_are_tried_before_checkpoints_in_the_log():
     (last,) = kept_in(None)
     store = LogCheckpoints()
     assert kept_in(store)[0] is store
@@ -162,8 +162,8 @@ def test_a_silent_log_raises_an_error_after_the_timeout(timeout_ms, polls):
     assert len(polled) == polls + 1
 
 
-def test_a_partition_that_was_cut_back_ends_the_search_beside_a_busy_one():
-    """The other partition sends entries all the time, which are no progress."""
+def test_a_truncated_partition_ends_the_search_despite_entries_of_another():
+    """Entries of another partition do not count as progress of the search."""
     cluster = world(2)
     for _ in range(5):
         write(cluster, b"?", 1)

@@ -34,7 +34,7 @@ def writing(cluster, name="a", rule=SOON):
 
 
 def written(cluster, kind=CheckpointEnd):
-    """Return the records of one kind in the log, of any writer."""
+    """Return the records of one kind in the log, of all writers."""
     head = header_of(kind)
     values = [each.value for each in cluster.kafka.log(cluster.place(0)).records]
     return [decode(value) for value in values if value.startswith(head)]
@@ -55,7 +55,7 @@ def events(node, name):
     return [event.fields for event in node.observer.events if event.name == name]
 
 
-def test_a_checkpoint_is_written_when_due_and_the_key_released():
+def test_a_due_checkpoint_is_written_and_its_key_released():
     cluster = world()
     node = writing(cluster)
     cluster.run(H)
@@ -111,7 +111,7 @@ def test_many_entries_make_a_checkpoint_due():
     ("keys", "entries"),
     [(0, 50_000), (4_999, 50_000), (5_000, 100_000), (15_000, 200_000)],
 )
-def test_with_many_keys_checkpoints_are_further_apart(keys, entries):
+def test_the_entries_between_checkpoints_grow_with_the_keys(keys, entries):
     assert CheckpointRule().entries_of(keys) == entries
     assert CheckpointRule().entries_of(10**6) == 200_000
 
@@ -128,7 +128,7 @@ def test_without_new_entries_no_checkpoint_is_written():
     assert len(written(cluster)) == 1
 
 
-def test_retention_leaves_an_idle_partition_a_checkpoint(monkeypatch):
+def test_an_idle_partition_gets_a_new_checkpoint_periodically(monkeypatch):
     monkeypatch.setattr(checkpointing, "IDLE_MS", 4 * H)
     cluster = world()
     node = cluster.node("a")
@@ -137,7 +137,7 @@ def test_retention_leaves_an_idle_partition_a_checkpoint(monkeypatch):
     node.engine.remove_session(node.session)
     cluster.run_until(checkpointed(cluster, 2), 9 * H)
     cluster.crash(node)
-    fresh = cluster.node("b")  # as if started from a state after them
+    fresh = cluster.node("b")  # as if its state were after both
     fresh.engine.write_checkpoints("w-b", SOON)
     cluster.run_until(lambda: fresh.engine.is_ready, H)
     fresh.engine.remove_session(fresh.session)
@@ -170,8 +170,8 @@ def crowd(node):
     return state
 
 
-def test_a_checkpoint_is_encoded_in_parts_and_has_one_offset(monkeypatch):
-    """Other threads get the lock in between; entries folded then are not in it."""
+def test_a_checkpoint_encoded_over_several_rounds_has_one_offset(monkeypatch):
+    """Other threads get the lock between rounds; entries folded then are left out."""
     cluster = world(keys=100_000)
     node = writing(cluster)
     cluster.fates["a"] = AppendFate(delay_ms=H // 4)
@@ -224,7 +224,7 @@ def test_chunks_are_sent_a_few_at_a_time_and_the_lease_is_renewed():
     assert holders(cluster) == ["a"]
 
 
-def test_an_unread_record_ends_the_checkpoint():
+def test_a_record_that_is_not_read_back_ends_the_checkpoint():
     cluster = world()
     node = writing(cluster)
     cluster.run_until(lambda: written(cluster, CheckpointBegin), 4 * H)
@@ -237,7 +237,7 @@ def test_an_unread_record_ends_the_checkpoint():
     assert find(cluster)[0].offset == written(cluster)[-1].begin_offset + 1
 
 
-def test_a_dead_writer_is_replaced():
+def test_another_member_writes_the_checkpoint_after_the_writer_dies():
     cluster = world()
     first = writing(cluster)
     cluster.run_until(lambda: written(cluster, CheckpointBegin), 4 * H)
@@ -250,7 +250,7 @@ def test_a_dead_writer_is_replaced():
     assert find(cluster)[0].digest == end.digest.hex()
 
 
-def test_a_ghost_claim_is_released():
+def test_a_claim_of_the_checkpoint_key_accepted_too_late_is_released():
     cluster = world()
     node = writing(cluster)
     cluster.run(H)
@@ -265,7 +265,7 @@ def test_a_ghost_claim_is_released():
     assert written(cluster, CheckpointBegin) == []
 
 
-def test_a_diverged_reader_is_reported_and_continues():
+def test_a_diverged_reader_reports_itself_and_continues():
     cluster = world()
     writer = writing(cluster)
     other = cluster.node("b")
@@ -282,7 +282,7 @@ def test_a_diverged_reader_is_reported_and_continues():
     assert other.engine.failure is None
 
 
-def test_a_reset_ends_all_claims_until_two_intervals_later():
+def test_a_reset_ends_all_claims_for_two_intervals():
     cluster = world()
     node = owning(cluster, "a")
     state = fold(cluster)
@@ -312,7 +312,7 @@ def test_a_reset_ends_all_claims_until_two_intervals_later():
     assert node.engine.failure is None
 
 
-def test_a_restored_state_survives_retention():
+def test_a_checkpoint_is_restored_after_retention_deletes_earlier_entries():
     cluster = world()
     writing(cluster)
     cluster.run_until(checkpointed(cluster), 4 * H)
@@ -330,7 +330,7 @@ def test_a_restored_state_survives_retention():
     assert find(cluster) == {}
 
 
-def test_a_checkpoint_is_due_once_retention_deletes_the_last():
+def test_a_checkpoint_is_due_once_retention_leaves_none():
     cluster = world()
     rule = CheckpointRule(interval_ms=40 * H, entries=10_000)
     node = writing(cluster, rule=rule)

@@ -52,7 +52,7 @@ def test_a_removed_holding_is_in_no_index(index):
     assert index.of_epoch(3, 10) is None
 
 
-def test_removing_an_old_holding_keeps_its_successor(index):
+def test_removing_an_earlier_holding_keeps_the_later_one_of_its_key(index):
     before = won(index)
     index.remove(before)
     again = won(index)
@@ -61,7 +61,7 @@ def test_removing_an_old_holding_keeps_its_successor(index):
     assert index.of_epoch(3, 10) is again
 
 
-def test_a_draining_holding_is_active_until_it_is_idle(index):
+def test_compact_keeps_only_holdings_with_work_active(index):
     resting = won(index)
     leaving = won(index, 1)
     leaving.drain = Drain("surplus", None, None)
@@ -95,7 +95,7 @@ def test_leases_are_checked_when_the_earliest_ends(index):
     assert index.expired(FAR_MS) == []
 
 
-def test_a_shortened_lease_is_checked_at_once(index):
+def test_a_shortened_lease_is_checked_after_recheck_leases(index):
     holding = won(index, sent_ms=1_000)
     assert index.expired(1_000) == []
     holding.claim.lease = Lease.since(-2 * H, H)
@@ -104,7 +104,7 @@ def test_a_shortened_lease_is_checked_at_once(index):
     assert index.expired(1_000) == [holding]
 
 
-def test_the_next_attempt_or_look_up_is_due(index):
+def test_due_ms_is_the_earliest_claim_attempt_or_look_up(index):
     assert index.due_ms(0) == FAR_MS
     wanted(index, 0)
     assert index.due_ms(0) == FAR_MS

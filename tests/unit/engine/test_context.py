@@ -1,4 +1,4 @@
-"""New partitions of a keyed topic wait for the ones that had their keys (9.10)."""
+"""New partitions wait for the ones that had their record keys (PROTOCOL 9.10)."""
 
 import pytest
 from enginekit import AMO, H, fold, held_by, lines, spec, world, write
@@ -21,7 +21,7 @@ FAR = next(
 
 
 def grow(cluster, *, ends=None, old=2, new=4):
-    """Announce a growth of t, add its partitions, and end the old ones if given."""
+    """Announce a growth of t, add its partitions, and write the old ends if given."""
     write(cluster, growth(new, old))
     cluster.kafka.add_partitions("t", new - old)
     if ends is not None:
@@ -48,7 +48,7 @@ def claimed(cluster):
 
 
 def process(cluster, node, *, until_ms):
-    """Poll and commit until there is nothing more for a while."""
+    """Poll and commit every 100 ms for a while."""
     for _ in range(until_ms // 100):
         node.consumer.poll(timeout_ms=0)
         node.consumer.commit()
@@ -56,7 +56,7 @@ def process(cluster, node, *, until_ms):
 
 
 @pytest.mark.parametrize("delivery", [pytest.param(None, id="alo"), AMO])
-def test_new_partitions_wait_until_their_source_has_passed_its_end(delivery):
+def test_a_new_partition_is_claimed_once_its_source_is_processed_to_its_end(delivery):
     cluster = world(records=[4, 4])
     rest = {} if delivery is None else {"delivery": delivery}
     node = started(cluster, **rest)
@@ -74,7 +74,7 @@ def test_new_partitions_wait_until_their_source_has_passed_its_end(delivery):
     assert numbers(node) == [0, 1, 2, 3]
 
 
-def test_who_waits_for_whom_is_reported_when_it_changes():
+def test_waiting_partitions_are_reported_with_their_sources_on_changes():
     cluster = world(records=[4, 4])
     node = started(cluster)
     grow(cluster, ends=(4, 4))
@@ -90,7 +90,7 @@ def test_who_waits_for_whom_is_reported_when_it_changes():
     assert not node.observer.named("partitions_uncovered")
 
 
-def test_a_member_that_joins_later_waits_as_well():
+def test_a_member_that_starts_after_the_growth_waits_too():
     cluster = world(records=[4, 4])
     grow(cluster, ends=(4, 4))
     node = cluster.node("b", spec=spec())
@@ -100,7 +100,7 @@ def test_a_member_that_joins_later_waits_as_well():
     assert numbers(node) == [0, 1, 2, 3]
 
 
-def test_a_partition_that_has_begun_waits_no_more():
+def test_a_partition_with_a_position_does_not_wait_for_its_source():
     cluster = world(records=[4, 4, 4, 4])
     node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 4), 2 * H)
@@ -116,8 +116,8 @@ def test_a_partition_that_has_begun_waits_no_more():
     assert awaited(context, Key("h", "t", 0), topic_id=None) is None
 
 
-def test_a_claim_that_did_not_know_the_growth_ends_before_it_begins(monkeypatch):
-    """The claim was won before the growth was read: the start judges again."""
+def test_the_start_of_a_claim_releases_a_partition_that_must_wait(monkeypatch):
+    """As if the claim preceded the growth in the log: the start checks again."""
     cluster = world(records=[4, 4])
     started(cluster)
     for module in (acquirer, key_rows):
@@ -137,7 +137,7 @@ def test_a_claim_that_did_not_know_the_growth_ends_before_it_begins(monkeypatch)
 
 
 def elsewhere():
-    """Return a node that has won its key, which is judged in partition 1."""
+    """Return a cluster, and a node that has won a key judged in partition 1."""
     cluster = world(2, records=[4], topic=FAR.topic)
     node = cluster.node("a", spec=spec(FAR.topic))
     node.background.is_held = True
@@ -145,7 +145,7 @@ def elsewhere():
     return cluster, node
 
 
-def test_a_key_of_partition_0_needs_no_end():
+def test_a_key_judged_in_partition_0_starts_without_a_log_end():
     cluster = world(records=[4])
     node = cluster.node("a", spec=spec())
     node.background.is_held = True
@@ -170,12 +170,12 @@ def test_a_start_waits_until_partition_0_is_read_to_its_end():
     (holding,) = node.session.holdings.values()
     assert holding.lookup is not None
     assert holding.progress is None
-    write(cluster, growth(4, 2))  # the end moves
+    write(cluster, growth(4, 2))  # partition 0 reaches that end
     cluster.run(H)
     assert holding.progress is not None
 
 
-def test_an_end_of_a_leader_that_lags_is_looked_up_again():
+def test_a_log_end_from_a_lagging_leader_is_looked_up_again():
     cluster, node = elsewhere()
     log = node.engine.context.ports.log
     ends, answers = log.end_offsets, iter([{0: 0}])
@@ -190,10 +190,10 @@ def test_an_end_of_a_leader_that_lags_is_looked_up_again():
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-def test_an_end_that_was_lost_is_looked_up_again(is_read):
+def test_a_log_end_that_a_truncation_removed_is_looked_up_again(is_read):
     """Partition 0 lost its last entries after the look-up: it may never get so far.
 
-    Where they had not been read, nothing else shows that.
+    If they had not been read, no error reports the truncation.
     """
     cluster, node = elsewhere()
     for number in range(2, 9):

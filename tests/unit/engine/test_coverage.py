@@ -56,8 +56,8 @@ def is_covered(cluster, count):
 
 
 @pytest.mark.parametrize("policy", GARBAGE)
-def test_no_policy_leaves_a_key_to_nobody(policy):
-    """L6 with the wait of 9.6: within an interval, also after a death."""
+def test_a_bad_policy_leaves_no_key_unclaimed(policy):
+    """L6 with the wait of 9.6: within an interval, also after a member dies."""
     cluster = world(partitions=2, records=[1] * 6)
     for name in "abc":
         cluster.node(name, spec=spec(policy=policy))
@@ -68,7 +68,7 @@ def test_no_policy_leaves_a_key_to_nobody(policy):
     cluster.run_until(is_covered(cluster, 6), H + 3 * PACE_MS)
 
 
-def test_a_policy_that_never_returns_leaves_no_key_to_nobody():
+def test_a_policy_that_never_returns_leaves_no_key_unclaimed():
     cluster = world(partitions=2, records=[1] * 6)
     for name in "abc":
         node = cluster.node(name, spec=spec(policy=nothing))
@@ -89,7 +89,7 @@ def test_a_policy_releases_a_key_once_in_an_interval(policy):
     assert len(released) <= 2 * 2 * 4  # keys, members, intervals
 
 
-def test_alone_nothing_is_released_to_nobody():
+def test_the_only_member_of_a_group_releases_no_key():
     cluster = world(records=[1])
     node = cluster.node("a", spec=spec(policy=releases_all))
     cluster.run_until(held_by(node, 1), H + 2 * PACE_MS)
@@ -97,7 +97,7 @@ def test_alone_nothing_is_released_to_nobody():
     assert not of(cluster, "a", ReleasingPartition)
 
 
-def test_limits_are_kept_whatever_a_policy_names():
+def test_claims_max_holds_for_the_claims_of_a_policy():
     cluster = world(records=[1] * 4)
 
     def everything(view):
@@ -132,25 +132,25 @@ def claims(view, plan=None, *, abandoned=(), counts_topics=False):
     return rule.claims(view, Plan() if plan is None else plan, abandoned=abandoned)
 
 
-def test_nothing_is_added_before_an_interval_is_over():
+def test_the_rule_claims_no_key_before_an_interval_has_passed():
     assert claims(look(row(A), row(B))) == {}
 
 
-def test_what_is_claimable_for_an_interval_is_claimed_as_under_fair():
+def test_keys_claimable_for_an_interval_are_claimed_as_under_fair():
     keys = [row(key, is_orphan=True) for key in (A, B)]
     found = claims(look(*keys))
     assert len(found) == 1
     assert all("claimable for more than" in why for why in found.values())
 
 
-def test_what_the_policy_claims_is_not_added():
+def test_the_rule_adds_no_key_that_the_policy_claims():
     keys = [row(key, is_orphan=True) for key in (A, B)]
     chosen = fair(look(*keys))
     assert claims(look(*keys), chosen) == {}
 
 
-def test_after_two_intervals_the_share_does_not_count():
-    """Another member lacks it, and evidently does not claim it."""
+def test_an_abandoned_key_is_claimed_beyond_the_share():
+    """Another member is below its share, and evidently does not claim the key."""
     mine = row(B, is_mine=True, is_claimable=False, owner="me")
     more = row(C, is_mine=True, is_claimable=False, owner="me")
     third = MemberView(client_id="c", topics=frozenset({"t"}))
@@ -159,7 +159,7 @@ def test_after_two_intervals_the_share_does_not_count():
     assert set(claims(view, abandoned=[A])) == {A}
 
 
-def test_the_limit_holds_for_the_rule():
+def test_the_rule_claims_no_key_beyond_claims_max():
     mine = row(B, is_mine=True, is_claimable=False, owner="me")
     view = look(row(A, is_orphan=True), mine, members=(ME,), claims_max=1)
     assert claims(view, abandoned=[A]) == {}
@@ -167,7 +167,7 @@ def test_the_limit_holds_for_the_rule():
     assert claims(named, Plan((B,)), abandoned=[A]) == {}
 
 
-def test_whole_topics_stay_whole():
+def test_the_rest_of_a_whole_topic_is_not_claimed_without_partition_0():
     """Only the owner of partition 0 claims the rest."""
     orphans = [row(key, is_orphan=True) for key in (A, B)]
     alone = look(*orphans, members=(ME,))
@@ -200,7 +200,7 @@ def test_a_release_goes_to_a_member_that_can_take_it(successor):
         pytest.param({"claims_max": 2, "held": 2}, id="full"),
     ],
 )
-def test_nothing_is_released_that_nobody_can_take(peer):
+def test_a_key_that_no_member_can_take_is_not_released(peer):
     fields = {"client_id": "b", "topics": frozenset({"t"})} | peer
     view = look(row(A, is_mine=True), members=(MemberView(**fields), ME))
     rule = CoverageRule(counts_topics=False)
@@ -212,11 +212,11 @@ def test_a_key_is_released_once_in_an_interval():
     rule = CoverageRule(counts_topics=False)
     assert releases(rule, Release(A, "b"), now_ms=5) == [(A, "b")]
     assert releases(rule, Release(A, "b"), Release(B, "b"), now_ms=6) == [(B, "b")]
-    # The same drain is asked for until it has ended.
+    # A policy requests the same drain until it has ended.
     assert releases(rule, Release(A, "b"), now_ms=H + 4) == []
     assert releases(rule, Release(A, "b"), now_ms=H + 5) == [(A, "b")]
 
 
-def test_parts_of_a_topic_follow_its_partition_0():
+def test_a_release_under_whole_topics_gets_no_successor():
     rule = CoverageRule(counts_topics=True)
     assert releases(rule, Release(B, None)) == [(B, None)]

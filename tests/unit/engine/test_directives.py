@@ -1,4 +1,4 @@
-"""Members hand off what an admin drains (PROTOCOL 9.7)."""
+"""Members that are drained hand off their partitions (PROTOCOL 9.7)."""
 
 import pytest
 from enginekit import H, fold, of, spec, world, write
@@ -30,7 +30,7 @@ def pair(cluster, **rest):
     return a, b
 
 
-def test_a_drained_member_hands_everything_to_successors(cluster):
+def test_a_drained_member_releases_all_partitions_to_successors(cluster):
     a, b = pair(cluster)
     drain(cluster)
     cluster.run_until(lambda: len(b.held) == 4, H)
@@ -42,7 +42,7 @@ def test_a_drained_member_hands_everything_to_successors(cluster):
     assert not a.held
 
 
-def test_its_host_may_be_drained(cluster):
+def test_a_drain_may_name_a_host(cluster):
     a, b = pair(cluster)
     home = a.engine.context.replicas[0].world
     hosts = {each.record.client_id: each.record.host for each in home.live_members("g")}
@@ -55,14 +55,14 @@ def test_its_host_may_be_drained(cluster):
     assert len(b.held) == 4, "nobody else may take them"
 
 
-def test_after_its_end_it_takes_its_share_again(cluster):
+def test_a_member_takes_its_share_again_after_the_drain_ends(cluster):
     a, b = pair(cluster)
     drain(cluster, for_ms=2 * H)
     cluster.run_until(lambda: len(b.held) == 4, H)
     cluster.run_until(lambda: len(a.held) == 2, 6 * H)
 
 
-def test_it_is_ended_early(cluster):
+def test_a_drain_can_be_ended_early(cluster):
     a, b = pair(cluster)
     drain(cluster)
     cluster.run_until(lambda: len(b.held) == 4, H)
@@ -70,7 +70,7 @@ def test_it_is_ended_early(cluster):
     cluster.run_until(lambda: len(a.held) == 2, 6 * H)
 
 
-def test_a_drain_is_followed_under_any_policy(cluster):
+def test_a_drain_applies_under_the_policy_greedy(cluster):
     a, b = pair(cluster, policy="greedy", claims_max=2)
     c = cluster.node("c", spec=spec(policy="greedy"))
     cluster.run(H)
@@ -80,7 +80,7 @@ def test_a_drain_is_followed_under_any_policy(cluster):
     assert (len(a.held), len(b.held)) == (0, 2)
 
 
-def test_a_cordoned_member_keeps_what_it_has(cluster):
+def test_a_cordoned_member_keeps_its_partitions_and_claims_no_more(cluster):
     a, b = pair(cluster)
     drain(cluster, action="cordon")
     cluster.run(H)
@@ -92,14 +92,14 @@ def test_a_cordoned_member_keeps_what_it_has(cluster):
     cluster.run_until(lambda: len(a.held) == 4, 4 * H)
 
 
-def test_a_drained_member_that_has_not_announced_itself_takes_nothing(cluster):
+def test_a_client_drained_before_it_starts_claims_nothing(cluster):
     drain(cluster, "c")
     c = cluster.node("c", spec=spec())
     cluster.run(5 * H)
     assert not c.held
 
 
-def test_a_successor_that_warms_gets_an_offer_first(cluster):
+def test_a_drained_member_offers_its_keys_to_a_successor_that_warms_up(cluster):
     a = cluster.node("a", spec=spec())
     cluster.run_until(lambda: len(a.held) == 4, 3 * H)
     drain(cluster, action="cordon", op=ident("cordon"), client="b")
@@ -112,7 +112,7 @@ def test_a_successor_that_warms_gets_an_offer_first(cluster):
     assert len(of(cluster, "a", HandoffOffer)) == 4
 
 
-def test_an_offer_to_a_member_that_is_drained_is_withdrawn(cluster):
+def test_an_offer_to_a_drained_member_is_withdrawn(cluster):
     a = cluster.node("a", spec=spec())
     cluster.run_until(lambda: len(a.held) == 4, 3 * H)
     b = cluster.node("b")
@@ -124,7 +124,7 @@ def test_an_offer_to_a_member_that_is_drained_is_withdrawn(cluster):
     assert len(a.held) == 4
 
 
-def test_a_drained_member_keeps_what_nobody_else_has_room_for(cluster):
+def test_a_drained_member_keeps_partitions_that_no_other_has_room_for(cluster):
     a = cluster.node("a", spec=spec())
     cluster.run_until(lambda: len(a.held) == 4, 3 * H)
     drain(cluster)
@@ -132,12 +132,12 @@ def test_a_drained_member_keeps_what_nobody_else_has_room_for(cluster):
     b = cluster.node("b", spec=spec(claims_max=1))
     cluster.run_until(lambda: len(b.held) == 1, 3 * H)
     cluster.run(3 * H)
-    # What is on its way to the other one counts as held by it.
+    # A partition on its way to another member counts as held by that member.
     assert (len(a.held), len(b.held)) == (3, 1)
     assert len(of(cluster, "a", ReleasingPartition)) == 1
 
 
-# --- of its own
+# --- a member drains itself
 
 
 def shown(cluster):
@@ -165,7 +165,7 @@ def test_a_member_that_shuts_down_drains_itself(cluster):
     assert len(b.held) == 4
 
 
-def test_its_directive_is_repeated_until_the_log_has_it(cluster):
+def test_a_lost_directive_of_a_member_is_sent_again(cluster):
     a, b = pair(cluster)
     cluster.fates["a"] = AppendFate(is_lost=True)
     a.session.self_drain.begin(20 * H)
@@ -179,7 +179,7 @@ def test_its_directive_is_repeated_until_the_log_has_it(cluster):
     assert standing.client == "a"
 
 
-def test_that_of_a_dead_member_ends_by_itself(cluster):
+def test_the_self_drain_of_a_dead_member_expires(cluster):
     a, b = pair(cluster)
     a.session.self_drain.begin(2 * H)
     cluster.run_until(lambda: len(b.held) == 4, H)
@@ -187,14 +187,14 @@ def test_that_of_a_dead_member_ends_by_itself(cluster):
     cluster.run_until(lambda: not shown(cluster), 4 * H)
 
 
-def test_it_is_not_sent_again_after_its_end(cluster):
+def test_a_self_drain_is_not_sent_again_after_its_end(cluster):
     a, _ = pair(cluster)
     a.session.self_drain.begin(H)
     cluster.run(4 * H)
     assert len(of(cluster, "a", Directive)) == 1
 
 
-def test_a_log_without_directives_drains_nobody(monkeypatch):
+def test_below_level_2_a_member_cannot_drain_itself(monkeypatch):
     monkeypatch.setattr(node, "SUPPORTED_LEVEL", 1)
     cluster = world(partitions=1, records=(4, 4, 4, 4))
     a, _ = pair(cluster)
@@ -204,7 +204,7 @@ def test_a_log_without_directives_drains_nobody(monkeypatch):
     assert not of(cluster, "a", Directive)
 
 
-def test_the_next_process_of_its_name_ends_it(cluster):
+def test_a_restarted_member_ends_its_earlier_self_drain(cluster):
     a, b = pair(cluster)
     a.session.self_drain.begin(30 * H)
     cluster.run_until(lambda: len(b.held) == 4, H)
@@ -216,7 +216,7 @@ def test_the_next_process_of_its_name_ends_it(cluster):
     assert len(of(cluster, "a", Directive)) == 2
 
 
-def test_directives_of_admins_are_not_ended_by_whom_they_name(cluster):
+def test_a_drained_member_does_not_end_a_directive_of_an_admin(cluster):
     pair(cluster)
     drain(cluster)
     cluster.run(2 * H)

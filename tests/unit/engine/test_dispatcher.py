@@ -1,4 +1,4 @@
-"""At most once (PROTOCOL 6.2), over a whole log."""
+"""Records are fetched and handed out, over a whole log."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -39,10 +39,10 @@ T1 = TopicPartition("t", 1)
 # --- Partitions that are won together ---
 
 
-def test_the_records_of_all_partitions_are_not_counted_for_each_that_was_won(
+def test_a_won_partition_does_not_count_the_records_of_all_others(
     monkeypatch,
 ):
-    """It took half a minute of a member with 15,000 partitions."""
+    """Otherwise a member with 15,000 partitions needs half a minute."""
     cluster = world(records=[1] * 100)
     node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 100), 4 * H)
@@ -57,8 +57,8 @@ def test_the_records_of_all_partitions_are_not_counted_for_each_that_was_won(
     assert len(counts) <= 10 * 100
 
 
-def test_positions_that_stay_need_neither_the_lock_nor_their_claims(monkeypatch):
-    """A look each 200 ms visits thousands of partitions, most of them idle."""
+def test_polls_pass_over_no_offsets_in_idle_partitions(monkeypatch):
+    """Otherwise each of thousands of idle partitions would take the lock."""
     cluster = world(records=[1] * 20)
     node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 20), 4 * H)
@@ -76,7 +76,7 @@ def test_positions_that_stay_need_neither_the_lock_nor_their_claims(monkeypatch)
 
 
 @pytest.mark.parametrize("waited_ms", [0, int(0.75 * H)], ids=["asked", "granted"])
-def test_a_grant_that_is_late_counts_once(cluster, waited_ms):
+def test_a_late_grant_counts_once(cluster, waited_ms):
     """Either request may arrive first, the late one or the repeated one."""
     node = owning(cluster, delivery=AMO, most=3)
     cluster.fates["a"] = AppendFate(delay_ms=int(0.7 * H), fails_after_ms=10)
@@ -94,7 +94,7 @@ def test_a_grant_that_is_late_counts_once(cluster, waited_ms):
     assert again == (["granted"] if waited_ms else ["granted", None])
 
 
-def test_nothing_is_handed_out_before_its_grant_is_read_back(cluster):
+def test_records_are_handed_out_only_after_their_grant_is_read_back(cluster):
     node = owning(cluster, delivery=AMO, most=3)
     assert node.consumer.poll(0) == {}
     assert of(cluster, "a", ClaimingMessages)[0].transition.effect == "granted"
@@ -126,13 +126,13 @@ def test_granted_records_are_handed_out_only_within_the_lease(cluster):
     handed_out_within_the_lease(cluster)
 
 
-def test_a_hand_out_after_the_soft_stop_is_caught(cluster, monkeypatch):
+def test_a_variant_that_hands_out_after_the_soft_stop_fails(cluster, monkeypatch):
     variants.hand_out_after_the_soft_stop(monkeypatch)
     with pytest.raises(AssertionError):
         handed_out_within_the_lease(cluster)
 
 
-def test_an_owner_that_was_replaced_processes_no_more_grants(cluster):
+def test_a_replaced_owner_hands_out_no_more_granted_records(cluster):
     endings = []
     node = owning(cluster, delivery=AMO, most=3, on_lost=lambda *it: endings.append(it))
     node.consumer.poll(0)
@@ -147,11 +147,11 @@ def test_an_owner_that_was_replaced_processes_no_more_grants(cluster):
     cluster.run(20)
     assert node.consumer.poll(0) == {}
     assert [ending.reason for _, ending in endings] == ["lease_expired"]
-    # 0 to 2 were granted to a process that never read it: lost, not repeated.
+    # 0 to 2 were granted to a process that never read that: lost, not repeated.
     assert got == [3, 4, 5, 6, 7, 8, 9]
 
 
-def test_an_ignored_request_ends_the_claim(cluster):
+def test_an_ignored_grant_request_ends_the_claim(cluster):
     node = owning(cluster, delivery=AMO, most=3)
     claim = claim_of(node)
     owner = node.owner
@@ -193,7 +193,7 @@ def test_a_drain_waits_for_granted_records(cluster):
     assert (known.owner, known.granted) == (None, 3)
 
 
-def test_fetching_ahead_is_limited(monkeypatch):
+def test_fetched_records_stay_within_max_fetched(monkeypatch):
     cluster = world(records=(400, 400, 400))
     frugal = spec(delivery=AMO, most=10, batches=2, max_fetched=50)
     node = cluster.node("a", spec=frugal)
@@ -217,7 +217,7 @@ def test_fetching_ahead_is_limited(monkeypatch):
 
 
 @pytest.mark.parametrize("delivery", [ALO, AMO])
-def test_what_costs_nothing_to_hold_is_read_at_once(monkeypatch, delivery):
+def test_records_that_the_reader_holds_are_read_at_once(monkeypatch, delivery):
     cluster = world(records=(40,))
     node = owning(cluster, delivery=delivery, most=10)
     reader = node.consumer._reader
@@ -240,7 +240,9 @@ def test_what_costs_nothing_to_hold_is_read_at_once(monkeypatch, delivery):
 
 
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
-def test_a_partition_with_fetched_records_waits_for_the_others(monkeypatch, isolation):
+def test_a_partition_with_fetched_records_is_paused_in_the_reader(
+    monkeypatch, isolation
+):
     """At most once, a partition without a grant must not keep others from a fetch."""
     cluster = world(records=(60, 60))
     rest = {"max_fetched": 10, "isolation_level": isolation}
@@ -267,7 +269,7 @@ def test_a_partition_with_fetched_records_waits_for_the_others(monkeypatch, isol
     assert {T0} in paused or {T1} in paused
 
 
-def test_small_polls_look_for_grants_once_in_a_millisecond(monkeypatch):
+def test_small_polls_request_grants_at_most_once_a_millisecond(monkeypatch):
     cluster = world(records=(40,))
     node = owning(cluster, delivery=AMO, most=20)
     looks = []
@@ -289,7 +291,7 @@ def test_small_polls_look_for_grants_once_in_a_millisecond(monkeypatch):
     assert len(looks) == 2
 
 
-def test_records_that_are_granted_are_waited_for_though_verdicts_are_pending(
+def test_a_fetch_waits_for_granted_records_while_verdicts_are_pending(
     monkeypatch,
 ):
     cluster = world(records=(40,))
@@ -342,7 +344,7 @@ def test_a_reader_with_nothing_to_fetch_is_polled_from_time_to_time(
 
 
 @pytest.mark.parametrize("delivery", [ALO, AMO])
-def test_a_partition_without_records_does_not_wait_for_those_with_many(delivery):
+def test_a_partition_with_many_records_does_not_delay_an_empty_one(delivery):
     cluster = world(records=(5_000, 0))
     node = cluster.node("a", spec=spec(delivery=delivery, most=10, max_fetched=50))
     cluster.run_until(lambda: len(node.held) == 2, 4 * H)

@@ -66,14 +66,14 @@ def test_the_engine_is_ready_at_the_end_of_the_log(cluster):
     assert node.engine.is_ready
 
 
-def test_sessions_are_those_the_engine_drives(cluster):
+def test_sessions_lists_the_sessions_that_the_engine_drives(cluster):
     node = cluster.node("a")
     assert node.engine.sessions == (node.session,)
     node.engine.remove_session(node.session)
     assert node.engine.sessions == ()
 
 
-def test_a_slow_reader_is_not_ready_before_the_end(cluster):
+def test_a_slow_reader_is_not_ready_before_the_log_end(cluster):
     for _ in range(10):
         write(cluster, b"noise")
     node = cluster.node("a")
@@ -85,7 +85,7 @@ def test_a_slow_reader_is_not_ready_before_the_end(cluster):
     assert steps == 4
 
 
-def test_an_unformatted_topic_names_the_command():
+def test_the_error_of_an_unformatted_topic_names_the_command():
     cluster = blank()
     node = cluster.node("a")
     node.step()
@@ -93,7 +93,7 @@ def test_an_unformatted_topic_names_the_command():
     assert str(node.engine.failure).endswith("marshal topic format")
 
 
-def test_the_command_names_another_coordination_topic():
+def test_the_command_in_the_error_names_a_custom_coordination_topic():
     cluster = blank()
     node = cluster.node("a")
     node.log.topic = "claims"
@@ -124,8 +124,8 @@ def test_a_torn_format_is_refused(other):
     assert "torn_format" in str(node.engine.failure)
 
 
-def test_two_intervals_of_one_generation_keep_nobody_from_starting():
-    """A log that went back may have lost one: each key is judged in its partition."""
+def test_an_engine_starts_despite_two_intervals_in_one_generation():
+    """A truncated log may have lost one; each partition judges by its own Config."""
     cluster = blank(partitions=2)
     config = changed(cluster.config, partition_count=2)
     write(cluster, config)
@@ -135,7 +135,7 @@ def test_two_intervals_of_one_generation_keep_nobody_from_starting():
     assert node.engine.is_ready
 
 
-def test_another_cluster_is_refused():
+def test_a_config_of_another_cluster_is_refused():
     cluster = blank()
     write(cluster, changed(cluster.config, cluster_id="elsewhere"))
     node = cluster.node("a")
@@ -152,7 +152,7 @@ def test_a_topic_with_too_few_partitions_is_refused():
     assert isinstance(node.engine.failure, TopicMisconfigured)
 
 
-def test_partitions_added_in_kafka_change_nothing():
+def test_partitions_added_to_the_coordination_topic_are_not_used():
     """PROTOCOL 2.5: the Config states the number of coordinating partitions."""
     cluster = world(records=[1, 1, 1])
     cluster.kafka.add_partitions("__marshal", 2)
@@ -197,7 +197,7 @@ def test_waiting_for_readiness_has_a_deadline(cluster):
         other.engine.wait_ready(1_000)
 
 
-def test_waiting_for_readiness_raises_a_failure():
+def test_waiting_for_readiness_raises_the_failure_of_the_engine():
     cluster = blank()
     node = cluster.node("a")
     node.engine.changed = Stepping(cluster)
@@ -208,8 +208,8 @@ def test_waiting_for_readiness_raises_a_failure():
 # --- Reading to the end ---
 
 
-def test_catching_up_shows_what_was_written_before(cluster):
-    """An answer is never older than the question."""
+def test_catching_up_reads_entries_written_before_the_call(cluster):
+    """The state is never older than the call."""
     node = cluster.node("a")
     node.step()
     node.engine.changed = Stepping(cluster)
@@ -218,7 +218,7 @@ def test_catching_up_shows_what_was_written_before(cluster):
     assert node.engine.context.replicas[0].world.next_offset > offset
 
 
-def test_catching_up_with_nothing_new_waits_for_no_round(cluster):
+def test_catching_up_at_the_log_end_returns_at_once(cluster):
     """The stepping thread may be in a poll that returns nothing."""
     node = cluster.node("a")
     write(cluster, b"noise")
@@ -231,7 +231,7 @@ def test_catching_up_with_nothing_new_waits_for_no_round(cluster):
 
 
 def counted(partitions, monkeypatch):
-    """Return a cluster, a node at the end of the log, and the ends it asks for."""
+    """Return a cluster, a node at the end of the log, and the ends it requests."""
     cluster, asked = level_two(partitions, records=[1] * 8), []
     node = cluster.node("a")
     cluster.run(H)
@@ -247,7 +247,7 @@ def counted(partitions, monkeypatch):
     return cluster, node, asked
 
 
-def test_catching_up_with_a_key_asks_for_its_partition_alone(monkeypatch):
+def test_catching_up_for_a_key_requests_the_end_of_its_partition_alone(monkeypatch):
     cluster, node, asked = counted(2, monkeypatch)
     for key in (Key("g", "t", number) for number in range(8)):
         place = place_of(key, partition_count=2)
@@ -259,10 +259,10 @@ def test_catching_up_with_a_key_asks_for_its_partition_alone(monkeypatch):
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_while_the_count_changes_a_key_may_have_another_partition(
+def test_catching_up_for_a_key_requests_all_ends_while_the_count_changes(
     monkeypatch, is_known
 ):
-    """The partition of a key shows that it moves: then the others are read, too."""
+    """If the partition of a key shows that it moves, all others are read, too."""
     cluster, node, asked = counted(2, monkeypatch)
     key = Key("g", "t", 0)
     place = place_of(key, partition_count=2)
@@ -272,7 +272,7 @@ def test_while_the_count_changes_a_key_may_have_another_partition(
     if is_known:
         cluster.run(200)
     node.engine.catch_up_keys([key], 1_000)
-    # The start of the added partitions asks for all ends, too.
+    # The start of the added partitions requests all ends, too.
     wanted = [None] if is_known else [{place}, None]
     assert [of for of, _ in groupby(asked)] == wanted
 
@@ -294,7 +294,7 @@ def test_an_end_below_the_folded_offset_is_not_trusted(cluster, monkeypatch):
     assert answers == []
 
 
-def test_an_unreadable_log_raises_for_the_caller(cluster, monkeypatch):
+def test_catching_up_raises_the_error_of_an_unreadable_log(cluster, monkeypatch):
     node = cluster.node("a")
     node.step()
 
@@ -336,7 +336,7 @@ def test_catching_up_has_a_deadline(cluster):
 # --- Sessions ---
 
 
-def test_one_client_is_open_once_in_a_process(cluster):
+def test_a_client_cannot_be_opened_twice_in_a_process(cluster):
     node = cluster.node("a")
     with pytest.raises(InvalidTransition, match="already open"):
         node.engine.add_session(node.session)
@@ -345,7 +345,7 @@ def test_one_client_is_open_once_in_a_process(cluster):
     node.engine.add_session(node.session)
 
 
-def test_groups_are_independent(cluster):
+def test_one_client_id_may_be_open_in_two_groups(cluster):
     a = cluster.node("a", spec=spec())
     b = cluster.node("a", group_id="h", spec=spec())
     cluster.run_until(lambda: a.held and b.held, H)
@@ -356,7 +356,7 @@ def test_groups_are_independent(cluster):
 # --- The end ---
 
 
-def test_a_config_above_our_level_halts_and_fences(cluster):
+def test_a_config_above_the_supported_level_stops_the_engine(cluster):
     node = owning(cluster)
     config = changed(cluster.config, generation=2, era=2, feature_level=9)
     write(cluster, config)
@@ -368,14 +368,14 @@ def test_a_config_above_our_level_halts_and_fences(cluster):
         node.consumer.poll(0)
 
 
-def test_a_config_that_is_not_accepted_halts_nobody(cluster):
+def test_a_refused_config_ends_no_claim(cluster):
     node = owning(cluster)
     write(cluster, changed(cluster.config, generation=7, era=2, feature_level=9))
     cluster.run(H)
     assert node.held
 
 
-def test_a_new_generation_is_followed(cluster):
+def test_a_new_config_changes_the_interval_of_held_claims(cluster):
     node = owning(cluster)
     write(
         cluster,
@@ -388,8 +388,8 @@ def test_a_new_generation_is_followed(cluster):
 
 
 @pytest.mark.parametrize("t", [0, 1])
-def test_a_member_writes_a_config_where_it_is_not(t):
-    """An admin died at it, or a log has lost it; partition 0 decides."""
+def test_a_member_writes_a_config_to_a_partition_that_lacks_it(t):
+    """An admin died while writing, or a log lost it; partition 0 decides."""
     cluster = world(partitions=2, records=[1] * 4)
     node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 4), H)
@@ -405,7 +405,7 @@ def test_a_member_writes_a_config_where_it_is_not(t):
 
 
 def without(node, config):
-    """Have no append of a Config by a node succeed; return what appends."""
+    """Replace what a node appends for a Config by noise; return the real append."""
     written = node.log.append
 
     def append(partition, value):
@@ -415,7 +415,7 @@ def without(node, config):
     return written
 
 
-def test_a_config_that_does_not_reach_all_is_reported():
+def test_a_config_missing_in_a_partition_for_an_interval_is_reported():
     cluster = world(partitions=2, records=[1] * 4)
     node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 4), H)
@@ -435,8 +435,8 @@ def test_a_config_that_does_not_reach_all_is_reported():
     assert node.engine.context.settled.generation == 2
 
 
-def test_nothing_is_claimed_where_the_newest_config_is_not():
-    """Its log may have lost it, with claims under it that have a larger token."""
+def test_no_key_is_claimed_in_a_partition_without_the_newest_config():
+    """Its log may have lost that Config, and claims under it with larger tokens."""
     cluster = world(partitions=2, records=[1] * 4)
     config = changed(cluster.config, generation=2, era=cluster.config.era + 1)
     node = cluster.node("a", spec=spec())
@@ -458,8 +458,8 @@ def is_claim(record):
 
 
 @pytest.mark.parametrize("t", [0, 1])
-def test_a_partition_without_a_config_gets_it(t):
-    """Its log has lost all: claims would be refused for ever."""
+def test_a_partition_that_lost_all_entries_gets_its_config_again(t):
+    """Without a Config its claims would be refused for ever."""
     cluster = world(partitions=2, records=[1] * 4)
     node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 4), H)
@@ -470,7 +470,7 @@ def test_a_partition_without_a_config_gets_it(t):
     assert node.engine.context.replicas[t].world.config == cluster.config
 
 
-def test_a_truncated_log_fences_all(cluster):
+def test_a_truncated_log_ends_its_claims_and_not_the_engine(cluster):
     """It is folded again, see test_rebuilding."""
     node = owning(cluster)
     cluster.kafka.truncate(cluster.place(0), end=2, leader=1)
@@ -491,7 +491,7 @@ def test_a_truncation_of_unknown_partition_stops_the_engine(cluster):
     assert not node.held
 
 
-def test_an_entry_without_a_leader_epoch_fences_all(cluster):
+def test_an_entry_without_a_leader_epoch_stops_the_engine(cluster):
     node = owning(cluster)
     cluster.kafka.log(cluster.place(0)).leader_epoch = None
     write(cluster, b"x")
@@ -500,7 +500,7 @@ def test_an_entry_without_a_leader_epoch_fences_all(cluster):
     assert not node.held
 
 
-def test_a_bug_in_the_engine_fences_all(cluster, monkeypatch):
+def test_an_exception_in_a_session_stops_the_engine(cluster, monkeypatch):
     node = owning(cluster)
     monkeypatch.setattr(node.session, "tick", lambda now_ms: 1 / 0)
     node.step()
@@ -509,8 +509,8 @@ def test_a_bug_in_the_engine_fences_all(cluster, monkeypatch):
     assert not node.held
 
 
-def test_a_bug_in_reading_fences_all(cluster, monkeypatch):
-    """The thread would end, and nobody would notice."""
+def test_an_exception_while_reading_stops_the_engine(cluster, monkeypatch):
+    """Otherwise the thread would end, and no one would notice."""
     node = owning(cluster)
     monkeypatch.setattr(node.log, "poll_runs", lambda timeout_ms: 1 / 0)
     node.step()
@@ -518,7 +518,7 @@ def test_a_bug_in_reading_fences_all(cluster, monkeypatch):
     assert not node.held
 
 
-def test_a_session_can_act_at_once(cluster):
+def test_act_drives_a_session_between_rounds_once_the_log_is_read(cluster):
     node = cluster.node("a", spec=spec())
     node.engine.act(node.session)
     assert of(cluster, "a") == []  # not before the log is read to its end
@@ -529,7 +529,7 @@ def test_a_session_can_act_at_once(cluster):
     assert len(of(cluster, "a")) == before + 1
 
 
-def test_after_an_act_that_took_long_rounds_come_first(cluster, monkeypatch):
+def test_act_is_skipped_for_a_while_after_one_that_took_long(cluster, monkeypatch):
     node = owning(cluster)
     acts = []
 
@@ -546,7 +546,7 @@ def test_after_an_act_that_took_long_rounds_come_first(cluster, monkeypatch):
     assert len(acts) == 2
 
 
-def test_a_bug_in_acting_at_once_fences_all(cluster, monkeypatch):
+def test_an_exception_in_act_stops_the_engine(cluster, monkeypatch):
     node = owning(cluster)
     monkeypatch.setattr(node.session, "tick", lambda now_ms: 1 / 0)
     node.engine.act(node.session)
@@ -554,7 +554,7 @@ def test_a_bug_in_acting_at_once_fences_all(cluster, monkeypatch):
     assert not node.held
 
 
-def test_a_claim_in_use_that_the_log_denies_stops_all(cluster):
+def test_a_claim_in_use_that_another_owns_in_the_log_stops_the_engine(cluster):
     node = owning(cluster)
     known = node.engine.context.replicas[0].world.keys[KEY]
     known.owner = Owner("b", b"b" * 16)
@@ -577,7 +577,7 @@ def test_all_claims_are_compared_with_the_log_periodically(cluster):
     assert not node.held
 
 
-def test_a_node_is_made_of_production_parts(cluster):
+def test_a_simulated_node_runs_the_production_engine(cluster):
     node = cluster.node("a")
     assert type(node) is Node
     assert type(node.engine).__module__ == "kafka_marshal.engine.engine"
@@ -606,7 +606,7 @@ def _cluster():
     return world()
 
 
-def test_members_beat_and_announce_at_once(cluster):
+def test_members_beat_and_announce_at_once_after_a_changed_interval(cluster):
     node = owning(cluster)
     cluster.run(H)
     write(cluster, altered(cluster, H // 4))
@@ -618,7 +618,7 @@ def test_members_beat_and_announce_at_once(cluster):
     assert node.log.delivery_timeout_ms == H // 8
 
 
-def test_a_lower_interval_costs_no_claim_and_moves_no_deadline_back(cluster):
+def test_a_lower_interval_ends_no_claim_and_moves_no_deadline_back(cluster):
     node = owning(cluster)
     cluster.run(H)
     claim = node.session.holdings[next(iter(node.held))].claim
@@ -642,7 +642,7 @@ def test_a_higher_interval_slows_heartbeats_down(cluster):
     assert node.held
 
 
-def test_the_least_interval_of_all_partitions_paces():
+def test_members_use_the_least_interval_of_all_partitions():
     cluster = world(partitions=2, records=[1] * 4)
     node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 4), H)
@@ -661,7 +661,7 @@ def test_the_least_interval_of_all_partitions_paces():
     assert len(node.held) == 4
 
 
-def test_a_new_member_starts_while_a_partition_is_behind():
+def test_a_member_starts_while_a_partition_lacks_the_newest_config():
     cluster = world(partitions=2, records=[1] * 4)
     write(cluster, altered(cluster, 2 * H), 0)
     node = cluster.node("a", spec=spec())
@@ -689,7 +689,7 @@ def test_timeouts_that_could_not_be_changed_are_set_again(cluster, monkeypatch):
     assert T0 in {key.topic_partition for key in node.held}
 
 
-def test_a_batch_above_a_lower_limit_is_split_and_sent_again(cluster):
+def test_a_heartbeat_batch_above_a_lowered_limit_is_split_and_sent_again(cluster):
     cluster = world(records=[1] * 4)
     node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 4), H)

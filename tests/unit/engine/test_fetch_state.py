@@ -30,7 +30,7 @@ def test_the_first_read_has_the_size_of_a_poll():
     assert Prefetch(500, 100).most(0) == 100
 
 
-def test_waiting_increases_reads_up_to_the_bound():
+def test_waits_for_records_increase_reads_up_to_the_bound():
     ahead = Prefetch(500, 3_000)
     sizes = []
     for _ in range(4):
@@ -53,7 +53,7 @@ def test_reads_shrink_without_waiting(waited_ms):
     assert ahead.most(0) == 500
 
 
-def test_a_wait_without_a_record_changes_nothing():
+def test_a_wait_without_a_record_does_not_change_the_read_size():
     """An idle topic is not a slow link."""
     ahead = Prefetch(500, 5_000)
     assert not waited(ahead, 10 * SLOW_MS, times=10, is_found=False)
@@ -61,7 +61,7 @@ def test_a_wait_without_a_record_changes_nothing():
 
 
 def test_a_fetch_that_takes_longer_than_a_read_counts_as_a_wait():
-    """At 110 ms, reads of 100 ms find nothing and a short wait in turn."""
+    """If a fetch takes 110 ms, reads in turn wait 100 ms in vain, then 10 ms."""
     ahead = Prefetch(500, 5_000)
     for expected in (1_000, 2_000, 4_000):
         assert not waited(ahead, 100, is_found=False)
@@ -80,7 +80,7 @@ def test_a_wait_counts_once():
     assert ahead.most(0) == 500
 
 
-def test_the_rest_is_read_at_once_only_if_there_may_be_one():
+def test_another_read_follows_at_once_only_if_records_may_remain():
     ahead = Prefetch(500, 5_000)
     assert not waited(ahead, SLOW_MS - 1)
     assert waited(ahead, SLOW_MS)
@@ -88,7 +88,7 @@ def test_the_rest_is_read_at_once_only_if_there_may_be_one():
     assert not waited(ahead, 0)
 
 
-def test_a_read_is_due_again_after_a_while():
+def test_a_read_is_due_again_after_fair_read_ms():
     ahead = Prefetch(500, 5_000)
     ahead.note(7_000, waited_ms=0, is_found=False)
     assert ahead.due_ms == 7_000 + FAIR_READ_MS
@@ -98,14 +98,14 @@ def test_reads_never_grow_for_a_reader_that_fetches_ahead():
     ahead = Prefetch(500, 5_000, is_needed=False)
     assert not waited(ahead, SLOW_MS, times=3)
     assert ahead.most(0) == 500
-    # The due time is the same: a partition without records does not wait for others.
+    # Records that are fetched do not reduce the next read while there is room.
     assert ahead.most(400) == 500
 
 
-# --- fetched records, made or not
+# --- fetched records, created at once or on access
 
 NOW = Token(1, 0, 7)
-# Of one reader, by the list of what it made.
+# The kind of records of each reader, by the id of its list of created ones.
 KINDS: dict[int, SourceKind] = {}
 
 
@@ -114,7 +114,7 @@ def record(offset, token=NOW):
 
 
 def unmade(*offsets, token=NOW, made=None):
-    """Return records as a reader may: made on access."""
+    """Return records that are created on access, as those of some readers are."""
 
     def make(sources, with_token):
         for each in sources:
@@ -154,7 +154,7 @@ def test_records_are_taken_in_order(place, kind):
     assert (place.buffered_count, list(place.take(1))) == (0, [])
 
 
-def test_waiting_records_are_not_made(place):
+def test_fetched_records_are_not_created_before_an_access(place):
     made = []
     place.add(unmade(1, 2, made=made))
     place.take(1)
@@ -167,7 +167,7 @@ def test_waiting_records_are_not_made(place):
     assert [each.offset for each in found] == [2, 3]
 
 
-def test_records_are_made_in_portions_for_one_access_after_the_other(place):
+def test_successive_accesses_create_records_in_portions(place):
     made = []
     count = MADE_AT_ONCE + 5
     place.add(unmade(*range(count), made=made))

@@ -34,7 +34,7 @@ def log():
     return cluster.coordination_log("__marshal")
 
 
-def test_an_own_record_is_found_among_those_of_members(log):
+def test_an_appended_record_gets_its_own_verdict_among_others(log):
     follower = Follower(log, VirtualClock())
     log.append(0, encode(MEMBER))
     own = ReleaseGroup(
@@ -55,7 +55,7 @@ def test_an_own_record_is_found_among_those_of_members(log):
     assert awaited.transition.offset == 1
 
 
-def test_a_heartbeat_is_awaited_like_any_record(log):
+def test_each_of_many_heartbeats_gets_its_verdict(log):
     follower = Follower(log, VirtualClock())
     for record in (config(), claim()):
         log.append(0, encode(record))
@@ -89,7 +89,9 @@ class FailedAppend:
         (CoordinationError("no broker answered"), DeadlineExceeded),
     ],
 )
-def test_a_refused_append_ends_the_wait(log, monkeypatch, refusal, raised):
+def test_only_an_append_refused_for_good_ends_the_wait(
+    log, monkeypatch, refusal, raised
+):
     clock = VirtualClock()
     follower = Follower(log, clock)
     plain = log.poll
@@ -113,7 +115,7 @@ def test_a_refused_append_ends_the_wait(log, monkeypatch, refusal, raised):
         pytest.param(2, "3 of 5 records are left; allow more with --timeout", id="2"),
     ],
 )
-def test_a_log_that_is_too_long_for_the_time_is_no_log_without_an_answer(
+def test_the_timeout_error_states_whether_the_log_answered(
     log, monkeypatch, reached, message
 ):
     clock, read = VirtualClock(), []

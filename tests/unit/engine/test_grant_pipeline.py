@@ -1,4 +1,4 @@
-"""At most once, pipelined (PROTOCOL 6.3), over a whole log."""
+"""Grants are requested ahead, at most once (PROTOCOL 6.3), over a whole log."""
 
 from types import SimpleNamespace
 
@@ -105,7 +105,7 @@ def test_requests_start_with_one_batch_and_grow():
     assert max(sizes) > 2
 
 
-def test_several_requests_in_flight_keep_the_bound(eager):
+def test_several_requests_in_flight_stay_within_the_bound_of_batches(eager):
     cluster = world(records=(100,))
     node = owning(cluster, delivery=AMO, most=3)
     cluster.fates["a"] = AppendFate(delay_ms=100)
@@ -123,7 +123,7 @@ def test_several_requests_in_flight_keep_the_bound(eager):
     assert worst == 4 * 3
 
 
-def test_a_bound_of_one_waits_for_each_batch(eager):
+def test_a_bound_of_one_batch_requests_each_after_the_last_is_processed(eager):
     cluster = world(records=(20,))
     node = owning(cluster, delivery=AMO, most=3, batches=1)
     assert consumed(node, cluster, 40) == list(range(20))
@@ -161,7 +161,7 @@ def test_small_requests_wait_while_grants_are_pending(monkeypatch):
     cluster.kafka.produce(T1, b"more")
     assert polled_of(node, cluster, T1, times=3) == []
     assert len(asked(cluster)) == before
-    # It waits only for a moment, even if requests are pending elsewhere.
+    # The request waits only briefly, even if others are pending elsewhere.
     assert polled_of(node, cluster, T1, times=30) == [4]
     assert outstanding(node) == 1
 
@@ -204,7 +204,7 @@ def test_requests_grow_while_grants_outlast_the_round_trip(
     assert max(middle) == at_once
 
 
-def test_partitions_request_together(eager):
+def test_partitions_send_their_requests_in_the_same_round(eager):
     cluster = world(records=(200, 200, 200))
     node = cluster.node("a", spec=spec(delivery=AMO, most=3))
     cluster.run_until(held_by(node, 3), 3 * H)
@@ -234,7 +234,7 @@ def test_partitions_request_together(eager):
         pytest.param([(0, 9), (0, 9)], True, id="little is granted"),
     ],
 )
-def test_grants_of_what_is_not_fetched_do_not_delay_requests(places, is_due):
+def test_grants_of_unfetched_records_do_not_delay_requests(places, is_due):
     pipeline = made(most=5, batches_max=9, is_end_readable=True)
     # Twenty records last as long as two round trips.
     pipeline._pace.work_us, pipeline._round_trip_us = 5_000, 10_000
@@ -256,7 +256,7 @@ def test_a_fetch_ends_the_time_without_requests():
     assert not pipeline._is_quiet()
 
 
-# --- the trap: no position in the log yet
+# --- no position in the log yet
 
 
 def test_without_a_position_requests_are_sent_one_at_a_time(eager):
@@ -275,7 +275,7 @@ def test_without_a_position_requests_are_sent_one_at_a_time(eager):
     assert consumed(node, cluster) == list(range(40))
 
 
-def test_a_request_that_overtakes_another_is_granted_both(eager):
+def test_a_request_that_overtakes_another_is_granted_the_offsets_of_both(eager):
     cluster = world(records=(12,))
     node = owning(cluster, delivery=AMO, most=3)
     got = consumed(node, cluster, 1)
@@ -289,7 +289,7 @@ def test_a_request_that_overtakes_another_is_granted_both(eager):
 # --- refusals
 
 
-def test_a_small_span_bounds_requests(eager):
+def test_requests_stay_within_a_small_span(eager):
     cluster = world(records=(50,), span=5)
     node = owning(cluster, delivery=AMO, most=3)
     cluster.fates["a"] = AppendFate(delay_ms=60)
@@ -298,7 +298,7 @@ def test_a_small_span_bounds_requests(eager):
     assert refused == []
 
 
-def test_a_short_pause_loses_nothing(eager):
+def test_a_short_pause_loses_no_granted_records(eager):
     cluster = world(records=(30,))
     node = owning(cluster, delivery=AMO, most=3)
     got = consumed(node, cluster, 3)
@@ -323,8 +323,8 @@ def test_a_drain_hands_out_all_granted_records(eager):
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_calls_wait_where_a_lease_is_too_old_to_hand_out(eager, is_stopped):
-    """Time passes only in waits: a call that computes instead would not return."""
+def test_a_poll_waits_while_the_lease_is_past_its_soft_stop(eager, is_stopped):
+    """Time passes only in waits: a poll that does not wait would never return."""
     cluster = world(records=(60,))
     node = owning(cluster, delivery=AMO, most=3)
     consumed(node, cluster, 4)
@@ -352,15 +352,15 @@ def shared_slowly(cluster, *, rounds):
     return node
 
 
-def test_a_surplus_waits_for_an_application_that_is_slow(eager):
-    """What is granted lasts for several intervals, and there is no crash."""
+def test_surplus_waits_for_a_slow_application(eager):
+    """The granted records last for several intervals, and none is lost."""
     cluster = world(records=(60, 60))
     node = shared_slowly(cluster, rounds=60)
     assert len(node.session.holdings) == 1
     assert not node.observer.named("grant_lost")
 
 
-def test_a_surplus_waits_only_so_long_for_what_cannot_be_fetched(eager, ahead):
+def test_surplus_waits_a_limited_time_for_records_that_cannot_be_fetched(eager, ahead):
     cluster = world(records=(60, 60))
     node = shared_slowly(cluster, rounds=0)
     node.data.cut = True
@@ -375,7 +375,7 @@ def test_a_surplus_waits_only_so_long_for_what_cannot_be_fetched(eager, ahead):
 # --- endings
 
 
-def test_records_granted_to_others_are_dropped(eager):
+def test_records_granted_to_another_process_are_skipped(eager):
     cluster = world(records=(30,))
     node = owning(cluster, delivery=AMO, most=4)
     owner, epoch = node.owner, claim_of(node).epoch
@@ -397,7 +397,7 @@ def test_records_granted_to_others_are_dropped(eager):
     assert consumed(node, cluster) == list(range(14, 30))
 
 
-def test_a_batch_ends_before_records_that_were_granted_to_others():
+def test_a_batch_ends_before_records_granted_to_another_process():
     pipeline = made(most=9, batches_max=3, is_end_readable=True)
     progress = AtMostOnce(0, grantee=b"me")
     for seq, (first, end) in enumerate([(0, 2), (3, 5)]):
@@ -419,7 +419,7 @@ def test_a_paused_partition_sends_no_requests(eager):
     assert consumed(node, cluster) == list(range(10))
 
 
-def test_a_later_consumer_hands_out_earlier_grants(eager):
+def test_a_later_consumer_hands_out_records_granted_to_an_earlier_one(eager):
     cluster = world(records=(40,))
     node = owning(cluster, delivery=AMO, most=3)
     got = consumed(node, cluster, 3)
@@ -432,11 +432,11 @@ def test_a_later_consumer_hands_out_earlier_grants(eager):
     assert not node.observer.named("grant_lost")
 
 
-def test_a_lapsed_lease_keeps_its_grants(eager):
+def test_grants_outlast_a_lease_past_its_soft_stop(eager):
     cluster = world(records=(40,))
     node = owning(cluster, delivery=AMO, most=3)
     got = consumed(node, cluster, 3)
-    node.log.read_lag_ms = H  # beyond the soft end, not beyond the hard one
+    node.log.read_lag_ms = H  # beyond the soft stop, not beyond the hard one
     got += consumed(node, cluster, int(1.5 * H / 20))
     node.log.read_lag_ms = 0
     got += consumed(node, cluster)
@@ -454,7 +454,7 @@ def test_retention_does_not_affect_fetched_records(eager):
     assert set(got) >= set(range(end)) | set(range(30, 40))
 
 
-def test_losing_granted_records_raises(eager):
+def test_a_lost_claim_with_granted_records_raises_and_reports_them(eager):
     cluster = world(records=(40,))
     node = owning(cluster, delivery=AMO, most=3)
     consumed(node, cluster, 3)
@@ -466,7 +466,7 @@ def test_losing_granted_records_raises(eager):
     assert event.fields["key"] == KEY
 
 
-def test_a_stop_requests_nothing_and_hands_out_the_rest(eager):
+def test_a_stop_requests_no_grants_and_hands_out_the_granted_records(eager):
     cluster = world(records=(60,))
     node = owning(cluster, delivery=AMO, most=3)
     got = consumed(node, cluster, 3)
@@ -491,12 +491,14 @@ def test_a_stop_requests_nothing_and_hands_out_the_rest(eager):
         (100_000, 32, 400_000, 4),
     ],
 )
-def test_few_large_batches_are_fetched_ahead(most, batches_max, fetched_max, depth_max):
+def test_the_limits_of_a_pipeline_follow_the_batch_size(
+    most, batches_max, fetched_max, depth_max
+):
     pipeline = made(most=most, batches_max=batches_max, is_end_readable=False)
     assert pipeline.fetched_max == fetched_max
     assert pipeline._pace.most == depth_max
     assert pipeline.most_at_once(700) == 700
-    # Where the ends of the logs show what there is, fetching bounds nothing.
+    # Where log ends are readable, fetched records do not bound requests.
     pipeline = made(most=most, batches_max=batches_max, is_end_readable=True)
     assert pipeline._pace.most == batches_max
     assert pipeline.most_at_once(700) == min(most, 700)
@@ -518,8 +520,8 @@ def made(*, most, batches_max, is_end_readable):
     )
 
 
-def test_what_is_granted_is_waited_for_once_all_that_is_fetched_is_handed_out():
-    """Handling what is fetched may take longer than the wait for the rest."""
+def test_the_wait_for_granted_records_begins_after_the_fetched_are_handed_out():
+    """Handling fetched records may take longer than the wait for the rest."""
     pipeline = made(most=500, batches_max=32, is_end_readable=True)
     engine, at = pipeline._engine, [0]
     engine.context.ports.clock.now_ms = lambda: at[0]
@@ -538,7 +540,7 @@ def test_what_is_granted_is_waited_for_once_all_that_is_fetched_is_handed_out():
     assert not pipeline.holds([place])
 
 
-# --- what is in the log and not fetched
+# --- records in the log that are not fetched
 
 
 def fetched_until(node, partition=T0):
@@ -578,7 +580,7 @@ def test_only_fetched_records_are_requested_under_read_committed(eager):
         pytest.param(20, 99, 0, True, False, id="no room"),
     ],
 )
-def test_records_are_fetched_to_be_requested_or_handed_out(
+def test_records_are_needed_while_too_few_can_be_requested_or_handed_out(
     fetched, log_end, granted, is_ahead, needs
 ):
     pipeline = made(most=3, batches_max=3, is_end_readable=True)
@@ -607,7 +609,7 @@ def test_records_are_fetched_to_be_requested_or_handed_out(
         pytest.param([(5, 0), (9, 0)], False, 16, 1, True, id="but for others"),
     ],
 )
-def test_what_costs_nothing_to_hold_is_fetched_when_it_is_needed(
+def test_records_held_by_the_reader_are_fetched_when_needed(
     counts, is_end_readable, room, enough, needs
 ):
     pipeline = made(most=3, batches_max=3, is_end_readable=is_end_readable)
@@ -626,7 +628,7 @@ def test_what_costs_nothing_to_hold_is_fetched_when_it_is_needed(
     assert pipeline.needs_records(places) == needs
 
 
-def test_what_is_granted_is_fetched_behind_what_is_not():
+def test_granted_records_are_fetched_despite_ungranted_ones_elsewhere():
     pipeline = made(most=3, batches_max=3, is_end_readable=True)
     pipeline._reader = SimpleNamespace(fetches_ahead=True, fetched_max=0)
     places = []
@@ -652,7 +654,7 @@ def grant_of(first, end):
     )
 
 
-def test_an_end_counts_only_after_a_fetch_under_the_claim():
+def test_a_log_end_counts_only_after_a_fetch_under_the_claim():
     cluster = world(records=(10,))
     node = owning(cluster, delivery=AMO, most=3)
     dispatcher = node.consumer._dispatcher
@@ -666,7 +668,7 @@ def test_an_end_counts_only_after_a_fetch_under_the_claim():
     assert asked(cluster)[-1][1] == 9
 
 
-def test_a_position_outside_the_log_forgets_its_end(eager):
+def test_a_seek_forgets_the_log_end(eager):
     cluster = world(records=(40,))
     node = owning(cluster, delivery=AMO, most=3)
     consumed(node, cluster, 3)
@@ -685,7 +687,7 @@ def with_unfetched(cluster, **options):
     return node, got
 
 
-def test_a_stop_fetches_what_is_granted(eager, ahead):
+def test_a_stop_fetches_and_hands_out_granted_records(eager, ahead):
     cluster = world(records=(60,))
     node, got = with_unfetched(cluster)
     before = asked(cluster)
@@ -699,7 +701,7 @@ def test_a_stop_fetches_what_is_granted(eager, ahead):
     assert not node.observer.named("grant_lost")
 
 
-def test_a_stop_waits_for_verdicts_on_what_is_not_fetched(eager, ahead):
+def test_a_stop_waits_for_verdicts_on_unfetched_records(eager, ahead):
     """The verdicts on several requests come one by one, each after a hand-out."""
     cluster = world(records=(60,))
     node = owning(cluster, delivery=AMO, most=3)
@@ -721,7 +723,7 @@ def test_a_stop_waits_for_verdicts_on_what_is_not_fetched(eager, ahead):
     assert not node.observer.named("grant_lost")
 
 
-def test_a_stop_waits_half_an_interval_for_a_verdict_that_does_not_come(eager, ahead):
+def test_a_stop_waits_half_an_interval_for_a_missing_verdict(eager, ahead):
     cluster = world(records=(60,))
     node = owning(cluster, delivery=AMO, most=3)
     consumed(node, cluster, 4)
@@ -734,7 +736,7 @@ def test_a_stop_waits_half_an_interval_for_a_verdict_that_does_not_come(eager, a
     assert node.consumer.is_finished
 
 
-def test_a_stop_fetches_nothing_else(eager, ahead):
+def test_a_stop_fetches_no_batch_beyond_the_granted_records(eager, ahead):
     cluster = world(records=(60, 60))
     node = cluster.node("a", spec=spec(delivery=AMO, most=3))
     cluster.run_until(held_by(node, 2), 3 * H)
@@ -747,12 +749,12 @@ def test_a_stop_fetches_nothing_else(eager, ahead):
     }
     while node.consumer.poll(0):
         pass
-    # A batch may begin within what is granted.
+    # The last batch may begin within the granted range and end beyond it.
     for partition, end in granted.items():
         assert fetched_until(node, partition) < end + 3
 
 
-def test_a_stop_waits_only_so_long_for_what_cannot_be_fetched(eager, ahead):
+def test_a_stop_waits_an_interval_for_records_that_cannot_be_fetched(eager, ahead):
     cluster = world(records=(60,))
     node, _ = with_unfetched(cluster)
     node.consumer.stop()
@@ -764,7 +766,7 @@ def test_a_stop_waits_only_so_long_for_what_cannot_be_fetched(eager, ahead):
     assert node.consumer.is_finished
 
 
-def test_a_drain_fetches_what_is_granted(eager, ahead):
+def test_a_drain_fetches_and_hands_out_granted_records(eager, ahead):
     cluster = world(records=(60,))
     node, got = with_unfetched(cluster)
     pause_for(cluster, 10 * H)
@@ -775,7 +777,7 @@ def test_a_drain_fetches_what_is_granted(eager, ahead):
     assert not node.observer.named("grant_lost")
 
 
-def test_ungranted_records_do_not_keep_granted_ones_from_being_fetched(eager, ahead):
+def test_ungranted_records_do_not_prevent_the_fetch_of_granted_ones(eager, ahead):
     cluster = world(records=(60,))
     node, got = with_unfetched(cluster)
     node.consumer._dispatcher._pipeline.fetched_max = 0
@@ -797,7 +799,7 @@ def test_ungranted_records_do_not_keep_granted_ones_from_being_fetched(eager, ah
         pytest.param((), 0, 0, 9, 9, id="nothing is known"),
     ],
 )
-def test_the_last_offset_to_request(fetched, end, fresh, room, last):
+def test_last_known_is_the_last_offset_to_request(fetched, end, fresh, room, last):
     place = FetchState(T0, None, 10)
     place.fetched = [SimpleNamespace(offset=offset) for offset in fetched]
     place.log_end = end

@@ -42,7 +42,7 @@ def marks(cluster, kind, client_id="a"):
 
 
 def losses(cluster):
-    """Return what the log says is lost and what is at risk."""
+    """Return the losses that the log shows, and the ranges at risk."""
     state, book, lost = WorldState(0), LossBook(0), []
     for stored in cluster.kafka.log(cluster.place(0)).records:
         entry = stored.entry()
@@ -51,7 +51,7 @@ def losses(cluster):
 
 
 def handed(node, cluster):
-    """Poll until something comes, and let what the poll sent reach the log."""
+    """Poll until records are handed out, and let sent records reach the log."""
     polled = {}
     for _ in range(50):
         polled = values(node.consumer.poll(0))
@@ -79,7 +79,7 @@ def test_requests_carry_the_mark_of_the_application(cluster):
     assert marks(cluster, ClaimingMessages) == [0, 3, 6]
 
 
-def test_a_heartbeat_carries_the_mark_without_requests(cluster):
+def test_without_requests_heartbeats_carry_the_mark(cluster):
     node = owning(cluster, delivery=AMO, most=500)
     assert handed(node, cluster) == list(range(20))
     cluster.run(H)
@@ -90,7 +90,7 @@ def test_a_heartbeat_carries_the_mark_without_requests(cluster):
     assert losses(cluster) == ([], [])
 
 
-def test_at_least_once_sends_no_marks(cluster):
+def test_at_least_once_no_record_carries_a_mark(cluster):
     node = owning(cluster)
     node.consumer.poll(0)
     cluster.run(H)
@@ -121,7 +121,7 @@ def test_a_heartbeat_batch_carries_as_many_marks_as_fit(monkeypatch):
     assert {epoch for epoch, mark in marks_sent.items() if mark == 4} == epochs
 
 
-def test_an_orderly_end_sends_the_final_mark(cluster):
+def test_a_member_that_leaves_sends_its_final_mark(cluster):
     node = owning(cluster, delivery=AMO, most=500)
     assert handed(node, cluster) == list(range(20))
     node.leave()
@@ -130,7 +130,7 @@ def test_an_orderly_end_sends_the_final_mark(cluster):
     assert losses(cluster) == ([], [])
 
 
-def test_an_end_on_an_error_leaves_what_was_in_hand_unconfirmed(cluster):
+def test_a_close_on_an_error_leaves_the_last_batch_unconfirmed(cluster):
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     assert handed(node, cluster) == [0, 1, 2, 3, 4]
     assert handed(node, cluster) == [5, 6, 7, 8, 9]
@@ -146,8 +146,8 @@ def test_an_end_on_an_error_leaves_what_was_in_hand_unconfirmed(cluster):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_an_error_from_before_is_no_error_of_the_work(cluster, fails):
-    """The consumer is opened and closed where an earlier error is handled."""
+def test_an_error_handled_before_the_work_does_not_count_as_its_error(cluster, fails):
+    """The consumer is opened and closed while an earlier error is handled."""
     try:
         int("no broker")
     except ValueError:
@@ -172,7 +172,7 @@ def test_the_last_heartbeat_before_a_restart_carries_the_mark(cluster):
     assert marks(cluster, Heartbeat)[-1] == 20
 
 
-def test_closing_all_without_a_release_reports_what_is_not_used(cluster):
+def test_closing_a_session_without_a_release_reports_unused_grants(cluster):
     node = owning(cluster, delivery=AMO, most=5)
     node.consumer.poll(0)
     cluster.run(40)
@@ -182,7 +182,7 @@ def test_closing_all_without_a_release_reports_what_is_not_used(cluster):
     assert reported(node) == [(0, 4)]
 
 
-def test_the_unconfirmed_are_counted(cluster):
+def test_unconfirmed_records_are_counted(cluster):
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     holding = node.session.holdings[KEY]
     assert holding.unconfirmed_count == 0
@@ -202,14 +202,14 @@ def test_the_unconfirmed_are_counted(cluster):
 # --- verdicts
 
 
-def test_a_grant_that_comes_after_the_end_is_reported_and_never_handed_out(cluster):
+def test_a_grant_read_after_the_end_of_its_claim_is_reported_as_lost(cluster):
     node = owning(cluster, delivery=AMO, most=3)
     cluster.fates["a"] = AppendFate(delay_ms=H // 4)
     node.consumer.poll(0)
     cluster.fates.clear()
     claim = claim_of(node)
     with node.engine.changed:
-        # Ended here by itself, and the log does not know it yet.
+        # The claim ends in this process; the log does not show that yet.
         node.session.holdings[KEY].claim.end(Ending("lease_expired"))
         node.session._held.after_end(node.session.holdings[KEY])
     cluster.run(H // 2)
@@ -217,7 +217,7 @@ def test_a_grant_that_comes_after_the_end_is_reported_and_never_handed_out(clust
     assert of(cluster, "a", ClaimingMessages)[0].transition.epoch == claim.epoch
 
 
-def test_a_grant_of_another_process_is_not_reported(cluster):
+def test_a_grant_of_another_process_is_not_reported_as_lost(cluster):
     node = owning(cluster, delivery=AMO, most=3)
     node.consumer.poll(0)
     cluster.run(40)
@@ -231,7 +231,7 @@ def test_a_grant_of_another_process_is_not_reported(cluster):
     assert reported(node) == [(0, 2)]
 
 
-def test_unanswered_requests_are_repeated_together(cluster):
+def test_a_request_without_a_verdict_is_sent_again(cluster):
     node = owning(cluster, delivery=AMO, most=3)
     cluster.fates["a"] = AppendFate(is_lost=True)
     node.consumer.poll(0)
@@ -243,7 +243,7 @@ def test_unanswered_requests_are_repeated_together(cluster):
     assert handed(node, cluster) == [0, 1, 2]
 
 
-def test_only_keys_at_most_once_are_requested(cluster):
+def test_a_key_consumed_at_least_once_requests_no_grants(cluster):
     node = owning(cluster)
     with pytest.raises(InvalidTransition, match="not consumed at most once"):
         node.session.grants.request(node.session.holdings[KEY], 5)

@@ -21,7 +21,7 @@ LOST = AppendFate(is_lost=True)
 
 
 class Warm:
-    """An application that warms up when the test lets it."""
+    """A warm-up of an application, which notes its calls and may fail."""
 
     def __init__(self, error=None):
         self.calls = []
@@ -56,7 +56,7 @@ def offers(cluster, client_id="a"):
     return of(cluster, client_id, HandoffOffer)
 
 
-def test_the_owner_goes_on_until_the_successor_is_ready(cluster):
+def test_the_owner_keeps_the_key_until_the_successor_is_ready(cluster):
     warm = Warm()
     a, b = joined(cluster, warm)
     cluster.run_until(warming(cluster, b), 3 * H)
@@ -75,12 +75,12 @@ def test_the_owner_goes_on_until_the_successor_is_ready(cluster):
     assert release.record.successor == "b"
     (claim,) = of(cluster, "b", ClaimingPartition)
     assert claim.transition.effect == "claimed"
-    # Nothing but the round trip lies between them: no jitter, no pace of policies.
+    # Only a round trip lies between them: no jitter, no wait for a policy.
     assert claim.time_ms - release.time_ms < 100
 
 
-def test_an_offer_that_is_read_before_everything_is_followed_later():
-    """The successor restarts, and one of its logs is read late."""
+def test_an_offer_read_before_the_engine_is_ready_is_followed_later():
+    """The successor restarts, and reads one coordinating partition late."""
     cluster = world(partitions=2, records=[4] * 8)
     a = cluster.node("a", spec=spec())
     cluster.run_until(held_by(a, 8), 3 * H)
@@ -104,7 +104,7 @@ def test_an_offer_that_is_read_before_everything_is_followed_later():
     assert (ready.partition, ready.epoch) == (key.partition, found.epoch)
 
 
-def test_the_application_gets_the_position(cluster):
+def test_on_warm_is_called_with_partition_position_and_owner(cluster):
     warm = Warm()
     a, b = joined(cluster, warm)
     a.consumer.poll(1000)
@@ -117,7 +117,7 @@ def test_the_application_gets_the_position(cluster):
     assert position in {0, 4}
 
 
-def test_a_member_that_does_not_warm_is_given_the_key_at_once(cluster):
+def test_a_member_without_on_warm_gets_the_key_without_an_offer(cluster):
     a = cluster.node("a", spec=spec())
     cluster.run_until(lambda: len(a.held) == 2, 3 * H)
     b = cluster.node("b", spec=spec())
@@ -166,7 +166,9 @@ def test_a_drain_ends_as_soon_as_nothing_is_uncommitted(cluster, delivery):
     assert not sub.expects_claim
 
 
-def test_who_expects_a_claim_does_not_wait_for_records(cluster, monkeypatch):
+def test_a_prefetch_does_not_wait_for_records_while_a_claim_is_expected(
+    cluster, monkeypatch
+):
     _, b = joined(cluster, Warm())
     cluster.fill("other", (1,))
     cluster.run_until(warming(cluster, b), 3 * H)
@@ -190,7 +192,7 @@ def test_who_expects_a_claim_does_not_wait_for_records(cluster, monkeypatch):
     assert waited == [0]
 
 
-def test_an_offer_that_ends_is_not_expected_any_more(cluster):
+def test_a_claim_is_not_expected_after_its_offer_ends(cluster):
     a, b = joined(cluster, Warm())
     a.consumer.poll(0)
     cluster.run_until(warming(cluster, b), 3 * H)
@@ -205,7 +207,7 @@ def test_an_offer_that_ends_is_not_expected_any_more(cluster):
     cluster.run_until(lambda: not sub.expects_claim, H)
 
 
-def test_a_successor_that_dies_while_it_warms_costs_nothing(cluster):
+def test_an_offer_to_a_successor_that_dies_is_withdrawn(cluster):
     a, b = joined(cluster, Warm())
     cluster.run_until(warming(cluster, b), 3 * H)
     cluster.crash(b)
@@ -216,7 +218,7 @@ def test_a_successor_that_dies_while_it_warms_costs_nothing(cluster):
     assert withdrawn.fields["reason"] == "successor_gone"
 
 
-def test_a_restarted_successor_warms_again(cluster):
+def test_a_restarted_successor_warms_up_again(cluster):
     a, b = joined(cluster, Warm())
     cluster.run_until(warming(cluster, b), 3 * H)
     cluster.crash(b)
@@ -227,14 +229,14 @@ def test_a_restarted_successor_warms_again(cluster):
     assert len(a.held) == 1
 
 
-def test_an_owner_that_dies_leaves_the_key_to_others(cluster):
+def test_the_successor_takes_over_the_keys_of_a_dead_owner(cluster):
     a, b = joined(cluster, Warm())
     cluster.run_until(warming(cluster, b), 3 * H)
     cluster.crash(a)
     cluster.run_until(lambda: len(b.held) == 2, 5 * H)
 
 
-def test_a_warm_up_that_fails_leaves_the_key_where_it_is(cluster):
+def test_a_failed_warm_up_leaves_the_key_with_its_owner(cluster):
     warm = Warm(ValueError("no disk"))
     a, b = joined(cluster, warm, is_held=False)
     cluster.run_until(lambda: b.observer.named("warm_failed"), 3 * H)
@@ -243,7 +245,7 @@ def test_a_warm_up_that_fails_leaves_the_key_where_it_is(cluster):
     assert len(warm.calls) == 1
 
 
-def test_one_that_is_late_is_not_offered_again_at_once(cluster):
+def test_a_key_is_not_offered_again_soon_after_a_late_warm_up(cluster):
     a, b = joined(cluster, Warm())
     cluster.run_until(warming(cluster, b), 3 * H)
     cluster.run(WITHIN_MS + H, step_ms=200)
@@ -257,7 +259,7 @@ def test_one_that_is_late_is_not_offered_again_at_once(cluster):
     assert len(a.held) == 2
 
 
-def test_an_offer_that_is_lost_is_sent_again(cluster):
+def test_a_lost_offer_is_sent_again(cluster):
     a, b = joined(cluster, Warm(), is_held=False)
     cluster.fates["a"] = LOST
     cluster.run_until(lambda: a.observer.named("handoff_offered"), H)
@@ -267,7 +269,7 @@ def test_an_offer_that_is_lost_is_sent_again(cluster):
     cluster.run_until(lambda: len(b.held) == 1, 2 * H)
 
 
-def test_a_ready_that_is_lost_is_sent_again(cluster):
+def test_a_lost_handoff_ready_is_sent_again(cluster):
     _, b = joined(cluster, Warm())
     cluster.run_until(warming(cluster, b), 3 * H)
     cluster.fates["b"] = LOST
@@ -279,19 +281,19 @@ def test_a_ready_that_is_lost_is_sent_again(cluster):
     cluster.run_until(lambda: len(b.held) == 1, 2 * H)
 
 
-def test_the_settings_of_the_group_limit_how_long_a_successor_has(cluster):
+def test_handoff_ms_of_the_group_limits_the_time_to_warm_up(cluster):
     a, b = joined(cluster, Warm())
     write(cluster, settings(handoff_ms=H))
     cluster.run_until(lambda: a.observer.named("handoff_withdrawn"), 4 * H)
     (offer, _) = offers(cluster)
     assert offer.record.within_ms == H
-    # The pair is barred for as long, and then offered again.
+    # The key is not offered to this successor for as long, and then again.
     cluster.run_until(lambda: len(offers(cluster)) == 3, 4 * H)
     b.warming.run_waiting()
     cluster.run_until(lambda: len(b.held) == 1, 4 * H)
 
 
-def test_a_pair_is_barred_for_as_long_as_it_had(cluster):
+def test_a_late_successor_is_barred_for_the_time_its_offer_allowed(cluster):
     a, _ = joined(cluster, Warm())
     write(cluster, settings(handoff_ms=H))
     cluster.run_until(lambda: offers(cluster), 4 * H)
@@ -301,7 +303,7 @@ def test_a_pair_is_barred_for_as_long_as_it_had(cluster):
     assert offers(cluster)[-1].record.within_ms == WITHIN_MS
 
 
-def test_settings_that_are_overtaken_change_nothing(cluster):
+def test_refused_settings_do_not_change_the_time_to_warm_up(cluster):
     joined(cluster, Warm())
     write(cluster, settings(2, handoff_ms=H))
     cluster.run_until(lambda: offers(cluster), 4 * H)
@@ -310,7 +312,7 @@ def test_settings_that_are_overtaken_change_nothing(cluster):
 
 
 @pytest.mark.parametrize(("most", "expected"), [(1, 1), (11, 11)])
-def test_the_settings_of_the_group_limit_how_many_offers_are_open(most, expected):
+def test_handoffs_max_of_the_group_limits_the_open_offers(most, expected):
     cluster = world(partitions=2, records=(1,) * 24)
     write(cluster, settings(handoffs_max=most))
     a = cluster.node("a", spec=spec())
@@ -322,7 +324,7 @@ def test_the_settings_of_the_group_limit_how_many_offers_are_open(most, expected
     assert b.warming.waiting_count == expected
 
 
-def test_offers_of_two_owners_at_once_are_followed_one_after_the_other():
+def test_simultaneous_offers_of_two_owners_are_followed_one_by_one():
     cluster = world(partitions=2, records=(1,) * 12)
     write(cluster, settings(handoffs_max=1))
     a, b = cluster.node("a", spec=spec()), cluster.node("b", spec=spec())
@@ -353,7 +355,7 @@ def test_offers_of_two_owners_at_once_are_followed_one_after_the_other():
     cluster.run_until(lambda: len(c.held) == 4, 9 * H)
 
 
-def test_an_owner_has_few_offers_open():
+def test_an_owner_has_handoffs_max_offers_open_by_default():
     cluster = world(partitions=2, records=(1,) * 24)
     a = cluster.node("a", spec=spec())
     cluster.run_until(lambda: len(a.held) == 24, 5 * H)
@@ -387,7 +389,7 @@ def test_an_offer_that_no_policy_asks_for_is_withdrawn_after_an_interval(cluster
     assert withdrawn.fields["reason"] == "unwanted"
 
 
-def test_below_the_level_a_key_is_released_at_once(monkeypatch):
+def test_below_level_2_a_key_is_released_without_a_warm_up(monkeypatch):
     monkeypatch.setattr(node, "SUPPORTED_LEVEL", 1)
     cluster = world(partitions=1, records=(4, 4))
     _, b = joined(cluster, Warm())

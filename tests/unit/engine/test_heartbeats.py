@@ -1,4 +1,4 @@
-"""Leases and what renews them (PROTOCOL 5.2), over a whole log."""
+"""Leases and the heartbeats that renew them (PROTOCOL 5.2), over a whole log."""
 
 from itertools import pairwise
 
@@ -33,7 +33,7 @@ from simulator.fakestore import AppendFate
 # --- Leases (PROTOCOL 5.2) ---
 
 
-def test_soft_stop_then_hard_stop(cluster):
+def test_a_lease_first_stops_hand_outs_and_then_ends_the_claim(cluster):
     node = owning(cluster, most=1)
     claim = claim_of(node)
     assert values(node.consumer.poll(0)) == {0: [0]}
@@ -56,7 +56,7 @@ def test_soft_stop_then_hard_stop(cluster):
     assert claim.ending.reason == "lease_expired"
 
 
-def test_records_fetched_before_a_stop_are_not_handed_out_after(cluster):
+def test_fetched_records_are_not_handed_out_after_the_soft_stop(cluster):
     """A process that was stopped for long first checks its lease."""
     node = owning(cluster, most=1)
     node.consumer.poll(0)
@@ -65,7 +65,7 @@ def test_records_fetched_before_a_stop_are_not_handed_out_after(cluster):
     assert node.consumer.position(T0) == 1
 
 
-def test_an_acknowledged_heartbeat_not_read_back_renews_nothing(cluster):
+def test_an_acknowledged_heartbeat_not_read_back_renews_no_lease(cluster):
     node = owning(cluster)
     node.log.read_lag_ms = 10 * H
     cluster.run(2 * H)
@@ -73,7 +73,7 @@ def test_an_acknowledged_heartbeat_not_read_back_renews_nothing(cluster):
     assert not node.held
 
 
-def test_a_late_heartbeat_renews_from_its_sending(cluster):
+def test_a_late_heartbeat_renews_the_lease_from_the_time_of_sending(cluster):
     node = owning(cluster)
     cluster.run(H)
     cluster.fates["a"] = AppendFate(delay_ms=500)
@@ -84,10 +84,10 @@ def test_a_late_heartbeat_renews_from_its_sending(cluster):
 
 
 @pytest.mark.parametrize("h", [H // 2, 2 * H])
-def test_a_lease_uses_the_interval_at_its_heartbeat(cluster, h):
+def test_a_lease_uses_the_interval_in_force_at_its_heartbeat(cluster, h):
     node = owning(cluster)
     claim, before = claim_of(node), claim_of(node).lease
-    # The beat and the Config behind it are read in one go.
+    # The heartbeat and the Config after it are read in one poll.
     node.log.read_lag_ms = 10 * H
     beats = len(of(cluster, "a", Heartbeat))
     cluster.run_until(lambda: len(of(cluster, "a", Heartbeat)) > beats, H)
@@ -100,14 +100,14 @@ def test_a_lease_uses_the_interval_at_its_heartbeat(cluster, h):
     assert node.engine.context.settled.generation == 2
     assert claim.lease.hard_until_ms > before.hard_until_ms
     assert claim.lease.hard_until_ms - claim.lease.soft_until_ms == HARD_MS - SOFT_MS
-    cluster.run(2 * H)  # until a renewal by a lower one ends no lease earlier
+    cluster.run(2 * H)  # a renewal under a lower interval shortens no lease
     assert claim.heartbeat_interval_ms == h
 
 
-def test_an_ignored_heartbeat_stops_at_once(cluster):
+def test_an_ignored_heartbeat_ends_the_claim(cluster):
     node = owning(cluster)
     claim = claim_of(node)
-    # A process with our full identity releases the key.
+    # A process with the full identity of the owner releases the key.
     owner = node.owner
     forged = ReleasingPartition(
         client_id=owner.client_id,
@@ -126,11 +126,11 @@ def test_an_ignored_heartbeat_stops_at_once(cluster):
     assert claim.phase is Phase.ENDED
 
 
-def test_coordinating_partitions_are_renewed_together():
+def test_heartbeats_to_all_coordinating_partitions_are_sent_together():
     cluster = world(4, records=[5] * 40)
     node = cluster.node("a", spec=spec())
     cluster.run_until(lambda: len(node.held) == 40, 4 * H)
-    cluster.run(12 * H)  # those that were claimed apart come together
+    cluster.run(12 * H)  # heartbeats of claims won at other times converge
     since_ms = cluster.clock.wall_ms()
     cluster.run(6 * H)
     times: list[list[int]] = []
@@ -178,7 +178,7 @@ def test_a_clock_step_is_one_event_however_many_leases_it_shortens():
 
 
 def test_a_clock_step_is_detected_by_the_least_lead(cluster):
-    """A lease may count from it, however late other own records were folded."""
+    """A lease may count from the record with the least lead, however late the rest."""
     node = owning(cluster)
     prompt = claim_of(node).lease
     cluster.fates["a"] = AppendFate(delay_ms=600)
@@ -203,7 +203,7 @@ def test_an_old_lead_is_forgotten():
     assert lead.least_ms == 8
 
 
-def test_late_reads_are_no_step_of_a_clock(cluster):
+def test_late_reads_are_not_reported_as_a_clock_step(cluster):
     node = owning(cluster)
     for lag_ms in (H // 2, 0, H // 3, 0):
         node.log.read_lag_ms = lag_ms
@@ -213,7 +213,7 @@ def test_late_reads_are_no_step_of_a_clock(cluster):
     assert node.held
 
 
-def test_a_failover_to_a_skewed_leader_costs_nobody_a_key(cluster):
+def test_a_failover_to_a_leader_with_a_skewed_clock_ends_no_claim(cluster):
     node = owning(cluster)
     for leader, skew_ms in ((1, 5 * H), (2, -5 * H), (0, 0)):
         cluster.kafka.set_skew(leader, skew_ms)

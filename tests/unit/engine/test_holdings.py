@@ -1,4 +1,4 @@
-"""Holdings over a source that only notes what it is asked."""
+"""Holdings over a source that only notes its calls."""
 
 import pytest
 from enginekit import KEY
@@ -136,7 +136,7 @@ def test_a_claim_that_was_not_won_is_ended_without_a_release(bench):
     assert bench.rig.events("claim_ended") == []
 
 
-def test_a_lease_that_has_ended_is_released_and_lost(bench):
+def test_a_claim_with_an_expired_lease_is_released_and_counts_as_lost(bench):
     holding = bench.own()
     bench.held.check_lease(holding, HARD_MS - 1)
     assert holding.claim.is_owned
@@ -146,7 +146,7 @@ def test_a_lease_that_has_ended_is_released_and_lost(bench):
     assert bench.held.meters.lost == {("t", LEASE_EXPIRED): 1}
 
 
-def test_a_drain_waits_for_what_is_in_hand(bench):
+def test_a_drain_waits_for_uncommitted_records(bench):
     holding = bench.own()
     holding.progress.hand_out(0, 1)
     holding.drain = Drain("surplus", "d", None)
@@ -158,7 +158,7 @@ def test_a_drain_waits_for_what_is_in_hand(bench):
 
 
 @pytest.mark.parametrize("reason", ["paused", STUCK])
-def test_a_drain_that_is_due_waits_for_nothing(bench, reason):
+def test_a_drain_at_its_deadline_releases_uncommitted_records(bench, reason):
     holding = bench.own()
     holding.progress.hand_out(0, 1)
     holding.drain = Drain(reason, None, 10)
@@ -169,7 +169,7 @@ def test_a_drain_that_is_due_waits_for_nothing(bench, reason):
     assert holding.claim.ending == Ending(reason, was_lost=reason == STUCK)
 
 
-def test_a_failure_releases_everything_once(bench):
+def test_only_the_first_failure_releases_the_claims(bench):
     bench.own()
     bench.own(Key("g", "t", 1))
     sub = subscription()
@@ -183,7 +183,7 @@ def test_a_failure_releases_everything_once(bench):
     assert sub.version > 0
 
 
-def test_a_fence_ends_everything_without_a_word(bench):
+def test_a_fence_ends_claims_without_a_release(bench):
     holding = bench.own()
     bench.held.fence(ClaimLost("gone"))
     assert holding.claim.ending == Ending("fenced")
@@ -191,7 +191,7 @@ def test_a_fence_ends_everything_without_a_word(bench):
     assert isinstance(bench.held.failure, ClaimLost)
 
 
-def test_a_key_is_claimed_once_in_a_process(bench):
+def test_a_key_cannot_be_claimed_twice_in_a_process(bench):
     bench.held.require_unclaimed(KEY)
     bench.own()
     with pytest.raises(InvalidTransition, match="already claimed"):
@@ -210,7 +210,7 @@ def test_a_won_claim_is_reported(bench):
     assert bench.held.meters.won == {("t", "claimed"): 1}
 
 
-def test_lag_counts_from_the_position_of_what_is_held(bench):
+def test_lag_counts_from_the_position_of_a_holding(bench):
     bench.own(position=4)
     assert bench.held.lag_of(KEY) is None
     bench.held.look_at_ends(0)

@@ -71,7 +71,7 @@ def test_a_fitting_state_is_restored(cluster):
     assert next(entry.offset for t, entry in entries if t == 1) == 0
 
 
-def test_the_first_fitting_source_wins(cluster):
+def test_each_partition_is_restored_from_the_first_fitting_source(cluster):
     first = Shelf(kept(fold(cluster, 0)), kept(fold(cluster, 1), digest="00" * 16))
     second = Shelf(kept(fold(cluster, 1), source="second"))
     third = Shelf()
@@ -123,7 +123,7 @@ def test_a_state_before_a_truncation_is_restored(cluster):
     assert (found[0].source, unfit) == ("a test", [])
 
 
-def test_without_a_fitting_state_the_log_start_is_missing(cluster):
+def test_the_log_start_is_missing_after_a_deletion_without_a_kept_state(cluster):
     cluster.kafka.delete_records(cluster.place(0), before=2)
     _, found, _, _ = begun(cluster)
     assert found[0].is_log_start_missing
@@ -148,7 +148,7 @@ def test_a_checkpoint_in_the_log_needs_no_entry_before_it(cluster):
     assert found[0].source == "a test"
 
 
-def test_entries_of_other_partitions_are_handed_back(cluster):
+def test_a_restore_hands_back_entries_of_other_partitions(cluster):
     """While one partition is started again, the others continue."""
     log = cluster.kafka.coordination_log()
     while log.poll(0):
@@ -164,8 +164,8 @@ def test_entries_of_other_partitions_are_handed_back(cluster):
     assert log.poll(0) == []
 
 
-def test_a_search_skips_nothing_that_is_handed_back(cluster):
-    """Only where all partitions are restored, entries may be left out."""
+def test_a_search_skips_no_entries_of_other_partitions(cluster):
+    """A search may leave out entries only if it restores all partitions."""
     log = cluster.kafka.coordination_log()
     aside = []
     part = RestoreLog(log, [0], aside)
@@ -181,7 +181,7 @@ def _entries(cluster, t):
     return [each.entry() for each in records]
 
 
-def test_a_silent_log_is_retried(cluster):
+def test_a_restore_from_a_silent_log_raises_an_error(cluster):
     state = fold(cluster, 0)
     log = cluster.kafka.coordination_log()
     log.read_lag_ms = 60_000
@@ -189,7 +189,7 @@ def test_a_silent_log_is_retried(cluster):
         restore(log, [0], sources=[Shelf(kept(state))], on_unfit=lambda *_: None)
 
 
-def test_a_truncation_during_the_restore_is_retried(cluster):
+def test_a_truncation_during_a_restore_raises_a_retriable_error(cluster):
     log = cluster.kafka.coordination_log()
     log.poll(0)
     cluster.kafka.truncate(cluster.place(0), end=1, leader=1)
@@ -198,8 +198,8 @@ def test_a_truncation_during_the_restore_is_retried(cluster):
     assert caught.value.retriable
 
 
-def test_a_truncation_of_another_partition_passes_an_aside(cluster):
-    """Only the log's reader can start that one again, and the log repeats the error."""
+def test_a_truncation_of_another_partition_is_raised_during_a_restore(cluster):
+    """Only the log's reader can restart that partition; the log repeats the error."""
     log = cluster.kafka.coordination_log()
     log.poll(0)
     cluster.kafka.truncate(cluster.place(1), end=1, leader=1)
@@ -208,7 +208,7 @@ def test_a_truncation_of_another_partition_passes_an_aside(cluster):
     assert caught.value.partition == 1
 
 
-def test_a_truncation_that_names_no_partition_passes_an_aside(cluster):
+def test_a_truncation_of_an_unknown_partition_is_raised_during_a_restore(cluster):
     log = cluster.kafka.coordination_log()
 
     def poll(timeout_ms):
@@ -219,7 +219,7 @@ def test_a_truncation_that_names_no_partition_passes_an_aside(cluster):
         RestoreLog(log, [0], []).poll(0)
 
 
-def test_an_aside_is_the_log_but_for_its_end(cluster):
+def test_a_restore_log_forwards_all_calls_except_the_close(cluster):
     log = cluster.kafka.coordination_log()
     aside = RestoreLog(log, [0], [])
     assert (aside.topic, aside.topic_id) == (log.topic, log.topic_id)
@@ -232,7 +232,7 @@ def test_an_aside_is_the_log_but_for_its_end(cluster):
     assert log.poll(0)
 
 
-def test_an_engine_starts_from_a_state():
+def test_an_engine_starts_from_a_kept_state():
     made = world()
     first = owning(made)
     made.crash(first)
@@ -254,7 +254,7 @@ def test_an_engine_reports_an_unfit_state_once(cluster):
     assert node.engine.log_start_missing == (0,)
 
 
-def test_a_later_state_replaces_the_missing_log_start(cluster):
+def test_a_kept_state_that_appears_later_replaces_the_missing_log_start(cluster):
     state = fold(cluster, 0)
     cluster.kafka.delete_records(cluster.place(0), before=2)
     node = cluster.node("b")
@@ -266,8 +266,8 @@ def test_a_later_state_replaces_the_missing_log_start(cluster):
     assert node.engine.is_ready
 
 
-def test_entries_read_meanwhile_survive_a_fault():
-    """A log that fails while one partition is restored costs no other partition."""
+def test_entries_read_during_a_failed_restore_are_folded():
+    """A failure while one partition is restored loses no entry of another."""
     cluster = world(partitions=2, records=(10, 10))
     node = cluster.node("a")
     cluster.run(100)
@@ -292,7 +292,7 @@ def test_entries_read_meanwhile_survive_a_fault():
     assert node.engine.context.rebuilding == set()
 
 
-# --- Soft state survives a file, and damage of it does no harm ---
+# --- Soft state in a file, and damage to it ---
 
 
 @pytest.fixture(scope="module")
@@ -324,18 +324,18 @@ def test_plans_survive_encoding():
     assert soft_from_bytes(freeze_soft(log.state.soft)()).plans == plans
 
 
-def test_another_version_is_ignored(soft):
+def test_soft_state_of_another_version_is_ignored(soft):
     value = freeze_soft(soft)()
     assert value[1] == 1
     assert soft_from_bytes(value[:1] + b"\x02" + value[2:]) == SoftState()
 
 
 @given(st.binary(max_size=64))
-def test_invalid_bytes_are_ignored(value):
+def test_invalid_bytes_decode_to_empty_soft_state(value):
     assert soft_from_bytes(value) == SoftState()
 
 
-def test_truncated_bytes_are_ignored(soft):
+def test_truncated_bytes_decode_to_empty_soft_state(soft):
     value = freeze_soft(soft)()
     for size in range(len(value)):
         assert soft_from_bytes(value[:size]) == SoftState()

@@ -1,4 +1,4 @@
-"""Rows that are kept equal computed ones: compared in each round of each test here."""
+"""Kept rows equal computed ones: every round of every test here compares them."""
 
 import pytest
 import rowkit
@@ -55,13 +55,13 @@ def test_rows_of_live_owners_are_computed_about_once_an_interval(seen):
     assert seen.computed == before, "nothing has changed"
 
 
-def test_an_owner_that_dies_becomes_stale_in_time():
+def test_the_keys_of_a_dead_owner_become_stale_in_time():
     cluster, (a, b) = sharing()
     cluster.crash(a)
     cluster.run_until(held_by(b, COUNT), 4 * H)
 
 
-def test_a_release_reopens_the_row_of_its_key():
+def test_a_release_updates_the_row_of_its_key():
     cluster, (a, b) = sharing()
     key = next(iter(a.held))
     assert rows_of(b)[key].owner == "a"
@@ -72,10 +72,10 @@ def test_a_release_reopens_the_row_of_its_key():
     assert rows_of(b)[key].is_mine
 
 
-def test_a_drain_reopens_the_row_of_its_key():
+def test_a_drain_updates_the_row_of_its_key():
     cluster, (a, _) = sharing()
     holding = next(iter(a.session.holdings.values()))
-    holding.is_subleased = True  # so that it goes on draining
+    holding.is_subleased = True  # so that the drain does not end
     a.session.drain(holding, reason="lagging")
     cluster.run(H // 5)
     assert rows_of(a)[holding.key].is_leaving
@@ -90,7 +90,7 @@ def test_a_paused_key_has_no_row_until_the_pause_ends():
     assert len(rows_of(a)) == COUNT
 
 
-def test_a_pause_that_begins_later_is_seen_when_it_begins(seen):
+def test_a_scheduled_pause_removes_the_row_when_it_begins(seen):
     cluster, (a, b) = sharing(partitions=1)
     begin_ms = cluster.clock.wall_ms() + 4 * H
     write(cluster, schedule(begin_ms, begin_ms + 2 * H, scope={"t": (0,)}))
@@ -103,7 +103,7 @@ def test_a_pause_that_begins_later_is_seen_when_it_begins(seen):
     cluster.run_until(lambda: len(a.held) + len(b.held) == COUNT, 6 * H)
 
 
-def test_locks_of_a_set_position_open_rows():
+def test_the_lock_of_a_set_position_makes_the_row_unclaimable():
     cluster, (a,) = sharing("a", partitions=1)
     pause_for(cluster, 2 * H, op=OP)
     cluster.run_until(held_by(a, 0), 2 * H)
@@ -123,7 +123,7 @@ def test_rows_follow_a_change_of_the_partition_count():
     cluster.run_until(held_by(nodes[1], COUNT), 4 * H)
 
 
-def test_rows_follow_a_log_that_goes_back():
+def test_rows_follow_a_truncated_log():
     cluster, nodes = sharing(partitions=1)
     place = cluster.place(0)
     cluster.kafka.groups.clear()
@@ -132,8 +132,8 @@ def test_rows_follow_a_log_that_goes_back():
     cluster.run_until(lambda: sum(len(n.held) for n in nodes) == COUNT, 8 * H)
 
 
-def test_a_key_that_is_contended_for_and_not_won_has_an_owner_again():
-    """The owner's heartbeat lands before the claim of a member that has seen none."""
+def test_a_row_has_its_owner_again_after_a_lost_claim():
+    """The owner's heartbeat precedes the claim of a member that has not read it."""
     cluster, (a, b) = sharing(partitions=1)
     key = next(iter(a.held))
     a.cut(is_cut=True)
@@ -148,7 +148,7 @@ def test_a_key_that_is_contended_for_and_not_won_has_an_owner_again():
     cluster.run_until(lambda: not rows_of(b)[key].is_mine, H)
 
 
-def test_parts_of_a_topic_are_lost_until_none_is_held():
+def test_a_lost_part_of_a_whole_topic_is_marked_until_none_is_held():
     cluster = world(records=[1] * COUNT)
     node = cluster.node("a", spec=spec(policy=whole_topics))
     cluster.run_until(held_by(node, COUNT), 2 * H)
@@ -175,7 +175,7 @@ def test_rows_follow_the_plans_of_the_group():
     assert {len(node.held) for node in cluster.nodes} == {2, 3}
 
 
-def test_another_state_of_a_partition_opens_all_rows(seen):
+def test_a_new_state_of_a_partition_recomputes_all_rows(seen):
     cluster, (a, _) = sharing(partitions=1)
     replica, now_ms = a.engine.context.replicas[0], a.clock.now_ms()
     replica.begin(fold(cluster), now_ms)

@@ -13,7 +13,7 @@ def cluster():
     return world(records=[10])
 
 
-def test_lag_is_end_less_position(cluster):
+def test_lag_is_the_log_end_minus_the_position(cluster):
     node = owning(cluster)
     cluster.run_until(lambda: node.session.lag_of(KEY) == 10, H)
     polled = node.consumer.poll(0, 4)
@@ -24,14 +24,14 @@ def test_lag_is_end_less_position(cluster):
     cluster.run_until(lambda: node.session.lag_of(KEY) == 7, H)
 
 
-def test_lag_at_most_once_counts_from_the_grants(cluster):
+def test_at_most_once_lag_counts_from_the_granted_offsets(cluster):
     node = owning(cluster, delivery=AMO, most=4)
     cluster.run_until(lambda: node.session.lag_of(KEY) == 10, H)
     node.consumer.poll(0)
     cluster.run_until(lambda: node.session.lag_of(KEY) == 6, H)
 
 
-def test_an_unknown_key_has_no_lag(cluster):
+def test_a_key_has_no_lag_before_its_log_end_is_known(cluster):
     node = cluster.node("a", spec=spec())
     assert node.session.lag_of(KEY) is None
     node.data.cut = True
@@ -42,7 +42,7 @@ def test_an_unknown_key_has_no_lag(cluster):
     cluster.run_until(lambda: node.session.lag_of(KEY) == 10, 2 * H)
 
 
-def test_a_failed_look_up_leaves_the_last_figure(cluster):
+def test_a_failed_look_up_keeps_the_last_lag(cluster):
     node = owning(cluster)
     cluster.run_until(lambda: node.session.lag_of(KEY) == 10, H)
     node.data.cut = True
@@ -51,7 +51,7 @@ def test_a_failed_look_up_leaves_the_last_figure(cluster):
     assert node.session.lag_of(KEY) == 10
 
 
-def test_one_request_is_outstanding_and_many_partitions_are_split(cluster, monkeypatch):
+def test_log_ends_are_requested_in_parts_one_at_a_time(cluster, monkeypatch):
     monkeypatch.setattr(lag, "PARTITIONS_MAX", 2)
     cluster = world(records=[3] * 5)
     asked = []
@@ -75,8 +75,8 @@ def test_one_request_is_outstanding_and_many_partitions_are_split(cluster, monke
     assert node.background.waiting_count == 1
 
 
-def test_a_look_at_all_log_ends_counts_once(monkeypatch):
-    """Each count has all held partitions judged."""
+def test_answer_count_grows_once_per_look_up_of_all_log_ends(monkeypatch):
+    """All held partitions are judged each time that it grows."""
     monkeypatch.setattr(lag, "PARTITIONS_MAX", 2)
     cluster = world(records=[3] * 5)
     node = cluster.node("a", spec=spec())

@@ -85,7 +85,7 @@ def of_kind(cluster, kind, effect=None):
 
 @pytest.mark.parametrize("delivery", [ALO, AMO])
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (2, 8), (1, 2)])
-def test_moving_keys_stay_with_their_owner_and_their_position(before, after, delivery):
+def test_moving_keys_keep_their_owner_and_their_position(before, after, delivery):
     cluster, readings = fleet(before=before, delivery=delivery)
     goes_on(readings)
     who = owners(cluster)
@@ -128,11 +128,11 @@ def test_each_moving_key_costs_one_release_and_one_claim():
     assert len(of_kind(cluster, LayoutFinal, "layout_final")) == 4
 
 
-def test_the_owner_claims_a_key_again_within_round_trips():
+def test_the_owner_claims_a_moved_key_within_round_trips():
     cluster, (reading,) = fleet("a")
     goes_on([reading])
     fence = fence_to(cluster, 4)
-    for t in range(4):  # by an admin that lives
+    for t in range(4):  # as by an admin that stays alive
         write(cluster, fence, t)
     at_ms = cluster.clock.now_ms()
     ours = dict.fromkeys(range(8), "a")
@@ -140,7 +140,7 @@ def test_the_owner_claims_a_key_again_within_round_trips():
     assert cluster.clock.now_ms() - at_ms <= 200
 
 
-def test_the_application_sees_a_release_and_a_claim():
+def test_callbacks_report_the_loss_and_the_claim_of_moving_keys():
     cluster, (reading,) = fleet("a")
     goes_on([reading])
     reading.seen.clear()
@@ -152,7 +152,7 @@ def test_the_application_sees_a_release_and_a_claim():
     assert {each for what, each in reading.seen if what == "claimed"} == moved
 
 
-def test_a_slow_handler_keeps_only_its_own_partition():
+def test_uncommitted_records_delay_the_move_of_their_key_alone():
     cluster, (reading,) = fleet("a")
     (slow, *others) = moving(2, 4)
     reading.skipped = {slow.partition}  # it never commits these
@@ -172,13 +172,13 @@ def test_a_slow_handler_keeps_only_its_own_partition():
     source = place_of(slow, partition_count=2)
     assert slow in reading.node.held
     assert holdings[slow].coordinator == source
-    # As in a pause it ends with its lease at last, and starts at the position.
+    # As in a pause, its claim ends with the lease; the next starts at the position.
     run_until_over(cluster, [reading])
     assert owners(cluster)[slow.partition] == "a"
     assert cluster.nodes[0].session.holdings[slow].position == 0
 
 
-def test_keys_of_a_dead_owner_pass_to_others():
+def test_keys_of_a_dead_owner_are_taken_over_and_moved():
     cluster, readings = fleet()
     goes_on(readings)
     dead, alive = readings
@@ -192,8 +192,8 @@ def test_keys_of_a_dead_owner_pass_to_others():
     assert owners(cluster) == dict.fromkeys(range(8), "b")
 
 
-def test_what_a_dead_owner_leaves_on_an_idle_partition_passes_too():
-    """Nobody appends there: who waits moves log time by the fence."""
+def test_keys_of_a_dead_owner_on_an_idle_partition_are_taken_over():
+    """Only members that wait append there: a fence, to advance log time."""
     cluster, (dead,) = fleet("a", before=4)
     goes_on([dead])
     cluster.crash(dead.node)
@@ -204,7 +204,7 @@ def test_what_a_dead_owner_leaves_on_an_idle_partition_passes_too():
     assert owners(cluster) == dict.fromkeys(range(8), "b")
 
 
-def test_keys_of_nobody_are_imported_soon():
+def test_keys_without_an_owner_are_imported_with_their_positions():
     cluster, (reading,) = fleet("a")
     goes_on([reading])
     reading.node.leave()
@@ -218,10 +218,10 @@ def test_keys_of_nobody_are_imported_soon():
     again = Reading(cluster, "c")
     cluster.run_until(lambda: goes_on([again]) and len(again.node.held) == 8, H)
     goes_on([again])
-    assert again.offsets == []  # the positions were carried
+    assert again.offsets == []  # the positions were imported
 
 
-def test_new_keys_wait_until_nothing_is_left_to_import():
+def test_keys_of_a_new_topic_are_claimed_during_a_change():
     cluster, (reading,) = fleet("a", records=5)
     goes_on([reading])
     cluster.fill("u", [3] * 8)
@@ -235,7 +235,7 @@ def test_new_keys_wait_until_nothing_is_left_to_import():
     assert len(other.offsets) == 24
 
 
-def test_a_member_that_starts_in_the_middle_takes_part():
+def test_a_member_that_starts_during_the_change_gets_its_share():
     cluster, (reading,) = fleet("a")
     goes_on([reading])
     resize(cluster, 4)
@@ -247,7 +247,7 @@ def test_a_member_that_starts_in_the_middle_takes_part():
     assert reading.lost == late.lost == []
 
 
-def test_a_member_that_was_cut_off_during_the_change_comes_back():
+def test_a_member_cut_off_during_the_change_gets_its_share_later():
     cluster, readings = fleet()
     goes_on(readings)
     cut, other = readings
@@ -282,7 +282,7 @@ def test_settings_and_directives_of_groups_move_with_their_home():
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (1, 8)])
-def test_members_that_follow_plans_keep_their_keys(before, after):
+def test_all_keys_have_owners_under_plans_after_a_change(before, after):
     cluster = level_two(before, records=[20] * 8)
     home = home_partition("g", partition_count=before)
     write(cluster, settings(policy="planner"), home)
@@ -304,7 +304,7 @@ def test_members_that_follow_plans_keep_their_keys(before, after):
     assert state.plan_generation("g") > 0
 
 
-def test_counts_change_again_and_again():
+def test_repeated_changes_neither_lose_nor_repeat_records():
     cluster, readings = fleet(records=40)
     for number, count in enumerate((4, 8, 2, 8), start=2):
         resize(cluster, count, op=bytes([number]) * 16, generation=number)
@@ -318,7 +318,7 @@ def test_counts_change_again_and_again():
     assert all(reading.node.engine.failure is None for reading in readings)
 
 
-def test_members_announce_themselves_to_both_homes_while_it_is_open():
+def test_members_announce_the_new_generation_to_the_new_home():
     cluster, (reading,) = fleet("a")
     goes_on([reading])
     homes = reading.node.engine.context.homes_of
@@ -354,7 +354,7 @@ def test_a_lost_fence_of_partition_0_is_appended_again():
     )
 
 
-def test_nobody_claims_where_two_changes_have_one_generation():
+def test_no_key_is_claimed_after_two_changes_of_one_generation():
     cluster, (reading,) = fleet("a")
     goes_on([reading])
     before = cluster.config
@@ -409,10 +409,10 @@ def change_without(late, cluster, reading):
     run_until_over(cluster, [reading], within_ms=40 * H)
 
 
-def test_sources_that_came_while_a_process_was_cut_off_are_read():
-    """The count grew meanwhile, and shrinks again: the Config names fewer.
+def test_a_process_reads_sources_added_while_it_was_cut_off():
+    """The count grew meanwhile, and shrinks again: the Config names fewer partitions.
 
-    Logs went back before, so they are read to their ends before anything is followed.
+    Logs were truncated before, so the process first reads them to their ends.
     """
     cluster, (reading,) = fleet("a")
     late = cluster.node("b")
@@ -433,7 +433,7 @@ def test_sources_that_came_while_a_process_was_cut_off_are_read():
     assert late.engine.failure is None
 
 
-def test_an_import_is_no_reason_to_claim_before_everything_is_read():
+def test_an_import_read_before_the_engine_is_ready_causes_no_failure():
     cluster, (reading,) = fleet("a")
     fence = fence_to(cluster, 4)
     for t in range(4):
@@ -451,8 +451,8 @@ def test_an_import_is_no_reason_to_claim_before_everything_is_read():
     assert late.engine.is_ready
 
 
-def test_a_member_follows_the_newest_count_though_a_partition_has_no_config():
-    """It was cut off during the change, and a partition lost all of it since."""
+def test_a_member_follows_the_newest_count_while_a_partition_has_no_config():
+    """It was cut off during the change, and a partition has since lost all entries."""
     cluster, (reading,) = fleet("a")
     late = cluster.node("b", spec=spec())
     change_without(late, cluster, reading)
@@ -481,7 +481,7 @@ def test_a_member_without_the_start_of_a_log_imports_nothing():
     assert senders <= {"a"}
 
 
-def test_what_a_change_that_was_given_up_leaves_keeps_nobody_from_starting():
+def test_a_member_starts_despite_partitions_of_an_abandoned_change():
     """Retention has deleted its probes; no count uses these partitions."""
     cluster, (reading,) = fleet("a")
     goes_on([reading])
@@ -495,7 +495,7 @@ def test_what_a_change_that_was_given_up_leaves_keeps_nobody_from_starting():
     assert later.engine.log_start_missing == ()
 
 
-def test_a_partition_that_comes_into_use_counts_although_its_start_is_missing():
+def test_a_member_is_not_ready_without_the_start_of_an_added_partition():
     cluster, _ = fleet("a")
     fence = fence_to(cluster, 4)
     write(cluster, member("admin"), 3)
@@ -508,7 +508,7 @@ def test_a_partition_that_comes_into_use_counts_although_its_start_is_missing():
 
 
 def given_up(cluster, *partitions):
-    """Leave what a change to four leaves whose probes retention has deleted."""
+    """Leave an abandoned change to four; retention has deleted these probes."""
     fence_to(cluster, 4)
     cluster.config = fold(cluster, 0).config
     for t in partitions:
@@ -526,7 +526,7 @@ def probed(cluster, *partitions):
 
 
 def test_a_partition_whose_start_is_missing_begins_with_its_fence():
-    """One member has read what was deleted, one has not, and one starts later."""
+    """One member has read the deleted entries, one has not, and one starts later."""
     cluster, (early,) = fleet("a")
     fence_to(cluster, 4)
     cluster.config = fold(cluster, 0).config
@@ -557,7 +557,7 @@ def test_a_partition_whose_start_is_missing_begins_with_its_fence():
     assert found == "fence of a partition count change"
 
 
-def test_members_that_lack_its_state_bring_it_the_fence():
+def test_members_append_the_fence_to_a_partition_of_unknown_state():
     cluster, (early,) = fleet("a")
     given_up(cluster, 3)
     cluster.crash(early.node)
@@ -569,8 +569,8 @@ def test_members_that_lack_its_state_bring_it_the_fence():
     assert other.node.engine.log_start_missing == ()
 
 
-def test_without_its_probe_it_stays_unknown():
-    """A fence may have come again, with imports of keys between the two."""
+def test_an_added_partition_without_its_probe_stays_unknown():
+    """The fence may be a repeated one, with imports of keys before it."""
     cluster, _ = fleet("a")
     given_up(cluster, 2, 3)
     probed(cluster, 2, 3)
@@ -584,7 +584,7 @@ def test_without_its_probe_it_stays_unknown():
     assert not blind.engine.is_ready
 
 
-def test_a_member_plans_beside_a_partition_that_is_not_in_use():
+def test_a_member_is_not_behind_while_unused_partitions_are_rebuilt():
     cluster, _ = fleet("a")
     given_up(cluster, 2, 3)
     later = cluster.node("b")
@@ -594,7 +594,7 @@ def test_a_member_plans_beside_a_partition_that_is_not_in_use():
     assert later.engine.rebuilder.missing() == []
 
 
-def test_an_import_that_its_source_denies_is_reported():
+def test_an_import_that_differs_from_its_source_is_reported():
     cluster, (reading,) = fleet("a")
     goes_on([reading])
     reading.node.leave()
@@ -622,14 +622,14 @@ def test_an_import_that_its_source_denies_is_reported():
 
 
 @pytest.mark.parametrize("comes_late", [False, True])
-def test_a_claim_in_a_source_without_its_fence_ends_where_the_key_is_known(comes_late):
+def test_a_claim_in_a_source_without_a_fence_ends_once_the_key_is_imported(comes_late):
     """PROTOCOL 10.9: the log of the source has lost the fence, which it had before."""
     cluster, (reading,) = fleet("a")
     goes_on([reading])
     key = next(k for k in moving(2, 4) if place_of(k, partition_count=4) == 3)
     source, log = place_of(key, partition_count=2), reading.node.log
     if comes_late:
-        log.lags_ms = {3: 20}  # all that it has of the target comes with one read
+        log.lags_ms = {3: 20}  # it reads all entries of the target at once
     fence = fence_to(cluster, 4)
     write(cluster, fence, 0)
     write(cluster, fence, 3)
@@ -685,8 +685,8 @@ def test_a_partition_that_has_lost_an_ended_change_gets_it_again(
     assert {each.config.generation for each in worlds(cluster).values()} == {2}
 
 
-def test_a_commit_comes_back_at_the_home_before_two_changes():
-    """PROTOCOL 8.5: it kept the fence out, and only that partition can resolve it."""
+def test_a_commit_at_the_home_before_two_changes_is_resolved():
+    """PROTOCOL 8.5: the commit kept the fence out; only that partition resolves it."""
     cluster, group_id, home = commit_at_an_earlier_home()
     node = cluster.node("a")
     cluster.run_until(lambda: is_over(cluster, 3), 6 * H)
@@ -732,7 +732,7 @@ def claim_in_between(patch):
 
 
 def keep_what_moves(patch):
-    """An owner does not drain what moves: that ends with its lease."""
+    """An owner does not drain moving keys: their claims end with the leases."""
     patch.setattr(session, "is_moving", lambda *_: False)
 
 
@@ -740,10 +740,10 @@ def keep_what_moves(patch):
     ("plant", "check"),
     [
         (claim_in_between, test_each_moving_key_costs_one_release_and_one_claim),
-        (keep_what_moves, test_the_owner_claims_a_key_again_within_round_trips),
+        (keep_what_moves, test_the_owner_claims_a_moved_key_within_round_trips),
     ],
 )
-def test_a_broken_engine_takes_longer_or_more_records(monkeypatch, plant, check):
+def test_a_broken_engine_fails_the_tests_of_moving_keys(monkeypatch, plant, check):
     plant(monkeypatch)
     with pytest.raises((AssertionError, TimeoutError)):
         check()

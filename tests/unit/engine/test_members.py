@@ -69,7 +69,7 @@ def test_the_number_of_remembered_members_is_bounded(cluster, monkeypatch):
 
 @pytest.mark.parametrize("text", ["x", "\N{CJK UNIFIED IDEOGRAPH-5024}", "\N{ROCKET}"])
 def test_topics_and_labels_of_any_length_fit_a_record(cluster, text):
-    """The engine stopped on an internal error: the record was too long."""
+    """A record that is too long would stop the engine by an internal error."""
     topics = [f"{number:03}".ljust(249, "-") for number in range(200)]
     for topic in topics:
         cluster.kafka.create_topic(topic, 1)
@@ -84,7 +84,7 @@ def test_topics_and_labels_of_any_length_fit_a_record(cluster, text):
 
 
 def test_a_member_announces_how_far_it_has_applied_the_log():
-    """Entries in order, behind by what is under way; once stopped, by what follows."""
+    """It lags by the entries in flight; while stopped, by all later entries, too."""
     cluster = world(partitions=2, records=[1] * 4)
     a = cluster.node("a", spec=spec())
     b = cluster.node("b", spec=spec())
@@ -110,7 +110,7 @@ def test_a_member_announces_how_far_it_has_applied_the_log():
     view, stopped = applied("b")
     assert max(view.log_lags(stopped).values()) > written + 3
     assert max(view.log_lags(applied("a")[1]).values()) < 5
-    # Continued: in the order of before.
+    # Continued: the lag is as small as before.
     cluster.nodes.append(b)
     cluster.run(H)
     view, awake = applied("b")
@@ -155,7 +155,7 @@ def test_a_restart_with_its_identity_keeps_all_keys(restarts):
     assert not takeovers(cluster)
 
 
-def test_a_restart_without_its_identity_waits(cluster):
+def test_a_restart_without_its_identity_waits_until_its_claim_is_stale(cluster):
     a = owning(cluster)
     cluster.crash(a)
     again = cluster.node("a", spec=spec())
@@ -165,7 +165,7 @@ def test_a_restart_without_its_identity_waits(cluster):
     assert len(takeovers(cluster)) == 1
 
 
-def test_a_restart_that_is_not_fresh_claims_normally(cluster):
+def test_a_restart_after_more_than_an_interval_resumes_nothing(cluster):
     a = owning(cluster)
     cluster.crash(a)
     cluster.run(int(1.5 * H))
@@ -217,8 +217,8 @@ def test_a_second_start_of_a_live_client_fails_and_takes_nothing(cluster):
     assert not takeovers(cluster)
 
 
-def test_a_resumed_process_stops(cluster):
-    """PROTOCOL 5.5: a copied identity directory; the first does not resume back."""
+def test_a_process_whose_claims_another_resumed_fails(cluster):
+    """PROTOCOL 5.5: a copied identity; the first process does not resume in turn."""
     a = owning(cluster)
     copy = cluster.node("a", spec=spec(), lives=a.lives)
     cluster.run_until(held_by(copy, 1), H)

@@ -40,7 +40,7 @@ def total(counts):
 # --- Durations ---
 
 
-def test_a_bound_belongs_to_its_bucket():
+def test_a_histogram_counts_a_bound_in_its_own_bucket():
     figure = Histogram((10, 20))
     for duration_ms in (-5, 0, 10, 11, 20, 21, 1_000):
         figure.observe(duration_ms)
@@ -48,7 +48,7 @@ def test_a_bound_belongs_to_its_bucket():
     assert figure.sum_ms == 0 + 0 + 10 + 11 + 20 + 21 + 1_000
 
 
-def test_a_copy_does_not_change():
+def test_a_copy_of_a_histogram_does_not_change():
     figure = Histogram((10,))
     figure.observe(1)
     before = figure.copy()
@@ -77,7 +77,7 @@ def test_every_round_is_timed(cluster):
 # --- Claims ---
 
 
-def test_a_first_claim_takes_nothing_over(cluster):
+def test_a_first_claim_is_not_counted_as_a_takeover(cluster):
     node = owning(cluster)
     assert total(node.session.meters.won) == {"claimed": 1}
     assert node.session.meters.takeovers == {}
@@ -96,7 +96,7 @@ def test_a_takeover_counts_from_the_last_renewal_in_log_time(cluster):
     assert 2 * H < figure.sum_ms <= world_now - renewed_ms
 
 
-def test_a_released_key_counts_from_its_release(cluster):
+def test_the_takeover_of_a_released_key_counts_from_its_release(cluster):
     first = owning(cluster)
     first.leave()
     cluster.run_until(lambda: first.has_left, H)
@@ -132,7 +132,7 @@ def test_losses_and_releases_are_counted_separately(cluster):
     assert total(node.session.meters.released) == {"paused": 1}
 
 
-def test_reasons_are_bounded():
+def test_the_number_of_counted_reasons_is_bounded():
     meters = SessionMeters()
     for number in range(REASONS_MAX + 10):
         ending = Ending(f"because-{number}", was_lost=False)
@@ -143,7 +143,7 @@ def test_reasons_are_bounded():
     assert meters.released["t", "because-0"] == 2
 
 
-def test_topics_that_come_and_go_are_bounded():
+def test_the_number_of_counted_topics_is_bounded():
     meters = SessionMeters()
     for number in range(ENTRIES_MAX + 5):
         key = Key("g", f"t-{number}", 0)
@@ -156,7 +156,7 @@ def test_topics_that_come_and_go_are_bounded():
 # --- Records ---
 
 
-def test_records_are_handed_out_and_committed(cluster):
+def test_handed_out_and_committed_records_are_counted(cluster):
     node = owning(cluster)
     (records,) = node.consumer.poll(0, 4).values()
     holding = node.session.holdings[KEY]
@@ -219,7 +219,7 @@ def test_records_of_a_closed_consumer_stay_uncommitted(cluster):
     assert node.session.holdings[KEY].tally == Tally(4, 0)
 
 
-def test_at_most_once_handed_out_records_are_committed(cluster):
+def test_at_most_once_handed_out_records_count_as_committed(cluster):
     node = owning(cluster, delivery=AMO)
     node.engine.changed = Stepping(cluster)
     (records,) = node.consumer.poll(H, 4).values()

@@ -29,7 +29,7 @@ def follows(cluster, position):
     cluster.run_until(lambda: mirrored(cluster) == position, 2 * H)
 
 
-def test_a_mirror_writes_positions(cluster):
+def test_positions_are_mirrored_to_committed_offsets(cluster):
     node = owning(cluster)
     for position in (4, 7):
         commit(node, position - (mirrored(cluster) or 0))
@@ -38,7 +38,7 @@ def test_a_mirror_writes_positions(cluster):
 
 
 def test_positions_are_mirrored_thrice_in_an_interval_at_most(cluster, monkeypatch):
-    """However often they move, as by flushes."""
+    """However often positions move, for example by flushes."""
     node, times = owning(cluster), []
     commit(node, 1)
     follows(cluster, 1)
@@ -70,8 +70,8 @@ def test_foreign_commits_are_reported_and_overwritten(cluster):
     assert dict(drift.fields) == {"partition": T0, "expected": 4, "found": 1}
 
 
-def test_a_commit_of_the_position_in_the_log_is_no_drift(cluster):
-    """As by an admin that has set the position."""
+def test_a_commit_of_the_position_in_the_log_is_not_reported_as_drift(cluster):
+    """For example by an admin that has set the position."""
     node = owning(cluster)
     commit(node, 4)
     follows(cluster, 4)
@@ -83,8 +83,8 @@ def test_a_commit_of_the_position_in_the_log_is_no_drift(cluster):
 
 
 @pytest.mark.parametrize("lands", [True, False])
-def test_a_failed_write_is_not_reported_as_foreign(cluster, monkeypatch, lands):
-    """The failed write may have succeeded: then the offset found is our own."""
+def test_a_failed_write_is_not_reported_as_drift(cluster, monkeypatch, lands):
+    """The failed write may have succeeded: then the offset found is its own."""
     node = owning(cluster)
     commit(node, 4)
     follows(cluster, 4)
@@ -107,8 +107,8 @@ def test_a_failed_write_is_not_reported_as_foreign(cluster, monkeypatch, lands):
     assert node.observer.named("mirror_drift") == []
 
 
-def test_a_process_that_stood_still_mirrors_nothing_of_a_lost_claim(cluster):
-    """It reads the news piece by piece, and its own last position comes first."""
+def test_a_stopped_process_mirrors_no_position_of_a_lost_claim(cluster):
+    """It reads one entry at a time, and its own last position comes first."""
     node = owning(cluster)
     commit(node, 4)
     follows(cluster, 4)
@@ -130,7 +130,7 @@ def test_a_process_that_stood_still_mirrors_nothing_of_a_lost_claim(cluster):
         assert each.observer.named("mirror_drift") == []
 
 
-def test_positions_are_compared_only_after_records(cluster, monkeypatch):
+def test_positions_are_compared_only_after_new_entries(cluster, monkeypatch):
     node = owning(cluster)
     commit(node, 4)
     follows(cluster, 4)
@@ -148,7 +148,7 @@ def test_positions_are_compared_only_after_records(cluster, monkeypatch):
     assert mirror.is_behind
 
 
-def test_looks_for_moved_positions_take_a_tenth_of_the_time(cluster, monkeypatch):
+def test_comparing_positions_takes_at_most_a_tenth_of_the_time(cluster, monkeypatch):
     node = owning(cluster)
     looks = []
 

@@ -6,7 +6,7 @@ from kafka_marshal.errors import CoordinationError
 from simulator.fakestore import AppendFate
 
 
-def test_a_lost_record_is_neither_awaited_nor_confirmed():
+def test_a_lost_record_is_awaited_for_an_interval_and_never_confirmed():
     cluster = world()
     node = owning(cluster)
     seqs = node.session.begin_close(release=True)
@@ -22,7 +22,7 @@ def test_a_lost_record_is_neither_awaited_nor_confirmed():
     assert node.session.is_pending(lost)
 
 
-def test_a_record_may_land_until_it_is_read_back(monkeypatch):
+def test_a_record_may_be_written_until_it_is_read_back(monkeypatch):
     cluster = world()
     node = owning(cluster)
     outbox = node.session._outbox

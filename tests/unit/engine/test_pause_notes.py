@@ -1,4 +1,4 @@
-"""Who paused a group, why and from when on, as the live fold knows it."""
+"""Notes of pauses and directives: person, reason and begin."""
 
 import pytest
 from logkit import OP, START_MS, Log, direct, ident, pause, schedule
@@ -22,7 +22,7 @@ ADA, BOB = person_to_tags("ada"), person_to_tags("bob")
 
 
 def replicas(*records):
-    """Return what two coordinating partitions fold to."""
+    """Return replicas of two coordinating partitions that have read these records."""
     found = {}
     for t in (0, 1):
         log = Log(t, k=2, level=SECOND_LEVEL)
@@ -42,7 +42,7 @@ def rows(found, elapsed_ms=0):
     )
 
 
-def test_the_live_fold_notes_who_paused_and_why():
+def test_a_pause_is_noted_with_person_reason_and_begin():
     first = replace(pause(UNTIL), reason="deploy", tags=ADA)
     again = pause(UNTIL + 1, client="other")
     again = replace(again, reason="still", tags=BOB)
@@ -62,7 +62,7 @@ def test_the_live_fold_notes_who_paused_and_why():
     }
 
 
-def test_a_pause_that_is_over_is_not_listed_though_no_entry_came_since():
+def test_a_pause_that_ended_is_not_listed_even_in_an_idle_log():
     found = replicas(pause(START_MS + 50))
     assert len(rows(found, 48)) == 1
     assert rows(found, 49) == []
@@ -76,14 +76,14 @@ def test_a_scheduled_pause_has_its_person_before_it_begins():
     assert (row["person"], row["reason"]) == ("ada", "rest")
 
 
-def test_notes_outlast_another_begin_of_the_fold():
+def test_notes_outlast_a_refold():
     replica = replicas(replace(pause(UNTIL), tags=ADA))[0]
     replica.begin(WorldState(0), 0)
     (note,) = replica.notes.by_name.values()
     assert note[:3] == (None, "ada", START_MS + 1)
 
 
-def test_a_renewal_of_a_pause_of_a_kept_state_gives_it_no_begin():
+def test_a_renewal_does_not_set_the_begin_of_a_pause_from_a_kept_state():
     known = replicas(replace(pause(UNTIL), tags=ADA))[0].world
     replica = Replica(0, now_ms=0)
     replica.begin(known, 0)
@@ -95,7 +95,7 @@ def test_a_renewal_of_a_pause_of_a_kept_state_gives_it_no_begin():
     assert (*note[:3], note.renewed_by) == (None, "ada", None, "bob")
 
 
-def test_a_renewal_of_a_pause_that_began_before_is_by_another_person():
+def test_a_renewal_by_another_client_does_not_set_the_person():
     known = replicas(replace(pause(UNTIL), tags=ADA))[0].world
     replica = Replica(0, now_ms=0)
     replica.begin(known, 0)
@@ -104,7 +104,7 @@ def test_a_renewal_of_a_pause_that_began_before_is_by_another_person():
     assert replica.notes.by_name[NAME].renewed_by == "bob"
 
 
-def test_a_kept_state_has_the_notes_of_its_pauses_alone():
+def test_a_kept_state_has_the_notes_of_its_open_pauses_alone():
     plan = schedule(START_MS + 1_000, UNTIL, op=ident("plan"))
     over = pause(UNTIL, op=ident("over"), group="h")
     end = pause(0, op=ident("over"), group="h")
@@ -121,7 +121,7 @@ def test_a_kept_state_has_the_notes_of_its_pauses_alone():
     assert after.notes.by_name[NAME].person == "ada", "what was read here stays"
 
 
-def test_who_began_it_renews_it_and_nobody_else_is_named():
+def test_renewed_by_names_only_another_client():
     first, own = replace(pause(UNTIL), tags=ADA), pause(UNTIL + 2)
     (row,) = rows(replicas(first, own))
     assert (row["client_id"], row["renewed_by"]) == ("admin", None)
@@ -129,7 +129,7 @@ def test_who_began_it_renews_it_and_nobody_else_is_named():
     assert (row["client_id"], row["renewed_by"]) == ("admin", "other")
 
 
-def test_a_refused_record_and_an_end_renew_nothing():
+def test_a_refused_record_or_an_end_does_not_set_renewed_by():
     first = replace(pause(UNTIL), tags=ADA)
     scoped = schedule(0, UNTIL + 1, client="other", scope={"t": ()})
     (row,) = rows(replicas(first, scoped))
@@ -162,7 +162,7 @@ def test_a_pause_without_notes_has_neither_person_nor_begin():
         pytest.param(("b", None), "b", id="another client without a person"),
     ],
 )
-def test_who_renewed_a_pause_is_named_if_that_is_another(last, expected):
+def test_if_other_names_the_person_or_client_that_differs(last, expected):
     assert By(*last).if_other(By("a", "ada")) == expected
 
 
@@ -175,7 +175,7 @@ def directives(found, *, elapsed_ms=0, group_id=None):
     )
 
 
-def test_directives_are_listed_with_who_why_and_until_when():
+def test_directives_are_listed_with_person_reason_and_times():
     first = replace(
         direct(host="m1", until=UNTIL, group="marshal"), reason="reboot", tags=ADA
     )
@@ -207,7 +207,7 @@ def test_a_directive_of_a_group_is_listed_with_that_group_only():
     assert directives(found, group_id="h") == []
 
 
-def test_notes_of_directives_are_kept_and_not_taken_from_later_records():
+def test_notes_of_a_directive_come_only_from_its_first_record():
     record = replace(direct(until=UNTIL), reason="reboot", tags=ADA)
     replica = next(each for each in replicas(record).values() if each.world.directed)
     kept = replica.notes.of(replica.world)

@@ -1,4 +1,4 @@
-"""Where keys and groups are, before, during and after a change of the count."""
+"""Coordinating partitions of keys and groups, while their number changes."""
 
 import msgspec
 import pytest
@@ -71,7 +71,7 @@ def test_keys_and_groups_are_placed_by_the_config(scene):
     assert not scene.follow()
 
 
-def test_a_moving_key_is_that_of_its_source_until_it_is_imported(scene):
+def test_a_moving_key_stays_in_its_source_until_it_is_imported(scene):
     scene.logs[0].claimed(key=MOVED)
     scene.fence(0)
     assert scene.placement.partition_of(MOVED) == 0
@@ -84,8 +84,8 @@ def test_a_moving_key_is_that_of_its_source_until_it_is_imported(scene):
     assert not scene.placement.awaits_import(MOVED)
 
 
-def test_a_source_that_is_not_read_yet_is_waited_for(scene):
-    """Two changes came while the process was stopped: it lacks the source."""
+def test_a_moving_key_waits_for_a_source_that_is_not_read_yet(scene):
+    """Two changes took place while the process was stopped: it lacks the source."""
     scene.fence(0, 1, 2, 3)
     del scene.replicas[0]
     assert scene.placement.partition_of(MOVED) == 2
@@ -94,8 +94,8 @@ def test_a_source_that_is_not_read_yet_is_waited_for(scene):
     assert scene.placement.awaits_import(MOVED)
 
 
-def test_a_claim_is_over_where_the_target_knows_the_key(scene):
-    """PROTOCOL 10.9: whatever its source shows, which may have lost the fence."""
+def test_a_key_is_known_elsewhere_once_its_target_has_imported_it(scene):
+    """PROTOCOL 10.9: whatever its source shows, for that may have lost the fence."""
     scene.logs[0].claimed(key=MOVED)
     scene.fence(2)
     assert not scene.placement.is_known_elsewhere(MOVED, 0)
@@ -108,7 +108,7 @@ def test_a_claim_is_over_where_the_target_knows_the_key(scene):
     assert not scene.placement.is_known_elsewhere(checkpoint_key(0), 1)
 
 
-def test_what_a_partition_knows_of_an_earlier_count_ends_no_claim(scene):
+def test_a_key_under_an_earlier_config_is_not_known_elsewhere(scene):
     scene.fence(2)
     scene.append(2, import_to(imported(MOVED), source=0), "imported")
     later = msgspec.structs.replace(scene.logs[2].state.config, generation=3)
@@ -117,8 +117,8 @@ def test_what_a_partition_knows_of_an_earlier_count_ends_no_claim(scene):
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_staying_key_is_claimed_once_its_partition_has_the_change(scene, place):
-    """PROTOCOL 10.9: it may have lost the fence, and the token would be below."""
+def test_a_staying_key_waits_until_its_partition_has_the_fence(scene, place):
+    """PROTOCOL 10.9: it may have lost the fence, and a token would be too low."""
     key = next(
         key
         for key in KEYS
@@ -145,7 +145,7 @@ def test_a_new_key_can_be_claimed_once_nothing_is_left_to_import(scene):
     assert not scene.placement.awaits_import(MOVED)
 
 
-def test_a_target_that_has_ended_the_change_knows_all(scene):
+def test_a_target_that_has_ended_the_change_awaits_no_import(scene):
     scene.logs[0].claimed(key=MOVED)
     scene.fence(0, 1, 2, 3)
     scene.append(2, import_to(imported(MOVED), source=0), "imported")
@@ -156,8 +156,8 @@ def test_a_target_that_has_ended_the_change_knows_all(scene):
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_nothing_is_claimed_where_a_change_that_has_ended_is_lost(scene, lost):
-    """PROTOCOL 10.9: the token would be below those that were given under it."""
+def test_keys_wait_in_a_partition_that_lost_an_ended_change(scene, lost):
+    """PROTOCOL 10.9: a claim would get a lower token than claims under the change."""
     key = next(
         key
         for key in KEYS
@@ -200,10 +200,8 @@ def test_a_group_has_both_homes_until_the_change_has_ended(scene):
 
 
 @pytest.mark.parametrize("is_behind", [False, True])
-def test_nothing_is_claimed_where_all_have_lost_a_config_that_was_read(
-    scene, is_behind
-):
-    """PROTOCOL 10.9: a claim would get a token below those under that Config."""
+def test_keys_wait_while_all_partitions_lack_a_config_that_was_read(scene, is_behind):
+    """PROTOCOL 10.9: a claim would get a lower token than claims under that Config."""
     first = scene.logs[0]
     alter = config(2, era=9, k=BEFORE, level=2, h=7_000)
     scene.append(0, alter, "configured")
@@ -222,7 +220,7 @@ def test_nothing_is_claimed_where_all_have_lost_a_config_that_was_read(
     assert (scene.placement.lost, scene.placement.has_layouts) == (set(), False)
 
 
-def test_of_two_configs_of_one_generation_the_later_was_read_last(scene):
+def test_of_two_configs_of_one_generation_the_later_era_is_kept(scene):
     for era in (9, 8, 10):
         log = scene.logs[0] = Log(0, k=BEFORE, level=2)
         scene.replicas[0].world = log.state

@@ -75,7 +75,7 @@ def end(cluster):
     return lines(cluster)[-1].offset + 1
 
 
-def test_members_that_start_together_claim_what_one_plan_names(cluster):
+def test_members_that_start_together_follow_one_plan(cluster):
     start(cluster, "a", "b", "c")
     cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
     cluster.run(4 * H)
@@ -119,7 +119,7 @@ def test_a_change_of_one_group_writes_nothing_for_another(cluster):
     assert [set(node.held) for node in others] == held
 
 
-def test_a_member_that_joins_gets_its_share_by_as_many_moves(cluster):
+def test_a_new_member_gets_its_share_by_one_move_of_each_key(cluster):
     start(cluster, "a", "b")
     cluster.run_until(balanced(cluster, 6, 6), 4 * H)
     since = end(cluster)
@@ -135,7 +135,7 @@ def test_a_member_that_joins_gets_its_share_by_as_many_moves(cluster):
     assert {(one.successor, one.reason) for one in releases} == {("c", "planned")}
 
 
-def test_a_burst_of_joins_is_one_plan(cluster):
+def test_a_burst_of_joins_causes_one_plan(cluster):
     """Three members that join within a second move each key once."""
     start(cluster, "a")
     cluster.run_until(balanced(cluster, ALL), 4 * H)
@@ -150,7 +150,7 @@ def test_a_burst_of_joins_is_one_plan(cluster):
     assert len(accepted(cluster)) == before + 1
 
 
-def test_members_that_warm_up_get_their_keys_once_they_have(cluster):
+def test_planned_keys_move_once_the_new_member_has_warmed_up(cluster):
     start(cluster, "a")
     cluster.run_until(balanced(cluster, ALL), 4 * H)
     b = cluster.node("b")
@@ -159,7 +159,7 @@ def test_members_that_warm_up_get_their_keys_once_they_have(cluster):
     cluster.run_until(lambda: b.warming.waiting_count == 6, 4 * H)
     count = len(accepted(cluster))
     cluster.run(6 * H)
-    # What is offered is not planned again, however long it takes.
+    # Offered keys are not planned again, however long the warm-up takes.
     assert (counts(cluster), len(accepted(cluster))) == ([0, ALL], count)
     b.warming.run_waiting()
     cluster.run_until(balanced(cluster, 6, 6), 2 * H)
@@ -175,7 +175,7 @@ def small_plans(monkeypatch):
     monkeypatch.setattr(f"{module}.FRAME_BYTES_MAX", 1_536 + 1_100)
 
 
-def test_moves_that_no_plan_has_room_for_follow_once_others_are_done(
+def test_moves_beyond_the_size_of_a_plan_follow_once_others_are_done(
     cluster, small_plans
 ):
     start(cluster, "a")
@@ -206,7 +206,7 @@ def test_coordinating_partitions_too_many_for_a_plan_are_reported(cluster, monke
     assert "topic resize" in event.fields["error"]
 
 
-def test_a_dead_member_is_planned_for_before_its_keys_are_stale(cluster):
+def test_the_keys_of_a_dead_member_are_planned_and_claimed_once(cluster):
     a, *_ = start(cluster, "a", "b", "c")
     cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
     since = end(cluster)
@@ -228,7 +228,7 @@ def test_a_death_and_a_join_move_as_few_keys_as_possible(cluster):
     assert len(claims(cluster, since)) == 4
 
 
-def test_a_key_that_is_free_alone_does_not_wait_for_a_burst(cluster):
+def test_a_single_free_key_does_not_wait_for_the_debounce_time(cluster):
     nodes = start(cluster, "a", "b", "c")
     cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
     cluster.run(2 * H)
@@ -242,7 +242,7 @@ def test_a_key_that_is_free_alone_does_not_wait_for_a_burst(cluster):
 
 
 def test_a_burst_of_members_that_leave_moves_each_key_once():
-    """Their ends are read with their releases, also from another partition."""
+    """Their ends and releases are read together, also from several partitions."""
     cluster = world(partitions=3, records=(1,) * ALL)
     for t in range(3):
         write(cluster, settings(policy="planner"), t)
@@ -265,7 +265,7 @@ def test_a_burst_of_members_that_leave_moves_each_key_once():
     assert len(found) == 6
 
 
-def test_the_next_in_turn_plans_where_the_first_one_dies(cluster):
+def test_the_next_member_in_turn_plans_after_the_first_dies(cluster):
     a, *_ = start(cluster, "a", "b", "c")
     cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
     assert {line.record.client_id for line in accepted(cluster)} == {"a"}
@@ -275,7 +275,7 @@ def test_the_next_in_turn_plans_where_the_first_one_dies(cluster):
     assert accepted(cluster)[-1].record.client_id == "b"
 
 
-def test_who_may_not_plan_announces_nothing_and_writes_none(cluster):
+def test_a_member_that_may_not_plan_writes_no_plan_and_has_no_label(cluster):
     node = cluster.node("a", can_plan=False)
     node.consume(spec())
     start(cluster, "b")
@@ -292,15 +292,15 @@ def announced(cluster):
     return [line for line in lines(cluster) if isinstance(line.record, Member)]
 
 
-def test_without_any_planner_everything_is_owned_all_the_same(cluster):
+def test_all_keys_are_owned_without_a_member_that_may_plan(cluster):
     for name in ("a", "b"):
         cluster.node(name, can_plan=False).consume(spec())
     cluster.run_until(lambda: sum(counts(cluster)) == ALL, 4 * H)
     assert plans(cluster) == []
 
 
-def test_without_a_planner_a_long_interval_delays_nobody():
-    """What no plan names is claimed after 5 s, or twice that."""
+def test_without_plans_a_long_interval_delays_no_claim():
+    """Keys that no plan names are claimed after 5 s, or twice that."""
     cluster = world(partitions=1, records=(1,) * ALL, h=60_000)
     write(cluster, settings(policy="planner"))
     for name in ("a", "b"):
@@ -309,7 +309,7 @@ def test_without_a_planner_a_long_interval_delays_nobody():
     assert took_ms >= 5_000
 
 
-def test_nonsense_names_and_old_plans_cost_balance_only(cluster):
+def test_invalid_plans_leave_all_keys_owned_and_balanced(cluster):
     start(cluster, "a", "b")
     cluster.run_until(balanced(cluster, 6, 6), 4 * H)
     generation = len(accepted(cluster))
@@ -334,14 +334,14 @@ def test_a_plan_of_another_number_of_coordinating_partitions_is_void(cluster):
     assert claims(cluster, since) == []
 
 
-def test_a_drained_member_hands_off_what_others_can_take(cluster):
+def test_a_drained_member_hands_off_its_keys(cluster):
     start(cluster, "a", "b", "c")
     cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
     write(cluster, direct("a", until=cluster.clock.wall_ms() + 99 * H))
     cluster.run_until(balanced(cluster, 0, 6, 6), 4 * H)
 
 
-def test_all_drained_nothing_is_planned(cluster):
+def test_no_plan_is_written_while_all_members_are_drained(cluster):
     start(cluster, "a", "b")
     cluster.run_until(balanced(cluster, 6, 6), 4 * H)
     cluster.run(2 * H)
@@ -369,7 +369,7 @@ def test_a_new_policy_is_followed_without_a_restart():
     assert Counter(len(node.held) for node in cluster.nodes) == {3: 4}
 
 
-def test_a_limit_is_kept_and_what_is_left_is_named(cluster):
+def test_claims_max_is_kept_and_uncovered_keys_are_reported(cluster):
     start(cluster, "a", "b", claims_max=5)
     cluster.run_until(balanced(cluster, 5, 5), 4 * H)
     cluster.run(3 * H)
@@ -401,7 +401,7 @@ def test_a_rolling_restart_with_new_names_moves_each_key_once(cluster):
     assert len(claims(cluster, since)) == ALL
 
 
-def test_who_starts_before_the_one_it_replaces_has_left_waits_for_its_keys(cluster):
+def test_a_replacement_that_starts_early_moves_each_key_once(cluster):
     nodes = start(cluster, "a1", "b1", "c1")
     cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
     since = end(cluster)
@@ -419,7 +419,7 @@ ANY = {"replaces": "*"}
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_rolling_restart_needs_no_names(cluster, is_first):
+def test_a_rolling_restart_without_names_moves_each_key_once(cluster, is_first):
     """Whether the new member starts before or after the old one leaves."""
     nodes = start(cluster, "a1", "b1", "c1")
     cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
@@ -438,8 +438,8 @@ def test_a_rolling_restart_needs_no_names(cluster, is_first):
     assert len(claims(cluster, since)) == ALL
 
 
-def test_drained_members_hand_off_to_new_ones(cluster):
-    """What the manifest in deploy/kubernetes does, two members at a time."""
+def test_drained_members_hand_off_each_key_once_to_replacements(cluster):
+    """As the manifest in deploy/kubernetes does, two members at a time."""
     nodes = start(cluster, "a1", "b1", "c1")
     cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
     since = end(cluster)
@@ -464,7 +464,7 @@ def test_drained_members_hand_off_to_new_ones(cluster):
     assert len(claims(cluster, since)) == ALL
 
 
-def test_a_new_member_that_replaces_none_has_its_share_after_the_grace(cluster):
+def test_a_replacement_of_no_member_gets_its_share_after_the_grace(cluster):
     write(cluster, settings(2, policy="planner", grace_ms=4 * H))
     start(cluster, "a", "b")
     cluster.run_until(balanced(cluster, 6, 6), 4 * H)
@@ -474,7 +474,7 @@ def test_a_new_member_that_replaces_none_has_its_share_after_the_grace(cluster):
     cluster.run_until(balanced(cluster, 4, 4, 4), 6 * H)
 
 
-def test_the_members_of_a_first_deployment_share_as_they_come(cluster):
+def test_members_of_a_first_deployment_get_their_shares_at_once(cluster):
     write(cluster, settings(2, policy="planner", grace_ms=8 * H))
     cluster.node("a", labels=ANY, spec=spec())
     cluster.run_until(balanced(cluster, ALL), 4 * H)
@@ -497,7 +497,7 @@ def test_a_restart_under_the_same_name_moves_nothing(cluster):
     assert len(claims(cluster, since)) == 4
 
 
-def test_who_does_not_return_within_the_grace_is_replaced_by_all(cluster):
+def test_the_keys_of_a_member_gone_beyond_the_grace_are_shared(cluster):
     write(cluster, settings(2, policy="planner", grace_ms=4 * H))
     a, *_ = start(cluster, "a", "b", "c")
     cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
@@ -507,7 +507,7 @@ def test_who_does_not_return_within_the_grace_is_replaced_by_all(cluster):
     cluster.run_until(balanced(cluster, 6, 6), 4 * H)
 
 
-def test_a_partition_that_a_member_cannot_serve_goes_to_another(cluster):
+def test_a_partition_that_fails_at_one_member_goes_to_another(cluster):
     a, _ = start(cluster, "a", "b")
     cluster.run_until(balanced(cluster, 6, 6), 4 * H)
     key = min(a.held)
@@ -525,7 +525,7 @@ def test_a_partition_that_a_member_cannot_serve_goes_to_another(cluster):
     assert key in b.held
 
 
-def test_a_short_interval_does_not_stop_it():
+def test_plans_balance_a_group_with_a_short_interval():
     cluster = world(partitions=3, records=(1,) * ALL, h=1_000)
     for partition in range(3):
         write(cluster, settings(policy="planner"), partition)
@@ -566,7 +566,7 @@ def reader():
     return Reader()
 
 
-def test_the_first_round_reads_and_the_next_ones_do_not(reader):
+def test_keys_are_settled_after_the_first_round(reader):
     reader.append(claim())
     assert reader.have_changed()
     assert reader.keys.are_settled
@@ -599,13 +599,13 @@ def test_a_record_that_names_a_key_is_a_change(reader):
     assert not reader.have_changed(10 * STALE_MS), "it is free for good"
 
 
-def test_keys_of_other_groups_do_not_matter(reader):
+def test_keys_of_other_groups_are_no_changes(reader):
     reader.append(claim(key=KEY._replace(group_id="other")))
     reader.have_changed()
     assert not reader.have_changed(STALE_MS)
 
 
-def test_a_key_that_is_handed_over_waits_for_its_successor(reader):
+def test_a_key_with_a_named_successor_is_a_change_until_its_wait_ends(reader):
     reader.append(release(reader.append(claim()), successor="c2"))
     for _ in range(2):
         assert reader.have_changed(INTERVAL_MS // 2 - 1)
@@ -614,7 +614,7 @@ def test_a_key_that_is_handed_over_waits_for_its_successor(reader):
     assert reader.have_changed(INTERVAL_MS // 2 - 1), "log time went back"
 
 
-def test_a_key_waits_for_a_restart(reader):
+def test_a_key_released_for_a_restart_is_a_change_until_the_grace_ends(reader):
     reader.settings = Settings(generation=1, grace_ms=INTERVAL_MS)
     reader.append(release(reader.append(claim()), reason="restart"))
     for _ in range(2):
@@ -626,7 +626,7 @@ def test_a_key_waits_for_a_restart(reader):
         assert reader.have_changed(INTERVAL_MS)
 
 
-def test_an_offer_is_remembered_after_its_end(reader):
+def test_an_offer_is_a_change_until_handoff_ms_after_its_end(reader):
     reader.settings = Settings(generation=1, handoff_ms=INTERVAL_MS)
     epoch = reader.append(claim())
     reader.append(offer(epoch, within_ms=400))
@@ -648,7 +648,7 @@ def test_keys_are_not_settled_while_a_pause_lasts_or_is_scheduled(reader, is_lat
         assert not reader.keys.are_settled
 
 
-def test_another_partition_is_a_change(reader):
+def test_an_added_partition_is_a_change(reader):
     reader.append(claim())
     reader.have_changed()
     both = {0: reader.replica, 1: Replica(1, now_ms=0)}
@@ -695,7 +695,7 @@ def planned_log(**rest):
     return log
 
 
-def test_a_plan_counts_where_the_settings_ask_for_it():
+def test_a_plan_counts_only_under_the_policy_planner():
     log = planned_log()
     follower = followed(log)
     assert (follower.is_in_force, follower.named(KEY, log.state)) == (True, "c2")
@@ -704,7 +704,7 @@ def test_a_plan_counts_where_the_settings_ask_for_it():
     assert (follower.is_in_force, follower.named(KEY, log.state)) == (False, None)
 
 
-def test_a_later_plan_takes_the_place_of_the_last_one():
+def test_a_later_plan_replaces_the_earlier_one():
     log = planned_log()
     follower = followed(log)
     log.append(planned(1, ("c3", 0, (0,)), vector=((FAR, 0),)))
@@ -712,12 +712,12 @@ def test_a_later_plan_takes_the_place_of_the_last_one():
     assert follower.named(KEY, log.state) == "c3"
 
 
-def test_a_plan_without_all_slices_is_none():
+def test_a_plan_with_a_missing_slice_names_no_key():
     log = planned_log(count=2)
     assert followed(log).named(KEY, log.state) is None
 
 
-def test_a_claim_makes_an_entry_void():
+def test_a_later_claim_makes_the_entry_of_its_key_void():
     log = Log(level=2)
     log.append(settings(policy="planner"))
     log.append(planned(0, ("c2", 0, (0,)), vector=((log.state.next_offset, 0),)))
@@ -727,7 +727,7 @@ def test_a_claim_makes_an_entry_void():
     assert follower.named(KEY, log.state) is None
 
 
-def test_a_vector_of_other_coordinating_partitions_is_void():
+def test_a_plan_with_a_vector_of_another_length_is_void():
     log = planned_log()
     assert followed(log, coordinators=2).named(KEY, log.state) is None
 
@@ -742,7 +742,7 @@ def test_a_plan_is_void_once_the_number_of_coordinating_partitions_has_changed()
     assert follower.named(KEY, log.state) == "c2"
 
 
-def test_settings_of_another_home_count():
+def test_settings_from_another_home_put_a_plan_in_force():
     log = Log(level=2)
     log.append(planned(0, ("c2", 0, (0,)), vector=((FAR, 0),)))
     follower = followed(log)
@@ -751,7 +751,7 @@ def test_settings_of_another_home_count():
     assert follower.named(KEY, log.state) == "c2"
 
 
-def test_joins_without_an_end_do_not_keep_surplus_for_ever():
+def test_endless_joins_do_not_keep_surplus_for_ever():
     debounce = Debounce()
     one, two = ([MemberView(client_id=name, topics=frozenset())] for name in "ab")
     assert debounce.update(two, 100, debounce_ms=1_000) is None

@@ -56,7 +56,7 @@ def planned(plan):
         ),
     ],
 )
-def test_a_valid_plan_is_followed(plan):
+def test_a_valid_plan_is_returned(plan):
     assert planned(plan) == (plan, [])
 
 
@@ -111,7 +111,7 @@ def test_the_last_valid_plan_stays_in_force():
     assert [name for name, _ in context.reported] == ["policy_failed"] * 2
 
 
-def test_a_repeated_failure_is_reported_once():
+def test_a_repeated_failure_is_reported_once_until_the_policy_recovers():
     plans = [None, None, Plan(), None]
     context, advice = Context(), PolicyRunner(lambda _view: plans.pop(0))
     for _ in range(4):
@@ -156,7 +156,7 @@ def test_a_custom_policy_runs_each_time():
 
 
 def test_a_policy_that_does_not_return_is_reported_once():
-    """Its answer counts for the keys that there are by then."""
+    """Its late answer counts for the keys that the view has by then."""
     held = InlineBackground(is_held=True)
     context, calls = Context(held), []
 

@@ -27,7 +27,7 @@ def pass_time(rig, ms):
         rig.tick(100)
 
 
-def test_a_partition_without_polls_is_released(rig, slow):
+def test_a_partition_whose_application_does_not_poll_is_released(rig, slow):
     pass_time(rig, 400)
     assert rig.commands.returned == []
     pass_time(rig, 200)
@@ -38,7 +38,7 @@ def test_a_partition_without_polls_is_released(rig, slow):
         slow.poll()
 
 
-def test_a_partition_without_a_taker_stays(rig, slow):
+def test_a_stuck_partition_without_a_taker_stays(rig, slow):
     rig.tick(1)
     rig.session.on_deadlines(rig.beaten(takers=("u",)), reported=())
     pass_time(rig, 1_000)

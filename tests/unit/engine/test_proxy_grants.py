@@ -1,4 +1,4 @@
-"""Asking for offsets on behalf of others (PROTOCOL 6.2), over a whole log."""
+"""Grants requested on behalf of other processes (PROTOCOL 6.2), over a whole log."""
 
 import pytest
 import variants
@@ -35,7 +35,7 @@ def cluster():
 
 @pytest.fixture
 def owner(cluster):
-    """Somebody who holds the key at most once and asks for nothing itself."""
+    """A node that owns the key at most once, and requests no offsets itself."""
     return owning(cluster, delivery=AMO)
 
 
@@ -81,7 +81,7 @@ def test_another_process_is_granted_a_range_under_a_claim(cluster, owner, reques
     assert owner.held, "the owner goes on"
 
 
-def test_a_verdict_is_notified_once_after_it_is_there(cluster, owner, requests):
+def test_callbacks_get_a_verdict_once_after_it_is_set(cluster, owner, requests):
     pending = requests.send(wanted(owner, 0, 4))
     seen = []
     for _ in range(2):
@@ -92,7 +92,9 @@ def test_a_verdict_is_notified_once_after_it_is_there(cluster, owner, requests):
     assert pending.on_verdict == []
 
 
-def test_two_who_ask_for_the_same_do_not_both_get_it(cluster, owner, requests):
+def test_only_one_of_two_requests_for_the_same_offsets_is_granted(
+    cluster, owner, requests
+):
     other = b"other".ljust(16, b".")
     asked = [requests.send(wanted(owner, 0, 4, grantee=g)) for g in (TASK, other)]
     cluster.run(40)
@@ -104,8 +106,7 @@ def test_two_who_ask_for_the_same_do_not_both_get_it(cluster, owner, requests):
     assert asked[1].verdict.head == 5
 
 
-def test_under_an_old_claim_nothing_is_granted(cluster, owner, requests):
-    """A stale call never changes anything."""
+def test_a_request_under_another_epoch_is_ignored(cluster, owner, requests):
     pending = requests.send(wanted(owner, 0, 4, epoch=claim_of(owner).epoch + 1))
     cluster.run(40)
     assert pending.verdict.granted is None
@@ -130,7 +131,7 @@ def foreign(owner, *, grantee, seq):
 
 
 def answered_by_a_foreign_record(cluster, owner, requests, *, is_same_number):
-    """Ask, and let a record land first that is like the request, but not the same."""
+    """Send a request, and append a similar record of another process before it."""
     cluster.nodes[-1].entropy.random_bytes = bytes
     cluster.fates["helper"] = AppendFate(delay_ms=200)
     pending = requests.send(wanted(owner, 0, 9))
@@ -150,26 +151,30 @@ def answered_by_a_foreign_record(cluster, owner, requests, *, is_same_number):
 def test_a_request_is_answered_by_its_own_record_only(
     cluster, owner, requests, is_same_number
 ):
-    """PROTOCOL 6.2: numbers are drawn, and drawn twice one day."""
+    """PROTOCOL 6.2: numbers are drawn at random, so two may be equal."""
     answered_by_a_foreign_record(
         cluster, owner, requests, is_same_number=is_same_number
     )
 
 
-def test_an_answer_by_number_alone_is_caught(cluster, owner, requests, monkeypatch):
+def test_a_variant_that_matches_requests_by_number_fails(
+    cluster, owner, requests, monkeypatch
+):
     variants.match_requests_by_number(monkeypatch)
     with pytest.raises(AssertionError):
         answered_by_a_foreign_record(cluster, owner, requests, is_same_number=True)
 
 
-def test_an_answer_by_grantee_alone_is_caught(cluster, owner, requests, monkeypatch):
+def test_a_variant_that_matches_requests_by_grantee_fails(
+    cluster, owner, requests, monkeypatch
+):
     variants.match_requests_by_grantee(monkeypatch)
     with pytest.raises(AssertionError):
         answered_by_a_foreign_record(cluster, owner, requests, is_same_number=False)
 
 
-def test_the_owners_own_requests_are_its_own(cluster, owner, requests):
-    """Its requests and beats are not taken for answered by those of others."""
+def test_requests_of_others_do_not_answer_those_of_the_owner(cluster, owner, requests):
+    """Its requests and heartbeats count as answered by their own records only."""
     for _ in range(5):
         requests.send(wanted(owner, 0, 1))
         requests.send(wanted(owner, 0, 1))
@@ -182,7 +187,7 @@ def test_the_owners_own_requests_are_its_own(cluster, owner, requests):
     assert handed == list(range(2, 20)), "all but what others were granted"
 
 
-def test_a_grant_that_nobody_waits_for_is_reported(cluster, owner, requests):
+def test_the_grant_of_a_request_given_up_is_reported_as_lost(cluster, owner, requests):
     observer = cluster.nodes[-1].observer
     granted = []
     pending = requests.send(wanted(owner, 0, 4), on_granted=granted.append)
@@ -193,14 +198,16 @@ def test_a_grant_that_nobody_waits_for_is_reported(cluster, owner, requests):
     assert event.fields == {"key": KEY, "ranges": [(0, 4)]}
 
 
-def test_an_answered_request_can_be_given_up(cluster, owner, requests):
+def test_a_request_given_up_after_its_verdict_reports_no_loss(cluster, owner, requests):
     pending = requests.send(wanted(owner, 0, 4))
     cluster.run(40)
     requests.give_up(pending)
     assert not cluster.nodes[-1].observer.named("grant_lost")
 
 
-def test_there_are_only_so_many_at_a_time(cluster, owner, requests, monkeypatch):
+def test_the_number_of_pending_requests_is_bounded(
+    cluster, owner, requests, monkeypatch
+):
     monkeypatch.setattr(proxy_grants, "PENDING_MAX", 2)
     cluster.fates["helper"] = AppendFate(is_lost=True)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""One thread at a time reads; questions and the close wait for no more than that."""
+"""One thread at a time reads from a consumer; queries and the close may wait."""
 
 import threading
 from types import SimpleNamespace
@@ -56,7 +56,7 @@ def test_a_reader_waits_for_the_end_of_a_query(turn, monkeypatch):
     asker.join(30)
 
 
-def test_a_close_waits_for_the_reader_but_not_longer_than_it_may(turn):
+def test_a_close_waits_for_the_reader_up_to_its_timeout(turn):
     def close(timeout_ms):
         with turn.after(timeout_ms):
             return is_free(turn)
@@ -67,7 +67,7 @@ def test_a_close_waits_for_the_reader_but_not_longer_than_it_may(turn):
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
-def test_only_the_end_of_a_call_leaves_records_with_the_caller(turn, error):
+def test_taken_records_are_kept_if_the_call_raises(turn, error):
     dispatcher = turn._dispatcher
     dispatcher.taken = taken = [object()]
     if error is None:

@@ -62,7 +62,7 @@ def polled(node, cluster):
     raise AssertionError("nothing was handed out")
 
 
-def test_a_truncation_fences_at_once_and_the_engine_continues(cluster):
+def test_a_truncation_ends_claims_at_once_and_the_engine_continues(cluster):
     lost = []
     node = owning(cluster, on_lost=lambda _, ending: lost.append(ending))
     node.consumer.poll(0)
@@ -80,7 +80,7 @@ def test_a_truncation_fences_at_once_and_the_engine_continues(cluster):
     assert token.leader_epoch == 1
 
 
-def test_uncommitted_records_are_reported_as_lost(cluster):
+def test_a_truncation_with_uncommitted_records_raises_claim_lost(cluster):
     node = owning(cluster)
     assert polled(node, cluster)
     truncate(cluster, end=1)
@@ -89,7 +89,7 @@ def test_uncommitted_records_are_reported_as_lost(cluster):
         node.consumer.poll(0)
 
 
-def test_other_partitions_continue():
+def test_claims_in_other_coordinating_partitions_continue():
     """Only the truncated coordinating partition is folded again."""
     cluster = world(partitions=2, records=(10,) * 8)
     node = cluster.node("a", spec=spec())
@@ -119,7 +119,7 @@ def test_a_truncation_during_another_restore_is_folded_again():
     assert node.observer.named("log_poll_failed") == []
 
 
-def test_a_truncation_before_everything_is_read_is_folded_again():
+def test_a_truncation_before_the_engine_is_ready_is_folded_again():
     cluster = world(partitions=2, records=(10,) * 8)
     first = cluster.node("a", spec=spec())
     cluster.run_until(held_by(first, 8), 3 * H)
@@ -134,8 +134,8 @@ def test_a_truncation_before_everything_is_read_is_folded_again():
     assert len(node.observer.named("log_truncated")) == 1
 
 
-def test_a_log_that_goes_back_ahead_of_its_reader_is_read_to_its_new_end():
-    """Its reader is not beyond that, and does not notice."""
+def test_a_log_truncated_ahead_of_its_reader_is_read_to_its_new_end():
+    """The reader is not beyond the new end, and gets no error."""
     cluster = world(partitions=2, records=(10,) * 8)
     node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 8), 3 * H)
@@ -151,7 +151,7 @@ def test_a_log_that_goes_back_ahead_of_its_reader_is_read_to_its_new_end():
     assert len(node.observer.named("log_truncated")) == 1
 
 
-def test_it_is_read_to_its_new_end_at_a_start_as_well():
+def test_a_starting_reader_reads_a_truncated_log_to_its_new_end():
     cluster = world(partitions=2, records=(10,) * 8)
     first = cluster.node("a", spec=spec())
     cluster.run_until(held_by(first, 8), 3 * H)
@@ -196,7 +196,7 @@ def test_a_claim_that_survives_in_the_log_is_released(cluster):
 
 
 def test_at_most_once_lost_grants_are_requested_again(cluster):
-    """PROTOCOL 7.5: still owner, granted below our highest grant."""
+    """PROTOCOL 7.5: it is still the owner, and granted is below its own grants."""
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     first = polled(node, cluster)[0]
     granted = fold(cluster).keys[KEY].granted
@@ -219,10 +219,7 @@ def test_at_most_once_lost_grants_are_requested_again(cluster):
 
 
 def moved_away(before=1):
-    """Return a cluster, a reader at most once, and a key that moved, with its source.
-
-    The reader was granted records of it in both places, and has finished its change.
-    """
+    """Return a cluster, a reader at most once, and a key that the change will move."""
     cluster = level_two(before, records=[20] * 8)
     reading = Reading(cluster, "a", delivery=AMO)
     cluster.run_until(held_by(reading.node, 8), 3 * H)
@@ -233,8 +230,8 @@ def moved_away(before=1):
     return cluster, reading, key
 
 
-def test_lost_grants_of_a_key_that_has_moved_are_not_repeated():
-    """PROTOCOL 10.9: an epoch says nothing in the log of another partition."""
+def test_lost_grants_of_a_key_that_has_moved_are_not_requested_again():
+    """PROTOCOL 10.9: an epoch has no meaning in the log of another partition."""
     cluster, reading, key = moved_away()
     node = reading.node
     source = fold(cluster).keys[key]
@@ -264,7 +261,7 @@ def test_lost_grants_of_a_key_that_has_moved_are_not_repeated():
     assert len(set(reading.offsets)) == len(reading.offsets)
 
 
-def test_lost_grants_of_a_key_that_moves_meanwhile_are_not_repeated():
+def test_lost_grants_of_a_key_that_moves_meanwhile_are_not_requested_again():
     cluster, reading, key = moved_away()
     node = reading.node
     source = fold(cluster).keys[key]
@@ -306,7 +303,7 @@ def test_a_range_wider_than_span_is_requested_in_parts():
     assert not set(after) & set(done)
 
 
-def test_at_most_once_a_key_of_another_owner_is_exposed(cluster):
+def test_lost_grants_are_reported_as_exposed_if_the_claim_is_lost(cluster):
     """PROTOCOL 7.5: others may be granted what was processed here."""
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     done = polled(node, cluster)[0]
@@ -327,8 +324,8 @@ def drain_to(cluster, node, offset):
     return seen
 
 
-def test_later_grants_of_the_next_owner_are_exposed(cluster):
-    """Its grants have passed ours when this process reads the log again."""
+def test_grants_that_the_next_owner_repeats_are_reported_as_exposed(cluster):
+    """Its grants are beyond the lost ones when this process reads the log again."""
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     done = polled(node, cluster)[0]
     granted = fold(cluster).keys[KEY].granted
@@ -343,7 +340,7 @@ def test_later_grants_of_the_next_owner_are_exposed(cluster):
     assert event.fields == {"key": KEY, "first": 0, "last": granted - 1}
 
 
-def test_a_takeover_in_skipped_entries_is_exposed_from_0(cluster):
+def test_grants_repeated_in_entries_that_a_restore_skips_are_exposed(cluster):
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     polled(node, cluster)
     granted = fold(cluster).keys[KEY].granted
@@ -359,7 +356,7 @@ def test_a_takeover_in_skipped_entries_is_exposed_from_0(cluster):
     assert event.fields == {"key": KEY, "first": 0, "last": granted - 1}
 
 
-def test_a_key_taken_over_before_its_request_is_exposed(cluster):
+def test_lost_grants_of_a_key_taken_over_before_a_request_are_exposed(cluster):
     """Still the owner in the log, until another member claims before the request."""
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     done = polled(node, cluster)[0]
@@ -375,7 +372,7 @@ def test_a_key_taken_over_before_its_request_is_exposed(cluster):
     assert event.fields == {"key": KEY, "first": 0, "last": granted - 1}
 
 
-def test_an_unanswered_request_is_repeated(cluster):
+def test_a_lost_request_for_lost_grants_is_sent_again(cluster):
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     polled(node, cluster)
     granted = fold(cluster).keys[KEY].granted
@@ -388,7 +385,7 @@ def test_an_unanswered_request_is_repeated(cluster):
     assert fold(cluster).keys[KEY].granted >= granted
 
 
-def test_a_second_truncation_remembers_the_first(cluster):
+def test_lost_grants_are_restored_after_a_second_truncation(cluster):
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     polled(node, cluster)
     granted = fold(cluster).keys[KEY].granted
@@ -428,7 +425,7 @@ def set_to_0(cluster, node):
     cluster.run_until(lambda: read[KEY].granted == 0, H)
 
 
-def test_grants_of_before_a_lost_set_position_are_requested_again(cluster):
+def test_grants_before_a_lost_set_position_are_requested_again(cluster):
     """The set position had replaced them, and the log has neither any more."""
     node, granted = granted_and_released(cluster)
     set_to_0(cluster, node)
@@ -439,7 +436,7 @@ def test_grants_of_before_a_lost_set_position_are_requested_again(cluster):
     assert not node.observer.named("grant_exposed")
 
 
-def test_grants_by_a_lost_set_position_that_is_set_again_are_exposed(cluster):
+def test_grants_after_a_set_position_that_is_lost_and_set_again_are_exposed(cluster):
     """Its lock is left in the log, so members set it once more."""
     node, _ = granted_and_released(cluster)
     set_to_0(cluster, node)
@@ -453,7 +450,7 @@ def test_grants_by_a_lost_set_position_that_is_set_again_are_exposed(cluster):
     assert polled(node, cluster)[0][0] == 0
 
 
-def test_nothing_is_claimed_before_the_refold_ends():
+def test_no_record_is_sent_before_the_refold_ends():
     cluster = world(records=(10,))
     node = owning(cluster)
     truncate(cluster, end=2)
@@ -466,7 +463,7 @@ def test_nothing_is_claimed_before_the_refold_ends():
     assert of(cluster, "a") == held_back
 
 
-def test_a_recreated_topic_stops_the_engine(cluster):
+def test_a_recreated_coordination_topic_stops_the_engine(cluster):
     """PROTOCOL 7.5: the record of all owners is lost."""
     node = owning(cluster)
     cluster.kafka.delete_topic("__marshal")
@@ -477,7 +474,7 @@ def test_a_recreated_topic_stops_the_engine(cluster):
     assert not node.held
 
 
-def test_a_longer_recreated_topic_is_detected(cluster):
+def test_a_longer_recreated_coordination_topic_is_detected(cluster):
     """No offset goes back: only the topic's id shows it."""
     node = owning(cluster)
     values_before = [r.value for r in cluster.kafka.log(cluster.place(0)).records]
@@ -511,8 +508,8 @@ def test_a_changed_setting_is_reported_once(cluster):
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_a_start_after_a_checkpoint_counts_it(cluster, is_kept):
-    """With checkpoints a retention of a week is valid, also if none was read."""
+def test_the_settings_check_knows_whether_a_state_was_restored(cluster, is_kept):
+    """A restored state counts as a checkpoint, so a retention of a week is valid."""
     owning(cluster)
     asked = []
 
@@ -527,7 +524,7 @@ def test_a_start_after_a_checkpoint_counts_it(cluster, is_kept):
     assert asked[0] == ("__marshal", is_kept, True)
 
 
-def test_unreadable_settings_are_no_fault(cluster, monkeypatch):
+def test_unreadable_settings_keep_the_last_result(cluster, monkeypatch):
     node = owning(cluster)
 
     def deny(*_, **__):
@@ -541,7 +538,7 @@ def test_unreadable_settings_are_no_fault(cluster, monkeypatch):
     assert node.held
 
 
-def test_a_missing_topic_is_retried(cluster):
+def test_a_rebuild_is_retried_while_the_topic_cannot_be_looked_up(cluster):
     node = owning(cluster)
     truncate(cluster, end=1)
     node.data.cut = True
@@ -552,8 +549,8 @@ def test_a_missing_topic_is_retried(cluster):
     cluster.run_until(held_by(node, 1), 3 * H)
 
 
-def test_after_a_truncation_below_the_config_its_reader_writes_it_again(cluster):
-    """Nothing is claimed before, so tokens grow (PROTOCOL 10.9)."""
+def test_a_config_lost_by_a_truncation_is_written_again_by_its_reader(cluster):
+    """No key is claimed before, so tokens grow (PROTOCOL 10.9)."""
     node = owning(cluster)
     config, token = fold(cluster).config, fold(cluster).token(Key("g", "t", 0))
     truncate(cluster, end=0)
@@ -575,7 +572,7 @@ def recreated(cluster, node):
     return seen
 
 
-def test_grants_of_a_forgotten_topic_are_exposed(cluster):
+def test_lost_grants_of_a_recreated_topic_are_exposed(cluster):
     """Grants of the earlier topic were higher; they do not apply to the later one."""
     node = owning(cluster, delivery=AMO, most=5, batches=1, metadata_refresh_ms=500)
     drain_to(cluster, node, 9)
@@ -618,7 +615,7 @@ def test_lost_grants_of_a_kept_state_are_reported(cluster, is_claim_lost):
     assert event.fields == {"key": KEY, "first": 0, "last": granted - 1}
 
 
-def test_later_grants_of_others_are_reported(cluster):
+def test_grants_of_a_kept_state_that_another_owner_repeats_are_reported(cluster):
     _, state = granted_and_kept(cluster)
     truncate(cluster, end=1)
     cluster.crash(cluster.nodes[0])
@@ -662,7 +659,7 @@ def test_a_live_owner_restores_its_grants_itself(cluster):
 
 
 @pytest.mark.parametrize("changes", [{"digest": "00" * 16}, {"state": b"?"}])
-def test_a_damaged_state_is_no_evidence(cluster, changes):
+def test_a_damaged_kept_state_reports_no_lost_grants(cluster, changes):
     _, state = granted_and_kept(cluster)
     truncate(cluster, end=1)
     cluster.crash(cluster.nodes[0])
@@ -692,7 +689,7 @@ def test_unreported_losses_are_kept_for_the_next_start(cluster):
 
 
 @pytest.mark.parametrize("is_claim_lost", [False, True])
-def test_reported_evidence_is_removed(cluster, is_claim_lost):
+def test_a_kept_state_is_removed_once_its_losses_are_reported(cluster, is_claim_lost):
     at, state = granted_and_kept(cluster)
     truncate(cluster, end=1 if is_claim_lost else at)
     cluster.crash(cluster.nodes[0])
@@ -704,7 +701,7 @@ def test_reported_evidence_is_removed(cluster, is_claim_lost):
     assert len(node.observer.named("grant_exposed")) == 1
 
 
-def test_a_state_without_evidence_is_removed_at_once(cluster):
+def test_a_damaged_kept_state_is_removed_at_once(cluster):
     _, state = granted_and_kept(cluster)
     truncate(cluster, end=1)
     cluster.crash(cluster.nodes[0])

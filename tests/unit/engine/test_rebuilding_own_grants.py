@@ -37,7 +37,7 @@ def granted(grants, end, *, key=KEY, **rest):
     grants.take(world, key)
 
 
-def test_the_last_grant_of_each_count_is_kept(grants):
+def test_the_last_grant_per_topic_and_set_position_is_kept(grants):
     granted(grants, 5)
     granted(grants, 7)
     granted(grants, 2, op_id=b"op")
@@ -50,14 +50,14 @@ def test_the_last_grant_of_each_count_is_kept(grants):
 
 
 @pytest.mark.parametrize("topic_id", [b"t", None], ids=["named", "unnamed"])
-def test_a_lock_shows_what_its_operation_had_let_it_be_granted(grants, topic_id):
+def test_end_by_lock_returns_the_grants_after_the_set_position(grants, topic_id):
     granted(grants, 4, op_id=b"op")
     lock = Lock(b"op", b"plan", 1, b"t")
     assert grants.end_by_lock(KEY, state(topic_id=topic_id, lock=lock)) == 4
     assert grants.end_by_lock(KEY, state(op_id=b"op")) == 0
 
 
-def test_the_oldest_counts_are_dropped(grants):
+def test_the_grants_of_the_oldest_set_positions_are_dropped(grants):
     for number in range(OWN_GRANTS_MAX + 1):
         granted(grants, 3, op_id=bytes([number]))
     ends = [
@@ -66,14 +66,14 @@ def test_the_oldest_counts_are_dropped(grants):
     assert ends == [0, 3, 3]
 
 
-def test_what_a_reset_takes_back_is_forgotten(grants):
+def test_forget_drops_the_grants_of_matching_keys(grants):
     granted(grants, 3)
     granted(grants, 4, key=OTHER)
     grants.forget(lambda key: key == KEY)
     assert (grants.end(KEY, state()), grants.end(OTHER, state())) == (0, 4)
 
 
-def test_the_keys_that_were_granted_last_are_kept(grants, monkeypatch):
+def test_the_grants_of_the_least_recent_key_are_dropped(grants, monkeypatch):
     monkeypatch.setattr(rebuilding, "OWN_KEYS_MAX", 2)
     third = Key("g", "t", 2)
     for key in (KEY, OTHER, KEY, third):

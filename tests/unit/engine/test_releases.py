@@ -1,4 +1,4 @@
-"""Ghosts and releases (PROTOCOL 5.3), over a whole log."""
+"""Releases, and claims accepted too late: ghosts (PROTOCOL 5.3)."""
 
 from enginekit import (
     KEY,
@@ -22,7 +22,7 @@ from simulator.fakestore import AppendFate
 
 
 def test_a_ghost_claim_is_released_at_once(cluster):
-    """The client gives it up as unanswered, and then it arrives and wins."""
+    """The client gives the claim up as unanswered; then it arrives and wins."""
     cluster.fates["a"] = AppendFate(delay_ms=H, fails_after_ms=10)
     node = cluster.node("a", spec=spec())
     cluster.run(H // 2)
@@ -62,7 +62,7 @@ def test_the_end_of_an_old_claim_does_not_hide_a_newer_ghost(cluster):
     node = owning(cluster)
     claim = claim_of(node)
     old_epoch = claim.epoch
-    # An earlier claim record of ours arrives again when we are stale.
+    # An earlier claim record of this owner arrives again when the owner is stale.
     again = of(cluster, "a", ClaimingPartition)[0].record
     node.log.cut = True
     cluster.clock.advance(2 * H + 10)

@@ -24,13 +24,13 @@ def test_a_reader_gets_each_change_once(changes):
     assert changes.since(0) == [key(1), key(2), key(3)], "another reader"
 
 
-def test_a_new_reader_looks_at_every_key(changes):
+def test_since_returns_none_to_a_new_reader(changes):
     assert changes.since(-1) is None
     changes.note(key(1))
     assert changes.since(-1) is None
 
 
-def test_after_a_change_of_all_a_reader_looks_at_every_key(changes):
+def test_since_returns_none_after_note_all(changes):
     changes.note(key(1))
     read = changes.end
     changes.note_all()
@@ -40,7 +40,7 @@ def test_after_a_change_of_all_a_reader_looks_at_every_key(changes):
     assert list(changes.since(changes.end - 1)) == [key(2)]
 
 
-def test_a_reader_too_far_behind_looks_at_every_key(changes):
+def test_since_returns_none_to_a_reader_too_far_behind(changes):
     read = changes.end
     for number in range(CHANGES_KEPT_MAX):
         changes.note(key(number))
@@ -51,7 +51,7 @@ def test_a_reader_too_far_behind_looks_at_every_key(changes):
     assert len(changes.since(changes.end - CHANGES_KEPT_MAX)) == CHANGES_KEPT_MAX
 
 
-def test_how_long_nobody_wrote_is_measured_or_the_wall_clock_shows_it():
+def test_idle_ms_is_measured_locally_or_by_the_wall_clock():
     replica = Replica(0, now_ms=100)
     replica.world.append_time_ms = 5_000
     assert replica.idle_ms(100, wall_ms=9_000) == 4_000, "read just now"

@@ -97,7 +97,7 @@ def test_a_commit_is_finished_by_a_member_of_any_group(cluster):
     assert reported(node) == ["committed"]
 
 
-def test_an_admin_has_a_quarter_of_an_interval_for_itself(cluster, monkeypatch):
+def test_members_wait_a_quarter_of_an_interval_for_the_admin(cluster, monkeypatch):
     """Then members wait for a random part of the rest."""
     node, drawn = member(cluster), []
 
@@ -125,7 +125,7 @@ def test_the_home_is_committed_last(cluster):
     assert times.pop(HOME) > max(times.values())
 
 
-def test_an_undecided_operation_is_aborted_once_its_pause_is_over(cluster):
+def test_an_undecided_operation_is_aborted_once_its_pause_has_ended(cluster):
     node = member(cluster)
     die_at(cluster, DecidePosition)
     begun_ms = cluster.clock.wall_ms()
@@ -151,7 +151,7 @@ def test_an_idle_home_is_written_to_so_that_its_pause_ends(cluster):
     assert [type(decode(each.value)) for each in records] == [ResolvePosition]
 
 
-def test_one_member_of_many_acts(cluster):
+def test_one_member_of_many_resolves_an_operation(cluster):
     nodes = [member(cluster, f"m{number}") for number in range(6)]
     die_at(cluster, ResolvePosition)
     settle(cluster, SOON_MS)
@@ -162,7 +162,7 @@ def test_one_member_of_many_acts(cluster):
     assert [each for node in nodes for each in reported(node)] == ["committed"]
 
 
-def test_a_member_of_the_group_is_named_first(cluster):
+def test_a_session_of_the_group_itself_sends_the_resolves(cluster):
     node = member(cluster)
     from kafka_marshal.engine import Session
     from kafka_marshal.protocol.claiming import Claimant
@@ -178,10 +178,10 @@ def test_a_member_of_the_group_is_named_first(cluster):
     assert {each.client_id for *_, each in resolves(cluster)} == {"z"}
 
 
-# --- who does nothing
+# --- processes that resolve nothing
 
 
-def test_an_admin_that_lives_is_not_disturbed(cluster):
+def test_a_live_admin_resolves_its_own_operation(cluster):
     member(cluster)
     one = operation(cluster)
     waits_ms = 3 * FOR_MS
@@ -202,7 +202,7 @@ def test_an_admin_that_lives_is_not_disturbed(cluster):
     assert {each.client_id for *_, each in resolves(cluster)} == {"admin"}
 
 
-def test_a_process_without_a_session_only_reads(cluster):
+def test_a_process_without_a_session_resolves_nothing(cluster):
     node = member(cluster)
     node.engine.remove_session(node.session)
     die_at(cluster, ResolvePosition)
@@ -228,11 +228,11 @@ def test_nothing_is_resolved_while_a_partition_is_folded_again(cluster):
     assert resolves(cluster) == []
 
 
-# --- what must be read first
+# --- entries that must be read first
 
 
-def test_nothing_is_sent_before_the_ends_are_folded(cluster):
-    """A lagging copy of the home does not know the operation, and may not abort it."""
+def test_no_resolve_is_sent_before_the_log_ends_are_folded(cluster):
+    """A member that reads the home late lacks the verdict, and must not abort."""
     node = member(cluster)
     begun = cluster.kafka.log(cluster.place(HOME)).end
     plain = node.log.poll
@@ -251,7 +251,7 @@ def test_nothing_is_sent_before_the_ends_are_folded(cluster):
     assert resolves(cluster) == []
 
 
-def test_ends_are_asked_for_again_after_an_error(cluster):
+def test_log_ends_are_requested_again_after_an_error(cluster):
     node = member(cluster)
     die_at(cluster, ResolvePosition)
     plain, failed = node.log.end_offsets, []
@@ -281,7 +281,7 @@ def changing_first_ends(node, change):
     return asked
 
 
-def test_an_end_of_a_leader_that_lags_does_not_count(cluster):
+def test_a_log_end_from_a_lagging_leader_does_not_count(cluster):
     node = member(cluster)
     die_at(cluster, ResolvePosition)
     asked = changing_first_ends(node, lambda end: 0)
@@ -289,8 +289,8 @@ def test_an_end_of_a_leader_that_lags_does_not_count(cluster):
     assert len(asked) == 2
 
 
-def test_an_end_that_is_never_reached_is_requested_again(cluster):
-    """The log went back behind it, and its reader was not beyond that yet."""
+def test_a_log_end_that_is_never_reached_is_requested_again(cluster):
+    """The log was truncated below that end before the reader got there."""
     node = member(cluster)
     die_at(cluster, ResolvePosition)
     asked = changing_first_ends(node, lambda end: end + 100)
@@ -299,7 +299,7 @@ def test_an_end_that_is_never_reached_is_requested_again(cluster):
     assert positions(cluster) == [NEW] * KEYS
 
 
-def test_a_pending_request_is_waited_for(cluster):
+def test_a_member_waits_for_a_pending_request_of_log_ends(cluster):
     node = member(cluster)
     node.background.is_held = True
     die_at(cluster, ResolvePosition)
@@ -311,7 +311,7 @@ def test_a_pending_request_is_waited_for(cluster):
     assert positions(cluster) == [NEW] * KEYS
 
 
-# --- what cannot be written
+# --- partial operations
 
 
 def test_a_commit_waits_for_a_partition_that_cannot_be_written(cluster):
@@ -334,7 +334,7 @@ def test_a_commit_waits_for_a_partition_that_cannot_be_written(cluster):
     assert positions(cluster) == [NEW] * KEYS
 
 
-def test_a_verdict_without_locks_is_resolved_too(cluster):
+def test_a_verdict_without_locks_is_resolved(cluster):
     """The admin died between the last partition and the home."""
     member(cluster)
     die_at(cluster, ResolvePosition, at=HOME)
@@ -345,7 +345,7 @@ def test_a_verdict_without_locks_is_resolved_too(cluster):
 
 
 @pytest.mark.parametrize("kind", [ReleaseGroup, StagePosition, DecidePosition])
-def test_a_fleet_ends_whatever_its_admin_left(cluster, kind):
+def test_a_member_aborts_an_operation_whose_admin_died_undecided(cluster, kind):
     member(cluster)
     die_at(cluster, kind)
     cluster.run(FOR_MS + SOON_MS)
@@ -353,15 +353,15 @@ def test_a_fleet_ends_whatever_its_admin_left(cluster, kind):
     assert positions(cluster) == [OLD] * KEYS
 
 
-def test_owners_go_on_at_the_staged_position(cluster):
+def test_owners_continue_at_the_staged_position(cluster):
     node = member(cluster, "c", group_id="g", spec=spec())
     die_at(cluster, ResolvePosition, drain_ms=10 * H)
     cluster.run_until(lambda: len(node.held) == KEYS, 3 * FOR_MS)
     assert {h.claim.start_position for h in node.held.values()} == {NEW}
 
 
-def test_locks_that_came_back_are_resolved_as_the_home_shows(cluster):
-    """The log of another partition went back behind its Resolve (PROTOCOL 7.5)."""
+def test_locks_restored_by_a_truncation_are_resolved_as_the_home_decided(cluster):
+    """The log of another partition lost its Resolve (PROTOCOL 7.5)."""
     operation(cluster).run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
     t = next(t for t in map(place_of, range(KEYS)) if t != HOME)
     log = cluster.kafka.log(cluster.place(t))
@@ -380,12 +380,12 @@ def test_locks_that_came_back_are_resolved_as_the_home_shows(cluster):
 PLANTED = {
     variants.resolve_the_home_first: test_the_home_is_committed_last,
     variants.resolve_before_all_is_folded: (
-        test_an_end_of_a_leader_that_lags_does_not_count
+        test_a_log_end_from_a_lagging_leader_does_not_count
     ),
     variants.abort_what_the_home_does_not_know: (
-        test_nothing_is_sent_before_the_ends_are_folded
+        test_no_resolve_is_sent_before_the_log_ends_are_folded
     ),
-    variants.disturb_an_admin_that_lives: test_an_admin_that_lives_is_not_disturbed,
+    variants.disturb_an_admin_that_lives: test_a_live_admin_resolves_its_own_operation,
 }
 
 
@@ -396,7 +396,7 @@ def test_the_table_lists_every_variant():
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
-def test_a_broken_variant_is_found(monkeypatch, cluster, plant):
+def test_each_broken_variant_fails_its_test(monkeypatch, cluster, plant):
     plant(monkeypatch)
     with pytest.raises((AssertionError, ClaimRejected)):
         PLANTED[plant](cluster)

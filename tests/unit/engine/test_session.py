@@ -1,4 +1,4 @@
-"""What a session does over a whole log; every clause by its number."""
+"""A session over a whole log, by clauses of the protocol."""
 
 import itertools
 
@@ -43,8 +43,8 @@ from simulator.fakestore import AppendFate
 # --- Claiming (PROTOCOL 5.1) ---
 
 
-def test_the_winner_beats_before_it_fetches(cluster, monkeypatch):
-    """Its first record after the claim is its heartbeat."""
+def test_a_new_owner_sends_a_heartbeat_before_it_fetches(cluster, monkeypatch):
+    """The first record after its claim is a heartbeat."""
     fetched_at = []
     plain = FakeDataReader.poll
 
@@ -65,10 +65,10 @@ def test_the_winner_beats_before_it_fetches(cluster, monkeypatch):
 
 
 @pytest.mark.parametrize("delivery", [ALO, AMO])
-def test_the_winner_of_a_key_with_a_position_beats_before_it_fetches(
+def test_a_new_owner_of_a_key_with_a_position_beats_before_it_fetches(
     cluster, monkeypatch, delivery
 ):
-    """Nothing has to be looked up, and the beat comes first anyway."""
+    """The start position needs no look-up; still the heartbeat comes first."""
     first = owning(cluster, delivery=delivery, most=4)
     while not first.consumer.poll(0):
         cluster.run(20)
@@ -93,8 +93,8 @@ def test_the_winner_of_a_key_with_a_position_beats_before_it_fetches(
     assert min(fetched_at) > first_beat.offset
 
 
-def test_beats_are_at_most_h_apart_in_log_time(cluster):
-    """Nor closer than a third of the interval, less the jitter."""
+def test_heartbeats_are_a_third_of_an_interval_apart(cluster):
+    """In log time, give or take the jitter."""
     node = owning(cluster)
     cluster.run(20 * H, step_ms=50)
     times = [line.time_ms for line in of(cluster, "a", Heartbeat)][2:]
@@ -105,7 +105,7 @@ def test_beats_are_at_most_h_apart_in_log_time(cluster):
     assert claim_of(node).is_valid(node.clock.now_ms())
 
 
-def test_many_keys_of_a_partition_beat_in_one_record():
+def test_many_keys_of_a_coordinating_partition_share_a_heartbeat():
     cluster = world(records=[1] * 12)
     node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 12), H)
@@ -117,7 +117,7 @@ def test_many_keys_of_a_partition_beat_in_one_record():
     assert not [x for x in of(cluster, "a", Heartbeat) if x.offset > start + 12]
 
 
-def test_beats_beyond_the_limit_of_a_record_are_split():
+def test_heartbeats_beyond_the_limit_of_a_record_are_split():
     cluster = world(records=[1] * 7, beats=3)
     node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 7), H)
@@ -138,7 +138,7 @@ def test_the_earliest_of_two_claims_wins(cluster):
     assert len(a.held) + len(b.held) == 1
 
 
-def test_a_single_client_claims_at_once(cluster):
+def test_a_single_member_claims_without_delay(cluster):
     node = cluster.node("a")
     cluster.run(20)
     node.consume(spec())
@@ -158,8 +158,8 @@ def test_a_fleet_that_starts_on_free_keys_claims_each_about_once():
         for name in names
         for line in of(cluster, name, ClaimingPartition, partition=partition)
     ]
-    # Until the first answers are there, nobody knows of anybody. What moves to
-    # another member afterwards is claimed once more.
+    # Before the first verdicts members do not know each other. Keys that move to
+    # another member afterwards are claimed once more.
     assert len(claims) <= 2 * 400 + len(names) * UNDER_WAY_MIN
 
 
@@ -175,13 +175,13 @@ def waited_ms(number):
     return cluster.clock.now_ms() - start_ms
 
 
-def test_several_clients_claim_after_a_random_delay():
+def test_one_of_several_members_claims_after_a_random_delay():
     waits = {waited_ms(number) for number in range(8)}
     assert len(waits) > 1
     assert max(waits) <= 51
 
 
-def test_a_stale_owner_is_replaced_within_2h_and_a_little(cluster):
+def test_a_stale_owner_is_replaced_within_2h_and_jitter(cluster):
     a = owning(cluster)
     b = cluster.node("b", spec=spec())
     cluster.run(H)
@@ -193,13 +193,13 @@ def test_a_stale_owner_is_replaced_within_2h_and_a_little(cluster):
 
 
 def test_an_idle_log_does_not_keep_a_dead_owner_alive(cluster):
-    """PROTOCOL 4.11: nobody appends, so log time stands still until we claim."""
+    """PROTOCOL 4.11: nobody appends, so log time stands still until the claim."""
     a = owning(cluster)
     cluster.crash(a)
     cluster.run(10 * H)
     b = cluster.node("b")
     b.session.want(KEY)
-    # Neither a member nor a beat: only the claim itself moves the clock.
+    # Neither announcements nor heartbeats: only the claim itself moves log time.
     cluster.run_until(held_by(b, 1), 2 * H + H // 2)
 
 
@@ -232,8 +232,8 @@ def test_two_claims_of_one_key_in_a_process_are_refused(cluster):
         node.consume(spec("u"))
 
 
-def test_a_key_released_at_once_is_taken_at_once(cluster):
-    """A release ends the wait that a refusal asked for."""
+def test_a_released_key_is_claimed_at_once_by_a_refused_member(cluster):
+    """A release ends the wait that a refusal started."""
     a, b = cluster.node("a"), cluster.node("b")
     for node in (a, b):
         node.session.want(KEY)
@@ -247,7 +247,7 @@ def test_a_key_released_at_once_is_taken_at_once(cluster):
 # --- Pausing a group (PROTOCOL 8.1) ---
 
 
-def test_a_pause_drains_releases_and_ends(cluster):
+def test_a_pause_drains_and_releases_keys_until_it_ends(cluster):
     node = owning(cluster, most=2)
     (records,) = node.consumer.poll(0).values()
     until_ms = pause_for(cluster, 3 * H)
@@ -271,7 +271,7 @@ def test_a_pause_drains_releases_and_ends(cluster):
     assert values(node.consumer.poll(0)) == {0: [2, 3]}
 
 
-def test_a_handler_that_holds_on_loses_the_key_at_the_hard_stop(cluster):
+def test_a_handler_that_does_not_commit_in_a_pause_loses_the_key(cluster):
     node = owning(cluster, most=2)
     node.consumer.poll(0)
     pause_for(cluster, 10 * H)
@@ -283,7 +283,7 @@ def test_a_handler_that_holds_on_loses_the_key_at_the_hard_stop(cluster):
     assert fold(cluster).keys[KEY].owner is None
 
 
-def test_beats_in_a_pause_move_the_position_only(cluster):
+def test_heartbeats_in_a_pause_move_only_the_position(cluster):
     node = owning(cluster, most=2)
     (records,) = node.consumer.poll(0).values()
     pause_for(cluster, 10 * H)
@@ -295,7 +295,7 @@ def test_beats_in_a_pause_move_the_position_only(cluster):
     assert fold(cluster).keys[KEY].position == 1
 
 
-def test_all_continue_when_a_pause_ends_early(cluster):
+def test_a_key_is_claimed_at_once_when_a_pause_ends_early(cluster):
     node = owning(cluster)
     pause_for(cluster, 100 * H)
     cluster.run(H)
@@ -304,7 +304,7 @@ def test_all_continue_when_a_pause_ends_early(cluster):
     assert cluster.run_until(held_by(node, 1), H) <= 500
 
 
-def test_a_pause_holds_resumes_back(cluster):
+def test_a_restarted_process_does_not_resume_in_a_pause(cluster):
     a = owning(cluster)
     pause_for(cluster, 3 * H)
     cluster.crash(a)
@@ -326,7 +326,7 @@ def topics_of(nodes):
     return sorted(key.topic + str(key.partition) for node in nodes for key in node.held)
 
 
-def test_a_pause_of_a_topic_leaves_the_others_alone():
+def test_a_pause_of_a_topic_leaves_other_topics_alone():
     cluster, nodes = two_topics()
     others = [key for node in nodes for key in node.held if key.topic == "u"]
     epochs = {key: fold(cluster).keys[key].epoch for key in others}
@@ -355,7 +355,7 @@ def test_a_pause_of_a_topic_leaves_the_others_alone():
     assert min(claimed) >= until_ms
 
 
-def test_a_pause_of_a_partition_is_one_of_its_group_for_its_owner(cluster):
+def test_a_pause_of_a_partition_drains_and_releases_that_partition(cluster):
     node = owning(cluster, most=2)
     (records,) = node.consumer.poll(0).values()
     until_ms = pause_scope(cluster, 3 * H, {"t": (0, 9)})
@@ -372,10 +372,10 @@ def test_a_pause_of_a_partition_is_one_of_its_group_for_its_owner(cluster):
     assert of(cluster, "a", ClaimingPartition)[-1].time_ms >= until_ms
 
 
-# --- The log's own troubles ---
+# --- Faults of the log ---
 
 
-def test_a_failed_claim_does_not_wipe_the_position(cluster):
+def test_a_refused_claim_does_not_change_the_position(cluster):
     """Claim, consume, lose, fail to claim, claim: same position."""
     a = owning(cluster, most=4)
     (records,) = a.consumer.poll(0).values()
@@ -444,7 +444,7 @@ def test_hostile_bytes_change_nothing(cluster):
     assert fold(cluster).soft.counters["undecodable"] >= 4
 
 
-def test_a_log_that_is_cut_off_for_long_is_joined_again(cluster):
+def test_a_member_cut_off_from_the_log_recovers(cluster):
     a = owning(cluster)
     cluster.node("b", spec=spec())
     cluster.run(H)
@@ -457,7 +457,7 @@ def test_a_log_that_is_cut_off_for_long_is_joined_again(cluster):
     assert a.engine.failure is None
 
 
-def test_two_accepted_claims_of_one_session_are_both_unused(cluster):
+def test_a_session_uses_neither_of_two_claims_accepted_late(cluster):
     """The leader's clock steps forward: the second takes over from the first."""
     node = cluster.node("a")
     cluster.run(100)
@@ -531,7 +531,7 @@ def test_at_most_once_a_fenced_process_hands_out_nothing_more(cluster):
     assert KEY not in a.held
 
 
-def test_a_fence_of_another_process_of_the_name_changes_nothing(cluster):
+def test_a_fence_of_another_incarnation_or_group_changes_nothing(cluster):
     a = owning(cluster)
     name, _ = a.owner
     write(cluster, fence(name, inc=b"another".ljust(16)))
@@ -556,7 +556,7 @@ def test_a_fenced_process_that_does_not_read_loses_its_key_within_2h(cluster):
 
 
 def test_a_fenced_process_renews_no_lease(cluster, monkeypatch):
-    """One that ignores its fence: its beats only carry positions."""
+    """Even if it ignores its fence: its heartbeats only carry positions."""
     a = owning(cluster)
     b = cluster.node("b", spec=spec())
     cluster.run(H)
@@ -569,7 +569,7 @@ def test_a_fenced_process_renews_no_lease(cluster, monkeypatch):
     assert holders(cluster) == ["b"]
 
 
-def test_a_refusal_alone_shows_a_fence(cluster, monkeypatch):
+def test_a_refused_announcement_alone_fails_a_fenced_process(cluster, monkeypatch):
     """A process that folds its log again may not read the fence itself."""
     a = owning(cluster)
     monkeypatch.setattr(a.session, "_on_fence", lambda record, transition: None)
@@ -591,7 +591,7 @@ def test_a_restart_of_a_fenced_client_claims_again(cluster):
     assert again.owner in [node.owner for node in cluster.nodes if KEY in node.held]
 
 
-def test_the_others_share_what_a_fenced_member_had(cluster):
+def test_the_keys_of_a_fenced_member_are_claimed_at_once(cluster):
     """They do not wait until its announcement is too old."""
     a = owning(cluster)
     b = cluster.node("b", spec=spec())
@@ -602,7 +602,7 @@ def test_the_others_share_what_a_fenced_member_had(cluster):
     assert [m.record.client_id for m in home.live_members("g")] == ["b"]
 
 
-def test_closing_after_a_fence_waits_for_nothing(cluster):
+def test_closing_after_a_fence_awaits_no_record(cluster):
     a = owning(cluster)
     write(cluster, fence_of(a))
     cluster.run(40)

@@ -131,7 +131,7 @@ def takeovers_of(cluster, key):
     return [pair for pair in itertools.pairwise(claims) if pair[0] == pair[1]]
 
 
-def test_nothing_is_judged_before_ten_samples_and_three_cycles():
+def test_no_partition_is_released_before_enough_samples():
     cluster, a, b, load = slow_and_fast()
     since_ms = cluster.clock.now_ms()
     live(cluster, [a, b, load], 8 * H, until=lambda: bool(releases(cluster, "lagging")))
@@ -164,7 +164,7 @@ def test_a_single_member_releases_nothing():
     assert event.fields["successor"] is None, "reported once"
 
 
-def test_if_all_members_lag_nothing_moves():
+def test_no_partition_moves_if_all_members_lag():
     cluster, a, b, load = slow_and_fast(fast=5)
     live(cluster, [a, b, load], 20 * H)
     assert releases(cluster, "lagging") == []
@@ -172,7 +172,7 @@ def test_if_all_members_lag_nothing_moves():
     assert labels == {"lagging": "yes", "layout": "1"}
 
 
-def test_a_full_member_is_no_taker():
+def test_no_lagging_partition_is_released_to_a_full_member():
     cluster, a, b, load = slow_and_fast(claims_max=1)
     live(cluster, [a, b, load], 12 * H)
     assert releases(cluster, "lagging") == []
@@ -202,7 +202,7 @@ def test_paused_partitions_are_not_judged():
     assert releases(cluster, "lagging") == []
 
 
-def test_missing_log_ends_change_nothing():
+def test_no_partition_is_released_without_log_ends():
     cluster, a, b, load = slow_and_fast()
     a.node.data.ranges = cut
     live(cluster, [a, b, load], 12 * H)
@@ -305,8 +305,7 @@ def test_a_blocked_handler_keeps_its_claim_without_a_taker():
     del taken
 
 
-def test_work_in_progress_is_a_sign_of_life():
-    """An application that commits a long batch record by record is not stuck."""
+def test_an_application_that_commits_record_by_record_is_not_stuck():
     cluster = world(records=[9])
     a = start(cluster, "a", None)
     cluster.run_until(held_by(a.node, 1), H)
@@ -351,7 +350,7 @@ def test_an_idle_consumer_is_not_stuck():
 
 
 def test_checks_take_a_tenth_of_the_time_at_most(monkeypatch):
-    """With thousands of partitions one takes as long as the time between two."""
+    """With thousands of partitions a check takes as long as the time between two."""
     cluster = world(records=[0])
     a = start(cluster, "a", None)
     cluster.run_until(held_by(a.node, 1), H)
@@ -369,7 +368,7 @@ def test_checks_take_a_tenth_of_the_time_at_most(monkeypatch):
 
 
 def test_a_long_poll_shows_that_the_application_polls(monkeypatch):
-    """Else all its partitions were looked at, 20 times in an interval."""
+    """Otherwise all its partitions are checked, 20 times in an interval."""
     cluster = world(records=[0])
     a = start(cluster, "a", None)
     cluster.run_until(held_by(a.node, 1), H)
@@ -406,8 +405,8 @@ def test_max_handling_ms_extends_the_limit(limit_ms, least_ms):
     assert KEY in a.held
 
 
-def test_a_record_that_blocks_all_handlers_moves_ever_more_rarely():
-    """And a record that takes longer than the limit is finished in the end."""
+def test_a_partition_that_blocks_all_handlers_moves_ever_more_rarely():
+    """The limit doubles with each owner, so a long handler finishes in the end."""
     cluster = world(records=[9])
     apps = [start(cluster, name, 1_000) for name in "ab"]
     hung = {}
@@ -430,7 +429,7 @@ def test_a_record_that_blocks_all_handlers_moves_ever_more_rarely():
     assert Counter(who for who, *_ in gone).keys() == {"a", "b"}
 
 
-def test_at_most_once_lost_grants_are_reported():
+def test_grants_lost_by_the_release_of_a_stuck_partition_are_reported():
     cluster = world(records=[9])
     a = start(cluster, "a", None, delivery=AMO, most=4)
     cluster.run_until(held_by(a.node, 1), H)
@@ -474,5 +473,7 @@ def member(name, **rest):
         ),
     ],
 )
-def test_best_taker(members, may_be_behind, expected):
+def test_best_taker_prefers_members_that_keep_up_and_hold_least(
+    members, may_be_behind, expected
+):
     assert best_taker(members, "t", me="a", may_be_behind=may_be_behind) == expected

@@ -132,7 +132,7 @@ def test_states_are_saved_in_the_background_one_at_a_time(cluster, node, store):
 
 
 def test_states_are_encoded_in_the_background(cluster, node, store, monkeypatch):
-    """Outside of the lock: so entries folded meanwhile must not be in it."""
+    """They are encoded without the lock, and lack entries folded meanwhile."""
     encoded = []
     plain = Frozen.pieces
 
@@ -156,7 +156,7 @@ def test_states_are_encoded_in_the_background(cluster, node, store, monkeypatch)
     assert kept.digest == digest(from_bytes(kept.state)) == frozen.digest()
 
 
-def test_all_states_are_saved_at_the_end(cluster, node, store):
+def test_save_all_saves_states_with_many_new_entries(cluster, node, store):
     fill(cluster, ENTRIES_MIN, 1)
     node.step()
     node.engine.saver.save_all()
@@ -176,7 +176,7 @@ def test_a_full_disk_is_reported_once(cluster, node, store):
     assert node.engine.failure is None
 
 
-def test_an_unfinished_fold_is_not_saved(cluster, node, store):
+def test_the_state_of_an_unfinished_refold_is_not_saved(cluster, node, store):
     node.engine.context.rebuilding.add(0)
     for t in range(2):
         node.engine.saver.record(t, -ENTRIES_MAX)
@@ -185,7 +185,9 @@ def test_an_unfinished_fold_is_not_saved(cluster, node, store):
     assert {each.partition for each in store.saved} == {1}
 
 
-def test_evidence_is_not_replaced_before_its_losses_are_reported(cluster, node, store):
+def test_a_kept_state_is_not_replaced_before_its_losses_are_reported(
+    cluster, node, store
+):
     fill(cluster, ENTRIES_MAX // 2)
     fill(cluster, ENTRIES_MAX // 2, 1)
     node.engine.context.unreported.add(0)
@@ -203,7 +205,7 @@ def test_without_a_store_nothing_is_saved(node):
     saver.save_all()
 
 
-def test_who_paused_a_group_is_known_after_a_restart(cluster, node, store):
+def test_the_notes_of_a_pause_outlast_a_restart(cluster, node, store):
     record = pause_record(cluster, cluster.clock.wall_ms() + 9 * H)
     record = replace(record, reason="deploy", tags=person_to_tags("ada"))
     write(cluster, record)

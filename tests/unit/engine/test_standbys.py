@@ -48,7 +48,7 @@ def test_each_key_has_one_standby_that_is_not_its_owner(cluster):
         assert {(number, other) for number in held} <= calls
 
 
-def test_the_application_gets_the_position(cluster):
+def test_on_standby_is_called_with_the_position(cluster):
     a = cluster.node("a", spec=spec())
     cluster.run_until(lambda: len(a.held) == 4, 9 * H)
     cluster.run(100)  # all have their start positions
@@ -61,7 +61,7 @@ def test_the_application_gets_the_position(cluster):
     assert {position for _, position, _ in application.calls} == {4}
 
 
-def test_members_announce_for_how_many_they_stand_by(cluster):
+def test_members_announce_the_number_of_standbys_in_a_label(cluster):
     fleet(cluster, "ab", count=2)
     last = of(cluster, "a", Member, partition=1) or of(cluster, "a", Member)
     assert last[-1].record.labels["standbys"] == "2"
@@ -96,7 +96,7 @@ def test_the_standbys_take_over_the_keys_of_a_member_that_died(cluster):
     assert taken == warm
 
 
-def test_plans_leave_keys_to_their_standbys(cluster):
+def test_plans_give_the_keys_of_a_dead_member_to_their_standbys(cluster):
     for t in (0, 1):
         write(cluster, settings(policy="planner"), t)
     nodes, _ = fleet(cluster, "abcd")
@@ -117,7 +117,7 @@ def test_plans_leave_keys_to_their_standbys(cluster):
     assert first == warm
 
 
-def test_others_wait_for_the_standby_and_then_take_over(cluster):
+def test_another_member_takes_over_if_the_standby_cannot(cluster):
     """L1 and L6: a standby that cannot claim delays a takeover by the jitter."""
     nodes, _ = fleet(cluster, "abc")
     victim = nodes.pop("a")
@@ -141,7 +141,7 @@ def test_the_second_standby_begins_after_the_first(cluster):
     assert sorted(delays) == [(0, 0), (150, 150)]
 
 
-def test_a_key_that_another_member_stands_by_for_is_forgotten(cluster):
+def test_on_standby_gets_none_when_another_member_becomes_the_standby(cluster):
     nodes, applications = fleet(cluster, "ab")
     for name in "cdefgh":
         nodes[name] = cluster.node(name, spec=standing(Application()))
@@ -158,7 +158,7 @@ def test_a_key_that_another_member_stands_by_for_is_forgotten(cluster):
     assert sorted(call for call in calls if call[2] is None) == sorted(forgotten)
 
 
-def test_a_key_that_has_come_is_not_called_forgotten(cluster):
+def test_on_standby_does_not_get_none_for_a_key_that_was_claimed(cluster):
     nodes, applications = fleet(cluster, "ab")
     cluster.crash(nodes.pop("a"))
     cluster.run_until(lambda: len(nodes["b"].held) == 4, 9 * H)
@@ -170,7 +170,7 @@ def test_a_key_that_has_come_is_not_called_forgotten(cluster):
     assert set(fields) == {True}
 
 
-def test_an_application_that_fails_is_reported(cluster):
+def test_a_failing_on_standby_is_reported_and_keys_are_claimed(cluster):
     a = cluster.node("a", spec=spec())
     cluster.run_until(lambda: len(a.held) == 4, 9 * H)
     b = cluster.node("b", spec=standing(Application(ValueError("no disk"))))
@@ -196,7 +196,7 @@ def test_few_keys_are_loaded_at_a_time(cluster, monkeypatch):
     assert len(duties(b)) == 2
 
 
-def test_keys_are_checked_in_small_portions(cluster, monkeypatch):
+def test_all_keys_get_standbys_when_checked_in_small_portions(cluster, monkeypatch):
     monkeypatch.setattr(standbys, "DIGESTS_MAX", 1)
     monkeypatch.setattr(standbys, "KEYS_MAX", 2)
     nodes, _ = fleet(cluster, "ab")
@@ -204,7 +204,7 @@ def test_keys_are_checked_in_small_portions(cluster, monkeypatch):
     assert sum(len(duties(node)) for node in nodes.values()) == 4
 
 
-def test_hosts_of_members_that_are_gone_are_forgotten(cluster, monkeypatch):
+def test_hosts_of_live_members_are_kept_beyond_the_limit(cluster, monkeypatch):
     monkeypatch.setattr(standbys, "HOSTS_MAX", 1)
     nodes, _ = fleet(cluster, "ab")
     nodes["c"] = cluster.node("c", spec=standing(Application()))
@@ -222,14 +222,14 @@ def test_a_member_on_another_host_stands_by(cluster):
         assert not duties(node) & near
 
 
-def test_nothing_is_claimed_by_a_standby_at_its_limit(cluster):
+def test_a_standby_at_claims_max_takes_nothing_over(cluster):
     nodes, _ = fleet(cluster, "ab", claims_max=2)
     cluster.crash(nodes.pop("a"))
     cluster.run(5 * H)
     assert len(nodes["b"].held) == 2
 
 
-def test_a_consumer_that_closes_ends_its_calls(cluster):
+def test_a_closed_consumer_stands_by_for_no_key(cluster):
     nodes, _ = fleet(cluster, "ab")
     node = nodes["b"]
     node.consumer.close(timeout_ms=0)

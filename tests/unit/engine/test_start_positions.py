@@ -1,4 +1,4 @@
-"""Where claims start that the log has no position of (PROTOCOL 5.6)."""
+"""Start positions of claims (PROTOCOL 5.6): from the log, a commit or a look-up."""
 
 from concurrent.futures import Future
 
@@ -27,7 +27,7 @@ def watch_requests(monkeypatch):
 
 
 def claiming(cluster, *topics, **options):
-    """Return a process that has sent its claims, and gets no answer of the cluster."""
+    """Return a process that has sent its claims, and gets no answers to look-ups."""
     node = cluster.node("a", spec=spec(*topics, **options))
     cluster.run_until(lambda: of(cluster, "a", ClaimingPartition), 2 * H)
     node.background.is_held = True
@@ -58,7 +58,7 @@ def test_claims_of_one_topic_share_a_request(monkeypatch):
     assert all(held.progress is not None for held in node.held.values())
 
 
-def test_at_most_some_requests_are_under_way(monkeypatch):
+def test_the_number_of_pending_requests_is_bounded(monkeypatch):
     monkeypatch.setattr(start_positions, "REQUEST_PARTITIONS_MAX", 2)
     monkeypatch.setattr(start_positions, "REQUESTS_MAX", 3)
     cluster = world(records=(3,) * 20)
@@ -127,7 +127,7 @@ def test_a_claim_that_ended_in_the_queue_is_not_looked_up(monkeypatch):
     assert requests[0] == [("t", 1)]
 
 
-def test_a_partition_without_a_position_fails_the_consumer_that_wants_one(monkeypatch):
+def test_the_error_of_a_missing_position_names_the_command_for_the_topic(monkeypatch):
     cluster = world(records=(3,))
     node = cluster.node("a", spec=spec(auto_offset_reset="none"))
     cluster.run(H)
@@ -135,7 +135,7 @@ def test_a_partition_without_a_position_fails_the_consumer_that_wants_one(monkey
         node.consumer.poll(0)
 
 
-def test_a_partition_that_is_gone_is_looked_up_again(monkeypatch):
+def test_a_missing_partition_is_looked_up_again(monkeypatch):
     cluster = world(records=(3, 3))
     node = cluster.node("a", spec=spec())
     gone = []
@@ -156,7 +156,7 @@ def test_a_partition_that_is_gone_is_looked_up_again(monkeypatch):
     assert all(held.progress is not None for held in node.held.values())
 
 
-def test_a_look_up_without_a_request_has_no_outcome():
+def test_the_outcome_of_a_look_up_without_a_request_is_an_error():
     lookup = StartLookup(Key("g", "t", 0).topic_partition, may_use_commit=True)
     assert not lookup.done()
     assert isinstance(lookup.outcome(), Exception)
@@ -174,7 +174,7 @@ def test_positions_of_the_log_need_no_look_up(monkeypatch):
     assert not requests
 
 
-def test_the_sessions_of_an_engine_share_the_limit(monkeypatch):
+def test_the_sessions_of_an_engine_share_the_limit_of_requests(monkeypatch):
     monkeypatch.setattr(start_positions, "REQUESTS_MAX", 2)
     cluster = world(records=(3,) * 4)
     requests = watch_requests(monkeypatch)
@@ -203,7 +203,9 @@ def polled(node):
         pytest.param("earliest", 10, 10, id="committed-at-the-end"),
     ],
 )
-def test_without_a_position_of_its_own(cluster, reset, committed, first):
+def test_a_claim_starts_at_the_commit_or_by_auto_offset_reset(
+    cluster, reset, committed, first
+):
     if committed is not None:
         cluster.kafka.groups["g"] = {T0: committed}
     node = owning(cluster, auto_offset_reset=reset)
@@ -212,7 +214,7 @@ def test_without_a_position_of_its_own(cluster, reset, committed, first):
     assert fold(cluster).keys[KEY].position == first
 
 
-def test_without_any_position_none_is_an_error(cluster):
+def test_reset_none_without_a_position_raises_and_holds_no_key(cluster):
     node = cluster.node("a", spec=spec(auto_offset_reset="none"))
     cluster.run(H)
     with pytest.raises(PositionError, match="positions with: marshal groups reset g"):
@@ -220,7 +222,7 @@ def test_without_any_position_none_is_an_error(cluster):
     assert not node.held
 
 
-def test_the_log_s_position_is_stronger_than_a_commit(cluster):
+def test_the_position_in_the_log_precedes_a_commit(cluster):
     a = owning(cluster, most=4)
     a.consumer.commit(polled(a))
     a.leave()
@@ -230,7 +232,7 @@ def test_the_log_s_position_is_stronger_than_a_commit(cluster):
     assert [r.offset for r in polled(b)] == [4, 5, 6, 7, 8, 9]
 
 
-def test_position_zero_in_the_log_is_a_position(cluster):
+def test_position_zero_in_the_log_precedes_auto_offset_reset(cluster):
     a = owning(cluster)
     a.leave()
     cluster.run(200)
@@ -239,7 +241,7 @@ def test_position_zero_in_the_log_is_a_position(cluster):
     assert [r.offset for r in polled(b)][:1] == [0]
 
 
-def test_at_most_once_starts_behind_every_grant(cluster):
+def test_at_most_once_starts_after_all_granted_offsets(cluster):
     a = owning(cluster, delivery=AMO, most=4)
     polled(a)
     cluster.run(40)
@@ -264,7 +266,7 @@ def test_a_look_up_that_fails_is_tried_again(cluster):
     node = cluster.node("a", spec=spec())
     node.data.cut = True
     cluster.run(3 * H)
-    # Each error once, also if it stays for long, as that of a missing right.
+    # Each error is reported once, even if it persists, as for a missing right.
     errors = [str(one.fields["error"]) for one in failures_of(node)]
     assert errors
     assert len(errors) == len(set(errors))

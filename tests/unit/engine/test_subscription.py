@@ -36,7 +36,7 @@ KEYS = [Key("g", "t", number) for number in range(4)]
 # --- Sharing ---
 
 
-def test_a_new_member_gets_its_share_by_name():
+def test_a_new_member_is_named_successor_of_its_share():
     cluster = world(partitions=2, records=[1] * 8)
     a = cluster.node("a", spec=spec())
     cluster.run_until(held_by(a, 8), H)
@@ -91,7 +91,9 @@ def test_a_burst_of_joins_moves_each_key_once():
         pytest.param(6_000, 6_000, 8_000, id="long"),
     ],
 )
-def test_the_settings_of_the_group_set_how_long_surplus_stays(debounce_ms, least, most):
+def test_debounce_ms_of_the_group_delays_the_release_of_surplus(
+    debounce_ms, least, most
+):
     h = 10_000
     cluster = world(partitions=1, records=[1] * 4, h=h)
     write(cluster, settings(debounce_ms=debounce_ms))
@@ -112,7 +114,7 @@ def test_free_keys_are_claimed_at_once_while_members_join():
     assert cluster.run_until(held_by(b, 1), H) <= H // 10 + 100
 
 
-def test_nothing_moves_once_shared():
+def test_no_key_moves_once_shares_are_even():
     cluster = world(partitions=2, records=[1] * 7)
     nodes = [cluster.node(name, spec=spec()) for name in "abc"]
     cluster.run_until(lambda: sum(len(n.held) for n in nodes) == 7, 3 * H)
@@ -158,7 +160,7 @@ def test_nothing_is_released_for_a_dead_member():
     assert not b.observer.named("release_planned")
 
 
-def test_surplus_is_finished_before_it_is_released():
+def test_surplus_is_processed_before_it_is_released():
     cluster = world(records=[4, 4])
     a = cluster.node("a", spec=spec(most=100))
     cluster.run_until(held_by(a, 2), H)
@@ -182,7 +184,7 @@ def test_surplus_waits_for_a_slow_handler_and_not_for_one_that_never_commits():
     cluster.run(5 * H)  # busy with the records of the poll
     assert not b.held
     assert len(a.held) == 2
-    a.consumer.poll(0)  # back, and nothing is committed
+    a.consumer.poll(0)  # polls again, and commits nothing
     cluster.run(H // 2)
     assert not b.held
     cluster.run_until(held_by(b, 1), H)
@@ -281,7 +283,7 @@ def test_losing_one_partition_releases_the_topic():
     assert reported == {"released", "topic: lost t-1"}
 
 
-def test_a_limit_counts_topics():
+def test_claims_max_counts_topics_under_the_policy_topic():
     cluster = world(records=[1] * 3)
     for name in "uv":
         cluster.fill(name, [1] * 2)
@@ -346,7 +348,7 @@ def test_a_released_key_is_not_claimed_again_within_an_interval():
     assert H <= again - gone <= H + H // 5
 
 
-def test_the_cooldown_does_not_apply_to_others():
+def test_the_cooldown_does_not_apply_to_other_members():
     cluster = world(records=[1])
     a = cluster.node("a", spec=spec())
     cluster.run_until(held_by(a, 1), H)
@@ -473,7 +475,7 @@ def test_a_named_successor_keeps_its_limit(rest):
     assert len(b.held) == 1
 
 
-def test_a_successor_that_was_fenced_claims_nothing():
+def test_a_named_successor_that_failed_claims_nothing():
     cluster = world(records=[1])
     a = cluster.node("a", spec=spec())
     cluster.run_until(held_by(a, 1), H)
@@ -488,7 +490,7 @@ def test_a_successor_that_was_fenced_claims_nothing():
 # --- Reasons ---
 
 
-def test_claims_and_releases_have_reasons():
+def test_accepted_claims_are_noted_with_reasons():
     cluster = world(records=[1] * 2)
     a = cluster.node("a", spec=spec())
     cluster.run_until(held_by(a, 2), H)
@@ -518,7 +520,7 @@ def test_a_claim_without_a_policy_has_a_reason():
     )
 
 
-def test_the_view_has_hosts_and_labels():
+def test_members_of_a_view_have_hosts_and_labels():
     cluster = world(records=[1])
     a, b = (cluster.node(name, spec=spec()) for name in "ab")
     cluster.run(H)

@@ -31,7 +31,7 @@ def held_topics(node):
     return {key.topic for key in node.held}
 
 
-def test_new_partitions_join_live():
+def test_new_partitions_are_claimed_after_a_metadata_refresh():
     cluster = world(records=[1, 1])
     node = cluster.node("a", spec=spec(metadata_refresh_ms=REFRESH_MS))
     cluster.run_until(held_by(node, 2), H)
@@ -42,7 +42,7 @@ def test_new_partitions_join_live():
     assert event.fields["partition_count"] == 5
 
 
-def test_new_topics_of_a_pattern_join_live():
+def test_new_topics_of_a_pattern_are_claimed_and_announced():
     cluster = world(topic="orders-a", records=[1])
     node = following(cluster)
     cluster.run_until(lambda: held_topics(node) == {"orders-a"}, H)
@@ -63,7 +63,7 @@ def test_a_pattern_that_matches_nothing_waits_for_topics():
     cluster.run_until(held_by(node, 1), 2 * H)
 
 
-def test_deleted_topics_leave_after_two_look_ups():
+def test_a_deleted_topic_of_a_pattern_is_dropped_and_reported():
     cluster = world(topic="orders-a", records=[1])
     cluster.fill("orders-b", [1])
     node = following(cluster)
@@ -102,7 +102,7 @@ def test_a_failed_look_up_changes_nothing():
     assert len(node.held) == 1
 
 
-def test_topics_of_other_consumers_do_not_join():
+def test_a_topic_with_a_claimed_key_does_not_join_the_pattern():
     cluster = world(topic="orders-a", records=[1])
     node = following(cluster)
     cluster.run_until(held_by(node, 1), H)
@@ -368,7 +368,7 @@ def test_an_earlier_topic_is_not_claimed_though_nobody_ever_claimed_it():
     assert claimed.record.topic_id == cluster.kafka.topic("t").topic_id
 
 
-def test_an_id_that_was_seen_since_the_last_claim_is_claimed_at_once():
+def test_a_topic_id_seen_since_the_last_claim_needs_one_look_up():
     """A member that ends its claims of an earlier topic has just looked it up."""
     cluster = world(records=[1])
     node = cluster.node("a", spec=spec(metadata_refresh_ms=100 * H))
@@ -412,7 +412,7 @@ def test_unknown_topics_cannot_be_doubted():
 # --- Whole topics are reported once for each change ---
 
 
-def test_only_changes_are_reported():
+def test_a_topic_callback_reports_only_changes():
     reported = []
     callback = TopicCallback(reported.append)
     t0, t1, u0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
@@ -421,7 +421,7 @@ def test_only_changes_are_reported():
     assert reported == [{"t"}, {"t", "u"}, {"u"}, set()]
 
 
-def test_a_consumer_reports_topics_and_their_end():
+def test_a_consumer_reports_its_topics_and_none_after_the_close():
     cluster = world(records=[1, 1])
     cluster.fill("u", [1])
     reported = []

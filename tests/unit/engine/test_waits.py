@@ -1,4 +1,4 @@
-"""Waits of an application's thread for the log, with a deadline."""
+"""An application's thread waits for results in the log, with a deadline."""
 
 import threading
 from types import SimpleNamespace
@@ -63,7 +63,7 @@ def test_a_failure_ends_the_wait(engine):
     ("leaving", "pending", "is_left"),
     [(0, False, True), (1, False, False), (0, True, False)],
 )
-def test_leaving_is_over_once_the_log_shows_all_of_it(
+def test_await_left_returns_whether_the_log_confirmed_the_end(
     engine, leaving, pending, is_left
 ):
     asked = []
@@ -89,7 +89,7 @@ def test_leaving_is_over_once_the_log_shows_all_of_it(
     assert set(map(str, asked)) <= {"([3], False)"}
 
 
-def test_a_sidecar_that_is_gone_is_not_waited_for(engine):
+def test_await_left_does_not_wait_for_a_sidecar_that_is_gone(engine):
     def is_gone():
         raise CoordinationError("no sidecar runs")
 

@@ -81,7 +81,7 @@ def test_a_claim_uses_the_records_from_its_position_on(rig):
     assert rig.offsets(7) == [7, 8, 9]
 
 
-def test_what_is_taken_is_forgotten(rig):
+def test_taken_records_are_forgotten(rig):
     rig.follow(3)
     rig.offsets(3)
     assert rig.fetcher.take(PLACE) is None
@@ -101,14 +101,14 @@ def test_a_claim_of_another_topic_of_the_name_uses_nothing(rig):
     assert not taken.since(3, topic_id=None, token=TOKEN)
 
 
-def test_a_claim_behind_the_last_record_uses_nothing():
+def test_a_claim_after_the_last_record_uses_nothing():
     record = PlainRecord("t", 0, 5, 0, 0, None, b"")
     warm = WarmRecords(topic_id=b"id", first=5, next_offset=9, chunks=[[record]])
     assert len(warm.since(5, topic_id=b"id", token=TOKEN)) == 1
     assert not warm.since(6, topic_id=b"id", token=TOKEN)
 
 
-def test_what_arrives_later_is_fetched_by_the_next_round(rig):
+def test_records_that_arrive_later_are_fetched_by_the_next_round(rig):
     rig.follow(8)
     rig.kafka.produce(PLACE, b"new")
     rig.follow(8)
@@ -116,7 +116,7 @@ def test_what_arrives_later_is_fetched_by_the_next_round(rig):
     assert len(rig.readers) == 1
 
 
-def test_what_lies_below_the_position_is_dropped(rig):
+def test_records_below_the_position_are_dropped(rig):
     rig.follow(0)
     before = rig.fetcher.held_bytes
     rig.kafka.produce(PLACE, b"new")
@@ -126,7 +126,7 @@ def test_what_lies_below_the_position_is_dropped(rig):
     assert rig.offsets(10) == [10]
 
 
-def test_a_position_within_a_chunk_keeps_it(rig):
+def test_a_chunk_that_contains_the_position_is_kept(rig):
     rig.follow(0)
     rig.follow(4)
     assert rig.offsets(2) == []
@@ -135,7 +135,7 @@ def test_a_position_within_a_chunk_keeps_it(rig):
     assert rig.offsets(4) == [4, 5, 6, 7, 8, 9]
 
 
-def test_a_position_that_goes_back_begins_again(rig):
+def test_a_lower_position_restarts_the_fetch(rig):
     rig.follow(5)
     rig.follow(2)
     assert rig.offsets(2) == [2, 3, 4, 5, 6, 7, 8, 9]
@@ -203,19 +203,19 @@ def test_a_record_larger_than_the_room_is_left_out():
     assert rig.offsets(2) == [2]
 
 
-def test_keys_values_and_headers_count():
+def test_the_size_of_a_record_counts_key_value_and_headers():
     record = PlainRecord(
         "t", 0, 0, 0, 0, b"ab", None, headers=(("n", b"v"), ("m", b""))
     )
     assert warm_fetches._size_of(record) == RECORD_BYTES + 2 + 3
 
 
-def test_only_so_many_partitions_are_fetched(rig):
+def test_the_number_of_fetched_partitions_is_bounded(rig):
     rig.follow(0, most=1)
     rig.follow(0, OTHER, most=1)
     assert rig.fetcher.take(OTHER) is None
     taken = rig.fetcher.take(PLACE)
-    # What is claimed and not used yet counts as well.
+    # A partition that is claimed and not used yet counts as well.
     rig.follow(0, OTHER, most=1)
     assert rig.fetcher.take(OTHER) is None
     del taken
@@ -224,7 +224,7 @@ def test_only_so_many_partitions_are_fetched(rig):
     assert rig.fetcher.take(OTHER) is not None
 
 
-def test_partitions_are_fetched_together(rig):
+def test_one_reader_fetches_all_partitions(rig):
     rig.follow(0)
     rig.follow(5, OTHER)
     rig.follow(0)
@@ -246,9 +246,7 @@ def test_the_reader_closes_when_nothing_is_offered(rig):
     assert all(reader._is_closed for reader in rig.readers)
 
 
-def test_a_fetch_for_a_partition_that_is_not_offered_any_more_is_dropped(
-    rig, monkeypatch
-):
+def test_a_fetch_of_a_partition_no_longer_offered_is_dropped(rig, monkeypatch):
     poll = FakeDataReader.poll
 
     def slow(reader, *args):
@@ -262,7 +260,7 @@ def test_a_fetch_for_a_partition_that_is_not_offered_any_more_is_dropped(
     assert rig.readers[0]._is_closed
 
 
-def test_a_call_that_waits_does_nothing_once_closed():
+def test_a_queued_fetch_does_nothing_after_the_close():
     rig = Rig(world(records=(10,)), is_held=True)
     rig.follow(0)
     rig.follow(0)
@@ -274,7 +272,7 @@ def test_a_call_that_waits_does_nothing_once_closed():
     assert not rig.readers
 
 
-def test_closing_ends_the_reader(rig):
+def test_closing_closes_the_reader_and_drops_records(rig):
     rig.follow(0)
     rig.fetcher.close()
     assert rig.readers[0]._is_closed
@@ -297,7 +295,7 @@ def test_a_topic_that_was_created_again_is_not_fetched(rig):
     assert rig.offsets(0) == list(range(20))
 
 
-def test_what_retention_removed_is_fetched_from_the_next_position_on(rig):
+def test_a_position_that_retention_removed_is_fetched_once_it_moves(rig):
     rig.kafka.delete_records(PLACE, before=5)
     rig.follow(2)
     assert len(rig.events) == 1
@@ -326,7 +324,7 @@ def test_a_failed_fetch_is_repeated_after_a_rest(rig, monkeypatch):
     assert rig.offsets(0) == list(range(10))
 
 
-def test_a_fetch_that_no_repetition_helps_is_not_repeated(rig, monkeypatch):
+def test_a_fetch_with_a_permanent_error_is_not_repeated(rig, monkeypatch):
     class Refused(CoordinationError):
         retriable = False
 
@@ -376,7 +374,7 @@ def test_the_first_poll_after_the_claim_needs_no_fetch(delivery):
         found = b.consumer.poll(0)
     ((partition, offsets),) = values(found).items()
     assert offsets == [0, 1, 2, 3]
-    # What follows is fetched.
+    # Later records are fetched.
     b.data.cut = False
     cluster.kafka.produce(TopicPartition("t", partition), b"next")
     b.consumer.poll(0)
@@ -384,7 +382,7 @@ def test_the_first_poll_after_the_claim_needs_no_fetch(delivery):
     assert values(b.consumer.poll(0)) in ({partition: [4]}, {})
 
 
-def test_what_the_owner_has_processed_meanwhile_is_dropped():
+def test_records_that_the_owner_processed_meanwhile_are_dropped():
     cluster = world(records=(8, 8))
     a, b = joined(cluster, ALO)
     for _ in range(3):
@@ -433,7 +431,7 @@ def test_a_position_that_was_set_back_is_fetched_again():
     assert values(b.consumer.poll(0)) == {offered.partition: [1, 2, 3, 4, 5]}
 
 
-def test_a_seek_after_the_claim_drops_what_was_fetched():
+def test_a_seek_after_the_claim_drops_the_fetched_records():
     cluster = world(records=(6, 6))
     _, b = joined(cluster, ALO)
     claimed(cluster, b)
@@ -448,7 +446,7 @@ def test_a_seek_after_the_claim_drops_what_was_fetched():
     assert values(b.consumer.poll(0)) == {partition.partition: [4, 5]}
 
 
-def test_a_paused_partition_keeps_what_was_fetched():
+def test_a_paused_partition_keeps_the_fetched_records():
     cluster = world(records=(6, 6))
     _, b = joined(cluster, ALO)
     claimed(cluster, b)
@@ -459,7 +457,7 @@ def test_a_paused_partition_keeps_what_was_fetched():
     assert values(b.consumer.poll(0)) == {partition.partition: [0, 1, 2, 3, 4, 5]}
 
 
-def test_a_claim_that_ends_before_a_poll_hands_nothing_out():
+def test_a_claim_that_ends_before_a_poll_hands_out_no_records():
     cluster = world(records=(6, 6))
     a, b = joined(cluster, ALO)
     claimed(cluster, b)
@@ -472,7 +470,7 @@ def test_a_claim_that_ends_before_a_poll_hands_nothing_out():
     assert not b.consumer.assignment()
 
 
-def test_no_more_is_used_than_may_be_fetched_ahead():
+def test_warm_records_are_handed_out_up_to_max_fetched():
     cluster = world(records=(6, 6))
     _, b = joined(cluster, ALO, max_fetched=2)
     claimed(cluster, b)
@@ -502,7 +500,7 @@ def test_a_failed_warm_up_frees_the_memory():
     assert sub.warm_fetcher.held_bytes == 0
 
 
-def test_zero_bytes_fetch_nothing():
+def test_warm_bytes_of_zero_disable_warm_fetches():
     cluster = world(records=(4, 4))
     _, b = joined(cluster, ALO, warm_bytes=0)
     (sub,) = b.session.subscriptions

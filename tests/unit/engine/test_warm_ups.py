@@ -1,4 +1,4 @@
-"""Warm-ups of the application, as the log or a sidecar asks for them."""
+"""Warm-ups of the application, as the log or a sidecar requests them."""
 
 from concurrent.futures import Future
 
@@ -52,7 +52,7 @@ def names(warm_ups):
     return [name for name, _ in warm_ups._context.events]
 
 
-def test_the_end_of_a_call_is_reported_once(warm_ups):
+def test_the_end_of_a_warm_up_is_reported_once(warm_ups):
     sub = Sub(Future())
     task = begun(warm_ups, sub)
     assert not warm_ups._is_ready(task)
@@ -66,7 +66,7 @@ def test_the_end_of_a_call_is_reported_once(warm_ups):
     assert warm_ups._context.events[1][1] == {"key": KEY, "warm_ms": 7}
 
 
-def test_a_call_that_failed_is_never_ready(warm_ups):
+def test_a_failed_warm_up_is_never_ready(warm_ups):
     sub = Sub(Future())
     task = begun(warm_ups, sub)
     sub.outcome.set_exception(ValueError("no disk"))
@@ -85,6 +85,6 @@ def test_a_later_offer_replaces_the_earlier_one(warm_ups):
     assert warm_ups._tasks[KEY].offered.epoch == 8
 
 
-def test_without_an_application_nothing_begins(warm_ups):
+def test_no_warm_up_begins_without_a_callback(warm_ups):
     assert begun(warm_ups, Sub(None)) is None
     assert names(warm_ups) == []
