@@ -1,4 +1,4 @@
-"""Every benchmark that needs no broker runs and prints one document."""
+"""Benchmarks that need no broker, and the pages made from results of benchmarks."""
 
 import importlib.util
 import json
@@ -36,7 +36,7 @@ support = module("support")
 BROKERLESS = [name for name in run.names() if not run.needs_broker(name)]
 
 
-def test_some_need_a_broker_and_some_none():
+def test_benchmarks_with_and_without_a_broker_are_distinguished():
     assert {"fold", "growth", "state_size"} <= set(BROKERLESS)
     assert {"claim_latency", "gaps", "log_volume"} <= set(run.names()) - set(BROKERLESS)
 
@@ -58,7 +58,7 @@ def test_a_smoke_run_prints_one_document(name, tmp_path):
     assert pages.table(found).count("\n") > len(found["figures"])
 
 
-def test_sides_take_turns_and_begin_in_turn():
+def test_alternate_reverses_the_order_of_sides_in_each_round():
     ran = []
 
     def side(name):
@@ -70,7 +70,7 @@ def test_sides_take_turns_and_begin_in_turn():
     assert support.ratios([2, 9], [4, 3]) == [0.5, 3.0]
 
 
-def test_a_figure_has_its_spread_and_whether_its_target_is_met():
+def test_a_figure_reports_its_spread_and_whether_it_meets_its_target():
     found = support.figure("x", "ms", [3, 1, 2, 4], target=support.at_most(2.5))
     assert (found["median"], found["min"], found["max"]) == (2.5, 1, 4)
     assert found["quartiles"] == [1.75, 3.25]
@@ -92,7 +92,7 @@ def document(name="a", **change):
     return made | change
 
 
-def test_tables_take_the_place_of_older_ones():
+def test_a_new_table_replaces_the_old_one():
     filled = pages.fill(PAGE, {"a": document()})
     assert "| x | ms | 2 | 1 to 3 | 3 | <= 9 | met |" in filled
     assert "old" not in filled
@@ -100,14 +100,14 @@ def test_tables_take_the_place_of_older_ones():
     assert pages.fill(filled, {"a": document()}).count("| x | ms |") == 1
 
 
-def test_figures_of_smoke_runs_get_into_no_table():
+def test_figures_of_smoke_runs_or_without_a_block_are_refused():
     with pytest.raises(ValueError, match="a is of a smoke run"):
         pages.fill(PAGE, {"a": document(is_quick=True)})
     with pytest.raises(ValueError, match="no block <!-- figures: c -->"):
         pages.fill(PAGE, {"c": document()})
 
 
-def test_every_benchmark_has_its_place_on_the_page():
+def test_every_benchmark_has_a_block_in_results():
     assert set(pages.blocks(pages.RESULTS.read_text())) == set(run.names())
 
 
@@ -155,7 +155,7 @@ def test_a_figure_without_a_ratio_has_its_own_target():
     assert second[0].strip() == "..."  # its benchmark is linked above
 
 
-def test_a_figure_that_was_not_measured_is_named():
+def test_a_missing_figure_is_shown_as_not_measured():
     (cells,) = answered([PEER], row(by="bare", peer="other"))
     assert [each.strip() for each in cells[1:3]] == [
         "not measured",
@@ -172,7 +172,7 @@ def test_a_unit_chooses_among_figures_of_one_name():
     assert cells[1].strip() == "4 ms"
 
 
-def test_the_table_states_days_and_time():
+def test_the_table_states_the_days_and_duration_of_measurements():
     day = document()["finished"][:10]
     text = pages.answers(results(OURS), [row()])
     assert f"Measured from {day} to {day}. The full set took 2 minutes." in text
@@ -183,7 +183,7 @@ ANSWERS = pages.ANSWERS.read_text()
 HEADINGS = re.findall(r"^### (.+)$", ANSWERS, re.MULTILINE)
 
 
-def test_the_table_is_made_of_what_was_measured():
+def test_the_table_matches_the_measured_results():
     again = pages.with_answers(ANSWERS, pages.RESULTS.read_text())
     assert again == ANSWERS, "run: benchmarks/run.py --write"
 
@@ -194,7 +194,7 @@ def test_each_question_has_a_benchmark_and_a_section_that_explains_it():
     assert {each.why for each in pages.ROWS} == sections
 
 
-def test_figures_stand_in_the_table_alone():
+def test_figures_occur_only_in_the_table():
     prose = pages.TABLE.sub("", ANSWERS)
     measured = r"\d ?(ms|µs|us|s|%|x|MB|KiB|records/s|times)\b"
     assert re.findall(measured, prose) == []
@@ -224,7 +224,7 @@ def written(monkeypatch):
     return ran, failing
 
 
-def test_one_that_fails_is_named_and_repeated(written, tmp_path):
+def test_a_failed_benchmark_is_reported_and_repeated(written, tmp_path):
     ran, failing = written
     assert run.run_full([], tmp_path) == ["b failed"]
     assert ran == ["a", "b", "c"]
@@ -255,7 +255,7 @@ def test_a_run_that_was_interrupted_continues(written, tmp_path, monkeypatch):
     assert ran == ["a", "b", "a", "b", "c"]
 
 
-def test_a_question_without_its_figure_is_a_failure(written, tmp_path, monkeypatch):
+def test_a_full_run_reports_that_a_figure_is_missing(written, tmp_path, monkeypatch):
     def refuse(found):
         raise ValueError("not measured")
 
@@ -264,7 +264,9 @@ def test_a_question_without_its_figure_is_a_failure(written, tmp_path, monkeypat
     assert run.Pending(tmp_path).names == []
 
 
-def test_smoke_runs_leave_the_documents_of_full_ones(written, tmp_path, monkeypatch):
+def test_smoke_runs_do_not_overwrite_documents_of_full_runs(
+    written, tmp_path, monkeypatch
+):
     monkeypatch.setattr(run, "needs_broker", lambda name: False)
     assert run.run_quick(["a", "b"], tmp_path) == ["b failed"]
     assert [each.name for each in tmp_path.rglob("*.json")] == ["a.json"]
@@ -282,7 +284,7 @@ def test_a_script_that_ends_with_an_error_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc")
-def test_the_process_of_a_broker_here_is_found():
+def test_the_process_of_a_local_broker_is_found():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert support.broker_pid(f"127.0.0.1:{port}") == os.getpid()

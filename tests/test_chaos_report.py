@@ -1,4 +1,4 @@
-"""The report of real faults: its sums, its verdict, and that a person can read it."""
+"""The report of tests with real faults: its totals, verdict and page."""
 
 import json
 
@@ -56,7 +56,7 @@ def report(tmp_path, capsys):
     return make
 
 
-def test_spread_takes_the_nearest_rank():
+def test_spread_uses_the_nearest_rank_for_percentiles():
     assert chaos_report.spread([]) == {"count": 0, "p50": "-", "p99": "-", "max": "-"}
     assert chaos_report.spread(KILLS["takeover_ms"]) == {
         "count": 200,
@@ -66,7 +66,7 @@ def test_spread_takes_the_nearest_rank():
     }
 
 
-def test_figures_show_whether_they_are_met(report):
+def test_the_report_shows_totals_and_whether_targets_are_met(report):
     status, found, page = report(KILLS, DEATH, NO_DISK)
     assert status == 0
     totals = {"passed": 2, "failed": 0, "skipped": 1, "losses": 0, "violations": 1}

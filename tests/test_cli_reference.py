@@ -42,7 +42,7 @@ def test_shared_options_are_listed_once():
     assert "\nNo shared options.\n" in section("topic random-id")
 
 
-def test_repeated_options_are_listed_once_and_named_where_they_are():
+def test_repeated_options_are_described_once_and_then_only_named():
     text = reference()
     for name in ("as", "at", "dry-run", "open-timeout", "yes"):
         assert text.count(f"- `--{name}`") == 1, name
@@ -56,7 +56,7 @@ def test_repeated_options_are_listed_once_and_named_where_they_are():
     )
 
 
-def test_what_a_command_prints_is_explained_in_its_help_alone():
+def test_output_columns_are_explained_only_in_help_texts():
     text = reference()
     assert "List every claim with its owner" in text
     assert "LOG-END-OFFSET" not in text

@@ -1,4 +1,4 @@
-"""Histories of workers on a cluster, given to the checker; faults are planted."""
+"""The checker of histories of workers on a cluster, with and without violations."""
 
 import json
 
@@ -92,7 +92,7 @@ def recorded(tmp_path):
 
 
 def taken_over(it, *, kept=True):
-    """One works and dies; the other takes over; return both epochs."""
+    """Let worker a stop after a few records and b take over; return both epochs."""
     one = it.send("a", claim("a", seq=1))
     it.handle("a", one, 0, 6)
     it.send("a", beat(one, 5, client="a", seq=2))
@@ -117,8 +117,8 @@ def test_a_takeover_is_reported_with_its_duplicates(recorded):
     assert (figures["duplicates"], figures["violations"], figures["told"]) == (2, 0, [])
 
 
-def test_what_an_import_has_read_was_appended_before_it(recorded):
-    """Though nobody reads the end of a partition that is no longer used."""
+def test_records_that_an_import_has_read_count_as_appended_before_it(recorded):
+    """Although no worker reads the end of a partition that is no longer used."""
     recorded.send("a", claim("a", seq=1))
     recorded.send("a", beat(1, 5, client="a", seq=2), reads=False)
     source, recorded.entries, recorded.at_ms = recorded.entries, [], 20
@@ -136,31 +136,29 @@ def test_what_an_import_has_read_was_appended_before_it(recorded):
     assert times[0] == [2 * NS_PER_MS] * 2 + [30 * NS_PER_MS - 1]
 
 
-def test_two_that_hand_out_at_once_are_found(recorded):
+def test_two_owners_that_hand_out_at_once_are_found(recorded):
     one, _ = taken_over(recorded)
     recorded.at_ms += LATE_MS
     recorded.handle("a", one, 7, 7)
     verdict = recorded.verdict()
-    # Under an older token than another does, and long after its own lease.
+    # Handed out under an older token than before, and long after the lease.
     assert invariants(verdict) == ["S4", "S4"]
     assert as_figures(verdict)["told"][0].startswith("S4: g/t-0: handed out under")
 
 
 @pytest.mark.parametrize(("over_ms", "found"), [(0, []), (LATE_MS + 50, ["S4"])])
-def test_no_record_is_handed_out_after_the_soft_end_of_a_lease(
-    recorded, over_ms, found
-):
+def test_a_hand_out_after_the_soft_end_of_the_lease_is_found(recorded, over_ms, found):
     one = recorded.send("a", claim("a", seq=1))
-    # Sent at 0, looked at so much later; when it was noted does not matter.
+    # The claim is sent at 0, and the lease checked this much later.
     recorded.at_ms = 7 * H // 4 + over_ms
     recorded.handle("a", one, 0, 9)
     assert set(invariants(recorded.verdict())) == set(found)
 
 
-def test_a_late_note_counts_from_the_check_of_the_lease(recorded):
+def test_a_late_note_counts_at_the_time_of_the_lease_check(recorded):
     one, _ = taken_over(recorded)
     at = {"topic": "t", "partition": 0, "first": 7, "last": 7, "token": f"1.0.{one}"}
-    # It stood still between the look and the note.
+    # The process stood still between the check of the lease and the note.
     recorded.note("a", "handed", looked_ns=9 * NS_PER_MS, **at)
     assert recorded.verdict().findings == ()
 
@@ -178,7 +176,7 @@ def test_an_accepted_record_without_a_sender_is_found(recorded):
     assert invariants(recorded.verdict(end=0)) == ["1.4"]
 
 
-def test_a_stranger_that_wins_is_found_and_one_that_loses_is_not(recorded):
+def test_only_an_accepted_claim_of_an_unknown_client_is_found(recorded):
     one = recorded.send("a", claim("a", seq=1))
     recorded.handle("a", one, 0, 9)
     recorded.append(claim("x", seq=7))
@@ -189,7 +187,7 @@ def test_a_stranger_that_wins_is_found_and_one_that_loses_is_not(recorded):
     assert invariants(recorded.verdict()) == ["1.4"]
 
 
-def test_a_position_beyond_what_is_done_is_found(recorded):
+def test_a_position_beyond_processed_records_is_found(recorded):
     one = recorded.send("a", claim("a", seq=1))
     recorded.handle("a", one, 0, 8)
     recorded.handle("a", one, 9, 9, is_done=False)
@@ -198,12 +196,12 @@ def test_a_position_beyond_what_is_done_is_found(recorded):
     assert set(invariants(recorded.verdict())) == {"6.1"}
 
 
-def test_a_record_that_nobody_processed_is_found(recorded):
+def test_an_unprocessed_record_is_found(recorded):
     taken_over(recorded)
     assert invariants(recorded.verdict(end=11)) == ["6.1"]
 
 
-def test_at_most_once_grants_are_reported(recorded):
+def test_at_most_once_ungranted_and_repeated_records_are_found(recorded):
     one = recorded.send("a", claim("a", seq=1))
     recorded.send("a", messages(one, 0, 4, client="a", seq=2))
     recorded.handle("a", one, 0, 4)
@@ -214,7 +212,7 @@ def test_at_most_once_grants_are_reported(recorded):
     assert "S3" in invariants(recorded.verdict(AMO))
 
 
-def test_an_append_with_a_failed_acknowledgement_may_have_landed(recorded):
+def test_an_append_with_a_failed_acknowledgment_may_be_in_the_log(recorded):
     """A send reported as failed is unknown; the log decides (1.4)."""
     one = recorded.send("a", claim("a", seq=1), reads=False)
     recorded.note("a", "failed", number=1)

@@ -1,10 +1,10 @@
-"""Tests are not slowed down by collections of garbage."""
+"""The garbage collector is set so that it does not slow the tests down."""
 
 import gc
 
 from collecting import NEWEST_MAX
 
 
-def test_what_was_collected_before_tests_is_left_alone():
+def test_the_garbage_collector_ignores_objects_from_before_the_tests():
     assert gc.get_freeze_count() > 10_000
     assert gc.get_threshold()[0] == NEWEST_MAX

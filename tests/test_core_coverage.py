@@ -1,4 +1,4 @@
-"""`make cover` accepts what its own tests cover, and names what they do not."""
+"""`make cover` names the lines and branches that a module's own tests do not cover."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def test_half(number):
 
 
 def cover(folder, **numbers):
-    """Run it over modules, whose tests call them with these numbers."""
+    """Run the check on modules; the test of each one calls it with these numbers."""
     for name in ("core", "tests"):
         (folder / name).mkdir()
     (folder / "pytest.ini").write_text("[pytest]\npythonpath = core\n")
@@ -59,7 +59,7 @@ def test_modules_whose_tests_cover_them_pass(tmp_path):
         assert rows[name].split() == [name, "4", "2", "0", "100.0%"]
 
 
-def test_what_its_own_tests_do_not_reach_is_named(tmp_path):
+def test_code_that_its_own_tests_do_not_cover_is_named(tmp_path):
     done, rows = cover(tmp_path, broken=[8], gap=[4], good=[1, 4], untested=[])
     assert done.returncode == 1
     assert rows["good"].endswith("100.0%")

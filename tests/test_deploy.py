@@ -1,8 +1,7 @@
-"""What ships for operation is sound: alerts, a dashboard, a unit, a manifest.
+"""The files in ``deploy``: alerts, a dashboard, a systemd unit, a manifest.
 
-Every expression parses, every metric and label that it names is one that we export,
-every command parses against the real command line, and the alerts are judged by
-Prometheus' own tool.
+Every expression parses and uses exported metrics and labels, every command parses
+against the real command line, and Prometheus' own tool checks and tests the alerts.
 """
 
 import configparser
@@ -43,13 +42,13 @@ UNIT = DEPLOY / "systemd" / "marshal-sidecar.service"
 PROFILES = DEPLOY / "systemd" / "marshal.toml"
 MANIFEST = DEPLOY / "kubernetes" / "sidecar.yaml"
 
-# Of Prometheus itself and of its client library, not of ours.
+# Metrics of Prometheus and of its client library, with their labels.
 STANDARD = {
     "up": {"job", "instance"},
     "process_cpu_seconds_total": set(),
     "process_resident_memory_bytes": set(),
 }
-# What Prometheus adds to everything that it scrapes.
+# Labels that Prometheus adds to each series that it scrapes.
 ADDED = {"job", "instance"}
 
 
@@ -72,7 +71,7 @@ EXPORTED = exported()
 
 
 def check_expression(text):
-    """Return the metrics of an expression; all of it must be known to us."""
+    """Check that an expression uses exported metrics and labels; return the metrics."""
     names, matched = set(), set()
 
     def visit(node):
@@ -155,7 +154,7 @@ def test_names_of_alerts_are_prefixed_and_unique():
     assert all(re.fullmatch(r"Marshal[A-Z]\w+", name) for name in names)
 
 
-def test_each_alert_is_seen_to_fire_and_to_be_silent():
+def test_the_rule_tests_make_each_alert_fire_and_be_silent():
     tests = yaml.safe_load(RULES_TEST.read_text())["tests"]
     fired, silent = set(), set()
     for test in tests:
@@ -171,7 +170,7 @@ def test_each_alert_is_seen_to_fire_and_to_be_silent():
     assert silent == every
 
 
-def test_prometheus_itself_finds_the_rules_sound(promtool):
+def test_prometheus_accepts_the_rules_and_their_tests(promtool):
     code, message = run(promtool, "check", "rules", RULES)
     assert code == 0, message
     code, message = run(promtool, "test", "rules", RULES_TEST)
@@ -179,7 +178,7 @@ def test_prometheus_itself_finds_the_rules_sound(promtool):
 
 
 def test_the_tests_of_the_rules_can_fail(promtool, tmp_path):
-    """With each expression replaced by one that never, or always, is so."""
+    """With each expression replaced by one that is never, or always, true."""
     for expression in ("vector(0) > 1", "vector(1)"):
         broken = yaml.safe_load(RULES.read_text())
         for group in broken["groups"]:
@@ -193,7 +192,7 @@ def test_the_tests_of_the_rules_can_fail(promtool, tmp_path):
             assert rule["alert"] in message, rule["alert"]
 
 
-def test_prometheus_itself_finds_the_metrics_well_named(promtool):
+def test_prometheus_accepts_the_names_of_metrics(promtool):
     scrape = Scrape(families=FAMILIES)
     for family in FAMILIES:
         labels = [f"{label}-1" for label in family.labels]
@@ -234,7 +233,7 @@ def replaced(text):
 
 
 @pytest.mark.parametrize("panel", panels(), ids=lambda panel: panel["title"])
-def test_a_panel_shows_what_we_export(panel):
+def test_a_panel_uses_exported_metrics_and_labels(panel):
     targets = panel["targets"]
     assert targets
     assert len({target["refId"] for target in targets}) == len(targets)
@@ -273,7 +272,7 @@ def test_panels_do_not_overlap():
         assert apart_x or apart_y
 
 
-def test_variables_are_those_that_are_used_and_ask_for_what_there_is():
+def test_dashboard_variables_are_used_and_query_exported_labels():
     listed = {each["name"]: each for each in board()["templating"]["list"]}
     used = set(re.findall(r"\$\{?([a-z]+)\b", json.dumps(board()["panels"])))
     assert used == listed.keys()
@@ -286,7 +285,7 @@ def test_variables_are_those_that_are_used_and_ask_for_what_there_is():
             assert label in EXPORTED[metric] | ADDED
 
 
-def test_every_metric_is_on_the_dashboard_or_left_out_on_purpose():
+def test_every_metric_is_on_the_dashboard_or_a_known_exception():
     shown = set()
     for panel in panels():
         for target in panel["targets"]:
@@ -320,7 +319,7 @@ def seconds(text):
     return int(text)
 
 
-def test_the_unit_has_what_the_daemon_relies_on():
+def test_the_unit_has_the_settings_that_the_sidecar_needs():
     service = unit()["Service"]
     assert service["Type"] == "notify"
     assert service["NotifyAccess"] == "main"
@@ -344,7 +343,7 @@ def test_the_unit_does_not_hide_processes_of_clients():
     assert service["ProtectSystem"] == "strict"
 
 
-def test_the_environment_of_the_unit_is_of_settings_that_exist():
+def test_environment_variables_of_the_unit_are_known_settings():
     found = dict(
         re.findall(r"^Environment=(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE)
     )
@@ -363,7 +362,7 @@ def _sources_of_the_command():
     return "".join(path.read_text() for path in folder.rglob("*.py"))
 
 
-def test_the_unit_starts_a_command_that_there_is():
+def test_the_unit_starts_a_valid_command():
     program, *words = shlex.split(unit()["Service"]["ExecStart"])
     assert Path(program).name == "marshal"
     assert Path(words[1]).name == PROFILES.name
@@ -371,7 +370,7 @@ def test_the_unit_starts_a_command_that_there_is():
     check_command(words)
 
 
-def test_the_profile_of_the_unit_is_of_settings_that_exist():
+def test_the_profile_of_the_unit_has_known_settings():
     found = tomllib.loads(PROFILES.read_text())
     settings = found["profiles"][found["profile"]]
     assert settings.keys() - {"options"} <= set(KEYS)
@@ -379,15 +378,15 @@ def test_the_profile_of_the_unit_is_of_settings_that_exist():
     assert set(commented) <= set(KEYS)
 
 
-def test_systemd_itself_finds_the_unit_sound(tmp_path):
-    """Where there is no systemd, the parser of this test is all there is."""
+def test_systemd_analyze_accepts_the_unit(tmp_path):
+    """Without systemd, only the form of the file is checked."""
     analyze = shutil.which("systemd-analyze")
     service = unit()["Service"]
     assert all(key[0].isupper() for key in service)
     if analyze is None:
         return
     text = UNIT.read_text()
-    # A program that is there, and a user that is.
+    # With a program and a user that this machine has.
     text = re.sub(r"(?m)^ExecStart=\S+", f"ExecStart={sys.executable}", text)
     text = re.sub(r"(?m)^User=.*$", "User=root", text)
     copy = tmp_path / UNIT.name
@@ -443,22 +442,22 @@ def test_both_containers_have_one_user_and_share_the_socket():
     assert mounts[shared] == ours[shared]
     socket = environment(sidecar())["MARSHAL_SIDECAR_SOCKET"]
     assert environment(application)["MARSHAL_SIDECAR_SOCKET"] == socket
-    # The volume itself may be entered by others: its folder has to be below.
+    # Other users may enter the volume itself, so the socket's folder is below it.
     assert Path(socket).parent.parent == Path(ours[shared])
     assert len(socket) <= SOCKET_BYTES_MAX
     assert socket in MANIFEST.read_text().partition("Marshal(sidecar=")[2][:80]
 
 
-def test_state_outlives_the_container_and_its_file_system_may_be_read_only():
+def test_state_is_on_a_volume_and_the_root_file_system_is_read_only():
     ours = {each["mountPath"]: each["name"] for each in sidecar()["volumeMounts"]}
     state = environment(sidecar())["MARSHAL_STATE_DIR"]
     volumes = {each["name"]: each for each in pod()["volumes"]}
-    # The volume itself may be written by others: its folder has to be below.
+    # Other users may write to the volume itself, so the state's folder is below it.
     assert "emptyDir" in volumes[ours[str(Path(state).parent)]]
     assert sidecar()["securityContext"]["readOnlyRootFilesystem"] is True
 
 
-def test_each_probe_asks_its_own_question():
+def test_each_probe_runs_marshal_probe_with_its_question():
     for name, question in (
         ("startupProbe", "started"),
         ("readinessProbe", "ready"),
@@ -472,7 +471,7 @@ def test_each_probe_asks_its_own_question():
     assert scripts["marshal-probe"] == "kafka_marshal.sidecar.probe:main"
 
 
-def test_the_sidecar_starts_a_command_with_settings_that_exist(tmp_path):
+def test_the_sidecar_starts_a_valid_command_with_known_settings(tmp_path):
     program, *words = sidecar()["command"]
     assert program == "marshal"
     (config,) = [each for each in documents() if each["kind"] == "ConfigMap"]
@@ -484,7 +483,7 @@ def test_the_sidecar_starts_a_command_with_settings_that_exist(tmp_path):
     assert environment(sidecar()).keys() <= known | {"POD_NAME"}
 
 
-def test_there_is_time_to_drain():
+def test_the_grace_period_covers_the_handoff_and_the_drain():
     words = sidecar()["lifecycle"]["preStop"]["exec"]["command"]
     assert words[0] == "timeout"
     command = re.search(r"marshal ([^|]*)\|", words[-1])[1]
@@ -522,7 +521,7 @@ def test_a_pod_is_drained_by_its_name_before_its_application_ends():
     assert for_ms > duration_ms("--timeout", words[-1])
 
 
-def test_shell_of_the_manifest_is_shell():
+def test_shell_commands_of_the_manifest_have_valid_syntax():
     for container in (application(), sidecar()):
         words = container["lifecycle"]["preStop"]["exec"]["command"]
         code, message = run("sh", "-n", "-c", words[-1])

@@ -1,9 +1,9 @@
-"""What the documents say is what the code does.
+"""The documents agree with the code.
 
-Blocks of Python compile, commands parse against the real command line, links
-lead somewhere, and every table that lists something of the code is complete.
-Blocks marked ``<!-- run: name -->`` are also executed: here where they need no
-broker, in ``integration/test_docs.py`` where they do.
+Blocks of Python compile, commands parse against the real command line, targets of
+links exist, and tables and lists of things in the code are complete. Blocks marked
+``<!-- run: name -->`` are also executed: here if they need no broker, else in
+``integration/test_docs.py``.
 """
 
 import ast
@@ -115,7 +115,7 @@ def rows(text: str, mark: str) -> list[list[str]]:
 
 
 def items(text: str, mark: str) -> dict[str, str]:
-    """Return what a marked list says of each name, joined to one line."""
+    """Return the text of each name in a marked list, as one line."""
     lines = re.split(r"^- ", marked(text, mark), flags=re.MULTILINE)[1:]
     found = (" ".join(line.split()).partition(": ") for line in lines)
     return {name: rest for name, _, rest in found}
@@ -128,14 +128,14 @@ def listed_names(text: str, mark: str) -> list[str]:
 
 
 def names(cell: str) -> list[str]:
-    """Return what a cell names as code."""
+    """Return the names in a cell that are written as code."""
     return re.findall(r"`([^`]+)`", cell)
 
 
 # --- Blocks --------------------------------------------------------------------------
 
 
-def test_documents_are_there():
+def test_the_main_documents_exist():
     found = {str(path.relative_to(ROOT)) for path in DOCUMENTS}
     assert found >= {
         "README.md",
@@ -150,17 +150,17 @@ def test_documents_are_there():
 
 
 @pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=lambda block: block.place)
-def test_python_compiles(block):
+def test_python_blocks_compile(block):
     compile(block.code, block.place, "exec")
 
 
-def test_every_python_block_is_run():
+def test_every_python_block_is_marked_to_be_run():
     unmarked = [b.place for b in PYTHON_BLOCKS if not b.mark.startswith("run: ")]
     assert unmarked == []
 
 
-def test_a_mark_names_one_block_wherever_it_is_shown():
-    """A block that two documents show is run once, since both are the same."""
+def test_blocks_with_the_same_mark_have_the_same_code():
+    """A block that two documents show is run only once."""
     code: dict[str, str] = {}
     for block in ALL_BLOCKS:
         if block.mark:
@@ -174,11 +174,11 @@ def test_json_lines_are_json():
                 json.loads(line)
 
 
-def test_each_sink_is_tested():
+def test_the_example_sinks_are_those_with_tests():
     assert {path.name for path in SINKS.glob("*.py")} == {"table.py", "service.py"}
 
 
-def test_sqlite_sink_refuses_zombies_and_repeats():
+def test_the_table_sink_refuses_earlier_tokens_and_repeated_offsets():
     scope = runpy.run_path(str(SINKS / "table.py"))
     store, token = scope["store"], kafka_marshal.Token
     old, new = token(1, 0, 300), token(1, 1, 2)
@@ -191,7 +191,7 @@ def test_sqlite_sink_refuses_zombies_and_repeats():
     assert values == [(b"a",), (b"b",), (b"d",)]
 
 
-def test_the_service_refuses_strangers_before_it_checks_their_token():
+def test_the_service_sink_checks_the_user_before_the_token():
     scope = runpy.run_path(str(SINKS / "service.py"))
 
     def ask(user, header, body="a"):
@@ -205,13 +205,13 @@ def test_the_service_refuses_strangers_before_it_checks_their_token():
     assert ask("billing", "1.1.2", "b") == 204
     assert ask("billing", "1.0.7", "c") == 412
     with pytest.raises(scope["sqlite3"].ProgrammingError):
-        ask("billing", greatest, object())  # the work fails, and with it the fence
+        ask("billing", greatest, object())  # the work fails, so its token is not stored
     assert ask("billing", "1.1.2", "d") == 204
     bodies = scope["db"].execute("SELECT body FROM bills").fetchall()
     assert bodies == [("a",), ("b",), ("d",)]
 
 
-def test_a_seed_repeats():
+def test_the_example_that_replays_a_seed_runs():
     (block,) = [b for b in PYTHON_BLOCKS if b.mark == "run: replay_seed"]
     scope = {}
     exec(compile(block.code, block.place, "exec"), scope)
@@ -225,7 +225,7 @@ def test_security_options_are_accepted():
     ConnectionConfig("broker-1:9092", options=scope["options"])
 
 
-def test_the_test_that_is_shown_passes():
+def test_the_example_with_a_mock_consumer_passes():
     (block,) = [b for b in PYTHON_BLOCKS if b.mark == "run: mock"]
     sizes = []
 
@@ -238,7 +238,7 @@ def test_the_test_that_is_shown_passes():
     assert sizes == [2, 1]
 
 
-def test_the_policy_that_is_shown_conforms():
+def test_the_example_of_a_policy_conforms():
     (block,) = [b for b in PYTHON_BLOCKS if b.mark == "run: policy"]
     exec(compile(block.code, block.place, "exec"), {})
 
@@ -260,7 +260,7 @@ def anchors(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(path):
+def test_targets_of_links_exist(path):
     for target in LINK.findall(prose(path)):
         if target.startswith("https://"):
             continue
@@ -271,7 +271,7 @@ def test_links_lead_somewhere(path):
             assert anchor in anchors(aim), target
 
 
-def test_paths_that_are_named_exist():
+def test_paths_named_in_documents_exist():
     for path in DOCUMENTS:
         named = re.findall(
             r"`((?:tests|integration|marshal|cli|docs|tools)/[\w./]+)`", prose(path)
@@ -388,7 +388,7 @@ def test_the_readme_names_the_command_that_ci_runs():
     assert last in commands
 
 
-def test_pictures_are_there_and_small():
+def test_pictures_of_the_readme_exist_and_are_small():
     shown = re.findall(r"!\[[^\]]+\]\((docs/images/[^)]+)\)", README)
     assert shown == ["docs/images/claims-watch.svg", "docs/images/audit-timeline.svg"]
     for path in (ROOT / "docs" / "images").iterdir():
@@ -427,7 +427,7 @@ def test_settings_of_a_consumer_are_listed_with_their_defaults():
         for value in values
         for name, default in attrs.asdict(value).items()
     }
-    del defaults["starts"]  # of ranges alone
+    del defaults["starts"]  # for ranges only
     listed = listed_defaults("list: settings of consumer")
     assert listed == defaults | {"topics": "required", "timeout_ms": str(OPEN_MS_MAX)}
 
@@ -441,7 +441,7 @@ def fields(cell: str) -> list[str]:
 
 
 def in_full(cell: str) -> str:
-    """Return the fields of a record, with what *sender* and the like stand for."""
+    """Return the fields of a record; replace *sender* and the like by their fields."""
     shorthands = items(PROTOCOL, "list: shorthands")
     while name := re.search(r"\*\w+\*", cell):
         cell = cell.replace(name[0], shorthands[name[0]])
@@ -521,7 +521,7 @@ def test_frame_limit_is_named():
 
 
 def words_of_the_fold() -> set[str]:
-    """Return the words that the modules of the fold answer with."""
+    """Return the effects and reasons in the modules of the fold."""
     found = set()
     folds = (
         *("keys", "groups", "fences", "positions", "resets"),
@@ -599,16 +599,16 @@ def golden_world() -> WorldState:
     return state
 
 
-def test_golden_digest():
+def test_the_state_of_the_golden_log_has_the_quoted_digest():
     assert digest(golden_world()) == marked(PROTOCOL, "golden: digest")
 
 
-def test_golden_bytes():
+def test_the_state_of_the_golden_log_has_the_listed_bytes():
     text = "".join(marked(GOLDEN, "golden: bytes").split())
     assert to_bytes(golden_world()).hex() == text
 
 
-def test_golden_frames():
+def test_golden_frames_are_the_entries_of_the_golden_log():
     listed = rows(GOLDEN, "golden: frames")
     entries = golden_entries()
     assert [int(row[0]) for row in listed] == [entry.offset for entry in entries]
@@ -625,7 +625,7 @@ def test_golden_frames():
     }
 
 
-def test_golden_transitions():
+def test_golden_transitions_are_those_of_the_fold():
     state = WorldState(0)
     expected_rows = [
         [
@@ -648,7 +648,7 @@ def test_golden_digest_of_the_clauses_is_quoted():
     assert f"`{golden['digest']}`" in PROTOCOL
 
 
-def test_golden_placement():
+def test_golden_placement_matches_the_hash_function():
     listed = rows(PROTOCOL, "golden: placement")
     assert listed
     for topic, partition, number, place in listed:
@@ -691,7 +691,7 @@ def calls_of_the_product() -> list[ast.Call]:
 
 
 def strings_given(function: str, *, to: int = 0) -> set[str]:
-    """Return the literals that the product gives a function as an argument."""
+    """Return the literals that the product passes to a function as this argument."""
     found = set()
     for node in calls_of_the_product():
         called = getattr(node.func, "attr", getattr(node.func, "id", ""))
@@ -715,7 +715,7 @@ def test_events_are_listed_with_their_level():
         assert set(listed) == names_of & real, level
 
 
-def test_endings_are_listed():
+def test_reasons_for_the_end_of_a_claim_are_listed():
     listed = set(listed_names(REFERENCE, "list: endings"))
     assert listed >= strings_given("Ending") | strings_given("Drain") | EXPECTED
 
@@ -746,13 +746,13 @@ def internals(heading: str) -> str:
     return rest.partition("\n## ")[0]
 
 
-def test_internals_are_short_and_drawn():
+def test_internals_are_short_and_have_three_drawings():
     assert len(INTERNALS.split()) <= INTERNALS_WORDS_MAX
     drawn = [b for b in ALL_BLOCKS if b.place.startswith("docs/INTERNALS.md")]
     assert len([b for b in drawn if b.language in {"", "mermaid"}]) == 3
 
 
-def test_internals_name_files_that_are_there():
+def test_files_named_in_internals_exist():
     named = FILE.findall(INTERNALS)
     assert len(named) > len(QUESTIONS)
     for name in named:
@@ -760,8 +760,7 @@ def test_internals_name_files_that_are_there():
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_question_is_answered_within_one_hop(question):
-    """A file that the answer names has what somebody who asks looks for."""
+def test_the_answer_to_a_question_names_a_file_with_the_code(question):
     _, found, rest = INTERNALS.partition(f"\n- {question} ")
     assert found
     answer = re.split(r"\n(?:- |\n)", rest)[0]
@@ -781,12 +780,12 @@ def test_the_map_has_every_package_and_a_file_of_each():
         assert (PACKAGE / name) in mapped[name].parents
 
 
-def test_the_life_of_a_claim_has_the_phases_of_the_code():
+def test_the_drawing_of_a_claim_has_the_phases_of_the_code():
     drawing = internals("The life of a claim").partition("```")[2].partition("```")[0]
     assert set(re.findall(r"\b[A-Z]{4,}\b", drawing)) == {each.name for each in Phase}
 
 
-def test_methods_that_internals_name_are_there():
+def test_methods_named_in_internals_exist():
     named = re.findall(r"`(Claim|Engine)\.(\w+)`", INTERNALS)
     assert len(named) >= 4
     for owner, name in named:
@@ -796,7 +795,7 @@ def test_methods_that_internals_name_are_there():
         assert re.search(rf"def {name}\b|self\.{name} =", text), name
 
 
-def test_paths_of_slices_are_there():
+def test_paths_of_test_slices_exist():
     """Tests that a document runs by path; the paths come after `-m pytest`."""
     slices = [w for w in commands("python") if w[:2] == ["-m", "pytest"]]
     paths = [word for words in slices for word in words if word.startswith("tests/")]

@@ -1,4 +1,4 @@
-"""A test that hangs fails alone, with all stacks; a busy machine ends none."""
+"""Time limits of tests: a test that hangs fails alone, also on a busy machine."""
 
 import signal
 import subprocess
@@ -108,7 +108,7 @@ def test_a_cancelled_limit_sets_no_alarm(clock):
     assert clock.alarm_s == 0
 
 
-def test_what_computes_has_the_limit_of_its_lane():
+def test_a_test_that_computes_has_the_limit_of_its_lane():
     asked_s = 300.0
     for each in ("simulation/test_x.py", "model/test_x.py", "property/test_x.py"):
         item = SimpleNamespace(path=test_lanes.ROOT / "tests" / each)

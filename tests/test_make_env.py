@@ -1,4 +1,4 @@
-"""What is locked is installed from the cache of uv, and fetched only if it must be."""
+"""Locked packages are installed from uv's cache, and downloaded only if missing."""
 
 import make_env
 import pytest
@@ -11,7 +11,7 @@ case "$*" in *--offline*) exit {offline};; *) exit {online};; esac
 
 @pytest.fixture
 def install(tmp_path):
-    """Install a lock by a uv that ends with given codes."""
+    """Return a function that installs by a uv that exits with given codes."""
 
     def install(**codes):
         uv = tmp_path / "uv"
@@ -24,7 +24,7 @@ def install(tmp_path):
 
 @pytest.fixture
 def calls(tmp_path):
-    """Return for each call of that uv whether it was offline."""
+    """Return a function that lists for each call of uv whether it was offline."""
 
     def calls():
         lines = (tmp_path / "uv.calls").read_text().splitlines()
@@ -34,17 +34,17 @@ def calls(tmp_path):
     return calls
 
 
-def test_what_the_cache_has_needs_no_index(install, calls):
+def test_cached_packages_are_installed_offline(install, calls):
     install(offline=0, online=1)
     assert calls() == [True]
 
 
-def test_what_the_cache_lacks_is_fetched(install, calls):
+def test_packages_missing_in_the_cache_are_downloaded(install, calls):
     install(offline=1, online=0)
     assert calls() == [True, False]
 
 
-def test_what_cannot_be_fetched_is_named_with_a_remedy(install, calls):
+def test_a_failed_download_names_the_lock_file_and_a_remedy(install, calls):
     with pytest.raises(SystemExit, match=r"requirements/dev\.txt(.|\n)*Do this\."):
         install(offline=1, online=2)
     assert calls() == [True, False]

@@ -1,4 +1,4 @@
-"""What is in the wheel and the sdist, and that the wheel needs nothing beside it."""
+"""The content of wheel and sdist, and that the wheel works without the repository."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ assert "simulator" not in sys.modules
 """
 
 
-# What a type checker finds wrong, with the number of its line.
+# A program in which a type checker must report exactly the lines marked as wrong.
 TYPED = """
 from typing import assert_type
 from kafka_marshal import AsyncConsumer, AsyncMarshal, Consumer, Marshal, Record
@@ -113,7 +113,7 @@ def wheel_in(folder, **environ):
         return wheel.name, archive.namelist(), printed
 
 
-def test_a_wheel_with_the_compiled_part(tools, tmp_path):
+def test_a_wheel_with_the_compiled_module_has_an_abi3_tag_and_loads_it(tools, tmp_path):
     name, names, _ = wheel_in(tmp_path, KAFKA_MARSHAL_NATIVE="1")
     assert name.split("-")[2:4] == ["cp311", "abi3"]
     assert names.count(COMPILED) == 1
@@ -131,7 +131,9 @@ def test_a_wheel_with_the_compiled_part(tools, tmp_path):
         ({"CC": "false"}, "pure Python"),
     ],
 )
-def test_a_wheel_without_it_is_pure_and_the_build_prints_why(environ, reason, tmp_path):
+def test_a_wheel_without_the_compiled_module_is_pure_and_states_why(
+    environ, reason, tmp_path
+):
     name, names, printed = wheel_in(tmp_path, **environ)
     assert name.endswith("-py3-none-any.whl")
     assert not [each for each in names if each.endswith(".so")]
@@ -145,7 +147,9 @@ def test_a_wheel_without_it_is_pure_and_the_build_prints_why(environ, reason, tm
         ({"KAFKA_MARSHAL_NATIVE": "yes"}, "must be 0, 1 or unset"),
     ],
 )
-def test_a_build_that_demands_it_fails_without(environ, reason, tmp_path):
+def test_a_build_that_requires_the_compiled_module_fails_without_it(
+    environ, reason, tmp_path
+):
     command = ("-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path)
     code, printed = run(*command, **environ)
     assert code != 0
@@ -163,7 +167,7 @@ def test_the_sources_compile_without_warnings(compiler, tools, tmp_path, monkeyp
     assert (tmp_path / hatch_build.FILE).is_file()
 
 
-def test_the_wheel_has_the_product_alone(site):
+def test_the_wheel_has_only_the_product(site):
     found = {path.name for path in site.iterdir() if path.suffix != ".dist-info"}
     assert found == {"kafka_marshal", "kafka_marshal_cli"}
     found = {path.name for path in site.rglob("*simulat*")}
@@ -183,8 +187,8 @@ def test_the_wheel_imports_without_the_repository(site, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_programs_are_checked_by_its_types(site, tmp_path):
-    """A class whose constructor is no function is Any, and hides every mistake."""
+def test_a_type_checker_finds_mistakes_in_programs(site, tmp_path):
+    """A client or consumer of type Any would hide every mistake."""
     program = tmp_path / "program.py"
     program.write_text(TYPED)
     config = tmp_path / "mypy.ini"
@@ -217,10 +221,10 @@ def test_the_sdist_has_the_simulator_beside_the_tests(built):
     assert not [name for name in inside if name.endswith(".so")]
 
 
-def test_tests_of_the_sdist_run(built, tmp_path):
-    """Those that read the most of the repository; all others need less.
+def test_tests_of_the_sdist_pass(built, tmp_path):
+    """Run the tests that read most of the repository; all others need less of it.
 
-    What takes long is left out: it reads what others of these read. Of the benchmarks
+    Slow tests are left out, because the rest reads the same files. Of the benchmarks
     the shortest one runs.
     """
     (sdist,) = built.glob("*.tar.gz")

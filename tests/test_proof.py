@@ -80,7 +80,7 @@ def report(folder, tmp_path):
     return make
 
 
-def test_the_simulator_s_seeds_and_how_to_repeat_one(report, tmp_path):
+def test_the_report_of_seeds_shows_how_to_repeat_a_failure(report, tmp_path):
     (tmp_path / "sim.json").write_text(json.dumps(SIMULATED))
     page = report("sim", code=1)
     assert "**Something did not hold.**" in page
@@ -96,7 +96,7 @@ def test_the_simulator_s_seeds_and_how_to_repeat_one(report, tmp_path):
     assert page.index("| reset | 0 |") < page.index("| claimed | 9,000 |")
 
 
-def test_tests_with_what_they_counted_and_how_to_repeat_them(report, folder):
+def test_the_report_of_tests_shows_counts_and_how_to_repeat_a_failure(report, folder):
     (folder / "model.xml").write_text(TESTS)
     page = report("model", code=1)
     assert "| Small worlds | 3 tests, 1,234 states | **failed** |" in page
@@ -108,7 +108,7 @@ def test_tests_with_what_they_counted_and_how_to_repeat_them(report, folder):
     assert repeat in page
 
 
-def test_real_faults_come_from_their_own_report(report, tmp_path):
+def test_real_faults_are_read_from_the_chaos_report(report, tmp_path):
     (tmp_path / "report.json").write_text(json.dumps(FAULTS))
     page = report("chaos")
     assert "Everything held." in page

@@ -36,13 +36,13 @@ def test_every_test_file_is_in_one_lane():
         assert len(lanes) == (0 if path.is_relative_to(core) else 1), (path, lanes)
 
 
-def test_each_lane_is_niced_or_follows_one_that_exists():
+def test_settings_of_lanes_name_existing_lanes():
     assert test_lanes.NICE.keys() <= test_lanes.LANES.keys()
     assert {*test_lanes.AFTER, *test_lanes.AFTER.values()} <= test_lanes.LANES.keys()
     assert set(test_lanes.RETRIED) <= test_lanes.LANES.keys()
 
 
-def test_the_longest_files_come_first_and_all_others_as_they_were():
+def test_the_longest_files_run_first_and_others_keep_their_order():
     names = {path.name for path in (ROOT / "integration").rglob("test_*.py")}
     assert names > set(test_lanes.LONGEST)
     first, second, *_ = test_lanes.LONGEST

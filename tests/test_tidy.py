@@ -1,8 +1,7 @@
-"""The house linter: what ruff and mypy cannot say about this project.
+"""The project's own linter: rules that ruff and mypy do not have.
 
-Each rule is a function from a `Source` to findings. The first test runs all of them
-over the repository; the others plant bad sources and check that each is caught, and
-sound ones that none is caught in.
+Each rule is a function from a `Source` to findings. The first test runs all rules over
+the repository; the others check that they find bad samples, and accept good ones.
 """
 
 import ast
@@ -90,7 +89,7 @@ def _dotted(node: ast.expr) -> str:
             return ""
 
 
-# --- Foreign ground ----------------------------------------------------------------
+# --- Internals of kafka-python -----------------------------------------------------
 
 
 def private_accesses(source: Source) -> Iterator[Finding]:
@@ -122,7 +121,7 @@ def _imports_kafka(source: Source) -> bool:
 
 
 def check_kafka_internals(source: Source) -> Iterator[Finding]:
-    """Find uses of kafka-python's internals; one module has them all, few enough."""
+    """Find uses of kafka-python's internals outside one module, or too many in it."""
     if not source.is_product or not _imports_kafka(source):
         return
     found = list(private_accesses(source))
@@ -194,8 +193,7 @@ def check_no_kwargs(source: Source) -> Iterator[Finding]:
 def _is_signature_free(function: Function, around: tuple[ast.AST, ...]) -> bool:
     """Return whether the function chooses its own signature.
 
-    It is not for magic methods, for what a Protocol asks of others, and for what
-    overrides the method of a base.
+    Magic methods, methods of a Protocol and overrides do not.
     """
     owner = around[-1] if around else None
     bases = owner.bases if isinstance(owner, ast.ClassDef) else []
@@ -373,7 +371,7 @@ def _targets(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def check_claims_are_set_by_themselves(source: Source) -> Iterator[Finding]:
-    """Find assignments to a claim's attributes: only its transitions make them."""
+    """Find assignments to a claim's attributes outside of the claim's own module."""
     if not source.is_product or source.path == CLAIM_MODULE:
         return
     for node in source.nodes:
@@ -593,12 +591,12 @@ def test_internals_of_kafka_python_are_used_by_one_module_only(text):
     assert f"{KAFKA_ACCESSES_MAX + 1} internals are used" in found
 
 
-def test_internals_of_the_module_itself_are_its_own():
+def test_private_names_of_the_module_itself_are_allowed():
     text = "import kafka\nclass A(B):\n    def _f(self):\n        "
     assert findings(Source(PLAIN, text + "self._x = super()._f()")) == []
 
 
-def test_signatures_and_waits_of_tests_are_their_own():
+def test_signatures_and_waits_of_tests_are_not_checked():
     text = "def f(a, b, c, **o):\n    event.wait()"
     assert findings(Source("tests/unit/test_sample.py", text)) == []
 

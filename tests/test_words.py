@@ -1,4 +1,4 @@
-"""The lint of words: the repository passes it, and it finds what it must."""
+"""The word lint: the repository passes it, and it finds the words to avoid."""
 
 import subprocess
 
@@ -30,12 +30,12 @@ def messages(findings):
 # --- The repository ----------------------------------------------------------------
 
 
-def test_the_repository_has_none_of_these_words():
+def test_the_repository_has_no_words_to_avoid():
     found = list(in_repository(WORDS))
     assert not found, "\n".join(map(str, found))
 
 
-def test_the_list_has_words_of_each_kind():
+def test_each_table_has_words_and_replacements():
     assert {"told", "whoever", "gone on from"} <= set(WORDS.prose)
     assert set(WORDS.letters) == set("TKCMWH")
     assert {"hub", "lobby", "wishes"} <= set(WORDS.names)
@@ -49,7 +49,7 @@ def test_no_word_is_its_own_replacement():
             assert list(WORDS.in_prose(plain)) == [], word
 
 
-def test_the_page_names_the_command():
+def test_contributing_names_the_command():
     assert ".venv/bin/python tools/lint_words.py" in PAGE
 
 
@@ -158,7 +158,7 @@ def test_a_good_document_passes(text):
     assert list(in_markdown(WORDS, "docs/PAGE.md", text)) == []
 
 
-def test_letters_may_stand_in_the_protocol():
+def test_letters_are_allowed_in_the_protocol():
     assert list(in_markdown(WORDS, "docs/PROTOCOL.md", "C moves by 2H.")) == []
     assert list(in_markdown(WORDS, "docs/PROTOCOL.md", "It is told."))
 
@@ -178,7 +178,7 @@ def test_good_code_passes(text):
     assert list(in_python(WORDS, MODULE, text)) == []
 
 
-def test_texts_of_tests_are_their_own():
+def test_strings_of_tests_are_not_checked():
     assert list(in_python(WORDS, "tests/test_a.py", 'x = "was told it"')) == []
 
 
@@ -200,7 +200,7 @@ def test_a_good_subject_passes(subject):
 
 
 @pytest.mark.parametrize("found", [[], [Finding("tools/a.py", 1, "'told'")]])
-def test_the_command_fails_where_there_is_one(found, monkeypatch, capsys):
+def test_the_command_fails_if_there_is_a_finding(found, monkeypatch, capsys):
     monkeypatch.setattr(lint_words, "in_repository", lambda _: iter(found))
     assert main([]) == len(found)
     assert capsys.readouterr().out == "".join(f"{each}\n" for each in found)

@@ -1,4 +1,4 @@
-"""What tests of several packages begin with."""
+"""Fixtures of unit tests of several packages."""
 
 import socket
 
@@ -8,7 +8,7 @@ import pytest
 @pytest.fixture
 def cluster():
     """A cluster in memory with a topic of records, and no client yet."""
-    import enginekit  # most of the product: not for tests that need none of it
+    import enginekit  # here, because it loads most of the product
 
     return enginekit.world()
 

@@ -1,4 +1,4 @@
-"""The asyncio face over whole nodes in memory."""
+"""The asyncio API over whole nodes in memory."""
 
 import asyncio
 import inspect
@@ -36,7 +36,7 @@ from kafka_marshal.ports import Record
 # --- Reading ---
 
 
-def test_records_come_in_order_and_are_committed(cluster):
+def test_records_arrive_in_order_and_are_committed(cluster):
     node = stepping(cluster, most=4)
 
     async def work():
@@ -56,7 +56,7 @@ def test_records_come_in_order_and_are_committed(cluster):
     assert fold(cluster).keys[KEY].position == 10
 
 
-def test_seeking(cluster):
+def test_seeks_move_the_position(cluster):
     node = stepping(cluster, most=4)
 
     async def work():
@@ -75,7 +75,7 @@ def test_seeking(cluster):
     assert run(work) == [0, 1]
 
 
-def test_batches_and_tokens(cluster):
+def test_batches_are_limited_and_tokens_cover_the_assignment(cluster):
     node = stepping(cluster, most=4)
 
     async def work():
@@ -93,8 +93,8 @@ def test_batches_and_tokens(cluster):
     assert run(work) == [4, 4, 2]
 
 
-def test_the_timeout_of_a_poll_is_a_number(cluster):
-    """None would wait for ever."""
+def test_poll_refuses_a_timeout_that_is_not_a_number(cluster):
+    """With None, poll would wait for ever."""
     node = stepping(cluster)
 
     async def work():
@@ -106,7 +106,7 @@ def test_the_timeout_of_a_poll_is_a_number(cluster):
     run(work)
 
 
-def test_polling_has_a_deadline(cluster):
+def test_poll_respects_its_limit_pauses_and_timeout(cluster):
     node = stepping(cluster)
 
     async def work():
@@ -128,7 +128,7 @@ def test_polling_has_a_deadline(cluster):
     run(work)
 
 
-def test_iteration_ends_after_the_consumer_s_own_time_out(cluster):
+def test_iteration_ends_after_consumer_timeout_ms(cluster):
     node = stepping(cluster)
     node.consumer._config = attrs.evolve(node.consumer.config, consumer_timeout_ms=50)
 
@@ -138,7 +138,7 @@ def test_iteration_ends_after_the_consumer_s_own_time_out(cluster):
     assert run(work) == list(range(10))
 
 
-def test_at_most_once_is_handed_out_as_granted(cluster):
+def test_at_most_once_all_granted_records_are_handed_out(cluster):
     node = stepping(cluster, delivery=AMO, most=3)
 
     async def work():
@@ -152,7 +152,7 @@ def test_at_most_once_is_handed_out_as_granted(cluster):
     assert fold(cluster).keys[KEY].granted == 10
 
 
-def test_the_loop_goes_on_while_nothing_comes(cluster):
+def test_the_event_loop_runs_while_a_consumer_waits(cluster):
     node = stepping(cluster)
 
     async def work():
@@ -168,7 +168,7 @@ def test_the_loop_goes_on_while_nothing_comes(cluster):
     run(work)
 
 
-def test_tasks_share_a_consumer_without_sharing_a_record():
+def test_tasks_of_one_consumer_get_each_record_once():
     cluster = world(records=[200])
     node = stepping(cluster, most=7)
 
@@ -197,7 +197,7 @@ def test_tasks_share_a_consumer_without_sharing_a_record():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_cancelled_wait_has_taken_nothing(seed):
+def test_a_cancelled_wait_loses_no_record(seed):
     cluster = world(records=[0])
     node = stepping(cluster)
     chance = random.Random(seed)
@@ -224,8 +224,8 @@ def test_a_cancelled_wait_has_taken_nothing(seed):
     assert run(work) == list(range(40))
 
 
-def test_cancelling_at_the_instant_that_a_fetch_ends(cluster):
-    """The thread is done, the waiting task has not run yet, and is cancelled."""
+def test_cancelling_at_the_end_of_a_fetch_loses_no_record(cluster):
+    """The thread has finished; the waiting task is cancelled before it runs again."""
     node = stepping(cluster)
     go_on = threading.Event()
     fetch = node.consumer.prefetch
@@ -258,8 +258,8 @@ def test_cancelling_at_the_instant_that_a_fetch_ends(cluster):
     assert run(work) == list(range(10))
 
 
-def test_what_a_loop_leaves_running_another_one_waits_for(cluster):
-    """As where main is interrupted, and a second asyncio.run closes."""
+def test_close_waits_for_a_call_that_an_ended_event_loop_started(cluster):
+    """As when main is interrupted and a second asyncio.run closes the consumer."""
     node = stepping(cluster)
     consumer, begins, may_end = face(node), threading.Event(), threading.Event()
     fetch = node.consumer.prefetch
@@ -284,7 +284,7 @@ def test_what_a_loop_leaves_running_another_one_waits_for(cluster):
     assert node.consumer.is_closed
 
 
-def test_time_outs_lose_nothing(cluster):
+def test_a_timeout_loses_no_record(cluster):
     node = stepping(cluster)
 
     async def work():
@@ -301,8 +301,8 @@ def test_time_outs_lose_nothing(cluster):
     assert run(work) == [10]
 
 
-def test_iteration_over_batches_is_not_over_after_a_time_out(cluster):
-    """A step of a loop that has other work while nothing comes."""
+def test_iteration_over_batches_continues_after_a_timeout(cluster):
+    """As in a loop that does other work while no records arrive."""
     node = stepping(cluster)
 
     async def work():
@@ -321,7 +321,7 @@ def test_iteration_over_batches_is_not_over_after_a_time_out(cluster):
     assert run(work) == (10, 10)
 
 
-def test_an_error_behind_a_cancelled_wait_is_raised_by_the_next(cluster):
+def test_an_error_after_a_cancelled_wait_is_raised_by_the_next_call(cluster):
     node = stepping(cluster)
     go_on = threading.Event()
 
@@ -347,10 +347,10 @@ def test_an_error_behind_a_cancelled_wait_is_raised_by_the_next(cluster):
     assert run(work) == [0]
 
 
-# --- Losing ---
+# --- Lost claims ---
 
 
-def test_after_a_loss_nothing_of_the_buffer_is_handed_out(cluster):
+def test_fetched_records_are_dropped_after_the_claim_is_lost(cluster):
     node = stepping(cluster)
 
     async def work():
@@ -394,8 +394,7 @@ def test_closing_ends_all_waits(cluster):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_leaving_on_an_error_confirms_nothing(cluster, fails):
-    """At most once: the log says how far the application was."""
+def test_leaving_the_block_releases_the_claim_also_on_an_error(cluster, fails):
     node = stepping(cluster, delivery=AMO, most=3)
 
     async def work():
@@ -413,7 +412,7 @@ def test_leaving_on_an_error_confirms_nothing(cluster, fails):
     assert (node.consumer.is_closed, fold(cluster).keys[KEY].owner) == (True, None)
 
 
-def test_iteration_hands_nothing_out_after_a_stop(cluster):
+def test_iteration_hands_out_nothing_after_a_stop(cluster):
     node = stepping(cluster)
 
     async def work():
@@ -430,7 +429,7 @@ def test_iteration_hands_nothing_out_after_a_stop(cluster):
     run(work)
 
 
-def test_a_consumer_that_was_closed_first_never_opens():
+def test_a_consumer_closed_before_its_first_use_never_opens():
     async def work():
         made = []
         consumer = AsyncConsumer(lambda: made.append(1))
@@ -445,7 +444,7 @@ def test_a_consumer_that_was_closed_first_never_opens():
 # --- The client ---
 
 
-def test_the_signatures_are_those_of_marshal():
+def test_async_methods_have_the_signatures_of_marshal():
     for ours, theirs in (
         (AsyncMarshal.__init__, Marshal.__init__),
         (AsyncMarshal.consumer, Marshal.consumer),
@@ -456,15 +455,15 @@ def test_the_signatures_are_those_of_marshal():
         assert found == inspect.signature(theirs).parameters
 
 
-def test_consumers_have_the_methods_of_plain_ones():
-    """The reference says so; ``load`` and ``paused`` were missing."""
+def test_async_consumers_have_the_methods_of_consumers():
+    """The reference states this."""
     theirs = {name for name in vars(Consumer) if not name.startswith("_")}
     assert theirs - set(vars(AsyncConsumer)) == NOT_ASYNC
     found = inspect.signature(AsyncConsumer.commit).parameters
     assert found == inspect.signature(Consumer.commit).parameters
 
 
-def test_what_is_shown_of_clients_and_consumers(cluster):
+def test_a_repr_shows_the_wrapped_object_or_not_open(cluster):
     node = stepping(cluster)
     marshal = opened_over(lambda: node.consumer)  # any object with a text form
 
@@ -483,7 +482,7 @@ def test_what_is_shown_of_clients_and_consumers(cluster):
     run(work)
 
 
-def test_nothing_is_opened_before_it_is_entered(cluster):
+def test_a_client_is_open_only_inside_async_with(cluster):
     node = stepping(cluster)
     client = Client(node)
     marshal = opened_over(lambda: client)
@@ -542,7 +541,7 @@ def test_a_client_that_is_open_is_not_opened_again(cluster):
 
 
 @pytest.mark.parametrize("restarts", [True, False])
-def test_a_restart_is_known_before_the_first_consumer_closes(cluster, restarts):
+def test_a_client_expects_a_restart_before_its_consumers_close(cluster, restarts):
     node = stepping(cluster)
     client = Client(node)
     marshal = opened_over(lambda: client)
@@ -557,7 +556,7 @@ def test_a_restart_is_known_before_the_first_consumer_closes(cluster, restarts):
     run(work)
 
 
-def test_an_error_of_opening_is_raised():
+def test_an_error_while_opening_is_raised():
     def fail():
         raise DeadlineExceeded("no broker")
 
@@ -593,7 +592,7 @@ def test_a_client_opened_after_a_cancelled_call_is_closed(cluster):
 
 
 @pytest.mark.parametrize("cancels", [1, 2])
-def test_a_cancelled_exit_closes_everything_on_its_threads(cluster, cancels):
+def test_a_cancelled_exit_closes_the_consumer_then_the_client(cluster, cancels):
     consumer, client, is_closed = SlowToClose(), Client(cluster), threading.Event()
     closed_in_order = []
 
@@ -624,7 +623,7 @@ def test_a_cancelled_exit_closes_everything_on_its_threads(cluster, cancels):
     assert closed_in_order == [True]
 
 
-def test_where_a_consumer_fails_to_close_the_client_is_closed(cluster):
+def test_the_client_closes_though_a_consumer_fails_to_close(cluster):
     consumer, client, is_closed = SlowToClose(), Client(cluster), threading.Event()
     consumer.may_end.set()
     consumer.fails = True
@@ -640,8 +639,8 @@ def test_where_a_consumer_fails_to_close_the_client_is_closed(cluster):
     assert is_closed.wait(WAIT_S)
 
 
-def test_tasks_close_a_client_together(cluster):
-    """The second one found the threads of the first gone."""
+def test_two_tasks_that_close_a_client_close_it_once(cluster):
+    """The second task must not need threads that the first has ended."""
     closed = []
 
     async def work():
@@ -654,8 +653,8 @@ def test_tasks_close_a_client_together(cluster):
     assert len(closed) == 1
 
 
-def test_a_call_stays_known_while_others_notice_the_end_of_the_one_before():
-    """Its thread was taken for idle, and the event loop used the consumer, too."""
+def test_a_thread_stays_busy_with_a_call_after_an_earlier_one_ends():
+    """Else the event loop would use the consumer while the thread uses it."""
 
     async def work():
         hop, ends = _Hop("calls"), [threading.Event(), threading.Event()]

@@ -8,8 +8,8 @@ from kafka_marshal import AsyncMarshal
 @pytest.mark.parametrize(
     "given", [{"client_id": "c"}, {"group_id": "g", "client_id": "c", "group": "g"}]
 )
-def test_arguments_are_bound_where_they_are_given(given):
-    """They were refused only as it was entered, far from the mistake."""
+def test_wrong_arguments_raise_type_error_at_the_call(given):
+    """Not later, when the client is entered, far from the mistake."""
     with pytest.raises(TypeError, match="group"):
         AsyncMarshal(**given)
     marshal = AsyncMarshal(group_id="g", client_id="c")

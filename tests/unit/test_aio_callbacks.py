@@ -18,7 +18,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_claims_and_topics_are_reported_on_the_loop(name):
+def test_on_claimed_and_on_topics_run_on_the_event_loop(name):
     cluster = world()
     reported = []
 
@@ -38,7 +38,7 @@ def test_claims_and_topics_are_reported_on_the_loop(name):
     run(work)
 
 
-def test_what_changes_while_a_thread_works_is_reported_on_the_loop(cluster):
+def test_a_claim_lost_during_a_blocking_call_is_reported_on_the_loop(cluster):
     reported = []
     node = stepping(cluster, on_lost=lambda *_: reported.append(threading.get_ident()))
     data = node.engine.context.ports.data
@@ -63,8 +63,8 @@ def test_what_changes_while_a_thread_works_is_reported_on_the_loop(cluster):
     run(work)
 
 
-def test_a_commit_of_another_thread_leaves_reports_to_the_loop(cluster):
-    """The loop reported nothing, and returned partitions that were lost."""
+def test_a_commit_by_another_thread_runs_no_callback(cluster):
+    """Else the loop would report nothing, and return partitions that are lost."""
     reported = []
     node = stepping(cluster, on_lost=lambda *_: reported.append(threading.get_ident()))
     begins, may_end = threading.Event(), threading.Event()

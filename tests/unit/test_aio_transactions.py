@@ -53,7 +53,7 @@ def test_transactions_write_output_and_progress():
     assert fold(cluster).keys[KEY].position == 10
 
 
-def test_what_a_block_that_raises_has_sent_is_not_written():
+def test_output_of_a_block_that_raises_is_not_written():
     cluster, node = copying()
 
     async def work():
@@ -73,7 +73,7 @@ def test_what_a_block_that_raises_has_sent_is_not_written():
     assert output_of(cluster) == list(range(10))
 
 
-def test_an_async_transaction_that_was_left_open_is_an_error():
+def test_an_async_transaction_left_open_makes_the_next_one_raise():
     cluster, node = copying()
 
     async def work():
@@ -90,7 +90,7 @@ def test_an_async_transaction_that_was_left_open_is_an_error():
     assert output_of(cluster) == list(range(10))
 
 
-def test_transactions_alone_hand_out():
+def test_an_async_consumer_with_transactions_refuses_other_reads():
     _, node = copying()
 
     async def work():
@@ -133,7 +133,7 @@ def test_tasks_that_iterate_over_transactions_together_write_nothing_twice():
     assert output_of(cluster) == list(range(10))
 
 
-def test_a_transaction_of_a_consumer_that_is_closed_is_not_written():
+def test_a_transaction_of_a_closed_consumer_is_not_written():
     cluster, node = copying()
 
     async def work():

@@ -1,4 +1,4 @@
-"""What callers give is checked before anything is done with it."""
+"""Checks and conversions of the arguments that callers pass."""
 
 from enum import Enum
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.types import TopicPartition
 
 
-def test_a_partition_of_another_library_is_one():
+def test_a_partition_of_another_library_is_converted():
     class Other(NamedTuple):
         topic: str
         partition: int
@@ -37,25 +37,25 @@ def test_a_partition_of_another_library_is_one():
 
 
 @pytest.mark.parametrize("given", ["t-0", ("t",), ("t", "0"), (0, "t"), None])
-def test_what_is_no_partition(given):
+def test_a_value_that_is_not_a_partition_is_refused(given):
     with pytest.raises(TypeError, match="give partitions one by one"):
         to_partition(given)
 
 
-def test_whole_numbers_are_python_s():
+def test_an_integer_of_numpy_becomes_an_int():
     found = to_whole("offset", np.int64(7))
     assert (type(found), found) == (int, 7)
 
 
 @pytest.mark.parametrize("given", [True, 1.5, np.float64(1), "1", None])
-def test_what_is_no_whole_number(given):
+def test_a_value_that_is_not_a_whole_number_is_refused(given):
     for check in (to_whole, to_count):
         with pytest.raises(ConfigurationError, match="a whole number") as raised:
             check("size", given)
         assert raised.value.setting == "size"
 
 
-def test_a_count_has_a_least_value():
+def test_a_count_below_its_minimum_is_refused():
     assert to_count("size", 1) == 1
     assert to_count("size", np.int64(0), least=0) == 0
     with pytest.raises(ConfigurationError, match="size must be at least 1"):
@@ -69,7 +69,7 @@ def test_a_count_has_a_least_value():
         *((float("inf"), FOREVER_MS), (float("-inf"), -FOREVER_MS)),
     ],
 )
-def test_a_time_is_in_whole_milliseconds(given, found):
+def test_times_are_rounded_up_to_whole_milliseconds(given, found):
     assert (type(to_ms("timeout_ms", given)), to_ms("timeout_ms", given)) == (
         int,
         found,
@@ -77,19 +77,19 @@ def test_a_time_is_in_whole_milliseconds(given, found):
 
 
 @pytest.mark.parametrize("given", [True, "5s", None, float("nan"), [1]])
-def test_what_is_no_time(given):
+def test_a_time_that_is_not_a_number_is_refused(given):
     with pytest.raises(ConfigurationError, match="timeout_ms must be a number"):
         to_ms("timeout_ms", given)
 
 
-def test_a_time_has_a_least_value_before_it_is_rounded():
-    """As 0 often means no limit, a negative one must not become it."""
+def test_the_minimum_of_a_time_applies_before_rounding():
+    """0 often means no limit, so a negative time must not be rounded to 0."""
     assert to_ms("timeout_ms", 0.5, least=0) == 1
     with pytest.raises(ConfigurationError, match="timeout_ms must be at least 0"):
         to_ms("timeout_ms", -0.5, least=0)
 
 
-def test_a_flag_is_no_text_and_no_number():
+def test_a_flag_must_be_true_or_false():
     require_flag("wait", True)
     require_flag("wait", False)
     for given in ("no", 0, 1, None, np.bool_(False)):
@@ -97,13 +97,13 @@ def test_a_flag_is_no_text_and_no_number():
             require_flag("wait", given)
 
 
-class Word(str, Enum):  # noqa: UP042 - what programs have
+class Word(str, Enum):  # noqa: UP042 - programs have such classes
     """An enumeration of texts."""
 
     HOME = "worker-1"
 
 
-def test_texts_are_python_s():
+def test_texts_of_other_types_become_str():
     for given in (np.str_("worker-1"), Word.HOME, "worker-1"):
         found = to_text(given)
         assert (type(found), found) == (str, "worker-1")
@@ -132,7 +132,7 @@ def types_of(value):
         (1.5, 1.5, float),
     ],
 )
-def test_arguments_become_python_s(given, found, types):
+def test_arguments_become_plain_python_values(given, found, types):
     plain = to_plain(given)
     assert plain == found
     assert types_of(plain) == types
@@ -150,7 +150,7 @@ class Tool:
         return counts, reason, rest
 
 
-def test_a_method_gets_plain_arguments():
+def test_a_decorated_method_gets_plain_arguments():
     counts, reason, rest = Tool().write(
         np.int64(1), reason=np.str_("why"), topics=[np.str_("t")]
     )
@@ -169,13 +169,13 @@ def test_a_method_gets_plain_arguments():
         (5, "must be a text, not 5"),
     ],
 )
-def test_a_reason_that_no_record_has_room_for_is_refused_at_the_call(reason, why):
+def test_a_reason_that_is_too_long_or_not_text_is_refused(reason, why):
     with pytest.raises(ConfigurationError, match=why) as raised:
         Tool().write(reason=reason)
     assert raised.value.setting == "reason"
 
 
-def test_the_longest_reason_is_one_of_records():
+def test_the_longest_accepted_reason_fits_into_a_record():
     reason = "\N{SNOWMAN}" * REASON_CHARS_MAX
     assert Tool().write(reason=reason)[1] == reason
     assert len(encode(release(1, 0, reason=reason))) > REASON_CHARS_MAX
@@ -183,14 +183,14 @@ def test_the_longest_reason_is_one_of_records():
         encode(release(1, 0, reason=reason + "x"))
 
 
-def test_a_person_is_a_text():
+def test_a_person_must_be_text():
     assert to_person(None) is None
     assert type(to_person(np.str_("ada"))) is str
     with pytest.raises(ConfigurationError, match="person must be a text"):
         to_person(5)
 
 
-def test_an_offset_to_seek_to_is_one_that_the_log_has_or_ends_at():
+def test_a_seek_offset_outside_the_partition_is_refused():
     place = TopicPartition("t", 0)
     assert [to_offset_in(place, each, log=(3, 5)) for each in (3, 5)] == [3, 5]
     with pytest.raises(PositionError, match=r"offsets 3 to 5.*cannot seek to 6"):

@@ -23,7 +23,7 @@ OLD, NEW = Token(1, 0, 7), Token(1, 0, 9)
 
 
 def record(partition, offset, *, token=OLD, topic="t"):
-    """Return what counts of a record here."""
+    """Return a stand-in for a record: its commit token."""
     return CommitToken(topic=topic, partition=partition, offset=offset, token=token)
 
 
@@ -43,13 +43,13 @@ def record(partition, offset, *, token=OLD, topic="t"):
         ),
     ],
 )
-def test_runs_hold_exactly_what_was_given(records, runs):
+def test_runs_cover_exactly_the_given_records(records, runs):
     given = [record(*each) for each in records]
     found = [(r.partition[1], r.first, r.last) for r in runs_of(iter(given))]
     assert found == runs
 
 
-def test_a_run_ends_where_claim_or_topic_does():
+def test_a_run_ends_where_the_claim_or_topic_changes():
     given = [record(0, 0), record(0, 1, token=NEW), record(0, 2, token=NEW, topic="u")]
     assert [(r.partition, r.token, r.first, r.last) for r in runs_of(given)] == [
         (("t", 0), OLD, 0, 0),
@@ -58,8 +58,8 @@ def test_a_run_ends_where_claim_or_topic_does():
     ]
 
 
-def test_a_batch_can_be_worked_on_in_another_process(cluster):
-    """It failed with Python's own words about a lock."""
+def test_a_pickled_batch_is_committed_through_the_consumer(cluster):
+    """As after work in another process."""
     node = owning(cluster, most=4)
     batch = next(node.consumer.batches())
     there = pickle.loads(pickle.dumps(batch))
@@ -72,18 +72,18 @@ def test_a_batch_can_be_worked_on_in_another_process(cluster):
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
-def test_a_copy_of_a_batch_in_its_process_has_the_same_records(cluster, duplicate):
+def test_a_copied_batch_has_the_same_records(cluster, duplicate):
     batch = next(owning(cluster, most=4).consumer.batches())
     assert duplicate(batch).records == batch.records
     copy.copy(batch).commit()
 
 
-def test_equal_tokens_are_one_claim_whatever_object_they_are():
+def test_records_with_equal_tokens_form_one_run():
     given = [CommitToken.of(record(0, 0)), pickle.loads(pickle.dumps(record(0, 1)))]
     assert [(r.first, r.last) for r in runs_of(given)] == [(0, 1)]
 
 
-def test_a_run_ends_where_a_seek_was():
+def test_a_run_ends_at_a_seek():
     after = TokenAfterSeek.of(OLD, 1)
     given = [record(0, 0), record(0, 1, token=after), record(0, 2, token=after)]
     found = [(r.first, r.last, seek_count_of(r.token)) for r in runs_of(given)]
@@ -106,12 +106,12 @@ def polled(node):
 
 
 @pytest.mark.parametrize("given", [None, 5, []])
-def test_a_commit_token_is_of_a_record(given):
+def test_a_commit_token_needs_a_record(given):
     with pytest.raises(TypeError, match="of one record that was handed out"):
         CommitToken.of(given)
 
 
-def test_a_commit_token_stands_for_a_record_that_was_dropped(cluster):
+def test_a_pickled_commit_token_commits_its_record(cluster):
     node = owning(cluster, most=4)
     kept = [pickle.dumps(node.consumer.commit_token(record)) for record in polled(node)]
     assert max(len(each) for each in kept) < 300
@@ -143,7 +143,7 @@ def test_a_commit_token_is_stale_after_a_takeover(cluster):
     assert fold(cluster).keys[KEY].position == 0
 
 
-def test_a_token_of_another_offset_or_partition_is_refused(cluster):
+def test_a_commit_token_of_a_record_not_handed_out_is_refused(cluster):
     node = owning(cluster, most=4)
     (record, *_) = polled(node)
     token = node.consumer.commit_token(record)
@@ -204,7 +204,7 @@ def test_a_list_commits_exactly_its_records(cluster, with_holes):
     assert node.consumer.committed(T0) == 5
 
 
-def test_a_batch_is_committed_as_by_itself(cluster):
+def test_commit_accepts_batches_and_lists_with_batches(cluster):
     node = owning(cluster, most=2)
     batches = node.consumer.batches()
     node.consumer.commit(next(batches))
@@ -213,7 +213,7 @@ def test_a_batch_is_committed_as_by_itself(cluster):
     assert node.consumer.committed(T0) == 6
 
 
-def test_what_a_poll_returned_is_committed():
+def test_commit_accepts_the_result_of_poll():
     cluster = world(records=[3, 3])
     node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 2), 3 * H)
@@ -223,7 +223,7 @@ def test_what_a_poll_returned_is_committed():
 
 
 @pytest.mark.parametrize("given", [{T0: 3}, [T0], {T0: {"offset": 3}}, [b"t"], 3])
-def test_what_is_no_record_is_refused_with_what_to_give(cluster, given):
+def test_commit_refuses_other_types_and_names_the_accepted_ones(cluster, given):
     node = owning(cluster)
     polled(node)
     with pytest.raises(TypeError, match=r"or what poll returned, not .* seek"):
@@ -231,7 +231,7 @@ def test_what_is_no_record_is_refused_with_what_to_give(cluster, given):
     assert node.consumer.committed(T0) == 0
 
 
-def test_committing_everything_raises_after_a_loss(cluster):
+def test_commit_without_arguments_raises_after_the_claim_is_lost(cluster):
     node = owning(cluster, most=4)
     polled(node)
     node.cut(is_cut=True)
@@ -252,7 +252,7 @@ def plain(offset):
 
 
 def lazily(records, *, made):
-    """Return the records as a reader may, and note which of them are made."""
+    """Return records that are created when they are read; note the created ones."""
 
     def make(sources, token):
         assert token == OLD
@@ -271,7 +271,7 @@ def lazily(records, *, made):
 
 
 @pytest.mark.parametrize("offsets", [[5, 6, 7], [5, 7, 9]])
-def test_a_batch_has_columns(offsets):
+def test_columns_of_a_batch_create_no_records(offsets):
     records = [plain(each) for each in offsets]
     made = []
     for batch in (batch_of(records), batch_of(lazily(records, made=made))):
@@ -307,7 +307,7 @@ def test_without_pyarrow_the_error_names_it(monkeypatch):
 
 
 def test_a_batch_shows_its_offsets_and_not_its_records():
-    """One line of a log had each record of the batch."""
+    """Else one line of the application's log would have all its records."""
     cluster = world(records=(10,))
     node = owning(cluster, "a")
     batch = next(node.consumer.batches(4))

@@ -66,7 +66,7 @@ def test_a_claim_is_won_used_and_released(cluster):
     assert not claim.is_valid()
 
 
-def test_seeking_back_is_in_the_log_before_it_returns(cluster):
+def test_a_seek_back_returns_once_the_log_has_the_position(cluster):
     node, claim = winning(cluster)
     claim.set_position(7)
     node.session.beat_now()
@@ -108,7 +108,7 @@ def test_the_largest_offset_is_a_position(cluster):
     assert node.engine.failure is None
 
 
-def test_a_context_manager_releases(cluster):
+def test_the_end_of_a_with_block_releases_the_claim(cluster):
     _, claim = winning(cluster)
     with claim as held:
         assert held is claim
@@ -122,7 +122,7 @@ def test_a_token_needs_a_claim_that_was_won(cluster):
     assert not claim.is_valid()
 
 
-def test_a_claim_not_won_in_time_names_who_holds_it(cluster):
+def test_a_claim_not_won_in_time_names_the_owner(cluster):
     owning(cluster, "b")
     _, claim = wanting(cluster)
     with pytest.raises(ClaimRejected) as caught:
@@ -178,7 +178,7 @@ def test_a_claim_not_won_in_time_without_an_owner_names_none(cluster, reason, te
     assert caught.value.holder is None
 
 
-def test_a_claim_that_was_taken_names_the_winner(cluster):
+def test_a_lost_claim_reports_that_its_lease_expired(cluster):
     node, claim = winning(cluster)
     node.cut(is_cut=True)
     cluster.run_until(lambda: not claim.is_valid(), 2 * H)
@@ -191,14 +191,14 @@ def test_a_claim_that_was_taken_names_the_winner(cluster):
     assert caught.value.reason == "lease_expired"
 
 
-def test_releasing_against_a_dead_log_has_a_deadline(cluster):
+def test_a_release_with_an_unreachable_log_ends_at_its_deadline(cluster):
     node, claim = winning(cluster)
     node.cut(is_cut=True)
     with pytest.raises(DeadlineExceeded):
         claim.release(timeout_ms=500)
 
 
-def test_a_failed_engine_is_an_error(cluster):
+def test_waiting_for_a_claim_raises_the_failure_of_the_engine(cluster):
     node, claim = wanting(cluster)
     node.step()
     fail_engine(node)
@@ -206,7 +206,7 @@ def test_a_failed_engine_is_an_error(cluster):
         claim.wait_held(H)
 
 
-def test_a_lost_claim_can_be_wanted_again(cluster):
+def test_a_lost_claim_can_be_won_again(cluster):
     node, claim = winning(cluster)
     node.cut(is_cut=True)
     cluster.run(3 * H)
@@ -217,7 +217,7 @@ def test_a_lost_claim_can_be_wanted_again(cluster):
     assert again.token > claim.token
 
 
-def test_a_forked_child_may_not_use_it(cluster, monkeypatch):
+def test_a_forked_child_cannot_use_the_claim(cluster, monkeypatch):
     _, claim = winning(cluster)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert not claim.is_valid()
@@ -228,7 +228,7 @@ def test_a_forked_child_may_not_use_it(cluster, monkeypatch):
     assert claim.is_valid()
 
 
-def test_a_claim_keeps_a_consumer_of_the_group_out(cluster):
+def test_a_consumer_of_the_group_does_not_get_a_claimed_partition(cluster):
     _, claim = winning(cluster)
     other = cluster.node("b", spec=spec())
     cluster.run(5 * H)

@@ -1,4 +1,4 @@
-"""``Marshal`` over a cluster in memory: its contract."""
+"""``Marshal`` over a cluster in memory."""
 
 import errno
 import gc
@@ -98,7 +98,9 @@ def consuming(marshal, cluster, **options):
         ("person", 5),
     ],
 )
-def test_a_setting_of_another_type_is_named(cluster, tmp_path, setting, value):
+def test_a_setting_of_the_wrong_type_is_named_in_the_error(
+    cluster, tmp_path, setting, value
+):
     with pytest.raises(ConfigurationError) as caught:
         opened(tmp_path, **{setting: value})
     assert caught.value.setting == setting
@@ -117,7 +119,7 @@ def test_clients_of_one_process_log_each_event_once(cluster, tmp_path, caplog):
     assert sum("stuck" in each.getMessage() for each in caplog.records) == 1
 
 
-def test_one_that_is_dropped_open_warns(cluster, tmp_path):
+def test_a_client_dropped_open_warns(cluster, tmp_path):
     marshal = opened(tmp_path)
     consumer = marshal.consumer("t")
     left = marshal._backend
@@ -132,7 +134,7 @@ def test_one_that_is_dropped_open_warns(cluster, tmp_path):
     left.close()
 
 
-def test_one_that_was_closed_or_did_not_open_is_dropped_silently(cluster, tmp_path):
+def test_a_client_closed_or_never_opened_is_dropped_without_warning(cluster, tmp_path):
     marshal = opened(tmp_path)
     marshal.close()
     parents = Marshal.__new__(Marshal)
@@ -147,7 +149,7 @@ def test_one_that_was_closed_or_did_not_open_is_dropped_silently(cluster, tmp_pa
     assert not [each for each in caught if "<Marshal" in str(each.message)]
 
 
-def test_a_whole_life(cluster, tmp_path):
+def test_a_consumer_reads_commits_and_releases(cluster, tmp_path):
     with opened(tmp_path) as marshal:
         assert (marshal.client_id, marshal.group_id) == ("a", "g")
         with marshal.consumer("t") as consumer:
@@ -163,7 +165,7 @@ def test_a_whole_life(cluster, tmp_path):
     assert (known.owner, known.position) == (None, 10)
 
 
-def test_a_restart_resumes_by_its_directory(cluster, tmp_path):
+def test_a_restart_with_the_same_state_directory_resumes_claims(cluster, tmp_path):
     first = opened(tmp_path)
     consumer = consuming(first, cluster)
     token = consumer.tokens()[T0]
@@ -185,7 +187,7 @@ def test_closing_without_release_keeps_the_claims(cluster, tmp_path):
     assert fold(cluster).keys[KEY].owner.client_id == "a"
 
 
-def test_two_in_one_process_share_a_connection(cluster, tmp_path):
+def test_two_clients_of_one_process_share_an_engine(cluster, tmp_path):
     a, b = opened(tmp_path), opened(tmp_path, "b")
     assert a.engine is b.engine
     assert len(cluster.opened) == 1
@@ -199,7 +201,7 @@ def test_two_in_one_process_share_a_connection(cluster, tmp_path):
     b.close()
 
 
-def test_a_claim_and_the_world(cluster, tmp_path):
+def test_a_claim_is_visible_in_owners_and_world(cluster, tmp_path):
     with opened(tmp_path) as marshal:
         claim = marshal.claim("t", 0)
         assert marshal.owners("t") == {T0: "a"}
@@ -230,7 +232,9 @@ def test_a_claim_of_an_unknown_partition_is_reported(
     ("topic", "partition"),
     [("t", -1), ("t", "3"), ("t", None), ("t", 2**31), ("t", True), ("a/b", 0), (7, 0)],
 )
-def test_a_claim_of_no_partition_is_refused(cluster, tmp_path, topic, partition):
+def test_a_claim_of_an_invalid_partition_is_refused(
+    cluster, tmp_path, topic, partition
+):
     with (
         opened(tmp_path) as marshal,
         pytest.raises(ConfigurationError, match=r"is invalid: give|a whole number"),
@@ -238,7 +242,7 @@ def test_a_claim_of_no_partition_is_refused(cluster, tmp_path, topic, partition)
         marshal.claim(topic, partition)
 
 
-def test_a_refused_timeout_claims_nothing(cluster, tmp_path):
+def test_a_call_with_an_invalid_timeout_claims_nothing(cluster, tmp_path):
     with opened(tmp_path) as marshal:
         with pytest.raises(ConfigurationError, match="timeout_ms must be a number"):
             marshal.claim("t", 0, timeout_ms="5s")
@@ -247,8 +251,8 @@ def test_a_refused_timeout_claims_nothing(cluster, tmp_path):
         assert marshal.claim("t", 0).is_valid()
 
 
-def test_texts_and_numbers_of_numpy_are_written_as_python_s(cluster, tmp_path):
-    """The engine would end at the first record that cannot be encoded."""
+def test_texts_and_numbers_of_numpy_are_accepted(cluster, tmp_path):
+    """Else the engine would fail at the first record that it cannot encode."""
     names = {"client_id": np.str_("a"), "labels": {np.str_("rack"): np.str_("r1")}}
     times = {"timeout_ms": np.int64(5_000), "checkpoint_interval_ms": np.int64(0)}
     with opened(tmp_path, **names, **times, person=np.str_("ada")) as marshal:
@@ -282,7 +286,9 @@ def test_a_full_disk_for_a_named_state_directory_is_an_error(
     Identity.take(tmp_path, domain=domain, group_id="g", client_id="a").close()
 
 
-def test_a_full_disk_elsewhere_costs_resuming_only(cluster, tmp_path, monkeypatch):
+def test_a_full_disk_of_the_default_state_directory_is_only_reported(
+    cluster, tmp_path, monkeypatch
+):
     monkeypatch.setattr(Identity, "remember", full_disk)
     monkeypatch.setenv("MARSHAL_STATE_DIR", "")
     monkeypatch.setattr(backend, "home_of", lambda state_dir: tmp_path)
@@ -292,7 +298,7 @@ def test_a_full_disk_elsewhere_costs_resuming_only(cluster, tmp_path, monkeypatc
     assert "identity_unavailable" in names
 
 
-def test_a_user_without_a_home_directory_resumes_nothing(cluster, monkeypatch):
+def test_a_client_works_without_a_home_directory(cluster, monkeypatch):
     monkeypatch.setattr(backend, "home_of", lambda state_dir: None)
     with opened(None) as marshal:
         assert marshal.claim("t", 0).is_valid()
@@ -302,7 +308,7 @@ def test_a_user_without_a_home_directory_resumes_nothing(cluster, monkeypatch):
 
 @pytest.mark.parametrize("name", ["", "a b", "a" * 201, "a\n", "ä"])
 @pytest.mark.parametrize("setting", ["client_id", "group_id"])
-def test_a_bad_name_is_found_before_any_io(cluster, tmp_path, setting, name):
+def test_an_invalid_name_is_refused_before_any_io(cluster, tmp_path, setting, name):
     with pytest.raises(ConfigurationError) as caught:
         opened(tmp_path, **{setting: name})
     assert caught.value.setting == setting
@@ -318,7 +324,7 @@ def test_a_bad_name_is_found_before_any_io(cluster, tmp_path, setting, name):
         ({"standbys": 1}, "standbys"),
     ],
 )
-def test_an_impossible_consumer_is_refused(cluster, tmp_path, options, setting):
+def test_invalid_consumer_settings_are_refused(cluster, tmp_path, options, setting):
     with opened(tmp_path) as marshal:
         with pytest.raises(ConfigurationError) as caught:
             marshal.consumer("t", **options)
@@ -326,7 +332,7 @@ def test_an_impossible_consumer_is_refused(cluster, tmp_path, options, setting):
 
 
 @pytest.mark.parametrize("delivery", ["alo", "amo"])
-def test_a_guarantee_that_is_named_by_its_word_is_kept(cluster, tmp_path, delivery):
+def test_a_delivery_guarantee_can_be_set_by_its_name(cluster, tmp_path, delivery):
     with opened(tmp_path) as marshal:
         consumer = consuming(
             marshal, cluster, delivery=delivery, consumer_timeout_ms=20 * H
@@ -337,7 +343,7 @@ def test_a_guarantee_that_is_named_by_its_word_is_kept(cluster, tmp_path, delive
     assert (granted is not None) == (delivery == "amo")
 
 
-def test_impossible_subscriptions_are_refused(cluster, tmp_path):
+def test_an_unknown_delivery_or_the_coordination_topic_is_refused(cluster, tmp_path):
     with opened(tmp_path) as marshal:
         with pytest.raises(ConfigurationError, match="neither 'alo'"):
             marshal.consumer("t", delivery="exactly once")
@@ -359,13 +365,15 @@ def test_topics_must_be_named_and_exist(cluster, tmp_path):
             marshal.consumer("nowhere")
 
 
-def test_an_interval_that_differs_from_the_log_s_is_refused(cluster, tmp_path):
+def test_a_heartbeat_interval_that_differs_from_the_topic_s_is_refused(
+    cluster, tmp_path
+):
     with pytest.raises(ConfigurationError, match=str(H)):
         opened(tmp_path, heartbeat_interval_ms=H + 1)
     opened(tmp_path, heartbeat_interval_ms=H).close()
 
 
-def test_a_dangerous_topic_is_refused(cluster, tmp_path):
+def test_a_topic_with_unsafe_settings_is_refused(cluster, tmp_path):
     cluster.description = TopicDescription(
         name="__marshal", exists=True, configs={"message.timestamp.type": "CreateTime"}
     )
@@ -374,7 +382,7 @@ def test_a_dangerous_topic_is_refused(cluster, tmp_path):
     opened(tmp_path, check_topic=False).close()
 
 
-def test_a_directory_that_cannot_be_used_is_named(cluster, tmp_path):
+def test_an_unusable_state_directory_is_refused(cluster, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(ConfigurationError) as caught:
@@ -397,8 +405,8 @@ def test_a_closed_or_forked_marshal_raises(cluster, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("observer", [5, print, [print], "x"])
-def test_an_observer_has_a_method(tmp_path, observer):
-    """Another one would be removed at its first event, and show nothing."""
+def test_an_observer_without_the_method_observe_is_refused(tmp_path, observer):
+    """It would be removed at its first event."""
     with pytest.raises(ConfigurationError, match="no method observe") as raised:
         opened(tmp_path, observer=observer)
     assert raised.value.setting == "observer"
@@ -414,7 +422,7 @@ def test_all_observers_get_every_event(cluster, tmp_path):
     assert first.events == second.events == [event]
 
 
-def test_metrics_end_with_the_client(cluster, tmp_path):
+def test_metrics_of_a_closed_client_are_no_longer_exported(cluster, tmp_path):
     registry = CollectorRegistry()
     with opened(tmp_path) as marshal:
         MarshalCollector(marshal, registry=registry)
@@ -431,7 +439,7 @@ def test_metrics_end_with_the_client(cluster, tmp_path):
         assert registry.get_sample_value("marshal_up", {"group": "g"}) == 1
 
 
-def test_ranges_are_held_as_a_consumer_holds_partitions(cluster, tmp_path):
+def test_ranges_hold_commit_and_release_partitions(cluster, tmp_path):
     with opened(tmp_path) as marshal:
         ranges = marshal.ranges(ConsumerConfig(topics=("t",), starts={T0: 4}))
         cluster.run_until(lambda: T0 in ranges.held(), 4 * H)
@@ -445,7 +453,7 @@ def test_ranges_are_held_as_a_consumer_holds_partitions(cluster, tmp_path):
     assert fold(cluster).keys[KEY].position == 7
 
 
-def test_lag_of_ranges_counts_to_the_end_that_their_work_sees(cluster, tmp_path):
+def test_lag_of_ranges_ends_at_the_last_stable_offset(cluster, tmp_path):
     cluster.kafka.begin_transaction(T0, [b"open"])
     with opened(tmp_path) as marshal:
         config = ConsumerConfig(topics=("t",), isolation_level="read_committed")
@@ -483,7 +491,7 @@ def test_a_repr_of_a_claim_has_its_state(cluster, tmp_path):
         marshal.engine.failure = None
 
 
-def test_the_arguments_have_the_defaults_of_the_configuration():
+def test_consumer_arguments_have_the_defaults_of_consumer_config():
     given = {
         name: each.default
         for name, each in inspect.signature(Marshal.consumer).parameters.items()
@@ -496,7 +504,7 @@ def test_the_arguments_have_the_defaults_of_the_configuration():
     }
 
 
-def test_labels_are_announced(cluster, tmp_path):
+def test_members_announce_their_labels(cluster, tmp_path):
     with opened(tmp_path, labels={"rack": "r1", "target": "3"}, can_plan=False) as one:
         consuming(one, cluster)
         members = fold(cluster).soft.members.values()
@@ -509,25 +517,25 @@ def test_labels_are_announced(cluster, tmp_path):
     "labels",
     [{"weight": "3"}, {"target": "many"}, {str(n): "" for n in range(17)}],
 )
-def test_labels_that_no_member_can_have_are_refused(cluster, tmp_path, labels):
+def test_invalid_labels_are_refused(cluster, tmp_path, labels):
     with pytest.raises(ConfigurationError) as caught:
         opened(tmp_path, labels=labels)
     assert caught.value.setting == "labels"
 
 
-def test_a_client_of_a_sidecar_has_no_labels(tmp_path):
+def test_a_client_of_a_sidecar_cannot_set_labels(tmp_path):
     with pytest.raises(ConfigurationError, match="labels cannot be set"):
         opened(tmp_path, labels={"rack": "r1"}, sidecar="http://127.0.0.1:1")
 
 
 @pytest.mark.parametrize("instance", ["x" * 16, b"x" * 15, 5])
-def test_an_instance_is_16_bytes(tmp_path, instance):
+def test_a_sidecar_instance_must_be_16_bytes(tmp_path, instance):
     with pytest.raises(ConfigurationError, match="must be 16 bytes") as caught:
         opened(tmp_path, sidecar="http://127.0.0.1:1", sidecar_instance=instance)
     assert caught.value.setting == "sidecar_instance"
 
 
-def test_a_close_before_a_restart_is_a_release_with_that_reason(cluster, tmp_path):
+def test_closing_for_a_restart_releases_with_reason_restart(cluster, tmp_path):
     marshal = opened(tmp_path)
     consuming(marshal, cluster)
     marshal.close(restarts=True)
@@ -539,8 +547,8 @@ def test_a_close_before_a_restart_is_a_release_with_that_reason(cluster, tmp_pat
     assert reasons == ["restart"]
 
 
-def test_a_close_with_an_argument_of_another_type_closes_nothing(cluster, tmp_path):
-    """The client was closed then, and its claims were not released."""
+def test_a_close_with_an_invalid_timeout_closes_nothing(cluster, tmp_path):
+    """Else the client would be closed, and its claims would not be released."""
     with opened(tmp_path) as marshal:
         consumer = consuming(marshal, cluster)
         with pytest.raises(ConfigurationError, match="timeout_ms"):
@@ -550,8 +558,8 @@ def test_a_close_with_an_argument_of_another_type_closes_nothing(cluster, tmp_pa
     assert fold(cluster).keys[KEY].owner is None
 
 
-def test_another_thread_may_close_what_stops_on_signals(cluster, tmp_path):
-    """It released nothing: only the main thread may change handlers of signals."""
+def test_another_thread_may_close_a_client_that_stops_on_signals(cluster, tmp_path):
+    """Only the main thread may change signal handlers; the close must not need that."""
     before = signal.getsignal(signal.SIGUSR1)
     marshal = opened(tmp_path)
     consumer = consuming(marshal, cluster)
@@ -613,7 +621,7 @@ def repeated(call, cluster, consumer):
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_call_after_an_interrupted_one_works(cluster, tmp_path, name):
-    """The engine's lock stayed with the interrupted thread, so claims ran out."""
+    """Else the interrupted thread would keep the engine's lock, and claims expire."""
     with opened(tmp_path) as marshal:
         consumer = consuming(marshal, cluster)
         cluster.run(H)
@@ -631,7 +639,7 @@ def test_a_call_after_an_interrupted_one_works(cluster, tmp_path, name):
         assert fold(cluster).keys[KEY].owner.client_id == "a"
 
 
-def test_an_interrupted_claim_is_given_up(cluster, tmp_path):
+def test_an_interrupted_call_of_claim_leaves_no_claim(cluster, tmp_path):
     with opened(tmp_path) as marshal:
         at, claim = 0, None
         while True:
@@ -658,7 +666,7 @@ CLOSES = {
 
 
 def uninterrupted(monkeypatch, backend):
-    """Have no interrupts from where a backend is closed."""
+    """Raise no interrupts once a backend is being closed."""
     plain = backend.close
 
     def close():
@@ -669,10 +677,10 @@ def uninterrupted(monkeypatch, backend):
 
 
 @pytest.mark.parametrize("name", CLOSES)
-def test_what_was_interrupted_while_closing_is_closed(
+def test_an_interrupted_close_is_completed_by_a_later_one(
     cluster, tmp_path, name, monkeypatch
 ):
-    """A later close did nothing, and the claims were renewed for good."""
+    """Else the claims would be renewed until the process ends."""
     at, is_interrupted = 0, True
     while is_interrupted:
         marshal = opened(tmp_path)
@@ -726,8 +734,8 @@ def require_ended():
     until(is_ended, "its threads end")
 
 
-def test_an_interrupted_connection_to_a_sidecar_leaves_nothing_running(reached):
-    """Its heartbeats went on, and the name was in use as long as the process lived."""
+def test_an_interrupted_connection_to_a_sidecar_leaves_no_thread(reached):
+    """Else its heartbeats would continue, and its client_id would stay in use."""
     at, is_interrupted = 0, True
     while is_interrupted:
         is_interrupted, marshal = interrupted(connected, at, everywhere=True)
@@ -746,7 +754,7 @@ OPENINGS = {
 
 @pytest.mark.parametrize("name", OPENINGS)
 def test_a_consumer_after_an_interrupted_one_gets_the_partition(reached, name):
-    """Its topic was consumed by nobody, and could not be consumed."""
+    """Else no consumer of this client could ever consume the topic."""
     with connected() as marshal:
         at, is_interrupted = 0, True
         while is_interrupted:
@@ -780,7 +788,7 @@ def test_a_claim_after_an_interrupted_one_gets_the_partition_of_a_sidecar(reache
 
 
 @pytest.mark.parametrize("name", CLOSES)
-def test_what_was_interrupted_while_closing_leaves_no_thread(
+def test_closing_after_an_interrupted_close_leaves_no_thread(
     reached, name, monkeypatch
 ):
     at, is_interrupted = 0, True

@@ -1,4 +1,4 @@
-"""Time that goes on, chance within bounds, and background work that is bounded."""
+"""Clocks, random numbers, and background calls in bounded queues."""
 
 import threading
 import time
@@ -37,13 +37,13 @@ def elapsed():
     return monotonic, realtime, module._Elapsed(monotonic, realtime)
 
 
-def test_boot_clock_is_the_systems():
+def test_now_ms_is_the_boot_clock_of_the_system():
     before = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // MS
     now = SystemClock().now_ms()
     assert before <= now <= before + 10_000
 
 
-def test_wall_clock_is_the_systems():
+def test_wall_ms_is_the_wall_clock_of_the_system():
     assert abs(SystemClock().wall_ms() - time.time() * 1000) < 10_000
 
 
@@ -64,7 +64,9 @@ def test_without_a_boot_clock_another_is_used(monkeypatch):
         pytest.param([(0, -60)], 0, id="never-back"),
     ],
 )
-def test_larger_elapsed_time_counts(elapsed, steps, expected):
+def test_the_fallback_clock_advances_by_the_larger_elapsed_time(
+    elapsed, steps, expected
+):
     monotonic, realtime, clock = elapsed
     start = clock()
     for by_monotonic, by_realtime in steps:
@@ -81,7 +83,7 @@ def test_random_bytes_are_as_many_as_asked_for():
 
 
 @pytest.mark.parametrize("limit", [-1, 0, 1, 2, 3])
-def test_below_stays_below(limit):
+def test_random_integers_are_below_the_limit(limit):
     entropy = SystemEntropy()
     drawn = {entropy.below(limit) for _ in range(200)}
     assert drawn == set(range(max(1, limit)))
@@ -94,7 +96,7 @@ def background():
     made.close(5_000)
 
 
-def test_calls_run_in_order_away_from_here(background):
+def test_calls_run_in_order_on_another_thread(background):
     seen = []
     futures = [
         background.submit(lambda n=n: seen.append((n, threading.get_ident())))
@@ -105,7 +107,7 @@ def test_calls_run_in_order_away_from_here(background):
     assert {ident for _, ident in seen}.isdisjoint({threading.get_ident()})
 
 
-def test_outcome_is_what_the_call_did(background):
+def test_a_future_has_the_result_or_exception_of_its_call(background):
     assert background.submit(lambda: 7).result(timeout=60) == 7
     failed = background.submit(lambda: 1 // 0)
     assert isinstance(failed.exception(timeout=60), ZeroDivisionError)
@@ -113,7 +115,7 @@ def test_outcome_is_what_the_call_did(background):
     assert background.submit(lambda: 8).result(timeout=60) == 8
 
 
-def test_a_full_queue_is_an_error_at_once(background):
+def test_a_full_queue_refuses_a_call_at_once(background):
     let_go = threading.Event()
     running = threading.Event()
 
@@ -132,7 +134,7 @@ def test_a_full_queue_is_an_error_at_once(background):
     assert [future.result(timeout=60) for future in waiting] == [0] * QUEUE_CALLS_MAX
 
 
-def test_close_ends_what_waits_and_is_idempotent():
+def test_close_fails_queued_calls_and_is_idempotent():
     background = ThreadBackground()
     let_go, running = threading.Event(), threading.Event()
 
@@ -154,13 +156,13 @@ def test_close_ends_what_waits_and_is_idempotent():
     assert isinstance(late.exception(timeout=0), InvalidTransition)
 
 
-def test_close_before_any_call():
+def test_a_call_after_an_early_close_ends_at_once():
     background = ThreadBackground()
     background.close(0)
     assert background.submit(int).done()
 
 
-# --- Calls on threads: bounded, in order, and over when they are over ---
+# --- Worker pools ---
 
 
 def test_calls_are_made_in_order_by_one_thread():
@@ -190,7 +192,7 @@ def test_calls_of_several_threads_overlap():
     workers.close(1_000)
 
 
-def test_what_is_full_or_closed_takes_nothing():
+def test_a_full_or_closed_pool_refuses_calls():
     workers = WorkerPool("test", threads=1, calls_max=QUEUE_CALLS_MAX)
     begun, free = threading.Event(), threading.Event()
     made = []
@@ -236,8 +238,8 @@ def test_a_call_does_not_wait_for_a_thread_that_has_just_taken_another(monkeypat
     workers.close(60 * 1_000)
 
 
-def test_calls_after_an_interrupted_one_are_made():
-    """The queue stayed locked, and with it the next caller."""
+def test_calls_run_after_an_interrupted_submit():
+    """Else the queue would stay locked, and block the next caller."""
     at, is_interrupted = 0, True
     while is_interrupted:
         workers, made = WorkerPool("test", threads=1, calls_max=9), threading.Event()
@@ -261,7 +263,7 @@ def test_calls_after_an_interrupted_one_are_made():
         (2**62, f"{2**62} ms"),
     ],
 )
-def test_a_time_as_text(value, shown):
+def test_instant_formats_a_time_in_utc(value, shown):
     assert instant(value) == shown
 
 
@@ -279,5 +281,5 @@ def test_a_time_as_text(value, shown):
         (-1_500, "-1.5s"),
     ],
 )
-def test_duration(value, shown):
+def test_duration_is_formatted_with_units(value, shown):
     assert duration(value) == shown

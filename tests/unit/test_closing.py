@@ -1,4 +1,4 @@
-"""What a ``with`` block holds is closed at its end."""
+"""Objects that ``with`` blocks close, and calls on threads of their own."""
 
 import threading
 
@@ -15,13 +15,13 @@ class Door(Closing):
         self.closed_count += 1
 
 
-def test_it_is_closed_at_the_end():
+def test_an_object_is_closed_at_the_end_of_its_block():
     with Door() as door:
         assert door.closed_count == 0
     assert door.closed_count == 1
 
 
-def test_a_call_that_was_begun_has_an_outcome():
+def test_begin_returns_a_future_with_the_outcome():
     def fail():
         raise SystemExit(3)
 
@@ -32,7 +32,7 @@ def test_a_call_that_was_begun_has_an_outcome():
         begin(fail, name="n").result(30)
 
 
-def test_what_may_block_runs_on_a_thread_of_its_own():
+def test_in_background_runs_a_call_on_a_daemon_thread():
     seen = []
     thread = in_background(lambda: seen.append(threading.current_thread()), name="n")
     thread.join()
@@ -40,14 +40,14 @@ def test_what_may_block_runs_on_a_thread_of_its_own():
     assert (thread.name, thread.daemon) == ("n", True)
 
 
-def test_an_error_goes_on_after_it_was_closed():
+def test_an_exception_closes_the_object_and_propagates():
     door = Door()
     with pytest.raises(KeyError), door:
         raise KeyError("x")
     assert door.closed_count == 1
 
 
-def test_what_is_dropped_open_is_named():
+def test_warn_unclosed_names_the_object():
     with pytest.warns(ResourceWarning, match="unclosed 'a door': its claims") as caught:
         warn_unclosed("a door")
     assert caught[0].source == "a door"

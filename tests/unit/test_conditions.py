@@ -14,7 +14,7 @@ def condition():
 
 
 def is_free(condition):
-    """Return whether another thread could acquire it."""
+    """Return whether another thread can acquire the condition."""
     found = []
 
     def look():
@@ -28,7 +28,7 @@ def is_free(condition):
     return found == [True]
 
 
-def test_it_is_acquired_and_released_as_any_condition(condition):
+def test_a_condition_is_acquired_and_released(condition):
     with condition as is_acquired:
         assert is_acquired
         assert not is_free(condition)
@@ -55,8 +55,8 @@ def test_a_wait_ends_at_its_deadline_or_a_notification(condition):
 
 
 @pytest.mark.parametrize("name", ["enter", "wait"])
-def test_an_interrupt_leaves_it_unlocked(condition, name):
-    """It stayed locked, or the block ended with RuntimeError instead."""
+def test_an_interrupt_leaves_the_condition_unlocked(condition, name):
+    """Else it would stay locked, or the block would end with RuntimeError."""
 
     def call():
         with condition:

@@ -1,4 +1,4 @@
-"""The settings of a consumer are checked in one place."""
+"""Checks of the settings of a consumer."""
 
 import pickle
 import re
@@ -49,7 +49,7 @@ def refused(**settings):
         pytest.param({"pattern": r"(\w{200}|\pL{200}){4}"}, "pattern", id="huge"),
     ],
 )
-def test_impossible_topics_are_refused(settings, setting):
+def test_invalid_topics_and_patterns_are_refused(settings, setting):
     assert refused(**settings).setting == setting
 
 
@@ -62,14 +62,14 @@ def test_impossible_topics_are_refused(settings, setting):
         ("delivery", None),
     ],
 )
-def test_unknown_words_are_refused(setting, value):
+def test_unknown_values_of_enumerated_settings_are_refused(setting, value):
     error = refused(topics=("t",), **{setting: value})
     assert error.setting == setting
     assert repr(value) in str(error)
 
 
 @pytest.mark.parametrize(("setting", "least"), LEAST.items())
-def test_numbers_have_a_least_value(setting, least):
+def test_numbers_below_their_minimum_are_refused(setting, least):
     assert getattr(ConsumerConfig(topics=("t",), **{setting: least}), setting) == least
     error = refused(topics=("t",), **{setting: least - 1})
     assert error.setting == setting
@@ -77,14 +77,14 @@ def test_numbers_have_a_least_value(setting, least):
 
 
 @pytest.mark.parametrize("setting", LEAST)
-def test_numbers_of_numpy_become_python_s(setting):
-    """They could neither be written to the log nor sent to a sidecar."""
+def test_numbers_of_numpy_become_int(setting):
+    """Others can be neither written to the log nor sent to a sidecar."""
     config = ConsumerConfig(topics=("t",), **{setting: np.int64(7)})
     found = getattr(config, setting)
     assert (type(found), found) == (int, 7)
 
 
-def test_texts_of_numpy_become_python_s():
+def test_texts_of_numpy_become_str():
     config = ConsumerConfig(
         topics=(np.str_("t"),),
         policy=np.str_("greedy"),
@@ -99,14 +99,14 @@ def test_texts_of_numpy_become_python_s():
     assert [type(each) for pair in labels.items() for each in pair] == [str, str]
 
 
-def test_an_infinite_time_is_long():
-    """The default of kafka-python, and its way to turn a limit off."""
+def test_an_infinite_timeout_becomes_forever_ms():
+    """Infinity is the default of kafka-python, and its way to disable the timeout."""
     config = ConsumerConfig(topics=("t",), consumer_timeout_ms=float("inf"))
     assert config.consumer_timeout_ms == FOREVER_MS
 
 
 @pytest.mark.parametrize("setting", LEAST)
-def test_only_a_few_numbers_may_be_missing(setting):
+def test_only_optional_numbers_may_be_none(setting):
     if setting in OPTIONAL:
         assert (
             getattr(ConsumerConfig(topics=("t",), **{setting: None}), setting) is None
@@ -116,7 +116,7 @@ def test_only_a_few_numbers_may_be_missing(setting):
 
 
 @pytest.mark.parametrize("value", ["no", 0, None])
-def test_a_flag_is_true_or_false(value):
+def test_a_flag_must_be_true_or_false(value):
     error = refused(topics=("t",), release_behind=value)
     assert error.setting == "release_behind"
     assert f"True or False, not {value!r}" in str(error)
@@ -124,7 +124,7 @@ def test_a_flag_is_true_or_false(value):
 
 @pytest.mark.parametrize("setting", LEAST)
 @pytest.mark.parametrize("value", ["5", [5], True])
-def test_numbers_are_numbers(setting, value):
+def test_numbers_of_another_type_are_refused(setting, value):
     error = refused(topics=("t",), **{setting: value})
     assert error.setting == setting
     assert repr(value) in str(error)
@@ -145,7 +145,7 @@ def test_flags_of_a_compiled_pattern_become_text():
 
 
 @pytest.mark.parametrize("delivery", Delivery)
-def test_a_guarantee_may_be_named_by_its_word(delivery):
+def test_a_delivery_guarantee_may_be_given_as_text(delivery):
     config = ConsumerConfig(topics=("t",), delivery=delivery.value)
     assert config.delivery is delivery
     assert config.is_at_most_once == (delivery is Delivery.AT_MOST_ONCE)
@@ -165,12 +165,12 @@ def test_settings_can_be_pickled():
 
 
 @pytest.mark.parametrize("setting", [n for n in LEAST if not n.endswith("_ms")])
-def test_counts_are_whole_numbers(setting):
+def test_a_fractional_count_is_refused(setting):
     assert "whole number" in str(refused(topics=("t",), **{setting: 1.5}))
 
 
 @pytest.mark.parametrize("name", ["on_claimed", "on_lost", "on_warm", "on_standby"])
-def test_callbacks_are_functions(name):
+def test_callbacks_must_be_plain_functions(name):
     async def later(*_):
         pass
 
@@ -181,7 +181,7 @@ def test_callbacks_are_functions(name):
         assert raised.value.setting == name
 
 
-def test_whole_topics_are_reported_only_where_the_policy_counts_them():
+def test_on_topics_needs_a_policy_that_counts_topics():
     Callbacks().require_fit(counts_topics=False)
     callbacks = Callbacks(on_topics=print)
     callbacks.require_fit(counts_topics=True)
@@ -204,7 +204,7 @@ def test_standbys_and_their_callback_need_each_other():
 
 
 @pytest.mark.parametrize("labels", [{"rack": 5}, {5: "r"}, ["rack"], "rack=r1"])
-def test_labels_are_texts_by_name(labels):
+def test_labels_must_be_a_dict_of_texts(labels):
     with pytest.raises(ConfigurationError, match="dict of texts") as caught:
         checked_labels(labels)
     assert caught.value.setting == "labels"

@@ -50,7 +50,7 @@ def polled(node):
 # --- Handing out and committing ---
 
 
-def test_records_come_once_in_order_with_their_token(cluster):
+def test_records_arrive_once_in_order_with_their_token(cluster):
     node = owning(cluster, most=4)
     got = polled(node) + polled(node) + polled(node)
     assert [record.offset for record in got] == list(range(10))
@@ -59,7 +59,7 @@ def test_records_come_once_in_order_with_their_token(cluster):
     assert polled(node) == []
 
 
-def test_positions_move_over_the_contiguous_prefix(cluster):
+def test_the_position_covers_only_contiguous_commits(cluster):
     node = owning(cluster, most=4)
     records = polled(node)
     node.consumer.commit(records[2])
@@ -70,7 +70,7 @@ def test_positions_move_over_the_contiguous_prefix(cluster):
     assert fold(cluster).keys[KEY].position == 3
 
 
-def test_committing_everything(cluster):
+def test_commit_without_arguments_commits_all_returned_records(cluster):
     node = owning(cluster, most=4)
     polled(node)
     node.consumer.commit()
@@ -88,8 +88,8 @@ def test_only_records_can_be_committed(cluster, given):
 
 
 @pytest.mark.parametrize("most", [0, -1, 1.5, "1", True])
-def test_a_limit_of_records_is_a_number_of_them(cluster, most):
-    """A negative one cut records off: they counted as handed out and never were."""
+def test_max_records_must_be_a_positive_whole_number(cluster, most):
+    """With a negative limit, records would count as handed out that never were."""
     node = owning(cluster, most=4)
     for call in (node.consumer.poll, node.consumer.poll_fetched):
         with pytest.raises(ConfigurationError, match="max_records"):
@@ -100,7 +100,7 @@ def test_a_limit_of_records_is_a_number_of_them(cluster, most):
 
 
 @pytest.mark.parametrize("timeout_ms", [None, "100"])
-def test_a_timeout_is_a_number(cluster, timeout_ms):
+def test_a_timeout_must_be_a_number(cluster, timeout_ms):
     node = owning(cluster)
     for call in (node.consumer.poll, node.consumer.flush):
         with pytest.raises(ConfigurationError, match="timeout_ms must be a number"):
@@ -108,7 +108,7 @@ def test_a_timeout_is_a_number(cluster, timeout_ms):
 
 
 @pytest.mark.parametrize("given", ["t-0", [T0], ("t", "0"), ("t",), None])
-def test_partitions_are_given_one_by_one(cluster, given):
+def test_a_value_that_is_not_a_partition_is_refused(cluster, given):
     consumer = owning(cluster).consumer
     calls = [consumer.pause, consumer.resume, consumer.position, consumer.committed]
     for call in (*calls, consumer.seek_to_end, lambda each: consumer.seek(each, 1)):
@@ -117,12 +117,12 @@ def test_partitions_are_given_one_by_one(cluster, given):
     assert consumer.paused() == set()
 
 
-def test_an_offset_is_a_whole_number(cluster):
+def test_a_seek_offset_must_be_a_whole_number(cluster):
     with pytest.raises(ConfigurationError, match="offset must be a whole number"):
         owning(cluster).consumer.seek(T0, "1")
 
 
-def test_a_record_that_was_never_handed_out_is_an_error(cluster):
+def test_a_record_never_handed_out_cannot_be_committed(cluster):
     node = owning(cluster, most=4)
     (record, *_) = polled(node)
     with pytest.raises(InvalidTransition, match="7"):
@@ -131,7 +131,7 @@ def test_a_record_that_was_never_handed_out_is_an_error(cluster):
         )
 
 
-def test_a_record_of_an_earlier_claim_is_lost(cluster):
+def test_a_record_of_an_earlier_claim_cannot_be_committed(cluster):
     node = owning(cluster, most=4)
     records = polled(node)
     node.cut(is_cut=True)
@@ -147,10 +147,10 @@ def test_a_record_of_an_earlier_claim_is_lost(cluster):
 
 
 def test_a_claim_reported_as_lost_stays_lost(cluster):
-    """At least once. The engine was slow, the application was notified.
+    """At least once, with an engine that is too slow to renew its lease in time.
 
-    A beat that is read back after the hard stop must not revive a claim whose
-    records the application has dropped: nobody would ever commit them.
+    A heartbeat that is read back after the lease's hard end must not renew a claim
+    whose records the application has dropped: they would never be committed.
     """
     node = owning(cluster, most=4)
     (record, *_) = polled(node)
@@ -171,7 +171,7 @@ def test_a_claim_reported_as_lost_stays_lost(cluster):
     assert node.consumer.committed(T0) == 4
 
 
-def test_nothing_is_handed_out_in_excess_of_what_may_be_uncommitted(cluster):
+def test_hand_out_stops_at_max_uncommitted_records(cluster):
     node = owning(cluster, most=2, max_uncommitted=4)
     first, second = polled(node), polled(node)
     assert polled(node) == []
@@ -239,7 +239,7 @@ def test_an_exception_of_a_callback_leaves_the_consumer_usable():
     assert sorted(lost) == [0, 1, 2]
 
 
-def test_a_loss_with_empty_hands_is_silent(cluster):
+def test_losing_a_claim_without_uncommitted_records_raises_nothing(cluster):
     node = owning(cluster)
     node.consumer.commit(polled(node))
     node.cut(is_cut=True)
@@ -260,7 +260,7 @@ def test_several_partitions_take_turns():
     assert seen == {0, 1, 2}
 
 
-def test_flushing_waits_until_positions_stand_in_the_log(cluster):
+def test_flush_waits_until_the_log_has_the_position(cluster):
     node = owning(cluster, most=4)
     node.engine.changed = Stepping(cluster)
     node.consumer.commit(polled(node))
@@ -268,7 +268,7 @@ def test_flushing_waits_until_positions_stand_in_the_log(cluster):
     assert fold(cluster).keys[KEY].position == 4
 
 
-def test_flushing_against_a_dead_log_has_a_deadline(cluster):
+def test_flush_with_an_unreachable_log_raises_at_its_deadline(cluster):
     node = owning(cluster, most=4)
     node.engine.changed = Stepping(cluster)
     node.consumer.commit(polled(node))
@@ -280,7 +280,7 @@ def test_flushing_against_a_dead_log_has_a_deadline(cluster):
 # --- Lag, load and memory ---
 
 
-def test_lag_and_load(cluster):
+def test_lag_counts_unprocessed_records_and_load_held_partitions(cluster):
     node = owning(cluster, most=4)
     assert node.consumer.load() == 1
     assert node.consumer.lag() == {T0: 10}
@@ -293,7 +293,7 @@ def test_lag_and_load(cluster):
     assert (idle.consumer.load(), idle.consumer.lag()) == (0, {})
 
 
-def test_lag_at_most_once_counts_from_what_was_granted(cluster):
+def test_lag_at_most_once_counts_from_the_granted_position(cluster):
     node = owning(cluster, delivery=AMO, most=4)
     polled(node)
     cluster.run(40)
@@ -306,7 +306,7 @@ def test_lag_at_most_once_counts_from_what_was_granted(cluster):
 
 
 def drained(node, cluster, rounds=60):
-    """Poll on for rounds of 20 ms; return the offsets that were handed out."""
+    """Poll and commit every 20 ms; return the offsets that were handed out."""
     got = []
     for _ in range(rounds):
         records = polled(node)
@@ -317,7 +317,7 @@ def drained(node, cluster, rounds=60):
     return got
 
 
-def test_the_position_passes_control_records():
+def test_the_position_moves_past_control_records():
     cluster = world(records=[0])
     cluster.kafka.produce_transaction(T0, [b"x"] * 5, is_committed=True)
     node = owning(cluster)
@@ -339,7 +339,7 @@ def test_the_position_passes_control_records():
     assert node.consumer.lag() == {T0: 0}
 
 
-def test_closing_passes_control_records():
+def test_the_released_position_is_past_control_records():
     cluster = world(records=[0])
     cluster.kafka.produce_transaction(T0, [b"x"] * 5, is_committed=True)
     node = owning(cluster)
@@ -350,7 +350,7 @@ def test_closing_passes_control_records():
     assert fold(cluster).keys[KEY].position == 6
 
 
-def test_a_partition_without_records_is_passed_beside_a_busy_one():
+def test_control_records_are_passed_beside_a_busy_partition():
     cluster = world(2, records=[2_000, 0])
     busy, quiet = T0, TopicPartition("t", 1)
     cluster.kafka.produce_transaction(quiet, [b"x"], is_committed=False)
@@ -370,13 +370,13 @@ def test_a_partition_without_records_is_passed_beside_a_busy_one():
 @pytest.mark.parametrize(
     ("isolation", "requests"),
     [
-        # A while after the last record, as no fetch shows what follows it.
+        # Some time after the last record: no fetch shows that control records follow.
         pytest.param("read_committed", [(0, 4), (5, 5)], id="after the records"),
         pytest.param("read_uncommitted", [(0, 5)], id="with the records"),
     ],
 )
 def test_at_most_once_control_records_are_granted(isolation, requests):
-    """Once, and not again while nothing comes."""
+    """They are granted once, and not again while no record arrives."""
     cluster = world(records=[0])
     cluster.kafka.produce_transaction(T0, [b"x"] * 5, is_committed=True)
     node = owning(cluster, delivery=AMO, isolation_level=isolation)
@@ -397,7 +397,7 @@ def test_at_most_once_control_records_are_granted(isolation, requests):
 
 
 @pytest.mark.parametrize("delivery", [ALO, AMO])
-def test_aborted_records_are_not_handed_out_and_are_passed(delivery):
+def test_aborted_records_are_skipped(delivery):
     cluster = world(records=[1])
     kafka = cluster.kafka
     kafka.produce_transaction(T0, [b"aborted"] * 4, is_committed=False)
@@ -415,7 +415,7 @@ def test_aborted_records_are_not_handed_out_and_are_passed(delivery):
     assert node.consumer.lag() == {T0: 0}
 
 
-def test_all_records_are_handed_out_by_default():
+def test_aborted_and_open_records_are_handed_out_by_default():
     cluster = world(records=[0])
     cluster.kafka.produce_transaction(T0, [b"aborted"] * 2, is_committed=False)
     cluster.kafka.begin_transaction(T0, [b"open"])
@@ -423,8 +423,8 @@ def test_all_records_are_handed_out_by_default():
     assert drained(node, cluster) == [0, 1, 3]
 
 
-def test_latest_is_the_end_that_the_reader_sees():
-    """As with Kafka's own clients: what is open is read once it is committed."""
+def test_latest_is_the_last_stable_offset_for_read_committed():
+    """As in Kafka's clients: an open transaction is read once it is committed."""
     cluster = world(records=[3])
     cluster.kafka.begin_transaction(T0, [b"open"])
     node = owning(cluster, auto_offset_reset="latest", isolation_level="read_committed")
@@ -433,7 +433,7 @@ def test_latest_is_the_end_that_the_reader_sees():
 
 
 def test_granted_and_aborted_records_do_not_block():
-    """Granted to this process before, and read under the other level now."""
+    """Records granted under read_uncommitted, then read under read_committed."""
     cluster = world(records=[0])
     cluster.kafka.produce_transaction(T0, [b"aborted"] * 4, is_committed=False)
     node = owning(cluster, delivery=AMO, most=4)
@@ -447,8 +447,8 @@ def test_granted_and_aborted_records_do_not_block():
     assert node.session.holdings[KEY].uncommitted_count == 0
 
 
-def test_a_stuck_handler_costs_no_memory():
-    """The warning comes once, and what is kept stays flat."""
+def test_a_stuck_handler_does_not_increase_memory():
+    """The backlog is reported once, and the kept state does not grow."""
     cluster = world(records=[6_000])
     node = owning(cluster, most=500, max_uncommitted=4_000)
     handed = 0
@@ -515,8 +515,8 @@ def holding_two(most, fetched, **rest):
 
 @pytest.mark.parametrize(("most", "fetched"), [(1, 1), (3, 3), (3, 40)])
 @pytest.mark.parametrize("name", CALLS)
-def test_what_an_interrupted_call_did_not_return_comes_again(name, most, fetched):
-    """An interrupt between the hand-out and the return lost records: they counted."""
+def test_records_of_an_interrupted_call_are_handed_out_again(name, most, fetched):
+    """Records that an interrupted call marked as handed out must not be lost."""
     cluster, node = holding_two(most, fetched, max_uncommitted=1_000_000)
     it, at = node.consumer, 0
     received = Received(partial(CALLS[name], it))
@@ -539,8 +539,8 @@ def test_what_an_interrupted_call_did_not_return_comes_again(name, most, fetched
 
 
 @pytest.mark.parametrize("fetched", [8, 60])
-def test_what_was_granted_and_not_returned_comes_again(fetched):
-    """And is not marked as processed."""
+def test_granted_records_of_an_interrupted_poll_are_returned_later(fetched):
+    """And they are not marked as processed before."""
     cluster, node = holding_two(3, fetched, delivery=AMO)
     received, at = Received(partial(node.consumer.poll, 0)), 0
 
@@ -582,7 +582,7 @@ def test_a_close_after_an_interrupt_leaves_the_records_to_the_next_owner():
 def test_a_signal_handler_may_close_the_consumer_that_it_interrupts(
     cluster, name, monkeypatch
 ):
-    """The reader's error, that it is closed, went to the application."""
+    """The application must not get the error of the reader, which is closed."""
     node = owning(cluster)
     it, plain = node.consumer, node.consumer._reader.poll
     while it.poll(0):
@@ -614,8 +614,8 @@ def test_iteration_hands_out_one_record_at_a_time(cluster):
     assert next(node.consumer).offset == 3
 
 
-def test_iteration_looks_at_the_lease_of_each_record(cluster):
-    """What was fetched before the loss is never handed out."""
+def test_iteration_checks_the_lease_before_each_record(cluster):
+    """Fetched records are not handed out after the soft end of the lease."""
     node = owning(cluster)
     assert next(node.consumer).offset == 0
     node.cut(is_cut=True)
@@ -630,7 +630,7 @@ def test_iteration_looks_at_the_lease_of_each_record(cluster):
         next(node.consumer)
 
 
-def test_iteration_skips_what_is_paused():
+def test_iteration_skips_paused_partitions():
     cluster = world(records=[5, 5])
     node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 2), H)
@@ -644,8 +644,8 @@ def test_iteration_skips_what_is_paused():
     assert [record.offset for record in rest] == [1, 2, 3, 4]
 
 
-def test_iteration_lets_a_surplus_partition_go():
-    """What is handed out one by one is given up in order, too."""
+def test_iteration_hands_over_a_surplus_partition():
+    """An orderly handoff also works if records are handed out one by one."""
     cluster = world(records=[50, 50])
     a = cluster.node("a", spec=spec())
     cluster.run_until(held_by(a, 2), H)
@@ -678,7 +678,7 @@ def test_batches_are_handed_out_one_by_one():
         next(batches)
 
 
-def test_a_batch_over_holes_commits_itself():
+def test_a_batch_with_offset_gaps_commits_all_its_records():
     cluster = world(records=[0])
     for _ in range(3):
         cluster.kafka.produce(T0, b"x")
@@ -691,7 +691,7 @@ def test_a_batch_over_holes_commits_itself():
     assert node.session.holdings[KEY].uncommitted_count == 0
 
 
-# --- For loops that must not block ---
+# --- For event loops ---
 
 
 def test_prefetched_records_are_not_handed_out(cluster):
@@ -731,7 +731,7 @@ def test_a_position_below_the_log_start_moves_to_the_start(cluster, delivery):
     assert b.held
 
 
-def test_beyond_the_log_s_end_it_stops_with_an_error(cluster):
+def test_a_position_beyond_the_log_end_raises_and_releases_the_claim(cluster):
     a = owning(cluster)
     a.consumer.commit(polled(a))
     a.leave()
@@ -743,14 +743,14 @@ def test_beyond_the_log_s_end_it_stops_with_an_error(cluster):
         cluster.run_until(lambda: b.consumer.poll(0), H)
     assert (caught.value.requested, caught.value.log_end) == (10, 3)
     cluster.run(3 * H)
-    assert not b.held  # given up, and not tried again by this client
+    assert not b.held  # released, and not claimed again by this client
     assert fold(cluster).keys[KEY].position == 10
 
 
 # --- Topics that change ---
 
 
-def test_new_partitions_appear_live(cluster):
+def test_new_partitions_are_claimed_and_consumed(cluster):
     node = owning(cluster, metadata_refresh_ms=H)
     cluster.kafka.add_partitions("t", 2)
     assert cluster.run_until(held_by(node, 3), 3 * H) <= H + H // 2
@@ -793,7 +793,7 @@ def test_closing_releases_at_the_position(cluster):
         lambda it: it.seek(T0, 0, timeout_ms=None),
     ],
 )
-def test_an_argument_of_another_type_changes_nothing(cluster, call):
+def test_an_invalid_argument_changes_nothing(cluster, call):
     node = owning(cluster)
     with pytest.raises(ConfigurationError, match=r"^(timeout_ms|release) must be"):
         call(node.consumer)
@@ -801,8 +801,7 @@ def test_an_argument_of_another_type_changes_nothing(cluster, call):
     assert node.consumer.assignment() == {T0}
 
 
-def test_closing_against_a_dead_log_ends_at_its_deadline(cluster):
-    """No wait without a deadline."""
+def test_close_with_an_unreachable_log_ends_at_its_deadline(cluster):
     node = owning(cluster)
     node.cut(is_cut=True)
     node.consumer.close(timeout_ms=0)
@@ -810,14 +809,14 @@ def test_closing_against_a_dead_log_ends_at_its_deadline(cluster):
     assert not node.consumer.is_close_confirmed
 
 
-def test_stopping_ends_what_iterates(cluster):
+def test_stop_ends_iteration_over_records_and_batches(cluster):
     node = owning(cluster)
     node.consumer.stop()
     assert list(node.consumer) == []
     assert list(node.consumer.batches()) == []
 
 
-def test_granted_records_are_finished_after_a_stop(cluster):
+def test_granted_records_are_handed_out_after_a_stop(cluster):
     node = owning(cluster, delivery=AMO, most=4)
     polled(node)
     cluster.run(40)
@@ -830,7 +829,7 @@ def test_granted_records_are_finished_after_a_stop(cluster):
     assert fold(cluster).keys[KEY].granted == 4
 
 
-def test_iterating_hands_out_one_by_one(cluster):
+def test_next_moves_the_position_by_one_record(cluster):
     node = owning(cluster)
     record = next(node.consumer)
     assert record.offset == 0
@@ -847,7 +846,7 @@ def test_a_batch_has_one_partition_and_commits_itself(cluster):
 
 
 def test_a_truncated_log_is_refolded(cluster):
-    """PROTOCOL 7.5: fenced at once; the claim is won again, and work goes on."""
+    """PROTOCOL 7.5: the owner is fenced at once, then wins the claim again."""
     node = owning(cluster)
     cluster.run(H)
     cluster.kafka.truncate(cluster.place(0), end=2, leader=1)
@@ -859,7 +858,7 @@ def test_a_truncated_log_is_refolded(cluster):
     assert node.consumer.poll(0)
 
 
-def test_no_grant_arrives_while_the_log_is_dead(cluster):
+def test_at_most_once_nothing_is_handed_out_while_appends_are_lost(cluster):
     node = owning(cluster, delivery=AMO)
     cluster.fates["a"] = AppendFate(is_lost=True)
     for _ in range(100):

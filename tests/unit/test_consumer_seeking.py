@@ -39,7 +39,7 @@ def polled(node):
 
 
 def stepping(cluster, client_id="a", **rest):
-    """Return an owner whose waits let the whole world step on."""
+    """Return an owner; each of its waits advances the cluster."""
     node = owning(cluster, client_id, **rest)
     node.engine.changed = Stepping(cluster)
     return node
@@ -50,14 +50,14 @@ def position_in_log(cluster):
 
 
 def committed_up_to(cluster, node, end):
-    """Have records committed and their position in the log."""
+    """Commit records below an offset, and check that the log has this position."""
     while node.consumer.committed(T0) < end:
         node.consumer.commit(polled(node))
     node.consumer.flush()
     assert position_in_log(cluster) == end
 
 
-def test_seeking_back_is_in_the_log_before_it_returns(cluster):
+def test_a_seek_back_returns_once_the_log_has_the_position(cluster):
     node = stepping(cluster, most=4)
     committed_up_to(cluster, node, 8)
     node.consumer.seek(T0, 3)
@@ -88,7 +88,7 @@ def test_seeking_forward_skips_records(cluster):
     assert [record.offset for record in polled(node)] == [7, 8, 9]
 
 
-def test_seeking_to_the_beginning_and_the_end():
+def test_seeks_to_the_beginning_and_end_move_the_position():
     cluster = world(records=(10, 5))
     node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 2), 3 * H)
@@ -122,7 +122,7 @@ def test_records_from_before_a_seek_cannot_be_committed(cluster):
     assert node.consumer.committed(T0) == 4
 
 
-def test_a_commit_token_of_after_a_seek_can_be_pickled(cluster):
+def test_a_commit_token_made_after_a_seek_can_be_pickled(cluster):
     node = stepping(cluster, most=4)
     polled(node)
     node.consumer.seek(T0, 0)
@@ -142,7 +142,7 @@ def test_a_batch_from_before_a_seek_cannot_be_committed(cluster):
     assert node.consumer.committed(T0) == 4
 
 
-def test_committing_everything_is_of_what_came_after_the_seek(cluster):
+def test_commit_without_arguments_ignores_records_before_a_seek(cluster):
     node = stepping(cluster, most=4)
     polled(node)
     node.consumer.seek(T0, 2)
@@ -163,7 +163,7 @@ def test_nothing_is_handed_out_before_the_log_has_the_position(cluster):
     assert [record.offset for record in polled(node)] == [3, 4, 5, 6]
 
 
-def test_a_rewind_that_never_lands_is_sent_again(cluster):
+def test_a_rewind_whose_append_is_lost_is_sent_again(cluster):
     node = stepping(cluster, most=4)
     committed_up_to(cluster, node, 8)
     cluster.fates["a"] = AppendFate(is_lost=True)
@@ -175,7 +175,7 @@ def test_a_rewind_that_never_lands_is_sent_again(cluster):
 
 
 def seek_behind_a_late_heartbeat(cluster):
-    """Seek while a heartbeat counts as failed, and is still to land."""
+    """Seek while a heartbeat counts as failed, but will be appended later."""
     node = stepping(cluster, most=4)
     committed_up_to(cluster, node, 4)
     node.consumer.commit(polled(node))
@@ -185,7 +185,7 @@ def seek_behind_a_late_heartbeat(cluster):
     node.consumer.seek(T0, 3)
 
 
-def test_planted_a_seek_that_awaits_only_its_own_record_is_undone(cluster, monkeypatch):
+def test_a_seek_is_undone_if_pending_heartbeats_are_ignored(cluster, monkeypatch):
     monkeypatch.setattr(Outbox, "pending_to", lambda *_: [])
     monkeypatch.setattr(Outbox, "may_land", lambda *_, **__: False)
     seek_behind_a_late_heartbeat(cluster)
@@ -193,7 +193,7 @@ def test_planted_a_seek_that_awaits_only_its_own_record_is_undone(cluster, monke
     assert position_in_log(cluster) == 8
 
 
-def test_a_heartbeat_from_before_that_lands_late_does_not_undo_a_seek(cluster):
+def test_an_earlier_heartbeat_that_is_appended_late_does_not_undo_a_seek(cluster):
     seek_behind_a_late_heartbeat(cluster)
     assert position_in_log(cluster) == 3
     cluster.run(2 * H)
@@ -203,7 +203,7 @@ def test_a_heartbeat_from_before_that_lands_late_does_not_undo_a_seek(cluster):
 
 
 def stepping_with_a_ghost(cluster, **rest):
-    """Return an owner of whose heartbeats one failed long ago, and is still to land."""
+    """Return an owner with a heartbeat that failed long ago, and is appended later."""
     node = stepping(cluster, most=4, **rest)
     committed_up_to(cluster, node, 8)
     cluster.fates["a"] = AppendFate(delay_ms=5 * H, fails_after_ms=50)
@@ -213,7 +213,9 @@ def stepping_with_a_ghost(cluster, **rest):
     return node
 
 
-def test_planted_a_confirmed_seek_is_undone_after_an_interval(cluster, monkeypatch):
+def test_a_confirmed_seek_is_undone_if_a_late_heartbeat_is_ignored(
+    cluster, monkeypatch
+):
     monkeypatch.setattr(Heartbeater, "may_undo_rewind", lambda *_: False)
     node = stepping_with_a_ghost(cluster)
     node.consumer.seek(T0, 3)
@@ -221,13 +223,13 @@ def test_planted_a_confirmed_seek_is_undone_after_an_interval(cluster, monkeypat
     assert position_in_log(cluster) == 8
 
 
-def test_a_heartbeat_that_may_land_for_ever_ends_the_claim_at_a_seek(cluster):
+def test_a_seek_ends_the_claim_while_an_old_heartbeat_may_be_appended(cluster):
     node = stepping_with_a_ghost(cluster)
     epoch = node.held[KEY].claim.epoch
     with pytest.raises(ClaimLost) as caught:
         node.consumer.seek(T0, 3)
     assert caught.value.reason == "seek_unconfirmed"
-    cluster.run_until(held_by(node, 1), H // 2)  # it is preferred, and does not wait
+    cluster.run_until(held_by(node, 1), H // 2)  # as the former owner, without a wait
     cluster.run(40)
     assert node.held[KEY].claim.epoch > epoch
     assert [record.offset for record in polled(node)] == [3, 4, 5, 6]
@@ -240,7 +242,7 @@ def test_a_heartbeat_that_may_land_for_ever_ends_the_claim_at_a_seek(cluster):
     assert position_in_log(cluster) == 2
 
 
-def test_a_heartbeat_that_landed_late_does_not_end_a_claim(cluster):
+def test_a_seek_after_the_late_heartbeat_is_appended_keeps_the_claim(cluster):
     node = stepping_with_a_ghost(cluster)
     cluster.run(5 * H)
     node.consumer.seek(T0, 3)
@@ -259,7 +261,7 @@ def test_a_seek_outside_the_log_changes_nothing(cluster):
     assert node.consumer.committed(T0) == 4
 
 
-def test_only_held_partitions_can_be_sought_in(cluster):
+def test_a_seek_in_a_partition_not_held_is_refused(cluster):
     node = stepping(cluster)
     with pytest.raises(InvalidTransition, match="t-1 is not held"):
         node.consumer.seek(TopicPartition("t", 1), 0)
@@ -273,7 +275,7 @@ def test_at_most_once_a_seek_is_refused(cluster):
         node.consumer.seek_to_end()
 
 
-def test_a_claim_that_ends_during_a_seek_is_lost(cluster):
+def test_a_seek_raises_claim_lost_if_the_claim_ends(cluster):
     node = stepping(cluster, most=4)
     committed_up_to(cluster, node, 8)
     node.cut(is_cut=True)

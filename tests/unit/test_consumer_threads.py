@@ -1,4 +1,4 @@
-"""One thread at a time reads from a consumer; others may do all else."""
+"""One thread at a time reads from a consumer; others may call the other methods."""
 
 import threading
 
@@ -10,7 +10,7 @@ from kafka_marshal.errors import InvalidTransition
 
 
 def owning(delivery, meanwhile):
-    """Return a node that owns a partition, whose next call calls ``meanwhile``."""
+    """Return an owner of a partition; during its next read it calls ``meanwhile``."""
     cluster = world(records=[10])
     node = cluster.node(
         "a",
@@ -38,7 +38,7 @@ def owning(delivery, meanwhile):
     ],
 )
 def test_a_second_thread_that_reads_gets_an_error(read, delivery):
-    """It handed out records twice, at most once, too, or committed unread ones."""
+    """Else records would be handed out twice, or committed unread."""
     caught = []
     cluster, node = owning(
         delivery, lambda consumer: caught.append(in_thread(lambda: read(consumer)))
@@ -54,7 +54,7 @@ def test_a_second_thread_that_reads_gets_an_error(read, delivery):
     assert not is_at_all or "another thread is reading" in str(error)
 
 
-def test_all_else_may_be_called_meanwhile():
+def test_another_thread_may_call_other_methods_during_a_read():
     found = []
 
     def ask(consumer):
@@ -80,7 +80,7 @@ def test_all_else_may_be_called_meanwhile():
     assert in_thread(lambda: node.consumer.committed(T0)) == 10
 
 
-def test_another_thread_may_read_later():
+def test_another_thread_may_read_after_a_read_has_ended():
     _, node = owning(ALO, lambda _: None)
     first = node.consumer.poll(0, 4)[T0]
     second = in_thread(lambda: [next(node.consumer), next(node.consumer)])
@@ -96,7 +96,7 @@ def test_a_callback_may_seek():
 
 @pytest.mark.parametrize("delivery", [ALO, AMO])
 def test_a_close_of_another_thread_waits_for_the_call_in_progress(delivery):
-    """It failed now and then, and the claims were renewed until the process ended."""
+    """Else the close could fail, and claims be renewed until the process ends."""
     closers = []
 
     def begin_to_close(consumer):

@@ -1,4 +1,4 @@
-"""When a wait gives up."""
+"""Deadlines of calls."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def clock():
     return Clock()
 
 
-def test_the_time_that_is_left(clock):
+def test_a_deadline_reports_the_time_left(clock):
     deadline = Deadline(500, clock.now_ms)
     assert (deadline.timeout_ms, deadline.left_ms, deadline.left_s) == (500, 500, 0.5)
     clock.now += 499.5
@@ -29,7 +29,7 @@ def test_the_time_that_is_left(clock):
     assert deadline.left_s == 0.0005
 
 
-def test_nothing_is_left_once_it_has_passed(clock):
+def test_no_time_is_left_after_the_deadline(clock):
     deadline = Deadline(500, clock.now_ms)
     clock.now += 500
     assert deadline.is_over
@@ -39,13 +39,13 @@ def test_nothing_is_left_once_it_has_passed(clock):
 
 
 @pytest.mark.parametrize("timeout_ms", [0, -5])
-def test_without_a_timeout_it_has_passed(clock, timeout_ms):
+def test_a_timeout_of_zero_or_less_is_over_at_once(clock, timeout_ms):
     deadline = Deadline(timeout_ms, clock.now_ms)
     assert deadline.is_over
     assert deadline.left_ms == 0
 
 
-def test_the_caller_names_the_error(clock):
+def test_require_ms_raises_the_error_of_the_caller(clock):
     deadline = Deadline(2, clock.now_ms)
     assert deadline.require_ms(lambda: KeyError("late")) == 2
     clock.now += 1.5
@@ -54,14 +54,14 @@ def test_the_caller_names_the_error(clock):
 
 
 @pytest.mark.parametrize(("within_ms", "left_ms"), [(100, 100), (900, 500)])
-def test_the_earlier_of_two_deadlines(clock, within_ms, left_ms):
+def test_within_returns_the_earlier_of_two_deadlines(clock, within_ms, left_ms):
     sooner = Deadline(500, clock.now_ms).within(within_ms)
     assert sooner.left_ms == left_ms
     clock.now += left_ms
     assert sooner.is_over
 
 
-def test_it_takes_the_monotonic_clock_by_default():
+def test_a_deadline_uses_the_monotonic_clock_by_default():
     before_ms = monotonic_ms()
     deadline = Deadline(60_000)
     assert 0 < deadline.left_ms <= 60_000

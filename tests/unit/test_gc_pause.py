@@ -1,11 +1,11 @@
-"""The garbage collector rests, and is as it was."""
+"""Pauses of the garbage collector."""
 
 import gc
 
 from kafka_marshal.gc_pause import uncollected
 
 
-def test_the_collector_rests_and_is_as_it_was():
+def test_the_collector_is_disabled_in_the_block_and_enabled_after_it():
     with uncollected():
         assert not gc.isenabled()
         with uncollected():

@@ -27,7 +27,7 @@ def incarnation(number):
     return b"%016d" % number
 
 
-def test_a_restart_knows_its_earlier_lives_newest_first(tmp_path):
+def test_a_restart_finds_its_earlier_incarnations_newest_first(tmp_path):
     for number in range(3):
         identity = take(tmp_path)
         identity.remember(incarnation(number), master=MASTER)
@@ -38,13 +38,13 @@ def test_a_restart_knows_its_earlier_lives_newest_first(tmp_path):
 
 
 @pytest.mark.parametrize("given", [5, b"/tmp", ["/tmp"]])
-def test_a_state_directory_is_a_path(given):
+def test_a_state_directory_must_be_a_path(given):
     with pytest.raises(ConfigurationError, match="must be the path") as raised:
         home_of(given)
     assert raised.value.setting == "state_dir"
 
 
-def test_only_so_many_lives_are_kept(tmp_path):
+def test_the_number_of_kept_incarnations_is_limited(tmp_path):
     for number in range(LIVES_MAX + 3):
         identity = take(tmp_path)
         identity.remember(incarnation(number), master=MASTER)
@@ -61,8 +61,8 @@ def test_two_processes_cannot_have_one_identity(tmp_path):
     first.close()
 
 
-def test_a_process_is_not_asked_to_stop_itself(tmp_path):
-    """As after the second run of a notebook cell."""
+def test_the_error_names_a_conflict_within_this_process(tmp_path):
+    """As when a notebook cell runs a second time."""
     first = take(tmp_path)
     with pytest.raises(IdentityConflict, match="of this process; close that one"):
         take(tmp_path)
@@ -74,13 +74,13 @@ def test_a_process_is_not_asked_to_stop_itself(tmp_path):
 @pytest.mark.parametrize(
     "other", [{"domain": "e"}, {"group_id": "h"}, {"client_id": "d"}]
 )
-def test_identities_do_not_meet(tmp_path, other):
+def test_each_domain_group_and_client_has_its_own_identity(tmp_path, other):
     first = take(tmp_path)
     first.remember(incarnation(1), master=MASTER)
     assert take(tmp_path, **other).lives == ()
 
 
-def test_created_folders_are_the_owners_alone(tmp_path):
+def test_created_directories_are_accessible_only_to_their_owner(tmp_path):
     before = os.umask(0)
     try:
         take(tmp_path / "parent" / "home").close()
@@ -123,7 +123,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path, part):
 
 
 @pytest.mark.parametrize("name", ["..", ".", "a:b"])
-def test_no_name_leads_out_of_the_directory(tmp_path, name):
+def test_no_name_escapes_the_state_directory(tmp_path, name):
     home = tmp_path / "home"
     take(home, group_id=name, client_id=name).remember(incarnation(1), master=MASTER)
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
@@ -141,8 +141,10 @@ def test_a_damaged_file_resumes_nothing(tmp_path, text):
     assert take(tmp_path).lives == ()
 
 
-def test_a_full_disk_leaves_neither_lock_nor_file(monkeypatch, tmp_path):
-    """The process id in the lock is for messages alone."""
+def test_a_full_disk_leaves_the_earlier_identity_and_no_temporary_file(
+    monkeypatch, tmp_path
+):
+    """The lock works without the process id in its file, which only messages need."""
 
     def refuse(*args):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -170,7 +172,7 @@ def test_an_erased_identity_resumes_nothing(tmp_path):
     assert take(tmp_path).lives == ()
 
 
-def test_secrets_are_the_owner_s_alone(tmp_path):
+def test_the_file_with_secrets_is_readable_only_by_its_owner(tmp_path):
     identity = take(tmp_path / "home")
     identity.remember(incarnation(1), master=MASTER)
     (path,) = tmp_path.rglob(FILE_NAME)
@@ -178,7 +180,7 @@ def test_secrets_are_the_owner_s_alone(tmp_path):
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_the_paths_of_identities(monkeypatch, tmp_path):
+def test_environment_variables_choose_the_state_directory(monkeypatch, tmp_path):
     monkeypatch.setenv("MARSHAL_STATE_DIR", str(tmp_path / "chosen"))
     assert state_home() == tmp_path / "chosen"
     monkeypatch.delenv("MARSHAL_STATE_DIR")
@@ -189,8 +191,8 @@ def test_the_paths_of_identities(monkeypatch, tmp_path):
     assert state_home() == tmp_path / ".local" / "state" / "kafka-marshal"
 
 
-def test_a_user_without_a_home_directory_keeps_nothing(monkeypatch):
-    """As where a container runs with a number that its image does not know."""
+def test_a_user_without_a_home_directory_has_no_state_directory(monkeypatch):
+    """As in a container that runs with a user id unknown to its image."""
     for name in ("MARSHAL_STATE_DIR", "XDG_STATE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", no_home)

@@ -1,4 +1,4 @@
-"""What a scrape says of clients that win, work, wait and lose."""
+"""Metrics that a scrape returns of clients, their claims and the log."""
 
 import os
 import sys
@@ -74,7 +74,7 @@ def state_of(found, **labels):
 # --- Claims ---
 
 
-def test_a_claim_that_was_won(cluster, registry, scrape):
+def test_a_won_claim_is_exported_as_held(cluster, registry, scrape):
     node = owning(cluster)
     exported(node, registry)
     found = scrape()
@@ -91,7 +91,7 @@ def test_a_claim_that_was_won(cluster, registry, scrape):
     assert found.named("marshal_takeover_duration_seconds_count") == {}
 
 
-def test_a_claim_that_waits(cluster, registry, scrape):
+def test_a_waiting_claim_is_exported_without_epoch_and_lease(cluster, registry, scrape):
     owning(cluster)
     other = cluster.node("b")
     cluster.run(40)
@@ -106,7 +106,9 @@ def test_a_claim_that_waits(cluster, registry, scrape):
     assert found("marshal_members", GROUP) == 2
 
 
-def test_beats_keep_a_claim_young(cluster, registry, scrape):
+def test_heartbeats_limit_the_exported_age_and_renew_the_lease(
+    cluster, registry, scrape
+):
     node = owning(cluster)
     exported(node, registry)
     cluster.run(3 * H)
@@ -115,7 +117,9 @@ def test_beats_keep_a_claim_young(cluster, registry, scrape):
     assert H / 1000 < found("marshal_lease_remaining_seconds", T0) < 2 * H / 1000
 
 
-def test_without_beats_a_claim_ages_and_its_lease_runs_out(cluster, registry, scrape):
+def test_without_heartbeats_the_age_grows_until_the_lease_expires(
+    cluster, registry, scrape
+):
     node = owning(cluster)
     exported(node, registry)
     node.cut(is_cut=True)
@@ -188,7 +192,7 @@ def test_a_takeover_is_timed_from_the_last_renewal(cluster, registry, scrape):
     assert found(f"{name}_bucket", T, after="stale", le="+Inf") == 1
 
 
-def test_partitions_that_nobody_can_claim_are_counted_and_reported(registry, scrape):
+def test_uncovered_partitions_are_counted_and_reported(registry, scrape):
     cluster = world(records=[1] * 3)
     node = cluster.node("a", spec=spec(claims_max=1))
     exported(node, registry)
@@ -212,7 +216,7 @@ def test_partitions_that_nobody_can_claim_are_counted_and_reported(registry, scr
     assert scrape()("marshal_uncovered_partitions", GROUP) == 0
 
 
-def test_plans_of_the_group_are_counted(registry, scrape):
+def test_the_plan_generation_is_exported(registry, scrape):
     cluster = world(partitions=1, records=[1] * 3)
     node = cluster.node("a", spec=spec())
     exported(node, registry)
@@ -225,7 +229,9 @@ def test_plans_of_the_group_are_counted(registry, scrape):
 
 
 @pytest.mark.parametrize(("limits", "count"), [((1, 1), 0), ((1,), 1)])
-def test_parts_of_a_whole_topic_are_not_uncovered(limits, count, registry, scrape):
+def test_only_partitions_of_unclaimed_whole_topics_are_uncovered(
+    limits, count, registry, scrape
+):
     cluster = world(records=[1] * 3)
     cluster.fill("u", [1])
     for name, most in zip("ab", limits, strict=False):
@@ -239,7 +245,7 @@ def test_parts_of_a_whole_topic_are_not_uncovered(limits, count, registry, scrap
     assert found == (0 if not count else 3 if held == {"u"} else 1)
 
 
-def test_a_pause_is_seen_and_the_release_has_its_reason(cluster, registry, scrape):
+def test_a_pause_and_its_releases_are_exported(cluster, registry, scrape):
     node = owning(cluster)
     exported(node, registry)
     node.consumer.poll(0, 3)
@@ -259,7 +265,9 @@ def test_a_pause_is_seen_and_the_release_has_its_reason(cluster, registry, scrap
     assert after("marshal_takeover_duration_seconds_count", T, after="released") == 1
 
 
-def test_pauses_have_who_why_what_and_when(cluster, registry, scrape):
+def test_pauses_are_exported_with_person_reason_topics_and_times(
+    cluster, registry, scrape
+):
     node = owning(cluster)
     exported(node, registry)
     now_ms = cluster.clock.wall_ms()
@@ -295,7 +303,7 @@ def test_pauses_have_who_why_what_and_when(cluster, registry, scrape):
 # --- Records and lag ---
 
 
-def test_lag_and_progress(cluster, registry, scrape):
+def test_lag_and_record_counts_are_exported(cluster, registry, scrape):
     node = owning(cluster)
     exported(node, registry)
     cluster.run(H)
@@ -333,7 +341,7 @@ def test_totals_of_a_key_outlive_its_claims(cluster, registry, scrape):
     assert scrape()("marshal_records_handed_out_total", T0) == 9
 
 
-def test_at_most_once_exports_what_a_crash_would_lose(cluster, registry, scrape):
+def test_at_most_once_unconfirmed_records_are_exported(cluster, registry, scrape):
     node = owning(cluster, delivery=AMO)
     node.engine.changed = Stepping(cluster)
     exported(node, registry)
@@ -347,7 +355,7 @@ def test_at_most_once_exports_what_a_crash_would_lose(cluster, registry, scrape)
 
 
 @pytest.mark.parametrize(("claims_max", "desired"), [(0, 5), (2, 3), (5, 1)])
-def test_desired_clients_are_those_that_find_work(
+def test_desired_clients_depend_on_partitions_and_claims_max(
     registry, scrape, claims_max, desired
 ):
     cluster = world(records=[1] * 5)
@@ -357,7 +365,7 @@ def test_desired_clients_are_those_that_find_work(
     assert scrape()("marshal_desired_clients", GROUP) == desired
 
 
-def test_whole_topics_are_given_to_one_client_each(registry, scrape):
+def test_desired_clients_count_topics_under_policy_topic(registry, scrape):
     cluster = world(records=[1] * 4)
     cluster.fill("u", [1] * 4)
     node = cluster.node("a", spec=spec("t", "u", policy="topic"))
@@ -369,7 +377,9 @@ def test_whole_topics_are_given_to_one_client_each(registry, scrape):
 # --- The log ---
 
 
-def test_checkpoints_and_settings_of_the_log(cluster, registry, scrape):
+def test_checkpoint_age_divergence_and_wrong_settings_are_exported(
+    cluster, registry, scrape
+):
     node = owning(cluster)
     exported(node, registry)
     place = {"topic": "__marshal", "partition": "0"}
@@ -404,7 +414,7 @@ def test_refused_and_undecodable_records_are_counted(cluster, registry, scrape):
     assert not reasons & (EFFECTS | {"undecodable"})
 
 
-def test_every_counter_of_a_long_run_is_an_effect_or_ignored(cluster):
+def test_every_counter_of_an_ordinary_run_is_an_effect(cluster):
     node = owning(cluster)
     cluster.run(2 * H)
     node.leave()
@@ -412,7 +422,7 @@ def test_every_counter_of_a_long_run_is_an_effect_or_ignored(cluster):
     assert set(fold(cluster).soft.counters) <= EFFECTS
 
 
-def test_replay_lag_is_what_was_not_folded(registry, scrape):
+def test_replay_lag_counts_records_not_yet_folded(registry, scrape):
     cluster = world(partitions=2)
     node = owning(cluster)
     exported(node, registry)
@@ -461,7 +471,7 @@ def test_the_engine_exports_its_times_and_events(cluster, registry, scrape):
     assert found("marshal_events_total", event="ready") == 1
 
 
-# --- What others write ---
+# --- Records of other writers ---
 
 
 def claiming(group, topic, partition=0, client="x"):
@@ -500,7 +510,7 @@ def member(group, client):
     )
 
 
-def test_names_of_others_make_no_series(cluster, registry, scrape):
+def test_names_in_records_of_other_clients_create_no_series(cluster, registry, scrape):
     node = owning(cluster)
     exported(node, registry)
     cluster.run(40)
@@ -548,7 +558,7 @@ def test_clients_of_one_engine_share_its_figures(cluster, registry, scrape):
     assert set(found.named("marshal_up")) == {("g",), ("other",)}
 
 
-def test_clients_of_two_engines_are_added_up(cluster, registry, scrape):
+def test_figures_of_two_engines_are_added(cluster, registry, scrape):
     first, second = owning(cluster), cluster.node("b")
     cluster.run(40)
     collector = exported(first, registry)
@@ -575,7 +585,7 @@ def test_clients_of_one_group_need_the_client_label(cluster, registry, scrape):
 
 
 def test_a_client_for_asyncio_is_exported_once_it_is_open(cluster, registry, scrape):
-    """It was registered without an engine: every scrape failed from then on."""
+    """Else it would be registered without an engine, and every scrape would fail."""
 
     class Async:
         @property
@@ -595,19 +605,19 @@ def test_a_client_for_asyncio_is_exported_once_it_is_open(cluster, registry, scr
     assert scrape()("marshal_up", GROUP) == 1
 
 
-def test_a_registry_takes_one_collector(cluster, registry):
+def test_a_registry_accepts_one_collector(cluster, registry):
     exported(owning(cluster), registry)
     with pytest.raises(ConfigurationError, match="add the client"):
         exported(cluster.nodes[0], registry)
 
 
-def test_a_foreign_metric_of_our_name_is_refused(cluster, registry):
+def test_a_registry_with_other_metrics_of_the_same_name_is_refused(cluster, registry):
     Gauge("marshal_up", "Mine.", registry=registry)
     with pytest.raises(ConfigurationError, match="already has metrics of these names"):
         exported(owning(cluster), registry)
 
 
-def test_closing_the_last_client_leaves_the_registry(cluster, registry, scrape):
+def test_closing_the_last_client_unregisters_the_collector(cluster, registry, scrape):
     node = owning(cluster)
     first = Client(node)
     second = Client(node, second_session(node, "other", "b"))
@@ -620,7 +630,9 @@ def test_closing_the_last_client_leaves_the_registry(cluster, registry, scrape):
     assert scrape()("marshal_up", GROUP) == 1
 
 
-def test_a_client_whose_closing_was_cut_short_is_left_out(cluster, registry, scrape):
+def test_a_client_whose_close_was_interrupted_is_not_exported(
+    cluster, registry, scrape
+):
     client = Client(owning(cluster))
     MarshalCollector(client, registry=registry)
     client.is_closed = True
@@ -629,14 +641,14 @@ def test_a_client_whose_closing_was_cut_short_is_left_out(cluster, registry, scr
     assert scrape()("marshal_up", GROUP) == 1
 
 
-def test_closing_a_collector_twice_is_fine(cluster, registry, scrape):
+def test_closing_a_collector_is_idempotent(cluster, registry, scrape):
     collector = exported(owning(cluster), registry)
     collector.close()
     collector.close()
     assert scrape().figures == {}
 
 
-def test_a_collector_that_somebody_unregistered_closes(cluster, registry):
+def test_an_unregistered_collector_can_be_closed(cluster, registry):
     collector = exported(owning(cluster), registry)
     registry.unregister(collector)
     collector.close()
@@ -655,10 +667,10 @@ def test_the_missing_extra_is_named(cluster, monkeypatch):
         MarshalCollector(Client(owning(cluster)))
 
 
-# --- The lock ---
+# --- Failures, and the engine's lock ---
 
 
-def test_a_failed_client_is_down(cluster, registry, scrape):
+def test_a_failed_client_is_exported_as_down(cluster, registry, scrape):
     node = owning(cluster)
     exported(node, registry)
     node.session.fail(CoordinationError("gone"))
@@ -666,7 +678,9 @@ def test_a_failed_client_is_down(cluster, registry, scrape):
     assert scrape()("marshal_claims_released_total", T, reason="failed") == 1
 
 
-def test_an_engine_that_does_not_answer_is_down(cluster, registry, scrape, monkeypatch):
+def test_a_client_whose_engine_holds_its_lock_is_exported_as_down(
+    cluster, registry, scrape, monkeypatch
+):
     monkeypatch.setattr(metrics, "LOCK_MS_MAX", 20)
     node = owning(cluster)
     exported(node, registry)
@@ -689,7 +703,7 @@ def test_an_engine_that_does_not_answer_is_down(cluster, registry, scrape, monke
 
 
 class Watched(threading.Condition):
-    """Notes how often the lock was had."""
+    """Counts how often the lock is acquired."""
 
     def __init__(self):
         super().__init__(threading.RLock())
@@ -703,7 +717,9 @@ class Watched(threading.Condition):
         self.acquire = acquire
 
 
-def test_many_keys_are_read_in_several_holds(cluster, registry, scrape, monkeypatch):
+def test_many_keys_are_read_in_several_acquisitions_of_the_lock(
+    cluster, registry, scrape, monkeypatch
+):
     node = owning(cluster)
     tallies = node.session.meters.tallies
     for number in range(1, 5 * KEYS_PER_HOLD):
@@ -723,8 +739,8 @@ def test_many_keys_are_read_in_several_holds(cluster, registry, scrape, monkeypa
     assert lock.count >= 5
 
 
-def test_openmetrics_is_strict_and_finds_nothing(cluster, registry):
-    """The parser of OpenMetrics checks names, types, units and order of samples."""
+def test_the_strict_openmetrics_parser_accepts_the_exposition(cluster, registry):
+    """It checks names, types, units and the order of samples."""
     dead = owning(cluster)
     cluster.crash(dead)
     successor = cluster.node("b", spec=spec())
@@ -735,8 +751,8 @@ def test_openmetrics_is_strict_and_finds_nothing(cluster, registry):
     assert "marshal_takeover_duration_seconds" in {each.name for each in families}
 
 
-def test_scrapes_and_rounds_go_together(registry, scrape):
-    """Threads on both sides; every exposition is whole."""
+def test_scrapes_are_complete_while_the_engine_runs(registry, scrape):
+    """Two threads scrape while the main thread consumes."""
     cluster = world(records=[20] * 8)
     node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 8), 4 * H)

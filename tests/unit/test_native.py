@@ -1,4 +1,4 @@
-"""The compiled part is used if it is there and of these sources."""
+"""The compiled module is used if it exists and has the revision of the sources."""
 
 import ctypes
 import os
@@ -14,12 +14,12 @@ from slowness import until
 from kafka_marshal import native
 
 
-def test_what_is_missing_is_none():
+def test_a_missing_module_is_loaded_as_none():
     assert native.load("kafka_marshal._no_such_module") is None
 
 
-def test_another_revision_is_not_used(monkeypatch):
-    """An editable install keeps what earlier sources compiled to."""
+def test_a_module_of_another_revision_is_not_used(monkeypatch):
+    """An editable install keeps a module that was compiled from earlier sources."""
     made = ModuleType("made_of_earlier_sources")
     monkeypatch.setitem(sys.modules, made.__name__, made)
     assert native.load(made.__name__) is None
@@ -58,7 +58,7 @@ def test_a_receiver_fills_a_buffer(ends, receiver):
     assert receiver.finish() == (10, [])
     assert body.tobytes() == b"abcdefghij"
     assert not select.select([receiver], [], [], 0)[0]
-    # What follows is left for the next one.
+    # Later bytes are left for the next call of start.
     receiver.start(*buffers(3, head=0))
     wait(receiver)
     assert receiver.finish() == (3, [])
@@ -75,7 +75,7 @@ def test_a_receiver_continues_within_a_buffer(ends, receiver):
 
 
 @pytest.mark.parametrize("size", [50, 77, 100])
-def test_a_receiver_takes_a_response_of_about_the_expected_size(ends, receiver, size):
+def test_a_receiver_reads_a_response_of_about_the_expected_size(ends, receiver, size):
     _, far = ends
     head, body, *rest = buffers(100)
     receiver.start(head, body, *rest)
@@ -87,7 +87,9 @@ def test_a_receiver_takes_a_response_of_about_the_expected_size(ends, receiver, 
 
 
 @pytest.mark.parametrize("size", [-1, -(2**31), 0, 49, 101, 2**31 - 1])
-def test_a_receiver_takes_the_head_of_any_other_response_alone(ends, receiver, size):
+def test_a_receiver_reads_only_the_head_of_a_response_of_another_size(
+    ends, receiver, size
+):
     near, far = ends
     head, body, *rest = buffers(100)
     receiver.start(head, body, *rest)
@@ -100,7 +102,7 @@ def test_a_receiver_takes_the_head_of_any_other_response_alone(ends, receiver, s
 
 
 @pytest.mark.parametrize("sent", [b"", b"\0\0", b"\0\0\0\x50", b"\0\0\0\x50abc"])
-def test_a_receiver_returns_what_came_before_the_end(ends, receiver, sent):
+def test_a_receiver_counts_the_bytes_before_the_connection_ends(ends, receiver, sent):
     _, far = ends
     receiver.start(*buffers(100))
     far.sendall(sent)
@@ -182,7 +184,7 @@ def test_a_receiver_keeps_its_socket_when_the_number_is_used_again(ends, receive
         assert receiver.finish() == (3, [])
 
 
-def test_a_receiver_refuses_what_is_no_socket():
+def test_a_receiver_needs_a_valid_socket():
     if native.compiled is None:
         pytest.skip("nothing was compiled here")
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -193,7 +195,7 @@ def test_a_receiver_refuses_what_is_no_socket():
         native.compiled.Receiver()
 
 
-def test_a_fork_has_no_thread_and_drops_the_receiver(ends, receiver):
+def test_a_receiver_works_in_the_parent_after_a_forked_child_closes_it(ends, receiver):
     _, far = ends
     head, body, *rest = buffers(4, head=0)
     receiver.start(head, body, *rest)
@@ -221,7 +223,7 @@ def test_a_fork_has_no_thread_and_drops_the_receiver(ends, receiver):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such marks")
-def test_a_receiver_leaves_a_socket_that_any_byte_makes_readable():
+def test_a_receiver_restores_the_receive_low_water_mark():
     if native.compiled is None:
         pytest.skip("nothing was compiled here")
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -1,4 +1,4 @@
-"""Policies by name: built in, or of other packages, which are loaded for real."""
+"""Policies by name: built in, or from packages that the tests install."""
 
 import sys
 import textwrap
@@ -69,14 +69,14 @@ def test_built_in_policies_have_names():
     assert set(policy_names()) >= set(BUILT_IN)
 
 
-def test_a_policy_itself_is_taken():
+def test_a_function_is_accepted_as_a_policy():
     def mine(view):
         return Plan()
 
     assert find_policy(mine) is mine
 
 
-def test_an_installed_package_brings_policies(install):
+def test_entry_points_of_an_installed_package_are_policies(install):
     module = install("acme", careful=":careful", stateful=":Stateful")
     assert {"careful", "stateful"} <= set(policy_names())
     found = find_policy("careful")

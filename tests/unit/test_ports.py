@@ -1,4 +1,4 @@
-"""The contract of a record, of any transport."""
+"""Records of any transport, and sequences of records."""
 
 import copy
 import pickle
@@ -18,7 +18,7 @@ from kafka_marshal.protocol.types import Token
 
 
 class Other(Record):
-    """A record whose fields are made when asked for, as readers' are."""
+    """A record that computes fields on access, as records of readers do."""
 
     __slots__ = ()
     topic = "t"
@@ -58,7 +58,7 @@ def test_a_repr_has_all_fields():
     )
 
 
-def test_it_does_not_change():
+def test_a_record_is_immutable():
     with pytest.raises(AttributeError):
         PLAIN.offset = 5
     with pytest.raises(AttributeError):

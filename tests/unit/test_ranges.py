@@ -1,4 +1,4 @@
-"""Ranges that a planner takes and confirms, over whole nodes in memory."""
+"""Ranges that a planner begins and commits, over whole nodes in memory."""
 
 import os
 
@@ -31,12 +31,12 @@ from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import Token, TopicPartition
 from kafka_marshal.ranges import RangeConsumer
 
-# What the log shows, by how long it is waited for.
+# The last claims in the log, by the timeout of the query.
 LOG = {1_000: {T0: LastClaim("b", 3)}}
 
 
 def planning(cluster, client_id="a", **rest):
-    """Return a node and its ranges; it contends from the next step on."""
+    """Return a node and its ranges; it claims from the next step on."""
     node = cluster.node(client_id, spec=spec(**rest))
     node.engine.changed = Stepping(cluster)
     (subscription,) = node.session.subscriptions
@@ -60,8 +60,8 @@ def position_of(ranges):
     return ranges.held()[T0].position
 
 
-def test_partitions_of_a_topic_in_doubt_are_wanted_all_the_same(cluster):
-    """Who plans waits for them: without them there would be nothing to do."""
+def test_partitions_of_a_topic_in_doubt_are_listed(cluster):
+    """The planner waits for them; without them it would have no work."""
     node, ranges = planning(cluster)
     (subscription,) = node.session.subscriptions
     with node.engine.lock:
@@ -70,7 +70,7 @@ def test_partitions_of_a_topic_in_doubt_are_wanted_all_the_same(cluster):
     assert ranges.partitions() == [T0]
 
 
-def test_a_held_partition_may_be_begun_and_confirmed(cluster):
+def test_a_range_of_a_held_partition_is_begun_and_committed(cluster):
     node, ranges, token = winning(cluster)
     held = ranges.held()[T0]
     assert (held.position, held.uncommitted_count, held.follows) == (0, 0, None)
@@ -103,7 +103,7 @@ def test_a_won_partition_without_a_position_is_pending(cluster):
     assert not ranges.pending()
 
 
-def test_only_what_is_below_the_end_is_confirmed(cluster):
+def test_a_commit_confirms_only_ranges_below_its_end(cluster):
     _, ranges, token = winning(cluster)
     ranges.begin(T0, token, first=0, end=4)
     ranges.begin(T0, token, first=4, end=8)
@@ -113,7 +113,7 @@ def test_only_what_is_below_the_end_is_confirmed(cluster):
         ranges.begin(T0, token, first=5, end=9)
 
 
-def test_a_replay_of_what_is_confirmed_moves_nothing_back(cluster):
+def test_repeating_a_committed_range_does_not_move_the_position_back(cluster):
     _, ranges, token = winning(cluster)
     ranges.commit(T0, token, end=7)
     ranges.begin(T0, token, first=2, end=5)
@@ -133,7 +133,7 @@ def test_a_returned_range_can_be_begun_again(cluster):
     ranges.begin(T0, token, first=0, end=2)
 
 
-def test_a_partition_that_is_to_be_given_up_waits_for_what_is_in_hand():
+def test_a_partition_to_release_waits_for_its_uncommitted_range():
     cluster = world(records=(10, 10))
     node, ranges = planning(cluster)
     cluster.run_until(lambda: len(ranges.held()) == 2, 4 * H)
@@ -159,7 +159,7 @@ def test_a_partition_that_is_to_be_given_up_waits_for_what_is_in_hand():
     assert caught.value.reason == "stale_token"
 
 
-def test_an_unfinished_range_is_given_up_an_interval_after_the_planner_returns():
+def test_an_unfinished_range_delays_a_release_only_for_a_time():
     cluster = world(records=(10, 10))
     node, ranges = planning(cluster)
     cluster.run_until(lambda: len(ranges.held()) == 2, 4 * H)
@@ -171,7 +171,7 @@ def test_an_unfinished_range_is_given_up_an_interval_after_the_planner_returns()
     cluster.run_until(held_by(node, 1), 2 * H)
 
 
-def test_a_claim_that_lapsed_is_lost_and_stays_so(cluster):
+def test_a_claim_with_an_expired_lease_stays_lost(cluster):
     node, ranges, token = winning(cluster)
     ranges.begin(T0, token, first=0, end=5)
     node.cut(is_cut=True)
@@ -192,7 +192,7 @@ def test_a_claim_that_lapsed_is_lost_and_stays_so(cluster):
     assert held.token > token
 
 
-def test_a_claim_shows_whether_another_was_in_between(cluster):
+def test_a_claim_names_the_claim_that_it_follows(cluster):
     node, ranges, token = winning(cluster)
     cluster.crash(node)
     other, _, between = winning(cluster, "b")
@@ -201,7 +201,7 @@ def test_a_claim_shows_whether_another_was_in_between(cluster):
     assert ranges.held()[T0].follows == between.offset != token.offset
 
 
-def test_at_most_once_the_grants_of_others_move_the_position(cluster):
+def test_at_most_once_grants_to_other_processes_move_the_position(cluster):
     node, ranges, token = winning(cluster, delivery=AMO)
     assert position_of(ranges) == 0
     ranges.begin(T0, token, first=0, end=4)
@@ -233,7 +233,7 @@ def test_at_most_once_the_grants_of_others_move_the_position(cluster):
 
 
 @pytest.mark.parametrize("delivery", [ALO, AMO])
-def test_a_start_may_be_named_for_what_the_group_never_had(delivery):
+def test_a_start_offset_applies_to_a_partition_without_position(delivery):
     cluster = world(records=(10, 10))
     node, ranges = planning(cluster, delivery=delivery)
     (subscription,) = node.session.subscriptions
@@ -248,7 +248,7 @@ def test_a_start_may_be_named_for_what_the_group_never_had(delivery):
     assert position_of(ranges) == 6
 
 
-def test_waiting_for_a_change_has_an_end(cluster):
+def test_waiting_for_a_change_ends_at_its_timeout(cluster):
     _, ranges, _ = winning(cluster)
     assert not ranges.wait_for_change(100)
 
@@ -258,7 +258,7 @@ def test_last_claims_are_read_from_the_log(cluster):
     assert ranges.last_claims(1_000) == {T0: LastClaim("b", 3)}
 
 
-def test_positions_not_appended_in_time_are_an_error(cluster):
+def test_flush_raises_if_positions_are_not_appended_in_time(cluster):
     node, ranges, token = winning(cluster)
     ranges.commit(T0, token, end=3)
     node.cut(is_cut=True)
@@ -281,7 +281,7 @@ def test_closing_releases_at_the_position(cluster):
         ranges.held()
 
 
-def test_closing_against_a_dead_log_is_reported(cluster):
+def test_closing_with_an_unreachable_log_is_reported(cluster):
     node, ranges, _ = winning(cluster)
     node.cut(is_cut=True)
     ranges.close(timeout_ms=200)
@@ -289,7 +289,7 @@ def test_closing_against_a_dead_log_is_reported(cluster):
     assert node.observer.named("close_unconfirmed")
 
 
-def test_a_failed_engine_is_an_error(cluster):
+def test_ranges_raise_the_failure_of_the_engine(cluster):
     node, ranges, _ = winning(cluster)
     fail_engine(node)
     with pytest.raises(LogTruncated):
@@ -298,7 +298,7 @@ def test_a_failed_engine_is_an_error(cluster):
         ranges.held()
 
 
-def test_a_forked_child_may_not_use_it(cluster, monkeypatch):
+def test_a_forked_child_cannot_use_ranges(cluster, monkeypatch):
     _, ranges, _ = winning(cluster)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(InvalidTransition, match="parent process"):
@@ -307,14 +307,14 @@ def test_a_forked_child_may_not_use_it(cluster, monkeypatch):
     assert not ranges.is_closed
 
 
-def test_an_unknown_partition_is_no_claim(cluster):
+def test_a_commit_for_a_partition_not_held_is_refused(cluster):
     _, ranges, token = winning(cluster)
     with pytest.raises(ClaimLost):
         ranges.commit(TopicPartition("t", 7), token, end=1)
 
 
 def test_a_last_claim_is_compared_by_its_token():
-    """An equal epoch of another coordinating partition is another claim."""
+    """An equal epoch with another era is another claim."""
     claim = LastClaim("b", 3, token=Token(2, 0, 3))
     assert claim.is_of(Token(2, 0, 3))
     assert not claim.is_of(Token(1, 0, 3))

@@ -1,4 +1,4 @@
-"""Files of states: whole or nothing, whatever happens to them."""
+"""Snapshot files: written as a whole, and refused if damaged."""
 
 import os
 import pickle
@@ -40,7 +40,7 @@ TOPIC_ID = bytes(range(16))
 
 
 class Slow(LogView):
-    """Reads few entries, and then takes all the time there is."""
+    """Reads ``count`` entries, and then waits until the timeout."""
 
     def __init__(self, log, clock, count):
         super().__init__(log)
@@ -91,7 +91,7 @@ def test_a_saved_state_is_found(folder, states):
     assert found(folder, 1) is None
 
 
-def test_nobody_else_may_read_it(folder, states):
+def test_only_the_owner_may_read_snapshots(folder, states):
     folder.save(states[0])
     assert stat.S_IMODE(folder.file_of(0).stat().st_mode) == 0o600
     for path in (folder.path, folder.path.parent, folder.path.parent.parent):
@@ -123,7 +123,7 @@ def test_a_discarded_state_is_removed_unless_it_was_replaced(folder, states):
 @pytest.mark.parametrize(
     "other", [{"cluster_id": "d", "topic_id": TOPIC_ID}, {"topic_id": b"x" * 16}]
 )
-def test_a_file_of_another_log_is_nothing(tmp_path, folder, states, other):
+def test_a_file_of_another_log_is_ignored(tmp_path, folder, states, other):
     folder.save(states[0])
     stranger = SnapshotFolder(tmp_path / "state", **{"cluster_id": "c"} | other)
     stranger.path.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def test_a_file_of_another_log_is_nothing(tmp_path, folder, states, other):
     assert found(stranger) is None
 
 
-def test_every_cut_is_noticed(states):
+def test_every_truncation_is_detected(states):
     value = to_file_bytes(Snapshot("c", TOPIC_ID, states[0]))
     for size in range(1, len(value)):
         with pytest.raises(MalformedRecord):
@@ -140,7 +140,7 @@ def test_every_cut_is_noticed(states):
     assert list(read_sections(b"", source="it")) == []
 
 
-def test_every_changed_byte_is_noticed(states):
+def test_every_changed_byte_is_detected(states):
     value = to_file_bytes(Snapshot("c", TOPIC_ID, states[0]))
     for at in range(len(value)):
         for bit in (1, 128):
@@ -167,7 +167,7 @@ def test_hostile_bytes_are_no_snapshot(folder, value):
     assert found(folder) is None
 
 
-def test_sizes_that_lie_are_no_snapshot(states):
+def test_negative_sizes_are_refused(states):
     state = attrs.evolve(states[0], state=b"", soft=None)
     value = to_file_bytes(Snapshot("c", TOPIC_ID, state))
     # The two sizes end the head as single bytes, zero here: -1 is 0xff.
@@ -177,7 +177,7 @@ def test_sizes_that_lie_are_no_snapshot(states):
         list(read_sections(bad, source="it"))
 
 
-def test_a_file_without_end_is_not_read(tmp_path):
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
     path = tmp_path / "big"
     with path.open("wb") as file:
         file.truncate(FILE_BYTES_MAX + 1)
@@ -185,14 +185,14 @@ def test_a_file_without_end_is_not_read(tmp_path):
         read_file(path)
 
 
-def test_a_file_may_hold_several(tmp_path, states):
+def test_a_file_may_hold_several_snapshots(tmp_path, states):
     sections = [Snapshot("c", TOPIC_ID, state) for state in states]
     path = tmp_path / "both"
     write_file(path, b"".join(map(to_file_bytes, sections)))
     assert [same(s.state, k) for s, k in zip(read_file(path), states, strict=True)]
 
 
-def test_only_a_regular_file_is_replaced(tmp_path):
+def test_links_and_pipes_are_written_to_and_not_replaced(tmp_path):
     link, target = tmp_path / "link", tmp_path / "target"
     target.write_bytes(b"old")
     link.symlink_to(target)
@@ -224,7 +224,7 @@ class Broken(OSError):
 
 @contextmanager
 def breaking(step):
-    """Have the nth call fail, with half of what it was to write."""
+    """Make the call with this number fail; a write has then written a half."""
     left = [step]
     plain = {"fdopen": os.fdopen, "fsync": os.fsync, "replace": Path.replace}
 
@@ -267,8 +267,7 @@ def breaking(step):
         yield
 
 
-def test_a_fault_at_any_step_leaves_the_old_or_the_new(tmp_path, states):
-    """Old, old, ... then new: and never anything else."""
+def test_a_fault_at_any_step_leaves_the_old_or_the_new_file(tmp_path, states):
     early, late = states
     outcomes = []
     for step in range(200):
@@ -287,7 +286,7 @@ def test_a_fault_at_any_step_leaves_the_old_or_the_new(tmp_path, states):
         assert [path.name for path in folder.path.iterdir()] == ["0.snapshot"]
     # At least one write, then fsync, rename and the folder's fsync.
     assert len(outcomes) > 4
-    # Only the last step, the folder's own fsync, comes after the new one is there.
+    # Only the last step, the folder's fsync, follows the rename to the new file.
     assert outcomes == [False] * (len(outcomes) - 1) + [True]
 
 
@@ -307,7 +306,7 @@ while True:
 
 
 def test_a_killed_writer_leaves_a_whole_file_or_none(tmp_path, states):
-    """kill -9 at some moment of writing, again and again."""
+    """SIGKILL at a random moment of the writes, several times."""
     big = attrs.evolve(states[1], soft=os.urandom(300_000))
     seen = set()
     for round_ in range(3):
@@ -323,7 +322,7 @@ def test_a_killed_writer_leaves_a_whole_file_or_none(tmp_path, states):
         deadline = time.monotonic() + 60
         while not folder.path.exists() or not any(folder.path.iterdir()):
             assert time.monotonic() < deadline
-        # Another moment each time: so many looks at the folder later.
+        # Another moment in each round: the delay is this many reads of the folder.
         for _ in range(round_ * 20):
             list(folder.path.iterdir())
         writer.send_signal(signal.SIGKILL)
@@ -340,7 +339,7 @@ def test_a_killed_writer_leaves_a_whole_file_or_none(tmp_path, states):
     assert seen
 
 
-def test_leftovers_of_the_killed_are_swept(folder, states):
+def test_old_temporary_files_are_removed_at_the_next_save(folder, states):
     folder.save(states[0])
     old, new = folder.path / ".0old", folder.path / ".0new"
     old.write_bytes(b"x")
@@ -365,8 +364,8 @@ def test_without_a_home_or_a_topic_id_nothing_is_kept(tmp_path):
     assert isinstance(open_store(tmp_path, "c", topic_id=TOPIC_ID), SnapshotFolder)
 
 
-def test_a_state_from_a_file_goes_on_as_if_all_had_been_read(folder):
-    """PROTOCOL 7.4 by way of the file, soft state included."""
+def test_replay_from_a_file_equals_replay_of_the_whole_log(folder):
+    """PROTOCOL 7.4, from a file, including the soft state."""
     cluster = world()
     owning(cluster)
     middle = fold(cluster)
@@ -383,7 +382,7 @@ def test_a_state_from_a_file_goes_on_as_if_all_had_been_read(folder):
     assert Path(folder.path).name == TOPIC_ID.hex()
 
 
-# --- What a read that ends too early keeps
+# --- What a read that times out stores ---
 
 
 @pytest.fixture(scope="module")
@@ -398,7 +397,7 @@ def long():
 
 
 def reading(cluster, folder, count):
-    """Read a log; the time suffices for so many entries."""
+    """Read a log; the time is sufficient for ``count`` entries."""
     clock = VirtualClock()
     log = cluster.kafka.coordination_log()
     follower = Follower(Slow(log, clock, count), clock, sources=kept_in(folder))
@@ -409,8 +408,8 @@ def reading(cluster, folder, count):
     return follower, ""
 
 
-def test_a_read_that_is_cut_off_continues_where_it_was(long, folder):
-    """Again and again it began at the start of the log, and never reached its end."""
+def test_a_read_that_times_out_is_continued_by_the_next(long, folder):
+    """Else each read would begin at the log start, and never reach the end."""
     attempts, message = 0, "first"
     while message:
         follower, message = reading(long, folder, 100)
@@ -429,7 +428,7 @@ def test_a_read_that_is_cut_off_continues_where_it_was(long, folder):
     assert note.begin_ms is not None
 
 
-def test_the_message_names_what_is_kept_only_if_it_is(long, folder):
+def test_a_timeout_without_a_stored_state_does_not_mention_one(long, folder):
     assert "is kept" not in reading(long, None, 100)[1]
     assert "is kept" not in reading(long, folder, 0)[1]
     folder.path.parent.parent.mkdir()
@@ -437,7 +436,7 @@ def test_the_message_names_what_is_kept_only_if_it_is(long, folder):
     assert "is kept" not in reading(long, folder, 100)[1]
 
 
-def test_a_log_that_is_read_in_time_is_kept_if_it_is_long(long, folder):
+def test_a_state_is_kept_after_a_complete_read_of_a_long_log(long, folder):
     follower, message = reading(long, folder, 10_000)
     assert message == ""
     assert found(folder) is None

@@ -36,7 +36,7 @@ def handled():
 
 
 def in_a_child(work):
-    """Return how a forked child ended that does this: a signal, or -1."""
+    """Call in a forked child; return the signal that ended it, or -1."""
     pid = os.fork()
     if not pid:
         try:
@@ -54,7 +54,7 @@ def on_a_thread(call):
 
 
 def test_a_signal_stops_all_clients(handled):
-    """The last one to register replaced the others."""
+    """The last client to register must not replace the others."""
     one, other = Client(), Client()
     stop_on([SIGUSR1, SIGUSR2], one)
     stop_on([SIGUSR1], other)
@@ -67,8 +67,8 @@ def test_a_signal_stops_all_clients(handled):
 
 
 @pytest.mark.parametrize("last", ["one", "other"])
-def test_the_handler_from_before_is_back_once_the_last_is_closed(handled, last):
-    """Closed in another order than opened, the handler of a closed one stayed."""
+def test_the_earlier_handler_is_restored_after_the_last_client_closes(handled, last):
+    """In whatever order the clients are closed."""
     before = signal.getsignal(SIGUSR1)
     clients = {"one": Client(), "other": Client()}
     for client in clients.values():
@@ -96,7 +96,7 @@ def test_any_thread_may_forget_a_client(handled):
 @pytest.mark.parametrize(
     ("before", "ending"), [(signal.SIG_DFL, SIGUSR1), (signal.SIG_IGN, -1)]
 )
-def test_a_signal_after_the_last_has_the_effect_from_before(before, ending):
+def test_a_signal_after_the_last_client_has_its_earlier_effect(before, ending):
     def work():
         client = Client()
         signal.signal(SIGUSR1, before)
@@ -108,7 +108,7 @@ def test_a_signal_after_the_last_has_the_effect_from_before(before, ending):
 
 
 def test_a_signal_ends_a_forked_child(handled):
-    """The child stopped a client of its parent, and went on."""
+    """Else it would only stop the child's copy of its parent's client."""
     client = Client()
     signal.signal(SIGUSR1, signal.SIG_DFL)
     stop_on([SIGUSR1], client)
@@ -116,7 +116,7 @@ def test_a_signal_ends_a_forked_child(handled):
     forget(client)
 
 
-def test_a_handler_that_was_installed_since_stays(handled):
+def test_a_handler_installed_later_stays(handled):
     client = Client()
     stop_on([SIGUSR1], client)
 

@@ -40,7 +40,7 @@ def test_a_missing_topic_is_named_in_the_error(data):
         subscribe(data, "orders-a", "orders-z")
 
 
-def test_zero_is_without_limit_everywhere(data):
+def test_zero_means_no_limit(data):
     sub = subscribe(data, "orders-a", max_handling_ms=0)
     assert sub.handling_limit_ms(1_000) == 0
     assert sub.claims_max == 0
@@ -71,7 +71,7 @@ def test_the_coordination_topic_is_not_a_data_topic(data):
     assert subscribe(data, "__internal").topics.keys() == {"__internal"}
 
 
-def test_internal_topics_never_match(data):
+def test_a_pattern_never_matches_internal_topics(data):
     assert set(subscribe(data, pattern=".*").topics) == {
         "orders-a",
         "orders-b",

@@ -76,7 +76,7 @@ def test_output_and_progress_are_written_then_the_log_has_the_position(cluster):
     assert fold(cluster).keys[KEY].position == 8
 
 
-def test_nothing_is_written_where_the_block_raises_and_the_records_come_again(cluster):
+def test_a_block_that_raises_writes_nothing_and_its_records_are_repeated(cluster):
     node = owning(cluster)
 
     def fail():
@@ -109,7 +109,7 @@ def test_each_call_has_its_own_timeout(cluster, monkeypatch):
     assert outputs(cluster) == numbers(0, 8)
 
 
-def test_a_transaction_that_was_left_open_is_an_error_and_comes_again(cluster):
+def test_a_transaction_left_open_raises_and_its_records_are_repeated(cluster):
     node = owning(cluster)
     transactions = node.consumer.transactions()
     left = next(transactions)
@@ -124,7 +124,7 @@ def test_a_transaction_that_was_left_open_is_an_error_and_comes_again(cluster):
     assert outputs(cluster) == numbers(0, 4)
 
 
-def test_text_is_refused_before_it_is_sent(cluster):
+def test_values_and_keys_must_be_bytes(cluster):
     node = owning(cluster)
     transaction = next(node.consumer.transactions())
     with pytest.raises(TypeError, match="value must be bytes, not str"):
@@ -149,7 +149,7 @@ def test_a_later_owner_starts_where_the_output_ends(cluster):
     assert outputs(cluster) == numbers(0, 10)
 
 
-def test_a_batch_that_is_written_in_part_is_handed_out_for_the_rest(cluster):
+def test_only_the_unwritten_rest_of_a_batch_is_handed_out(cluster):
     node = owning(cluster)
     mark = Mark(topic_id="", set_by="", token="1.0.2", seeks=0)
     metadata = msgspec.json.encode(mark).decode()
@@ -173,10 +173,10 @@ def test_the_broker_fences_the_former_owner_and_its_batch_is_dropped(cluster):
     assert outputs(cluster) == numbers(0, 4)
 
 
-def test_who_opens_its_producer_after_its_claim_ended_writes_nothing(
+def test_an_owner_whose_claim_ends_before_it_opens_a_producer_writes_nothing(
     cluster, monkeypatch
 ):
-    """And the owner that it fenced for nothing fences it in turn, and repeats."""
+    """The new owner, whose producer it fenced, opens another and writes on."""
     second = []
     first = owning(cluster)
     data = first.engine.context.ports.data
@@ -197,7 +197,7 @@ def test_who_opens_its_producer_after_its_claim_ended_writes_nothing(
     assert outputs(cluster) == numbers(0, 10)
 
 
-# --- What counts ---
+# --- Progress that counts ---
 
 
 def batch(token):
@@ -212,7 +212,7 @@ def written(mine, other):
     return mine.written(SourceProgress(7, msgspec.json.encode(other).decode()))
 
 
-def test_progress_counts_for_the_topic_and_set_position_that_it_counts_on():
+def test_progress_counts_only_for_its_topic_id_and_set_position():
     old, new = Token(1, 0, 5), Token(1, 0, 9)
     mark = Mark.of(claimed(), batch(old))
     later = Mark.of(claimed(), batch(new))
@@ -227,7 +227,7 @@ def test_progress_counts_for_the_topic_and_set_position_that_it_counts_on():
     assert written(Mark.of(claimed(set_by=""), batch(new)), mark) == 0
 
 
-def test_after_a_seek_only_what_was_written_after_it_counts():
+def test_after_a_seek_only_later_progress_counts():
     token = Token(1, 0, 9)
     before = Mark.of(claimed(), batch(token))
     after = Mark.of(claimed(), batch(TokenAfterSeek.of(token, 1)))
@@ -258,7 +258,7 @@ def test_at_most_once_is_refused(cluster):
         node.consumer.transactions()
 
 
-def test_nothing_else_hands_out_or_commits(cluster):
+def test_a_consumer_with_transactions_refuses_other_reads_and_commits(cluster):
     node = owning(cluster)
     with next(node.consumer.transactions()) as transaction:
         for call in (
@@ -361,20 +361,20 @@ def finish(rig):
             pass
 
 
-def test_the_ids_name_group_topic_and_partition(rig):
+def test_transactional_ids_name_group_topic_and_partition(rig):
     finish(rig)
     assert rig.opened == [("g.transactions/t/0", "g.transactions")]
     assert rig.claims.committed == [3, 4]
 
 
 def test_opening_a_producer_and_reading_its_progress_share_a_deadline(rig, monkeypatch):
-    """Opening took as long again where the broker answered the first request late."""
+    """Else a broker that answers the first request late would double the wait."""
     now_s = [100.0]
     clock = SimpleNamespace(monotonic=lambda: now_s[0])
     monkeypatch.setattr(deadline, "time", clock)
     plain = rig.claims.holding_of
 
-    def holding_of(batch):  # it is asked before and after
+    def holding_of(batch):  # called before and after the opening
         now_s[0] += 3
         return plain(batch)
 
@@ -383,7 +383,7 @@ def test_opening_a_producer_and_reading_its_progress_share_a_deadline(rig, monke
     assert rig.writer.progress_ms == 2_000
 
 
-def test_another_timeout_opens_a_producer_that_has_it(rig):
+def test_another_timeout_opens_another_producer(rig):
     for timeout_ms in (1_000, 2_000):
         with next(rig.output.transactions(timeout_ms=timeout_ms)):
             pass
@@ -392,7 +392,7 @@ def test_another_timeout_opens_a_producer_that_has_it(rig):
 
 
 def test_an_outdated_producer_is_replaced_before_it_fails(rig):
-    """Its connections cannot be made again, and a new one has the renewed files."""
+    """It cannot connect again; a new producer loads the renewed TLS files."""
     stream = rig.output.transactions(timeout_ms=1_000)
     with next(stream):
         pass
@@ -403,7 +403,7 @@ def test_an_outdated_producer_is_replaced_before_it_fails(rig):
     assert rig.events == ["open", 4, "close", "open", 5]
 
 
-def test_an_owner_that_was_fenced_for_nothing_opens_again_and_repeats(rig):
+def test_a_fenced_owner_with_a_valid_claim_opens_a_producer_and_repeats(rig):
     stream = rig.output.transactions(timeout_ms=1_000)
     with next(stream) as transaction:
         rig.writer.fails = ClaimLost("fenced", reason="fenced")
@@ -416,7 +416,7 @@ def test_an_owner_that_was_fenced_for_nothing_opens_again_and_repeats(rig):
 
 
 @pytest.mark.parametrize("is_written", [False, True])
-def test_where_the_outcome_is_unknown_the_progress_decides(rig, is_written):
+def test_the_progress_decides_after_an_unknown_outcome(rig, is_written):
     stream = rig.output.transactions(timeout_ms=1_000)
 
     def fail():
@@ -470,7 +470,7 @@ def test_a_producer_that_is_opened_after_the_claim_ended_is_closed(rig):
     assert rig.events == ["open", "close"]
 
 
-def test_iteration_continues_where_a_claim_is_lost(rig):
+def test_iteration_continues_after_a_claim_is_lost(rig):
     plain, lost = rig.claims.batches_kept, [ClaimLost("ended", reason="taken_over")]
 
     def batches(max_records, keep):
@@ -525,7 +525,7 @@ def test_closing_the_consumer_closes_its_producers(cluster, monkeypatch):
 
 
 def test_of_two_transactions_of_a_batch_only_the_later_one_is_written(rig):
-    """As where iteration was left, and begins again."""
+    """As when iteration was left and begins again."""
     former = next(rig.output.transactions(timeout_ms=1_000))
     later = next(rig.output.transactions(timeout_ms=1_000))
     with pytest.raises(InvalidTransition, match="has ended"):
@@ -537,7 +537,7 @@ def test_of_two_transactions_of_a_batch_only_the_later_one_is_written(rig):
 
 
 def test_an_interrupt_anywhere_neither_repeats_nor_loses_output():
-    """And the position does not stay behind what was written."""
+    """And the position does not stay behind the output."""
     at, is_interrupted = 0, True
     while is_interrupted:
         cluster = world()
@@ -553,8 +553,8 @@ def test_an_interrupt_anywhere_neither_repeats_nor_loses_output():
     assert at > 30
 
 
-def test_what_another_call_handed_out_is_committed_before(cluster):
-    """Progress behind it would skip it for good after a crash."""
+def test_polled_records_must_be_committed_before_transactions(cluster):
+    """Else later progress would skip them after a crash."""
     node = owning(cluster)
     polled = node.consumer.poll()
     assert polled[T0]
@@ -565,7 +565,7 @@ def test_what_another_call_handed_out_is_committed_before(cluster):
 
 
 def test_a_batch_that_another_task_has_written_is_not_written_again(rig):
-    """As where both were about to commit, and then waited for the same thread."""
+    """As when both tasks were about to commit, and waited for the same thread."""
     stream = rig.output.transactions(timeout_ms=1_000)
     first = next(stream)
     first.end()

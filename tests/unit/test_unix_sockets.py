@@ -42,13 +42,13 @@ def test_a_connection_waits_for_room_in_a_full_queue(listener):
         each.close()
 
 
-def test_a_queue_that_stays_full_is_named(listener):
+def test_a_queue_that_stays_full_is_named_in_the_error(listener):
     with pytest.raises(
         TimeoutError, match=r"no connection for 0\.05 s: its listen queue"
     ):
         connect(listener[1], 0.05)
 
 
-def test_without_a_listener_it_fails_at_once(tmp_path):
+def test_a_connection_without_a_listener_fails_at_once(tmp_path):
     with pytest.raises(FileNotFoundError):
         connect(str(tmp_path / "none"), 60)

@@ -1,4 +1,4 @@
-"""What admins did: every record of theirs, joined into actions."""
+"""Actions of admins, each joined from the records that they wrote."""
 
 import msgspec
 import pytest
@@ -52,7 +52,7 @@ OTHER = Key("g", "t", 1)
 
 
 class Bench:
-    """Logs of some coordinating partitions, whose admins' records are collected."""
+    """Logs of some coordinating partitions, and the actions collected from them."""
 
     def __init__(self, count=1, *, group_id=None, **settings):
         self.actions_log = ActionLog(group_id)
@@ -136,7 +136,7 @@ def test_a_resume_is_an_action_and_ends_the_pause():
     assert outcome_of(resumed) == "accepted"
 
 
-def test_a_pause_that_expires():
+def test_a_pause_ends_by_expiry():
     bench = Bench()
     bench.append(pause(START_MS + 10))
     offset = bench.append(beat(0), after=10)
@@ -145,8 +145,8 @@ def test_a_pause_that_expires():
     assert outcome_of(action).endswith("; ended by expiry at 1970-01-01T00:16:40.010Z")
 
 
-def test_a_pause_ends_at_its_time_wherever_the_next_record_shows_it():
-    """In a partition that nobody writes to that is long after."""
+def test_the_outcome_shows_the_time_of_expiry_not_of_the_next_record():
+    """In an idle partition the next record follows long after the expiry."""
     bench = Bench()
     bench.append(pause(START_MS + 10))
     bench.append(beat(0), after=200_000)
@@ -155,7 +155,7 @@ def test_a_pause_ends_at_its_time_wherever_the_next_record_shows_it():
     assert outcome_of(action).endswith("; ended by expiry at 1970-01-01T00:16:40.010Z")
 
 
-def test_a_record_that_arrives_at_the_end_did_not_end_the_pause():
+def test_a_resume_at_the_time_of_expiry_is_refused():
     bench = Bench()
     bench.append(pause(START_MS + 10))
     bench.append(pause(0, seq=1, client="eve"), after=10)
@@ -164,7 +164,7 @@ def test_a_record_that_arrives_at_the_end_did_not_end_the_pause():
     assert (resumed.outcome, resumed.refusals) == ("refused", {"op_over": 1})
 
 
-def test_another_operation_ends_no_pause():
+def test_a_pause_expires_although_another_one_follows():
     bench = Bench()
     bench.append(pause(START_MS + 10))
     bench.append(pause(UNTIL, op=OTHER_OP), after=10)
@@ -172,7 +172,7 @@ def test_another_operation_ends_no_pause():
     assert (first.ended.how, second.ended) == ("expired", None)
 
 
-def test_an_end_that_only_the_clock_of_the_reader_shows():
+def test_a_pause_expires_by_the_clock_of_the_reader():
     bench = Bench()
     bench.append(pause(UNTIL))
     assert bench.one(elapsed={0: UNTIL - 1}).lasting == (0,)
@@ -189,7 +189,7 @@ def test_a_pause_that_was_resumed_in_one_partition_lasts_in_another():
     assert (bench.all()[0].ended, bench.all()[0].lasting) == (None, (0,))
 
 
-def test_a_refused_pause_and_one_that_is_refused_in_some_partitions():
+def test_a_pause_may_be_refused_in_some_or_all_partitions():
     bench = Bench(2)
     bench.append(pause(UNTIL, op=OTHER_OP), t=1)
     for t in range(2):
@@ -206,7 +206,7 @@ def test_a_refused_pause_and_one_that_is_refused_in_some_partitions():
     assert outcome_of(refused) == "refused (refused: busy 1x)"
 
 
-def test_a_repeated_record_that_was_late_does_not_make_an_action_partial():
+def test_an_action_whose_expired_record_is_repeated_is_not_partial():
     bench = Bench()
     bench.append(pause(START_MS - 1))
     bench.append(pause(UNTIL, seq=1), after=1)
@@ -214,7 +214,7 @@ def test_a_repeated_record_that_was_late_does_not_make_an_action_partial():
     assert (action.outcome, action.refusals) == ("accepted", {"expired": 1})
 
 
-def test_entries_without_a_time_of_the_broker_end_no_pause():
+def test_entries_with_create_time_do_not_expire_a_pause():
     bench = Bench()
     bench.append(pause(START_MS + 10))
     bench.append(pause(0, seq=1), at=START_MS + 99, kind=CREATE_TIME)
@@ -250,7 +250,7 @@ def test_a_scheduled_pause_begins_and_ends_without_a_record():
     assert (ended.how, ended.offset) == ("expired", offset)
 
 
-def test_a_scheduled_pause_that_is_cancelled():
+def test_a_resume_cancels_a_scheduled_pause():
     bench = Bench(level=SECOND_LEVEL)
     bench.append(schedule(BEGIN, UNTIL))
     bench.append(pause(0, seq=1, client="eve"), after=1)
@@ -259,7 +259,7 @@ def test_a_scheduled_pause_that_is_cancelled():
     assert (paused.scheduled, resumed.kind) == ((), "resume")
 
 
-def test_a_scheduled_pause_whose_time_is_over_before_it_could_begin():
+def test_a_scheduled_pause_may_expire_before_it_can_begin():
     bench = Bench(level=SECOND_LEVEL)
     bench.append(pause(UNTIL + 9, op=OTHER_OP))
     bench.append(schedule(BEGIN, UNTIL), after=1)
@@ -270,14 +270,14 @@ def test_a_scheduled_pause_whose_time_is_over_before_it_could_begin():
     assert begun.lasting == (0,)
 
 
-def test_a_scheduled_pause_is_over_by_the_clock_of_the_reader():
+def test_a_scheduled_pause_expires_by_the_clock_of_the_reader():
     bench = Bench(level=SECOND_LEVEL)
     bench.append(schedule(BEGIN, UNTIL))
     assert bench.one(elapsed={0: UNTIL}).ended.how == "expired"
     assert bench.one(elapsed={0: UNTIL - 1}).scheduled == (0,)
 
 
-def test_a_pause_that_was_scheduled_before_a_checkpoint():
+def test_a_pause_scheduled_before_a_checkpoint_is_no_action():
     log = Log(level=SECOND_LEVEL)
     log.append(schedule(BEGIN, UNTIL))
     found = ActionLog()
@@ -316,7 +316,7 @@ def test_a_committed_set_position_is_one_action():
     assert outcome_of(action) == "committed: 1 position_set"
 
 
-def test_an_aborted_set_position():
+def test_an_aborted_set_position_unlocks_its_keys():
     bench = Bench(level=SECOND_LEVEL)
     staged(bench)
     bench.append(resolve(commit=False))
@@ -324,7 +324,7 @@ def test_an_aborted_set_position():
     assert (action.outcome, action.keys[0].outcome) == ("aborted", "unlocked")
 
 
-def test_a_pause_that_ends_before_the_commit_aborts():
+def test_a_pause_that_ends_before_the_commit_aborts_the_reset():
     bench = Bench(level=SECOND_LEVEL)
     staged(bench)
     bench.append(decide(), at=UNTIL)
@@ -390,7 +390,7 @@ def test_the_keys_that_one_command_forgets_are_one_action():
     assert bench.one().op_id is None
 
 
-def test_a_forget_of_nothing_is_refused():
+def test_forgetting_an_unknown_key_is_refused():
     bench = Bench()
     bench.append(forgetting(1))
     assert (bench.one().outcome, bench.one().refusals) == ("refused", {"cas": 1})
@@ -446,7 +446,7 @@ def test_a_drain_of_all_groups_is_one_action_with_its_end():
     assert action_to_object(action)["ended"]["person"] == "bob"
 
 
-def test_a_cordon_that_is_refused():
+def test_a_refused_cordon_is_an_action():
     bench = Bench(level=SECOND_LEVEL)
     bench.append(direct("c1", until=1, action="cordon"))
     action = bench.one()
@@ -460,7 +460,7 @@ def test_records_above_the_level_in_force_are_refused_actions():
     assert (bench.one().outcome, bench.one().refusals) == ("refused", {"level": 1})
 
 
-def test_a_reset_concerns_all_groups_and_takes_back_pauses():
+def test_a_reset_concerns_all_groups_and_ends_pauses():
     bench = Bench()
     bench.append(claim())
     parts = resets(to_bytes(bench.logs[0].state), digest(bench.logs[0].state))
@@ -476,7 +476,7 @@ def test_a_reset_concerns_all_groups_and_takes_back_pauses():
     assert "ended by a Reset by admin at" in outcome_of(paused)
 
 
-def test_a_reset_with_another_state_is_refused():
+def test_a_reset_with_a_wrong_digest_is_refused():
     bench = Bench()
     for part in resets(b"?", bytes(16).hex()):
         bench.append(part)
@@ -493,7 +493,7 @@ def test_a_reset_restores_a_pause():
     assert bench.all()[0].lasting == (0,)
 
 
-def test_formats_upgrades_and_configs():
+def test_a_config_is_a_format_an_upgrade_or_a_change():
     bench = Bench(2)
     for t in range(2):
         bench.append(config(2, era=2, k=2, level=SUPPORTED_LEVEL), t=t, after=1)
@@ -517,8 +517,8 @@ def test_formats_upgrades_and_configs():
 # --- which records
 
 
-def test_a_plan_that_a_person_asked_for_is_an_action():
-    """Its slices are one; one that was overtaken is another."""
+def test_a_plan_requested_by_a_person_is_an_action():
+    """The slices of a plan are one action; a plan that was overtaken is another."""
     bench = Bench(level=SECOND_LEVEL)
     bench.append(planned(0, ("c1", 0, (1,))))
     tags = person_to_tags("ada")
@@ -593,7 +593,7 @@ def test_a_pause_whose_records_are_gone_ends_without_an_action():
     assert found.actions() == []
 
 
-def test_a_lone_checkpoint_without_a_config():
+def test_a_checkpoint_of_an_empty_state_has_no_actions():
     found = ActionLog()
     found.begin(WorldState(0))
     assert found.actions() == []
@@ -619,7 +619,7 @@ def test_actions_and_their_records_are_bounded(monkeypatch):
     assert found[1].until_ms == UNTIL + 5
 
 
-# --- it equals the log
+# --- comparisons with whole logs
 
 
 def admin_offsets(entries):
@@ -744,7 +744,7 @@ def test_settings_that_move_are_a_step_of_the_change():
     assert "1 settings and directives imported within 0.5 s" in outcome_of(action)
 
 
-def test_a_change_of_the_partition_count_that_was_refused():
+def test_a_refused_change_of_the_partition_count_has_no_steps():
     change = Change(2, 4)
     change.logs[0].append(pause(UNTIL))
     change.logs[0].append(layout_fence(4, 2))
@@ -816,7 +816,7 @@ def test_a_growth_shows_its_reason():
 
 @pytest.mark.parametrize("count", [4, 6])
 @pytest.mark.parametrize("ends", [None, (1, 2, 3, 4)])
-def test_a_growth_of_an_earlier_topic_ends_with_one_of_a_later_topic(count, ends):
+def test_a_growth_ends_if_the_topic_is_created_again_and_grown(count, ends):
     bench = Bench(level=2)
     other = growth(8, 4, topic="u", topic_id=ident("1"))
     bench.append(growth(8, 4, topic_id=ident("1")))
@@ -865,7 +865,7 @@ def test_a_growth_that_was_refused_is_an_action_of_its_own():
     )
 
 
-def test_a_growth_that_was_announced_before_a_checkpoint():
+def test_a_growth_announced_before_a_checkpoint_shows_its_withdrawal():
     bench = Bench(level=2)
     bench.append(growth(8, 4))
     bench.append(growth(8, 4, ends=(1, 2, 3, 4)))

@@ -1,4 +1,4 @@
-"""The chain of one key, record by record."""
+"""The chain of one key: its events and claims, record by record."""
 
 import msgspec
 import pytest
@@ -73,7 +73,7 @@ def with_reason(record, reason):
     return msgspec.structs.replace(record, reason=reason)
 
 
-def test_a_claim_a_takeover_and_a_release_are_the_chain():
+def test_a_claim_a_takeover_and_a_release_are_events():
     bench = Bench()
     why = why_to_tags("free")
     first = bench.append(msgspec.structs.replace(claim(), tags=why))
@@ -92,7 +92,7 @@ def test_a_claim_a_takeover_and_a_release_are_the_chain():
     assert bench.last("stale").at_ms == START_MS + 1 + 2 * H + 1
 
 
-def test_claims_are_those_of_the_historian():
+def test_the_chain_has_each_claim_with_its_ending():
     bench = Bench()
     first = bench.append(claim())
     bench.append(release(first, 3))
@@ -142,7 +142,7 @@ def test_a_restart_resumes_the_claim():
     assert [c.ending for c in bench.chain.claims] == ["resumed", "open"]
 
 
-def test_a_handoff():
+def test_offers_and_readiness_of_a_handoff_are_events():
     bench = Bench(level=2)
     epoch = bench.append(claim())
     bench.append(offer(epoch, "c2"), after=1)
@@ -173,7 +173,7 @@ def test_heartbeats_of_a_former_owner_are_ignored():
     assert (batched.record, batched.count) == ("BatchHeartbeat", 2)
 
 
-def test_epochs_by_which_batches_name_the_key_are_bounded(monkeypatch):
+def test_the_number_of_remembered_epochs_is_bounded(monkeypatch):
     monkeypatch.setattr(chain_of, "EPOCHS_MAX", 2)
     bench = Bench()
     epochs = []
@@ -186,7 +186,7 @@ def test_epochs_by_which_batches_name_the_key_are_bounded(monkeypatch):
     assert bench.whats()[-1] == "ignored"
 
 
-def test_a_pause_its_renewals_and_its_end():
+def test_a_pause_with_its_renewals_and_its_end_are_events():
     bench = Bench()
     until = START_MS + 5_000
     bench.append(with_reason(pause(until), "deploy"))
@@ -204,14 +204,14 @@ def test_a_pause_its_renewals_and_its_end():
     assert bench.chain.pause is None
 
 
-def test_a_pause_that_reaches_its_end():
+def test_the_expiry_of_a_pause_is_an_event():
     bench = Bench()
     bench.append(pause(START_MS + 10))
     bench.append(b"?", after=10)
     assert bench.whats() == ["paused", "pause_expired"]
 
 
-def test_a_scheduled_pause_its_begin_and_its_end():
+def test_a_scheduled_pause_its_begin_and_its_end_are_events():
     bench = Bench(level=2)
     plan = with_reason(schedule(START_MS + 10, START_MS + 30), "rest")
     plan = replace(plan, tags=person_to_tags("ada"))
@@ -228,7 +228,7 @@ def test_a_scheduled_pause_its_begin_and_its_end():
     assert (begun.record, begun.until_ms) == (None, START_MS + 30)
 
 
-def test_a_scheduled_pause_that_is_cancelled():
+def test_a_cancelled_scheduled_pause_never_begins():
     bench = Bench(level=2)
     bench.append(schedule(START_MS + 10, START_MS + 30))
     bench.append(with_reason(pause(0), "not today"))
@@ -237,14 +237,14 @@ def test_a_scheduled_pause_that_is_cancelled():
     assert bench.last("unscheduled").reason == "not today"
 
 
-def test_what_is_cancelled_names_the_topics_it_would_have_paused():
+def test_the_cancellation_of_a_scheduled_pause_names_its_topics():
     bench = Bench(level=2)
     bench.append(schedule(START_MS + 10, START_MS + 30, scope={"t": ()}))
     bench.append(pause(0))
     assert bench.last("unscheduled").topics == ("t",)
 
 
-def test_a_scheduled_pause_that_is_cancelled_during_another():
+def test_cancelling_a_scheduled_pause_does_not_end_the_present_one():
     bench = Bench(level=2)
     bench.append(pause(START_MS + 90, op=ident("lasts")))
     bench.append(schedule(START_MS + 10, START_MS + 30))
@@ -255,7 +255,7 @@ def test_a_scheduled_pause_that_is_cancelled_during_another():
     assert bench.chain.pause.op_id == ident("lasts")
 
 
-def test_a_scheduled_pause_may_begin_by_its_admin():
+def test_an_admin_may_begin_a_scheduled_pause_early():
     bench = Bench(level=2)
     bench.append(schedule(START_MS + 10, START_MS + 30))
     bench.append(pause(START_MS + 30))
@@ -275,14 +275,14 @@ def test_scheduled_pauses_of_a_checkpoint_begin_without_a_person():
     assert (begun.what, begun.client_id, begun.person) == ("paused", "admin", None)
 
 
-def test_a_pause_of_another_group_is_left_out():
+def test_a_pause_of_another_group_is_no_event():
     bench = Bench()
     bench.append(pause(START_MS + 10, group="h"))
     bench.append(b"?", after=10)
     assert bench.whats() == []
 
 
-def test_a_pause_of_some_partitions_is_of_their_chains_alone():
+def test_a_pause_of_some_partitions_appears_only_in_their_chains():
     bench = Bench(level=2)
     one, two = ident("one"), ident("two")
     bench.append(schedule(0, START_MS + 30, op=one, scope={"t": (1,), "u": ()}))
@@ -303,13 +303,13 @@ def test_a_pause_of_some_partitions_is_of_their_chains_alone():
     assert bench.chain.pause is None
 
 
-def test_a_refused_pause_is_not_of_the_chain():
+def test_a_refused_pause_is_no_event():
     bench = Bench()
     bench.append(pause(START_MS - 1))
     assert bench.whats() == []
 
 
-def test_a_committed_set_position():
+def test_the_steps_of_a_committed_set_position_are_events():
     bench = Bench(level=SECOND_LEVEL)
     epoch = bench.append(claim())
     bench.append(release(epoch, 9))
@@ -327,7 +327,7 @@ def test_a_committed_set_position():
     assert (moved.position, moved.before, moved.reason) == (4, 9, "replay")
 
 
-def test_an_aborted_set_position_and_the_owner_that_a_stage_ended():
+def test_a_stage_ends_the_claim_of_a_stale_owner_even_if_aborted():
     bench = Bench(level=SECOND_LEVEL)
     bench.append(claim())
     bench.append(pause(START_MS + 50_000))
@@ -383,7 +383,7 @@ def test_a_refused_forget_is_an_event():
     assert (refused.record, refused.reason) == ("ForgettingPartition", "held")
 
 
-def test_a_fence_of_the_owner_is_an_event_and_so_is_what_it_tries_then():
+def test_a_fence_of_the_owner_and_its_refused_claim_are_events():
     bench = Bench(level=SECOND_LEVEL)
     epoch = bench.append(claim())
     bench.append(fence("c2"))
@@ -427,7 +427,7 @@ def test_a_reset_ends_a_pause_that_its_state_does_not_have():
     assert bench.last("reset").until_ms == bench.log.state.quiet_until_ms
 
 
-def test_grants_and_records_of_others_leave_the_chain():
+def test_grants_renewals_and_records_of_other_keys_are_no_events():
     bench = Bench()
     epoch = bench.append(claim())
     bench.append(claim("c2", key=OTHER))
@@ -461,7 +461,7 @@ def test_events_and_claims_are_bounded_and_counted(monkeypatch):
 # --- from a checkpoint
 
 
-def test_it_begins_at_a_checkpoint_with_what_that_has():
+def test_a_chain_that_begins_at_a_checkpoint_has_the_claim_in_it():
     log = Log(level=SECOND_LEVEL)
     epoch = log.claimed()
     log.append(beat(epoch, 7))
@@ -508,7 +508,7 @@ def test_the_fast_fold_gives_the_same_chain_and_state(seed):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_checkpoint_shortens_the_chain_and_changes_nothing_behind_it(seed):
+def test_a_chain_from_a_checkpoint_has_the_same_later_events(seed):
     entries = write_log(seed)
     half = len(entries) // 2
     whole, world = KeyChain(KEY), WorldState(0)

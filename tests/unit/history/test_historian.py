@@ -149,7 +149,7 @@ def test_a_claim_refused_before_the_last_renewal_is_not_late(bench):
     assert bench.one(Handoff).late_ms is None
 
 
-def test_a_resume_ends_the_life_before(bench):
+def test_a_resume_ends_the_claim_of_the_earlier_process(bench):
     epoch = bench.append(claim(resume_hash=hashed(SECRET)))
     bench.append(resume_record(epoch), after=10)
     row, handoff = bench.one(Interval), bench.one(Handoff)
@@ -166,13 +166,13 @@ def test_a_release_is_handed_off_to_the_next_owner(bench):
     assert (handoff.reason, handoff.position) == (None, 5)
 
 
-def test_the_owner_of_a_claim_may_be_refused_as_a_second_time(bench):
+def test_a_second_claim_by_the_owner_is_refused_as_duplicate(bench):
     bench.append(claim())
     bench.append(claim(seq=1))
     assert bench.of(Attempt)[-1].reason == "duplicate"
 
 
-def test_ignored_records_end_nothing(bench):
+def test_ignored_records_do_not_end_a_claim(bench):
     epoch = bench.append(claim())
     bench.append(release(epoch + 5, 1))
     bench.append(beat(epoch, client="c2"))
@@ -217,8 +217,8 @@ def test_ages_at_renewal_are_counted(bench):
     assert (ages[AGES_MAX], sum(ages)) == (1, 3)
 
 
-def test_beats_that_the_owner_cannot_have_sent_are_counted(bench):
-    """As a fold would show that took the beats of an older claim."""
+def test_accepted_heartbeats_of_another_claim_count_as_stray(bench):
+    """As if the fold accepted heartbeats of an older claim."""
     epoch = bench.append(claim())
     bench.append(beat(epoch))
     assert bench.interval.stray_count == 0
@@ -274,7 +274,7 @@ def test_grants_are_recorded_with_their_range(bench):
 # --- pauses
 
 
-def test_a_pause_that_an_admin_ends(bench):
+def test_the_row_of_a_pause_ends_when_an_admin_ends_the_pause(bench):
     now_ms = bench.log.now_ms
     start = bench.append(
         msgspec.structs.replace(
@@ -292,7 +292,7 @@ def test_a_pause_that_an_admin_ends(bench):
     assert list(bench.historian.open_rows()) == []
 
 
-def test_a_pause_that_runs_out_ends_with_the_next_entry(bench):
+def test_an_expired_pause_ends_with_the_next_entry(bench):
     bench.append(pause(bench.log.now_ms + 500))
     bench.append(member(), after=499)
     assert bench.of(PauseRow) == []
@@ -306,7 +306,7 @@ def resumed(historian):
     return msgspec.msgpack.decode(saved, type=Historian)
 
 
-def test_a_scheduled_pause_starts_where_it_begins():
+def test_the_row_of_a_scheduled_pause_starts_when_the_pause_begins():
     bench = Bench(level=2)
     now_ms = bench.log.now_ms
     plan = schedule(now_ms + 100, now_ms + 300)
@@ -325,7 +325,7 @@ def test_a_scheduled_pause_starts_where_it_begins():
     assert bench.historian.pauses.scheduled == {}
 
 
-def test_a_scheduled_pause_that_is_cancelled_has_no_row():
+def test_a_cancelled_scheduled_pause_has_no_row():
     bench = Bench(level=2)
     now_ms = bench.log.now_ms
     bench.append(schedule(now_ms + 100, now_ms + 300))
@@ -334,7 +334,7 @@ def test_a_scheduled_pause_that_is_cancelled_has_no_row():
     assert (bench.of(PauseRow), bench.historian.pauses.scheduled) == ([], {})
 
 
-def test_a_scheduled_pause_that_is_cancelled_during_another_is_no_renewal_of_it():
+def test_cancelling_a_scheduled_pause_does_not_renew_the_present_one():
     bench = Bench(level=2)
     now_ms = bench.log.now_ms
     bench.append(pause(now_ms + 500, op=ident("lasts")))
@@ -346,7 +346,7 @@ def test_a_scheduled_pause_that_is_cancelled_during_another_is_no_renewal_of_it(
     assert (bench.of(PauseRow), bench.historian.pauses.scheduled) == ([], {})
 
 
-def test_a_scheduled_pause_follows_the_one_that_it_waited_for():
+def test_a_scheduled_pause_begins_after_the_present_one_ends():
     bench = Bench(level=2)
     now_ms = bench.log.now_ms
     bench.append(schedule(now_ms + 100, now_ms + 300, op=ident("planned")))
@@ -383,10 +383,10 @@ def test_a_claim_that_waits_for_a_pause_is_not_late(bench):
     assert other > epoch
 
 
-# --- what took no effect
+# --- checkpoints, resets and refused records
 
 
-def test_a_checkpoint_is_no_event_and_a_reset_ends_claims():
+def test_a_checkpoint_adds_no_row_and_a_reset_ends_claims():
     bench = Bench(level=2)
     bench.append(claim())
     value, expected_digest = to_bytes(bench.log.state), digest(bench.log.state)
@@ -413,8 +413,8 @@ def state_of(bench):
     return to_bytes(bench.log.state), digest(bench.log.state)
 
 
-def test_rows_after_a_reset_have_its_number():
-    """It takes back grants and positions, which may then come again."""
+def test_rows_have_the_number_of_resets_before_them():
+    """A reset undoes grants and positions, so equal ones may follow."""
     bench = Bench(level=2)
     before = state_of(bench)
     for number in range(2):
@@ -446,23 +446,23 @@ def test_a_reset_ends_pauses_that_its_state_does_not_have():
     assert list(bench.historian.open_rows()) == []
 
 
-def test_a_reset_brings_pauses_back_that_its_state_has():
+def test_a_reset_restores_the_pauses_of_its_state():
     bench = Bench(level=2)
     until_ms = bench.log.state.append_time_ms + 90 * H
     bench.append(pause(until_ms))
     paused = state_of(bench)
     bench.append(pause(until_ms + H, seq=1))
-    # The same operation goes on, as it was.
+    # The same operation continues, with its earlier end.
     reset_to(bench, paused)
     (row,) = bench.historian.open_rows()
     assert (row.until_ms, row.start.offset, row.renewals_count) == (until_ms, 1, 1)
-    # One that was over is in force again.
+    # A pause that had ended is in force again.
     bench.append(pause(0, seq=2))
     reset_to(bench, paused)
     (row,) = bench.historian.open_rows()
     assert (row.op_id, row.client_id, row.until_ms) == (OP, "admin", until_ms)
     assert row.start.offset == bench.log.entries[-1].offset
-    # Another one than before.
+    # The pause of another operation ends.
     bench.append(pause(0, seq=3))
     bench.append(pause(until_ms, op=ident("other")))
     reset_to(bench, paused)
@@ -494,10 +494,10 @@ def test_a_refused_record_is_recorded_with_its_sender(bench):
     assert bench.one(Attempt).holder is None
 
 
-# --- memory and going on
+# --- bounded memory, and resuming from bytes
 
 
-def test_keys_that_the_world_forgot_are_forgotten():
+def test_tracks_of_forgotten_keys_are_dropped():
     bench = Bench(forget_ms=10)
     for number in range(GONE_KEYS_MIN + 2):
         key = Key("g", "t", number)
@@ -510,7 +510,7 @@ def test_keys_that_the_world_forgot_are_forgotten():
 
 
 def scene(bench, start, stop):
-    """Play parts of a story; its second half needs what the first one left open."""
+    """Append some of eight records; the later ones depend on the earlier ones."""
     parts = [
         lambda: bench.append(claim(topic_id=ident("topic"))),
         lambda: bench.append(beat(1, 5), after=100),
@@ -543,7 +543,7 @@ def test_a_historian_resumes_from_its_bytes(split):
 # --- from a checkpoint on
 
 
-def test_claims_of_a_state_begin_with_it():
+def test_a_history_begins_with_the_claims_and_pauses_of_its_state():
     first = Bench()
     epoch = first.append(claim())
     first.append(beat(epoch, 7), after=10)
@@ -613,7 +613,7 @@ def test_a_set_position_ends_the_claim_of_a_stale_owner(commit):
     assert resumed(bench.historian) == bench.historian
 
 
-# --- tenures
+# --- sample intervals
 
 
 EPOCH = 5
@@ -654,13 +654,15 @@ def renewal(record, *, epoch=EPOCH):
         pytest.param(claim(), EPOCH - 1, 1, id="the-world-has-another-epoch"),
     ],
 )
-def test_accepted_records_of_others_are_counted(record, epoch, count):
+def test_accepted_records_of_another_claim_or_process_count_as_stray(
+    record, epoch, count
+):
     found = interval()
     note_stray(found, renewal(record, epoch=epoch))
     assert found.stray_count == count
 
 
-def test_nothing_is_accepted_after_the_end():
+def test_a_record_accepted_after_the_end_of_a_claim_is_stray():
     found = interval()
     found.ending = "released"
     note_stray(found, renewal(beat(EPOCH)))
@@ -683,7 +685,7 @@ def test_positions_move_forward_rewind_or_step_back():
     assert (found.steps_back_count, found.position) == (2, None)
 
 
-# --- who waits
+# --- waiting processes
 
 
 def test_the_last_refusal_of_a_process_counts():
@@ -695,7 +697,7 @@ def test_the_last_refusal_of_a_process_counts():
     assert track.waiting == []
 
 
-def test_a_few_contenders_are_remembered():
+def test_the_number_of_remembered_contenders_is_bounded():
     track = Track(interval=interval(), epoch=EPOCH, sample_due_ms=0)
     for number in range(CONTENDERS_MAX + 3):
         name = ident(f"c{number}")
@@ -714,7 +716,7 @@ def ended(ending, *, log_ms):
     return found
 
 
-def test_a_claim_waits_two_intervals_for_a_silent_owner():
+def test_a_takeover_is_late_from_the_time_the_owner_is_stale():
     before = ended("taken_over", log_ms=1_000 + 2 * H + 30)
     track = Track(
         interval=before, epoch=EPOCH, sample_due_ms=0, waiting=[(ident("c2"), 1_500)]
@@ -733,7 +735,7 @@ def test_a_later_claim_is_late_from_its_first_attempt():
     assert row.late_ms == 1_000
 
 
-def test_a_key_kept_for_a_successor_is_not_free():
+def test_a_claim_is_late_only_after_the_reservation_for_a_successor():
     before = ended("released", log_ms=2_000)
     track = Track(
         interval=before,
@@ -775,11 +777,11 @@ def test_a_reset_ends_every_claim(quiet_ms, kept_ms):
         reported = (row.ending, row.ended_by, row.reason, row.end)
         assert reported == ("released", "admin", "reset", at)
         assert tracks[row.client_id].kept_ms == kept_ms
-    # Log time may have gone back: samples are not waited for until it is there again.
+    # A Reset may set log time back, so the next samples are due at once.
     assert {each.sample_due_ms for each in tracks.values()} == {1_500}
 
 
-def test_a_claim_ends_where_its_key_moves_away():
+def test_a_claim_ends_when_its_key_moves_away():
     bench = Bench(level=2)
     bench.append(claim())
     bench.append(beat(1, 5))

@@ -1,4 +1,4 @@
-"""The pauses of one coordinating partition, as its states have them."""
+"""The pauses of one coordinating partition, as they follow from its states."""
 
 import msgspec
 import pytest
@@ -36,7 +36,7 @@ def in_ms(log, delay_ms):
     return log.state.append_time_ms + delay_ms
 
 
-def test_one_begins_is_put_off_and_ends(log, append):
+def test_a_pause_begins_is_renewed_and_ends(log, append):
     assert append(pause(in_ms(log, H))) == []
     (row,) = append.pauses.lasting.values()
     assert (row.group_id, row.client_id, row.start.offset) == ("g", "admin", 1)
@@ -48,7 +48,7 @@ def test_one_begins_is_put_off_and_ends(log, append):
     assert not append.pauses
 
 
-def test_expired_pauses_end_by_group(log, append):
+def test_expired_pauses_end_in_order_of_their_groups(log, append):
     for group, delay_ms in (("h", H), ("g", H), ("i", 5 * H)):
         assert append(pause(in_ms(log, delay_ms), group=group)) == []
     ended = append(b"anything", after=2 * H)
@@ -60,7 +60,7 @@ def test_expired_pauses_end_by_group(log, append):
     assert [group for group, _ in append.pauses.lasting] == ["i"]
 
 
-def test_a_scheduled_one_begins_with_the_entry_after_its_time(log, append):
+def test_a_scheduled_pause_begins_with_the_first_entry_after_its_time(log, append):
     begin_ms, until_ms = in_ms(log, H), in_ms(log, 9 * H)
     plan = schedule(begin_ms, until_ms)
     append(msgspec.structs.replace(plan, reason="rest", tags=person_to_tags("ada")))
@@ -74,14 +74,14 @@ def test_a_scheduled_one_begins_with_the_entry_after_its_time(log, append):
     assert append.pauses.scheduled == {}
 
 
-def test_a_scheduled_one_that_is_cancelled_has_no_row(log, append):
+def test_a_cancelled_scheduled_pause_has_no_row(log, append):
     append(schedule(in_ms(log, H), in_ms(log, 9 * H)))
     assert append.pauses
     assert append(pause(0)) == []
     assert not append.pauses
 
 
-def test_a_state_has_pauses_without_records(log):
+def test_pauses_are_restored_from_a_state(log):
     log.append(pause(in_ms(log, H)))
     log.append(schedule(in_ms(log, H), in_ms(log, 2 * H), group="h"))
     pauses = Pauses()
@@ -93,8 +93,8 @@ def test_a_state_has_pauses_without_records(log):
 
 
 @pytest.mark.parametrize("record", [layout_fence(2), *resets(b"state", "00" * 32)])
-def test_another_state_brings_its_own(record, log, append):
-    """Kept, ended, another one than before, and one that was over."""
+def test_pauses_follow_the_state_after_a_reset_or_layout_change(record, log, append):
+    """One pause is kept, one ends, one is replaced, and one is in force again."""
     until_ms = in_ms(log, 9 * H)
     for group in ("kept", "other", "over", "gone"):
         append(pause(until_ms, group=group))

@@ -1,4 +1,4 @@
-"""Reading the past of a key: which partitions, up to where, and from where on."""
+"""Reading the history of a key: from which partitions, and between which bounds."""
 
 import pytest
 from changekit import Change
@@ -36,7 +36,7 @@ LATER_MS = 4_102_444_800_000
 
 
 class Cluster:
-    """Logs by coordinating partition; ``read`` has which were opened, in order."""
+    """Logs by coordinating partition; ``read`` lists the opened ones in order."""
 
     def __init__(self, monkeypatch, *logs, count=None):
         self.logs, self.read = logs, []
@@ -65,7 +65,7 @@ def test_only_the_partition_of_the_key_is_read(monkeypatch):
     assert found.began_at is None
 
 
-def test_partitions_that_were_added_in_kafka_are_left_again(monkeypatch):
+def test_unformatted_partitions_added_in_kafka_are_skipped(monkeypatch):
     logs = [Log(0, k=1), *(Log(n, configured=False) for n in range(1, 8))]
     guessed = place(8)
     assert guessed
@@ -83,12 +83,12 @@ def test_an_unformatted_topic_is_an_error(monkeypatch):
         KeyHistory.open(key=KEY)
 
 
-def test_before_the_format_nothing_was_claimed(monkeypatch):
+def test_a_key_is_unclaimed_before_the_format(monkeypatch):
     Cluster(monkeypatch, Log())
     assert KeyHistory.open(key=KEY, time_ms=1).state == "unclaimed"
 
 
-def test_a_view_of_an_offset_and_of_a_time(monkeypatch):
+def test_a_history_may_end_at_an_offset_or_a_time(monkeypatch):
     log = Log()
     epoch = log.claimed()
     log.append(release(epoch), after=5)
@@ -102,7 +102,7 @@ def test_a_view_of_an_offset_and_of_a_time(monkeypatch):
     assert KeyHistory.open(key=KEY).claims[-1].client_id == "c2"
 
 
-def test_an_offset_that_is_not_there_yet_is_refused(monkeypatch):
+def test_an_offset_beyond_the_log_end_is_refused(monkeypatch):
     Cluster(monkeypatch, Log())
     with pytest.raises(ConfigurationError, match="ends at 1") as caught:
         KeyHistory.open(key=KEY, offset=1)
@@ -132,7 +132,7 @@ def staged_logs():
     return key, home, logs
 
 
-def test_the_commit_on_another_home_is_part_of_the_events(monkeypatch):
+def test_the_commit_in_the_home_partition_of_the_group_is_an_event(monkeypatch):
     key, home, logs = staged_logs()
     assert logs[home].outcome_of(decide()) == "decided"
     assert logs[1 - home].outcome_of(resolve(commit=True)) == "position_set"
@@ -147,7 +147,7 @@ def test_the_commit_on_another_home_is_part_of_the_events(monkeypatch):
     assert found.events_count == 8
 
 
-def test_a_commit_after_the_moment_of_the_view_is_left_out(monkeypatch):
+def test_a_commit_after_the_requested_time_is_left_out(monkeypatch):
     key, home, logs = staged_logs()
     assert logs[home].outcome_of(decide(), after=10) == "decided"
     Cluster(monkeypatch, *logs)
@@ -301,7 +301,7 @@ def test_a_key_that_may_exist_elsewhere_is_explained(monkeypatch):
     assert "the partition was not among them" in text_of(found.events[-1])
 
 
-def test_the_log_of_a_leader_whose_clock_is_behind_is_in_order(monkeypatch):
+def test_events_are_in_order_although_the_clock_of_a_leader_is_behind(monkeypatch):
     change = Change(4, 8)
     (key,) = change.moving()
     change.claimed(key)
@@ -320,7 +320,7 @@ def test_the_log_of_a_leader_whose_clock_is_behind_is_in_order(monkeypatch):
 
 
 @pytest.mark.parametrize(("before", "after"), DIRECTIONS)
-def test_a_key_that_came_back_has_one_past(monkeypatch, before, after):
+def test_a_key_that_moved_and_returned_has_one_history(monkeypatch, before, after):
     change, key = whole_change(before, after)
     change.before, change.after, change.op = after, before, ident("back")
     change.released(key, client="c2", position=9)
@@ -345,7 +345,7 @@ def test_a_key_that_came_back_has_one_past(monkeypatch, before, after):
     assert found.world.partition == change.target(key).state.partition
 
 
-def test_the_claim_of_an_owner_that_died_ends_where_its_key_is_dropped(monkeypatch):
+def test_the_claim_of_a_dead_owner_ends_when_its_key_moves(monkeypatch):
     change = Change(4, 8)
     (key,) = change.moving()
     change.claimed(key)
@@ -359,7 +359,7 @@ def test_the_claim_of_an_owner_that_died_ends_where_its_key_is_dropped(monkeypat
     assert (second.client_id, second.ending) == ("c2", "open")
 
 
-def test_a_view_of_an_offset_of_either_partition(monkeypatch):
+def test_an_offset_may_be_of_the_source_or_target_partition(monkeypatch):
     change, key = whole_change(4, 8)
     Cluster(monkeypatch, *change.logs)
     source, target = change.place(key), change.target(key)
@@ -381,7 +381,7 @@ def test_a_view_of_an_offset_of_either_partition(monkeypatch):
         KeyHistory.open(key=key, offset=0)
 
 
-def test_the_past_of_a_topic_with_spare_partitions(monkeypatch):
+def test_a_key_is_found_in_a_topic_with_unformatted_partitions(monkeypatch):
     """The key is in partition 0; eight partitions would place it elsewhere."""
     logs = [Log(0, k=1), *(Log(n, configured=False) for n in range(1, 8))]
     epoch = logs[0].claimed()
@@ -391,7 +391,7 @@ def test_the_past_of_a_topic_with_spare_partitions(monkeypatch):
     assert KeyHistory.open(key=KEY, offset=epoch).state == "owned"
 
 
-def test_a_past_since_an_offset_is_that_of_all_partitions(monkeypatch):
+def test_a_history_since_an_offset_covers_all_partitions_of_the_key(monkeypatch):
     change, key = whole_change(4, 8)
     Cluster(monkeypatch, *change.logs)
     epoch = change.target(key).key(key).epoch
@@ -413,7 +413,7 @@ def chain_of(log, key, *, skip=0):
     return chain, world
 
 
-def test_where_a_key_was():
+def test_places_of_a_moving_key_are_its_source_and_target():
     change = Change(2, 4)
     (key,) = change.moving()
     source, target = (change.place(key, n).state.partition for n in (2, 4))
@@ -429,7 +429,7 @@ def test_where_a_key_was():
     assert places_of(stays, chains) == {log.state.partition}
 
 
-def test_a_past_that_begins_at_a_checkpoint_within_a_change():
+def test_a_history_may_begin_at_a_checkpoint_within_a_change():
     change = Change(2, 4)
     (key,) = change.moving()
     change.claimed(key)
@@ -461,7 +461,7 @@ def test_a_past_that_begins_at_a_checkpoint_within_a_change():
     assert path.world is chains[target.state.partition][1]
 
 
-def test_a_partition_that_knows_nothing_of_the_key_is_left_out():
+def test_a_partition_without_records_of_the_key_is_left_out():
     change = Change(2, 4)
     (key,) = change.moving()
     change.claimed(key)

@@ -1,4 +1,4 @@
-"""Sentences: why a key's state is what it is, and what each event was."""
+"""Texts that explain the state of a key, and its events."""
 
 import msgspec
 import pytest
@@ -61,7 +61,7 @@ def replaced(record, **fields):
     return msgspec.structs.replace(record, **fields)
 
 
-def test_a_key_that_nobody_ever_claimed():
+def test_an_unclaimed_key_shows_the_last_refused_attempt():
     bench = Bench()
     assert bench.state() == "unclaimed"
     assert bench.why() == "unclaimed: no claim has been accepted since the log began"
@@ -73,7 +73,7 @@ def test_a_key_that_nobody_ever_claimed():
     )
 
 
-def test_an_owned_key():
+def test_an_owned_key_shows_owner_token_and_renewal():
     bench = Bench()
     bench.append(replaced(claim(), tags=why_to_tags("free")))
     assert bench.state() == "owned"
@@ -83,7 +83,7 @@ def test_an_owned_key():
     )
 
 
-def test_an_owner_that_is_stale_by_now():
+def test_a_stale_owner_is_explained():
     bench = Bench()
     bench.append(claim())
     assert bench.state(elapsed_ms=2 * H + 1) == "stale"
@@ -93,7 +93,7 @@ def test_an_owner_that_is_stale_by_now():
     )
 
 
-def test_a_key_that_was_taken_over():
+def test_a_takeover_names_both_owners():
     bench = Bench()
     bench.append(beat(bench.append(claim()), 5))
     bench.append(claim("c2"), after=2 * H + 1)
@@ -103,7 +103,7 @@ def test_a_key_that_was_taken_over():
     )
 
 
-def test_an_owner_whose_process_is_fenced():
+def test_a_fenced_owner_is_explained():
     bench = Bench(level=SECOND_LEVEL)
     bench.append(claim())
     bench.append(fence())
@@ -112,7 +112,7 @@ def test_an_owner_whose_process_is_fenced():
     )
 
 
-def test_a_released_key_and_its_successor():
+def test_a_released_key_names_its_successor():
     bench = Bench()
     epoch = bench.append(claim())
     bench.append(replaced(release(epoch, 7, successor="c2"), reason="surplus"))
@@ -149,7 +149,7 @@ def test_a_locked_key_names_its_operation():
     )
 
 
-def test_a_free_key_whose_position_was_set_names_both():
+def test_an_aborted_set_position_is_not_mentioned():
     bench = Bench(level=SECOND_LEVEL)
     bench.append(release(bench.append(claim()), 9))
     bench.append(pause(UNTIL))
@@ -161,7 +161,7 @@ def test_a_free_key_whose_position_was_set_names_both():
     )
 
 
-def test_a_commit_is_named_after_the_release(monkeypatch):
+def test_a_committed_set_position_is_mentioned_after_the_release(monkeypatch):
     log = Bench(level=SECOND_LEVEL, k=2)
     log.log.state.partition = 1  # not the home, which would require a Decide
     monkeypatch.setattr(
@@ -177,7 +177,7 @@ def test_a_commit_is_named_after_the_release(monkeypatch):
     )
 
 
-def test_a_forgotten_and_a_dropped_key():
+def test_a_forgotten_and_a_dropped_key_are_explained():
     bench = Bench(forget_ms=10)
     epoch = bench.append(claim())
     bench.append(release(epoch, 9))
@@ -192,7 +192,7 @@ def test_a_forgotten_and_a_dropped_key():
     assert "(offset 6): the state of the partition was dropped, because" in bench.why()
 
 
-def test_a_reset_and_the_quiet_time_behind_it():
+def test_a_reset_and_its_quiet_time_are_explained():
     bench = Bench()
     bench.append(claim())
     for record in resets(to_bytes(bench.log.state), digest(bench.log.state)):
@@ -206,7 +206,7 @@ def test_a_reset_and_the_quiet_time_behind_it():
     )
 
 
-def test_a_reset_that_restores_a_free_key():
+def test_a_free_key_restored_by_a_reset_shows_its_release():
     bench = Bench()
     epoch = bench.append(claim())
     bench.append(release(epoch))
@@ -238,7 +238,7 @@ def begun(log):
     return chain
 
 
-def test_claims_and_keys_from_before_the_checkpoint():
+def test_the_checkpoint_where_reading_begins_is_named():
     log = Log()
     assert why(begun(log), log.state) == (
         "unclaimed: no claim has been accepted since the checkpoint at offset 0"
@@ -373,14 +373,13 @@ def test_every_event_has_a_text(what):
         ),
     ],
 )
-def test_texts(event, expected):
+def test_the_text_of_an_event_has_its_fields(event, expected):
     fields = {"client_id": "c2", "reason": "held", "count": 3} | event
     if event["what"] == "restored":
         fields["reason"] = None
     assert text_of(KeyEvent(partition=0, offset=1, at_ms=5, **fields)) == expected
 
 
-def test_reasons_of_the_protocol_have_texts():
-    """Of all records that can name a key."""
+def test_common_reasons_of_refusals_have_texts():
     names = {"held", "cas", "paused", "quiet", "locked", "handoff", "not_owner", "span"}
     assert names <= REFUSALS.keys()
