@@ -78,15 +78,6 @@ def test_commit_without_arguments_commits_all_returned_records(cluster):
     assert node.consumer.committed(T0) == 4
 
 
-@pytest.mark.parametrize("given", [5, "t", {T0: 5}, b"t"])
-def test_only_records_can_be_committed(cluster, given):
-    node = owning(cluster, most=4)
-    polled(node)
-    with pytest.raises(TypeError, match="records that were handed out"):
-        node.consumer.commit(given)
-    assert node.consumer.committed(T0) == 0
-
-
 @pytest.mark.parametrize("most", [0, -1, 1.5, "1", True])
 def test_max_records_must_be_a_positive_whole_number(cluster, most):
     """With a negative limit, records would count as handed out that never were."""
@@ -827,13 +818,6 @@ def test_granted_records_are_handed_out_after_a_stop(cluster):
     cluster.run(200)
     assert not node.observer.named("grant_lost")
     assert fold(cluster).keys[KEY].granted == 4
-
-
-def test_next_moves_the_position_by_one_record(cluster):
-    node = owning(cluster)
-    record = next(node.consumer)
-    assert record.offset == 0
-    assert node.consumer.position(T0) == 1
 
 
 def test_a_batch_has_one_partition_and_commits_itself(cluster):

@@ -429,11 +429,11 @@ def test_a_read_that_times_out_is_continued_by_the_next(long, folder):
 
 
 def test_a_timeout_without_a_stored_state_does_not_mention_one(long, folder):
-    assert "is kept" not in reading(long, None, 100)[1]
-    assert "is kept" not in reading(long, folder, 0)[1]
+    assert "stored" not in reading(long, None, 100)[1]
+    assert "stored" not in reading(long, folder, 0)[1]
     folder.path.parent.parent.mkdir()
     folder.path.parent.write_text("no directory")
-    assert "is kept" not in reading(long, folder, 100)[1]
+    assert "stored" not in reading(long, folder, 100)[1]
 
 
 def test_a_state_is_kept_after_a_complete_read_of_a_long_log(long, folder):
