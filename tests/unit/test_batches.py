@@ -222,7 +222,9 @@ def test_commit_accepts_the_result_of_poll():
     node.consumer.commit({})
 
 
-@pytest.mark.parametrize("given", [{T0: 3}, [T0], {T0: {"offset": 3}}, [b"t"], b"t", "t", 3])
+@pytest.mark.parametrize(
+    "given", [{T0: 3}, [T0], {T0: {"offset": 3}}, [b"t"], b"t", "t", 3]
+)
 def test_commit_refuses_other_types_and_names_the_accepted_ones(cluster, given):
     node = owning(cluster)
     polled(node)
